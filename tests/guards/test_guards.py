@@ -95,7 +95,7 @@ def offences(rooms: set[str], allowed: set[str] | None = None, forbidden: set[st
 GROUND = {
     "errors": set(), "files": {"errors"}, "checked": {"errors"}, "sealed": {"errors", "files"},
     "input_files": {"checked", "errors", "files", "stores"},
-    "memory": {"errors"}, "prefetch": set(), "markup": set(), "native": set(), "text": {"errors", "verdicts"},
+    "memory": {"errors"}, "prefetch": set(), "markup": set(), "native": set(), "text": {"errors"},
 }  # fmt: skip
 """What everybody may use, and what it may use itself."""
 STAGES = {"sources", "dedup", "decontamination", "tokenizers", "filters", "packing"}
@@ -181,13 +181,11 @@ EXECUTORS = {
     "tasks",
     "pools",
     "local",
-    "serial",
     "server",
     "server_handle",
     "worker",
     "ray_cluster",
     "ray_node",
-    "array_task",
     "lean_arrow",
 }
 
@@ -199,7 +197,7 @@ def test_executors_get_callables_and_know_nothing_else() -> None:
     assert used <= known
 
 
-WORKER = {"chat_encoding", "documents", "fingerprinting", "text_cache", "tokenizing", "splitting", "shelf", "rejects"}
+WORKER = {"chat_encoding", "documents", "fingerprinting", "text_cache", "tokenizing", "rejects"}
 WORKER |= {"giants", "near_examples", "judging", "unit_output"}
 
 

@@ -238,7 +238,7 @@ CRASHED = 9
 PATCHES = {
     "start": "milldam.run.folder:RunFolder.start",
     "record": "milldam.run.records:Records.add",
-    "append": "milldam.run.journal:Journal.append",
+    "append": "milldam.run.records:Journal.append",
     "stage": "milldam.run.session:Session.work",
     "fingerprints": "milldam.dedup.fingerprints:FingerprintWriter.commit",
     "signatures": "milldam.dedup.minhash:SignatureWriter.commit",
@@ -267,8 +267,7 @@ PATCHES = {
 
 def run_in(folder: Path, config: dict[str, Any], crash: tuple[str, str, int] | None) -> None:
     """The job in a folder, all in this process; dies `before` or `after` the n-th call of a function of `PATCHES`."""
-    from milldam.run.pools import LocalPool
-    from milldam.run.serial import SerialExecutor
+    from milldam.run.pools import LocalPool, SerialExecutor
 
     os.chdir(folder)
     setattr(LocalPool, "executor", lambda pool, stage, workers: SerialExecutor())  # noqa: B010

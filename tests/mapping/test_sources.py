@@ -270,7 +270,6 @@ def test_slices_of_a_split_take_exactly_these_rows(tmp_path: Path, kind: str) ->
         assert read(made) == wanted
         firsts = [unit.first_row for unit in made.units()]
         assert firsts[0] == 0
-        assert made.has_indices
     assert read(plan(path, tmp_path, split="train[7:]", shard_size=600)) == ROWS[7:]
     numbered = list(plan(path, tmp_path, numbered=True, shard_size=600).units())
     assert numbered[0].first_row == 0

@@ -40,7 +40,7 @@ def status(out: Path, as_json: bool) -> None:
 
 def _run_folder(out: Path) -> Path:
     """Where the run is that makes OUT: a work folder in or beside it, that of a push, or OUT itself."""
-    from milldam.run.work_folder import find_work_folder
+    from milldam.run.folder import find_work_folder
 
     beside = find_work_folder(out)
     if beside is not None or out.exists():

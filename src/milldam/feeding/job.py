@@ -13,8 +13,7 @@ from dataclasses import replace
 from milldam.config.settings import Config
 from milldam.dedup.rules import DedupRules
 from milldam.errors import ConfigError, InputError, Setting
-from milldam.feeding.demand import demanded, forget_all
-from milldam.feeding.planned import DECIDED, Planned, known_keys
+from milldam.feeding.demand import DECIDED, Planned, demanded, forget_all, known_keys
 from milldam.files import remove_matching
 from milldam.memory import format_size
 from milldam.pipeline.documents import Assignment

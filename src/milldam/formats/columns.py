@@ -19,9 +19,8 @@ from milldam.formats.documents import ReadRules, SourceFile
 from milldam.formats.masks import MaskedRows, TokenColumns, choose_columns, spans_of, trained_of
 from milldam.loader.reading import ranges
 from milldam.loader.types import Array, Bools
-from milldam.stores.tokens.format import Int64s
+from milldam.stores.tokens.format import Int64s, Spans
 from milldam.stores.tokens.reader import cut_blocks
-from milldam.stores.tokens.spans import Spans
 from milldam.stores.tokens.writer import Tokens
 
 if TYPE_CHECKING:

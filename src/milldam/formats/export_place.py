@@ -24,8 +24,7 @@ from milldam.files import explain_os_errors, sync_folder
 from milldam.formats import Format
 from milldam.formats.writing import has_splits
 from milldam.loader.stores import Store
-from milldam.run.identity import Identity
-from milldam.run.work_folder import WorkFolder
+from milldam.run.folder import Identity, WorkFolder
 from milldam.sealed import read_sealed, write_sealed
 from milldam.stores.kinds import Kind
 from milldam.stores.place import Folder

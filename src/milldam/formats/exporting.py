@@ -26,14 +26,12 @@ from milldam.loader.opening import open_data
 from milldam.loader.stores import Store
 from milldam.memory import parse_size
 from milldam.run import job as frame
-from milldam.run.folder import NEW, RunFolder
-from milldam.run.identity import Identity
+from milldam.run.folder import NEW, Identity, RunFolder
 from milldam.run.one_stage import Telling, plan_work, stage_of
 from milldam.run.planning import WorkPlan
-from milldam.run.progress import Observer
 from milldam.run.records import Record, Records
 from milldam.run.session import Session, Stage
-from milldam.run.summary import Summary
+from milldam.run.summary import Observer, Summary
 from milldam.run.tasks import PART, Report, Work
 from milldam.stores.place import Folder
 

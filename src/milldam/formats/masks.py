@@ -31,8 +31,7 @@ from milldam.errors import InputError, Setting
 from milldam.formats.documents import USUAL_COLUMNS, choose_column
 from milldam.loader.reading import ranges
 from milldam.loader.types import Array, Bools
-from milldam.stores.tokens.format import Int64s
-from milldam.stores.tokens.spans import Spans
+from milldam.stores.tokens.format import Int64s, Spans
 
 if TYPE_CHECKING:
     import pyarrow as pa

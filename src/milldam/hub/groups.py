@@ -8,8 +8,7 @@ from typing import Any
 
 from milldam.hub.contents import Contents, StoredFile
 from milldam.memory import usage
-from milldam.run.folder import NEW, RunFolder
-from milldam.run.identity import Identity
+from milldam.run.folder import NEW, Identity, RunFolder
 from milldam.run.one_stage import plan_work, stage_of
 from milldam.run.planning import WorkPlan
 from milldam.run.records import Record, Records

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from milldam.config.fields import Documents, Executor, InputFormat, InvalidUtf8
     from milldam.mapping.job import MapSummary
     from milldam.mapping.settings import Format, HuggingFaceNames, MapSettings, OnError
-    from milldam.run.progress import Observer
+    from milldam.run.summary import Observer
     from milldam.stores.table import Table
 
 __all__ = ["map", "run_map"]
@@ -113,7 +113,7 @@ def _table_of(given: dict[str, Any]) -> Table:
 
 def _warn(summary: MapSummary) -> None:
     """What nobody should overlook, to `logging`; of a table that was there already it was said before."""
-    from milldam.run.progress import log
+    from milldam.run.summary import log
 
     if not summary.up_to_date and summary.rejected:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in summary.rejected.items())

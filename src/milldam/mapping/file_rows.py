@@ -7,7 +7,6 @@ Standard input is copied to the spool first, since workers could not read it.
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import os
@@ -23,7 +22,7 @@ from milldam.errors import ConfigError, InputError
 from milldam.files import NewFile, hash_bytes
 from milldam.input_files import COMPRESSIONS, InputState, LeftOut, is_table, version_of, without_secrets
 from milldam.mapping.pieces import Hashes, Piece, gather_evenly, pieces_of
-from milldam.mapping.plan import Report, RowUnit, SourceOptions
+from milldam.mapping.plan import RowUnit, SourceOptions
 from milldam.sources.batch import OnReject, require_columns
 from milldam.sources.compression import STDIN, open_bytes
 from milldam.sources.data_sets import RowSlice, resolve_data_set
@@ -127,12 +126,15 @@ class FilePlan:
     """Units of files, cut from the names, sizes and versions of the files, and the bytes of large ones, alone."""
 
     def __init__(self, paths: Sequence[str], options: SourceOptions, spool: Path) -> None:
-        self._inputs, self._options, self._spool = find_inputs(paths, options), options, spool
+        self._inputs, self._options, self.spool_folder = find_inputs(paths, options), options, spool
         self.needs_spooling = self._inputs.has_stdin
         self.unidentified = "standard input can't be read again" if self.needs_spooling else None
-        self.has_indices = options.numbered
         self.left_out = ""
-        self.columns = self._columns()
+        file, wanted = next(self._inputs.files(), None), self._options.columns
+        there = columns_of(whole(file), self._made_spool_folder()) if file is not None else []
+        if file is not None and (there or file.format not in ("jsonl", "json")):
+            require_columns(wanted, there, without_secrets(file.path))
+        self.columns = list(wanted) if wanted is not None else there or None
         self._counted: list[int] = []
 
     # ---- what it reads ----
@@ -159,30 +161,18 @@ class FilePlan:
         if isinstance(first, Path):
             return TableManifest.read(first).schema.to_arrow()
         file = next(self.files(), None)
-        return open_schema(whole(file), str(self._spool)) if file and file.format in ("parquet", "arrow") else None
+        is_table = file is not None and file.format in ("parquet", "arrow")
+        return open_schema(whole(file), str(self.spool_folder)) if file is not None and is_table else None
 
-    def _columns(self) -> list[str] | None:
-        """The columns of the first file. Raises InputError when one that is wanted is not there."""
-        file, wanted = next(self._inputs.files(), None), self._options.columns
-        there = columns_of(whole(file), self._spool_folder()) if file is not None else []
-        if file is not None and (there or file.format not in ("jsonl", "json")):
-            require_columns(wanted, there, without_secrets(file.path))
-        return list(wanted) if wanted is not None else there or None
-
-    def moved_to(self, spool: Path) -> FilePlan:
-        moved = copy.copy(self)
-        moved._spool = spool
-        return moved
-
-    def _spool_folder(self) -> str:
+    def _made_spool_folder(self) -> str:
         """Tables are unpacked into it."""
-        self._spool.mkdir(parents=True, exist_ok=True)
-        return str(self._spool)
+        self.spool_folder.mkdir(parents=True, exist_ok=True)
+        return str(self.spool_folder)
 
     @property
     def _files(self) -> FileReader:
         names = ((str(self._stdin_path()), STDIN),) if self.needs_spooling else ()
-        return FileReader(self._options.rules, self._options.columns, self._spool_folder(), names)
+        return FileReader(self._options.rules, self._options.columns, self._made_spool_folder(), names)
 
     @property
     def reader(self) -> FileUnits:
@@ -194,7 +184,7 @@ class FilePlan:
         """Where standard input lies once it is copied."""
         file = next(file for file in self._inputs.files() if file.path == STDIN)
         ending = next((end for end, name in COMPRESSIONS.items() if name == file.compression), "")
-        return self._spool / f"{_STDIN}.{file.format}{ending}"
+        return self.spool_folder / f"{_STDIN}.{file.format}{ending}"
 
     def _spooled(self, file: InputFile) -> InputFile:
         path = self._stdin_path()
@@ -203,17 +193,15 @@ class FilePlan:
         status = path.stat()
         return replace(file, path=str(path), size=status.st_size, version=version_of(status))
 
-    def spool(self, report: Report | None = None) -> None:
+    def spool(self) -> None:
         """Copy standard input, if it is one of the inputs. Holds a block."""
         if not self.needs_spooling:
             return
-        self._spool.mkdir(parents=True, exist_ok=True)
+        self._made_spool_folder()
         with NewFile(self._stdin_path()) as new:
             source = open_bytes(STDIN)
             while block := source.read(_BLOCK):
                 new.write(block)
-                if report is not None:
-                    report(0, new.size)
             new.commit()
 
     # ---- units ----
@@ -227,7 +215,7 @@ class FilePlan:
     def _groups(self) -> Iterator[list[Piece]]:
         options = self._options
         if options.shards is None:
-            pieces = self._pieces(options.shard_size, Hashes(self._spool))
+            pieces = self._pieces(options.shard_size, Hashes(self.spool_folder))
             return gather(pieces, options.shard_size, lambda piece: piece.slice)
         stride = max(1, sum(file.size for file in self.files()) // (_FINE * options.shards))
         count = total = 0
@@ -263,7 +251,10 @@ class FilePlan:
             start, stop = max(0, first - position), min(count, last - position)
             if known or start < stop:
                 part = None if known or (start, stop) == (0, count) else (int(start), int(stop))
-                yield self._cut(unit, index, part, int(position + start - first))
+                place = unit.place if part is None else unit.place | {"rows": list(part)}
+                numbered = int(position + start - first) if self._options.numbered else None
+                key = unit.key if part is None and numbered is None else _hash([unit.key, part, numbered])
+                yield RowUnit(index, key, unit.size, place, numbered)
                 index += 1
             position += count
 
@@ -280,12 +271,6 @@ class FilePlan:
         if number == len(self._counted):
             self._counted.append(self._files.count(_slices_of(unit), self._options.room))
         return self._counted[number]
-
-    def _cut(self, unit: RowUnit, index: int, part: tuple[int, int] | None, first_row: int) -> RowUnit:
-        place = unit.place if part is None else unit.place | {"rows": list(part)}
-        numbered = first_row if self._options.numbered else None
-        key = unit.key if part is None and numbered is None else _hash([unit.key, part, numbered])
-        return RowUnit(index, key, unit.size, place, numbered)
 
 
 def _hash(value: Any) -> str:

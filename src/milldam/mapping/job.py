@@ -39,10 +39,9 @@ from milldam.run import job as frame
 from milldam.run.folder import FINISHED, NEW, PLAN, RunFolder
 from milldam.run.planning import SMALL_INPUT, WorkPlan, make_plan
 from milldam.run.pools import Workers
-from milldam.run.progress import Observer, log
 from milldam.run.records import Records
 from milldam.run.session import Session, Stage
-from milldam.run.summary import Summary
+from milldam.run.summary import Observer, Summary, log
 from milldam.sources.compression import STDIN
 from milldam.stores.kinds import TABLE
 from milldam.stores.table.manifest import TableManifest
@@ -165,7 +164,7 @@ class MapJob:
         folder, changed = session.folder, _changes(session.folder, prepared)
         if prepared.source.needs_spooling:
             session.enter("read")
-            prepared.source.spool(None)
+            prepared.source.spool()
         if folder.task is None:
             folder.stage(prepared.source.units())
         is_new = folder.is_new()

@@ -20,7 +20,7 @@ from milldam.errors import InputError
 from milldam.files import explain_os_errors, hash_bytes
 from milldam.input_files import is_address, version_of
 from milldam.mapping.plan import HASHES
-from milldam.run.journal import Journal
+from milldam.run.records import Journal
 from milldam.sources.batch import TextRules
 from milldam.sources.compression import open_bytes
 from milldam.sources.csv_records import csv_header, slice_csv

@@ -267,16 +267,12 @@ class _FirstBatches:
         elif len(next(iter(columns.values()), ())):
             self._schema = joined(self._schema, infer(columns))
         elif self._empty is None:
-            self._empty = infer(_typed(columns, rows))
+            # Columns without a row: an empty list has no type, but a column of the input under its name has.
+            known = set(column_names(rows))
+            untyped = [name for name, values in columns.items() if name in known and pa.types.is_null(values.type)]
+            self._empty = infer({**columns, **{name: column(rows, name) for name in untyped}})
 
 
 def _as_arrays(results: Results) -> Results:
     columns = [{name: to_array(name, values) for name, values in one.items()} for one in results.columns]
     return Results(columns, results.failed)
-
-
-def _typed(columns: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
-    """Columns without a row: an empty list has no type, but a column of the input under its name has."""
-    known = set(column_names(rows))
-    untyped = [name for name, values in columns.items() if name in known and pa.types.is_null(values.type)]
-    return {**columns, **{name: column(rows, name) for name in untyped}}

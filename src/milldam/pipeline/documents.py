@@ -22,9 +22,8 @@ from milldam.prefetch import prefetched
 from milldam.sources.batch import Batch, Reject, TextRules
 from milldam.sources.reading import read_unit
 from milldam.sources.units import Unit
-from milldam.text.arrays import text_offsets
+from milldam.text.arrays import Verdicts, text_offsets
 from milldam.text.rules import CleanRules
-from milldam.text.verdicts import Verdicts
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs

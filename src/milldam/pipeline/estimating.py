@@ -36,8 +36,7 @@ from milldam.run.tasks import PART, PROGRESS, Report
 from milldam.sources.compression import DamagedError, open_head, read_blocks
 from milldam.sources.units import TYPICAL_RATIO, Slice, Unit
 from milldam.stores.tokens.format import token_dtype
-from milldam.text.arrays import byte_count
-from milldam.text.verdicts import Verdicts
+from milldam.text.arrays import Verdicts, byte_count
 from milldam.tokenizers.document_encoder import groups
 from milldam.tokenizers.encoders import make_encoder
 

@@ -13,12 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from milldam.pipeline.documents import EMPTY, HEAD_BYTES, Documents
-from milldam.pipeline.judging import Judge
-from milldam.pipeline.shelf import Facts
+from milldam.pipeline.judging import Facts, Judge
 from milldam.pipeline.unit_output import UnitOutput
 from milldam.sources.arrays import whole_characters
-from milldam.text.arrays import byte_count, character_counts
-from milldam.text.verdicts import Verdicts
+from milldam.text.arrays import Verdicts, byte_count, character_counts
 from milldam.tokenizers.document_encoder import DocumentEncoder
 
 

@@ -49,9 +49,9 @@ from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
 from milldam.run.job import ArrayWork, Options
 from milldam.run.planning import WorkPlan, make_plan, require_room, require_room_for_grouping
 from milldam.run.pools import Workers
-from milldam.run.progress import Observer, Quiet
 from milldam.run.records import RECORDS, Records
 from milldam.run.session import Session, Stage, session
+from milldam.run.summary import Observer, Quiet
 from milldam.run.units import KeyArray
 from milldam.sources.compression import STDIN
 from milldam.sources.units import Unit

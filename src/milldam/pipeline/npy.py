@@ -26,7 +26,7 @@ from milldam.pipeline.job import TokenJob
 from milldam.pipeline.rejects import NAME as REJECTS
 from milldam.run import job as frame
 from milldam.run.folder import RUN_FOLDER
-from milldam.run.progress import Observer
+from milldam.run.summary import Observer
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.manifest import NAME as MANIFEST
 from milldam.stores.tokens.manifest import Manifest

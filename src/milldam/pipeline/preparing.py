@@ -24,8 +24,7 @@ from milldam.memory import release
 from milldam.pipeline.documents import Reading, SetRules, UnitReader
 from milldam.pipeline.judging import preload_rules
 from milldam.remote import default_folder
-from milldam.run.folder import RunFolder
-from milldam.run.identity import Identity
+from milldam.run.folder import Identity, RunFolder
 from milldam.run.planning import TOKENIZER_FACTOR, WORK_BYTES
 from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_text_column
@@ -35,9 +34,8 @@ from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.reading import slice_file
 from milldam.sources.units import CHAT_SHARD_SIZE, SHARD_SIZE, Slice, Unit, plan_units
 from milldam.text.user_functions import function_hash
-from milldam.tokenizers.known import KnownTokenizer, Question, find_out, settle_encoder
 from milldam.tokenizers.loading import TokenizerText, read_tokenizer, tokenizer_state
-from milldam.tokenizers.proof import Choice
+from milldam.tokenizers.proof import Choice, KnownTokenizer, Question, find_out, settle_encoder
 from milldam.tokenizers.special import SpecialTokens
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from milldam.config.settings import Config
     from milldam.pipeline.finishing import TextSummary
     from milldam.pipeline.preparing import Prepared
-    from milldam.run.progress import Observer
+    from milldam.run.summary import Observer
 
 RECEIPT, REPORT = "receipt.json", "report.html"
 _STORE = (TOKENS.manifest, f"{RUN_FOLDER}/plan.json")

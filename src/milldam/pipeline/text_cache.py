@@ -27,8 +27,7 @@ from milldam.errors import StoreError
 from milldam.files import NewFile
 from milldam.pipeline.documents import Documents, Reading, UnitReader
 from milldam.sources.batch import Reject
-from milldam.text.arrays import text_offsets
-from milldam.text.verdicts import Verdicts
+from milldam.text.arrays import Verdicts, text_offsets
 
 _HEADER = struct.Struct("<QQQQ")
 """Bytes of the description, texts, bytes of text, hash of all that follows."""

@@ -18,12 +18,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from milldam.errors import ConfigError, MilldamError, NotReadyError, Setting
 from milldam.memory import Budget
-from milldam.run.array_task import FINISH, PREPARE, ArrayTask
-from milldam.run.folder import FINISHED, NEW, PREPARE_FIRST, UNFINISHED, RunFolder
-from milldam.run.identity import Identity
+from milldam.run.folder import FINISHED, NEW, PREPARE_FIRST, UNFINISHED, Identity, RunFolder
 from milldam.run.planning import WorkPlan
-from milldam.run.progress import Observer, Quiet
 from milldam.run.session import Session, Stage, session
+from milldam.run.summary import Observer, Quiet
+from milldam.run.tasks import FINISH, PREPARE, ArrayTask
 from milldam.stores.kinds import Kind
 
 

@@ -3,16 +3,44 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from milldam.memory import usage
 from milldam.run.local import LocalExecutor
-from milldam.run.serial import SerialExecutor
 from milldam.run.server import CAN_FORK
-from milldam.run.tasks import Executor, cores
+from milldam.run.tasks import DONE, PAUSE_SECONDS, Event, Executor, NothingYetError, Task, cores
+
+
+class SerialExecutor:
+    """One unit after another, in this process: no start-up, the least memory."""
+
+    def run(
+        self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]
+    ) -> None:
+        work, pid = task.start(), os.getpid()
+        for unit in _as_they_come(iter(units)):
+            work(assign(unit), partial(_report, on_event, pid, unit))
+            on_event(Event(0, pid, unit, DONE))
+
+
+def _as_they_come(units: Iterator[int]) -> Iterator[int]:
+    while True:
+        try:
+            yield next(units)
+        except StopIteration:
+            return
+        except NothingYetError:
+            time.sleep(PAUSE_SECONDS)
+
+
+def _report(on_event: Callable[[Event], None], pid: int, unit: int, kind: str, value: Any) -> None:
+    on_event(Event(0, pid, unit, kind, value))
+
 
 ROOM_BYTES = 100 * 10**6
 """With less left of the budget, the process that starts workers ends before this one works itself."""

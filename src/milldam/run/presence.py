@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from milldam.errors import RunHeldError, TaskHeldError
 from milldam.files import explain_os_errors
-from milldam.run.array_task import ArrayTask
+from milldam.run.tasks import ArrayTask
 from milldam.sealed import read_sealed, seal_file
 
 LOCK = "lock"

@@ -17,8 +17,7 @@ from milldam.run.lean_arrow import keep_arrow_lean
 from milldam.run.monitor import Monitor
 from milldam.run.planning import cores
 from milldam.run.pools import Pool, Workers, pool_for
-from milldam.run.progress import Observer, Snapshot
-from milldam.run.summary import Summary, describe_machine, package_versions
+from milldam.run.summary import Observer, Snapshot, Summary, describe_machine, package_versions
 from milldam.run.tasks import CRASH, DONE, MEMORY, PART, PROGRESS, Event, Task
 
 F = TypeVar("F", bound=Mapping[str, object])

@@ -18,9 +18,8 @@ import numpy as np
 
 from milldam.files import NewFile, commit_together, explain_os_errors
 from milldam.stores.kinds import shard_name
-from milldam.stores.tokens.format import IndexCounts, Int64s, count_sequences, write_index
+from milldam.stores.tokens.format import IndexCounts, Int64s, SpanFiles, Spans, count_sequences, write_index
 from milldam.stores.tokens.manifest import SHARD_FILES, Shard
-from milldam.stores.tokens.spans import SpanFiles, Spans
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from milldam.errors import ConfigError
 from milldam.filters.rules import C4Rules, FilterRules, GopherQualityRules, GopherRepetitionRules
-from milldam.text.arrays import Verdicts, character_counts
+from milldam.text.arrays import Verdicts, character_counts, text_offsets
 from milldam.text.user_functions import FAILED, UserFunction
 
 if TYPE_CHECKING:
@@ -173,8 +172,8 @@ def head(text: pa.LargeStringArray) -> pa.LargeStringArray:
 
 def groups(texts: pa.LargeStringArray) -> Iterator[pa.LargeStringArray]:
     """Slices of about `GROUP_BYTES`; a larger text comes alone, and is cut to its head."""
-    sizes = pc.binary_length(texts).to_numpy(zero_copy_only=False)
-    stops = np.cumsum(sizes)
+    offsets = text_offsets(texts)
+    stops = offsets[1:] - offsets[0]
     start = 0
     while start < len(texts):
         reached = int(stops[start - 1]) if start else 0

@@ -107,7 +107,12 @@ class TokenPlan(WorkPlan):
     """The index whose documents are dropped in one pass."""
 
 
-WORKER_MODULES = ("milldam.pipeline.fingerprinting", "milldam.pipeline.tokenizing", "gigatoken.gigatoken_rs")
+WORKER_MODULES = (
+    "milldam.pipeline.fingerprinting",
+    "milldam.pipeline.tokenizing",
+    "milldam.sources.jsonl",
+    "gigatoken.gigatoken_rs",
+)
 _CHAT_MODULES = ("milldam.chat.reading", "milldam.pipeline.chat_encoding")
 
 

@@ -95,7 +95,7 @@ def offences(rooms: set[str], allowed: set[str] | None = None, forbidden: set[st
 GROUND = {
     "errors": set(), "files": {"errors"}, "checked": {"errors"}, "sealed": {"errors", "files"},
     "input_files": {"checked", "errors", "files", "stores"},
-    "memory": {"errors"}, "prefetch": set(), "markup": set(), "native": set(), "text": {"errors"},
+    "memory": {"errors"}, "prefetch": set(), "markup": set(), "native": set(), "text": {"errors", "native"},
 }  # fmt: skip
 """What everybody may use, and what it may use itself."""
 STAGES = {"sources", "dedup", "decontamination", "tokenizers", "filters", "packing"}

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from milldam.errors import ConfigError
 from milldam.filters.rules import C4Rules, FilterRules, GopherQualityRules, GopherRepetitionRules
-from milldam.text.arrays import Verdicts
+from milldam.text.arrays import Verdicts, character_counts, text_offsets
 from milldam.text.user_functions import FAILED, UserFunction
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class Filters:
         """Mark what is dropped. `characters`: the true lengths, where a text is only the head of its document."""
         if self._rules.min_characters is not None or self._rules.max_characters is not None:
             if characters is None:
-                characters = pc.utf8_length(texts).to_numpy(zero_copy_only=False)
+                characters = character_counts(texts)
             _mark(verdicts, character_faults(characters, self._rules))
         if self._rule_sets:
             self._judge_by_layout(texts, verdicts)
@@ -173,8 +172,8 @@ def head(text: pa.LargeStringArray) -> pa.LargeStringArray:
 
 def groups(texts: pa.LargeStringArray) -> Iterator[pa.LargeStringArray]:
     """Slices of about `GROUP_BYTES`; a larger text comes alone, and is cut to its head."""
-    sizes = pc.binary_length(texts).to_numpy(zero_copy_only=False)
-    stops = np.cumsum(sizes)
+    offsets = text_offsets(texts)
+    stops = offsets[1:] - offsets[0]
     start = 0
     while start < len(texts):
         reached = int(stops[start - 1]) if start else 0

@@ -13,7 +13,7 @@
 
 typedef const uint8_t *Place; /* in the lines; NULL: they can't be taken */
 
-enum { DEEPEST = 64 };
+enum { DEEPEST = 64, STRETCH = 256 };
 
 static Place behind_blanks(Place at, Place end) {
     while (at < end && (*at == ' ' || *at == '\t' || *at == '\r')) at++;
@@ -234,13 +234,21 @@ static inline uint8_t is_wrong(uint8_t byte, uint8_t before, uint8_t second, uin
     return (uint8_t)((continues ^ due) | never | overlong | beyond);
 }
 
-/* Whether bytes that end in ASCII are UTF-8. */
+/* Whether bytes that end in ASCII are UTF-8. Most stretches are ASCII, and need no closer look. */
 static int is_utf8(Place at, int64_t size) {
-    uint8_t seen = 0, wrong = 0;
-    for (int64_t i = 0; i < size; i++) seen |= at[i];
-    if (seen < 0x80) return 1;
-    for (int64_t i = 0; i < size && i < 3; i++) wrong |= is_wrong(at[i], i > 0 ? at[i - 1] : 0, i > 1 ? at[i - 2] : 0, 0);
-    for (int64_t i = 3; i < size; i++) wrong |= is_wrong(at[i], at[i - 1], at[i - 2], at[i - 3]);
+    uint8_t wrong = 0;
+    for (int64_t start = 0; start < size; start += STRETCH) {
+        const int64_t stop = size - start < STRETCH ? size : start + STRETCH;
+        uint8_t seen = 0;
+        for (int64_t i = start; i < stop; i++) seen |= at[i];
+        if (seen < 0x80) continue;
+        /* A character at its end may go on for three bytes. */
+        const int64_t last = size - stop < 3 ? size : stop + 3;
+        for (int64_t i = start; i < last && i < 3; i++) {
+            wrong |= is_wrong(at[i], i > 0 ? at[i - 1] : 0, i > 1 ? at[i - 2] : 0, 0);
+        }
+        for (int64_t i = start < 3 ? 3 : start; i < last; i++) wrong |= is_wrong(at[i], at[i - 1], at[i - 2], at[i - 3]);
+    }
     return !wrong;
 }
 

@@ -17,7 +17,12 @@ from milldam.stores.kinds import TOKENS
 if TYPE_CHECKING:
     from milldam.run.server_handle import ServerProcess
 
-WORKER_MODULES = ("milldam.pipeline.fingerprinting", "milldam.pipeline.tokenizing", "gigatoken.gigatoken_rs")
+WORKER_MODULES = (
+    "milldam.pipeline.fingerprinting",
+    "milldam.pipeline.tokenizing",
+    "milldam.sources.jsonl",
+    "gigatoken.gigatoken_rs",
+)
 _CHAT_MODULES = ("milldam.chat.reading", "milldam.pipeline.chat_encoding")
 
 

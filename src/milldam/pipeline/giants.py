@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from milldam.pipeline.documents import EMPTY, HEAD_BYTES, Documents
 from milldam.pipeline.judging import Facts, Judge
 from milldam.pipeline.unit_output import UnitOutput
 from milldam.sources.arrays import whole_characters
-from milldam.text.arrays import Verdicts, byte_count
+from milldam.text.arrays import Verdicts, byte_count, character_counts
 from milldam.tokenizers.document_encoder import DocumentEncoder
 
 
@@ -46,7 +45,7 @@ class _Giant:
         if len(self.head) < HEAD_BYTES:
             self.head += bytes(texts[0].as_buffer())[: HEAD_BYTES - len(self.head)]
         self.text_bytes += byte_count(texts)
-        self.characters += pc.utf8_length(texts)[0].as_py()
+        self.characters += int(character_counts(texts)[0])
 
     def head_text(self) -> pa.LargeStringArray:
         return pa.array([self.head[: whole_characters(self.head)].decode()], pa.large_string())

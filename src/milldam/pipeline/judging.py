@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 
 from milldam.filters.judging import Filters, character_faults
@@ -28,7 +27,7 @@ from milldam.pipeline.documents import HEAD_BYTES, Documents, SetRules
 from milldam.run.units import mixed
 from milldam.sources.units import Unit
 from milldam.stores.tokens.manifest import STAGES
-from milldam.text.arrays import Mask, Verdicts, text_offsets
+from milldam.text.arrays import Mask, Verdicts, character_counts, text_offsets
 from milldam.text.rules import CleanRules
 
 if TYPE_CHECKING:
@@ -154,7 +153,7 @@ class Facts:
     def of_sides(self, texts: pa.LargeStringArray, count: int) -> Facts:
         """Those of the `count` texts that each text is made of."""
         each = self.at(np.repeat(np.arange(len(self.keys)), count))
-        characters = np.asarray(pc.utf8_length(texts), dtype=np.int64)
+        characters = character_counts(texts)
         return replace(each, text_bytes=np.diff(text_offsets(texts)), characters=characters)
 
     def as_table(self) -> npt.NDArray[Any]:
@@ -269,7 +268,7 @@ class Judge:
     def facts(self, texts: pa.LargeStringArray, rows: Any, grouped: pa.LargeStringArray | None = None) -> Facts:
         """`grouped`: what decides on splits, where it is not the texts."""
         sizes = np.diff(text_offsets(texts))
-        characters = np.asarray(pc.utf8_length(texts), dtype=np.int64)
+        characters = character_counts(texts)
         keyed = self._staged or (self._shares and self._whole_split is None)
         by = texts if grouped is None else grouped
         keys = self._chooser.split_keys(by) if keyed else np.zeros(len(texts), dtype=np.uint64)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from milldam.dedup.candidates import Bools, Documents, NearWork, marked_rows
 from milldam.dedup.minhash import unit_name
@@ -30,7 +29,7 @@ from milldam.pipeline.text_cache import CachedReader, open_reader, print_paths
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report
-from milldam.text.arrays import Verdicts
+from milldam.text.arrays import Verdicts, character_counts
 from milldam.text.rules import CleanRules
 
 
@@ -127,7 +126,7 @@ class _UnitWork:
     def _feed(self, batch: Batch) -> None:
         self._sketcher.feed(batch.bytes)
         self._head += batch.bytes[: max(0, HEAD_BYTES - len(self._head))]
-        self._characters += int(pc.sum(pc.utf8_length(batch.texts)).as_py())
+        self._characters += int(character_counts(batch.texts).sum())
         if batch.last:
             verdicts, head = Verdicts(1), self._head.decode("utf-8", "ignore")  # cut within a character, perhaps
             self._filters.judge(pa.array([head], pa.large_string()), verdicts, np.array([self._characters]))

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from milldam.sources.batch import Batch, MalformedError, Reading, Reject, TextRules
 from milldam.sources.compression import DamagedError
@@ -197,6 +196,8 @@ def whole_characters(data: bytes) -> int:
 
 def without_blank(texts: pa.LargeStringArray) -> pa.LargeStringArray:
     """Leave out what is no document: lines and stretches of nothing but white space."""
+    import pyarrow.compute as pc
+
     blank = pc.or_(pc.utf8_is_space(texts), pc.equal(pc.binary_length(texts), 0))
     return texts.filter(pc.invert(blank)) if pc.any(blank).as_py() else texts
 
@@ -224,6 +225,8 @@ def batches_of(texts: pa.LargeStringArray, bytes_read: int) -> Iterator[Batch]:
 
 def _bounded_dictionary(array: pa.DictionaryArray) -> Iterator[pa.Array]:
     """By the size of the texts that the numbers stand for, which the array itself does not show."""
+    import pyarrow.compute as pc
+
     sizes = pc.take(pc.binary_length(array.dictionary.cast(pa.large_binary())), array.indices).fill_null(0)
     ends = np.cumsum(sizes.to_numpy(zero_copy_only=False))
     start = 0

@@ -18,7 +18,6 @@ from typing import IO, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.json
 
 from milldam.native import kernel
@@ -169,8 +168,10 @@ class _Texts:
         try:
             table = pyarrow.json.read_json(pa.BufferReader(data), read_options=options, parse_options=self._options)
             column = table.column(0)
-            for name in self._path[1:]:
-                column = pc.struct_field(column, name)
+            if self._path[1:]:
+                import pyarrow.compute as pc
+
+                column = pc.struct_field(column, self._path[1:])
             texts = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
             texts.validate(full=True)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

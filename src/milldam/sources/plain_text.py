@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from milldam.sources.arrays import (
     batches_of,
@@ -89,7 +88,11 @@ def _split(block: Block, slice: Slice, reading: Reading, boundary: Boundary) -> 
         return make_line_reject(slice, block, block.line + data.count(b"\n", 0, at), reason, detail, raw)
 
     texts = checked_text(pieces, reading, make_reject)
-    return pc.utf8_trim(texts, characters="\r\n") if boundary is PARAGRAPH else texts
+    if boundary is not PARAGRAPH:
+        return texts
+    import pyarrow.compute as pc
+
+    return pc.utf8_trim(texts, characters="\r\n")
 
 
 _SPLITTERS = {LINE: split_lines, PARAGRAPH: split_paragraphs}

@@ -14,6 +14,7 @@ from typing import IO
 
 import numpy as np
 
+from milldam.native import kernel
 from milldam.sources.compression import DamagedError, read_blocks
 
 BLOCK_BYTES = 1 << 20
@@ -38,7 +39,10 @@ class Block:
 
 def count_line_ends(data: bytes) -> int:
     """As data.count(b"\\n"), many times as fast."""
-    return int(np.count_nonzero(np.frombuffer(data, dtype=np.uint8) == _LINE_END))
+    array = np.frombuffer(data, dtype=np.uint8)
+    if count := kernel("count_byte", np.uint8, int, int):
+        return count(array, len(array), _LINE_END)
+    return int(np.count_nonzero(array == _LINE_END))
 
 
 class Boundary:

@@ -27,7 +27,6 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from milldam.errors import ResourceError
 
@@ -245,6 +244,8 @@ def value_size(value: Any) -> int:
 
 
 def _array_sizes(array: pa.Array) -> Sizes:
+    import pyarrow.compute as pc
+
     kind = array.type
     if pa.types.is_null(kind):
         return np.zeros(len(array), dtype=np.int64)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from milldam.native import kernel
 from milldam.stores.tokens.format import Int64s
 from milldam.stores.tokens.writer import Tokens
 from milldam.text.arrays import byte_count, text_offsets
@@ -188,29 +189,31 @@ def _bytes_of(texts: pa.LargeStringArray) -> bytes:
 def add_special_tokens(
     flat: Ids, lengths: Int64s, special: SpecialTokens, dtype: np.dtype[Any]
 ) -> tuple[np.ndarray[Any, Any], Int64s]:
-    """Put BOS and EOS around each document, unless it has them already, and narrow the ids.
+    """Put BOS and EOS around each document, none of which is empty, unless it has them already, and narrow the ids.
 
     >>> add_special_tokens(np.array([5, 6, 7, 0]), np.array([2, 2]), SpecialTokens(None, 0), np.dtype("uint16"))
     (array([5, 6, 0, 7, 0], dtype=uint16), array([3, 2]))
     """
-    if (special.bos is None and special.eos is None) or not len(lengths):
-        return flat.astype(dtype), lengths
-    stops = np.cumsum(lengths)
-    no = np.zeros(len(lengths), dtype=bool)
-    needs_bos = flat[stops - lengths] != special.bos if special.bos is not None else no
-    needs_eos = flat[stops - 1] != special.eos if special.eos is not None else no
-    lengths = lengths + needs_bos + needs_eos
-    stops = np.cumsum(lengths)
-    bos_at, eos_at = (stops - lengths)[needs_bos], (stops - 1)[needs_eos]
-    out = np.empty(int(stops[-1]), dtype=dtype)
-    is_text = np.ones(len(out), dtype=bool)
-    is_text[bos_at] = is_text[eos_at] = False
-    out[is_text] = flat
-    if special.bos is not None:
-        out[bos_at] = special.bos
-    if special.eos is not None:
-        out[eos_at] = special.eos
-    return out, lengths
+    place = kernel("place_tokens", np.uint32, np.int64, int, int, int, int, np.uint8)
+    if place is None:
+        return _insert_special_tokens(flat, lengths, special, dtype)
+    bos, eos = (-1 if mark is None else mark for mark in (special.bos, special.eos))
+    lengths, out = lengths.copy(), np.empty(len(flat) + 2 * len(lengths), dtype)
+    ids = np.ascontiguousarray(flat, np.uint32)
+    size = place(ids, lengths, len(lengths), bos, eos, dtype.itemsize, out.view(np.uint8))
+    return out[:size], lengths
+
+
+def _insert_special_tokens(
+    flat: Ids, lengths: Int64s, special: SpecialTokens, dtype: np.dtype[Any]
+) -> tuple[np.ndarray[Any, Any], Int64s]:
+    stops, none = np.cumsum(lengths), np.zeros(len(lengths), dtype=bool)
+    needs_bos = flat[stops - lengths] != special.bos if special.bos is not None else none
+    needs_eos = flat[stops - 1] != special.eos if special.eos is not None else none
+    # An end comes before the beginning that has the same place.
+    at = np.concatenate((stops[needs_eos], (stops - lengths)[needs_bos]))
+    marks = np.repeat([special.eos or 0, special.bos or 0], [needs_eos.sum(), needs_bos.sum()])
+    return np.insert(flat.astype(dtype), at, marks), lengths + needs_bos + needs_eos
 
 
 def bare_form(tokenizer_json: str, make: Callable[[str], Encoder]) -> BareForm:

@@ -142,9 +142,8 @@ class GigatokenEncoder:
         return self._parallel and self._bytes > _FEW_BYTES
 
     def _encode_singly(self, starts: Offsets, data: pa.Buffer | None) -> tuple[Ids, Offsets]:
-        first, last = int(starts[0]), int(starts[-1])
-        text = data.slice(first, last - first).to_pybytes() if data is not None else b""
-        ids = [self._backend.encode(text[start:stop]) for start, stop in itertools.pairwise((starts - first).tolist())]
+        text = memoryview(data if data is not None else b"")
+        ids = [self._backend.encode(text[start:stop].tobytes()) for start, stop in itertools.pairwise(starts.tolist())]
         return joined(ids)
 
     def encode_text(self, text: bytes) -> Ids:

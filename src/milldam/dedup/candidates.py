@@ -258,11 +258,11 @@ class _Search:
         """Of the pairs of some documents, with all that each has, those to compare by shingles."""
         first, second = self._layout.pairs(group, keys)
         matches = np.empty(len(keys), np.int64)
-        at_once = self._work.share(8 * self._signatures.size)
+        at_once = self._work.share(6 * self._signatures.size)
         for start in range(0, len(keys), at_once):
             part = slice(start, start + at_once)
-            sides = (self._signatures.at(self._documents.positions(ranks[part])) for ranks in (first, second))
-            matches[part] = np.count_nonzero(next(sides) == next(sides), axis=1)
+            positions = (self._documents.positions(ranks[part]) for ranks in (first, second))
+            matches[part] = self._signatures.agreements(*positions)
         taken = np.flatnonzero(matches >= least_matches(self._work.rules))
         taken = taken[_best(second[taken], matches[taken])]
         self._marks[self._documents.positions(first[taken])] = True

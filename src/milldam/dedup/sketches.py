@@ -49,7 +49,7 @@ _HALF, _CUT = np.uint64(32), np.uint64(1 << 63)
 _NOTHING: Values = np.empty(0, np.uint32)
 _SCATTERED = 8
 """When less than this part of a file is wanted, what lies between is not read."""
-_PAIR_BYTES = 80
+_PAIR_BYTES, _PAIR_BYTES_WITHOUT_KERNELS = 10, 80
 """Of memory, for each hash of the two documents of a pair."""
 
 
@@ -169,7 +169,8 @@ class SketchFiles:
         positions, where = np.unique(np.concatenate((first, second)), return_inverse=True)
         counts = np.concatenate([spans.counts for _, spans in self._spans(positions)] or [positions])
         one, other = where[: len(first)], where[len(first) :]
-        taken = np.cumsum((counts[one] + counts[other]) * _PAIR_BYTES)
+        bytes_each = _PAIR_BYTES if kernel("compare_sets") else _PAIR_BYTES_WITHOUT_KERNELS
+        taken = np.cumsum((counts[one] + counts[other]) * bytes_each)
         start = 0
         while start < len(first):
             before = int(taken[start - 1]) if start else 0
@@ -182,10 +183,8 @@ class SketchFiles:
     def _read(self, positions: Int64s) -> Sets:
         """The sketches at some positions, which are in order."""
         found = [(spans.read(path), spans) for path, spans in self._spans(positions)]
-        counts = np.concatenate([spans.counts for _, spans in found])
-        return Sets(
-            np.concatenate([values for values, _ in found]), counts, np.concatenate([one.cut for _, one in found])
-        )
+        values, counts, cut = zip(*((values, spans.counts, spans.cut) for values, spans in found), strict=True)
+        return Sets(np.concatenate(values), np.concatenate(counts), np.concatenate(cut))
 
     def _spans(self, positions: Int64s) -> Iterator[tuple[Path, Spans]]:
         """Where the hashes of documents are, file by file."""
@@ -208,8 +207,12 @@ class Spans:
         """The hashes, at most so many of each."""
         counts = np.minimum(self.counts, most)
         few = int(counts.sum()) * 4 * _SCATTERED < path.stat().st_size
-        found: Values = (mapped_scattered if few else mapped)(path, "<u4")[_runs(self.starts, counts)]
-        return found
+        values: Values = (mapped_scattered if few else mapped)(path, "<u4")
+        if gather := kernel("gather", np.uint32, np.int64, np.int64, int, np.uint32):
+            found = np.empty(int(counts.sum()), np.uint32)
+            gather(values, self.starts, counts, len(counts), found)
+            return found
+        return values[_runs(self.starts, counts)]
 
 
 class SketchRows:

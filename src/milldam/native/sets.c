@@ -1,6 +1,7 @@
 /* Sorted sets of hashes, compared. */
 
 #include <stdint.h>
+#include <string.h>
 
 /* For each pair of sets of `values` (ascending, each value once): how many values up to the pair's bound are in both,
    and how many are in one or both. A set is a start and a count. */
@@ -25,4 +26,14 @@ int64_t milldam_compare_sets(const uint32_t *values, const int64_t *starts, cons
         either[pair] = total - both;
     }
     return pairs;
+}
+
+/* Some runs of `values`, end to end. */
+int64_t milldam_gather(const uint32_t *values, const int64_t *starts, const int64_t *counts, int64_t runs,
+                       uint32_t *gathered) {
+    for (int64_t run = 0; run < runs; run++) {
+        memcpy(gathered, values + starts[run], counts[run] * sizeof(uint32_t));
+        gathered += counts[run];
+    }
+    return runs;
 }

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from milldam.dedup.keys import numbered
 from milldam.dedup.rules import NearRules
 from milldam.dedup.shingles import (
     TEXTS,
@@ -232,7 +233,7 @@ class SignatureFiles:
 
     def agreements(self, first: Int64s, second: Int64s) -> Int64s:
         """In how many places the signatures of pairs of positions are equal."""
-        positions, where = np.unique(np.concatenate((first, second)), return_inverse=True)
+        positions, where = numbered(np.concatenate((first, second)))
         rows, one, other = self._at(positions), where[: len(first)], where[len(first) :]
         if count := kernel("agreements", np.uint8, int, np.int64, np.int64, int, np.int64):
             equal = np.empty(len(first), np.int64)

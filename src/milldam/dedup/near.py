@@ -44,7 +44,7 @@ from milldam.dedup.sketches import SketchFiles
 from milldam.files import NewFile
 from milldam.native import kernel
 
-MOST_PARTS, ROUNDS = 256, 8
+MOST_PARTS, UNIT_PARTS, ROUNDS = 256, 2, 8
 _EXACT_SIZES = 64
 _EDGE_KINDS: tuple[tuple[str, type[np.generic]], ...] = ((".keys", np.uint64), (".similarities", np.uint16))
 """The files of edges: their endings, and what is in them."""
@@ -103,6 +103,15 @@ def remove_work(work: NearWork) -> None:
 
 
 # ---- pairs to edges ----
+
+
+def verify_parts(units: int) -> int:
+    """How many calls of `verify_pairs` there are: more than units, so that workers are done at about the same time.
+
+    >>> verify_parts(10), verify_parts(1000)
+    (20, 256)
+    """
+    return min(MOST_PARTS, UNIT_PARTS * max(1, units))
 
 
 def verify_pairs(work: NearWork, part: int, parts: int) -> int:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from milldam.dedup.keys import mapped, mapped_scattered
+from milldam.dedup.keys import mapped, numbered
 from milldam.dedup.minhash import SignatureFiles, unit_name
 from milldam.dedup.shingles import (
     TEXTS,
@@ -59,6 +59,7 @@ class Sketcher:
     def __init__(self, ngram: int) -> None:
         self._ngram = ngram
         self._open, self._fed = OpenText(ngram), _NOTHING
+        self._spare: Hashes = np.empty(0, np.uint64)
 
     def sketches(self, texts: pa.LargeStringArray) -> Iterator[tuple[Values, Int64s]]:
         """(hashes, how many each document has) of some documents at a time, in order."""
@@ -73,8 +74,10 @@ class Sketcher:
         if sketches := kernel("sketches", *TEXTS, int, np.uint64, np.uint32, np.int64):
             data, offsets = raw(texts)
             room, counts = most_words(data, len(texts)), np.empty(len(texts), np.int64)
+            if len(self._spare) < room:
+                self._spare = np.empty(room, np.uint64)
             values = np.empty(room, np.uint32)
-            given = data, offsets, len(texts), self._ngram, lower_case(), MOST, np.empty(room, np.uint64), values
+            given = data, offsets, len(texts), self._ngram, lower_case(), MOST, self._spare, values
             return values[: sketches(*given, counts)], counts
         found = shingle(texts, self._ngram)
         keys = np.repeat(np.arange(len(texts), dtype=np.uint64), np.diff(found.offsets)) << _HALF
@@ -166,7 +169,7 @@ class SketchFiles:
 
     def compare(self, first: Int64s, second: Int64s, memory_bytes: int) -> Iterator[tuple[Int64s, Int64s]]:
         """(shingles in both, shingles in one or both) of pairs of positions, some pairs at a time, in order."""
-        positions, where = np.unique(np.concatenate((first, second)), return_inverse=True)
+        positions, where = numbered(np.concatenate((first, second)))
         counts = np.concatenate([spans.counts for _, spans in self._spans(positions)] or [positions])
         one, other = where[: len(first)], where[len(first) :]
         bytes_each = _PAIR_BYTES if kernel("compare_sets") else _PAIR_BYTES_WITHOUT_KERNELS
@@ -175,9 +178,8 @@ class SketchFiles:
         while start < len(first):
             before = int(taken[start - 1]) if start else 0
             stop = max(start + 1, int(np.searchsorted(taken, before + memory_bytes, side="right")))
-            some = np.unique(np.concatenate((one[start:stop], other[start:stop])))
-            sets = self._read(positions[some])
-            yield sets.compare(np.searchsorted(some, one[start:stop]), np.searchsorted(some, other[start:stop]))
+            some, chosen = numbered(np.concatenate((one[start:stop], other[start:stop])))
+            yield self._read(positions[some]).compare(chosen[: stop - start], chosen[stop - start :])
             start = stop
 
     def _read(self, positions: Int64s) -> Sets:
@@ -207,7 +209,7 @@ class Spans:
         """The hashes, at most so many of each."""
         counts = np.minimum(self.counts, most)
         few = int(counts.sum()) * 4 * _SCATTERED < path.stat().st_size
-        values: Values = (mapped_scattered if few else mapped)(path, "<u4")
+        values: Values = mapped(path, "<u4", scattered=few)
         if gather := kernel("gather", np.uint32, np.int64, np.int64, int, np.uint32):
             found = np.empty(int(counts.sum()), np.uint32)
             gather(values, self.starts, counts, len(counts), found)

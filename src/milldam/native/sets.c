@@ -3,6 +3,8 @@
 #include <stdint.h>
 #include <string.h>
 
+typedef uint32_t four __attribute__((vector_size(16)));
+
 /* For each pair of sets of `values` (ascending, each value once): how many values up to the pair's bound are in both,
    and how many are in one or both. A set is a start and a count. */
 int64_t milldam_compare_sets(const uint32_t *values, const int64_t *starts, const int64_t *counts, const int64_t *first,
@@ -15,7 +17,16 @@ int64_t milldam_compare_sets(const uint32_t *values, const int64_t *starts, cons
         while (a_end > a && a_end[-1] > bound) a_end--;
         while (b_end > b && b_end[-1] > bound) b_end--;
         const int64_t total = (a_end - a) + (b_end - b);
-        int64_t both = 0;
+        four same = {0, 0, 0, 0};
+        while (a_end - a >= 4 && b_end - b >= 4) { /* four with four; those whose last is the smaller are done */
+            four some;
+            memcpy(&some, a, sizeof some);
+            same += (four)((some == b[0]) | (some == b[1]) | (some == b[2]) | (some == b[3]));
+            const uint32_t x = a[3], y = b[3];
+            a += 4 * (x <= y);
+            b += 4 * (y <= x);
+        }
+        int64_t both = (uint32_t)-(same[0] + same[1] + same[2] + same[3]); /* true is all bits: minus one */
         while (a < a_end && b < b_end) { /* no branch to guess wrong: all three are additions of a comparison */
             const uint32_t x = *a, y = *b;
             both += x == y;

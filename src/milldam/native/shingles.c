@@ -138,7 +138,9 @@ static inline void read_text(struct reader *reader, const uint8_t *text, int64_t
                     reader->length += good;
                 }
                 end_word(reader, ngram, sink);
-                at += good + 1;
+                /* What else separates words here: upper bits of ASCII bytes that are no letters or digits. */
+                const uint64_t marks = (others & ~bytes) >> 8 * good, rest = ~marks & EACH(0x80);
+                at += good + (rest ? __builtin_ctzll(rest) / 8 : 8);
                 continue;
             }
         }
@@ -260,31 +262,33 @@ int64_t milldam_signatures(const uint8_t *texts, const int64_t *offsets, int64_t
 
 /* Sketches (dedup/sketches.py). */
 
-static void sort(uint32_t *values, uint32_t *spare, int64_t count) {
-    if (count < 48) {
-        for (int64_t k = 1; k < count; k++) {
-            const uint32_t value = values[k];
-            int64_t at = k;
-            for (; at > 0 && values[at - 1] > value; at--) values[at] = values[at - 1];
-            values[at] = value;
-        }
-        return;
+static void insertion_sort(uint32_t *values, int64_t count) {
+    for (int64_t k = 1; k < count; k++) {
+        const uint32_t value = values[k];
+        int64_t at = k;
+        for (; at > 0 && values[at - 1] > value; at--) values[at] = values[at - 1];
+        values[at] = value;
     }
-    uint32_t places[4][256] = {{0}};
-    for (int64_t k = 0; k < count; k++)
-        for (int byte = 0; byte < 4; byte++) places[byte][values[k] >> 8 * byte & 0xFF]++;
-    for (int byte = 0; byte < 4; byte++) {
-        uint32_t before = 0;
+}
+
+/* By bytes, the lowest first. Hashes are spread evenly: of some thousands few have the same upper half, so that sorting by
+   the upper half leaves little to the insertions. */
+static void sort(uint32_t *values, uint32_t *spare, int64_t count) {
+    const int first = count < 1 << 14 ? 2 : 0;
+    for (int byte = first; byte < 4 && count >= 48; byte++) {
+        uint32_t places[256] = {0}, before = 0;
+        for (int64_t k = 0; k < count; k++) places[values[k] >> 8 * byte & 0xFF]++;
         for (int k = 0; k < 256; k++) {
-            const uint32_t here = places[byte][k];
-            places[byte][k] = before;
+            const uint32_t here = places[k];
+            places[k] = before;
             before += here;
         }
-        for (int64_t k = 0; k < count; k++) spare[places[byte][values[k] >> 8 * byte & 0xFF]++] = values[k];
+        for (int64_t k = 0; k < count; k++) spare[places[values[k] >> 8 * byte & 0xFF]++] = values[k];
         uint32_t *const swapped = values;
         values = spare;
         spare = swapped;
     }
+    insertion_sort(values, count);
 }
 
 /* Of each text the upper halves of its hashes, ascending, each once, at most `most`; how many in all. `hashes` and

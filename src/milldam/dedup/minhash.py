@@ -235,11 +235,12 @@ class SignatureFiles:
         """In how many places the signatures of pairs of positions are equal."""
         positions, where = numbered(np.concatenate((first, second)))
         rows, one, other = self._at(positions), where[: len(first)], where[len(first) :]
+        equal = np.empty(len(first), np.int64)
         if count := kernel("agreements", np.uint8, int, np.int64, np.int64, int, np.int64):
-            equal = np.empty(len(first), np.int64)
             count(rows, self.size, one, other, len(first), equal)
-            return equal
-        return np.count_nonzero(rows[one] == rows[other], axis=1)
+        else:
+            np.sum(rows[one] == rows[other], axis=1, out=equal)
+        return equal
 
     def _at(self, positions: Int64s) -> Signatures:
         """The rows at some positions, which are in order."""

@@ -50,6 +50,9 @@ class ResolveTask:
     threads: int
 
     def start(self) -> Callable[[int, Report], None]:
+        if self.rules.near is not None:
+            # What every worker needs is there before they are forked.
+            from milldam.dedup import near, near_summary  # noqa: F401
         return self._resolve
 
     def _resolve(self, step: int, report: Report) -> None:

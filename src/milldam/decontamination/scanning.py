@@ -26,8 +26,7 @@ from milldam.decontamination.letters import (
     pair_hashes,
     words_of,
 )
-from milldam.text.arrays import text_offsets
-from milldam.text.verdicts import Mask
+from milldam.text.arrays import Mask, text_offsets
 
 SLICE_BYTES = 1 << 19
 KEPT_BYTES = 1 << 16

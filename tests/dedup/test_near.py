@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -15,13 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit.kernels import without_kernels
 
 from milldam.dedup import shingles, sketches
 from milldam.dedup.candidates import WINDOW, NearWork, bucket_pairs, preference_file_name
 from milldam.dedup.drops import EXACT, DropWriter, drop_file_name
 from milldam.dedup.keys import KeyLayout, SortedKeys
 from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureFiles, SignatureWriter, signature_file_name, unit_name
-from milldam.dedup.near import NearResolved, dropped_seconds, resolve_near
+from milldam.dedup.near import NearResolved, drop, resolve_near
 from milldam.dedup.rules import NearRules
 from milldam.dedup.shingles import shingle
 from milldam.dedup.sketches import Sketcher, SketchFiles, SketchWriter, sketch_paths
@@ -266,7 +268,11 @@ def test_signature_files_read_as_one_table(tmp_path: Path) -> None:
     assert (np.concatenate([rows for _, rows in files.blocks(2)]) == everything).all()
     assert [base for base, _ in files.blocks(2)] == [0, 2, 4]
     order = np.array([4, 0, 3, 3, 1])
-    assert (files.at(order) == everything[order]).all()
+    shifted = np.roll(order, 1)
+    expected = (everything[order] == everything[shifted]).sum(axis=1)
+    assert (files.agreements(order, shifted) == expected).all()
+    with without_kernels():
+        assert (files.agreements(order, shifted) == expected).all()
     assert [part.tolist() for part in files.named(order)] == [[2, 0, 2, 2, 0], [2, 0, 1, 1, 1]]
 
 
@@ -572,23 +578,21 @@ def test_keys_hold_any_number_of_documents(documents: int, tmp_path: Path) -> No
 @given(
     st.integers(1, 30).flatmap(
         lambda n: st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)).filter(lambda e: e[0] != e[1]))
-    ),
-    st.integers(0, 20),
+    )
 )
-def test_decisions_are_those_of_a_plain_loop(edges: list[tuple[int, int]], steps: int) -> None:
+def test_decisions_are_those_of_a_plain_loop(edges: list[tuple[int, int]]) -> None:
     """A document is dropped when one before it stays and is like it, however long the chains are."""
     sorted_edges = sorted({(max(edge), min(edge)) for edge in edges})
-    if not sorted_edges:
-        return
-    dropped: set[int] = set()
+    expected: set[int] = set()
     for document in range(30):
-        if any(second == document and first not in dropped for second, first in sorted_edges):
-            dropped.add(document)
-    second, first = np.array(sorted_edges).T
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("milldam.dedup.near._VECTOR_STEPS", steps)
-        found = second[dropped_seconds(first, second, np.zeros(30, np.bool_))]
-    assert found.tolist() == sorted(dropped)
+        if any(second == document and first not in expected for second, first in sorted_edges):
+            expected.add(document)
+    second, first = np.ascontiguousarray(np.array(sorted_edges, np.int64).reshape(-1, 2).T)
+    for kernels in (nullcontext(), without_kernels()):
+        dropped = np.zeros(30, np.bool_)
+        with kernels:
+            drop(first, second, dropped)
+        assert np.flatnonzero(dropped).tolist() == sorted(expected)
 
 
 # ---- sketches ----

@@ -59,6 +59,17 @@ def test_without_a_compiler_the_build_says_so(tmp_path: Path, monkeypatch: pytes
     assert not list(tmp_path.iterdir())
 
 
+@given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 300), max_size=60), st.integers(0, 64))
+def test_numbers_are_sorted(values: list[int], shift: int) -> None:
+    """Also where some or all of their bytes are the same."""
+    sort = native.kernel("sort", np.uint64, np.uint64, int)
+    assert sort is not None
+    numbers = np.array([value >> shift for value in values], np.uint64)
+    expected = np.sort(numbers)
+    sort(numbers, np.empty_like(numbers), len(numbers))
+    assert np.array_equal(numbers, expected)
+
+
 @given(sets=VALUES, cut=st.lists(st.booleans(), min_size=8, max_size=8))
 def test_sets_are_compared_as_in_numpy(sets: list[set[int]], cut: list[bool]) -> None:
     counts = np.array([len(one) for one in sets])

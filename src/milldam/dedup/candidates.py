@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from milldam.dedup.drops import BLOOM, EXACT
-from milldam.dedup.keys import KeyLayout, SortedKeys, each_once, hash_bands, mapped, new_mapped
+from milldam.dedup.keys import KeyLayout, SortedKeys, each_once, hash_bands, mapped, new_mapped, sort
 from milldam.dedup.minhash import CHANCE, NO_WORDS, SignatureFiles, Signatures, unit_name
 from milldam.dedup.rules import NearRules
 from milldam.dedup.shingles import Hashes, Int64s
@@ -37,6 +37,8 @@ DEVIATIONS = 3
 WINDOW, PAIRS_KEPT = 4, 4
 _BANDS_AT_ONCE = 4
 _SMALLEST_BLOCK = 1024
+_MOST_PAIRS, _MOST_VALUES = 1 << 25, 2048
+"""Of pairs at once, and more than a signature has values: two numbers of pairs and one of values fit into 64 bits."""
 _MARKED_AT_ONCE = 1 << 23
 _RANKS, _POSITIONS = "ranks.bin", "positions.bin"
 Bools = npt.NDArray[np.bool_]
@@ -189,7 +191,7 @@ class _Search:
         count = 0
         for group, keys in enumerate(self._bucket_pairs(bands) if self._documents.count else []):
             with NewFile(self._work.folder / f"pairs-{group:05d}-{step:03d}.keys") as new:
-                blocks = each_once(keys.blocks(self._work.share(200)))
+                blocks = each_once(keys.blocks(min(self._work.share(200), _MOST_PAIRS)))
                 for block in _whole_seconds(blocks, self._layout):
                     worth = self._worth_a_look(group, block)
                     new.write(worth.data)
@@ -258,11 +260,11 @@ class _Search:
         """Of the pairs of some documents, with all that each has, those to compare by shingles."""
         first, second = self._layout.pairs(group, keys)
         matches = np.empty(len(keys), np.int64)
-        at_once = self._work.share(8 * self._signatures.size)
+        at_once = self._work.share(6 * self._signatures.size)
         for start in range(0, len(keys), at_once):
             part = slice(start, start + at_once)
-            sides = (self._signatures.at(self._documents.positions(ranks[part])) for ranks in (first, second))
-            matches[part] = np.count_nonzero(next(sides) == next(sides), axis=1)
+            positions = (self._documents.positions(ranks[part]) for ranks in (first, second))
+            matches[part] = self._signatures.agreements(*positions)
         taken = np.flatnonzero(matches >= least_matches(self._work.rules))
         taken = taken[_best(second[taken], matches[taken])]
         self._marks[self._documents.positions(first[taken])] = True
@@ -280,9 +282,13 @@ def _best(second: Int64s, matches: Int64s) -> Int64s:
     """Of sorted pairs, for each second the `PAIRS_KEPT` that agree most, and the first; in order."""
     starts = np.flatnonzero(np.concatenate((np.ones(min(1, len(second)), bool), second[1:] != second[:-1])))
     sizes = np.diff(np.append(starts, len(second)))
-    order = np.lexsort((-matches, second))  # equal ones stay in order
+    # (which second, how little they agree, place) as one number: equal ones stay in order
+    bits = np.uint64(len(second).bit_length())
+    unlike = np.repeat(np.arange(len(starts)), sizes) * _MOST_VALUES + (_MOST_VALUES - 1 - matches)
+    keys = unlike.astype(np.uint64) << bits | np.arange(len(second), dtype=np.uint64)
+    sort(keys)
     place = np.empty(len(second), np.int64)
-    place[order] = np.arange(len(second)) - np.repeat(starts, sizes)
+    place[keys & ((np.uint64(1) << bits) - np.uint64(1))] = np.arange(len(second)) - np.repeat(starts, sizes)
     place[starts] = 0
     return np.flatnonzero(place < PAIRS_KEPT)
 

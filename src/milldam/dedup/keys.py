@@ -17,9 +17,12 @@ import numpy.typing as npt
 
 from milldam.dedup.shingles import Hashes, Int64s, mix
 from milldam.files import explain_os_errors
+from milldam.native import kernel
 
 Slices = list[tuple[int, slice]]
 """Parts of sorted runs: (number of the run, from, to)."""
+_FEW = 4096
+"""So many, numpy sorts as fast."""
 
 
 def hash_bands(values: npt.NDArray[np.uint8]) -> Hashes:
@@ -121,7 +124,7 @@ class SortedKeys:
         self._waiting, self._count = [], 0
         if not len(keys):
             return
-        keys.sort()
+        sort(keys)
         with explain_os_errors(self._path), self._path.open("ab") as file:
             file.write(keys.data)
         self._stops.append(self._stops[-1] + len(keys))
@@ -136,6 +139,14 @@ class SortedKeys:
     def remove(self) -> None:
         self._path.unlink(missing_ok=True)
         self._stops = [0]
+
+
+def sort(keys: Hashes) -> None:
+    """In place, with as much memory again."""
+    if len(keys) > _FEW and (by_bytes := kernel("sort", np.uint64, np.uint64, int)):
+        by_bytes(keys, np.empty_like(keys), len(keys))
+    else:
+        keys.sort()
 
 
 def each_once(blocks: Iterable[Hashes]) -> Iterator[Hashes]:
@@ -173,18 +184,31 @@ def _halved(runs: Sequence[Hashes], parts: Slices, low: int, high: int, block_ke
     yield from _halved(runs, upper, middle, high, block_keys)
 
 
-def mapped(path: Path, dtype: Any) -> npt.NDArray[Any]:
-    """The numbers in a file, read where they are looked at; an empty file can't be mapped, and needs not."""
-    return np.asarray(np.memmap(path, dtype, "r")) if path.stat().st_size else np.empty(0, dtype)
+def numbered(values: Int64s) -> tuple[Int64s, Int64s]:
+    """The distinct ones of some positions in order, and for each value which of them it is.
+
+    What `np.unique` does, at a third of its time: a position and its place are one number, sorted as such.
+    """
+    bits = np.uint64(len(values).bit_length())
+    keys = values.astype(np.uint64) << bits | np.arange(len(values), dtype=np.uint64)
+    sort(keys)
+    ordered = (keys >> bits).astype(np.int64)
+    new = np.concatenate((np.ones(min(1, len(keys)), bool), ordered[1:] != ordered[:-1]))
+    where = np.empty(len(values), np.int64)
+    where[keys & ((np.uint64(1) << bits) - np.uint64(1))] = np.cumsum(new) - 1
+    return ordered[new], where
 
 
-def mapped_scattered(path: Path, dtype: Any) -> npt.NDArray[Any]:
-    """The same where a little here and there is looked at: nothing is read ahead, 128 KB for each look otherwise."""
+def mapped(path: Path, dtype: Any, *, scattered: bool = False) -> npt.NDArray[Any]:
+    """The numbers in a file, read where they are looked at; an empty file can't be mapped, and needs not.
+
+    `scattered`: a little here and there is looked at, so nothing is read ahead, 128 KB for each look otherwise.
+    """
     if not path.stat().st_size:
         return np.empty(0, dtype)
     with path.open("rb") as file:
         whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    if hasattr(whole, "madvise"):
+    if scattered and hasattr(whole, "madvise"):
         whole.madvise(mmap.MADV_RANDOM)
     return np.frombuffer(whole, dtype)
 

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from milldam.dedup.keys import numbered
 from milldam.dedup.rules import NearRules
 from milldam.dedup.shingles import (
     TEXTS,
@@ -230,16 +231,24 @@ class SignatureFiles:
                     block = np.fromfile(file, np.uint8, min(rows, stop - start) * self.size)
                     yield start, block.reshape(-1, self.size)
 
-    def at(self, positions: Int64s) -> Signatures:
-        """The rows at some positions; read in order, whatever theirs is."""
-        order = np.argsort(positions)
+    def agreements(self, first: Int64s, second: Int64s) -> Int64s:
+        """In how many places the signatures of pairs of positions are equal."""
+        positions, where = numbered(np.concatenate((first, second)))
+        rows, one, other = self._at(positions), where[: len(first)], where[len(first) :]
+        equal = np.empty(len(first), np.int64)
+        if count := kernel("agreements", np.uint8, int, np.int64, np.int64, int, np.int64):
+            count(rows, self.size, one, other, len(first), equal)
+        else:
+            np.sum(rows[one] == rows[other], axis=1, out=equal)
+        return equal
+
+    def _at(self, positions: Int64s) -> Signatures:
+        """The rows at some positions, which are in order."""
         found = np.empty((len(positions), self.size), np.uint8)
-        files = np.searchsorted(self.bases, positions[order], side="right") - 1
-        cuts = np.flatnonzero(np.diff(files)) + 1
-        for run in np.split(order, cuts):
-            if len(run):
-                file = int(np.searchsorted(self.bases, positions[run[0]], side="right")) - 1
-                found[run] = self._rows_of(file, positions[run] - self.bases[file])
+        stops = np.searchsorted(positions, self.bases).tolist()
+        for file, (start, stop) in enumerate(pairwise(stops)):
+            if stop > start:
+                found[start:stop] = self._rows_of(file, positions[start:stop] - self.bases[file])
         return found
 
     def named(self, positions: Int64s) -> tuple[Int64s, Int64s]:

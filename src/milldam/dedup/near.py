@@ -42,9 +42,9 @@ from milldam.dedup.keys import SortedKeys, each_once, in_order, in_ranges, mappe
 from milldam.dedup.shingles import Hashes, Int64s
 from milldam.dedup.sketches import SketchFiles
 from milldam.files import NewFile
+from milldam.native import kernel
 
-MOST_PARTS, ROUNDS = 256, 8
-_VECTOR_STEPS = 16
+MOST_PARTS, UNIT_PARTS, ROUNDS = 256, 2, 8
 _EXACT_SIZES = 64
 _EDGE_KINDS: tuple[tuple[str, type[np.generic]], ...] = ((".keys", np.uint64), (".similarities", np.uint16))
 """The files of edges: their endings, and what is in them."""
@@ -103,6 +103,15 @@ def remove_work(work: NearWork) -> None:
 
 
 # ---- pairs to edges ----
+
+
+def verify_parts(units: int) -> int:
+    """How many calls of `verify_pairs` there are: more than units, so that workers are done at about the same time.
+
+    >>> verify_parts(10), verify_parts(1000)
+    (20, 256)
+    """
+    return min(MOST_PARTS, UNIT_PARTS * max(1, units))
 
 
 def verify_pairs(work: NearWork, part: int, parts: int) -> int:
@@ -225,8 +234,7 @@ class _Decision:
         for start in range(0, self._documents.count, self._work.share(1)):
             self._dropped[start : start + self._work.share(1)] = False
         for first, second, _ in self._edges():
-            dropped = second[dropped_seconds(first, second, self._dropped)]
-            self._dropped[dropped] = True
+            drop(first, second, self._dropped)
 
     def _bring_together(self, number: int) -> tuple[int, int]:
         """Compare documents that stay and are like the same dropped one; how many pairs, and how many were alike."""
@@ -296,28 +304,13 @@ def _most_alike(second: Int64s, similarity: Similarities) -> Int64s:
     return best
 
 
-def dropped_seconds(first: Int64s, second: Int64s, dropped: npt.NDArray[np.bool_]) -> Int64s:
-    """Edges, by the second -> of each document that is dropped the place of one of its edges.
+def drop(first: Int64s, second: Int64s, dropped: npt.NDArray[np.bool_]) -> None:
+    """Decide on the later documents of edges, which are sorted by them: one is dropped when a first of its edges stays.
 
-    `dropped`: by rank, of all documents that come before the seconds. A document is dropped when a first of its edges
-    stays.
+    `dropped`: by rank, true already for those that come before the seconds and are dropped.
     """
-    starts = np.flatnonzero(np.concatenate(([True], second[1:] != second[:-1])))
-    documents = second[starts]
-    at = np.minimum(np.searchsorted(documents, first), len(documents) - 1)
-    inside = documents[at] == first  # decided in this call
-    stays, open_ = np.zeros(len(documents), bool), np.ones(len(documents), bool)
-    before = ~inside & ~dropped[first]
-    for _ in range(_VECTOR_STEPS):
-        by_one = np.logical_or.reduceat(before | (inside & stays[at]), starts)
-        waits = np.logical_or.reduceat(inside & open_[at], starts)
-        stays |= open_ & ~by_one & ~waits
-        open_ &= ~by_one & ~stays
-        if not open_.any():
-            break
-    # Long chains are decided one by one.
-    for document in np.flatnonzero(open_).tolist():
-        stop = starts[document + 1] if document + 1 < len(starts) else len(second)
-        edges = slice(int(starts[document]), int(stop))
-        stays[document] = not (before[edges] | (inside[edges] & stays[at[edges]])).any()
-    return starts[~stays]
+    if decide_all := kernel("drop", np.int64, np.int64, int, np.uint8):
+        decide_all(first, second, len(first), dropped.view(np.uint8))
+        return
+    for one, other in zip(first.tolist(), second.tolist(), strict=True):
+        dropped[other] |= not dropped[one]

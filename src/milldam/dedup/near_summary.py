@@ -21,12 +21,14 @@ PAIRS, CLUSTERS = 10, 10
 _COUNTERS = 1 << 16
 _BATCH_ROWS = 1 << 16
 _COLUMNS = ["unit", "row", "of_unit", "of_row", "similarity"]
+_ROW_BITS = 40
 _SCALE = 1000
 """Similarities are stored in thousandths."""
 
 Place = tuple[int, int]
 """Unit and row of a document."""
-Columns = dict[str, npt.NDArray[np.int64]]
+Int64s = npt.NDArray[np.int64]
+Columns = dict[str, Int64s]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +110,14 @@ def _pair(columns: Columns, at: int) -> Pair:
 # ---- clusters ----
 
 
-def _names(columns: Columns) -> npt.NDArray[Any]:
-    """The kept document of each drop, as one value that can be sorted."""
-    found = np.empty(len(columns["unit"]), [("unit", np.int64), ("row", np.int64)])
-    found["unit"], found["row"] = columns["of_unit"], columns["of_row"]
-    return found
+def _names(columns: Columns) -> Int64s:
+    """The kept document of each drop as one number: its unit, then its row."""
+    return columns["of_unit"] << _ROW_BITS | columns["of_row"]
 
 
-def _frequent(batches: Iterable[Columns]) -> npt.NDArray[Any]:
+def _frequent(batches: Iterable[Columns]) -> Int64s:
     """All kept documents, or, when they are too many, among others those that took most (Misra and Gries 1982)."""
-    names, counts = np.empty(0, [("unit", np.int64), ("row", np.int64)]), np.empty(0, np.int64)
+    names, counts = np.empty(0, np.int64), np.empty(0, np.int64)
     for batch in batches:
         new, new_counts = np.unique(_names(batch), return_counts=True)
         names, place = np.unique(np.concatenate((names, new)), return_inverse=True)
@@ -129,7 +129,7 @@ def _frequent(batches: Iterable[Columns]) -> npt.NDArray[Any]:
     return names
 
 
-def _count(batches: Iterable[Columns], names: npt.NDArray[Any], clusters: int) -> list[Cluster]:
+def _count(batches: Iterable[Columns], names: Int64s, clusters: int) -> list[Cluster]:
     counts = np.zeros(len(names), np.int64)
     worst = {name: np.full(len(names), _SCALE + 1) for name in ("unit", "row", "similarity")}
     for batch in batches if len(names) else ():
@@ -143,7 +143,7 @@ def _count(batches: Iterable[Columns], names: npt.NDArray[Any], clusters: int) -
         lower = first[batch["similarity"][first] < worst["similarity"][at[first]]]
         for name, values in worst.items():
             values[at[lower]] = batch[name][lower]
-    largest = np.lexsort((names["row"], names["unit"], -counts))[:clusters]
-    held = worst | {"of_unit": names["unit"], "of_row": names["row"]}
+    largest = np.lexsort((names, -counts))[:clusters]
+    held = worst | {"of_unit": names >> _ROW_BITS, "of_row": names & ((1 << _ROW_BITS) - 1)}
     pairs = [_pair(held, k) for k in largest.tolist()]
     return [Cluster(pair.kept, int(counts[k]), pair) for k, pair in zip(largest, pairs, strict=True)]

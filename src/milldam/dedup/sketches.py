@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from milldam.dedup.keys import mapped, mapped_scattered
+from milldam.dedup.keys import mapped, numbered
 from milldam.dedup.minhash import SignatureFiles, unit_name
 from milldam.dedup.shingles import (
     TEXTS,
@@ -49,7 +49,7 @@ _HALF, _CUT = np.uint64(32), np.uint64(1 << 63)
 _NOTHING: Values = np.empty(0, np.uint32)
 _SCATTERED = 8
 """When less than this part of a file is wanted, what lies between is not read."""
-_PAIR_BYTES = 80
+_PAIR_BYTES, _PAIR_BYTES_WITHOUT_KERNELS = 10, 80
 """Of memory, for each hash of the two documents of a pair."""
 
 
@@ -59,6 +59,7 @@ class Sketcher:
     def __init__(self, ngram: int) -> None:
         self._ngram = ngram
         self._open, self._fed = OpenText(ngram), _NOTHING
+        self._spare: Hashes = np.empty(0, np.uint64)
 
     def sketches(self, texts: pa.LargeStringArray) -> Iterator[tuple[Values, Int64s]]:
         """(hashes, how many each document has) of some documents at a time, in order."""
@@ -73,8 +74,10 @@ class Sketcher:
         if sketches := kernel("sketches", *TEXTS, int, np.uint64, np.uint32, np.int64):
             data, offsets = raw(texts)
             room, counts = most_words(data, len(texts)), np.empty(len(texts), np.int64)
+            if len(self._spare) < room:
+                self._spare = np.empty(room, np.uint64)
             values = np.empty(room, np.uint32)
-            given = data, offsets, len(texts), self._ngram, lower_case(), MOST, np.empty(room, np.uint64), values
+            given = data, offsets, len(texts), self._ngram, lower_case(), MOST, self._spare, values
             return values[: sketches(*given, counts)], counts
         found = shingle(texts, self._ngram)
         keys = np.repeat(np.arange(len(texts), dtype=np.uint64), np.diff(found.offsets)) << _HALF
@@ -166,26 +169,24 @@ class SketchFiles:
 
     def compare(self, first: Int64s, second: Int64s, memory_bytes: int) -> Iterator[tuple[Int64s, Int64s]]:
         """(shingles in both, shingles in one or both) of pairs of positions, some pairs at a time, in order."""
-        positions, where = np.unique(np.concatenate((first, second)), return_inverse=True)
+        positions, where = numbered(np.concatenate((first, second)))
         counts = np.concatenate([spans.counts for _, spans in self._spans(positions)] or [positions])
         one, other = where[: len(first)], where[len(first) :]
-        taken = np.cumsum((counts[one] + counts[other]) * _PAIR_BYTES)
+        bytes_each = _PAIR_BYTES if kernel("compare_sets") else _PAIR_BYTES_WITHOUT_KERNELS
+        taken = np.cumsum((counts[one] + counts[other]) * bytes_each)
         start = 0
         while start < len(first):
             before = int(taken[start - 1]) if start else 0
             stop = max(start + 1, int(np.searchsorted(taken, before + memory_bytes, side="right")))
-            some = np.unique(np.concatenate((one[start:stop], other[start:stop])))
-            sets = self._read(positions[some])
-            yield sets.compare(np.searchsorted(some, one[start:stop]), np.searchsorted(some, other[start:stop]))
+            some, chosen = numbered(np.concatenate((one[start:stop], other[start:stop])))
+            yield self._read(positions[some]).compare(chosen[: stop - start], chosen[stop - start :])
             start = stop
 
     def _read(self, positions: Int64s) -> Sets:
         """The sketches at some positions, which are in order."""
         found = [(spans.read(path), spans) for path, spans in self._spans(positions)]
-        counts = np.concatenate([spans.counts for _, spans in found])
-        return Sets(
-            np.concatenate([values for values, _ in found]), counts, np.concatenate([one.cut for _, one in found])
-        )
+        values, counts, cut = zip(*((values, spans.counts, spans.cut) for values, spans in found), strict=True)
+        return Sets(np.concatenate(values), np.concatenate(counts), np.concatenate(cut))
 
     def _spans(self, positions: Int64s) -> Iterator[tuple[Path, Spans]]:
         """Where the hashes of documents are, file by file."""
@@ -208,8 +209,12 @@ class Spans:
         """The hashes, at most so many of each."""
         counts = np.minimum(self.counts, most)
         few = int(counts.sum()) * 4 * _SCATTERED < path.stat().st_size
-        found: Values = (mapped_scattered if few else mapped)(path, "<u4")[_runs(self.starts, counts)]
-        return found
+        values: Values = mapped(path, "<u4", scattered=few)
+        if gather := kernel("gather", np.uint32, np.int64, np.int64, int, np.uint32):
+            found = np.empty(int(counts.sum()), np.uint32)
+            gather(values, self.starts, counts, len(counts), found)
+            return found
+        return values[_runs(self.starts, counts)]
 
 
 class SketchRows:

@@ -1,6 +1,9 @@
 /* Sorted sets of hashes, compared. */
 
 #include <stdint.h>
+#include <string.h>
+
+typedef uint32_t four __attribute__((vector_size(16)));
 
 /* For each pair of sets of `values` (ascending, each value once): how many values up to the pair's bound are in both,
    and how many are in one or both. A set is a start and a count. */
@@ -14,7 +17,16 @@ int64_t milldam_compare_sets(const uint32_t *values, const int64_t *starts, cons
         while (a_end > a && a_end[-1] > bound) a_end--;
         while (b_end > b && b_end[-1] > bound) b_end--;
         const int64_t total = (a_end - a) + (b_end - b);
-        int64_t both = 0;
+        four same = {0, 0, 0, 0};
+        while (a_end - a >= 4 && b_end - b >= 4) { /* four with four; those whose last is the smaller are done */
+            four some;
+            memcpy(&some, a, sizeof some);
+            same += (four)((some == b[0]) | (some == b[1]) | (some == b[2]) | (some == b[3]));
+            const uint32_t x = a[3], y = b[3];
+            a += 4 * (x <= y);
+            b += 4 * (y <= x);
+        }
+        int64_t both = (uint32_t)-(same[0] + same[1] + same[2] + same[3]); /* true is all bits: minus one */
         while (a < a_end && b < b_end) { /* no branch to guess wrong: all three are additions of a comparison */
             const uint32_t x = *a, y = *b;
             both += x == y;
@@ -25,4 +37,14 @@ int64_t milldam_compare_sets(const uint32_t *values, const int64_t *starts, cons
         either[pair] = total - both;
     }
     return pairs;
+}
+
+/* Some runs of `values`, end to end. */
+int64_t milldam_gather(const uint32_t *values, const int64_t *starts, const int64_t *counts, int64_t runs,
+                       uint32_t *gathered) {
+    for (int64_t run = 0; run < runs; run++) {
+        memcpy(gathered, values + starts[run], counts[run] * sizeof(uint32_t));
+        gathered += counts[run];
+    }
+    return runs;
 }

@@ -9,6 +9,7 @@
 
 #define LOWERED 0x20000
 #define LONGEST_WORD 64
+#define BLOCK 64
 #define MOST_NGRAM 100
 #define WORD_FACTOR 0x9FB21C651E98DF25u
 #define ORDER_FACTOR 0xD6E8FEB86659FD93u
@@ -116,47 +117,66 @@ static inline uint64_t other_bytes(uint64_t bytes) {
     return ~((letters | digits) & ~bytes) & EACH(0x80);
 }
 
+/* The upper bits of eight bytes, as one byte. */
+static inline uint64_t upper_bits(uint64_t bytes) {
+    return (bytes & EACH(0x80)) * 0x0002040810204081u >> 56;
+}
+
+static inline uint64_t load(const uint8_t *text) {
+    uint64_t bytes;
+    memcpy(&bytes, text, 8);
+    return bytes;
+}
+
+/* The words that begin and end within the next `BLOCK` bytes, before any byte that is not ASCII; how many bytes are done
+   with. What is where follows from bits, so that a word need not wait for the one before it. */
+static inline int64_t read_block(struct reader *reader, const uint8_t *text, uint64_t ngram, struct sink *sink) {
+    uint64_t letters = 0, foreign = 0;
+    for (int k = 0; k < 8; k++) {
+        const uint64_t bytes = load(text + 8 * k);
+        letters |= upper_bits(~other_bytes(bytes)) << 8 * k;
+        foreign |= upper_bits(bytes) << 8 * k;
+    }
+    const int stop = foreign ? __builtin_ctzll(foreign) : BLOCK;
+    if (foreign) letters &= (foreign & -foreign) - 1;
+    while (letters) {
+        const int start = __builtin_ctzll(letters);
+        const uint64_t after = letters + (letters & -letters); /* the first run of ones carries into the bit behind it */
+        const int end = after ? __builtin_ctzll(after) : BLOCK;
+        if (end >= stop) return start;
+        uint64_t hash = 0;
+        for (int at = start; at < end; at += 8) {
+            const int more = end - at < 8 ? end - at : 8;
+            hash = fold(hash * ORDER_FACTOR + ((load(text + at) | EACH(0x20)) & UINT64_MAX >> (64 - 8 * more)));
+        }
+        add_word(reader, hash, ngram, sink);
+        letters &= after;
+    }
+    return stop;
+}
+
 static inline void read_text(struct reader *reader, const uint8_t *text, int64_t size, uint64_t ngram,
                              const uint32_t *lower, struct sink *sink) {
-    int64_t at = 0;
+    int64_t at = 0, one_by_one = 0; /* until where bytes are read one by one */
     while (at < size) {
-        if (size - at >= 8 && reader->length % 8 == 0) { /* eight bytes at once */
-            uint64_t bytes;
-            memcpy(&bytes, text + at, 8);
-            const uint64_t others = other_bytes(bytes), small = bytes | EACH(0x20);
-            if (!others) {
-                reader->hash = fold(reader->hash * ORDER_FACTOR + small);
-                reader->length += 8;
-                if (reader->length == LONGEST_WORD) end_word(reader, ngram, sink);
-                at += 8;
-                continue;
-            }
-            const int good = __builtin_ctzll(others) / 8;
-            if (text[at + good] < 0x80) {
-                if (good) {
-                    reader->block = small & ~(UINT64_MAX << 8 * good);
-                    reader->length += good;
-                }
-                end_word(reader, ngram, sink);
-                at += good + 1;
-                continue;
-            }
-        }
-        const uint8_t byte = text[at];
-        if (byte >= 0x80) {
-            uint32_t character;
-            at += decode(text + at, size - at, &character);
-            if (character < LOWERED) character = lower[character];
-            if (character >= 0x80) {
-                add_character(reader, character, ngram, sink);
-                continue;
-            }
-            add_byte(reader, character, ngram, sink); /* as of the Kelvin sign */
+        if (!reader->length && at >= one_by_one && size - at >= BLOCK + 8) {
+            const int64_t done = read_block(reader, text + at, ngram, sink);
+            at += done;
+            one_by_one = done < 8 ? at + BLOCK : at + 1;
             continue;
         }
-        if (is_word_byte(byte)) add_byte(reader, byte | 0x20, ngram, sink);
-        else end_word(reader, ngram, sink);
-        at++;
+        const uint8_t byte = text[at];
+        if (byte < 0x80) {
+            if (is_word_byte(byte)) add_byte(reader, byte | 0x20, ngram, sink);
+            else end_word(reader, ngram, sink);
+            at++;
+            continue;
+        }
+        uint32_t character;
+        at += decode(text + at, size - at, &character);
+        if (character < LOWERED) character = lower[character];
+        if (character >= 0x80) add_character(reader, character, ngram, sink);
+        else add_byte(reader, character, ngram, sink); /* of the Kelvin sign, say */
     }
 }
 
@@ -260,31 +280,33 @@ int64_t milldam_signatures(const uint8_t *texts, const int64_t *offsets, int64_t
 
 /* Sketches (dedup/sketches.py). */
 
-static void sort(uint32_t *values, uint32_t *spare, int64_t count) {
-    if (count < 48) {
-        for (int64_t k = 1; k < count; k++) {
-            const uint32_t value = values[k];
-            int64_t at = k;
-            for (; at > 0 && values[at - 1] > value; at--) values[at] = values[at - 1];
-            values[at] = value;
-        }
-        return;
+static void insertion_sort(uint32_t *values, int64_t count) {
+    for (int64_t k = 1; k < count; k++) {
+        const uint32_t value = values[k];
+        int64_t at = k;
+        for (; at > 0 && values[at - 1] > value; at--) values[at] = values[at - 1];
+        values[at] = value;
     }
-    uint32_t places[4][256] = {{0}};
-    for (int64_t k = 0; k < count; k++)
-        for (int byte = 0; byte < 4; byte++) places[byte][values[k] >> 8 * byte & 0xFF]++;
-    for (int byte = 0; byte < 4; byte++) {
-        uint32_t before = 0;
+}
+
+/* By bytes, the lowest first. Hashes are spread evenly: of some thousands few have the same upper half, so that sorting by
+   the upper half leaves little to the insertions. */
+static void sort(uint32_t *values, uint32_t *spare, int64_t count) {
+    const int first = count < 1 << 14 ? 2 : 0;
+    for (int byte = first; byte < 4 && count >= 48; byte++) {
+        uint32_t places[256] = {0}, before = 0;
+        for (int64_t k = 0; k < count; k++) places[values[k] >> 8 * byte & 0xFF]++;
         for (int k = 0; k < 256; k++) {
-            const uint32_t here = places[byte][k];
-            places[byte][k] = before;
+            const uint32_t here = places[k];
+            places[k] = before;
             before += here;
         }
-        for (int64_t k = 0; k < count; k++) spare[places[byte][values[k] >> 8 * byte & 0xFF]++] = values[k];
+        for (int64_t k = 0; k < count; k++) spare[places[values[k] >> 8 * byte & 0xFF]++] = values[k];
         uint32_t *const swapped = values;
         values = spare;
         spare = swapped;
     }
+    insertion_sort(values, count);
 }
 
 /* Of each text the upper halves of its hashes, ascending, each once, at most `most`; how many in all. `hashes` and

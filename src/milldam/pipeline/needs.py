@@ -166,9 +166,9 @@ class _Sizes:
         self.band_steps = self.partitions = self.verify_parts = 0
         if self.near is not None:
             from milldam.dedup.candidates import pair_steps
-            from milldam.dedup.near import MOST_PARTS
+            from milldam.dedup.near import verify_parts
 
-            self.band_steps, self.verify_parts = pair_steps(self.near), min(MOST_PARTS, load.units)
+            self.band_steps, self.verify_parts = pair_steps(self.near), verify_parts(load.units)
         self.indexed = dedup is not None and dedup.index is not None
         # What goes into the index is verified against one day: all documents.
         self.paired_share = 1.0 if self.indexed else PAIRED_SHARE

@@ -44,12 +44,15 @@ class ResolveTask:
     """Documents of the units before this one are never dropped."""
     index_files: tuple[Path, ...]
     units: int
-    """Of the plan: pairs are verified in as many parts, unless they are many."""
+    """Of the plan: pairs are verified in twice as many parts, unless they are many."""
     memory_bytes: int
     """What a process that does it may take in all."""
     threads: int
 
     def start(self) -> Callable[[int, Report], None]:
+        if self.rules.near is not None:
+            # What every worker needs is there before they are forked.
+            from milldam.dedup import near, near_summary  # noqa: F401
         return self._resolve
 
     def _resolve(self, step: int, report: Report) -> None:
@@ -174,10 +177,10 @@ def steps_of(rules: DedupRules, partitions: int, units: int) -> dict[str, range]
     counts = {GROUP: {"off": 0, "bloom": 1}.get(rules.method, partitions)}
     if rules.near is not None:
         from milldam.dedup.candidates import pair_steps
-        from milldam.dedup.near import MOST_PARTS
+        from milldam.dedup.near import verify_parts
 
-        ranking, parts = int(rules.near.prefer != "first"), max(1, min(MOST_PARTS, units))
-        counts |= {RANK: ranking, NEAR: pair_steps(rules.near), SHINGLE: 0, VERIFY: parts, DECIDE: 1}
+        ranking, pairing = int(rules.near.prefer != "first"), pair_steps(rules.near)
+        counts |= {RANK: ranking, NEAR: pairing, SHINGLE: 0, VERIFY: verify_parts(units), DECIDE: 1}
     found, first = {}, 0
     for stage, count in counts.items():
         if count or stage == SHINGLE:

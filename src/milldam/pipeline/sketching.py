@@ -119,7 +119,8 @@ class _UnitWork:
             for values, counts in self._sketcher.sketches(self._set.compared(batch).take(pa.array(rows))):
                 part = slice(done, done + len(counts))
                 keep = verdicts.keep[part]
-                values = values[np.repeat(keep, counts)]
+                if not keep.all():
+                    values = values[np.repeat(keep, counts)]
                 self._writer.add(batch.first_row + rows[part], values, np.where(keep, counts, 0))
                 done += len(counts)
 

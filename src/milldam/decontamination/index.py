@@ -33,7 +33,7 @@ SEED_LETTERS = 16
 """Letters from a seed on that are looked up. Where an n-gram has fewer from each of its pairs on, the pair is."""
 LAYOUT = 3
 """Another number whenever the file is laid out, or hashed, in another way."""
-BUILDING_FACTOR = 20
+BUILDING_FACTOR = 24
 """Bytes that building takes for each byte of the passages' texts, as measured."""
 _SLICE_BYTES = 1 << 20
 _WINDOWS = 1 << 16
@@ -140,6 +140,13 @@ def _hashes(text: _Text, first: Int64s, stop: Int64s) -> Hashes:
     return hashes
 
 
+def _alike(hashes: Hashes) -> Int64s:
+    """For each hash how many have its first bits: nearly as many as are equal to it, and never fewer."""
+    shift = np.uint64(63 - len(hashes).bit_length())
+    first_bits = (hashes >> shift).view(np.int64)
+    return np.bincount(first_bits)[first_bits]
+
+
 def _common(text: _Text, grams: _Grams, most: npt.NDArray[np.int32]) -> Mask:
     """N-grams that occur in more passages than the set of theirs allows. `most`: for each passage."""
     found = np.zeros(len(grams.first_words), np.bool_)
@@ -147,25 +154,24 @@ def _common(text: _Text, grams: _Grams, most: npt.NDArray[np.int32]) -> Mask:
         return found
     hashes = _hashes(text, *grams.letters(text))
     passage = np.repeat(np.arange(len(most), dtype=np.int32), np.diff(grams.bounds))
-    # Stable: within equal ones, passages stay in order.
-    order = np.argsort(hashes, kind="stable")
+    # Few are left to be sorted; stable: within equal ones, passages stay in order.
+    order = np.flatnonzero(_alike(hashes) > most.min())
+    order = order[np.argsort(hashes[order], kind="stable")]
     hashes, passage = hashes[order], passage[order]
-    begins = np.concatenate(([True], hashes[1:] != hashes[:-1]))
-    another = np.flatnonzero(begins | np.concatenate(([True], passage[1:] != passage[:-1])))
-    group = (np.cumsum(begins, dtype=np.int32) - 1).astype(np.int32)
-    several = np.bincount(group[another])
-    found[order] = several[group] > most[passage]
+    begins = np.diff(hashes, prepend=~hashes[:1]) != 0
+    another = np.flatnonzero(begins | (np.diff(passage, prepend=-1) != 0))
+    group = np.cumsum(begins) - 1
+    found[order] = np.bincount(group[another])[group] > most[passage]
     return found
 
 
 def _seeds(text: _Text, grams: _Grams, counted: Mask) -> tuple[Int64s, Int64s]:
     """Numbers of the words that begin a seed, the rarest pair of each n-gram: of n-grams that have sixteen letters from
     some pair on, and of those that do not."""
-    _, inverse, counts = np.unique(text.pairs, return_inverse=True, return_counts=True)
     # Long words are rare everywhere; never, if there is another pair, what others may write as one word.
     letters = np.minimum(text.lengths, _TELLING)
     letters[:-1] += np.minimum(text.lengths[1:], _TELLING)
-    score = np.log2(counts[inverse]).astype(np.int64) - letters
+    score = np.log2(_alike(text.pairs)).astype(np.int64) - letters
     risky = text.joined.copy()
     risky[1:] |= text.joined[:-1]
     risky[:-1] |= text.joined[1:]

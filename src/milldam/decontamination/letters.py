@@ -94,8 +94,8 @@ class WordFinder:
         if len(self._folded) < len(raw) + _PADDING:
             self._folded = np.empty(len(raw) + _PADDING, np.uint8)
             self._borders = np.empty(len(raw) // 64 + 1, np.uint64)
-        if len(self._edges) < len(raw) + 2 * texts + 2:
-            self._edges = np.empty(len(raw) + 2 * texts + 2, np.uint32)
+        if len(self._edges) < len(raw) + 2 * texts + 8:
+            self._edges = np.empty(len(raw) + 2 * texts + 8, np.uint32)
         out = self._folded, self._borders, self._edges
         count = self._kernel(raw, len(raw), offsets, texts, self._folds, self._alone, *out)
         return Words(self._folded[: len(raw) + _PADDING], self._edges[: 2 * count].reshape(count, 2))
@@ -151,7 +151,7 @@ def _tables() -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.bool_]]:
 
 
 def pair_hashes(blocks: Hashes) -> Hashes:
-    """A number for each word together with the next one, whose first bits tell most; behind the last is nothing."""
+    """A number for each word together with the next one, whose first bits tell most; the last has no meaning."""
     hashes = blocks * _ORDER_FACTOR
     hashes[:-1] += blocks[1:] * _WORD_FACTOR
     return hashes

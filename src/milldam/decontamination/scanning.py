@@ -5,7 +5,7 @@ compared with the passage's to both sides. That is the kernel's work, or numpy's
 maximal run of n-grams of one passage in one stretch of a document, which begins and ends where words do. The matches of
 a document depend on its text and the index alone, not on how it comes in batches or parts.
 
-Memory: 5 bytes a byte of text for one slice of 256 KB (numpy: 80); a larger document is one slice.
+Memory: 5 bytes a byte of text for one slice of 512 KB (numpy: 80); a larger document is one slice.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from milldam.decontamination.index import SEED_LETTERS, Index, may_hold, pair_ke
 from milldam.decontamination.letters import BLOCK, Hashes, Int64s, WordFinder, Words, blocks_at, pair_hashes
 from milldam.text.arrays import text_offsets
 
-SLICE_BYTES = 1 << 18
+SLICE_BYTES = 1 << 19
 KEPT_BYTES = 1 << 16
 """Of a document that comes in parts, so much is looked at again with the next one: no n-gram is spread over more."""
 _FIRST_LOOK = 1 << 7
 _EXPECTED = 256
 """Places where letters are equal in a slice, as a rule."""
+_REMEMBERED = 3 * 4096
+"""What the kernel remembers of such places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,9 @@ class _Regions:
         self._kinds = 2 if index.short_seeds else 1
         tables = np.uint64, int, np.uint64, int, int
         seeds = np.uint64, np.int64, np.int64, int, np.uint8, np.int64, np.int64
-        self._kernel = native.kernel("regions", np.uint8, np.uint32, int, np.int64, *tables, *seeds, np.int64, int)
+        words, out = (np.uint8, np.uint32, int, np.int64), (np.int64, np.int64, int)
+        self._kernel = native.kernel("regions", *words, *tables, *seeds, *out)
+        self._memory = np.empty(_REMEMBERED, np.int64)
         self._found = np.empty((_EXPECTED, 4), np.int64)
 
     def find(self, words: Words, offsets: Int64s) -> Int64s:
@@ -116,7 +120,7 @@ class _Regions:
         tables = index.pair_bits, int(shift_of(index.pair_bits)), index.key_bits, int(shift_of(index.key_bits))
         seeds = index.seed_keys, index.seed_letters, index.seed_passages, len(index.seed_keys)
         passages = index.letters, index.bounds, index.shortest
-        given = words.folded, words.edges, len(words), offsets, *tables, self._kinds, *seeds, *passages
+        given = words.folded, words.edges, len(words), offsets, *tables, self._kinds, *seeds, *passages, self._memory
         count = self._kernel(*given, self._found, len(self._found))
         if count > len(self._found):
             self._found = np.empty((count, 4), np.int64)
@@ -144,10 +148,10 @@ class _Regions:
     def _seeds(self, words: Words) -> tuple[Int64s, Int64s]:
         """Words that begin a seed, as far as hashes tell, and which: a word as often as it has seeds."""
         known, blocks = self._index.seed_keys, words.blocks
-        at = np.flatnonzero(may_hold(self._index.pair_bits, pair_hashes(blocks)))
+        at = np.flatnonzero(may_hold(self._index.pair_bits, pair_hashes(blocks)[:-1]))
         keys = [seed_keys(*_sixteen_letters(words, at))]
         if self._kinds == 2:
-            keys.append(pair_keys(blocks[at], np.append(blocks, np.uint64(0))[at + 1]))
+            keys.append(pair_keys(blocks[at], blocks[at + 1]))
         at, every = np.repeat(at, self._kinds), np.stack(keys, axis=1).ravel()
         first, stop = (np.searchsorted(known, every, side=side) for side in ("left", "right"))
         counts = stop - first

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.decontamination.array_file import map_arrays, write_arrays
-from milldam.decontamination.letters import BLOCK, Bytes, Hashes, Int64s, WordFinder, blocks_at, pair_hashes
+from milldam.decontamination.letters import BLOCK, Bytes, Hashes, Int64s, blocks_at, pair_hashes, words_of
 from milldam.decontamination.passages import MIN_LETTERS, Passages
 from milldam.decontamination.rules import EvaluationSet
 
@@ -66,15 +66,14 @@ class _Text:
 def _read_text(passages: Passages) -> _Text:
     offsets = passages.offsets
     parts: list[tuple[Any, ...]] = []
-    finder, start = WordFinder(), 0
+    start = 0
     while start < len(passages):
         stop = int(np.searchsorted(offsets, offsets[start] + _SLICE_BYTES, side="right")) - 1
         stop = min(max(stop, start + 1), len(passages))
         data = bytes(passages.texts[offsets[start] : offsets[stop]])
         inner = offsets[start : stop + 1] - offsets[start]
-        words = finder.find(data, inner)
-        starts, lengths = words.starts, words.lengths
-        ends = starts + lengths
+        words = words_of(data, inner)
+        starts, ends, lengths = words.starts, words.stops, words.lengths
         gaps = np.append(starts[1:], len(data)) - ends
         raw = np.frombuffer(data + b" ", np.uint8)[ends]
         joined = ((gaps == 1) & (raw > ord(" "))) | ((gaps == 3) & (raw == 0xE2)) | ((gaps == 2) & (raw == 0xC2))
@@ -310,9 +309,9 @@ class Index:
         self._columns: npt.NDArray[np.uint16] = arrays["columns"]
 
     @property
-    def short_seeds(self) -> int:
-        """Seeds that are looked up by their two words."""
-        return int(self.facts["short_seeds"])
+    def kinds(self) -> int:
+        """2: some seeds are looked up by their two words."""
+        return 2 if self.facts["short_seeds"] else 1
 
     def text(self, passage: int) -> str:
         return bytes(self._texts[self._text_bounds[passage] : self._text_bounds[passage + 1]]).decode()

@@ -9,7 +9,7 @@ Every byte keeps its place, so that what is found can be cut out. Near-dedup's w
 another rule: nothing is cut out there, so lower case may have another length, and every character beyond ASCII that is
 no general punctuation is a letter. Signatures in the indexes of earlier runs go by that rule, so it stays.
 
-Memory: 5 bytes a byte of text, 50 without the kernel; callers take slices.
+Memory: 10 bytes a byte of text, 50 without the kernel; callers take slices.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import unicodedata
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,7 @@ BLOCK = 8
 """Bytes of a word that are looked at at once."""
 MASKS = np.array([(1 << 8 * size) - 1 for size in range(BLOCK + 1)], dtype=np.uint64)
 """For the first so many bytes of a block."""
-_PADDING = 128
+_PADDING = 192
 _WORD_FACTOR, _ORDER_FACTOR = np.uint64(0x9FB21C651E98DF25), np.uint64(0xD6E8FEB86659FD93)
 _BMP = 1 << 16
 
@@ -42,25 +43,18 @@ class Words:
     """The words of some texts that lie end to end."""
 
     folded: Bytes
-    """The texts in lower case, 0 for what is in no word; then 128 zeros."""
-    edges: npt.NDArray[np.uint32]
-    """(words, 2): where each begins and ends."""
-
-    def __len__(self) -> int:
-        return len(self.edges)
-
-    @property
-    def starts(self) -> Int64s:
-        return self.edges[:, 0].astype(np.int64)
+    """The texts in lower case, 0 for what is in no word; then 192 zeros."""
+    starts: Int64s
+    stops: Int64s
 
     @property
     def lengths(self) -> Int64s:
-        return (self.edges[:, 1] - self.edges[:, 0]).astype(np.int64)
+        return self.stops - self.starts
 
     @property
     def blocks(self) -> Hashes:
         """The first eight bytes of each word, as a number."""
-        blocks: Hashes = blocks_at(self.folded)[self.edges[:, 0]]
+        blocks: Hashes = blocks_at(self.folded)[self.starts]
         blocks &= MASKS.take(self.lengths, mode="clip")
         return blocks
 
@@ -70,40 +64,41 @@ def blocks_at(letters: Bytes) -> Hashes:
     return np.ndarray((len(letters) - BLOCK + 1,), "<u8", letters, strides=(1,))
 
 
-class WordFinder:
-    """Finds the words of texts; keeps its memory for the next ones, as taking it anew costs as much as finding them."""
+class Room:
+    """What kernels are given of texts, and the memory that they write to. It is kept for the next texts: taking it anew
+    costs as much as the work."""
+
+    TYPES = (np.uint8, int, np.int64, int, np.uint16, np.bool_, np.uint8, np.uint64, np.uint32, np.uint32)
 
     def __init__(self) -> None:
-        self._folds, self._alone = _tables()
-        self._kernel = native.kernel(
-            "letters", np.uint8, int, np.int64, int, np.uint16, np.bool_, np.uint8, np.uint64, np.uint32
-        )
-        self._folded, self._borders, self._edges = np.empty(0, np.uint8), np.empty(0, np.uint64), np.empty(0, np.uint32)
+        self._tables = _tables()  # there before workers are forked
+        self.folded, self._borders = np.empty(0, np.uint8), np.empty(0, np.uint64)
+        self.places, self.others = np.empty(0, np.uint32), np.empty(0, np.uint32)
 
-    def find(self, data: bytes | memoryview, offsets: Int64s) -> Words:
-        """The words of UTF-8 texts that lie end to end; they stay until the next call. offsets: (texts + 1,).
-
-        >>> found = WordFinder().find("It’s 5.".encode(), np.array([0, 9]))
-        >>> bytes(found.folded[:9]), found.edges.tolist()
-        (b'it\\x00\\x00\\x00s\\x005\\x00', [[0, 2], [5, 6], [7, 8]])
-        """
-        if self._kernel is None:
-            return _words_of(bytes(data), offsets)
+    def given(self, data: bytes | memoryview, offsets: Int64s, at_once: int) -> tuple[npt.NDArray[Any] | int, ...]:
+        """UTF-8 texts that lie end to end, so many bytes of them at once. offsets: (texts + 1,)."""
+        assert at_once < 1 << 32
+        if len(self.places) < at_once + 8:
+            self.folded = np.empty(at_once + _PADDING, np.uint8)
+            self._borders = np.empty(at_once // 64 + 3, np.uint64)
+            self.places, self.others = (np.empty(at_once + 8, np.uint32) for _ in range(2))
         raw, texts = np.frombuffer(data, np.uint8), len(offsets) - 1
-        assert len(raw) < 1 << 32
-        if len(self._folded) < len(raw) + _PADDING:
-            self._folded = np.empty(len(raw) + _PADDING, np.uint8)
-            self._borders = np.empty(len(raw) // 64 + 1, np.uint64)
-        if len(self._edges) < len(raw) + 2 * texts + 8:
-            self._edges = np.empty(len(raw) + 2 * texts + 8, np.uint32)
-        out = self._folded, self._borders, self._edges
-        count = self._kernel(raw, len(raw), offsets, texts, self._folds, self._alone, *out)
-        return Words(self._folded[: len(raw) + _PADDING], self._edges[: 2 * count].reshape(count, 2))
+        return raw, at_once, offsets, texts, *self._tables, self.folded, self._borders, self.places, self.others
 
 
 def words_of(data: bytes | memoryview, offsets: Int64s) -> Words:
-    """Once, for a text or a few."""
-    return WordFinder().find(data, offsets)
+    """The words of UTF-8 texts that lie end to end. offsets: (texts + 1,).
+
+    >>> found = words_of("It’s 5.".encode(), np.array([0, 9]))
+    >>> bytes(found.folded[:9]), found.starts.tolist(), found.stops.tolist()
+    (b'it\\x00\\x00\\x00s\\x005\\x00', [0, 5, 7], [2, 6, 8])
+    """
+    kernel = native.kernel("words", *Room.TYPES)
+    if kernel is None:
+        return _words_of(bytes(data), offsets)
+    room = Room()
+    count = kernel(*room.given(data, offsets, len(data)))
+    return Words(room.folded, room.places[:count].astype(np.int64), room.others[:count].astype(np.int64))
 
 
 def _words_of(data: bytes, offsets: Int64s) -> Words:
@@ -128,7 +123,7 @@ def _words_of(data: bytes, offsets: Int64s) -> Words:
     first = np.repeat(np.cumsum(pieces) - pieces, pieces)
     begins = np.repeat(begins, pieces) + (np.arange(len(first)) - first) * LONGEST_WORD
     ends = np.minimum(np.repeat(ends, pieces), begins + LONGEST_WORD)
-    return Words(folded, np.stack((begins, ends), axis=1).astype(np.uint32))
+    return Words(folded, begins, ends)
 
 
 @functools.cache

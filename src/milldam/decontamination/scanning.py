@@ -5,11 +5,12 @@ compared with the passage's to both sides. That is the kernel's work, or numpy's
 maximal run of n-grams of one passage in one stretch of a document, which begins and ends where words do. The matches of
 a document depend on its text and the index alone, not on how it comes in batches or parts.
 
-Memory: 5 bytes a byte of text for one slice of 512 KB (numpy: 80); a larger document is one slice.
+Memory: 6 bytes a byte of the largest document (numpy: 80 a byte of all of them).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,15 +19,16 @@ import pyarrow as pa
 
 from milldam import native
 from milldam.decontamination.index import SEED_LETTERS, Index, may_hold, pair_keys, seed_keys, shift_of
-from milldam.decontamination.letters import BLOCK, Hashes, Int64s, WordFinder, Words, blocks_at, pair_hashes
+from milldam.decontamination.letters import BLOCK, Hashes, Int64s, Room, Words, blocks_at, pair_hashes, words_of
 from milldam.text.arrays import text_offsets
 
-SLICE_BYTES = 1 << 19
+AT_ONCE = 1 << 15
+"""Bytes of text; the processor's cache holds what is made of them."""
 KEPT_BYTES = 1 << 16
 """Of a document that comes in parts, so much is looked at again with the next one: no n-gram is spread over more."""
 _FIRST_LOOK = 1 << 7
 _EXPECTED = 256
-"""Places where letters are equal in a slice, as a rule."""
+"""Places where letters are equal, as a rule."""
 _REMEMBERED = 3 * 4096
 """What the kernel remembers of such places."""
 
@@ -50,7 +52,6 @@ class Scanner:
     def __init__(self, index: Index) -> None:
         self._index = index
         if index.passages:
-            self._words = WordFinder()  # its tables are there before workers are forked
             self._regions = _Regions(index)
 
     def whole(self, texts: pa.LargeStringArray) -> Iterator[Match]:
@@ -58,82 +59,87 @@ class Scanner:
         if not self._index.passages:
             return
         offsets = text_offsets(texts)
-        data = memoryview(texts.buffers()[2] or b"")
-        start = 0
-        while start < len(texts):
-            stop = int(np.searchsorted(offsets, offsets[start] + SLICE_BYTES, side="right")) - 1
-            stop = min(max(stop, start + 1), len(texts))
-            inner = offsets[start : stop + 1]
-            for match in self._scan(data[inner[0] : inner[-1]], inner - inner[0]):
-                yield Match(match.document + start, match.passage, match.first, match.stop, match.start, match.end)
-            start = stop
+        data = memoryview(texts.buffers()[2] or b"")[offsets[0] : offsets[-1]]
+        yield from self._scan(data, offsets - offsets[0])
 
     def part(self, data: bytes, *, open: bool) -> Iterator[Match]:
         """The matches of one text. `open`: it goes on, and its last word may: that one is left for the next part."""
         if not self._index.passages or not data:
             return
-        yield from self._scan(data, np.array([0, len(data)]), open=open)
-
-    def _scan(self, data: bytes | memoryview, offsets: Int64s, *, open: bool = False) -> Iterator[Match]:
-        words = self._words.find(data, offsets)
         if open:
-            words = Words(words.folded, words.edges[:-1])
-            offsets = np.array([0, int(words.edges[-1, 1]) if len(words) else 0])
-        at, seeds, left, right = self._regions.find(words, offsets).T
-        if not len(at):
-            return
-        index, document = self._index, _Document(words)
-        documents = np.searchsorted(offsets, words.edges[at, 0], side="right") - 1
-        each = (at, documents, index.seed_letters[seeds], index.seed_passages[seeds], left, right)
+            starts = words_of(data, np.array([0, len(data)])).starts
+            data = data[: int(starts[-1]) if len(starts) else 0]
+        yield from self._scan(data, np.array([0, len(data)]))
+
+    def _scan(self, data: bytes | memoryview, offsets: Int64s) -> Iterator[Match]:
+        found = self._regions.find(data, offsets)
+        documents = np.searchsorted(offsets, found[:, 0], side="right") - 1
+        for document, first, stop in _runs(documents):
+            low, high = offsets[document : document + 2].tolist()
+            text = _Document(words_of(data[low:high], np.array([0, high - low])))
+            for match in self._matches(text, found[first:stop] - [low, 0, 0, 0]):
+                yield Match(document, *match)
+
+    def _matches(self, text: _Document, found: Int64s) -> Iterator[tuple[int, int, int, int, int]]:
+        """Passage, n-grams, from where to where."""
+        places, seeds, left, right = found.T
+        each = places, self._index.seed_letters[seeds], self._index.seed_passages[seeds], left, right
         reached: dict[tuple[int, int], int] = {}
-        for word, number, letter, passage, before, after in zip(*(one.tolist() for one in each), strict=True):
-            here = document.letter(word)
+        for place, letter, passage, before, after in zip(*(one.tolist() for one in each), strict=True):
+            here = text.letter(place)
             if reached.get((passage, here - letter), 0) > here:
                 continue  # the same letters beside each other
             reached[passage, here - letter] = here + after
-            found = _grams(index, document, passage, letter - before, letter + after, here - letter)
-            if found is not None:
-                first, stop, start, end = found
-                low = int(offsets[number])
-                yield Match(number, passage, first, stop, start - low, end - low)
+            grams = _grams(self._index, text, passage, letter - before, letter + after, here - letter)
+            if grams is not None:
+                yield passage, *grams
+
+
+def _runs(values: Int64s) -> Iterator[tuple[int, int, int]]:
+    """Values that come in order, each with where it begins and ends.
+
+    >>> list(_runs(np.array([4, 4, 7])))
+    [(4, 0, 2), (7, 2, 3)]
+    """
+    firsts = np.flatnonzero(np.diff(values, prepend=-1)).tolist()
+    for first, stop in itertools.pairwise([*firsts, len(values)]):
+        yield int(values[first]), first, stop
 
 
 class _Regions:
     """Where letters of documents and passages are equal, as many as the passage's shortest n-gram has."""
 
     def __init__(self, index: Index) -> None:
-        self._index = index
-        self._kinds = 2 if index.short_seeds else 1
-        tables = np.uint64, int, np.uint64, int, int
+        self._index, self._room = index, Room()
+        tables = int, np.uint64, int, np.uint64, int
         seeds = np.uint64, np.int64, np.int64, int, np.uint8, np.int64, np.int64
-        words, out = (np.uint8, np.uint32, int, np.int64), (np.int64, np.int64, int)
-        self._kernel = native.kernel("regions", *words, *tables, *seeds, *out)
-        self._memory = np.empty(_REMEMBERED, np.int64)
-        self._found = np.empty((_EXPECTED, 4), np.int64)
+        self._kernel = native.kernel("regions", *Room.TYPES, np.int64, *tables, *seeds, np.int64, int)
+        self._memory, self._found = np.empty(_REMEMBERED, np.int64), np.empty((_EXPECTED, 4), np.int64)
 
-    def find(self, words: Words, offsets: Int64s) -> Int64s:
-        """(places, 4): the word of the document and the seed that led there, and how many letters are equal before
-        and from there on. In order; of one stretch some or all places."""
+    def find(self, data: bytes | memoryview, offsets: Int64s) -> Int64s:
+        """(places, 4): the place in the texts, the seed that led there, and how many letters are equal before and from
+        there on. In order; of one stretch some or all places."""
         if self._kernel is None:
-            return self._find(words, offsets)
-        index = self._index
+            return self._find(words_of(data, offsets), offsets)
+        index, at_once = self._index, max(AT_ONCE, int(np.diff(offsets).max(initial=0)))
         tables = index.pair_bits, int(shift_of(index.pair_bits)), index.key_bits, int(shift_of(index.key_bits))
         seeds = index.seed_keys, index.seed_letters, index.seed_passages, len(index.seed_keys)
-        passages = index.letters, index.bounds, index.shortest
-        given = words.folded, words.edges, len(words), offsets, *tables, self._kinds, *seeds, *passages, self._memory
+        rules = index.kinds, *tables, *seeds, index.letters, index.bounds, index.shortest
+        given = *self._room.given(data, offsets, at_once), self._memory, *rules
         count = self._kernel(*given, self._found, len(self._found))
         if count > len(self._found):
             self._found = np.empty((count, 4), np.int64)
             self._kernel(*given, self._found, count)
-        return self._found[:count]
+        return self._found[:count].copy()
 
     # ---- the kernel's twin ----
 
     def _find(self, words: Words, offsets: Int64s) -> Int64s:
-        index, starts = self._index, words.starts
+        index = self._index
         at, seeds = self._seeds(words)
-        texts = np.searchsorted(offsets, starts[at], side="right") - 1
-        each = (starts[at], offsets[texts], offsets[texts + 1], index.seed_letters[seeds], index.seed_passages[seeds])
+        places = words.starts[at]
+        texts = np.searchsorted(offsets, places, side="right") - 1
+        each = (places, offsets[texts], offsets[texts + 1], index.seed_letters[seeds], index.seed_passages[seeds])
         found = np.zeros((len(at), 2), np.int64)
         for k, (place, low, high, letter, passage) in enumerate(zip(*(one.tolist() for one in each), strict=True)):
             begin, end = index.bounds[passage : passage + 2].tolist()
@@ -142,18 +148,18 @@ class _Regions:
                 _equal_right(words, place, high, index.letters[letter:end].tobytes()),
             )
         enough = found.sum(axis=1) >= index.shortest[index.seed_passages[seeds]]
-        places: Int64s = np.column_stack((at, seeds, found))[enough]
-        return places
+        regions: Int64s = np.column_stack((places, seeds, found))[enough]
+        return regions
 
     def _seeds(self, words: Words) -> tuple[Int64s, Int64s]:
         """Words that begin a seed, as far as hashes tell, and which: a word as often as it has seeds."""
-        known, blocks = self._index.seed_keys, words.blocks
-        at = np.flatnonzero(may_hold(self._index.pair_bits, pair_hashes(blocks)[:-1]))
+        index, blocks = self._index, words.blocks
+        at = np.flatnonzero(may_hold(index.pair_bits, pair_hashes(blocks)[:-1]))
         keys = [seed_keys(*_sixteen_letters(words, at))]
-        if self._kinds == 2:
+        if index.kinds == 2:
             keys.append(pair_keys(blocks[at], blocks[at + 1]))
-        at, every = np.repeat(at, self._kinds), np.stack(keys, axis=1).ravel()
-        first, stop = (np.searchsorted(known, every, side=side) for side in ("left", "right"))
+        at, every = np.repeat(at, index.kinds), np.stack(keys, axis=1).ravel()
+        first, stop = (np.searchsorted(index.seed_keys, every, side=side) for side in ("left", "right"))
         counts = stop - first
         seeds = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))
         return np.repeat(at, counts), seeds
@@ -161,11 +167,9 @@ class _Regions:
 
 def _sixteen_letters(words: Words, at: Int64s) -> tuple[Hashes, Hashes]:
     """The letters from some words on, whatever lies between the words: two numbers of eight each."""
-    folded = words.folded[: int(words.edges[-1, 1]) if len(words) else 0]
-    letters = folded[folded != 0]
-    padded = np.concatenate((letters, np.zeros(SEED_LETTERS, np.uint8)))
+    letters = np.concatenate((words.folded[words.folded != 0], np.zeros(SEED_LETTERS, np.uint8)))
     from_letter = (np.cumsum(words.lengths) - words.lengths)[at]
-    return blocks_at(padded)[from_letter], blocks_at(padded)[from_letter + BLOCK]
+    return blocks_at(letters)[from_letter], blocks_at(letters)[from_letter + BLOCK]
 
 
 def _equal_right(words: Words, place: int, high: int, wanted: bytes) -> int:
@@ -211,9 +215,9 @@ class _Document:
         self._starts, self._lengths = words.starts, words.lengths
         self._before = np.cumsum(self._lengths) - self._lengths
 
-    def letter(self, word: int) -> int:
-        """How many letters lie before a word."""
-        return int(self._before[word])
+    def letter(self, place: int) -> int:
+        """How many letters lie before a word that begins at a place."""
+        return int(self._before[np.searchsorted(self._starts, place)])
 
     def _word_of(self, letter: int) -> int:
         return int(np.searchsorted(self._before, letter, side="right")) - 1
@@ -221,15 +225,15 @@ class _Document:
     def place(self, letter: int) -> int:
         """Where a letter stands, counted over all texts."""
         word = self._word_of(letter)
-        return int(self._starts[word]) + letter - self.letter(word)
+        return int(self._starts[word] + letter - self._before[word])
 
     def begins_word(self, letter: int) -> bool:
-        return self.letter(self._word_of(letter)) == letter
+        return bool(self._before[self._word_of(letter)] == letter)
 
     def ends_word(self, letter: int) -> bool:
         """Whether a word ends before a letter."""
         word = self._word_of(letter - 1)
-        return self.letter(word) + int(self._lengths[word]) == letter
+        return bool(self._before[word] + self._lengths[word] == letter)
 
 
 def _grams(

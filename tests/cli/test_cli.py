@@ -39,14 +39,13 @@ from tests.kit.token_stores import shard_file
 
 import milldam
 from milldam.cli import GROUPS, main
-from milldam.cli.progress import LiveDisplay, live_lines
 from milldam.cli.status import read_status
+from milldam.cli.summaries import LiveDisplay, live_lines
 from milldam.config.settings import Config
 from milldam.memory import format_size
 from milldam.pipeline.job import run_job
-from milldam.run.folder import RunFolder
-from milldam.run.identity import Identity
-from milldam.run.progress import Quiet, Snapshot
+from milldam.run.folder import Identity, RunFolder
+from milldam.run.summary import Quiet, Snapshot
 from milldam.sources.units import Slice, Unit
 from milldam.stores.kinds import TOKENS
 
@@ -360,7 +359,7 @@ def test_the_live_lines_move_while_nobody_reports(monkeypatch: pytest.MonkeyPatc
     from rich.console import Console
 
     now = [100.0]
-    monkeypatch.setattr("milldam.cli.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("milldam.cli.summaries.time.monotonic", lambda: now[0])
     display = LiveDisplay(Console(width=90))
     assert str(display.render()).startswith("reading the input, 0:00:00")
     display.progress(snapshot(input_bytes=1, documents=1))

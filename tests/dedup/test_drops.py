@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from milldam.dedup import drops
 from milldam.dedup.drops import BLOOM, EXACT, NEAR, UNKNOWN, DropSet, DropWriter, Original, drop_file_name
-from milldam.text.verdicts import Verdicts
+from milldam.text.arrays import Verdicts
 
 Drops = dict[tuple[int, int], tuple[int, int]]
 

@@ -27,7 +27,7 @@ from milldam.filters.rules import (
     GopherRepetitionRules,
     LanguageRules,
 )
-from milldam.text.verdicts import Verdicts
+from milldam.text.arrays import Verdicts
 
 QUALITY_OFF = {name: None for name in asdict(GopherQualityRules()) if name != "stop_words"}
 REPETITION_OFF = dict.fromkeys(asdict(GopherRepetitionRules()))

@@ -11,8 +11,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from milldam.loader.stores import Store
+from milldam.stores.tokens.format import Spans
 from milldam.stores.tokens.manifest import Manifest, Shard
-from milldam.stores.tokens.spans import Spans
 from milldam.stores.tokens.writer import ShardWriter, Tokens
 
 PAD = 0

@@ -238,7 +238,7 @@ CRASHED = 9
 PATCHES = {
     "start": "milldam.run.folder:RunFolder.start",
     "record": "milldam.run.records:Records.add",
-    "append": "milldam.run.journal:Journal.append",
+    "append": "milldam.run.records:Journal.append",
     "stage": "milldam.run.session:Session.work",
     "fingerprints": "milldam.dedup.fingerprints:FingerprintWriter.commit",
     "signatures": "milldam.dedup.minhash:SignatureWriter.commit",
@@ -257,7 +257,7 @@ PATCHES = {
     "dropped": "milldam.pipeline.finishing:_gather_dropped",
     "manifest": "milldam.stores.tokens.manifest:Manifest.write_with",
     "pack": "milldam.pipeline.finishing:pack_store",
-    "row_shard": "milldam.packing.row_shards:_RowShard.commit",
+    "row_shard": "milldam.packing.rows:_RowShard.commit",
     "summary": "milldam.run.summary:Summary.write",
     "remove": "milldam.pipeline.finishing:Finish._clean_up",
     "report": "milldam.report:write_report",
@@ -267,8 +267,7 @@ PATCHES = {
 
 def run_in(folder: Path, config: dict[str, Any], crash: tuple[str, str, int] | None) -> None:
     """The job in a folder, all in this process; dies `before` or `after` the n-th call of a function of `PATCHES`."""
-    from milldam.run.pools import LocalPool
-    from milldam.run.serial import SerialExecutor
+    from milldam.run.pools import LocalPool, SerialExecutor
 
     os.chdir(folder)
     setattr(LocalPool, "executor", lambda pool, stage, workers: SerialExecutor())  # noqa: B010

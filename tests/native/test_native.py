@@ -14,6 +14,7 @@ from tests.kit.kernels import without_kernels
 from milldam import native
 from milldam.dedup.sketches import Sets
 from milldam.native import build
+from milldam.run.summary import package_versions
 
 VALUES = st.lists(st.sets(st.integers(0, 60) | st.integers(0, 2**32 - 1), max_size=40), min_size=1, max_size=8)
 
@@ -69,3 +70,9 @@ def test_sets_are_compared_as_in_numpy(sets: list[set[int]], cut: list[bool]) ->
     with without_kernels():
         expected = made.compare(first, second)
     assert np.array_equal(found, expected)
+
+
+def test_a_summary_says_whether_kernels_were_used() -> None:
+    assert package_versions.__wrapped__()["kernels"] == build.digest()
+    with without_kernels():
+        assert package_versions.__wrapped__()["kernels"] == "none, numpy instead"

@@ -28,9 +28,9 @@ import milldam
 from milldam.errors import InputError
 from milldam.pipeline import arranging
 from milldam.pipeline.arranging import ArrangeTask, Cap, Staged, find_boundaries, find_cap
-from milldam.pipeline.shelf import STAGED, Facts, Shelf
-from milldam.run.journal import Journal
-from milldam.run.records import Record
+from milldam.pipeline.judging import Facts
+from milldam.pipeline.unit_output import STAGED, Shelf
+from milldam.run.records import Journal, Record
 from milldam.stores.tokens.format import Index
 from milldam.stores.tokens.writer import Tokens
 

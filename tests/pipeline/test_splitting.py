@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.kit.preprocess_jobs import assert_holds, fresh_texts, lines_job, preprocess, texts_in, write_parquet
 
 import milldam
-from milldam.pipeline.splitting import Chooser, below, split_numbers
+from milldam.pipeline.judging import Chooser, below, split_numbers
 
 KEYS = st.lists(st.integers(0, 2**64 - 1), max_size=50)
 SHARES = st.lists(st.floats(1e-6, 0.9), min_size=1, max_size=4).filter(lambda shares: sum(shares) < 0.999)

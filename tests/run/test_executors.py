@@ -16,7 +16,7 @@ from tests.kit.worker_tasks import Deadly, DiesAfterwards, Environment, Failing,
 
 from milldam.errors import InputError, WorkerError
 from milldam.run.local import LocalExecutor
-from milldam.run.serial import SerialExecutor
+from milldam.run.pools import SerialExecutor
 from milldam.run.tasks import CRASH, DONE, PART, PROGRESS, Event, Executor, NothingYetError, Task
 
 

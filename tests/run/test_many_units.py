@@ -20,14 +20,21 @@ from hypothesis import strategies as st
 
 from milldam.errors import StoreError
 from milldam.run.folder import RunFolder
-from milldam.run.journal import Journal
-from milldam.run.records import Record, Records
+from milldam.run.records import Journal, Record, Records
 from milldam.run.units import Keys
 from milldam.sealed import seal_file, seal_line
 from milldam.stores.kinds import TOKENS
 from milldam.stores.place import Folder
-from milldam.stores.tokens.drafting import ShardSpool, in_manifest_order
-from milldam.stores.tokens.manifest import NAME, Manifest, ManifestText, Shard, Tally, totals_by_split
+from milldam.stores.tokens.manifest import (
+    NAME,
+    Manifest,
+    ManifestText,
+    Shard,
+    ShardSpool,
+    Tally,
+    in_manifest_order,
+    totals_by_split,
+)
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 RECORDS = "records.jsonl"

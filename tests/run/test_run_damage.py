@@ -19,7 +19,7 @@ from tests.stores.test_features import some_folder
 import milldam
 from milldam import qa
 from milldam.errors import MilldamError
-from milldam.run.journal import Journal
+from milldam.run.records import Journal
 
 RULES: dict[str, Any] = {"workers": 1, "memory": "1GB"}
 Run = Callable[[Path, Path], Any]

@@ -13,7 +13,7 @@ import pytest
 
 from milldam.errors import ConfigError, InputError
 from milldam.report.timeline import Timeline, read_timeline
-from milldam.run.process_tree import name_of
+from milldam.run.monitor import name_of
 from milldam.run.watching import Ended, watch
 
 MB = 10**6
@@ -145,7 +145,7 @@ def test_what_can_not_be_run_is_said(tmp_path: Path) -> None:
 
 def test_without_proc_psutil_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Elsewhere than on Linux, all resident memory counts as anonymous."""
-    monkeypatch.setattr("milldam.run.process_tree._HAS_PROC", False)
+    monkeypatch.setattr("milldam.run.monitor._HAS_PROC", False)
     _, timeline = watched(tmp_path, f"x = bytearray(40_000_000)\n{until_seen(tmp_path, 40 * MB)}")
     assert timeline.peak.anonymous > 40 * MB
 

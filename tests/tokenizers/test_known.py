@@ -12,8 +12,8 @@ from tests.guards.test_guards import loaded_after
 from tests.kit.jobs import TOKENIZER, invoke, store_bytes
 
 from milldam.errors import ConfigError
-from milldam.tokenizers.known import Question, find_out, settle_encoder
 from milldam.tokenizers.loading import read_tokenizer
+from milldam.tokenizers.proof import Question, find_out, settle_encoder
 from milldam.tokenizers.special import NamedTokens
 
 MAIN = "import sys; from milldam.cli import main; main(sys.argv[1:], standalone_mode=False)"
@@ -74,7 +74,7 @@ def test_a_version_that_changed_is_found_out_anew(
     """Of either library."""
     settle_encoder(question, find_out(question, tmp_path), tmp_path)
     for library in ("gigatoken", "tokenizers"):
-        monkeypatch.setattr("milldam.tokenizers.known.version", lambda name, new=library: "9" if name == new else "1")
+        monkeypatch.setattr("milldam.tokenizers.proof.version", lambda name, new=library: "9" if name == new else "1")
         assert find_out(question, tmp_path).expected is not None
 
 

@@ -28,10 +28,9 @@ from milldam.sources.batch import KEPT_RECORD_CHARS, MalformedError, OnReject, R
 from milldam.sources.reading import FileReader
 from milldam.sources.rows import Places, Rows, from_records, row_count, row_sizes
 from milldam.sources.units import Slice, Unit
-from milldam.text.arrays import text_offsets
+from milldam.text.arrays import Verdicts, text_offsets
 from milldam.text.cleaning import Cleaner
 from milldam.text.rules import CleanRules
-from milldam.text.verdicts import Verdicts
 
 MOST_BYTES = 8 << 20
 """Of a record as it lies in its file."""

@@ -18,7 +18,7 @@ from milldam.errors import ConfigError
 if TYPE_CHECKING:
     from milldam.mapping.job import MapSummary
     from milldam.mapping.settings import MapSettings
-    from milldam.run.progress import Observer
+    from milldam.run.summary import Observer
 
 
 @click.command(cls=JobCommand)

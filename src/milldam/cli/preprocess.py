@@ -138,7 +138,7 @@ def _plain(told: Any) -> Any:
 
 
 def _plan_lines(planned: PlannedJob, config: Config) -> list[str]:
-    from milldam.cli.progress import plan_lines
+    from milldam.cli.summaries import plan_lines
     from milldam.memory import format_size
 
     needs, machines = planned.estimate, planned.machines

@@ -16,8 +16,8 @@ from milldam.cli.options import described_job
 from milldam.errors import ConfigError, NotReadyError, TaskHeldError
 
 if TYPE_CHECKING:
-    from milldam.run.array_task import ArrayTask
-    from milldam.run.progress import Observer
+    from milldam.run.summary import Observer
+    from milldam.run.tasks import ArrayTask
 
 S = TypeVar("S")
 _LOOK_AGAIN_SECONDS = 2.0
@@ -48,9 +48,8 @@ def run_units(command: tuple[str, ...], stage: str, index: int | None, of: int |
     milldam run-units --stage tokenize --index 3 --of 8 preprocess config.yaml
     milldam run-units --stage finish preprocess config.yaml
     """
-    from milldam.cli.progress import make_observer
     from milldam.cli.running import EXIT_INTERRUPTED, array_of_command, as_interrupt
-    from milldam.cli.summaries import show_summary
+    from milldam.cli.summaries import make_observer, show_summary
 
     task = _task_of(stage, index, of)
     work, showing = array_of_command(command)
@@ -67,7 +66,7 @@ def run_units(command: tuple[str, ...], stage: str, index: int | None, of: int |
 
 
 def _task_of(stage: str, index: int | None, of: int | None) -> ArrayTask:
-    from milldam.run.array_task import FINISH, PREPARE, ArrayTask
+    from milldam.run.tasks import FINISH, PREPARE, ArrayTask
 
     if stage in (PREPARE, FINISH):
         if index or (of or 1) > 1:

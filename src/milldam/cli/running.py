@@ -21,8 +21,7 @@ from milldam.errors import ConfigError, Setting
 
 if TYPE_CHECKING:
     from milldam.run.job import ArrayWork
-    from milldam.run.progress import Observer
-    from milldam.run.summary import Summary
+    from milldam.run.summary import Observer, Summary
 
 EXIT_INTERRUPTED = 130
 DESCRIBED = "milldam.described"
@@ -90,8 +89,7 @@ def array_of_command(words: Sequence[str]) -> tuple[ArrayWork[Any], dict[str, An
 
 def run_and_show(job: Callable[[Observer], S], *, as_json: bool, quiet: bool) -> S:
     """Run a job, show its progress and its summary; interrupted, say how to resume and exit."""
-    from milldam.cli.progress import make_observer
-    from milldam.cli.summaries import show_summary
+    from milldam.cli.summaries import make_observer, show_summary
 
     signal.signal(signal.SIGTERM, as_interrupt)
     try:

@@ -40,7 +40,7 @@ def status(out: Path, as_json: bool) -> None:
 
 def _run_folder(out: Path) -> Path:
     """Where the run is that makes OUT: a work folder in or beside it, that of a push, or OUT itself."""
-    from milldam.run.work_folder import find_work_folder
+    from milldam.run.folder import find_work_folder
 
     beside = find_work_folder(out)
     if beside is not None or out.exists():
@@ -56,7 +56,7 @@ def _run_folder(out: Path) -> Path:
 
 def read_status(out: Path) -> dict[str, Any]:
     """The state of a result and, where there is a run, what it last wrote down; so do its array tasks."""
-    from milldam.formats.export_place import exported
+    from milldam.formats.exporting import exported
     from milldam.run.folder import FINISHED, NEW, RunFolder, kind_in
     from milldam.run.records import safe_counts
     from milldam.stores.kinds import TOKENS

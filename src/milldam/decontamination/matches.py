@@ -20,7 +20,7 @@ from milldam.decontamination.array_file import map_arrays, write_arrays
 from milldam.decontamination.index import Index
 from milldam.decontamination.letters import Int64s
 from milldam.decontamination.scanning import KEPT_BYTES, Match, Scanner
-from milldam.text.verdicts import Mask
+from milldam.text.arrays import Mask
 
 EXCERPT_BYTES, EXCERPTS = 600, 50
 _COLUMNS = ("row", "passage", "first", "stop", "start", "end", "excerpt")

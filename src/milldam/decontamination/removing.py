@@ -15,7 +15,7 @@ import xxhash
 
 from milldam.decontamination.array_file import map_arrays
 from milldam.decontamination.letters import Int64s
-from milldam.text.verdicts import Mask, Verdicts
+from milldam.text.arrays import Mask, Verdicts
 
 CONTAMINATED = "contaminated"
 """The reason that this room gives."""

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from milldam.dedup.fingerprints import NewTable
-from milldam.text.verdicts import Verdicts
+from milldam.text.arrays import Verdicts
 
 UNKNOWN = -(1 << 62)
 """`of_unit` where it is not known what a document duplicates."""

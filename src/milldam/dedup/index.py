@@ -44,7 +44,7 @@ from milldam.dedup.sketches import SketchRows, SketchWriter, sketch_paths
 from milldam.errors import ConfigError, Setting, StoreError
 from milldam.files import explain_os_errors, hash_bytes, remove_temporaries, write_json
 from milldam.sealed import has_size, read_sealed, write_sealed
-from milldam.text.verdicts import Mask, Verdicts
+from milldam.text.arrays import Mask, Verdicts
 
 _SCHEMA = pa.schema([("hi", pa.uint64()), ("lo", pa.uint64())])
 _GROUP_ROWS = 1 << 15

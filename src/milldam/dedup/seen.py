@@ -19,7 +19,7 @@ from milldam.dedup.drops import SEEN_BEFORE, Original
 from milldam.dedup.fingerprints import Fingerprinter, Hashes
 from milldam.dedup.keys import mapped_scattered
 from milldam.files import NewFile
-from milldam.text.verdicts import Verdicts
+from milldam.text.arrays import Verdicts
 
 HASH_BYTES = 16
 _NOWHERE = -1

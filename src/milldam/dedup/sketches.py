@@ -25,7 +25,19 @@ import pyarrow as pa
 
 from milldam.dedup.keys import mapped, mapped_scattered
 from milldam.dedup.minhash import SignatureFiles, unit_name
-from milldam.dedup.shingles import Hashes, Int64s, OpenText, is_giant, pieces, shingle, slices
+from milldam.dedup.shingles import (
+    TEXTS,
+    Hashes,
+    Int64s,
+    OpenText,
+    is_giant,
+    lower_case,
+    most_words,
+    pieces,
+    raw,
+    shingle,
+    slices,
+)
 from milldam.errors import StoreError
 from milldam.files import NewFile
 from milldam.native import kernel
@@ -58,6 +70,12 @@ class Sketcher:
                 yield self._batch(part)
 
     def _batch(self, texts: pa.LargeStringArray) -> tuple[Values, Int64s]:
+        if sketches := kernel("sketches", *TEXTS, int, np.uint64, np.uint32, np.int64):
+            data, offsets = raw(texts)
+            room, counts = most_words(data, len(texts)), np.empty(len(texts), np.int64)
+            values = np.empty(room, np.uint32)
+            given = data, offsets, len(texts), self._ngram, lower_case(), MOST, np.empty(room, np.uint64), values
+            return values[: sketches(*given, counts)], counts
         found = shingle(texts, self._ngram)
         keys = np.repeat(np.arange(len(texts), dtype=np.uint64), np.diff(found.offsets)) << _HALF
         keys |= found.flat >> _HALF
@@ -93,7 +111,10 @@ def _smallest_of(text: pa.LargeStringArray, ngram: int) -> Values:
 
 
 def _merged(smallest: Values, hashes: Hashes) -> Values:
-    return np.unique(np.concatenate((smallest, (hashes >> _HALF).astype(np.uint32))))[:MOST]
+    more = (hashes >> _HALF).astype(np.uint32)
+    if len(smallest) == MOST:
+        more = more[more < smallest[-1]]
+    return np.unique(np.concatenate((smallest, more)))[:MOST]
 
 
 # ---- on disk ----

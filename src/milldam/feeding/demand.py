@@ -3,6 +3,8 @@
 `demand/HOST-PID-n.json` lists the next units in the order in which they are needed. What is no longer wanted costs
 nothing but time: every unit is made some day. So a file whose process is gone is removed by who sees it on its own
 machine, and one that nobody has touched for long is passed over.
+
+`run/feed.json` is what loaders need to know of the run that makes units for them; there while a maker is at work.
 """
 
 from __future__ import annotations
@@ -14,8 +16,19 @@ import os
 import shutil
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from milldam.loader.unit_order import splits_asked
+from milldam.run.units import KnownKeys
+from milldam.sealed import read_sealed, replace_unsynced, seal_file
+
+if TYPE_CHECKING:
+    from milldam.pipeline.job import TokenPlan
+    from milldam.pipeline.preparing import Prepared
 
 FOLDER = "demand"
 _numbers = itertools.count()
@@ -43,13 +56,9 @@ class Demand:
 
     def renew(self) -> None:
         """Say it again where it was removed."""
-        path = self._path
-        if self._units is None:
-            return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(self._units))
-        new.replace(path)
+        if self._units is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            replace_unsynced(self._path, json.dumps(self._units).encode())
 
     def is_known(self) -> bool:
         return self._units is None or self._path.exists()
@@ -98,3 +107,74 @@ def is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+NAME, DECIDED = "feed.json", "decided-"
+
+
+def known_keys(run_folder: Path, identity: str, units: int) -> KnownKeys:
+    """The keys of units that are decided on one after the other."""
+    return KnownKeys(run_folder / f"{DECIDED}{identity}.keys", units)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    name: str
+    """What was asked for: who asks for something else does not share it."""
+    host: str
+    pid: int
+    """Of the maker."""
+    identity: str = ""
+    """Of the store that is being made; empty: nothing is planned yet."""
+    units: int = 0
+    index_key: int = 0
+    """What the keys of units take in of a dedup index."""
+    in_order: bool = False
+    """Units are made in plan order alone, and their keys are known one after the other."""
+    splits: tuple[str, ...] = ()
+    vocab_size: int = 0
+    tokenizer: str = ""
+    pad_id: int = 0
+    chat: bool = False
+    pairs: bool = False
+    workers: int = 0
+    budget_bytes: int = 0
+
+    @classmethod
+    def here(cls, name: str) -> Planned:
+        """By a maker that is this process, before it has planned."""
+        return cls(name, socket.gethostname(), os.getpid())
+
+    def with_plan(self, prepared: Prepared, plan: TokenPlan) -> Planned:
+        chat = prepared.chat_facts(Counter())
+        return replace(
+            self,
+            identity=prepared.identity.run_id,
+            units=plan.units,
+            index_key=prepared.index_key,
+            in_order=bool(prepared.identity.settings["dedup"]) and not prepared.index_key,
+            splits=splits_asked(prepared.identity.settings, ()),
+            vocab_size=prepared.vocab_size,
+            tokenizer=prepared.tokenizer_hash,
+            pad_id=prepared.special.eos or 0,
+            chat=chat is not None,
+            pairs=chat is not None and chat["pairs"],
+            workers=plan.workers,
+            budget_bytes=plan.budget.limit_bytes,
+        )
+
+    def write(self, run_folder: Path) -> None:
+        replace_unsynced(run_folder / NAME, seal_file(asdict(self)))
+
+    @staticmethod
+    def read(run_folder: Path) -> Planned | None:
+        """What a maker that is at work has told; None: there is none."""
+        told: dict[str, Any] | None = read_sealed(run_folder / NAME)
+        if told is None:
+            return None
+        planned = Planned(**told | {"splits": tuple(told["splits"])})
+        return planned if planned.host != socket.gethostname() or is_alive(planned.pid) else None
+
+    @staticmethod
+    def forget(run_folder: Path) -> None:
+        (run_folder / NAME).unlink(missing_ok=True)

@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 
 from milldam.errors import MismatchError, StoreError
-from milldam.feeding.demand import Demand
+from milldam.feeding.demand import Demand, Planned, known_keys
 from milldam.feeding.made import MadeParts
 from milldam.feeding.making import Making, Order
-from milldam.feeding.planned import Planned, known_keys
 from milldam.input_files import RUN_FOLDER
-from milldam.loader.parts import FeedFacts, FinishedParts, Part, Parts
 from milldam.loader.stores import Store, token_file
-from milldam.run.identity import Identity
+from milldam.loader.unit_order import FeedFacts, FinishedParts, Part, Parts
+from milldam.run.folder import Identity
 from milldam.run.presence import Presence
 from milldam.run.records import RECORDS, Record
 from milldam.run.units import Keys, UnitList
@@ -38,7 +37,7 @@ _FINISH_SECONDS = 10.0
 
 
 class GrowingParts:
-    """See `loader.parts.Parts`. What is unpickled, or forked, only reads, unless nobody makes what it waits for."""
+    """See `loader.unit_order.Parts`. What is unpickled or forked only reads, unless nobody makes what it waits for."""
 
     def __init__(self, order: Order, planned: Planned, making: Making | None = None) -> None:
         self._order, self._planned = order, planned

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milldam.errors import MilldamError, MismatchError, RunHeldError, WorkerError
-from milldam.feeding.planned import Planned
+from milldam.feeding.demand import Planned
 from milldam.files import hash_bytes
 from milldam.input_files import RUN_FOLDER
-from milldam.run.identity import Identity
+from milldam.run.folder import Identity
 from milldam.run.presence import Presence
 from milldam.run.server_handle import ADVICE, cause_of
 from milldam.run.tasks import ERROR

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 
 from milldam.errors import ConfigError
 from milldam.filters.rules import C4Rules, FilterRules, GopherQualityRules, GopherRepetitionRules
+from milldam.text.arrays import Verdicts
 from milldam.text.user_functions import FAILED, UserFunction
-from milldam.text.verdicts import Verdicts
 
 if TYPE_CHECKING:
     from milldam.filters.language import LanguageFilter

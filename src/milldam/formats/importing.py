@@ -32,20 +32,25 @@ from milldam.formats.foreign import token_dtype_of
 from milldam.formats.import_units import Assignment, ImportTask, ImportUnit, ScanTask, listed, units_of
 from milldam.memory import parse_size
 from milldam.run import job as frame
-from milldam.run.folder import NEW, RunFolder
-from milldam.run.identity import Identity
+from milldam.run.folder import NEW, Identity, RunFolder
 from milldam.run.one_stage import plan_work, stage_of
 from milldam.run.planning import WorkPlan
-from milldam.run.progress import Observer
 from milldam.run.records import Records, sweep
 from milldam.run.session import Session, Stage
-from milldam.run.summary import Summary
+from milldam.run.summary import Observer, Summary
 from milldam.stores.generations import live_files
 from milldam.stores.kinds import TOKENS
 from milldam.stores.place import Folder
-from milldam.stores.tokens.drafting import ShardSpool
 from milldam.stores.tokens.format import token_dtype
-from milldam.stores.tokens.manifest import SHARD_FILES, Manifest, ManifestText, Shard, Totals, totals_by_split
+from milldam.stores.tokens.manifest import (
+    SHARD_FILES,
+    Manifest,
+    ManifestText,
+    Shard,
+    ShardSpool,
+    Totals,
+    totals_by_split,
+)
 from milldam.stores.verify import has_every_file
 
 RECORDS, SCANS = "records.jsonl", "scans.jsonl"

@@ -1,6 +1,6 @@
 """The job of `milldam pull`: a repository -> a folder, in the frame of run/job.py. A group of files is a unit.
 
-    OUT/.milldam-pull/          the work folder, until the pull is done (run/work_folder.py)
+    OUT/.milldam-pull/          the work folder, until the pull is done (run/folder.py)
     OUT/.milldam-pull.json      where a finished store came from
 
 `snapshot_download` fetches a group into the work folder; size and xxh3 are compared with the manifest, the files
@@ -23,18 +23,25 @@ from typing import Any, TypedDict
 from milldam.errors import ConfigError, InputError, MismatchError, StoreError
 from milldam.files import explain_os_errors, hash_bytes, refuse_address, remove_temporaries, sync_folder, write_file
 from milldam.hub.client import REPO_TYPE, Tree, awaited, hub_api, quiet, read_small, read_tree, repo_name, tried
-from milldam.hub.contents import Contents, StoredFile, is_whole, kind_among, parse_contents, select_split, wrong_size
-from milldam.hub.groups import FileGroup, moving, plan_groups
+from milldam.hub.contents import (
+    Contents,
+    FileGroup,
+    StoredFile,
+    is_whole,
+    kind_among,
+    moving,
+    parse_contents,
+    plan_groups,
+    select_split,
+    wrong_size,
+)
 from milldam.hub.pushing import MARK
 from milldam.run import job as frame
-from milldam.run.folder import RunFolder
-from milldam.run.identity import Identity
+from milldam.run.folder import Identity, RunFolder, WorkFolder
 from milldam.run.planning import WorkPlan
-from milldam.run.progress import Observer
 from milldam.run.records import RECORDS, Record, Records
 from milldam.run.session import Session, Stage
-from milldam.run.summary import Summary
-from milldam.run.work_folder import WorkFolder
+from milldam.run.summary import Observer, Summary
 from milldam.sealed import read_sealed, write_sealed
 from milldam.stores.generations import live_files, replacing
 from milldam.stores.kinds import KINDS, Kind, store_kind

@@ -44,18 +44,24 @@ from milldam.hub.client import (
     same_bytes,
     tried,
 )
-from milldam.hub.contents import Contents, StoredFile, check_sizes, is_whole, parse_contents, read_contents
-from milldam.hub.groups import FileGroup, moving, plan_groups
+from milldam.hub.contents import (
+    Contents,
+    FileGroup,
+    StoredFile,
+    check_sizes,
+    is_whole,
+    moving,
+    parse_contents,
+    plan_groups,
+    read_contents,
+)
 from milldam.remote import default_folder
 from milldam.run import job as frame
-from milldam.run.folder import RunFolder
-from milldam.run.identity import Identity
+from milldam.run.folder import Identity, RunFolder, WorkFolder
 from milldam.run.planning import WorkPlan
-from milldam.run.progress import Observer
 from milldam.run.records import RECORDS, Record, Records
 from milldam.run.session import Session, Stage
-from milldam.run.summary import Summary
-from milldam.run.work_folder import WorkFolder
+from milldam.run.summary import Observer, Summary
 from milldam.stores.kinds import KINDS, Kind
 
 PUSH = Kind("push", "milldam-push.json", "milldam push", "a push", "Run it again.")

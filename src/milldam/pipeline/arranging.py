@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from milldam.config.settings import TRAIN, VAL, Config
 from milldam.errors import InputError
-from milldam.pipeline.shelf import FACTS, FACTS_ENDING, Facts, Shelf
-from milldam.pipeline.splitting import split_numbers
+from milldam.pipeline.judging import FACTS, Facts, split_numbers
+from milldam.pipeline.unit_output import FACTS_ENDING, Shelf
 from milldam.run.folder import RunFolder
 from milldam.run.pools import Workers
 from milldam.run.records import Record, Records

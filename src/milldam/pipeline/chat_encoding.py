@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from milldam.chat.reading import ChatRecipe, Sides
 from milldam.chat.token_spans import TokenSpans
-from milldam.stores.tokens.spans import Spans
+from milldam.stores.tokens.format import Spans
 from milldam.stores.tokens.writer import Tokens
-from milldam.text.verdicts import Verdicts
+from milldam.text.arrays import Verdicts
 from milldam.tokenizers.document_encoder import EMPTY, DocumentEncoder, add_special_tokens
 from milldam.tokenizers.special import SpecialTokens
 

@@ -24,15 +24,14 @@ from milldam.dedup.rules import DedupRules
 from milldam.files import NewFile
 from milldam.memory import usage
 from milldam.pipeline.documents import HEAD_BYTES, REPORT_SECONDS, Assignment, Documents, Reading, SetRules, UnitReader
-from milldam.pipeline.splitting import Chooser, below
+from milldam.pipeline.judging import Chooser, below
 from milldam.pipeline.text_cache import CacheWriter, preference_path, print_paths
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report
-from milldam.text.arrays import byte_count, text_offsets
+from milldam.text.arrays import Mask, byte_count, text_offsets
 from milldam.text.cleaning import Cleaner
 from milldam.text.rules import CleanRules
-from milldam.text.verdicts import Mask
 
 PRINTS = "prints"
 """The folder of fingerprints, in the run folder."""

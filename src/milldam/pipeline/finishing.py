@@ -34,7 +34,6 @@ from milldam.sources.units import Unit
 from milldam.stores.generations import live_files
 from milldam.stores.kinds import TOKENS
 from milldam.stores.place import Folder
-from milldam.stores.tokens.drafting import ShardSpool
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import (
     READ,
@@ -42,6 +41,7 @@ from milldam.stores.tokens.manifest import (
     Manifest,
     ManifestText,
     Shard,
+    ShardSpool,
     Tally,
     Totals,
     total,

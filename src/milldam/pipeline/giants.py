@@ -14,12 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from milldam.pipeline.documents import EMPTY, HEAD_BYTES, Documents
-from milldam.pipeline.judging import Judge
-from milldam.pipeline.shelf import Facts
+from milldam.pipeline.judging import Facts, Judge
 from milldam.pipeline.unit_output import UnitOutput
 from milldam.sources.arrays import whole_characters
-from milldam.text.arrays import byte_count
-from milldam.text.verdicts import Verdicts
+from milldam.text.arrays import Verdicts, byte_count
 from milldam.tokenizers.document_encoder import DocumentEncoder
 
 

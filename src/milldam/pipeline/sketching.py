@@ -30,8 +30,8 @@ from milldam.pipeline.text_cache import CachedReader, open_reader, print_paths
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report
+from milldam.text.arrays import Verdicts
 from milldam.text.rules import CleanRules
-from milldam.text.verdicts import Verdicts
 
 
 @dataclass(frozen=True, slots=True)

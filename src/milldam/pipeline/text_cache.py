@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
@@ -27,8 +26,7 @@ from milldam.errors import StoreError
 from milldam.files import NewFile
 from milldam.pipeline.documents import Documents, Reading, UnitReader
 from milldam.sources.batch import Reject
-from milldam.text.arrays import text_offsets
-from milldam.text.verdicts import Verdicts
+from milldam.text.arrays import Verdicts, text_offsets
 
 _HEADER = struct.Struct("<QQQQ")
 """Bytes of the description, texts, bytes of text, hash of all that follows."""
@@ -68,10 +66,8 @@ class CacheWriter:
     def __enter__(self) -> CacheWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._new.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._new.discard()
 
 
 def _describe(documents: Documents) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from milldam.config.settings import Config, TrainingRules
 from milldam.errors import ConfigError, InputError, ResourceError, Setting
 from milldam.memory import Budget, format_size, parse_size, usage
 from milldam.pipeline.documents import HEAD_BYTES, Reading, UnitReader
+from milldam.pipeline.judging import Chooser, below
 from milldam.pipeline.preparing import Preparation, Source, planned_units
-from milldam.pipeline.splitting import Chooser, below
 from milldam.run.folder import RunFolder
 from milldam.sources.units import SAMPLED_SHARD, Unit
 from milldam.stores.kinds import TOKENS

@@ -2,30 +2,101 @@
 
 One part is open at a time; left without a commit, nothing of it stays. A document whose tokens come in pieces is
 written as they come, and taken back where its end says so.
+
+Shards are one per split, opened when the first document for it comes. Where splits and limits are exact in tokens,
+documents are first put on one staged shard, with the facts that decide on each (see arranging.py): key, bytes and
+characters of its text.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from milldam.files import NewFile
 from milldam.pipeline.documents import Assignment
-from milldam.pipeline.judging import Judge
+from milldam.pipeline.judging import Facts, Judge
 from milldam.pipeline.rejects import DROPPED, REJECTS, DroppedFile, RejectFile
-from milldam.pipeline.shelf import Facts, Shelf
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Files
 from milldam.sources.batch import Reject
 from milldam.stores.tokens import ShardWriter
+from milldam.stores.tokens.manifest import SHARD_FILES, Shard
 from milldam.stores.tokens.writer import Tokens
-from milldam.text.verdicts import Verdicts
+from milldam.text.arrays import Verdicts
 
 if TYPE_CHECKING:
     from milldam.pipeline.tokenizing import TokenizeTask
+
+STAGED = "_staged"
+"""No split can have this name."""
+FACTS_ENDING = ".facts"
+
+
+class Shelf:
+    """Use it as a context manager; left without a commit, nothing stays."""
+
+    def __init__(self, folder: Path, name: str, splits: tuple[str, ...], dtype: str) -> None:
+        """`name`: of the part, for what is not named after its content. `splits`: their names by number."""
+        self._folder, self._splits, self._dtype = folder, splits, dtype
+        self._writers: dict[str, ShardWriter] = {}
+        self._facts = NewFile(folder / f"{STAGED}-{name}{FACTS_ENDING}") if splits == (STAGED,) else None
+
+    @property
+    def text_bytes(self) -> int:
+        return sum(writer.text_bytes for writer in self._writers.values())
+
+    def writer(self, split: int) -> ShardWriter:
+        name = self._splits[split]
+        if name not in self._writers:
+            self._writers[name] = ShardWriter(self._folder, name, self._dtype)
+        return self._writers[name]
+
+    def add(self, tokens: Tokens, facts: Facts) -> None:
+        """Whole documents, each to its split; `facts` has an entry for each."""
+        # Not by np.unique, which loads numpy.ma.
+        for split in np.flatnonzero(np.bincount(facts.splits)).tolist():
+            which = facts.splits == split
+            writer = self.writer(split)
+            writer.append(tokens.only(which))
+            writer.count_text(int(facts.text_bytes[which].sum()), int(facts.characters[which].sum()))
+        self.note(facts)
+
+    def note(self, facts: Facts) -> None:
+        """Keep the facts of documents that were added, where they are needed later."""
+        if self._facts is not None:
+            self._facts.write(facts.as_table().tobytes())
+
+    def commit(self) -> list[Shard]:
+        """Make everything durable; the shards that hold a document."""
+        if self._facts is not None:
+            self._facts_record = self._facts.commit()
+        shards = [writer.commit() for writer in self._writers.values() if writer.documents]
+        self.discard()
+        return sorted(shards, key=lambda shard: self._splits.index(shard.split))
+
+    def files(self, shards: list[dict[str, Any]]) -> tuple[Files, Files]:
+        """What a committed shelf has made, size and hash by name: for the result, and what is read again (all of a
+        staged one)."""
+        made = {f"{shard['name']}.{kind}": shard[kind] for shard in shards for kind in SHARD_FILES if shard.get(kind)}
+        return (made, {}) if self._facts is None else ({}, {self._facts.path.name: self._facts_record} | made)
+
+    def __enter__(self) -> Shelf:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
+
+    def discard(self) -> None:
+        for writer in self._writers.values():
+            writer.discard()
+        if self._facts is not None:
+            self._facts.discard()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +135,8 @@ class UnitOutput:
     def __enter__(self) -> UnitOutput:
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._shelf.__exit__(*error)
+    def __exit__(self, *_: object) -> None:
+        self._shelf.discard()
         self._rejects.discard()
         if self._dropped is not None:
             self._dropped.discard()

@@ -1,20 +1,17 @@
 """The frame of every job: lock, plan, records, workers, progress. A job tells what only it knows; the rest is here.
 
 job          the protocol of a job, and the only loop; the same job as tasks of a job array
-folder       the run folder, locked: what was planned, what is done; presence: who is at work, and what they tell
-identity     what a result depends on, and how two of them differ
-inputs       the input, listed on disk, and what changed since
-units        the plan's units on disk, and their keys
-journal      lines appended durably
-records      what is done of a stage, by key
+folder       the run folder, locked: what was planned, what is done; identity: what a result depends on
+presence     who is at work in it, and what they tell
+units        the plan on disk: the input and what changed since; units and their keys
+records      what is done of a stage, by key, in lines appended durably
 session      runs the units of a stage on a pool of workers, and reports progress
 planning     from the budget to a number of workers
-progress     what a run tells while it works, and who listens
-summary      what a finished job tells, the same for every job
-monitor      memory of a process tree over time: process_tree, watching
+summary      what a run tells, while it works and when it is done, the same for every job
+monitor      memory of a process tree over time; watching: of any command
+one_stage    what jobs of one stage have in common
 
-tasks        what executors know of work
-pools        who works on a stage: serial, local (server_handle, server, worker), ray_cluster (ray_node)
-array_task   what one of several machines does of a stage; array_jobs: the script that queues them
-lean_arrow   pyarrow without pandas, until somebody wants pandas
+tasks        what executors know of work; what one of several machines does of a stage
+pools        who works on a stage: this process, local (server_handle, server, worker), ray_cluster (ray_node)
+array_jobs   the script that queues the tasks of a job array
 """

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from milldam.run.array_task import FINISH, PREPARE
+from milldam.run.tasks import FINISH, PREPARE
 
 WAIT_SECONDS = 120
 """NFS may hide from a machine for a minute what another has written."""

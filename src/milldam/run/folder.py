@@ -10,30 +10,103 @@
 
 The manifest in the output folder is what makes it a store. While a plan is there that the manifest was not made from,
 the store is being made, or updated: until the new manifest takes its place, the old store stays whole.
+
+`Identity` is what a result depends on. `WorkFolder` is for a job whose result is no run folder of its own:
+
+    beside OUT: `.OUT.milldam-JOB`    OUT appears at once, when it is whole: a rename on the same disk
+    in OUT: `OUT/.milldam-JOB`        OUT is updated in place, and may be a mount point
+    elsewhere                         OUT is not on this machine, or not to be written to
+
+It has `run/`, as of any job (plan, records, lock, status), and `files/`, what will be OUT, or in it. When the job is
+done it is removed; what OUT was made from is kept in OUT.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import itertools
+import json
 import shutil
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from milldam.errors import ConfigError, MismatchError, NotReadyError, Setting, StoreError
 from milldam.files import hash_bytes, names_matching, refuse_address, remove_matching, remove_temporaries, write_file
-from milldam.run.array_task import ArrayTask
-from milldam.run.identity import Identity
-from milldam.run.inputs import InputList
-from milldam.run.journal import Journal
 from milldam.run.presence import LOCK, Presence
-from milldam.run.units import PlannedUnit, UnitList
+from milldam.run.records import Journal
+from milldam.run.tasks import ArrayTask
+from milldam.run.units import InputList, PlannedUnit, UnitList
 from milldam.sealed import is_whole, read_sealed, write_sealed
-from milldam.stores.kinds import KINDS, Kind, store_kind
+from milldam.stores.kinds import KINDS, Kind, result_id, store_kind
+from milldam.stores.place import Folder
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a result depends on: two runs with equal identities give equal bytes."""
+
+    settings: dict[str, Any]
+    input: dict[str, Any]
+    """Number of files, bytes, and a fingerprint of names, sizes and versions."""
+    tokenizer_name: str | None = field(default=None, compare=False)
+    """What people call the tokenizer, which the settings hold as a hash: the same one may have another name."""
+
+    @classmethod
+    def of_store(cls, out: Path, kind: Kind) -> Identity:
+        """Of a finished store. Raises StoreError when that can't be told."""
+        head = kind.head(Folder(out))
+        return cls(head["settings"], head["input"], head.get("tokenizer", {}).get("name"))
+
+    @property
+    def run_id(self) -> str:
+        """Names the result."""
+        return result_id(self.settings, self.input)
+
+    def differences(self, other: Identity) -> list[str]:
+        """What differs, a line each; empty when nothing does."""
+        before, now = _flat(self.settings), _flat(other.settings)
+        found = [
+            f"{name}: {other._shown(name, now)} (made with {self._shown(name, before)})"
+            for name in dict.fromkeys([*before, *now])
+            if before.get(name) != now.get(name)
+        ]
+        if self.input != other.input:
+            found.append(
+                f"input: {other.input['files']:,} files, {other.input['bytes']:,} bytes"
+                f" (made from {self.input['files']:,} files, {self.input['bytes']:,} bytes)"
+            )
+        return found
+
+    def _shown(self, name: str, flat: dict[str, Any]) -> str:
+        shown = _short(flat.get(name))
+        is_tokenizer = name.rpartition(".")[2] == "tokenizer" and self.tokenizer_name is not None
+        return f'"{self.tokenizer_name}", hash {shown}' if is_tokenizer else shown
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Nested settings by dotted names.
+
+    >>> _flat({"a": 1, "b": {"c": [2, {"d": 3}]}})
+    {'a': 1, 'b.c.0': 2, 'b.c.1.d': 3}
+    """
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else None
+    if items is None:
+        return {name: value}
+    found: dict[str, Any] = {}
+    for key, inner in items:
+        found |= _flat(inner, f"{name}.{key}" if name else str(key))
+    return found
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
 
 RUN_FOLDER, PLAN = "run", "plan.json"
 PREPARE_FIRST = "milldam run-units --stage prepare COMMAND..."
@@ -93,17 +166,14 @@ class RunFolder:
         self._staged.remove()
         self.inputs.forget()
         if self.task is None and self.is_new():
-            self._leave_no_trace()
+            # Nothing came of it, not even a plan: put the folder back as it was.
+            for name in ("memory.csv", LOCK):
+                (self.folder / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+                for folder in self._made:
+                    folder.rmdir()
         self.presence.leave()
-
-    def _leave_no_trace(self) -> None:
-        """Nothing came of it, not even a plan: put the folder back as it was."""
-        for name in ("memory.csv", LOCK):
-            (self.folder / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self.folder.rmdir()
-            for folder in self._made:
-                folder.rmdir()
 
     # ---- what the folder holds ----
 
@@ -290,3 +360,33 @@ def kind_in(out: Path) -> Kind | None:
     plan = out / RUN_FOLDER / PLAN
     planned = (read_sealed(plan) or {}).get("kind") if plan.is_file() else None
     return store_kind(out) or next((kind for kind in KINDS if kind.name == planned), None)
+
+
+class WorkFolder:
+    """Where a job of a kind works on what messages call `name`."""
+
+    def __init__(self, work: Path, kind: Kind, name: Path) -> None:
+        self.work, self._kind, self._name = work, kind, name
+        self.files = work / "files"
+
+    def begun(self) -> dict[str, Any] | None:
+        """The settings of the job that was begun here and is not finished; None: there is none."""
+        settings: dict[str, Any] | None = (read_sealed(self.work / RUN_FOLDER / PLAN) or {}).get("settings")
+        return settings
+
+    def remove(self) -> None:
+        """Remove it, unless somebody is at work in it again."""
+        with RunFolder(self.work, self._kind, name=self._name):
+            self.clear()
+
+    def clear(self) -> None:
+        """Remove all that is in it, while its lock is held. The manifest last: it tells a later call what was done."""
+        for path in (self.files, self.work / RUN_FOLDER, self.work):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def find_work_folder(out: Path) -> Path | None:
+    """The work folder of a job that makes OUT, in it or beside it."""
+    name = glob.escape(out.name)
+    places = [*out.glob(f".milldam-*/{RUN_FOLDER}"), *out.parent.glob(f".{name}.milldam*/{RUN_FOLDER}")]
+    return places[0].parent if places else None

@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from milldam.memory import usage
 from milldam.run.local import LocalExecutor
-from milldam.run.serial import SerialExecutor
 from milldam.run.server import CAN_FORK
-from milldam.run.tasks import Executor, cores
+from milldam.run.server_handle import ServerProcess
+from milldam.run.tasks import DONE, PAUSE_SECONDS, Event, Executor, NothingYetError, Task, cores
+
+
+class SerialExecutor:
+    """One unit after another, in this process: no start-up, the least memory."""
+
+    def run(
+        self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]
+    ) -> None:
+        work, pid = task.start(), os.getpid()
+        for unit in _as_they_come(iter(units)):
+            work(assign(unit), partial(_report, on_event, pid, unit))
+            on_event(Event(0, pid, unit, DONE))
+
+
+def _as_they_come(units: Iterator[int]) -> Iterator[int]:
+    while True:
+        try:
+            yield next(units)
+        except StopIteration:
+            return
+        except NothingYetError:
+            time.sleep(PAUSE_SECONDS)
+
+
+def _report(on_event: Callable[[Event], None], pid: int, unit: int, kind: str, value: Any) -> None:
+    on_event(Event(0, pid, unit, kind, value))
+
 
 ROOM_BYTES = 100 * 10**6
 """With less left of the budget, the process that starts workers ends before this one works itself."""
@@ -76,10 +105,10 @@ class Pool(Protocol):
         ...
 
 
-def pool_for(executor: str, address: str | None, budget_bytes: int) -> Pool:
-    """The pool of an executor, "local" or "ray"; `budget_bytes`: for each machine."""
+def pool_for(executor: str, address: str | None, budget_bytes: int, server: ServerProcess | None) -> Pool:
+    """The pool of an executor, "local" or "ray"; `budget_bytes`: for each machine. `server`: begun ahead, here."""
     if executor == "local":
-        return LocalPool(budget_bytes)
+        return LocalPool(budget_bytes, server)
     from milldam.run.ray_cluster import RayPool
 
     return RayPool(address, budget_bytes)
@@ -88,9 +117,11 @@ def pool_for(executor: str, address: str | None, budget_bytes: int) -> Pool:
 class LocalPool:
     """This machine. The process that starts workers is kept for the next stage; its workers end with theirs."""
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, server: ServerProcess | None = None) -> None:
         self._budget_bytes = budget_bytes
-        self._pool = LocalExecutor(0)
+        self._pool = LocalExecutor(0, kept=server)
+        if not self._has_room():
+            self.close()
 
     def executor(self, stage: str, workers: Workers) -> Executor:
         if (workers.count == 1 and not workers.apart) or workers.here:
@@ -104,8 +135,12 @@ class LocalPool:
         return pool
 
     def expect(self, modules: Sequence[str]) -> None:
-        if self._budget_bytes - self._held() >= 2 * ROOM_BYTES:
+        if self._has_room():
             self._pool.expect(modules)
+
+    def _has_room(self) -> bool:
+        """For a process that starts workers, and for what this one still loads itself."""
+        return self._budget_bytes - self._held() >= 2 * ROOM_BYTES
 
     @property
     def cores(self) -> int:

@@ -1,27 +1,30 @@
 """What a finished job tells, the same for every job: `run/summary.json`, `--json`, the closing lines of a command.
 
 A figure that every job should tell is a field here; what only one kind of job knows is in its `facts`.
+
+`Observer` is who listens while it works.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import platform
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from milldam.markup import counted
 from milldam.memory import format_size
 from milldam.run.monitor import MemoryUse
-from milldam.run.planning import cores
+from milldam.run.planning import WorkPlan, cores
 from milldam.sealed import write_sealed
 
 SUMMARY = "summary.json"
-
 Facts = TypeVar("Facts", bound=Mapping[str, object])
 """What is special to a kind of job: a TypedDict that lies beside the job."""
 
@@ -119,14 +122,66 @@ def _processor() -> str:
 def package_versions() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version
 
+    from milldam import native
+
     found = {"python": sys.version.split()[0]}
     for name in _PACKAGES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
+    found["kernels"] = native.build.digest() if native.library() else "none, numpy instead"
     return found
 
 
 _PACKAGES = ("milldam", "gigatoken", "tokenizers", "pyarrow", "numpy", "duckdb")
 _RESULTS = {"map": ("rows",), "qa": ("examples", "windows"), "push": ("files",), "pull": ("files",)}
+log = logging.getLogger("milldam")
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """Where a stage of a run stands."""
+
+    stage: str = ""
+    units: int = 0
+    units_done: int = 0
+    input_total: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+    anonymous_bytes: int = 0
+    budget_bytes: int = 0
+    elapsed: float = 0.0
+    workers: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+
+class Observer(Protocol):
+    """Who wants to know: the command line's progress display, or nobody."""
+
+    def planned(self, plan: WorkPlan) -> None: ...
+    def progress(self, snapshot: Snapshot) -> None: ...
+    def warn(self, message: str) -> None: ...
+
+
+class Quiet:
+    """The library's own observer: warnings go to `logging`, the rest nowhere."""
+
+    def planned(self, plan: WorkPlan) -> None:
+        sizes = format_size(plan.input_bytes), format_size(plan.budget.limit_bytes)
+        log.info(
+            "plan: %d of %d units to do; %s of input, %d workers, a budget of %s; %s",
+            plan.units - plan.done,
+            plan.units,
+            sizes[0],
+            plan.workers,
+            sizes[1],
+            "; ".join(filter(None, (plan.encoder_note, plan.note))),
+        )
+        if plan.left_out:
+            log.warning('not read: %s. To read text among them, name it with input_format="txt".', plan.left_out)
+
+    def progress(self, snapshot: Snapshot) -> None:
+        pass
+
+    def warn(self, message: str) -> None:
+        log.warning(message)

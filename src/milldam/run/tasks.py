@@ -4,6 +4,8 @@ An executor gets a task and the indexes of units. It knows nothing of text: `tas
 once, and the callable it returns works on one assignment at a time, reporting what it commits and how it gets on.
 Local workers are forked from a process in which the task was started: what the callable finds at its first call is
 shared by all of them.
+
+`ArrayTask` is what one of several machines does of a stage, beside the others.
 """
 
 from __future__ import annotations
@@ -13,16 +15,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from milldam.errors import ConfigError, Setting
+
 PART, PROGRESS, DONE, CRASH, MEMORY = "part", "progress", "done", "crash", "memory"
 """What an event tells; "memory": bytes that a worker on another machine holds, 0 when it has ended."""
 IMPORT, TASK, WORK, FORK, END = "import", "task", "work", "fork", "end"
 """What worker processes, and the server that forks them, are sent."""
 READY, LOADED, ENDED, APART, ERROR = "ready", "loaded", "ended", "apart", "error"
 """What they answer, besides events; "apart": workers can't be forked, and each must load for itself."""
-
 PAUSE_SECONDS = 0.02
 """Until units are asked for again that did not come yet."""
-
 Report = Callable[[str, Any], None]
 """(kind, value): "part" with a record to keep, "progress" with counters."""
 Work = Callable[[Any, Report], None]
@@ -88,3 +90,42 @@ class Executor(Protocol):
         Executors of this machine wait for units that come later (`NothingYetError`), while workers go on.
         """
         ...
+
+
+PREPARE, FINISH = "prepare", "finish"
+"""Before the first stage and behind the last: each for one task alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayTask:
+    """Every `of`-th unit of a stage, from the `index`-th on."""
+
+    stage: str
+    index: int
+    of: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.of:
+            said = f": {self.index} of {self.of} array tasks: the index is 0 to {max(0, self.of - 1)}."
+            raise ConfigError(Setting("index"), said)
+
+    @property
+    def label(self) -> str:
+        """
+        >>> ArrayTask("tokenize", 3, 8).label
+        'tokenize-3-of-8'
+        """
+        return f"{self.stage}-{self.index}-of-{self.of}"
+
+    def overlaps(self, label: str) -> bool:
+        """Whether a task of that label is of the same stage, cut into another number of tasks.
+
+        >>> task = ArrayTask("tokenize", 3, 8)
+        >>> task.overlaps("tokenize-1-of-2"), task.overlaps("tokenize-1-of-8"), task.overlaps("arrange-1-of-2")
+        (True, False, False)
+        """
+        stage, _, rest = label.partition("-")
+        return stage == self.stage and not rest.endswith(f"-of-{self.of}")
+
+    def holds(self, unit: int) -> bool:
+        return unit % self.of == self.index

@@ -22,8 +22,7 @@ from typing import Any
 
 from milldam.errors import ConfigError, InputError
 from milldam.memory import Usage
-from milldam.run.monitor import SAMPLE_SECONDS, Monitor
-from milldam.run.process_tree import ProcessTree, adopting_orphans, listed
+from milldam.run.monitor import SAMPLE_SECONDS, Monitor, ProcessTree, adopting_orphans, listed
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _FAREWELL_SECONDS = 0.1

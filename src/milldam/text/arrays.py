@@ -1,6 +1,11 @@
-"""Arrow arrays of text, looked at as bytes: where each text begins, and how much there is. No copies."""
+"""Arrow arrays of text, looked at as bytes: where each text begins, and how much there is. No copies.
+
+`Verdicts` tell which are kept, or dropped for a reason: a number per document, no Python object.
+"""
 
 from __future__ import annotations
+
+from collections import Counter
 
 import numpy as np
 import numpy.typing as npt
@@ -18,3 +23,53 @@ def text_offsets(texts: pa.LargeStringArray) -> npt.NDArray[np.int64]:
 def byte_count(texts: pa.LargeStringArray) -> int:
     offsets = text_offsets(texts)
     return int(offsets[-1] - offsets[0])
+
+
+Mask = npt.NDArray[np.bool_]
+
+
+class Verdicts:
+    """One entry per document: 0 for kept, else the number of the reason. The first reason given stays.
+
+    >>> verdicts = Verdicts(3)
+    >>> verdicts.drop(np.array([False, True, True]), "too_short")
+    >>> verdicts.drop(np.array([False, False, True]), "duplicate")
+    >>> verdicts.keep.tolist(), verdicts.counts()
+    ([True, False, False], Counter({'too_short': 2}))
+    """
+
+    def __init__(self, documents: int) -> None:
+        self.codes: npt.NDArray[np.int16] = np.zeros(documents, dtype=np.int16)
+        self.reasons: list[str] = []
+
+    def drop(self, which: Mask, reason: str) -> None:
+        """Drop the documents of a mask that are still kept."""
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+        self.codes[which & (self.codes == 0)] = self.reasons.index(reason) + 1
+
+    def drop_one(self, position: int, reason: str) -> None:
+        which = np.zeros(len(self.codes), dtype=bool)
+        which[position] = True
+        self.drop(which, reason)
+
+    def merge(self, other: Verdicts, keep: Mask) -> None:
+        """Take over the verdicts on the documents of a mask."""
+        for number, reason in enumerate(other.reasons, start=1):
+            which = np.zeros(len(self.codes), dtype=bool)
+            which[keep] = other.codes == number
+            self.drop(which, reason)
+
+    @property
+    def keep(self) -> Mask:
+        keep: Mask = self.codes == 0
+        return keep
+
+    def reason(self, position: int) -> str | None:
+        code = self.codes[position]
+        return self.reasons[code - 1] if code else None
+
+    def counts(self) -> Counter[str]:
+        """Dropped documents by reason."""
+        numbers = np.bincount(self.codes, minlength=len(self.reasons) + 1)[1:].tolist()
+        return Counter({reason: n for reason, n in zip(self.reasons, numbers, strict=True) if n})

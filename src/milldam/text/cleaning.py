@@ -18,10 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from milldam.text.arrays import text_offsets
+from milldam.text.arrays import Verdicts, text_offsets
 from milldam.text.rules import CleanRules
 from milldam.text.user_functions import FAILED, UserFunction
-from milldam.text.verdicts import Verdicts
 
 HELD_CHARACTERS: Final = 1 << 16
 """The most that is held back of a document in parts, for want of a place to cut."""

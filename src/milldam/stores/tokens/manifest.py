@@ -6,10 +6,13 @@ this machine but those of the input. So equal input and settings give equal byte
 Shards are written and read some hundreds at a time. Read, a shard takes about 0.9 KB of memory (its text 0.4 KB): a
 store of 60,000 shards, 15 TB of text, about 55 MB and half a second.
 
-What became of the records of a dataset: read = rejected + dropped + kept.
+A `Tally` is what became of the records of a dataset: read = rejected + dropped + kept. Counted once, from the records
+of a run, and kept in the manifest; summary, `milldam stats` and report take every such figure from there. A document
+that a weight repeats counts each time. Size: a number a reason.
 
-Counted once, from the records of a run, and kept in the manifest; summary, `milldam stats` and report take every such
-figure from there. A document that a weight repeats counts each time. Size: a number a reason.
+`ShardSpool` makes a manifest of shards in plan order without holding them: the text of each split goes to a file of its
+own, beside it the hashes that make up the fingerprint; the manifest is put together from these files. Disk: a second
+manifest and 64 bytes a shard, until it is written. Memory: some buffers.
 """
 
 from __future__ import annotations
@@ -19,14 +22,17 @@ import json
 import mmap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from json.encoder import encode_basestring as _quoted
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import xxhash
 
 from milldam.checked import checked, parse_json
 from milldam.errors import StoreError
-from milldam.files import hash_bytes, stays_in_folder
+from milldam.files import TEMPORARY_SUFFIX, explain_os_errors, hash_bytes, stays_in_folder
 from milldam.sealed import is_whole_text
 from milldam.stores.kinds import TOKENS, ChatFacts, FileRecord, InputFacts, TokenDtype, TokenizerFacts
 from milldam.stores.place import Folder, Place
@@ -117,8 +123,6 @@ _FIRST_SHARD, _BEHIND_SHARDS = b'\n "shards": [\n', b"\n ],\n"
 _BEHIND_A_SHARD = b"\n  },\n"
 _BLOCK_BYTES = 1 << 18
 _TOTALS = ("documents", "tokens", "text_bytes")
-
-
 SHARD_FILES = ("bin", "idx", "spans", "labels")
 """How the names of a shard's files may end, in the order in which they name the shard."""
 
@@ -388,3 +392,77 @@ def _refuse_outside(what: str, name: object, path: str) -> None:
     """A manifest may come from anywhere: it must not make us open files elsewhere, nor exports write them there."""
     if not stays_in_folder(name, hidden=False):
         raise StoreError(f'{path}: the {what} "{name}" leaves the folder; refused.')
+
+
+_SPOOL_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class _Split:
+    totals: Totals
+    text: Path
+    hashes: Path
+    opened: list[IO[str]] = field(default_factory=list)
+
+    def add(self, shard: Shard) -> None:
+        text, hashes = self.opened
+        text.write((",\n" if self.totals.shards else "") + shard_text(shard))
+        hashes.write(hashes_of(shard))
+        self.totals.add(shard)
+
+
+class ShardSpool:
+    """Shards of a manifest to be. What it writes into `folder` is removed by `remove`, or with other temporaries."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._splits: dict[str, _Split] = {}
+
+    def fill(self, shards: Iterable[Shard]) -> None:
+        """Take all shards, in plan order; the splits may come in any."""
+        with explain_os_errors(self._folder), ExitStack() as stack:
+            for shard in shards:
+                split = self._splits.get(shard.split) or self._begin(shard.split, stack)
+                split.add(shard)
+
+    def _begin(self, name: str, stack: ExitStack) -> _Split:
+        number = len(self._splits)
+        text, hashes = (self._folder / f".shards-{number}.{kind}{TEMPORARY_SUFFIX}" for kind in ("text", "hashes"))
+        opened: list[IO[str]] = [
+            stack.enter_context(path.open("w", encoding="utf-8", newline="\n")) for path in (text, hashes)
+        ]
+        self._splits[name] = split = _Split(Totals(), text, hashes, opened)
+        return split
+
+    @property
+    def splits(self) -> dict[str, Totals]:
+        """Training first; the others by name."""
+        names = sorted(self._splits, key=in_manifest_order)
+        return {name: self._splits[name].totals for name in names}
+
+    def write(self, facts: Manifest, folder: Path) -> None:
+        """Make the manifest, with these shards in the place of its own."""
+        totals, ordered = Totals(), [self._splits[name] for name in self.splits]
+        fingerprint = xxhash.xxh3_128()
+        for split in ordered:
+            totals.add(split.totals)
+            for block in _file_blocks(split.hashes):
+                fingerprint.update(block)
+        facts.write_with(
+            folder, totals, fingerprint.hexdigest(), join_texts(_file_blocks(split.text) for split in ordered)
+        )
+
+    def remove(self) -> None:
+        for split in self._splits.values():
+            split.text.unlink(missing_ok=True)
+            split.hashes.unlink(missing_ok=True)
+
+
+def in_manifest_order(split: str) -> tuple[bool, str]:
+    return split != "train", split
+
+
+def _file_blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(_SPOOL_BYTES):
+            yield block

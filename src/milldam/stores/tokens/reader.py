@@ -26,9 +26,8 @@ from milldam.errors import ConfigError, StoreError, did_you_mean
 from milldam.markup import counted, in_notebook
 from milldam.memory import format_size
 from milldam.stores.place import Folder, Place, same_generation
-from milldam.stores.tokens.format import Index, Int64s
+from milldam.stores.tokens.format import Index, Int64s, SpanTable
 from milldam.stores.tokens.manifest import Manifest, Shard, read
-from milldam.stores.tokens.spans import SpanTable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

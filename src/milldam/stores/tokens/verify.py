@@ -14,9 +14,8 @@ import numpy as np
 
 from milldam.errors import StoreError
 from milldam.stores.place import BLOCK_BYTES, Place
-from milldam.stores.tokens.format import BLOCK_DOCUMENTS, Index
+from milldam.stores.tokens.format import BLOCK_DOCUMENTS, Index, SpanTable
 from milldam.stores.tokens.manifest import Manifest, Shard
-from milldam.stores.tokens.spans import SpanTable
 from milldam.stores.verify import wrong_bytes, wrong_size
 
 

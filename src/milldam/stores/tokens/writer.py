@@ -11,16 +11,14 @@ import contextlib
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from milldam.files import NewFile, commit_together, explain_os_errors
 from milldam.stores.kinds import shard_name
-from milldam.stores.tokens.format import IndexCounts, Int64s, count_sequences, write_index
+from milldam.stores.tokens.format import IndexCounts, Int64s, SpanFiles, Spans, count_sequences, write_index
 from milldam.stores.tokens.manifest import SHARD_FILES, Shard
-from milldam.stores.tokens.spans import SpanFiles, Spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +122,15 @@ class ShardWriter:
     def __enter__(self) -> ShardWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.discard()
+
+    def discard(self) -> None:
+        """Leave nothing, unless it was committed."""
         # On a full disk even closing may fail; that must not hide what went wrong before.
         with contextlib.suppress(OSError):
             self._close()
-        self._bin.__exit__(kind, error, trace)
+        self._bin.discard()
 
 
 def commit_shard(split: str, files: dict[str, NewFile]) -> tuple[str, dict[str, Any]]:

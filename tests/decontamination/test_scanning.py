@@ -12,13 +12,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.kit.kernels import without_kernels
 
-from milldam.decontamination.index import SEED_LETTERS, Index, build_index
+from milldam.decontamination.index import Index, build_index
 from milldam.decontamination.letters import LONGEST_WORD, words_of
 from milldam.decontamination.matches import Matches, MatchFinder, joined
 from milldam.decontamination.passages import Passage, Passages
 from milldam.decontamination.rules import EvaluationSet
-from milldam.decontamination.scanning import KEPT_BYTES, Scanner
+from milldam.decontamination.scanning import KEPT_BYTES, Match, Scanner
 
 RULES = EvaluationSet(path="evals.jsonl")
 
@@ -49,6 +50,8 @@ def found(index: Index, document: str) -> dict[int, set[int]]:
 
 # ---- words ----
 
+CHARACTERS = st.characters(exclude_categories=["Cs"]) | st.sampled_from("aB1 .-é“世")
+
 
 def plain_words(text: str) -> list[str]:
     """Character by character."""
@@ -71,16 +74,21 @@ def plain_words(text: str) -> list[str]:
     return [word.decode("utf-8", "surrogateescape") for word in cut]
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), min_size=1, max_size=4))
+@given(st.lists(st.text(CHARACTERS, max_size=200), min_size=1, max_size=4))
 @settings(deadline=None)
 def test_words_are_those_of_a_plain_reading(texts: list[str]) -> None:
-    """Any characters, in any number of texts: no word runs over the end of its text."""
+    """Any characters, in any number of texts: no word runs over the end of its text. In C as in numpy."""
     data = [text.encode() for text in texts]
     offsets = np.concatenate(([0], np.cumsum([len(one) for one in data])))
     words = words_of(b"".join(data), offsets)
-    spans = zip(words.starts.tolist(), words.lengths.tolist(), strict=True)
-    said = [bytes(words.folded[start : start + size]).decode("utf-8", "surrogateescape") for start, size in spans]
+    spans = zip(words.starts.tolist(), words.stops.tolist(), strict=True)
+    said = [bytes(words.folded[start:stop]).decode("utf-8", "surrogateescape") for start, stop in spans]
     assert said == [word for text in texts for word in plain_words(text)]
+    with without_kernels():
+        in_numpy = words_of(b"".join(data), offsets)
+    assert np.array_equal(words.folded, in_numpy.folded)
+    assert np.array_equal(words.starts, in_numpy.starts)
+    assert np.array_equal(words.stops, in_numpy.stops)
 
 
 # ---- passages ----
@@ -152,14 +160,9 @@ def test_what_is_found_is_what_a_comparison_of_ngrams_finds(
         assert there.get(passage, set()) == wanted
 
 
-@given(st.integers(0, 10**6), st.integers(3, 13))
-@settings(deadline=None)
-def test_pieces_of_passages_are_found_however_they_are_written(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, ngram: int
-) -> None:
-    """Documents of pieces of passages in other case, punctuation and white space, beside letters and marks of any
-    script: no n-gram is missed that a plain comparison of words finds."""
-    rng = random.Random(seed)
+def documents_of_pieces(rng: random.Random) -> tuple[list[str], list[str]]:
+    """Passages, and documents of pieces of them in other case, punctuation and white space, beside letters and marks
+    of any script."""
     others = ["größe", "Ærø", "слово", "日本", "été", "ﬁne", "“so”", "—", "x" * 70]
 
     def written(count: int) -> str:
@@ -175,6 +178,16 @@ def test_pieces_of_passages_are_found_however_they_are_written(
             low = rng.randrange(len(words))
             pieces += [rewritten(" ".join(words[low : low + rng.randrange(1, 40)]), rng), written(rng.randrange(4))]
         documents.append(rng.choice(["", "\n", "“"]).join([" ".join(pieces), rng.choice(["", "."])]))
+    return texts, documents
+
+
+@given(st.integers(0, 10**6), st.integers(3, 13))
+@settings(deadline=None)
+def test_pieces_of_passages_are_found_however_they_are_written(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, ngram: int
+) -> None:
+    """No n-gram is missed that a plain comparison of words finds."""
+    texts, documents = documents_of_pieces(random.Random(seed))
     index = index_of(tmp_path_factory.mktemp("pieces"), texts, EvaluationSet(path="x", ngram=ngram, max_items=1000))
     there: dict[tuple[int, int], set[int]] = {}
     for match in Scanner(index).whole(strings(documents)):
@@ -185,10 +198,41 @@ def test_pieces_of_passages_are_found_however_they_are_written(
             words = plain_words(text)
             size = min(ngram, len(words))
             held = set(grams(plain_words(document), size))
-            wanted = {k: len("".join(gram).encode()) for k, gram in enumerate(grams(words, size)) if gram in held}
-            # One of fewer letters than a seed is found where what follows is the same.
-            sure = {k for k, letters in wanted.items() if letters >= SEED_LETTERS}
-            assert sure <= there.get((number, passage), set())
+            wanted = {k for k, gram in enumerate(grams(words, size)) if gram in held}
+            assert wanted <= there.get((number, passage), set())
+
+
+def every_match(index: Index, documents: list[str]) -> list[Match]:
+    """Of the documents, and of all of them as a part of a text that goes on and as one that ends."""
+    scanner, data = Scanner(index), "\n".join(documents).encode()
+    parts = (scanner.part(data, open=goes_on) for goes_on in (True, False))
+    return list(itertools.chain(scanner.whole(strings(documents)), *parts))
+
+
+@given(st.integers(0, 10**6), st.integers(3, 13), st.booleans())
+@settings(deadline=None)
+def test_matches_are_those_of_numpy(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, ngram: int, joined_up: bool
+) -> None:
+    """The kernel and its twin agree in every field, also where words are joined and parted otherwise."""
+    rng = random.Random(seed)
+    texts, documents = documents_of_pieces(rng)
+    if joined_up:
+        documents = ["".join(word + rng.choice(["", " "]) for word in one.split()) for one in documents] + texts[:2] * 2
+    index = index_of(tmp_path_factory.mktemp("twins"), texts, EvaluationSet(path="x", ngram=ngram, max_items=1000))
+    found = every_match(index, documents)
+    with without_kernels():
+        assert found == every_match(index, documents)
+
+
+def test_a_passage_that_repeats_itself_is_found_as_in_numpy(tmp_path: Path) -> None:
+    """Every word of a document stands beside every word of the passage: more places than a scanner expects."""
+    index = index_of(tmp_path, [" ".join(["again"] * 40)])
+    document = " ".join(["again"] * 60)
+    whole, found = list(Scanner(index).whole(strings([document]))), every_match(index, [document])
+    assert len(set(whole)) == len(whole) > 0
+    with without_kernels():
+        assert found == every_match(index, [document])
 
 
 @pytest.mark.parametrize("ngram", [3, 5, 13])
@@ -206,6 +250,23 @@ def test_words_that_go_on_are_other_words(tmp_path: Path) -> None:
     assert found(index, "so the happy people of the president said")
     assert not found(index, "so the unhappy people of the president said")
     assert not found(index, "so the happy people of the presidents said")
+
+
+def test_an_ngram_begins_and_ends_where_words_of_the_document_do(tmp_path: Path) -> None:
+    """Words of one letter at either end, which the document has as parts of longer words, letters beside them equal."""
+    index = index_of(tmp_path, ["u z sufficient letters a b"], EvaluationSet(path="x", ngram=3))
+    assert found(index, "u z sufficient letters a b")[0] == {0, 1, 2, 3}
+    # "z sufficient letters" is not there, nor "sufficient letters a".
+    assert found(index, "menu zuz sufficient letters. A letter") == {0: {2}}
+    assert found(index, "menu zuz sufficient letters ax") == {}
+
+
+def test_short_ngrams_are_found_whatever_follows(tmp_path: Path) -> None:
+    """Fewer letters than a seed is looked up by."""
+    index = index_of(tmp_path, ["we go to an inn or a den of his"], EvaluationSet(path="x", ngram=3))
+    assert found(index, "go to an") == {0: {1}}
+    assert found(index, "They do not go to an island, or the DEN -- OF HIS!") == {0: {1, 7}}
+    assert found(index, "or a d") == {}
 
 
 def test_scripts_without_spaces_are_compared_by_characters(tmp_path: Path) -> None:

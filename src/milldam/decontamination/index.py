@@ -9,8 +9,8 @@ passage of fewer than `MIN_WORDS` words or `MIN_LETTERS` bytes of letters is too
 looked for; nor is one of fewer than `SHORT_WORDS` words that comes after another one of its item: behind a question, an
 answer such as "the Cape of Good Hope" is no evidence.
 
-Building it takes `BUILDING_FACTOR` times the text of the sets. The file: letters, words and texts of the passages, 16
-bytes a seed: about 4 times the text. It is mapped; a process holds three tables of at most 4 MB beside it.
+Building it takes `BUILDING_FACTOR` times the text of the sets. The file: letters, words and texts of the passages, 30
+bytes a seed: about 5 times the text. It is mapped: processes hold nothing of it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,10 @@ from milldam.decontamination.rules import EvaluationSet
 
 MIN_WORDS, SHORT_WORDS = 4, 8
 SEED_LETTERS = 16
-"""Letters from a seed on that are compared at once; an n-gram has as many behind its seed."""
-ROOMY = SEED_LETTERS + 2 * BLOCK
-"""Letters of n-grams that can't be found without a block of letters being equal on one side of their seed."""
-LAYOUT = 2
+"""Letters from a seed on that are looked up. Where an n-gram has fewer from each of its pairs on, the pair is."""
+LAYOUT = 3
 """Another number whenever the file is laid out, or hashed, in another way."""
-REACH = 64 * 50
-"""Letters of the longest n-gram."""
-BUILDING_FACTOR = 20
+BUILDING_FACTOR = 24
 """Bytes that building takes for each byte of the passages' texts, as measured."""
 _SLICE_BYTES = 1 << 20
 _WINDOWS = 1 << 16
@@ -45,8 +41,6 @@ _TELLING = 10
 """A word of more letters is no rarer than one of so many."""
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
-_SMALLEST_TABLE, _LARGEST_TABLE = 16, 22
-"""Bits of a hash that the table goes by."""
 Mask = npt.NDArray[np.bool_]
 
 
@@ -64,6 +58,8 @@ class _Text:
     """Where each passage begins in `words`, and the end."""
     joined: Mask
     """Words that only a mark such as an apostrophe parts from the next: others may write them as one."""
+    blocks: Hashes
+    """The first eight letters of each word."""
     pairs: Hashes
 
 
@@ -77,18 +73,18 @@ def _read_text(passages: Passages) -> _Text:
         data = bytes(passages.texts[offsets[start] : offsets[stop]])
         inner = offsets[start : stop + 1] - offsets[start]
         words = words_of(data, inner)
-        ends = words.starts + words.lengths
-        gaps = np.append(words.starts[1:], len(data)) - ends
+        starts, ends, lengths = words.starts, words.stops, words.lengths
+        gaps = np.append(starts[1:], len(data)) - ends
         raw = np.frombuffer(data + b" ", np.uint8)[ends]
         joined = ((gaps == 1) & (raw > ord(" "))) | ((gaps == 3) & (raw == 0xE2)) | ((gaps == 2) & (raw == 0xC2))
-        counts = np.diff(np.searchsorted(words.starts, inner))
-        sizes = np.add.reduceat(np.append(words.lengths, 0), np.minimum(np.cumsum(counts) - counts, len(words.lengths)))
+        counts = np.diff(np.searchsorted(starts, inner))
+        sizes = np.add.reduceat(np.append(lengths, 0), np.minimum(np.cumsum(counts) - counts, len(lengths)))
         sizes = np.where(counts > 0, sizes, 0)
-        parts.append((words.folded[words.folded != 0], sizes, words.lengths, counts, joined, pair_hashes(words.blocks)))
+        parts.append((words.folded[words.folded != 0], sizes, lengths, counts, joined, words.blocks))
         start = stop
-    letters, sizes, lengths, counts, joined, pairs = (np.concatenate(part) for part in zip(*parts, strict=True))
+    letters, sizes, lengths, counts, joined, blocks = (np.concatenate(part) for part in zip(*parts, strict=True))
     words_at = np.cumsum(lengths) - lengths
-    return _Text(letters, _bounds(sizes), words_at, lengths, _bounds(counts), joined, pairs)
+    return _Text(letters, _bounds(sizes), words_at, lengths, _bounds(counts), joined, blocks, pair_hashes(blocks))
 
 
 def _bounds(sizes: Int64s) -> Int64s:
@@ -143,6 +139,13 @@ def _hashes(text: _Text, first: Int64s, stop: Int64s) -> Hashes:
     return hashes
 
 
+def _alike(hashes: Hashes) -> Int64s:
+    """For each hash how many have its first bits: nearly as many as are equal to it, and never fewer."""
+    shift = np.uint64(63 - len(hashes).bit_length())
+    first_bits = (hashes >> shift).view(np.int64)
+    return np.bincount(first_bits)[first_bits]
+
+
 def _common(text: _Text, grams: _Grams, most: npt.NDArray[np.int32]) -> Mask:
     """N-grams that occur in more passages than the set of theirs allows. `most`: for each passage."""
     found = np.zeros(len(grams.first_words), np.bool_)
@@ -150,24 +153,24 @@ def _common(text: _Text, grams: _Grams, most: npt.NDArray[np.int32]) -> Mask:
         return found
     hashes = _hashes(text, *grams.letters(text))
     passage = np.repeat(np.arange(len(most), dtype=np.int32), np.diff(grams.bounds))
-    # Stable: within equal ones, passages stay in order.
-    order = np.argsort(hashes, kind="stable")
+    # Few are left to be sorted; stable: within equal ones, passages stay in order.
+    order = np.flatnonzero(_alike(hashes) > most.min())
+    order = order[np.argsort(hashes[order], kind="stable")]
     hashes, passage = hashes[order], passage[order]
-    begins = np.concatenate(([True], hashes[1:] != hashes[:-1]))
-    another = np.flatnonzero(begins | np.concatenate(([True], passage[1:] != passage[:-1])))
-    group = (np.cumsum(begins, dtype=np.int32) - 1).astype(np.int32)
-    several = np.bincount(group[another])
-    found[order] = several[group] > most[passage]
+    begins = np.diff(hashes, prepend=~hashes[:1]) != 0
+    another = np.flatnonzero(begins | (np.diff(passage, prepend=-1) != 0))
+    group = np.cumsum(begins) - 1
+    found[order] = np.bincount(group[another])[group] > most[passage]
     return found
 
 
-def _seeds(text: _Text, grams: _Grams, counted: Mask) -> Int64s:
-    """Numbers of the words that begin a seed: the rarest pair of each n-gram."""
-    _, inverse, counts = np.unique(text.pairs, return_inverse=True, return_counts=True)
+def _seeds(text: _Text, grams: _Grams, counted: Mask) -> tuple[Int64s, Int64s]:
+    """Numbers of the words that begin a seed, the rarest pair of each n-gram: of n-grams that have sixteen letters from
+    some pair on, and of those that do not."""
     # Long words are rare everywhere; never, if there is another pair, what others may write as one word.
     letters = np.minimum(text.lengths, _TELLING)
     letters[:-1] += np.minimum(text.lengths[1:], _TELLING)
-    score = np.log2(counts[inverse]).astype(np.int64) - letters
+    score = np.log2(_alike(text.pairs)).astype(np.int64) - letters
     risky = text.joined.copy()
     risky[1:] |= text.joined[:-1]
     risky[:-1] |= text.joined[1:]
@@ -175,22 +178,25 @@ def _seeds(text: _Text, grams: _Grams, counted: Mask) -> Int64s:
     _, stop = grams.letters(text)
     which = np.flatnonzero(counted)
     widest = int(grams.sizes[which].max(initial=2))
-    found = np.zeros(len(text.words), np.bool_)
+    long, short = (np.zeros(len(text.words), np.bool_) for _ in range(2))
     for start in range(0, len(which), _WINDOWS):
         some = which[start : start + _WINDOWS]
         words = grams.first_words[some][:, None] + np.arange(widest - 1)
         inside = (np.arange(widest - 1) < grams.sizes[some][:, None] - 1) & (words < len(text.words))
         words = np.minimum(words, len(text.words) - 1)
-        inside &= text.words[words] + SEED_LETTERS <= stop[some][:, None]
-        best = np.where(inside, score[words], np.int64(1) << 60).argmin(axis=1)
-        found[words[np.arange(len(some)), best]] = True
-    return np.flatnonzero(found)
+        roomy = inside & (text.words[words] + SEED_LETTERS <= stop[some][:, None])
+        tight = ~roomy.any(axis=1)
+        roomy[tight] = inside[tight]
+        best = np.where(roomy, score[words], np.int64(1) << 60).argmin(axis=1)
+        chosen = words[np.arange(len(some)), best]
+        long[chosen[~tight]], short[chosen[tight]] = True, True
+    return np.flatnonzero(long), np.flatnonzero(short)
 
 
 def _shortest(text: _Text, grams: _Grams) -> Int64s:
     """Letters of the shortest n-gram of each passage."""
     first, stop = grams.letters(text)
-    shortest = np.full(len(text.bounds) - 1, REACH)
+    shortest = np.full(len(text.bounds) - 1, np.iinfo(np.int64).max)
     passage = np.repeat(np.arange(len(shortest)), np.diff(grams.bounds))
     np.minimum.at(shortest, passage, stop - first)
     return shortest
@@ -206,6 +212,35 @@ def seed_keys(low: Hashes, high: Hashes) -> Hashes:
     return keys
 
 
+def pair_keys(first: Hashes, second: Hashes) -> Hashes:
+    """A number for two words, given as their first letters."""
+    return seed_keys(first, ~second)
+
+
+def bits_of(hashes: Hashes) -> Hashes:
+    """A table that says of most hashes that they are not among these: two bits of one number each, in all about 16
+    for each hash."""
+    table = np.zeros(1 << max(1, (len(hashes) // 4).bit_length()), np.uint64)
+    np.bitwise_or.at(table, (hashes >> shift_of(table)).view(np.int64), _two_bits(hashes))
+    return table
+
+
+def shift_of(table: Hashes) -> np.uint64:
+    """The first bits of a hash are the place in a table."""
+    return np.uint64(65 - len(table).bit_length())
+
+
+def may_hold(table: Hashes, hashes: Hashes) -> Mask:
+    two = _two_bits(hashes)
+    found: Mask = table[(hashes >> shift_of(table)).view(np.int64)] & two == two
+    return found
+
+
+def _two_bits(hashes: Hashes) -> Hashes:
+    one, low = np.uint64(1), np.uint64(63)
+    return one << (hashes >> np.uint64(32) & low) | one << (hashes >> np.uint64(38) & low)
+
+
 def build_index(path: Path, passages: Passages, sets: tuple[EvaluationSet, ...]) -> dict[str, Any]:
     """Write the file; its size and hash."""
     owners = np.frombuffer(passages.sets, np.uint16).astype(np.int64)
@@ -215,11 +250,13 @@ def build_index(path: Path, passages: Passages, sets: tuple[EvaluationSet, ...])
     follows = np.frombuffer(passages.follows, np.bool_)
     grams = _Grams.of(text, np.array([one.ngram for one in sets])[owners], follows)
     common = _common(text, grams, np.array([one.max_items for one in sets], np.int32)[owners])
-    seeds = _seeds(text, grams, ~common)
-    padded = np.concatenate((text.letters, np.zeros(ROOMY, np.uint8)))
-    at = text.words[seeds]
-    keys = seed_keys(blocks_at(padded)[at], blocks_at(padded)[at + BLOCK])
+    long, short = _seeds(text, grams, ~common)
+    padded = np.concatenate((text.letters, np.zeros(SEED_LETTERS, np.uint8)))
+    at = text.words[long]
+    words, keys = np.concatenate((long, short)), seed_keys(blocks_at(padded)[at], blocks_at(padded)[at + BLOCK])
+    keys = np.concatenate((keys, pair_keys(text.blocks[short], text.blocks[short + 1])))
     order = np.argsort(keys, kind="stable")
+    at = text.words[words[order]]
     arrays: dict[str, npt.NDArray[Any]] = {
         "letters": padded,
         "bounds": text.bounds,
@@ -228,8 +265,10 @@ def build_index(path: Path, passages: Passages, sets: tuple[EvaluationSet, ...])
         "gram_bounds": grams.bounds,
         "common": common,
         "seed_keys": keys[order],
-        "seed_letters": at[order],
-        "seed_pairs": text.pairs[seeds],
+        "seed_letters": at,
+        "seed_passages": np.searchsorted(text.bounds, at, side="right") - 1,
+        "pair_bits": bits_of(np.unique(text.pairs[words])),
+        "key_bits": bits_of(np.unique(keys)),
         "shortest": _shortest(text, grams),
         "texts": np.frombuffer(passages.texts, np.uint8),
         "text_bounds": passages.offsets,
@@ -238,36 +277,9 @@ def build_index(path: Path, passages: Passages, sets: tuple[EvaluationSet, ...])
         "columns": np.frombuffer(passages.columns, np.uint16),
     }
     repeated = {str(number): count for number, count in passages.repeated.items()}
-    return write_arrays(path, arrays, passages=len(passages), column_names=passages.names, repeated=repeated)
-
-
-class Tables:
-    """What can't be a seed, by some bits of two hashes of it: of its two words, and of its letters."""
-
-    def __init__(self, pairs: Hashes, keys: Hashes) -> None:
-        bits = (16 * len(pairs)).bit_length()
-        bits = min(max(bits, _SMALLEST_TABLE), _LARGEST_TABLE)
-        self._shift = np.uint64(64 - bits)
-        self._pairs, self._again, self._keys = (np.zeros(1 << bits, np.bool_) for _ in range(3))
-        self._pairs[self._first_bits(pairs)] = True
-        self._again[self._first_bits(_mixed(pairs))] = True
-        self._keys[self._first_bits(keys)] = True
-
-    def pairs(self, hashes: Hashes) -> Int64s:
-        """Where there may be one of the pairs: by two tables, the second for the few that the first leaves."""
-        at = np.flatnonzero(self._pairs.take(self._first_bits(hashes), mode="clip"))
-        return at[self._again[self._first_bits(_mixed(hashes[at]))]]
-
-    def keys(self, hashes: Hashes) -> Int64s:
-        """Where there may be one of the keys."""
-        return np.flatnonzero(self._keys[self._first_bits(hashes)])
-
-    def _first_bits(self, hashes: Hashes) -> Int64s:
-        return (hashes >> self._shift).view(np.int64)
-
-
-def _mixed(hashes: Hashes) -> Hashes:
-    return (hashes ^ hashes >> np.uint64(32)) * _BASE
+    return write_arrays(
+        path, arrays, passages=len(passages), short_seeds=len(short), column_names=passages.names, repeated=repeated
+    )
 
 
 class Index:
@@ -287,15 +299,19 @@ class Index:
         self.seed_keys: Hashes = arrays["seed_keys"]
         self.seed_letters: Int64s = arrays["seed_letters"]
         self.shortest: Int64s = arrays["shortest"]
-        self._pairs: Hashes = arrays["seed_pairs"]
+        self.seed_passages: Int64s = arrays["seed_passages"]
+        self.pair_bits: Hashes = arrays["pair_bits"]
+        self.key_bits: Hashes = arrays["key_bits"]
         self._texts: Bytes = arrays["texts"]
         self._text_bounds: Int64s = arrays["text_bounds"]
         self.sets: npt.NDArray[np.uint16] = arrays["sets"]
         self.items: Int64s = arrays["items"]
         self._columns: npt.NDArray[np.uint16] = arrays["columns"]
 
-    def tables(self) -> Tables:
-        return Tables(self._pairs, self.seed_keys)
+    @property
+    def kinds(self) -> int:
+        """2: some seeds are looked up by their two words."""
+        return 2 if self.facts["short_seeds"] else 1
 
     def text(self, passage: int) -> str:
         return bytes(self._texts[self._text_bounds[passage] : self._text_bounds[passage + 1]]).decode()

@@ -5,8 +5,11 @@ a zero byte, so that texts that differ only in case, punctuation and white space
 is written without spaces (Chinese, Japanese, Korean, Thai, Lao, Khmer, Burmese, Tibetan; emoji too) each character is a
 word. A word of more than 64 bytes counts as several.
 
-Every byte keeps its place, so that what is found can be cut out. Memory: about 12 bytes a byte of text; callers take
-slices.
+Every byte keeps its place, so that what is found can be cut out. Near-dedup's words (`dedup/shingles.py`) are found by
+another rule: nothing is cut out there, so lower case may have another length, and every character beyond ASCII that is
+no general punctuation is a letter. Signatures in the indexes of earlier runs go by that rule, so it stays.
+
+Memory: 10 bytes a byte of text, 50 without the kernel; callers take slices.
 """
 
 from __future__ import annotations
@@ -14,9 +17,12 @@ from __future__ import annotations
 import functools
 import unicodedata
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from milldam import native
 
 Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
@@ -27,9 +33,8 @@ BLOCK = 8
 """Bytes of a word that are looked at at once."""
 MASKS = np.array([(1 << 8 * size) - 1 for size in range(BLOCK + 1)], dtype=np.uint64)
 """For the first so many bytes of a block."""
+_PADDING = 192
 _WORD_FACTOR, _ORDER_FACTOR = np.uint64(0x9FB21C651E98DF25), np.uint64(0xD6E8FEB86659FD93)
-
-
 _BMP = 1 << 16
 
 
@@ -38,9 +43,13 @@ class Words:
     """The words of some texts that lie end to end."""
 
     folded: Bytes
-    """The texts in lower case, 0 for what is in no word; then `BLOCK` zeros."""
+    """The texts in lower case, 0 for what is in no word; then 192 zeros."""
     starts: Int64s
-    lengths: Int64s
+    stops: Int64s
+
+    @property
+    def lengths(self) -> Int64s:
+        return self.stops - self.starts
 
     @property
     def blocks(self) -> Hashes:
@@ -55,130 +64,85 @@ def blocks_at(letters: Bytes) -> Hashes:
     return np.ndarray((len(letters) - BLOCK + 1,), "<u8", letters, strides=(1,))
 
 
+class Room:
+    """What kernels are given of texts, and the memory that they write to. It is kept for the next texts: taking it anew
+    costs as much as the work."""
+
+    TYPES = (np.uint8, int, np.int64, int, np.uint16, np.bool_, np.uint8, np.uint64, np.uint32, np.uint32)
+
+    def __init__(self) -> None:
+        self._tables = _tables()  # there before workers are forked
+        self.folded, self._borders = np.empty(0, np.uint8), np.empty(0, np.uint64)
+        self.places, self.others = np.empty(0, np.uint32), np.empty(0, np.uint32)
+
+    def given(self, data: bytes | memoryview, offsets: Int64s, at_once: int) -> tuple[npt.NDArray[Any] | int, ...]:
+        """UTF-8 texts that lie end to end, so many bytes of them at once. offsets: (texts + 1,)."""
+        assert at_once < 1 << 32
+        if len(self.places) < at_once + 8:
+            self.folded = np.empty(at_once + _PADDING, np.uint8)
+            self._borders = np.empty(at_once // 64 + 3, np.uint64)
+            self.places, self.others = (np.empty(at_once + 8, np.uint32) for _ in range(2))
+        raw, texts = np.frombuffer(data, np.uint8), len(offsets) - 1
+        return raw, at_once, offsets, texts, *self._tables, self.folded, self._borders, self.places, self.others
+
+
 def words_of(data: bytes | memoryview, offsets: Int64s) -> Words:
-    """The words of UTF-8 texts that lie end to end. offsets: (texts + 1,), from 0.
+    """The words of UTF-8 texts that lie end to end. offsets: (texts + 1,).
 
     >>> found = words_of("It’s 5.".encode(), np.array([0, 9]))
-    >>> bytes(found.folded), found.starts.tolist(), found.lengths.tolist()
-    (b'it\\x00\\x00\\x00s\\x005\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00', [0, 5, 7], [2, 1, 1])
+    >>> bytes(found.folded[:9]), found.starts.tolist(), found.stops.tolist()
+    (b'it\\x00\\x00\\x00s\\x005\\x00', [0, 5, 7], [2, 6, 8])
     """
-    padded = _fold_ascii(np.frombuffer(data, np.uint8))
-    borders = np.concatenate((offsets, _fold_others(padded)))
-    inside = np.zeros(len(padded) + 1, np.bool_)  # of the byte before
-    np.not_equal(padded, 0, out=inside[1:])
-    edges = np.flatnonzero(inside[1:] != inside[:-1])
-    # Where a text or a character of its own ends and letters go on, one word ends and another begins.
-    borders = borders[(borders > 0) & (borders < len(padded) - BLOCK)]
-    borders = borders[inside[borders + 1] & inside[borders]]
-    if len(borders):
-        edges = np.concatenate((edges, np.repeat(_distinct(borders), 2)))
-        edges.sort(kind="stable")  # merges two runs that are in order
-    starts = np.ascontiguousarray(edges[0::2])
-    return _cut_long(Words(padded, starts, edges[1::2] - starts))
+    kernel = native.kernel("words", *Room.TYPES)
+    if kernel is None:
+        return _words_of(bytes(data), offsets)
+    room = Room()
+    count = kernel(*room.given(data, offsets, len(data)))
+    return Words(room.folded, room.places[:count].astype(np.int64), room.others[:count].astype(np.int64))
 
 
-def _distinct(values: Int64s) -> Int64s:
-    ordered = np.sort(values, kind="stable")
-    return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))]
-
-
-def _fold_ascii(raw: Bytes) -> Bytes:
-    """ASCII letters in lower case, 0 for all else that is ASCII, what is beyond as it is; then `BLOCK` zeros.
-
-    No table: a byte takes a fraction of a nanosecond, as each step is done for many of them at once.
-    """
-    padded = np.zeros(len(raw) + BLOCK, np.uint8)
-    folded, beyond = padded[: len(raw)], raw >= 0x80
-    # The bit that makes small letters of capitals; digits have it.
-    np.bitwise_or(raw, (~beyond).view(np.uint8) << np.uint8(5), out=folded)
-    # Below the first letter the difference wraps round to large numbers.
-    inside = folded - np.uint8(ord("a")) < 26
-    inside |= raw - np.uint8(ord("0")) < 10
-    inside |= beyond
-    folded *= inside.view(np.uint8)
-    return padded
-
-
-def _fold_others(folded: Bytes) -> Int64s:
-    """Lower the letters beyond ASCII in place, and put 0 where there is none; the borders of characters that are words
-    of their own."""
-    at = _without_marks(folded, np.flatnonzero(folded >= 0xC2))
-    if not len(at):
-        return at
-    two_bytes, three_bytes, alone = _tables()
-    lead = folded[at]
-    two = at[lead < 0xE0]
-    pair = folded[two].astype(np.uint16) << np.uint16(8) | folded[two + 1]
-    target = two_bytes[pair]
-    changed = np.flatnonzero(target != pair)
-    folded[two[changed]], folded[two[changed] + 1] = target[changed] >> np.uint16(8), target[changed] & np.uint16(0xFF)
-    three = at[(lead >= 0xE0) & (lead < 0xF0)]
-    code = folded[three].astype(np.uint16) << np.uint16(12)
-    code |= (folded[three + 1] & np.uint8(0x3F)).astype(np.uint16) << np.uint16(6)
-    code |= folded[three + 2] & np.uint8(0x3F)
-    target = three_bytes[code]
-    changed = np.flatnonzero(target != code)
-    for k, byte in enumerate(_three_bytes(target[changed])):
-        folded[three[changed] + k] = byte
-    own, four = three[alone[code]], at[lead >= 0xF0]
-    return np.concatenate((own, own + 3, four, four + 4))
-
-
-def _without_marks(folded: Bytes, at: Int64s) -> Int64s:
-    """Put 0 for U+2000 to U+203F, quotation marks and dashes, of which many texts have more than of all others; what is
-    left."""
-    marks = folded[at] == 0xE2
-    marks &= folded[at + 1] == 0x80
-    there = at[marks]
-    for k in range(3):
-        folded[there + k] = 0
-    rest: Int64s = at[~marks]
-    return rest
-
-
-def _three_bytes(code: npt.NDArray[np.uint16]) -> list[npt.NDArray[np.uint16]]:
-    """The UTF-8 of some characters; zeros where there is none."""
-    there = code != 0
-    low = np.uint16(0x3F)
-    parts = (
-        code >> np.uint16(12) | np.uint16(0xE0),
-        code >> np.uint16(6) & low | np.uint16(0x80),
-        code & low | np.uint16(0x80),
-    )
-    return [np.where(there, part, np.uint16(0)) for part in parts]
+def _words_of(data: bytes, offsets: Int64s) -> Words:
+    """The kernel's twin."""
+    folds, alone = _tables()
+    codes = np.frombuffer(data.decode().encode("utf-32-le"), "<u4")
+    sizes = 1 + (codes >= 0x80) + (codes >= 0x800) + (codes >= _BMP)
+    stops = np.cumsum(sizes)
+    within = np.minimum(codes, _BMP - 1)
+    letters = np.where(codes < _BMP, folds[within], codes)
+    own = (codes >= _BMP) | alone[within]
+    folded = np.zeros(len(data) + _PADDING, np.uint8)
+    lower = np.where(letters, letters, codes).astype("<u4").tobytes().decode("utf-32-le").encode()
+    folded[: len(data)] = np.frombuffer(lower, np.uint8) * np.repeat(letters != 0, sizes)
+    border = np.zeros(len(data) + 1, np.bool_)
+    border[np.concatenate((offsets - offsets[0], stops[own], (stops - sizes)[own]))] = True
+    inside = folded[: len(data) + 1] != 0
+    before = np.concatenate(([False], inside[:-1]))
+    begins, ends = np.flatnonzero(inside & (~before | border)), np.flatnonzero(before & (~inside | border))
+    # A word that is too long becomes several.
+    pieces = -(-(ends - begins) // LONGEST_WORD)
+    first = np.repeat(np.cumsum(pieces) - pieces, pieces)
+    begins = np.repeat(begins, pieces) + (np.arange(len(first)) - first) * LONGEST_WORD
+    ends = np.minimum(np.repeat(ends, pieces), begins + LONGEST_WORD)
+    return Words(folded, begins, ends)
 
 
 @functools.cache
-def _tables() -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint16], npt.NDArray[np.bool_]]:
-    """What characters become, 0 for none: of two bytes by both of them, of three by their number; and which of the
-    latter are words of their own."""
-    two_bytes, three_bytes = np.zeros(_BMP, np.uint16), np.zeros(_BMP, np.uint16)
-    for code in range(0x80, _BMP):
+def _tables() -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.bool_]]:
+    """By the number of a character, as far as two bytes hold it: what it becomes, 0 for what is in no word; and
+    whether it is a word of its own."""
+    folds = np.zeros(_BMP, np.uint16)
+    for code in range(_BMP):
         character = chr(code)
-        if unicodedata.category(character)[0] not in "LNM":
-            continue
-        lower = character.lower()
-        same = len(lower) == 1 and ord(lower) >= 0x80 and (ord(lower) < 0x800) == (code < 0x800)
-        target = lower if same else character
-        if code < 0x800:
-            two_bytes[int.from_bytes(character.encode(), "big")] = int.from_bytes(target.encode(), "big")
-        else:
-            three_bytes[code] = ord(target)
+        if unicodedata.category(character)[0] in "LNM":
+            lower = character.lower()
+            # Every byte keeps its place.
+            same = len(lower) == 1 and len(lower.encode()) == len(character.encode())
+            folds[code] = ord(lower if same else character)
     alone = np.zeros(_BMP, np.bool_)
     # Thai, Lao, Tibetan, Burmese; Khmer; Chinese, Japanese, Korean.
     for first, stop in ((0x0E00, 0x10A0), (0x1780, 0x1800), (0x3000, 0xD800)):
-        alone[first:stop] = three_bytes[first:stop] != 0
-    return two_bytes, three_bytes, alone
-
-
-def _cut_long(words: Words) -> Words:
-    lengths = words.lengths
-    if not len(lengths) or lengths.max() <= LONGEST_WORD:
-        return words
-    pieces = -(-lengths // LONGEST_WORD)
-    moved = (np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * LONGEST_WORD
-    starts, left = np.repeat(words.starts, pieces) + moved, np.repeat(lengths, pieces) - moved
-    return Words(words.folded, starts, np.minimum(left, LONGEST_WORD))
+        alone[first:stop] = folds[first:stop] != 0
+    return folds, alone
 
 
 def pair_hashes(blocks: Hashes) -> Hashes:

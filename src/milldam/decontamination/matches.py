@@ -75,7 +75,8 @@ class MatchFinder:
         self._kept: Counter[int] = Counter()
         self._documents = 0
         self._tail, self._before = b"", 0
-        self._seen: set[tuple[int, ...]] = set()
+        self._spanning: list[tuple[int, ...]] = []
+        """Of the document that is open: matches that reach into what is looked at again."""
 
     def add(self, texts: pa.LargeStringArray, first_row: int, wanted: Mask) -> None:
         """Whole documents."""
@@ -87,24 +88,27 @@ class MatchFinder:
     def feed(self, part: bytes, row: int, *, last: bool) -> None:
         """A part of a document."""
         data = self._tail + part
+        kept = 0 if last else _kept(data)
+        spanning = []
         for match in self._scanner.part(data, open=not last):
+            if match.start >= len(data) - kept:
+                continue  # found again with the next part, and perhaps longer
             moved = (match.passage, match.first, match.stop, match.start + self._before, match.end + self._before)
-            if moved not in self._seen:
-                self._seen.add(moved)
+            if not any(_holds(one, moved) for one in self._spanning):
+                spanning.append(moved)
                 self._keep(match, row, memoryview(data), self._before)
         if last:
             self._documents += 1
             self.cancel()
             return
-        kept = _kept(data)
         self._before += len(data) - kept
         self._tail = data[len(data) - kept :]
-        self._seen = {one for one in self._seen if one[4] >= self._before}
+        self._spanning = [one for one in (*self._spanning, *spanning) if one[4] > self._before]
 
     def cancel(self) -> None:
         """Forget the document that is open."""
         self._tail, self._before = b"", 0
-        self._seen.clear()
+        self._spanning.clear()
 
     def _keep(self, match: Match, row: int, text: Any, before: int) -> None:
         excerpt = -1
@@ -123,6 +127,13 @@ class MatchFinder:
         columns = {name: values[order] for name, values in columns.items()}
         columns["texts"] = np.frombuffer(self._texts, np.uint8)
         return {self.path.name: write_arrays(self.path, columns, documents=self._documents)}
+
+
+def _holds(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether a match has all that another one has."""
+    (passage, first, stop, start, end), (its_passage, its_first, its_stop, its_start, its_end) = one, other
+    inside = first <= its_first and its_stop <= stop and start <= its_start and its_end <= end
+    return passage == its_passage and inside
 
 
 def _kept(data: bytes) -> int:

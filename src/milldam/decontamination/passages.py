@@ -54,8 +54,7 @@ class Passages:
 
     def add(self, passage: Passage) -> None:
         data = passage.text.encode("utf-8", "replace")
-        for part in (f"{passage.set} {passage.item} {passage.column} {len(data)} ".encode(), data):
-            self._digest.update(part)
+        self._digest.update(b"%d %d %b %d " % (passage.set, passage.item, passage.column.encode(), len(data)) + data)
         self.read += 1
         follows = self._leader == (passage.set, passage.item)
         if len(data) >= MIN_LETTERS:

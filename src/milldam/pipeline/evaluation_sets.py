@@ -5,7 +5,7 @@ Holds the texts of all sets until their index is built: about 250 bytes an item 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +73,7 @@ def _read(number: int, one: EvaluationSet, spool: str) -> Iterator[Passage]:
         names = list(records)
         seen |= dict.fromkeys(names)
         for values in zip(*records.values(), strict=True):
-            record = dict(zip(names, values, strict=True))
-            named = ((name, text) for name in columns for text in _at(record, name))
-            for name, text in named if columns else _all_texts(record):
+            for name, text in _texts(zip(names, values, strict=True), columns):
                 missing[name] = False
                 yield Passage(number, item, name, text)
             item += 1
@@ -83,6 +81,14 @@ def _read(number: int, one: EvaluationSet, spool: str) -> Iterator[Passage]:
     if gone is not None:
         said = f': {one.path}: no text in a field "{gone}"; its fields are {listed_names(seen)}.'
         raise InputError(Setting(f"decontaminate.{number}.columns"), said + did_you_mean(gone, seen))
+
+
+def _texts(fields: Iterable[tuple[str, Any]], columns: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """The texts of a record that are looked for, with the paths to them."""
+    if columns:
+        record = dict(fields)
+        return ((name, text) for name in columns for text in _at(record, name))
+    return ((path, text) for name, value in fields for path, text in _all_texts(value, name))
 
 
 def _rows(one: EvaluationSet, spool: str) -> Iterator[Rows]:

@@ -422,15 +422,11 @@ def _by_example(found: Iterator[_Found], most: int) -> Iterator[tuple[int, _Foun
                 yield held.example, held
             held = one
         else:
-            held = _joined(held, one, most)
+            spans = np.concatenate((held.spans, one.spans))
+            null = min(held.null, one.null, key=sum)
+            held = _Found(held.example, null, spans, np.concatenate((held.logits, one.logits))).best(most)
     if held is not None:
         yield held.example, held
-
-
-def _joined(first: _Found, second: _Found, most: int) -> _Found:
-    spans = np.concatenate((first.spans, second.spans))
-    null = min(first.null, second.null, key=sum)
-    return _Found(first.example, null, spans, np.concatenate((first.logits, second.logits))).best(most)
 
 
 def _prediction(example: dict[str, Any], found: _Found, rules: _Rules) -> Prediction:

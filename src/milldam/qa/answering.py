@@ -51,17 +51,14 @@ class Logits:
     def __init__(self, start: Any, end: Any, windows: Ints | None, count: int) -> None:
         self._start, self._end, self._windows, self._count = start, end, windows, count
         if hasattr(start, "shape"):
-            self._check_arrays()
-
-    def _check_arrays(self) -> None:
-        shape = tuple(self._start.shape)
-        if not hasattr(self._end, "shape") or tuple(self._end.shape) != shape:
-            raise InputError(f"answers: start_logits are {shape}, end_logits {getattr(self._end, 'shape', None)}.")
-        if len(shape) != 2 or shape[0] != self._expected:
-            raise InputError(
-                f"answers: logits of {shape}; there are {self._expected:,} windows, so (windows, L) begins with "
-                "that. Give `windows` when the logits are of some windows only."
-            )
+            shape = tuple(self._start.shape)
+            if not hasattr(self._end, "shape") or tuple(self._end.shape) != shape:
+                raise InputError(f"answers: start_logits are {shape}, end_logits {getattr(self._end, 'shape', None)}.")
+            if len(shape) != 2 or shape[0] != self._expected:
+                raise InputError(
+                    f"answers: logits of {shape}; there are {self._expected:,} windows, so (windows, L) begins with "
+                    "that. Give `windows` when the logits are of some windows only."
+                )
 
     @property
     def _expected(self) -> int:

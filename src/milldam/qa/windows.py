@@ -124,10 +124,7 @@ class Windower:
         # Not the size: a vocabulary may have gaps.
         largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
         self._dtype = np.uint16 if largest < 1 << 16 else np.int32
-        self._check()
-
-    def _check(self) -> None:
-        """Rules under which nothing, or nothing but short contexts, could become windows."""
+        # Rules under which nothing, or nothing but short contexts, could become windows.
         length, taken = self.rules.max_seq_length, self.template.taken
         if length - taken < 2:
             raise ConfigError(

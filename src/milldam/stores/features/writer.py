@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -131,12 +130,10 @@ class FeatureShardWriter:
 
     def _discard(self) -> None:
         for new in self._files.values():
-            new.__exit__(None, None, None)
+            new.discard()
 
     def __enter__(self) -> FeatureShardWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._discard()

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import xxhash
 
@@ -209,11 +209,17 @@ def sync_folder(folder: Path) -> None:
 
 def hash_file(path: Path) -> str:
     """The xxh3 of a file's bytes, read in blocks."""
-    digest = xxhash.xxh3_128()
     with path.open("rb", buffering=0) as file:
-        while block := file.read(_CHUNK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hash_rest(file).hexdigest()
+
+
+def hash_rest(file: IO[bytes] | io.RawIOBase, size: int | None = None) -> xxhash.xxh3_128:
+    """The xxh3 of what follows in an open file, or of so many bytes of it, read in blocks."""
+    digest = xxhash.xxh3_128()
+    while block := file.read(_CHUNK if size is None else min(_CHUNK, size)):
+        digest.update(block)
+        size = None if size is None else size - len(block)
+    return digest
 
 
 def hash_bytes(data: bytes) -> str:

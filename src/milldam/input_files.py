@@ -7,11 +7,13 @@ held.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, TypedDict
 
@@ -51,7 +53,7 @@ _OUR_RECORDS = (".npy.json", "milldam-export.json")
 """How the names of our files end that tell what an .npy file or an export was made from."""
 RUN_FOLDER = "run"
 _ENDINGS_COUNTED, _ENDINGS_SHOWN, _LEFT_OUT_SHOWN = 100, 5, 3
-_NAMES_COMPARED = 10_000
+_NAMES_COMPARED, _FILES_COMPARED = 10_000, 200_000
 _HUB_SECONDS = 5.0
 COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
 
@@ -228,6 +230,38 @@ class InputState:
 
     def as_json(self) -> dict[str, Any]:
         return {"files": self._files, "bytes": self._bytes, "fingerprint": self._fingerprint}
+
+
+Files = dict[str, tuple[int, str]]
+"""Name -> size and version. By name, since input may have moved as a whole; of very many files, the first."""
+
+
+def by_name(files: Iterable[tuple[str, int, str]]) -> Files:
+    """Of (path, size, version)."""
+    found = itertools.islice(files, _FILES_COMPARED)
+    return {os.path.basename(path): (size, version) for path, size, version in found}  # noqa: PTH119
+
+
+def listed_files(listing: Path) -> Files:
+    """What a run listed as its input, for a message alone: what is damaged in it, or not there, is left out."""
+
+    def entries() -> Iterator[tuple[str, int, str]]:
+        with contextlib.suppress(OSError), listing.open("rb") as lines:
+            for line in lines:
+                with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+                    file = json.loads(line)
+                    yield file["path"], int(file["size"]), str(file["version"])
+
+    return by_name(entries())
+
+
+def changed_files(before: Files, after: Files) -> list[str]:
+    """
+    >>> changed_files({"a": (1, "x"), "b": (2, "x")}, {"b": (2, "y"), "c": (3, "x")})
+    ['changed: b', 'new: c', 'gone: a']
+    """
+    found = [f"{'changed' if name in before else 'new'}: {name}" for name in after if before.get(name) != after[name]]
+    return found + [f"gone: {name}" for name in before if name not in after]
 
 
 def nearby(given: str) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 
 from milldam.errors import StoreError
-from milldam.files import explain_os_errors, sync_folder
+from milldam.files import explain_os_errors, hash_rest, sync_folder
 from milldam.formats.writing import FileRecord, OutputFile, Writing
 from milldam.loader.reading import Reader, TokenArray, open_reader
 from milldam.stores.tokens.format import Int64s
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from milldam.loader.stores import Store
 
 CHECKPOINT_BYTES = 256_000_000
-_READ_BYTES = 1 << 20
 _WRITE_BYTES = 1 << 16
 """At a time: for aligned writes of 2 MB the kernel (6.18, ext4) looks for pages as large, which takes it twice to four
 times the CPU time of small writes."""
@@ -135,15 +134,12 @@ class GrowingFile:
 
     def _usable(self, recorded: FileRecord) -> int:
         """What is recorded, unless the file is gone, shorter, or not as it was written: then it begins anew."""
-        found, left = xxhash.xxh3_128(), int(recorded["bytes"])
         try:
             with self.path.open("rb", buffering=0) as file:
-                while left and (block := file.read(min(left, _READ_BYTES))):
-                    found.update(block)
-                    left -= len(block)
+                found = hash_rest(file, int(recorded["bytes"]))
         except FileNotFoundError:
             return 0
-        if left or found.hexdigest() != recorded["xxh3"]:
+        if found.hexdigest() != recorded["xxh3"]:
             return 0
         self._hash = found
         return int(recorded["bytes"])

@@ -100,7 +100,10 @@ def _arrays(path: Path, data: Bytes, at: Int64s, sizes: Int64s, given: list[str]
     if given:
         dtype = np.dtype(given[0])
     else:
-        dtype, at, sizes = _stated_dtype(path, data, at), at + 1, sizes - 1
+        codes = np.unique(data[at])
+        if len(codes) > 1 or (len(codes) == 1 and int(codes[0]) not in _CODES):
+            raise InputError(f"{path}: arrays that are not integers, or of several dtypes.")
+        dtype, at, sizes = np.dtype(_CODES[int(codes[0])] if len(codes) else "uint16"), at + 1, sizes - 1
     require_integers(dtype, path, "a column of ndarray")
     if len(given) == 2:
         return Places(at, sizes // dtype.itemsize, dtype)
@@ -110,13 +113,6 @@ def _arrays(path: Path, data: Bytes, at: Int64s, sizes: Int64s, given: list[str]
     # The length's width, in its lowest bits: 1, 2, 4 or 8 bytes.
     head = 1 + (1 << (shapes & 3).astype(np.int64))
     return Places(at + head, (sizes - head) // dtype.itemsize, dtype)
-
-
-def _stated_dtype(path: Path, data: Bytes, at: Int64s) -> np.dtype[Any]:
-    codes = np.unique(data[at])
-    if len(codes) > 1 or (len(codes) == 1 and int(codes[0]) not in _CODES):
-        raise InputError(f"{path}: arrays that are not integers, or of several dtypes.")
-    return np.dtype(_CODES[int(codes[0])] if len(codes) else "uint16")
 
 
 # ---- write ----

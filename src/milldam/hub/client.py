@@ -127,7 +127,8 @@ def tried(
         except MilldamError:
             raise
         except Exception as error:
-            if isinstance(error, passing) and not _is_offline(error):
+            # huggingface_hub tells "no answer" as "no such entry here".
+            if isinstance(error, passing) and type(error).__name__ != "LocalEntryNotFoundError":
                 raise
             trouble = trouble_of(error)
             if pause is None or not trouble.transient:
@@ -215,11 +216,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(one))
         yield one
         one = one.__cause__ or one.__context__
-
-
-def _is_offline(error: Exception) -> bool:
-    """huggingface_hub tells "no answer" as "no such entry here"."""
-    return type(error).__name__ == "LocalEntryNotFoundError"
 
 
 # ---- what a repository has ----

@@ -78,21 +78,17 @@ def read_contents(folder: Path, kind: Kind | None = None) -> Contents:
             raise StoreError(f"{folder}: unfinished: a run was interrupted here. Finish it first.")
         kind = kind_among(there, str(folder))
     manifest = kind.read_manifest(Folder(folder))
-    contents = Contents(kind, manifest, (folder / kind.manifest).read_bytes(), tuple(_files(manifest)))
+    made_with = getattr(manifest, "tokenizer", {}).get("xxh3")
+    found = [StoredFile(TOKENIZER, made_with, None)] if made_with else []
+    found += [StoredFile(name, one["xxh3"], one["bytes"]) for name, one in manifest.files()]
+    # Equal units of a table share a file.
+    contents = Contents(kind, manifest, (folder / kind.manifest).read_bytes(), tuple(dict.fromkeys(found)))
     for file in contents.files:
         if not stays_in_folder(file.name, hidden=False):
             raise StoreError(f'{folder / kind.manifest}: the file name "{file.name}" leaves the folder; refused.')
     if len(contents.names) <= len(contents.files):
         raise StoreError(f"{folder / kind.manifest}: it names a file twice.")
     return contents
-
-
-def _files(manifest: Any) -> Iterable[StoredFile]:
-    made_with = getattr(manifest, "tokenizer", {}).get("xxh3")
-    found = [StoredFile(TOKENIZER, made_with, None)] if made_with else []
-    found += [StoredFile(name, one["xxh3"], one["bytes"]) for name, one in manifest.files()]
-    # Equal units of a table share a file.
-    return dict.fromkeys(found)
 
 
 def parse_contents(data: bytes, kind: Kind, where: str) -> Contents:

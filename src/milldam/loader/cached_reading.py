@@ -117,7 +117,15 @@ class CachedReader(PositionedReader):
 
     def _require_room(self, firsts: Int64s, lasts: Int64s) -> None:
         files = np.unique(np.concatenate((self._layout.find(firsts), self._layout.find(lasts))))
-        self._use(files.tolist())
+        # A batch of these files; those that none has needed for some time are given back.
+        self._batch += 1
+        self._used.update(dict.fromkeys(files.tolist(), self._batch))
+        idle = [file for file in self._descriptors if self._used[file] < self._batch - _KEPT_BATCHES]
+        for file in idle:
+            self._close(file)
+        if idle:
+            # There is room for what waits.
+            self._from.announce([])
         needed = int(self._sizes[files].sum())
         # One that goes over the end of a window needs the shards of two, which is no habit.
         self._too_much = self._too_much + 1 if needed > self._from.cache_bytes else 0
@@ -127,17 +135,6 @@ class CachedReader(PositionedReader):
                 f"the cache holds {format_size(self._from.cache_bytes)}, so that each batch would fetch them all.\n"
                 "Use a larger cache=..., fewer streams or smaller batches, or bring the store here with `milldam pull`."
             )
-
-    def _use(self, files: list[int]) -> None:
-        """A batch of these files; those that none has needed for some time are given back."""
-        self._batch += 1
-        self._used.update(dict.fromkeys(files, self._batch))
-        idle = [file for file in self._descriptors if self._used[file] < self._batch - _KEPT_BATCHES]
-        for file in idle:
-            self._close(file)
-        if idle:
-            # There is room for what waits.
-            self._from.announce([])
 
     def _close(self, file: int) -> None:
         os.close(self._descriptors.pop(file))

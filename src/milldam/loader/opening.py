@@ -13,15 +13,12 @@ reading it all. A look costs a `stat` a file of the input; no text is read.
 
 from __future__ import annotations
 
-import itertools
-import json
 import logging
 import os
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, NoReturn, TypedDict
 
 import numpy.typing as npt
@@ -30,16 +27,26 @@ from milldam.checked import checked
 from milldam.errors import ConfigError, InputError, MismatchError, StoreError
 from milldam.formats.foreign import ForeignFile, foreign_path, open_foreign
 from milldam.formats.npy import read_sidecar, sidecar_path
-from milldam.input_files import InputState, bare_name, files_below, kind_of, nearby, version_of
+from milldam.input_files import (
+    Files,
+    InputState,
+    bare_name,
+    by_name,
+    changed_files,
+    files_below,
+    kind_of,
+    listed_files,
+    nearby,
+    version_of,
+)
 from milldam.loader.stores import Store
+from milldam.markup import counted
 from milldam.stores.kinds import TOKENS, InputFacts, store_kind
 from milldam.stores.tokens.manifest import NAME, Manifest
 
 STORE_ENDING, NPY_ENDING = ".milldam", ".npy"
-_FILES_COMPARED, _CHANGES_SHOWN = 200_000, 3
+_CHANGES_SHOWN = 3
 _STANDARD_INPUT = "-"
-Files = dict[str, tuple[int, str]]
-"""Name -> size and version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +144,7 @@ def _again(given: Path, path: Path, origin: _Origin) -> str:
 
 def _store_origin(path: Path) -> _Origin:
     manifest = Manifest.read(path)
-    listing, settings = _listed(path / "run" / "inputs.jsonl"), checked(_Settings, manifest.settings, path / NAME)
+    listing, settings = listed_files(path / "run" / "inputs.jsonl"), checked(_Settings, manifest.settings, path / NAME)
     return _Origin(manifest.input, settings, manifest.tokens, str(manifest.tokenizer.get("name")), listing)
 
 
@@ -147,22 +154,6 @@ def _npy_origin(path: Path) -> _Origin:
         raise StoreError(f"{path}: no {sidecar_path(path).name} beside it says what it was made from")
     settings = checked(_Settings, facts["settings"], sidecar_path(path))
     return _Origin(facts["input"], settings, facts["tokens"], str(facts["tokenizer"].get("name")))
-
-
-class _Listed(TypedDict):
-    path: str
-    size: int
-    version: str
-
-
-def _listed(listing: Path) -> Files:
-    """The first input files that a run wrote down; none when its folder is gone, or what it says is damaged."""
-    try:
-        with listing.open(encoding="utf-8") as lines:
-            files = [checked(_Listed, json.loads(line), "") for line in itertools.islice(lines, _FILES_COMPARED)]
-        return {PurePath(file["path"]).name: (file["size"], file["version"]) for file in files}
-    except (OSError, ValueError, RecursionError, StoreError):
-        return {}
 
 
 # ---- what there is now ----
@@ -183,11 +174,6 @@ def _now(given: Path, origin: _Origin) -> dict[str, Any]:
     return state.as_json()
 
 
-def _files_now(given: Path, origin: _Origin) -> Files:
-    files = itertools.islice(_input_files(given, origin), _FILES_COMPARED)
-    return {PurePath(path).name: (size, version) for path, size, version in files}
-
-
 # ---- the difference, in words ----
 
 
@@ -198,7 +184,7 @@ def _made_from_other(given: Path, origin: _Origin) -> str | None:
         return f"it was made from {origin.input['files']:,} files{part}"
     if any(one.get("split") or one.get("subset") for one in origin.settings.get("datasets", ())) and given.is_dir():
         return "it was made from a split of it, so whether that has changed is not known"
-    now = _files_now(given, origin)
+    now = by_name(_input_files(given, origin))
     if not origin.files or origin.files.keys() & now.keys():
         return None
     first = next(iter(origin.files))
@@ -210,35 +196,14 @@ def _made_from_other(given: Path, origin: _Origin) -> str | None:
 
 
 def _what_changed(given: Path, origin: _Origin, now: dict[str, Any]) -> str:
-    changes = list(itertools.islice(_changes(origin.files, _files_now(given, origin)), _CHANGES_SHOWN))
-    if origin.files and changes:
-        return "; ".join(changes)
+    changes = changed_files(origin.files, by_name(_input_files(given, origin))) if origin.files else []
     was: Any = {"files": 0, "bytes": 0, **origin.input}
+    if changes:
+        return "; ".join(changes[:_CHANGES_SHOWN])
     if (was["files"], was["bytes"]) == (now["files"], now["bytes"]):
         return f"{given.name} has the size it had, but another time of modification or another name"
-    if given.is_file():
-        return f"{given.name} has {now['bytes']:,} bytes, and had {was['bytes']:,}"
-    there, before = (f"{one['files']:,} files of {one['bytes']:,} bytes" for one in (now, was))
+    there, before = (f"{one['bytes']:,} bytes in {counted(one['files'], 'file')}" for one in (now, was))
     return f"{given.name} has {there}, and had {before}"
-
-
-def _changes(before: Files, after: Files) -> Iterator[str]:
-    for name, (size, version) in after.items():
-        was = before.get(name)
-        if was is None:
-            yield f"{name} is new"
-        elif was[0] != size:
-            yield f"{name} has {size:,} bytes, and had {was[0]:,}"
-        elif was[1] != version:
-            yield f"{name} was modified on {_time(version)}, and before on {_time(was[1])}"
-    yield from (f"{name} is gone" for name in before if name not in after)
-
-
-def _time(version: str) -> str:
-    """A version as people read it: nanoseconds since 1970 of a local file, or what a remote store offers."""
-    if not version.isdigit():
-        return version
-    return datetime.fromtimestamp(int(version) / 1e9).isoformat(" ", "milliseconds")
 
 
 log = logging.getLogger("milldam")

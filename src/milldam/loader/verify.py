@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import IO
 
 import numpy as np
-import xxhash
 
+from milldam.files import hash_rest
 from milldam.formats.foreign import ForeignFile
 from milldam.formats.megatron import MegatronFile
 from milldam.formats.npy import read_sidecar
@@ -34,19 +33,11 @@ def verify(file: ForeignFile) -> Iterator[str]:
         return
     with file.path.open("rb", buffering=0) as opened:
         opened.seek(os.fstat(opened.fileno()).st_size - sum(sizes))
-        found = [_hash(opened, size) for size in sizes] if hashes else []
+        found = [hash_rest(opened, size).hexdigest() for size in sizes] if hashes else []
     if found != hashes:
         yield f"{file.path}: {CHANGED}"
         return
     yield from _verify_ids(file)
-
-
-def _hash(opened: IO[bytes], size: int) -> str:
-    digest = xxhash.xxh3_128()
-    while size and (block := opened.read(min(size, _BLOCK_BYTES))):
-        digest.update(block)
-        size -= len(block)
-    return digest.hexdigest()
 
 
 def _verify_ids(file: ForeignFile) -> Iterator[str]:

@@ -102,25 +102,20 @@ class Windows(StreamSamples[BatchT, BatchT]):
     def __init__(self, data: Trainable, rules: WindowRules, way: Way = "auto") -> None:
         super().__init__(data.stream(), way)
         self._data, self.rules = data, rules
-        self._used = self._choose_tokens()
-        self._own = rules.count(self._used)
-        self._count = self._own if rules.tokens is None else rules.count(rules.tokens)
-
-    def _choose_tokens(self) -> int:
-        """Tokens of the stream that windows are made of."""
-        there, wanted = self._stream.tokens, self.rules.tokens
-        if wanted is not None and wanted > there and not self.rules.repeat:
+        there, wanted = self._stream.tokens, rules.tokens
+        if wanted is not None and wanted > there and not rules.repeat:
             raise ConfigError(
                 f"{self._stream.name}: {wanted:,} tokens are asked for, and there are {there:,}. "
                 "Ask for fewer, or for repeat=True to go over them again."
             )
-        used = there if wanted is None else min(wanted, there)
-        if used < self.rules.span:
+        self._used = there if wanted is None else min(wanted, there)
+        if self._used < rules.span:
             raise NoSamplesError(
-                f"{self._stream.name}: {used:,} tokens are too few for one window of seq_len={self.rules.seq_len:,}, "
-                f"which takes {self.rules.span:,}. Use a shorter seq_len, or more data."
+                f"{self._stream.name}: {self._used:,} tokens are too few for one window of seq_len={rules.seq_len:,}, "
+                f"which takes {rules.span:,}. Use a shorter seq_len, or more data."
             )
-        return used
+        self._own = rules.count(self._used)
+        self._count = self._own if rules.tokens is None else rules.count(rules.tokens)
 
     @property
     def identity(self) -> State:

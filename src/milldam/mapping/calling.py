@@ -249,22 +249,19 @@ class Caller:
         """The same; where the function raises and rows may be set aside, each row is tried by itself."""
         # The function may leave us in another working directory: from ours lead the paths of input and output.
         with contextlib.chdir("."):
-            return self._results(rows, first_row)
-
-    def _results(self, rows: Rows, first_row: int | None) -> Results:
-        try:
-            return Results([self(rows, first_row)], [])
-        except FunctionError:
-            if self.rules.on_error != "reject":
-                raise
-        results = Results([], [])
-        for number in range(row_count(rows)):
-            row = take(rows, number, number + 1)
             try:
-                results.columns.append(self(row, None if first_row is None else first_row + number))
-            except FunctionError as error:
-                results.failed.append((number, row, error.said))
-        return results
+                return Results([self(rows, first_row)], [])
+            except FunctionError:
+                if self.rules.on_error != "reject":
+                    raise
+            results = Results([], [])
+            for number in range(row_count(rows)):
+                row = take(rows, number, number + 1)
+                try:
+                    results.columns.append(self(row, None if first_row is None else first_row + number))
+                except FunctionError as error:
+                    results.failed.append((number, row, error.said))
+            return results
 
     @property
     def name(self) -> str:

@@ -26,7 +26,7 @@ import pyarrow as pa
 import xxhash
 
 from milldam.errors import ConfigError, InputError
-from milldam.files import NewFile, explain_os_errors, hash_bytes
+from milldam.files import NewFile, explain_os_errors, hash_bytes, hash_rest
 from milldam.input_files import COMPRESSIONS, InputState, LeftOut, is_address, is_table, version_of, without_secrets
 from milldam.mapping.plan import HASHES, RowUnit, SourceOptions
 from milldam.run.records import Journal
@@ -122,14 +122,9 @@ def _hash_csv(file: InputFile, shard_size: int) -> Cuts:
     header = csv_header(file.path, None, file.format)
     with open_bytes(file.path) as source:
         return [
-            (one.start, one.stop, hash_bytes(_csv_facts(header, _hash_range(source, one.start, one.stop))))
+            (one.start, one.stop, _hash([header, _hash_range(source, one.start, one.stop).hexdigest()]))
             for one in slice_csv(file, shard_size)
         ]
-
-
-def _csv_facts(header: list[str], digest: xxhash.xxh3_128) -> bytes:
-    facts: list[Any] = [header, digest.hexdigest()]
-    return json.dumps(facts).encode()
 
 
 def _hash_records(file: InputFile, slices: Iterable[Slice], boundary: Boundary) -> Cuts:
@@ -149,13 +144,8 @@ def _hash_records(file: InputFile, slices: Iterable[Slice], boundary: Boundary) 
 
 
 def _hash_range(source: IO[bytes], start: int, stop: int | None) -> xxhash.xxh3_128:
-    digest = xxhash.xxh3_128()
     source.seek(start)
-    left = stop - start if stop is not None else None
-    while (left is None or left > 0) and (block := source.read(_BLOCK if left is None else min(_BLOCK, left))):
-        digest.update(block)
-        left = None if left is None else left - len(block)
-    return digest
+    return hash_rest(source, None if stop is None else stop - start)
 
 
 def _hash_tail(digest: xxhash.xxh3_128, source: IO[bytes], stop: int, boundary: Boundary) -> int:

@@ -132,18 +132,14 @@ def records_of(folder: RunFolder, recipe: str, *, anew: bool) -> Records:
     mixed = keys.mixed(np.full(len(keys), xxh3_64_intdigest(recipe.encode()), np.uint64))
     records = Records(folder.journal, RECORDS, folder.out, mixed)
     if not anew and (folder.out / NAME).exists():
-        _take_over(records, TableManifest.read(folder.out))
+        # Units of the finished table whose records a run with another function has dropped meanwhile.
+        for unit in TableManifest.read(folder.out).units:
+            rejects = records.out / rejects_name(unit.key)
+            if records.keys.number_of(unit.key) is not None and (not unit.rejected or rejects.exists()):
+                record = recorded(unit, {rejects_name(unit.key): record_of(rejects)} if unit.rejected else {})
+                if records.holds(record):
+                    records.add(record)
     return records
-
-
-def _take_over(records: Records, table: TableManifest) -> None:
-    """Units of the finished table whose records a run with another function has dropped meanwhile."""
-    for unit in table.units:
-        rejects = records.out / rejects_name(unit.key)
-        if records.keys.number_of(unit.key) is not None and (not unit.rejected or rejects.exists()):
-            record = recorded(unit, {rejects_name(unit.key): record_of(rejects)} if unit.rejected else {})
-            if records.holds(record):
-                records.add(record)
 
 
 def forget_unchecked(folder: RunFolder, records: Records, made: Iterable[int]) -> None:

@@ -183,20 +183,17 @@ class UnitCalls:
         """
         count = row_count(rows)
         self.places.forget(self.rows)
-        self._require_room(rows, count)
-        try:
-            yield None if self.unit.first_row is None else self.unit.first_row + self.rows
-        except (FunctionError, ResultError, ColumnError) as error:
-            raise self.explained(error, count) from error
-        self.rows += count
-
-    def _require_room(self, rows: Rows, count: int) -> None:
         size = byte_size(rows)
         if size > self.caller.rules.batch_bytes:
             needed = self.room.for_call(rows, self.caller.kept(rows))
             if not self.room.fits(needed):
                 where = self._where(self.rows, self.rows + count)
                 raise self.room.refusal(needed, size, where, by_column=not isinstance(rows, dict))
+        try:
+            yield None if self.unit.first_row is None else self.unit.first_row + self.rows
+        except (FunctionError, ResultError, ColumnError) as error:
+            raise self.explained(error, count) from error
+        self.rows += count
 
     def explained(self, error: FunctionError | ResultError | ColumnError, count: int) -> InputError:
         """An error of the function or its result, with where it was: the one row, where that is known."""

@@ -51,17 +51,14 @@ class Logits:
     def __init__(self, start: Any, end: Any, windows: Ints | None, count: int) -> None:
         self._start, self._end, self._windows, self._count = start, end, windows, count
         if hasattr(start, "shape"):
-            self._check_arrays()
-
-    def _check_arrays(self) -> None:
-        shape = tuple(self._start.shape)
-        if not hasattr(self._end, "shape") or tuple(self._end.shape) != shape:
-            raise InputError(f"answers: start_logits are {shape}, end_logits {getattr(self._end, 'shape', None)}.")
-        if len(shape) != 2 or shape[0] != self._expected:
-            raise InputError(
-                f"answers: logits of {shape}; there are {self._expected:,} windows, so (windows, L) begins with "
-                "that. Give `windows` when the logits are of some windows only."
-            )
+            shape = tuple(self._start.shape)
+            if not hasattr(self._end, "shape") or tuple(self._end.shape) != shape:
+                raise InputError(f"answers: start_logits are {shape}, end_logits {getattr(self._end, 'shape', None)}.")
+            if len(shape) != 2 or shape[0] != self._expected:
+                raise InputError(
+                    f"answers: logits of {shape}; there are {self._expected:,} windows, so (windows, L) begins with "
+                    "that. Give `windows` when the logits are of some windows only."
+                )
 
     @property
     def _expected(self) -> int:
@@ -422,15 +419,11 @@ def _by_example(found: Iterator[_Found], most: int) -> Iterator[tuple[int, _Foun
                 yield held.example, held
             held = one
         else:
-            held = _joined(held, one, most)
+            spans = np.concatenate((held.spans, one.spans))
+            null = min(held.null, one.null, key=sum)
+            held = _Found(held.example, null, spans, np.concatenate((held.logits, one.logits))).best(most)
     if held is not None:
         yield held.example, held
-
-
-def _joined(first: _Found, second: _Found, most: int) -> _Found:
-    spans = np.concatenate((first.spans, second.spans))
-    null = min(first.null, second.null, key=sum)
-    return _Found(first.example, null, spans, np.concatenate((first.logits, second.logits))).best(most)
 
 
 def _prediction(example: dict[str, Any], found: _Found, rules: _Rules) -> Prediction:

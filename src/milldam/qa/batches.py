@@ -77,19 +77,8 @@ class LaneBatch(StepBatch):
     """True: a document begins."""
 
 
-COLUMNS = (
-    "input_ids",
-    "attention_mask",
-    "token_type_ids",
-    "start_positions",
-    "end_positions",
-    "cls_index",
-    "example",
-    "segment_index",
-    "total_segments",
-    "has_answer",
-    "window",
-)
+_KNOWN = tuple(WindowBatch.__annotations__)
+COLUMNS = tuple(name for name in _KNOWN if name not in ("offset_mapping", "context_begin", "context_tokens"))
 """What a batch has unless told otherwise."""
 _MADE_OF: dict[str, tuple[str, ...]] = {
     "attention_mask": ("length",),
@@ -102,7 +91,6 @@ _MADE_OF: dict[str, tuple[str, ...]] = {
 _OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 _POSITIONS = ("start_positions", "end_positions", "cls_index")
 _PADS = {"example": -1, "window": -1, "segment_index": -1, "context_begin": 0, "context_tokens": 0, "total_segments": 0}
-_KNOWN = (*COLUMNS, "offset_mapping", "context_begin", "context_tokens")
 
 
 @dataclass(frozen=True, slots=True)

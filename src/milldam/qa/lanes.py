@@ -272,24 +272,19 @@ class Lanes:
         found = _checked_state(state, self._settings())
         if found["rank"] == self.delivery.rank:
             standing: Standing = checked(Standing, state, _NAME)
-            self._require_lanes(standing)
+            documents, through = (np.array(one, np.int64) for one in (standing.documents, standing.segments))
+            if len(documents) != self.delivery.batch_size or len(through) != len(documents):
+                raise StoreError(f"{_NAME}: damaged: documents and segments do not belong to that many lanes.")
+            if (LanePlan(self._queue(self.delivery.rank, standing.begin, standing.taken), standing).left < 0).any():
+                raise StoreError(f"{_NAME}: damaged: segments are more than the documents have.")
         else:
-            standing = self._replayed(found["begin"], found["steps"])
+            # Where this rank stands after so many steps of a loop; reads no windows.
+            steps = found["steps"]
+            plan = self._plan(self._at_begin(found["begin"]))
+            while plan.steps < steps and plan.refill():
+                plan.advance()
+            standing = replace(plan.standing(), steps=steps)
         self._loop.move(standing, inside=standing.steps > 0)
-
-    def _require_lanes(self, standing: Standing) -> None:
-        documents, through = (np.array(one, np.int64) for one in (standing.documents, standing.segments))
-        if len(documents) != self.delivery.batch_size or len(through) != len(documents):
-            raise StoreError(f"{_NAME}: damaged: documents and segments do not belong to that many lanes.")
-        if (LanePlan(self._queue(self.delivery.rank, standing.begin, standing.taken), standing).left < 0).any():
-            raise StoreError(f"{_NAME}: damaged: segments are more than the documents have.")
-
-    def _replayed(self, begin: int, steps: int) -> Standing:
-        """Where this rank stands after so many steps of a loop; reads no windows."""
-        plan = self._plan(self._at_begin(begin))
-        while plan.steps < steps and plan.refill():
-            plan.advance()
-        return replace(plan.standing(), steps=steps)
 
     def __reduce__(self) -> tuple[Any, ...]:
         own = self.delivery

@@ -286,18 +286,16 @@ def _read_table(
     from milldam.sources.tables import table_batches
 
     def choose(schema: Any) -> list[str]:
-        return _columns(schema.names, columns, needed, file.path)
+        missing = [name for name in needed if name not in schema.names]
+        if missing:
+            found = ", ".join(schema.names) or "none"
+            raise InputError(
+                f"{file.path}: no column {', '.join(missing)}; found {found}. Wanted are {', '.join(columns)}."
+            )
+        return [name for name in columns if name in schema.names]
 
     for row, batch in table_batches(whole(file), choose, spool):
         yield from _rows(batch, row, largest)
-
-
-def _columns(there: Sequence[str], wanted: Sequence[str], needed: Sequence[str], path: str) -> list[str]:
-    missing = [name for name in needed if name not in there]
-    if missing:
-        found = ", ".join(there) or "none"
-        raise InputError(f"{path}: no column {', '.join(missing)}; found {found}. Wanted are {', '.join(wanted)}.")
-    return [name for name in wanted if name in there]
 
 
 def _rows(batch: Any, first: int, largest: int) -> Iterator[Record]:

@@ -79,19 +79,19 @@ class Selection:
     ) -> Int64s:
         """`room`: the last segment that a stretch can begin with, of each document."""
         if self.strategy == "random_continuous":
-            return self._random(examples, epoch, room)
+            epochs = np.broadcast_to(np.asarray(epoch, np.uint64), examples.shape)
+            hashes = hashed(examples.astype(np.uint64) + hashed(epochs, mix(self.seed, _RANDOM_KEY)), 0)
+            scaled = (hashes >> np.uint64(32)) * (room + 1).astype(np.uint64) >> np.uint64(32)
+            return scaled.astype(np.int64)
         firsts = np.zeros(len(examples), np.int64)
         if self.strategy == "answer_centered":
             longer = np.flatnonzero(room > 0)
-            answers = _answer_segments(store, windows[longer], room[longer] + self.max_segments)
+            # The segment with the answer of each document, the middle one where several hold it; 0 where none does.
+            segments = room[longer] + self.max_segments
+            parts = [_search(store, windows[longer][part], segments[part]) for part in _parts(segments)]
+            answers = np.concatenate(parts) if parts else np.empty(0, np.int64)
             firsts[longer] = np.clip(answers - (self.max_segments - 1) // 2, 0, room[longer])
         return firsts
-
-    def _random(self, examples: Int64s, epoch: int | Int64s, room: Int64s) -> Int64s:
-        epochs = np.broadcast_to(np.asarray(epoch, np.uint64), examples.shape)
-        hashes = hashed(examples.astype(np.uint64) + hashed(epochs, mix(self.seed, _RANDOM_KEY)), 0)
-        scaled = (hashes >> np.uint64(32)) * (room + 1).astype(np.uint64) >> np.uint64(32)
-        return scaled.astype(np.int64)
 
 
 def chosen_windows(
@@ -103,12 +103,6 @@ def chosen_windows(
         return windows, segments
     counts = selection.counts(segments)
     return windows + selection._firsts(store, examples, epoch, windows, segments - counts), counts
-
-
-def _answer_segments(store: FeatureStore, windows: Int64s, segments: Int64s) -> Int64s:
-    """The segment with the answer of each document, the middle one where several hold it; 0 where none does."""
-    parts = [_search(store, windows[part], segments[part]) for part in _parts(segments)]
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
 def _parts(segments: Int64s) -> Iterator[slice]:

@@ -99,10 +99,6 @@ class _Unit:
         answers.write(b"".join(_to_look_at(batch, prepared)))
         self.seconds["encode"] += made - begun
         self.seconds["write"] += time.perf_counter() - made
-        self._count(batch, prepared)
-        self._tell(force=False)
-
-    def _count(self, batch: list[Example], prepared: Prepared) -> None:
         features = prepared.features
         self.dropped.update(prepared.dropped.values())
         kept = (answer.status for number, answer in enumerate(prepared.chosen) if number not in prepared.dropped)
@@ -113,6 +109,7 @@ class _Unit:
         self.shown["documents"] += len(batch)
         self.shown["tokens"] = self.counts["tokens"]
         self.shown["characters"] += sum(len(example.question) + len(example.context) for example in batch)
+        self._tell(force=False)
 
     def _tell(self, *, force: bool) -> None:
         if force or time.monotonic() - self.told > REPORT_SECONDS:

@@ -104,12 +104,15 @@ class RemoteFolder:
         wait = _FIRST_WAIT_S
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                filesystem, folder = self._connected()
+                # The file system and the folder in it; one of another process does not work here.
+                if self._connection is None or self._connection[0] != os.getpid():
+                    self._connection = (os.getpid(), *self._connect())
+                filesystem, folder = self._connection[1:]
                 return call(filesystem, f"{folder}/{file}")
             except (FileNotFoundError, ConfigError):
                 raise
             except Exception as error:
-                if _is_refusal(error):
+                if isinstance(error, PermissionError) or type(error).__name__ in _CREDENTIALS:
                     raise InputError(self._refused(file, error)) from None
                 if attempt == _ATTEMPTS:
                     raise InputError(
@@ -126,12 +129,6 @@ class RemoteFolder:
             f"{self.name}/{file}: no permission: {_told(error)}.\nCredentials come from where the service's own tools "
             "have them (environment, configuration files), or from storage_options={...}."
         )
-
-    def _connected(self) -> tuple[Any, str]:
-        """The file system and the folder in it; one of another process does not work here."""
-        if self._connection is None or self._connection[0] != os.getpid():
-            self._connection = (os.getpid(), *self._connect())
-        return self._connection[1:]
 
     def _connect(self) -> tuple[Any, str]:
         import fsspec
@@ -161,10 +158,6 @@ def _exactly(opened: Any, size: int) -> bytes:
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
-
-
-def _is_refusal(error: Exception) -> bool:
-    return isinstance(error, PermissionError) or type(error).__name__ in _CREDENTIALS
 
 
 def _told(error: Exception) -> str:

@@ -190,7 +190,10 @@ class ShardCache:
     def _make_room(self, content: Content, *, may_exceed: bool) -> bool:
         """Remove what was not used for longest, until this one fits, which counts already."""
         with self._locked():
-            self._remove_leftovers(own=f"{content.xxh3}-{content.size}{_PART}")
+            # What killed processes left: their locks are gone.
+            for path in (*self.folder.glob(f"*{_PART}"), *self.folder.glob(f"*{_LEASE}")):
+                if path.name != f"{content.xxh3}-{content.size}{_PART}":
+                    self._removed(path.name)
             entries = list(self._entries())
             total = sum(entry.size for entry in entries)
             if total <= self.limit:
@@ -219,12 +222,6 @@ class ShardCache:
                 status = one.stat()
                 size = _size_in(one.name) if part else status.st_size
                 yield _Entry(one.name, size, status.st_mtime_ns, part)
-
-    def _remove_leftovers(self, own: str) -> None:
-        """What killed processes left: their locks are gone."""
-        for path in (*self.folder.glob(f"*{_PART}"), *self.folder.glob(f"*{_LEASE}")):
-            if path.name != own:
-                self._removed(path.name)
 
     def _removed(self, name: str) -> bool:
         """Remove a file, unless somebody uses it."""

@@ -13,8 +13,6 @@ differ.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.files import explain_os_errors, hash_bytes, hash_file, write_file
-from milldam.input_files import InputState
+from milldam.input_files import InputState, changed_files, listed_files
 from milldam.sealed import record_of
 
 _ENTRY = np.dtype([("offset", "<i8"), ("size", "<i8"), ("key", "<u8")])
@@ -259,9 +257,6 @@ class UnitList:
         return parse(json.loads(lines.readline()))
 
 
-_FILES_COMPARED = 200_000
-
-
 class InputList:
     """`folder`: of the run; `own`: where this process lists what is there now."""
 
@@ -316,15 +311,7 @@ class InputList:
         """The files that are new, gone or changed since the plan, in words; of very many files not all are compared."""
         if not self._planned.exists() or not self._now.exists():
             return []
-        before, after = _by_name(self._planned), _by_name(self._now)
-        found = []
-        for name, now in after.items():
-            was = before.get(name)
-            if was is None:
-                found.append(f"new: {name}")
-            elif was != now:
-                found.append(f"changed: {name}")
-        return found + [f"gone: {name}" for name in before if name not in after]
+        return changed_files(listed_files(self._planned), listed_files(self._now))
 
     def take(self) -> None:
         """Make the input as it is now that of the plan."""
@@ -333,15 +320,3 @@ class InputList:
     def forget(self) -> None:
         """Remove what was listed and did not become a plan."""
         self._now.unlink(missing_ok=True)
-
-
-def _by_name(listing: Path) -> dict[str, tuple[int, str]]:
-    """For a message alone: what is damaged in it is left out. By name, since input may have moved as a whole."""
-    found: dict[str, tuple[int, str]] = {}
-    with listing.open("rb") as lines:
-        for line in itertools.islice(lines, _FILES_COMPARED):
-            with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-                file = json.loads(line)
-                name = os.path.basename(file["path"])  # noqa: PTH119
-                found[name] = int(file["size"]), str(file["version"])
-    return found

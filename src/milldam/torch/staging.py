@@ -145,14 +145,11 @@ class _Block:
 
     def add(self, made: Iterator[tuple[Any, Any]]) -> None:
         """One batch more, unless there is none, or no room."""
-        if self._is_full():
+        count = len(self.parts)
+        if count >= _BLOCK_BATCHES or (count > 0 and self.size + self.size // count > _BLOCK_BYTES):
             return
         for batch, place in itertools.islice(made, 1):
             self.parts.append(_Part(converted(batch, self._put), place))
-
-    def _is_full(self) -> bool:
-        count = len(self.parts)
-        return count >= _BLOCK_BATCHES or (count > 0 and self.size + self.size // count > _BLOCK_BYTES)
 
     def _put(self, array: Array) -> _Spot:
         begin = self.size
@@ -179,15 +176,12 @@ class _Sent:
 
     def tensors(self, part: _Part) -> Any:
         if self._stream is not None:
-            self._follow()
+            # Let the stream that works now wait for the block, when it was sent on another one.
+            stream = torch.cuda.current_stream(self._device)
+            if stream != self._stream:
+                stream.wait_event(self._ready)
+                (self._bytes if self._wide is None else self._wide).record_stream(stream)
         return converted(part.batch, self._view, _Spot)
-
-    def _follow(self) -> None:
-        """Let the stream that works now wait for the block, when it was sent on another one."""
-        stream = torch.cuda.current_stream(self._device)
-        if stream != self._stream:
-            stream.wait_event(self._ready)
-            (self._bytes if self._wide is None else self._wide).record_stream(stream)
 
     def _view(self, spot: _Spot) -> torch.Tensor:
         if self._wide is not None:

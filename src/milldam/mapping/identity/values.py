@@ -86,7 +86,14 @@ class Values:
         families = (told for kind, told in _FAMILIES.items() if isinstance(value, kind))
         told = _ATTRIBUTES.get(type(value)) or next(families, None)
         if told is None:
-            return self._described(value, where)
+            try:
+                described = describe(value)
+            except NoContentError:
+                return self._refused(value, where)
+            if described is not None:
+                self._alive.append(described)
+                return digest_of("library value", self.digest(described, where))
+            return self._reduced(value, where)
         name, *attributes = told
         return self.several(name, (getattr(value, one) for one in attributes), where)
 
@@ -115,16 +122,6 @@ class Values:
                 for name, value in sorted(state.items(), key=lambda item: str(item[0]))
             ),
         )
-
-    def _described(self, value: Any, where: str) -> Digest:
-        try:
-            described = describe(value)
-        except NoContentError:
-            return self._refused(value, where)
-        if described is not None:
-            self._alive.append(described)
-            return digest_of("library value", self.digest(described, where))
-        return self._reduced(value, where)
 
     def _reduced(self, value: Any, where: str) -> Digest:
         """By what pickling would write."""

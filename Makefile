@@ -16,13 +16,15 @@ export NO_MKDOCS_2_WARNING := 1
 
 .PHONY: demo test test-all check docs install clean
 
-demo: $(VENV)/installed
+KERNELS := src/milldam/native/kernels.so
+
+demo: $(VENV)/installed $(KERNELS)
 	$(BIN)/milldam demo
 
-test: $(VENV)/installed-dev check
+test: $(VENV)/installed-dev $(KERNELS) check
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
 
-test-all: $(VENV)/installed-peers check
+test-all: $(VENV)/installed-peers $(KERNELS) check
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal -m "slow or not slow" --hypothesis-profile all
 
 check: $(VENV)/installed-dev
@@ -54,6 +56,10 @@ $(VENV)/installed-docs: $(VENV)/installed-dev
 $(VENV)/installed-peers: $(VENV)/installed-dev
 	$(BIN)/pip install --quiet --disable-pip-version-check accelerate lightning jax
 	touch $@
+
+# The installation has compiled them; after that, when a C file changed. Without a compiler milldam runs in numpy.
+$(KERNELS): $(wildcard src/milldam/native/*.c) | $(VENV)/installed
+	-cd src/milldam/native && $(abspath $(BIN))/python -c 'import sys, build; sys.exit(build.build())'
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

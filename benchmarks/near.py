@@ -24,8 +24,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,8 @@ RULES = NearRules(ngram=5, bands=32, rows=8, threshold=0.8)
 DOCUMENT_BYTES = (100, 500, 2800, 20_000)
 ROUNDS = 5
 UNIT_DOCUMENTS = 100_000
-SKETCH_VALUES, VERIFY_PARTS = 40, 16
+SKETCH_VALUES, VERIFY_PARTS = 40, 64
+FORKED = get_context("fork")
 PARTS = 8
 """Files of a planted corpus, each a unit."""
 MEMORY = "1GB"
@@ -223,56 +225,59 @@ def _pair(random: np.random.Generator, replaced: int, every: int) -> tuple[str, 
 # ---- resolve ----
 
 
-def make_documents(folder: Path, documents: int) -> None:
+def make_unit(folder: Path, documents: int, unit: int) -> None:
     """Signatures and sketches; every fifth document is like an earlier one of its unit, 0.86 by its shingles."""
-    random = np.random.default_rng(0)
-    for unit, start in enumerate(range(0, documents, UNIT_DOCUMENTS)):
-        count = min(UNIT_DOCUMENTS, documents - start)
-        rows = random.integers(0, 255, (count, 256), dtype=np.uint8)
-        sketches = random.integers(0, 2**32, (count, SKETCH_VALUES), dtype=np.uint32)
-        copies = np.arange(4, count, 5)
-        models = (copies * random.random(len(copies)) ** 2).astype(np.int64)
-        models -= models % 5 == 4  # models are no copies themselves
-        changed = random.random((len(copies), 256), dtype=np.float32) < 0.15
-        rows[copies] = np.where(changed, rows[copies], rows[models])
-        sketches[copies, 3:] = sketches[models, 3:]
-        sketches.sort(axis=1)
-        with SignatureWriter(folder / signature_file_name(unit)) as writer:
-            writer.add(rows)
-            writer.commit()
-        with SketchWriter(*sketch_paths(folder, unit_name(unit))) as sketched:
-            sketched.add(np.arange(count), sketches.reshape(-1), np.full(count, SKETCH_VALUES))
-            sketched.commit()
+    random = np.random.default_rng(unit)
+    count = min(UNIT_DOCUMENTS, documents - unit * UNIT_DOCUMENTS)
+    rows = random.integers(0, 255, (count, 256), dtype=np.uint8)
+    sketches = random.integers(0, 2**32, (count, SKETCH_VALUES), dtype=np.uint32)
+    copies = np.arange(4, count, 5)
+    models = (copies * random.random(len(copies)) ** 2).astype(np.int64)
+    models -= models % 5 == 4  # models are no copies themselves
+    changed = random.random((len(copies), 256), dtype=np.float32) < 0.15
+    rows[copies] = np.where(changed, rows[copies], rows[models])
+    sketches[copies, 3:] = sketches[models, 3:]
+    sketches.sort(axis=1)
+    with SignatureWriter(folder / signature_file_name(unit)) as writer:
+        writer.add(rows)
+        writer.commit()
+    with SketchWriter(*sketch_paths(folder, unit_name(unit))) as sketched:
+        sketched.add(np.arange(count), sketches.reshape(-1), np.full(count, SKETCH_VALUES))
+        sketched.commit()
 
 
-def measure_resolve(sizes: list[int], limit_bytes: int, folder: Path | None) -> None:
-    """Make the files here, find the duplicates in a new process in a cgroup."""
+def measure_resolve(sizes: list[int], limit_bytes: int, workers: int, folder: Path | None) -> None:
+    """Make the files here, find the duplicates in new processes in a cgroup."""
     for documents in sizes:
         with tempfile.TemporaryDirectory(dir=folder) as name:
-            make_documents(Path(name), documents)
-            found = measure([sys.executable, __file__, "resolve-here", name, "--limit", str(limit_bytes)], limit_bytes)
+            with FORKED.Pool(workers) as pool:
+                pool.map(partial(make_unit, Path(name), documents), range(-(-documents // UNIT_DOCUMENTS)), chunksize=1)
+            command = [sys.executable, __file__, "resolve-here", name, "--limit", str(limit_bytes)]
+            found = measure([*command, "--workers", str(workers)], limit_bytes)
             print("\n".join(lines_of(found)), flush=True)
 
 
-def resolve_here(folder: Path, limit_bytes: int) -> None:
-    """All steps one by one, each with what the limit leaves, as in a job."""
+def resolve_here(folder: Path, limit_bytes: int, workers: int) -> None:
+    """All steps, those of a stage side by side, each worker with its share of what the limit leaves, as in a job."""
     seconds, disk = {}, {"signatures": folder_bytes(folder)}
-    work = NearWork(folder=folder, rules=RULES, exempt_below=0, memory_bytes=limit_bytes - usage().anonymous)
+    left = limit_bytes - (workers + 1) * usage().anonymous
+    work = NearWork(folder=folder, rules=RULES, exempt_below=0, memory_bytes=left // workers)
 
     def timed(stage: str, steps: range, do: Callable[[int], int]) -> int:
-        start = time.process_time()
-        found = sum(map(do, steps))
-        seconds[stage] = time.process_time() - start
+        start = time.perf_counter()
+        with FORKED.Pool(workers) as pool:
+            found = sum(pool.imap_unordered(do, steps))
+        seconds[stage] = time.perf_counter() - start
         disk[stage] = folder_bytes(folder)
         return found
 
     timed("near", range(pair_steps(RULES)), partial(find_pairs, work))
     compared = timed("verify", range(VERIFY_PARTS), partial(verify_pairs, work, parts=VERIFY_PARTS))
-    start = time.process_time()
-    found = decide(work, compared)
-    seconds["decide"] = time.process_time() - start
+    start = time.perf_counter()
+    found = decide(replace(work, memory_bytes=left), compared)
+    seconds["decide"] = time.perf_counter() - start
     print(f"{found.documents:,} documents, {found.candidates:,} pairs compared, {found.dropped:,} dropped")
-    print("  CPU seconds: " + ", ".join(f"{stage} {one:.1f}" for stage, one in seconds.items()))
+    print(f"  seconds, {workers} workers: " + ", ".join(f"{stage} {one:.1f}" for stage, one in seconds.items()))
     print("  disk after: " + ", ".join(f"{stage} {megabytes(one)}" for stage, one in disk.items()))
 
 
@@ -309,12 +314,13 @@ def main() -> None:
     resolve = commands.add_parser("resolve")
     resolve.add_argument("documents", type=int, nargs="+")
     resolve.add_argument("--folder", type=Path, help="for the files, about 470 bytes a document (a temporary one)")
-    resolve.set_defaults(do=lambda given: measure_resolve(given.documents, given.limit, given.folder))
+    resolve.set_defaults(do=lambda given: measure_resolve(given.documents, given.limit, given.workers, given.folder))
     here = commands.add_parser("resolve-here")
     here.add_argument("folder", type=Path)
-    here.set_defaults(do=lambda given: resolve_here(given.folder, given.limit))
+    here.set_defaults(do=lambda given: resolve_here(given.folder, given.limit, given.workers))
     for command in (resolve, here):
         command.add_argument("--limit", type=parse_size, default=parse_size("1GB"), help="of memory (1GB)")
+        command.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     arguments.do(arguments)
 

@@ -265,7 +265,12 @@ def shared_bytes(pid: int | str = "self") -> int:
         found = dict(re.findall(rb"^(\w+):\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_bytes(), re.MULTILINE))
     except OSError:
         return 0
-    return 1024 * max(0, int(found.get(b"Anonymous", 0)) - int(found.get(b"Private_Dirty", 0)))
+    anonymous, dirty, all_dirty, part = (
+        int(found.get(name, 0)) for name in (b"Anonymous", b"Private_Dirty", b"Pss_Dirty", b"Pss_Anon")
+    )
+    # Pages of a mapped file that was just written are dirty, too. Kernels before 6.0 do not tell them apart.
+    files = all_dirty - part if all_dirty else 0
+    return 1024 * max(0, anonymous - max(0, dirty - files))
 
 
 def process_tree(root: int | None = None) -> list[int]:

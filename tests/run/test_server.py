@@ -3,6 +3,7 @@ a server that is killed costs nothing but time."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 import signal
@@ -215,6 +216,23 @@ def test_what_forked_workers_share_counts_once() -> None:
     os.write(theirs, b"abc")
     os.waitpid(server, 0)
     assert once > len(block) and held < once + 3 * 20 * 10**6
+
+
+@linux
+def test_a_file_just_written_and_mapped_does_not_hide_what_is_shared(tmp_path: Path) -> None:
+    """Its pages are dirty and private, as copies of shared ones are."""
+    if b"Pss_Dirty" not in Path("/proc/self/smaps_rollup").read_bytes():
+        pytest.skip("this kernel does not tell dirty pages of files from others")
+    block = bytearray(b"x") * (60 * 10**6)
+    child = os.fork()
+    if child == 0:
+        path = tmp_path / "written"
+        path.write_bytes(block)
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            for at in range(0, len(mapped), mmap.PAGESIZE):
+                mapped[at]
+            os._exit(0 if shared_bytes() > 50 * 10**6 else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @linux

@@ -29,18 +29,22 @@ import pyarrow as pa
 
 from milldam.dedup.rules import NearRules
 from milldam.dedup.shingles import (
+    TEXTS,
     Hashes,
     Int64s,
     OpenText,
     Shingles,
     is_giant,
+    lower_case,
     mix,
     pieces,
+    raw,
     shingle,
     slices,
 )
 from milldam.errors import InputError
 from milldam.files import NewFile
+from milldam.native import kernel
 
 Mask = npt.NDArray[np.bool_]
 Signatures = npt.NDArray[np.uint8]
@@ -50,6 +54,8 @@ NO_WORDS = 0xFF
 CHANCE = (254 + 2 * 2) / 2**16
 """How often unlike values agree: 256 values, of which the last is merged with the one before; so `NO_WORDS` is free."""
 _EMPTY = np.uint64(2**64 - 1)
+_BINS = (np.int16, np.int16, np.uint64, np.uint64, np.int16)
+"""What the kernel takes to fill bins: whom they ask, when, their factors, and room for two numbers of each."""
 
 
 class MinHasher:
@@ -61,17 +67,22 @@ class MinHasher:
         numbers = np.arange(self.size * self.size, dtype=np.uint64).reshape(self.size, self.size)
         scores = mix(numbers + np.uint64(1))
         np.fill_diagonal(scores, 0)  # a bin with something in it borrows from itself
-        self._order = np.argsort(scores, axis=1)
-        rank_type = np.uint8 if self.size <= 256 else np.uint16
+        self._order = np.argsort(scores, axis=1).astype(np.int16)
         # ranks[lender, borrower]: how many bins the borrower asks before this lender
-        self._ranks = np.ascontiguousarray(np.argsort(self._order, axis=1).T.astype(rank_type))
+        self._ranks = np.ascontiguousarray(np.argsort(self._order, axis=1).T.astype(np.int16))
         self._factors = mix(~np.arange(self.size, dtype=np.uint64)) | np.uint64(1)
         self.cancel()
 
     def signatures(self, texts: pa.LargeStringArray) -> Signatures:
         """A row for each document of the batch."""
-        rows = [self._giant(part) if is_giant(part) else self._batch(part) for part in slices(texts)]
-        return np.concatenate(rows) if rows else np.empty((0, self.size), np.uint8)
+        if found := kernel("signatures", *TEXTS, int, *_BINS, np.uint8):
+            rows = np.empty((len(texts), self.size), np.uint8)
+            bins = self._order, self._ranks, self._factors, *(np.empty(self.size, kind) for kind in _BINS[3:])
+            data, offsets = raw(texts)
+            found(data, offsets, len(texts), self._ngram, lower_case(), self.size, *bins, rows)
+            return rows
+        parts = [self._giant(part) if is_giant(part) else self._batch(part) for part in slices(texts)]
+        return np.concatenate(parts) if parts else np.empty((0, self.size), np.uint8)
 
     # ---- a document in parts ----
 
@@ -121,46 +132,21 @@ class MinHasher:
 
     def _stored(self, minima: Hashes) -> Signatures:
         filled = minima != _EMPTY
-        count = filled.sum(axis=1)
-        few = (count > 0) & (count < self.size * 2 // 3)
-        self._borrow_by_rank(minima, filled, few)
-        self._borrow_by_asking(minima, filled, (count < self.size) & (count > 0) & ~few)
+        self._borrow(minima, filled)
         signatures = (minima * self._factors >> np.uint64(56)).astype(np.uint8)
         np.minimum(signatures, NO_WORDS - 1, out=signatures)
-        signatures[count == 0] = NO_WORDS
+        signatures[~filled.any(axis=1)] = NO_WORDS
         return signatures
 
-    # Two ways to the same result: the first takes a step a filled bin, the second a few steps an empty one.
-
-    def _borrow_by_rank(self, minima: Hashes, filled: Mask, chosen: Mask) -> None:
-        """For each empty bin, the best-placed of all filled ones."""
-        rows = np.flatnonzero(chosen)
-        if not len(rows):
-            return
-        rows = rows[np.argsort(-filled[rows].sum(axis=1), kind="stable")]
-        row, lender = np.divmod(np.flatnonzero(filled[rows]), self.size)  # faster than np.nonzero
-        count = np.bincount(row)
-        starts = np.cumsum(count) - count
-        best = self._ranks[lender[starts]]  # (rows, size)
-        for k in range(1, int(count[0])):
-            more = int(np.searchsorted(-count, -k))  # so many rows have another lender
-            np.minimum(best[:more], self._ranks[lender[starts[:more] + k]], out=best[:more])
-        lenders = np.take(self._order, best + np.arange(self.size) * self.size)
-        lenders += rows[:, None] * self.size
-        minima[rows] = np.take(minima, lenders)
-
-    def _borrow_by_asking(self, minima: Hashes, filled: Mask, chosen: Mask) -> None:
+    def _borrow(self, minima: Hashes, filled: Mask) -> None:
         """Each empty bin asks one bin after the other until one has something."""
-        flat, full = minima.reshape(-1), filled.reshape(-1)
-        rows = np.flatnonzero(chosen)
-        row, borrower = np.divmod(np.flatnonzero(~filled[rows]), self.size)
-        row = rows[row] * self.size
+        row, borrower = np.nonzero(~filled & filled.any(axis=1, keepdims=True))
         for asked in range(1, self.size):
             if not len(row):
                 break
-            lender = self._order[borrower, asked] + row
-            found = full[lender]
-            flat[row[found] + borrower[found]] = flat[lender[found]]
+            lender = self._order[borrower, asked]
+            found = filled[row, lender]
+            minima[row[found], borrower[found]] = minima[row[found], lender[found]]
             row, borrower = row[~found], borrower[~found]
 
 

@@ -7,23 +7,26 @@ U+2BFF) separate words, so that curly and straight quotes make no difference.
 
 A document of fewer words than `ngram` gives one shingle of all its words; one without words gives none. Repeated
 n-grams are repeated here: what takes minima need not care. The hashes depend on the text and `ngram` alone, not on how
-documents lie in batches, nor on where a giant one is cut. Memory: about 12 bytes a byte of text; callers cut batches
-with `slices`.
+documents lie in batches, nor on where a giant one is cut. Kernels in C (native/shingles.c) have the same words and
+hashes, in 4 bytes of memory a byte of text; numpy takes about 12, so callers cut batches with `slices`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from milldam.native import kernel
 from milldam.text.arrays import text_offsets
 
 Bytes = npt.NDArray[np.uint8]
+Characters = npt.NDArray[np.uint32]
 Hashes = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]
 
@@ -32,6 +35,8 @@ SLICE_BYTES = 1 << 18
 SLICE_DOCUMENTS = 512
 """The same for many short documents, whose signatures are larger than their texts."""
 _LONGEST_WORD = 64
+_OPEN_WORDS = 128
+"""Numbers of 64 bits that the kernel holds of a text that comes in parts."""
 _BLOCK = 8
 _MASKS = np.array([(1 << 8 * size) - 1 for size in range(_BLOCK + 1)], dtype=np.uint64)
 _WORD_FACTOR = np.uint64(0x9FB21C651E98DF25)
@@ -53,8 +58,21 @@ def shingle(texts: pa.LargeStringArray, ngram: int) -> Shingles:
     >>> shingle(pa.array(["To be, or not to be", "to be", "..."], pa.large_string()), 3).offsets.tolist()
     [0, 4, 5, 5]
     """
+    if found := kernel("shingles", *TEXTS, np.uint64, np.int64):
+        data, starts = raw(texts)
+        hashes, offsets = np.empty(most_words(data, len(texts)), np.uint64), np.empty(len(starts), np.int64)
+        return Shingles(hashes[: found(data, starts, len(texts), ngram, lower_case(), hashes, offsets)], offsets)
     hashes, offsets = word_hashes(*lowered(texts))
     return ngrams(hashes, offsets, ngram)
+
+
+TEXTS = (np.uint8, np.int64, int, int, np.uint32)
+"""What a kernel takes to read texts: their bytes, where each begins, how many, words in an n-gram, `lower_case`."""
+
+
+def most_words(data: Bytes, texts: int) -> int:
+    """More words than some texts can have: two that touch have at least four bytes, others a mark between them."""
+    return len(data) // 2 + texts
 
 
 def slices(texts: pa.LargeStringArray) -> Iterator[pa.LargeStringArray]:
@@ -87,20 +105,35 @@ def pieces(text: pa.Buffer) -> Iterator[pa.LargeStringArray]:
         start = stop
 
 
-def lowered(texts: pa.LargeStringArray) -> tuple[Bytes, Int64s]:
-    """The bytes of the texts in lower case, and where each begins. Goes character by character, so cuts do no harm."""
-    data, offsets = _raw(texts)
-    if not len(data):
-        return data, offsets
-    # Unicode's table gives what ASCII's gives where there is nothing else, at a sixth of its speed.
-    return _raw(pc.utf8_lower(texts) if data.max() >= 0x80 else pc.ascii_lower(texts))
-
-
-def _raw(texts: pa.LargeStringArray) -> tuple[Bytes, Int64s]:
+def raw(texts: pa.LargeStringArray) -> tuple[Bytes, Int64s]:
+    """The bytes of the texts, and where each begins."""
     offsets = text_offsets(texts)
     buffer = texts.buffers()[2]
     data = np.frombuffer(buffer, dtype=np.uint8) if buffer is not None else np.empty(0, np.uint8)
     return data[offsets[0] : offsets[-1]], offsets - offsets[0]
+
+
+def lowered(texts: pa.LargeStringArray) -> tuple[Bytes, Int64s]:
+    """The same in lower case. Goes character by character, so cuts do no harm."""
+    data, offsets = raw(texts)
+    if not len(data):
+        return data, offsets
+    # Unicode's table gives what ASCII's gives where there is nothing else, at a sixth of its speed.
+    return raw(pc.utf8_lower(texts) if data.max() >= 0x80 else pc.ascii_lower(texts))
+
+
+_LOWERED = 0x20000
+"""No character from here on has a lower case."""
+
+
+@cache
+def lower_case() -> Characters:
+    """The lower case of each character by its number, as `lowered` has it, for kernels."""
+    found = np.arange(_LOWERED, dtype="<u4")
+    valid = (found < 0xD800) | (found >= 0xE000)
+    text = pc.utf8_lower(pa.scalar(found[valid].tobytes().decode("utf-32-le"))).as_py()
+    found[valid] = np.frombuffer(text.encode("utf-32-le"), "<u4")
+    return found
 
 
 # ---- words ----
@@ -242,9 +275,12 @@ class OpenText:
         self._tail: Bytes = np.empty(0, np.uint8)
         self._words: Hashes = np.empty(0, np.uint64)
         self._any = False
+        self._state: Hashes = np.zeros(_OPEN_WORDS, np.uint64)  # the same for the kernel
 
     def feed(self, part: pa.LargeStringArray) -> Hashes:
         """The n-grams that are complete with this part (an array of one text, at most `SLICE_BYTES`)."""
+        if (found := self._native(raw(part)[0], last=False)) is not None:
+            return found
         data = np.concatenate((self._tail, lowered(part)[0]))
         starts, lengths = word_bounds(data, np.array([0, len(data)]))
         if len(starts) and starts[-1] + lengths[-1] == len(data):
@@ -256,11 +292,21 @@ class OpenText:
 
     def finish(self) -> Hashes:
         """What was held back."""
+        if (found := self._native(self._tail, last=True)) is not None:
+            return found
         starts, lengths = word_bounds(self._tail, np.array([0, len(self._tail)]))
         found = self._add(hash_words(self._tail, starts, lengths))
         if self._any or not len(self._words):
             return found
         return ngrams(self._words, np.array([0, len(self._words)]), self._ngram).flat
+
+    def _native(self, part: Bytes, *, last: bool) -> Hashes | None:
+        shingle_part = kernel("shingle_part", np.uint64, np.uint8, int, int, int, np.uint32, np.uint64)
+        if shingle_part is None:
+            return None
+        hashes = np.empty(most_words(part, 1) + 1, np.uint64)
+        given = self._state, part, len(part), last, self._ngram, lower_case(), hashes
+        return hashes[: shingle_part(*given)]
 
     def _add(self, words: Hashes) -> Hashes:
         words = np.concatenate((self._words, words))

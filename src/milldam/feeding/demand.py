@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milldam.loader.parts import splits_asked
+from milldam.loader.unit_order import splits_asked
 from milldam.run.units import KnownKeys
 from milldam.sealed import read_sealed, replace_unsynced, seal_file
 

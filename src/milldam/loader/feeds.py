@@ -7,31 +7,25 @@ batches: their order is defined over the units of the plan (`unit_order`), not o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from milldam.errors import ConfigError
 from milldam.loader.feed_samples import Cut, FeedSamples
-from milldam.loader.parts import Parts
 from milldam.loader.reading import Way, require_way
-from milldam.loader.samples import at_least
 from milldam.loader.stores import require_choice, require_opened_for
-from milldam.loader.streams import Steps
+from milldam.loader.streams import Steps, StreamBatches
 from milldam.loader.types import ConversationBatch, PackedBatch, PackedRow, PairBatch, State, TokenizedPair, TokenPair
-from milldam.loader.views import warn_unmasked
+from milldam.loader.unit_order import Parts
+from milldam.loader.views import ConversationForms, PairForms, RowForms, warn_unmasked
 from milldam.loader.windows import Form, WindowRules, Windows
 from milldam.stores.tokens.reader import require_split
 
 if TYPE_CHECKING:
-    from milldam.loader.batches import Batches
-    from milldam.loader.conversations import ConversationRules, WholeTooLong
-    from milldam.loader.packed import LabelForm, Strategy
-    from milldam.loader.row_index import TooLong
     from milldam.loader.types import Conversation
+
+_USUAL_TOKENS = 1024
+"""Of a sample, before the first was seen."""
 
 
 class Feed:
@@ -96,81 +90,41 @@ class Feed:
         read: Way = "auto",
     ) -> FeedSamples[Any, Any]:
         """Windows of seq_len tokens, none across the end of a unit; options as for `Store.windows`."""
-        rules = WindowRules(seq_len=seq_len, stride=stride, form=form, tail=tail)
-        facts: State = {"kind": "windows", "seq_len": rules.seq_len, "stride": rules.hop, "form": form, "tail": tail}
         self._warn_unmasked("windows")
-        return self._samples(Cut(Windows, (rules, read), facts, rules.seq_len), split)
+        rules = WindowRules(seq_len=seq_len, stride=stride, form=form, tail=tail)
+        return self._samples("windows", Windows, rules, seq_len, split, read)
 
     def packed(
-        self,
-        seq_len: int,
-        *,
-        strategy: Strategy | None = None,
-        split: str | None = None,
-        form: LabelForm = "shifted",
-        pad_last: bool = False,
-        buffer: int = 10_000,
-        too_long: TooLong | None = None,
-        read: Way = "auto",
+        self, seq_len: int, *, split: str | None = None, read: Way = "auto", **options: Unpack[RowForms]
     ) -> FeedSamples[PackedRow, PackedBatch]:
         """Packed rows with document boundaries, each from one unit; options as for `Store.packed`.
 
         `document_ids` count the documents of a unit.
         """
         from milldam.loader.packed import PackedRows, RowRules
-        from milldam.loader.row_index import ALGORITHM
 
-        rules = RowRules.chosen(
-            chat=self._parts.facts.chat,
-            seq_len=seq_len,
-            strategy=strategy,
-            form=form,
-            pad_last=pad_last,
-            buffer=buffer,
-            too_long=too_long,
-        )
-        wrapped = rules.strategy == "wrapped"
-        facts: State = {"kind": "packed", "strategy": rules.strategy, "seq_len": rules.seq_len}
-        facts |= {"too_long": rules.too_long}
-        facts |= {"pad_last": pad_last} if wrapped else {"buffer": rules.buffer, "algorithm": ALGORITHM}
-        return self._samples(Cut(PackedRows, (rules, read), facts, rules.seq_len), split)
+        rules = RowRules.chosen(chat=self._parts.facts.chat, seq_len=seq_len, **options)
+        return self._samples("packed", PackedRows, rules, seq_len, split, read)
 
     def conversations(
-        self,
-        *,
-        split: str | None = None,
-        max_tokens: int | None = None,
-        too_long: WholeTooLong = "drop",
-        form: LabelForm = "hf",
-        pad_to: int = 1,
-        length_groups: int | None = None,
-        read: Way = "auto",
+        self, *, split: str | None = None, read: Way = "auto", **options: Unpack[ConversationForms]
     ) -> FeedSamples[Conversation, ConversationBatch]:
         """Documents one by one; options as for `Store.conversations`. `document_ids` count the documents of a group."""
         from milldam.loader.conversations import ConversationRules, Conversations
 
-        rules = ConversationRules(
-            max_tokens=max_tokens, too_long=too_long, form=form, pad_to=pad_to, length_groups=length_groups
-        )
-        return self._samples(_whole_documents("conversations", Conversations, rules, read), split)
+        rules = ConversationRules(**options)
+        return self._samples("conversations", Conversations, rules, rules.max_tokens or _USUAL_TOKENS, split, read)
 
     def pairs(
-        self,
-        *,
-        split: str | None = None,
-        max_tokens: int | None = None,
-        too_long: WholeTooLong = "drop",
-        pad_to: int = 1,
-        length_groups: int | None = None,
-        read: Way = "auto",
+        self, *, split: str | None = None, read: Way = "auto", **options: Unpack[PairForms]
     ) -> FeedSamples[TokenizedPair, PairBatch]:
         """Preference pairs; options as for `Store.pairs`."""
         from milldam.loader.conversations import ConversationRules, Pairs
 
         if not self._parts.facts.pairs:
             raise ConfigError(f"{self.name}: has no pairs. Records with `chosen` and `rejected` give some.")
-        rules = ConversationRules(max_tokens=max_tokens, too_long=too_long, pad_to=pad_to, length_groups=length_groups)
-        return self._samples(_whole_documents("pairs", Pairs, rules, read), split)
+        rules = ConversationRules(**options)
+        return self._samples("pairs", Pairs, rules, rules.max_tokens or _USUAL_TOKENS, split, read)
 
     def streams(self, batch_size: int, seq_len: int, *, split: str | None = None, read: Way = "auto") -> FeedStreams:
         """batch_size contiguous streams, in the order of the input: each unit is cut into that many.
@@ -182,8 +136,11 @@ class Feed:
 
     # ---- what they have in common ----
 
-    def _samples(self, cut: Cut, split: str | None) -> FeedSamples[Any, Any]:
-        require_way(cut.way)
+    def _samples(
+        self, verb: str, kind: type[Any], rules: Any, sample_tokens: int, split: str | None, read: Way
+    ) -> FeedSamples[Any, Any]:
+        require_way(read)
+        cut = Cut(kind, (rules, read), {"kind": verb} | rules.facts, sample_tokens)
         return FeedSamples(self._parts, self._chosen(split), cut)
 
     def _chosen(self, split: str | None) -> str:
@@ -214,42 +171,20 @@ def _opened_again(parts: Parts, split: str | None) -> Feed:
     return Feed(parts, split=split)
 
 
-def _whole_documents(verb: str, kind: type[Any], rules: ConversationRules, read: Way) -> Cut:
-    return Cut(kind, (rules, read), {"kind": verb} | rules.facts, rules.max_tokens or 1024)
-
-
-class FeedStreams:
+class FeedStreams(StreamBatches):
     """`for x, y in feed.streams(batch_size, seq_len)`: (x, y) of shape (batch_size, seq_len)."""
 
     def __init__(self, feed: Feed, batch_size: int, seq_len: int, split: str, way: Way) -> None:
-        self._made_from = (feed, at_least("batch_size", batch_size), at_least("seq_len", seq_len), split, way)
+        super().__init__(batch_size, seq_len)
+        self._feed, self._split, self._way = feed, split, way
 
-    def __iter__(self) -> Iterator[TokenPair]:
-        return iter(self.batches())
-
-    def batches(
-        self,
-        *,
-        rank: int = 0,
-        world_size: int = 1,
-        epochs: int | None = 1,
-        prefetch: int = 0,
-        copy: bool = True,
-        dtype: npt.DTypeLike = np.int64,
-    ) -> Batches[TokenPair]:
-        """The batches in order, with a state that can be saved; options as for `Samples.batches`."""
-        from milldam.loader.batches import Batches, Delivery
-
-        feed, batch_size, seq_len, split, way = self._made_from
-        delivery = Delivery(batch_size, rank, world_size, epochs)
-        facts: State = {"kind": "streams", "streams": delivery.step, "seq_len": seq_len}
-        cut = Cut(Steps, (delivery.step, seq_len, way), facts, seq_len)
-        samples: FeedSamples[TokenPair, TokenPair] = FeedSamples(feed._parts, split, cut)
-        return Batches(samples, delivery, seed=0, shuffle=False, prefetch=prefetch, copy=copy, dtype=dtype)
+    def _steps_of(self, lanes: int) -> FeedSamples[TokenPair, TokenPair]:
+        facts: State = {"kind": "streams", "streams": lanes, "seq_len": self.seq_len}
+        cut = Cut(Steps, (lanes, self.seq_len, self._way), facts, self.seq_len)
+        return FeedSamples(self._feed._parts, self._split, cut)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FeedStreams, self._made_from
+        return FeedStreams, (self._feed, self.batch_size, self.seq_len, self._split, self._way)
 
     def __repr__(self) -> str:
-        feed, batch_size, seq_len, _, _ = self._made_from
-        return f"FeedStreams({feed.name}: {batch_size:,} x {seq_len:,} tokens)"
+        return f"FeedStreams({self._feed.name}: {self.batch_size:,} x {self.seq_len:,} tokens)"

@@ -27,24 +27,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError
-from milldam.loader.boundaries import document_lengths, require_documents
+from milldam.loader.boundaries import NO_LOSS, document_lengths, mark, mask_labels, require_documents
 from milldam.loader.order import Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import MappedReader, Reader, Way
-from milldam.loader.row_index import TooLong, TooLongDocuments, count_too_long
+from milldam.loader.row_index import ALGORITHM, TooLong, TooLongDocuments, count_too_long
 from milldam.loader.row_pieces import BestFitRows, RowFinder, RowPieces, StreamRows, WrappedRows
 from milldam.loader.samples import NoSamplesError, ReadPart, StreamSamples, at_least
-from milldam.loader.trained import NO_LOSS, mark, mask_labels
 from milldam.loader.types import Array, Bools, PackedBatch, PackedRow, State
 
 if TYPE_CHECKING:
-    from milldam.loader.views import Trainable
+    from milldam.loader.views import RowForms, Trainable
 
 Strategy = Literal["wrapped", "best_fit"]
 LabelForm = Literal["shifted", "hf"]
@@ -81,13 +80,22 @@ class RowRules:
             raise ConfigError("pad_last: best_fit pads every row that is not full; leave it out.")
 
     @classmethod
-    def chosen(
-        cls, *, chat: bool, strategy: Strategy | None, pad_last: bool, too_long: TooLong | None, **more: Any
-    ) -> RowRules:
+    def chosen(cls, *, chat: bool, seq_len: int, **options: Unpack[RowForms]) -> RowRules:
         """The rules with what is not said as suits the data: conversations are neither cut nor split."""
-        strategy = strategy or ("best_fit" if chat and not pad_last else "wrapped")
-        too_long = too_long or ("drop" if chat and strategy == "best_fit" else "split")
-        return cls(strategy=strategy, pad_last=pad_last, too_long=too_long, **more)
+        given: dict[str, Any] = {**options}
+        best_fit = chat and not options.get("pad_last")
+        given["strategy"] = options.get("strategy") or ("best_fit" if best_fit else "wrapped")
+        whole = chat and given["strategy"] == "best_fit"
+        given["too_long"] = options.get("too_long") or ("drop" if whole else "split")
+        return cls(seq_len=seq_len, **given)
+
+    @property
+    def facts(self) -> State:
+        """What decides which row has which number."""
+        own: State = {"strategy": self.strategy, "seq_len": self.seq_len}
+        if self.strategy == "wrapped":
+            return own | {"pad_last": self.pad_last}
+        return own | {"buffer": self.buffer, "algorithm": ALGORITHM, "too_long": self.too_long}
 
 
 class PackedRows(StreamSamples[PackedRow, PackedBatch]):
@@ -126,19 +134,12 @@ class PackedRows(StreamSamples[PackedRow, PackedBatch]):
 
     def told_too_long(self) -> str:
         """How many documents are too long, and what to do about it."""
-        found, rules = self.too_long, self.rules
-        became = {"drop": "left out", "refuse": "refused", "cut": "cut there", "split": "split"}[rules.too_long]
-        return (
-            f"{found.documents:,} of {found.of_documents:,} documents are longer than seq_len={rules.seq_len:,} and "
-            f"are {became} ({found.tokens:,} tokens; the longest has {found.longest:,}). Use a longer seq_len, or "
-            "another too_long: drop, cut, split or refuse."
-        )
+        return self.too_long.told("seq_len", self.rules.seq_len, self.rules.too_long)
 
     @property
     def identity(self) -> State:
-        rules = self.rules
-        own: State = {"kind": "packed", "strategy": rules.strategy, "seq_len": rules.seq_len, "samples": len(self)}
-        return own | self._rows.identity | self._stream.identity
+        own: State = {"kind": "packed", "samples": len(self)}
+        return own | self.rules.facts | self._stream.identity
 
     @property
     def sample_tokens(self) -> int:

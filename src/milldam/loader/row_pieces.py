@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from milldam.errors import StoreError
-from milldam.loader.boundaries import Documents, damaged_index
+from milldam.loader.boundaries import Documents, Losses, TrainedTokens, Wanted, all_trained, damaged_index
 from milldam.loader.order import Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import ranges
-from milldam.loader.row_index import ALGORITHM, RowSource, open_row_index
+from milldam.loader.row_index import RowSource, open_row_index
 from milldam.loader.samples import NoSamplesError
 from milldam.loader.stream import TokenStream
-from milldam.loader.trained import Losses, TrainedTokens, Wanted, all_trained
-from milldam.loader.types import Bools, State
+from milldam.loader.types import Bools
 
 if TYPE_CHECKING:
     from milldam.loader.packed import RowRules
@@ -106,8 +105,6 @@ class RowFinder(ABC):
 class StreamRows(RowFinder):
     """The rows of one stream."""
 
-    identity: State
-
     def __init__(self, stream: TokenStream, rules: RowRules) -> None:
         self._stream, self._row = stream, rules.seq_len
         self._shifted = rules.form == "shifted"
@@ -151,7 +148,6 @@ class WrappedRows(StreamRows):
         super().__init__(stream, rules)
         full, rest = divmod(stream.tokens, rules.seq_len)
         self._count = full + (rules.pad_last and rest > 0)
-        self.identity = {"pad_last": rules.pad_last}
         if not self._count:
             raise NoSamplesError(
                 f"{stream.name}: {stream.tokens:,} tokens are too few for one row of seq_len={rules.seq_len:,}. "
@@ -211,9 +207,6 @@ class BestFitRows(StreamRows):
     def __init__(self, stream: TokenStream, rules: RowRules) -> None:
         super().__init__(stream, rules)
         self._index = open_row_index(RowSource(stream, rules.seq_len, rules.buffer, rules.too_long))
-        self.identity = {"buffer": rules.buffer, "algorithm": ALGORITHM}
-        if rules.too_long != "split":
-            self.identity |= {"too_long": rules.too_long}
 
     def __len__(self) -> int:
         return len(self._index.documents) - 1

@@ -8,6 +8,7 @@ With several ranks there are B times world_size stretches, and each rank has B o
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,7 +19,7 @@ from milldam.errors import ConfigError
 from milldam.loader.order import InSequence, Order, Shuffle, Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way
-from milldam.loader.samples import NoSamplesError, StreamSamples, at_least, counted_number, shifted
+from milldam.loader.samples import NoSamplesError, Samples, StreamSamples, at_least, counted_number, shifted
 from milldam.loader.types import State, TokenPair
 
 if TYPE_CHECKING:
@@ -26,32 +27,15 @@ if TYPE_CHECKING:
     from milldam.loader.views import Trainable
 
 
-class Streams:
-    """`for x, y in store.streams(batch_size, seq_len)`: (x, y) of shape (batch_size, seq_len).
+class StreamBatches(ABC):
+    """What streams of a store and of a feed have in common."""
 
-    >>> streams = store.streams(4, 32)
-    >>> (x, y), (later, _) = streams[0], streams[1]
-    >>> x.shape, bool((y[:, -1] == later[:, 0]).all())
-    ((4, 32), True)
-    """
+    def __init__(self, batch_size: int, seq_len: int) -> None:
+        self.batch_size, self.seq_len = at_least("batch_size", batch_size), at_least("seq_len", seq_len)
 
-    def __init__(self, data: Trainable, batch_size: int, seq_len: int, way: Way = "auto") -> None:
-        batch_size, seq_len = at_least("batch_size", batch_size), at_least("seq_len", seq_len)
-        self._made_from = (data, batch_size, seq_len, way)
-        self._steps = Steps(data, batch_size, seq_len, way)
-
-    def __len__(self) -> int:
-        """Batches in the data, for one rank."""
-        return self._steps.steps
-
-    def __getitem__(self, step: int) -> TokenPair:
-        """The batch of one step."""
-        wanted, lanes = counted_number(step, len(self), "step"), self._steps.lanes
-        return self._steps.read(np.arange(wanted * lanes, (wanted + 1) * lanes))
-
-    def __getitems__(self, steps: Sequence[int]) -> NoReturn:
-        """torch's DataLoader would make batches of batches."""
-        raise ConfigError("Streams are batches already, in their order. Use DataLoader(streams, batch_size=None).")
+    @abstractmethod
+    def _steps_of(self, lanes: int) -> Samples[TokenPair, TokenPair]:
+        """Step by step, of so many stretches."""
 
     def __iter__(self) -> Iterator[TokenPair]:
         return iter(self.batches())
@@ -69,13 +53,43 @@ class Streams:
         """The batches in order, with a state that can be saved; options as for `Samples.batches`."""
         from milldam.loader.batches import Batches, Delivery
 
-        data, batch_size, seq_len, way = self._made_from
-        delivery = Delivery(batch_size, rank, world_size, epochs)
-        steps = Steps(data, delivery.step, seq_len, way)
+        delivery = Delivery(self.batch_size, rank, world_size, epochs)
+        steps = self._steps_of(delivery.step)
         return Batches(steps, delivery, seed=0, shuffle=False, prefetch=prefetch, copy=copy, dtype=dtype)
 
+
+class Streams(StreamBatches):
+    """`for x, y in store.streams(batch_size, seq_len)`: (x, y) of shape (batch_size, seq_len).
+
+    >>> streams = store.streams(4, 32)
+    >>> (x, y), (later, _) = streams[0], streams[1]
+    >>> x.shape, bool((y[:, -1] == later[:, 0]).all())
+    ((4, 32), True)
+    """
+
+    def __init__(self, data: Trainable, batch_size: int, seq_len: int, way: Way = "auto") -> None:
+        super().__init__(batch_size, seq_len)
+        self._data, self._way = data, way
+        self._steps = self._steps_of(self.batch_size)
+
+    def _steps_of(self, lanes: int) -> Steps:
+        return Steps(self._data, lanes, self.seq_len, self._way)
+
+    def __len__(self) -> int:
+        """Batches in the data, for one rank."""
+        return self._steps.steps
+
+    def __getitem__(self, step: int) -> TokenPair:
+        """The batch of one step."""
+        wanted, lanes = counted_number(step, len(self), "step"), self._steps.lanes
+        return self._steps.read(np.arange(wanted * lanes, (wanted + 1) * lanes))
+
+    def __getitems__(self, steps: Sequence[int]) -> NoReturn:
+        """torch's DataLoader would make batches of batches."""
+        raise ConfigError("Streams are batches already, in their order. Use DataLoader(streams, batch_size=None).")
+
     def __reduce__(self) -> tuple[Any, ...]:
-        return Streams, self._made_from
+        return Streams, (self._data, self.batch_size, self.seq_len, self._way)
 
     def __repr__(self) -> str:
         steps = self._steps

@@ -44,16 +44,36 @@ class WindowOptions(TypedDict, total=False):
     read: Way
 
 
-class RowOptions(TypedDict, total=False):
-    """Options of `packed`."""
+class RowForms(TypedDict, total=False):
+    """Options of `packed` that say what rows are."""
 
     strategy: Strategy | None
-    split: str | None
     form: LabelForm
     pad_last: bool
     buffer: int
     too_long: TooLong | None
+
+
+class RowOptions(RowForms, total=False):
+    """Options of `packed`."""
+
+    split: str | None
     read: Way
+
+
+class PairForms(TypedDict, total=False):
+    """Options of `pairs` that say what samples are."""
+
+    max_tokens: int | None
+    too_long: WholeTooLong
+    pad_to: int
+    length_groups: int | None
+
+
+class ConversationForms(PairForms, total=False):
+    """The same of `conversations`."""
+
+    form: LabelForm
 
 
 class Trainable(ABC):

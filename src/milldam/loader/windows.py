@@ -47,6 +47,12 @@ class WindowRules:
             raise ConfigError(f'form: "{self.form}"; use xy or hf.')
 
     @property
+    def facts(self) -> State:
+        """What decides which window has which number, and where the last ones lie."""
+        own: State = {"seq_len": self.seq_len, "stride": self.hop, "form": self.form}
+        return own | {"tokens": self.tokens, "tail": self.tail}
+
+    @property
     def hop(self) -> int:
         return self.stride or self.seq_len
 
@@ -118,11 +124,8 @@ class Windows(StreamSamples[BatchT, BatchT]):
 
     @property
     def identity(self) -> State:
-        rules = self.rules
-        own: State = {"kind": "windows", "seq_len": rules.seq_len, "stride": rules.hop, "samples": len(self)}
-        # These decide where the last windows lie.
-        own |= {"form": rules.form, "tokens": rules.tokens, "tail": rules.tail}
-        return own | self._stream.identity
+        own: State = {"kind": "windows", "samples": len(self)}
+        return own | self.rules.facts | self._stream.identity
 
     @property
     def sample_tokens(self) -> int:

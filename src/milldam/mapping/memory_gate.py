@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from milldam.errors import ResourceError, Setting
-from milldam.memory import format_size, held_bytes, inherited, release, usage
+from milldam.memory import format_size, held_bytes, inherited, release, stays_shared, usage
 from milldam.run.planning import WORK_BYTES, WORKER_BYTES
 from milldam.sources.rows import NUMBER_OBJECT, Rows, TextWeight, byte_size, column
 
@@ -259,9 +259,9 @@ class Room:
 
     def refusal(self, needed: float, size: int, where: str, *, by_column: bool = False) -> ResourceError:
         """Of a row of so many bytes, which takes `needed`: what would do. `by_column`: columns are read one by one."""
-        # With more memory the work may be done in a process of its own, which weighs something, too. And none weighs
-        # the same twice: a little more, so that the size named is not refused in turn.
-        apart = WORKER_BYTES if self.parent[1] == os.getpid() else 0
+        # With more memory the work may be done in a process of its own, which weighs something, too, as does the one
+        # that forks it. And none weighs the same twice: a little more, so that the size named is not refused in turn.
+        apart = 2 * WORKER_BYTES - stays_shared(WORKER_BYTES) if self.parent[1] == os.getpid() else 0
         least = max(0, (self._total(needed) + apart) * 103 // 100 - self.held_bytes) // 10**6 + 1
         return ResourceError(
             f"{where}: {format_size(size)}, which take about {format_size(needed)} to be read and mapped: more than "

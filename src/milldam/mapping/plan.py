@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,10 +22,6 @@ HASHES = "pieces.jsonl"
 def indices_name(fingerprint: str) -> str:
     """In the spool: the row numbers of a dataset."""
     return f"indices-{fingerprint[:16]}.npy"
-
-
-Report = Callable[[int, int], None]
-"""(rows, bytes) spooled so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +95,12 @@ class SourcePlan(Protocol):
     """Why the source can't be identified: what was made of it is not reused. None: it is identified."""
     columns: list[str] | None
     """The columns that a batch has; None: not known beforehand."""
-    has_indices: bool
-    """Whether units say the number of their first row."""
     left_out: str
     """Files of its folders that are not read, told once `identity` is asked for; empty: none."""
     needs_spooling: bool
     """Whether `spool` must be called before `units` and `reader` are used."""
+    spool_folder: Path
+    """For what can be read only once, and what is worth keeping."""
 
     @property
     def schema(self) -> pa.Schema | None:
@@ -127,10 +123,6 @@ class SourcePlan(Protocol):
         """What is read, with versions, so that a change can be named."""
         ...
 
-    def moved_to(self, spool: Path) -> SourcePlan:
-        """The same, with another folder for the spool; nothing of it is identified again."""
-        ...
-
-    def spool(self, report: Report | None = None) -> None:
+    def spool(self) -> None:
         """Write the rows to the spool, durably; nothing is done when they are there already."""
         ...

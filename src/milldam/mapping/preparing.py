@@ -5,6 +5,7 @@ Reads no more of the input than its identity takes. Equal recipes and equal unit
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import uuid
@@ -13,7 +14,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from milldam.errors import ConfigError, Setting
+from milldam.errors import ConfigError
 from milldam.files import hash_bytes
 from milldam.input_files import is_address, without_secrets
 from milldam.mapping.cache import ONCE
@@ -21,6 +22,7 @@ from milldam.mapping.calling import CallRules
 from milldam.mapping.identity import FunctionIdentity, identify
 from milldam.mapping.memory_gate import Room
 from milldam.mapping.plan import SourceOptions, SourcePlan
+from milldam.mapping.schema import given_schema
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
 from milldam.run.folder import Identity
@@ -97,17 +99,18 @@ class Prepared:
         return "-".join(hash_bytes(json.dumps(part).encode())[:16] for part in (how, self.source.identity))
 
     def moved_to(self, spool: Path) -> Prepared:
-        """The same, with another folder for what must go through the disk."""
-        return replace(self, source=self.source.moved_to(spool))
+        """The same, with another folder for what must go through the disk; nothing is identified again."""
+        source = copy.copy(self.source)
+        source.spool_folder = spool
+        return replace(self, source=source)
 
 
 def prepare(settings: MapSettings, room: Room, spool: Path) -> Prepared:
     """Identify function and source. `spool`: a folder for what can be read only once, and what is worth keeping."""
     function = identify(settings.function, settings.fn_kwargs, key=settings.key)
     source = plan_source(settings.source, source_options(settings, room), spool)
-    if settings.with_indices and not source.has_indices:
-        raise ConfigError(Setting("with_indices"), ": the rows of this source have no numbers. Leave it out.")
-    return Prepared(settings, function, source, _given_schema(settings), room)
+    schema = given_schema(settings.schema)
+    return Prepared(settings, function, source, None if schema is None else TableSchema.of(schema), room)
 
 
 def source_options(settings: MapSettings, room: Room) -> SourceOptions:
@@ -118,14 +121,6 @@ def source_options(settings: MapSettings, room: Room) -> SourceOptions:
 def _shared(kind: Any, settings: MapSettings) -> dict[str, Any]:
     """The settings that another dataclass has under the same names."""
     return {one.name: getattr(settings, one.name) for one in fields(kind) if hasattr(settings, one.name)}
-
-
-def _given_schema(settings: MapSettings) -> TableSchema | None:
-    if settings.schema is None:
-        return None
-    from milldam.mapping.schema import given_schema
-
-    return TableSchema.of(given_schema(settings.schema))
 
 
 def outside(files: Iterator[InputFile], out: Path, spool: Path) -> Iterator[InputFile]:

@@ -14,7 +14,6 @@ fingerprint, and size and time of its files. A worker gets the table by path; th
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import json
@@ -38,7 +37,7 @@ from milldam.files import NewFile, hash_bytes
 from milldam.input_files import version_of
 from milldam.mapping.file_rows import FilePlan
 from milldam.mapping.identity import identify
-from milldam.mapping.plan import Report, RowReader, RowUnit, SourceOptions, SourcePlan, indices_name
+from milldam.mapping.plan import RowUnit, SourceOptions, SourcePlan, indices_name
 from milldam.mapping.spooling import SpooledPlan, Stream
 from milldam.sources.arrays import BATCH_BYTES
 from milldam.sources.batch import OnReject, require_columns
@@ -88,11 +87,14 @@ class DataSetPlan:
     unidentified: str | None = None
     left_out: str = ""
     needs_spooling = False
-    has_indices = True
 
     def __init__(self, dataset: Any, options: SourceOptions, spool: Path) -> None:
-        _refuse_transform(dataset)
-        self._dataset, self._options, self._spool = dataset, options, spool
+        if dataset.format["type"] == "custom":
+            raise ConfigError(
+                "The dataset has a transform (with_transform, set_transform), which is applied to rows as they are "
+                "read.\nGive the function to milldam.map instead, and the dataset without it: dataset.with_format(None)"
+            )
+        self._dataset, self._options, self.spool_folder = dataset, options, spool
         shown = dataset.format
         there = list(dataset.column_names if shown["output_all_columns"] else shown["columns"])
         require_columns(options.columns, there, "the dataset")
@@ -112,11 +114,6 @@ class DataSetPlan:
         """Of the rows that are chosen, about."""
         rows = self._table.num_rows
         return int(self._table.nbytes * len(self._dataset) / rows) if rows else 0
-
-    def moved_to(self, spool: Path) -> DataSetPlan:
-        moved = copy.copy(self)
-        moved._spool = spool
-        return moved
 
     def files(self) -> Iterator[InputFile]:
         for cached in self._dataset.cache_files:
@@ -142,9 +139,9 @@ class DataSetPlan:
             return None
         from milldam.formats.npy import npy_header
 
-        path = self._spool / indices_name(self.identity["fingerprint"])
+        path = self.spool_folder / indices_name(self.identity["fingerprint"])
         if not path.exists():
-            self._spool.mkdir(parents=True, exist_ok=True)
+            self.spool_folder.mkdir(parents=True, exist_ok=True)
             with NewFile(path) as new:
                 new.write(npy_header(np.dtype("<i8"), len(indices)))
                 for chunk in indices.column(0).chunks:
@@ -152,16 +149,8 @@ class DataSetPlan:
                 new.commit()
         return str(path)
 
-    def spool(self, report: Report | None = None) -> None:
+    def spool(self) -> None:
         """Nothing to do: it can be read where it lies."""
-
-
-def _refuse_transform(dataset: Any) -> None:
-    if dataset.format["type"] == "custom":
-        raise ConfigError(
-            "The dataset has a transform (with_transform, set_transform), which is applied to rows as they are read.\n"
-            "Give the function to milldam.map instead, and the dataset without it: dataset.with_format(None)"
-        )
 
 
 def bytes_in_memory(table: Any) -> int:
@@ -173,15 +162,6 @@ def bytes_in_memory(table: Any) -> int:
     return int(table.nbytes) if isinstance(table, InMemoryTable) else 0
 
 
-__all__ = [
-    "Report",
-    "RowReader",
-    "RowUnit",
-    "Rows",
-    "SourceOptions",
-    "SourcePlan",
-    "plan_source",
-]
 _KINDS = "paths, a datasets.Dataset or IterableDataset, a pa.Table, a list of dicts, or a function that yields dicts"
 _NO_KEY = "Give source_key a name for its content, and change that when the content changes"
 
@@ -243,7 +223,11 @@ def _stream(source: Any, options: SourceOptions) -> Stream:
             "Give the generator function itself, without calling it; with arguments: functools.partial(function, ...)"
         )
     if isinstance(source, pa.Table | pa.RecordBatch):
-        stream = _held_stream("the table", lambda: [source], _hash_table(source), options)
+        # A hash of the content as Arrow writes it; equal tables in other chunks have another one.
+        digest = xxhash.xxh3_128(source.schema.serialize())
+        for batch in source.to_batches() if isinstance(source, pa.Table) else [source]:
+            digest.update(batch.serialize())
+        stream = _held_stream("the table", lambda: [source], digest.hexdigest(), options)
         return replace(stream, columns=tuple(source.schema.names), schema=source.schema)
     if isinstance(source, list | tuple) and all(isinstance(row, dict) for row in source):
         return _held_stream("the list", lambda: source, _hash_rows(source), options)
@@ -288,14 +272,6 @@ def _hash_rows(rows: Sequence[dict[str, Any]]) -> str | None:
     return digest.hexdigest()
 
 
-def _hash_table(table: pa.Table | pa.RecordBatch) -> str:
-    """A hash of the content as Arrow writes it; equal tables in other chunks have another one."""
-    digest = xxhash.xxh3_128(table.schema.serialize())
-    for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
-        digest.update(batch.serialize())
-    return digest.hexdigest()
-
-
 # ---- datasets ----
 
 
@@ -326,8 +302,10 @@ def _choose_split(source: Any, split: str | None) -> Any:
     """A dataset of a dict of them, or of the one there is, with the slice that is asked for."""
     asked = None if split is None else parse_split(split)
     if isinstance(source, dict):
+        from datasets import concatenate_datasets
+
         chosen = [source[name] for name in choose_splits(asked, source, "the dataset")]
-        source = chosen[0] if len(chosen) == 1 else _concatenated(chosen)
+        source = chosen[0] if len(chosen) == 1 else concatenate_datasets(chosen)
     elif asked is not None and asked.names not in ((ALL,), (str(source.split),)):
         raise ConfigError(f'split "{split}": the dataset is split "{source.split}" alone. Leave split out.')
     if asked is None or asked.rows is None:
@@ -335,12 +313,6 @@ def _choose_split(source: Any, split: str | None) -> Any:
     if not hasattr(source, "__len__"):
         raise ConfigError(f'split "{split}": a streamed dataset has no slices. Use .skip() and .take() on it.')
     return source.select(range(*asked.rows.bounds(len(source))))
-
-
-def _concatenated(chosen: list[Any]) -> Any:
-    from datasets import concatenate_datasets
-
-    return concatenate_datasets(chosen)
 
 
 def _iterable_stream(source: Any, options: SourceOptions) -> Stream:

@@ -21,8 +21,8 @@ import xxhash
 
 from milldam.errors import InputError
 from milldam.files import NewFile, explain_os_errors, hash_bytes, remove_temporaries
-from milldam.mapping.pieces import Piece, gather_evenly
-from milldam.mapping.plan import Report, RowUnit, SourceOptions
+from milldam.mapping.file_rows import Piece, gather_evenly
+from milldam.mapping.plan import RowUnit, SourceOptions
 from milldam.sealed import is_whole, read_sealed, write_sealed
 from milldam.sources.batch import OnReject, require_columns
 from milldam.sources.listing import InputFile
@@ -127,7 +127,7 @@ def _listed(value: Any) -> Any:
 # ---- frames to disk ----
 
 
-def _write_frames(folder: Path, stream: Stream, report: Report | None) -> None:
+def _write_frames(folder: Path, stream: Stream) -> None:
     """Go through the rows once; when everything is on disk, `complete.json` says so."""
     content = xxhash.xxh3_128()
     rows = frames = 0
@@ -135,24 +135,18 @@ def _write_frames(folder: Path, stream: Stream, report: Report | None) -> None:
         for batch in frames_of(stream.rows(), stream.name):
             if not row_count(batch):
                 continue
-            frame = _frame(batch)
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batch.schema) as writer:
+                writer.write_batch(batch)
+            frame = memoryview(sink.getvalue())
             digest = xxhash.xxh3_128_hexdigest(frame)
             data.write(frame)
             lines.write(json.dumps([len(frame), batch.num_rows, digest]).encode() + b"\n")
             content.update(digest.encode())
             rows, frames = rows + batch.num_rows, frames + 1
-            if report is not None:
-                report(rows, data.size)
         facts = {"rows": rows, "bytes": data.size, "frames": frames, "identity": stream.fingerprint}
         files = {_ROWS: data.commit(), _FRAMES: lines.commit()}
     write_sealed(folder / _COMPLETE, facts | {"content": content.hexdigest(), "files": files})
-
-
-def _frame(batch: pa.RecordBatch) -> memoryview:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return memoryview(sink.getvalue())
 
 
 # ---- disk to rows ----
@@ -204,10 +198,9 @@ class Stream:
 class SpooledPlan:
     left_out = ""
     needs_spooling = True
-    has_indices = True
 
     def __init__(self, stream: Stream, options: SourceOptions, spool: Path) -> None:
-        self._stream, self._options, self._folder = stream, options, spool
+        self._stream, self._options, self.spool_folder = stream, options, spool
         self.unidentified = stream.unidentified
         there = list(stream.columns) if stream.columns is not None else None
         if there is not None:
@@ -222,35 +215,27 @@ class SpooledPlan:
         known = self._stream.fingerprint or (self._facts()["content"] if self._done else "")
         return {"files": 0, "bytes": 0, "fingerprint": known}
 
-    def moved_to(self, spool: Path) -> SpooledPlan:
-        return SpooledPlan(self._stream, self._options, spool)
-
     def files(self) -> Iterator[InputFile]:
         return iter(())
 
     @property
     def reader(self) -> SpoolReader:
-        return SpoolReader(str(self._folder), self._options.columns)
+        return SpoolReader(str(self.spool_folder), self._options.columns)
 
-    def spool(self, report: Report | None = None) -> None:
+    def spool(self) -> None:
         """Go through the rows once. What an identified source left complete is used as it is."""
-        wanted = self._stream.fingerprint
-        if self._done or (wanted is not None and self._facts().get("identity") == wanted and self._is_whole()):
-            self._done = True
-            return
-        with explain_os_errors(self._folder):
-            self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / _COMPLETE).unlink(missing_ok=True)
-        remove_temporaries(self._folder)
-        _write_frames(self._folder, self._stream, report)
+        folder, wanted, facts = self.spool_folder, self._stream.fingerprint, self._facts()
+        known = wanted is not None and facts.get("identity") == wanted
+        if not (known and all(is_whole(folder / name, record) for name, record in facts["files"].items())):
+            with explain_os_errors(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            (folder / _COMPLETE).unlink(missing_ok=True)
+            remove_temporaries(folder)
+            _write_frames(folder, self._stream)
         self._done = True
 
     def _facts(self) -> dict[str, Any]:
-        return read_sealed(self._folder / _COMPLETE) or {}
-
-    def _is_whole(self) -> bool:
-        """Whether the rows are as they were written; else they are spooled again."""
-        return all(is_whole(self._folder / name, record) for name, record in self._facts()["files"].items())
+        return read_sealed(self.spool_folder / _COMPLETE) or {}
 
     def units(self) -> Iterator[RowUnit]:
         facts = self._facts()
@@ -271,7 +256,7 @@ class SpooledPlan:
 
     def _pieces(self) -> Iterator[Piece]:
         at = 0
-        with (self._folder / _FRAMES).open("rb") as lines:
+        with (self.spool_folder / _FRAMES).open("rb") as lines:
             for size, rows, digest in map(json.loads, lines):
                 yield Piece(Slice(_ROWS, "spool", None, at, at + size, size), [rows, digest])
                 at += size

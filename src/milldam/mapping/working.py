@@ -21,14 +21,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from milldam.errors import InputError, ResourceError, Setting
-from milldam.mapping.calling import Caller, CallRules, batches
+from milldam.mapping.calling import Caller, CallRules, FunctionError, KeptResults, ResultError, batches
 from milldam.mapping.carrying import Carried
 from milldam.mapping.file_rows import require_unchanged
-from milldam.mapping.kept_results import KeptResults
 from milldam.mapping.made_units import TableShardWriter, recorded, rejects_name
 from milldam.mapping.memory_gate import MemoryGate, Room, this_process
 from milldam.mapping.plan import RowReader, RowUnit
-from milldam.mapping.returned import FunctionError, ResultError
 from milldam.mapping.schema import ColumnError, fit
 from milldam.memory import allowance, format_size, release, usage
 from milldam.pipeline.documents import REPORT_SECONDS
@@ -262,8 +260,14 @@ class _Unit:
                     self.check.begin(is_first=self.calls.rows == 0)
                     self._call(rows, writer, rejects)
                     del rows
-                    self._give_back(size)
-                self._count(size)
+                    self.unreleased += size
+                    if self.unreleased >= RELEASE_BYTES:
+                        release()
+                        self.unreleased = 0
+                    self.check.end(size)
+                self.shown["documents"] = self.calls.rows
+                self.shown["input_bytes"] = min(self.calls.unit.size, self.shown["input_bytes"] + size)
+                self._tell(force=False)
                 begun = time.perf_counter()
             require_unchanged(unit)
             files = {rejects_name(key): file for file in rejects.commit().values()}
@@ -284,30 +288,15 @@ class _Unit:
             for columns in results.columns:
                 writer.append(fit(columns, self.schema, optional=column_names(rows)))
         for number, row, said in results.failed:
-            rejects.add(_reject(self.calls.place_of(before + number), row, said))
+            place = self.calls.place_of(before + number)
+            record = row if isinstance(row, dict) else row.to_pydict()
+            text = json.dumps({name: values[0] for name, values in record.items()}, ensure_ascii=False, default=repr)
+            rejects.add(Reject(place.file, FAILED, said, text, row=place.first, origin=place.origin))
         self.seconds["call"] += made - begun
         self.seconds["write"] += time.perf_counter() - made
-
-    def _give_back(self, size: int) -> None:
-        self.unreleased += size
-        if self.unreleased >= RELEASE_BYTES:
-            release()
-            self.unreleased = 0
-        self.check.end(size)
-
-    def _count(self, size: int) -> None:
-        self.shown["documents"] = self.calls.rows
-        self.shown["input_bytes"] = min(self.calls.unit.size, self.shown["input_bytes"] + size)
-        self._tell(force=False)
 
     def _tell(self, *, force: bool) -> None:
         if force or time.monotonic() - self.told > REPORT_SECONDS:
             self.told = time.monotonic()
             told = {"counts": dict(self.shown), "seconds": dict(self.seconds)}
             self.report(PROGRESS, told | {"anonymous_bytes": usage().anonymous})
-
-
-def _reject(place: Place, row: Rows, said: str) -> Reject:
-    record = row if isinstance(row, dict) else row.to_pydict()
-    text = json.dumps({name: values[0] for name, values in record.items()}, ensure_ascii=False, default=repr)
-    return Reject(place.file, FAILED, said, text, row=place.first, origin=place.origin)

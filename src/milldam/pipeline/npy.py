@@ -17,7 +17,7 @@ from milldam.checked import checked, read_json
 from milldam.config.settings import Config
 from milldam.errors import ConfigError, MilldamError, MismatchError, Setting, StoreError
 from milldam.files import NewFile, json_bytes, write_file
-from milldam.formats.export_place import RECORD_NAME as EXPORT_RECORD
+from milldam.formats.exporting import RECORD_NAME as EXPORT_RECORD
 from milldam.formats.flat import token_blocks
 from milldam.formats.npy import npy_header
 from milldam.loader.stores import Store

@@ -21,6 +21,7 @@ from milldam.errors import InputError
 from milldam.files import hash_bytes
 from milldam.input_files import LeftOut
 from milldam.memory import release
+from milldam.pipeline.ahead import shard_size_of
 from milldam.pipeline.documents import Reading, SetRules, UnitReader
 from milldam.pipeline.judging import preload_rules
 from milldam.remote import default_folder
@@ -32,7 +33,7 @@ from milldam.sources.compression import STDIN
 from milldam.sources.data_sets import resolve_data_set
 from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.reading import slice_file
-from milldam.sources.units import CHAT_SHARD_SIZE, SHARD_SIZE, Slice, Unit, plan_units
+from milldam.sources.units import Slice, Unit, plan_units
 from milldam.text.user_functions import function_hash
 from milldam.tokenizers.loading import TokenizerText, read_tokenizer, tokenizer_state
 from milldam.tokenizers.proof import Choice, KnownTokenizer, Question, find_out, settle_encoder
@@ -367,11 +368,6 @@ def wanted_rows(source: Source, total: int) -> tuple[int, int]:
 def listed_files(folder: RunFolder, dataset: int) -> Iterator[InputFile]:
     """The files of one dataset, as just listed."""
     return (InputFile(**file) for file in folder.inputs.listed(dataset))
-
-
-def shard_size_of(config: Config) -> int:
-    """Bytes of input per unit."""
-    return config.shard_bytes or (SHARD_SIZE if config.chat is None else CHAT_SHARD_SIZE)
 
 
 def planned_units(folder: RunFolder, sources: tuple[Source, ...], shard_size: int) -> Iterator[Unit]:

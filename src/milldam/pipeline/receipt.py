@@ -73,9 +73,13 @@ def run_asked(
     found = None if asked.out is None else _answer(asked.out, asked.name)
     if found is not None:
         return found
-    from milldam.pipeline.job import run_job
+    from milldam.pipeline.ahead import server_ahead
 
-    return run_job(check(), observer, held_bytes=held_bytes, report=asked.report, request=asked.name)
+    config = check()
+    with server_ahead(config) as server:
+        from milldam.pipeline.job import run_job
+
+        return run_job(config, observer, held_bytes=held_bytes, report=asked.report, request=asked.name, server=server)
 
 
 def _answer(out: Path, request: str) -> TextSummary | None:

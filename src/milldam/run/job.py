@@ -21,6 +21,8 @@ from milldam.errors import ConfigError, MilldamError, NotReadyError, Setting
 from milldam.memory import Budget
 from milldam.run.folder import FINISHED, NEW, PREPARE_FIRST, UNFINISHED, Identity, RunFolder
 from milldam.run.planning import WorkPlan
+from milldam.run.pools import pool_for
+from milldam.run.server_handle import ServerProcess
 from milldam.run.session import Session, Stage, session
 from milldam.run.summary import Observer, Quiet
 from milldam.run.tasks import FINISH, PREPARE, ArrayTask
@@ -90,6 +92,8 @@ class Options:
     """Memory that the calling program holds already; the limit comes on top of it."""
     adapts: bool = False
     """What was made with other settings is not refused: its units have other keys, and are made again."""
+    server: ServerProcess | None = None
+    """Begun ahead, to start workers."""
 
     @classmethod
     def of(cls, settings: Any, out: Path | None = None, **more: Any) -> Options:
@@ -129,11 +133,10 @@ def _at_work(
 ) -> Iterator[Session]:
     """A session in the job's run folder, which is locked meanwhile."""
     budget = Budget.of(options.memory, options.held_bytes)
-    with (
-        RunFolder(options.out, job.kind, name=options.name, task=task) as folder,
-        session(folder, observer or Quiet(), budget, options.executor, options.address) as work,
-    ):
-        yield work
+    with RunFolder(options.out, job.kind, name=options.name, task=task) as folder:
+        pool = pool_for(options.executor, options.address, budget.limit_bytes, options.server)
+        with session(folder, observer or Quiet(), budget, pool) as work:
+            yield work
 
 
 def _planned(job: Job[P, W, D, S_co], work: Session, prepared: P, begin: str) -> W:

@@ -16,7 +16,7 @@ from milldam.run.folder import RunFolder
 from milldam.run.lean_arrow import keep_arrow_lean
 from milldam.run.monitor import Monitor
 from milldam.run.planning import cores
-from milldam.run.pools import Pool, Workers, pool_for
+from milldam.run.pools import Pool, Workers
 from milldam.run.summary import Observer, Snapshot, Summary, describe_machine, package_versions
 from milldam.run.tasks import CRASH, DONE, MEMORY, PART, PROGRESS, Event, Task
 
@@ -50,11 +50,8 @@ class Stage:
 
 
 @contextlib.contextmanager
-def session(
-    folder: RunFolder, observer: Observer, budget: Budget, executor: str, address: str | None
-) -> Iterator[Session]:
+def session(folder: RunFolder, observer: Observer, budget: Budget, pool: Pool) -> Iterator[Session]:
     """A session in a run folder, on this machine or a cluster, while its memory is watched."""
-    pool = pool_for(executor, address, budget.limit_bytes)
     with contextlib.ExitStack() as stack:
         stack.callback(pool.leave)
         monitor = stack.enter_context(Monitor(folder.own / "memory.csv", stage="prepare", here=pool.machine))

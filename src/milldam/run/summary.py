@@ -122,12 +122,15 @@ def _processor() -> str:
 def package_versions() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version
 
+    from milldam import native
+
     found = {"python": sys.version.split()[0]}
     for name in _PACKAGES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
+    found["kernels"] = native.build.digest() if native.library() else "none, numpy instead"
     return found
 
 

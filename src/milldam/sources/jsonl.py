@@ -1,10 +1,10 @@
 """JSON Lines, and the items of a JSON array -> texts of one field, or rows.
 
-Texts: a block of lines is parsed by Arrow at once, without a Python object per document. When anything in a block is
-not as it should be (a broken line, a missing or null text, bytes that are no UTF-8, two objects on a line) that block
-is read again line by line, and what is wrong is rejected with its line. Rows are dicts, a line each. Blocks have a
-fixed size, so the result does not depend on workers or memory. A giant line goes through giant.py, or is put together
-where there is room.
+Texts: a kernel in C takes a block of lines at once, without a Python object per document. When it finds anything but
+valid objects that have the field once, as a string, the block is parsed by Arrow; when anything is not as it should be
+(a broken line, a missing or null text, bytes that are no UTF-8, two objects on a line) it is read again line by line,
+and what is wrong is rejected with its line. Rows are dicts, a line each. Blocks have a fixed size, so the result does
+not depend on workers or memory. A giant line goes through giant_line.py, or is put together where there is room.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
+from milldam.native import kernel
 from milldam.sources.arrays import batches_of
 from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, MalformedError, Reading, TextRules
 from milldam.sources.compression import DamagedError, open_bytes, open_head, read_blocks
@@ -35,6 +36,7 @@ from milldam.sources.units import Slice
 _MISSING = object()
 _LINE_END, _BRACE = 10, 123
 _LINES_SEEN = 10_000
+_TEXTS_KERNEL = (np.uint8, int, np.uint8, int, int, np.uint8, np.int64)
 _LONG_LINE = 1 << 10
 """Bytes from which on a search from line to line is faster than a look at every byte."""
 _SURROGATE = re.compile(rb"\\u[dD][89abcdefABCDEF]")
@@ -131,16 +133,34 @@ class _Texts:
         self._lines, self._rules, self._path = lines, rules, rules.text_column.split(".")
         schema = pa.schema([(self._path[0], _nested_type(self._path[1:]))])
         self._options = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+        # A lone surrogate from the command line: no line has such a name.
+        self._name = np.frombuffer(self._path[0].encode("utf-8", "surrogatepass"), np.uint8)
+        self._kernel = kernel("json_texts", *_TEXTS_KERNEL) if len(self._path) == 1 else None
 
     def of_block(self, block: Block, blocks: Iterator[Block]) -> Iterator[Batch]:
         if block.kind != WHOLE:
             yield from self._giant(block, blocks)
             return
-        texts = self._parse_block(block)
+        texts = self._take_block(block)
+        if texts is None:
+            texts = self._parse_block(block)
         if texts is None:
             found = self._lines.parsed(block, lambda line: text_of_line(line, self._path, self._rules))
             texts = pa.array(found, pa.large_string())
         yield from batches_of(texts, len(block.data))
+
+    def _take_block(self, block: Block) -> pa.LargeStringArray | None:
+        """All texts of a block as most are; None when anything in it is odd, or there is no kernel."""
+        data, lines = np.frombuffer(block.data, np.uint8), _count_lines(block)
+        if self._kernel is None:
+            return None
+        texts, offsets = pa.allocate_buffer(len(data), resizable=True), pa.allocate_buffer(8 * (lines + 1))
+        ends, room = np.frombuffer(offsets, np.int64), np.frombuffer(texts, np.uint8)
+        if self._kernel(data, len(data), self._name, len(self._name), lines, room, ends) < 0:
+            return None
+        del room  # numpy holds the buffer until then
+        texts.resize(int(ends[-1]), shrink_to_fit=True)
+        return pa.LargeStringArray.from_buffers(lines, offsets, texts)
 
     def _parse_block(self, block: Block) -> pa.LargeStringArray | None:
         """All texts of a flawless block; None when any line needs a closer look."""
@@ -156,7 +176,7 @@ class _Texts:
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             return None
         # One object a line, and nothing else: neither blank lines nor an object over several.
-        lines = block.line_ends + (not data.endswith(b"\n"))
+        lines = _count_lines(block)
         return texts if texts.null_count == 0 and len(texts) == lines == _count_objects(data, lines) else None
 
     def _giant(self, block: Block, blocks: Iterator[Block]) -> Iterator[Batch]:
@@ -166,6 +186,10 @@ class _Texts:
         except MalformedError as error:
             self._lines.reject(block, block.line, error)
             yield Batch(pa.array([], pa.large_string()), bytes_read=line.bytes_read())
+
+
+def _count_lines(block: Block) -> int:
+    return block.line_ends + (not block.data.endswith(b"\n"))
 
 
 def _count_objects(data: bytes, lines: int) -> int:

@@ -31,9 +31,9 @@ from milldam.stores.features.manifest import FeatureShard
 from milldam.stores.kinds import shard_name
 
 if TYPE_CHECKING:
-    from milldam.qa.features import Features
     from milldam.qa.sources import Example
     from milldam.qa.spans import Chosen
+    from milldam.qa.windows import Features
 
 _MOST_EXAMPLES = 2**31 - 1
 

@@ -1,0 +1,64 @@
+"""Loops that numpy can't run fast, in C. Each has a twin in numpy with the same result, for where nothing was compiled.
+
+`kernel` gives a function of the library, or None where the library is missing or was made from other C files. A C
+function takes numpy arrays and counts, allocates nothing and keeps nothing; the interpreter's lock is free meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from milldam.native import build
+
+Kernel = Callable[..., int]
+OFF = "MILLDAM_WITHOUT_KERNELS"
+"""Set in the environment, numpy does it all: for tests, and to tell whether a fault is in C."""
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The compiled library, where it is to be had and of these C files."""
+    if os.environ.get(OFF) or sys.byteorder != "little":
+        return None
+    try:
+        found = ctypes.CDLL(str(build.LIBRARY))
+        found.milldam_digest.restype = ctypes.c_char_p
+        same: bool = found.milldam_digest().decode() == build.digest()
+    except (OSError, AttributeError):
+        return None
+    return found if same else None
+
+
+def kernel(name: str, *types: type) -> Kernel | None:
+    """The C function `milldam_<name>`, which gives a whole number.
+
+    `types` are those of its arguments: `int`, or what an array holds. An array of something else is refused, since C
+    would read past its end.
+    """
+    found = library()
+    if found is None:
+        return None
+    function = found[f"milldam_{name}"]
+    function.restype = ctypes.c_int64
+
+    def call(*given: npt.NDArray[Any] | int) -> int:
+        return int(function(*(_argument(one, kind) for one, kind in zip(given, types, strict=True))))
+
+    return call
+
+
+def _argument(given: npt.NDArray[Any] | int, kind: type) -> ctypes.c_void_p | ctypes.c_int64:
+    if kind is int:
+        return ctypes.c_int64(int(given))
+    assert isinstance(given, np.ndarray)
+    if given.dtype != kind or not given.flags.c_contiguous:
+        raise TypeError(f"a kernel wants {np.dtype(kind)} end to end, not {given.dtype}")
+    return ctypes.c_void_p(given.ctypes.data)

@@ -1,0 +1,313 @@
+/* Texts -> hashes of their word n-grams, and what near-dedup keeps of these: signatures and sketches.
+
+   The rules of words and the hashes are those of dedup/shingles.py. Texts are valid UTF-8; what is not is read as
+   something, within its bounds. `lower` has the lower case of each character below `LOWERED`. */
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LOWERED 0x20000
+#define LONGEST_WORD 64
+#define MOST_NGRAM 100
+#define WORD_FACTOR 0x9FB21C651E98DF25u
+#define ORDER_FACTOR 0xD6E8FEB86659FD93u
+#define EACH(byte) (0x0101010101010101u * (byte))
+#define EMPTY UINT64_MAX
+
+/* A text that is read from left to right: its last words, and the word that may go on. All numbers of 64 bits, so that
+   an array of them can hold it between two parts of a text. */
+struct reader {
+    uint64_t words, place, chain, out_factor; /* words so far; where the oldest of `last` is; the n-gram; factor^ngram */
+    uint64_t hash, block, length;             /* of the open word */
+    uint64_t last[MOST_NGRAM];
+};
+
+/* What takes the hashes of n-grams: the end of an array, or the smallest of each bin. */
+struct sink {
+    uint64_t *end, *minima;
+    uint64_t bins;
+};
+
+static inline uint64_t fold(uint64_t value) {
+    value ^= value >> 32;
+    value *= WORD_FACTOR;
+    return value ^ value >> 29;
+}
+
+static inline void give(struct sink *sink, uint64_t chain) {
+    uint64_t hash = fold(chain) * ORDER_FACTOR;
+    hash ^= hash >> 32;
+    if (!sink->minima) {
+        *sink->end++ = hash;
+        return;
+    }
+    uint64_t *smallest = sink->minima + ((hash >> 32) * sink->bins >> 32);
+    *smallest = hash < *smallest ? hash : *smallest; /* no branch to guess wrong */
+}
+
+static inline void add_word(struct reader *reader, uint64_t hash, uint64_t ngram, struct sink *sink) {
+    uint64_t *oldest = reader->last + reader->place;
+    reader->place = reader->place + 1 == ngram ? 0 : reader->place + 1;
+    /* The first of the last n words leaves the sum; before there are n, zeros leave it. */
+    reader->chain = reader->chain * ORDER_FACTOR + hash - *oldest * reader->out_factor;
+    *oldest = hash;
+    if (++reader->words >= ngram) give(sink, reader->chain);
+}
+
+static inline void end_word(struct reader *reader, uint64_t ngram, struct sink *sink) {
+    if (!reader->length) return;
+    if (reader->length % 8) reader->hash = fold(reader->hash * ORDER_FACTOR + reader->block);
+    add_word(reader, reader->hash, ngram, sink);
+    reader->hash = reader->block = reader->length = 0;
+}
+
+static inline void add_byte(struct reader *reader, uint8_t byte, uint64_t ngram, struct sink *sink) {
+    reader->block |= (uint64_t)byte << reader->length % 8 * 8;
+    if (++reader->length % 8) return;
+    reader->hash = fold(reader->hash * ORDER_FACTOR + reader->block);
+    reader->block = 0;
+    if (reader->length == LONGEST_WORD) end_word(reader, ngram, sink);
+}
+
+static inline int is_mark(uint32_t character) {
+    return character < 0xC0 || (character >= 0x2000 && character < 0x2C00);
+}
+
+/* Scripts without spaces: each character is a word. */
+static inline int stands_alone(uint32_t c) {
+    return (c >= 0x3000 && c < 0xE000) || (c >= 0x0E00 && c < 0x10C0) || (c >= 0x1780 && c < 0x1800) || c >= 0x10000;
+}
+
+/* The character at the start of some bytes, of which the first is not ASCII; how many bytes it has. */
+static inline int decode(const uint8_t *text, int64_t size, uint32_t *character) {
+    const int bytes = text[0] >= 0xF0 ? 4 : text[0] >= 0xE0 ? 3 : 2;
+    *character = text[0] & (0xFF >> (bytes + 1));
+    for (int k = 1; k < bytes; k++) *character = *character << 6 | (k < size ? text[k] & 0x3F : 0);
+    return bytes;
+}
+
+static inline void add_character(struct reader *reader, uint32_t c, uint64_t ngram, struct sink *sink) {
+    const int alone = stands_alone(c);
+    if (alone || is_mark(c)) end_word(reader, ngram, sink);
+    if (is_mark(c)) return;
+    if (c < 0x800) add_byte(reader, 0xC0 | c >> 6, ngram, sink);
+    else {
+        if (c < 0x10000) add_byte(reader, 0xE0 | c >> 12, ngram, sink);
+        else {
+            add_byte(reader, 0xF0 | (c >> 18 & 7), ngram, sink);
+            add_byte(reader, 0x80 | (c >> 12 & 0x3F), ngram, sink);
+        }
+        add_byte(reader, 0x80 | (c >> 6 & 0x3F), ngram, sink);
+    }
+    add_byte(reader, 0x80 | (c & 0x3F), ngram, sink);
+    if (alone) end_word(reader, ngram, sink);
+}
+
+static inline int is_word_byte(uint8_t byte) {
+    return (uint8_t)((byte | 0x20) - 'a') < 26 || (uint8_t)(byte - '0') < 10;
+}
+
+/* The upper bit of each of eight bytes that is no ASCII letter or digit. */
+static inline uint64_t other_bytes(uint64_t bytes) {
+    const uint64_t plain = bytes & EACH(0x7F), small = plain | EACH(0x20);
+    const uint64_t letters = (small + EACH(0x80 - 'a')) & ~(small + EACH(0x7F - 'z'));
+    const uint64_t digits = (plain + EACH(0x80 - '0')) & ~(plain + EACH(0x7F - '9'));
+    return ~((letters | digits) & ~bytes) & EACH(0x80);
+}
+
+static inline void read_text(struct reader *reader, const uint8_t *text, int64_t size, uint64_t ngram,
+                             const uint32_t *lower, struct sink *sink) {
+    int64_t at = 0;
+    while (at < size) {
+        if (size - at >= 8 && reader->length % 8 == 0) { /* eight bytes at once */
+            uint64_t bytes;
+            memcpy(&bytes, text + at, 8);
+            const uint64_t others = other_bytes(bytes), small = bytes | EACH(0x20);
+            if (!others) {
+                reader->hash = fold(reader->hash * ORDER_FACTOR + small);
+                reader->length += 8;
+                if (reader->length == LONGEST_WORD) end_word(reader, ngram, sink);
+                at += 8;
+                continue;
+            }
+            const int good = __builtin_ctzll(others) / 8;
+            if (text[at + good] < 0x80) {
+                if (good) {
+                    reader->block = small & ~(UINT64_MAX << 8 * good);
+                    reader->length += good;
+                }
+                end_word(reader, ngram, sink);
+                at += good + 1;
+                continue;
+            }
+        }
+        const uint8_t byte = text[at];
+        if (byte >= 0x80) {
+            uint32_t character;
+            at += decode(text + at, size - at, &character);
+            if (character < LOWERED) character = lower[character];
+            if (character >= 0x80) {
+                add_character(reader, character, ngram, sink);
+                continue;
+            }
+            add_byte(reader, character, ngram, sink); /* as of the Kelvin sign */
+            continue;
+        }
+        if (is_word_byte(byte)) add_byte(reader, byte | 0x20, ngram, sink);
+        else end_word(reader, ngram, sink);
+        at++;
+    }
+}
+
+static inline void begin(struct reader *reader, uint64_t ngram) {
+    memset(reader, 0, offsetof(struct reader, last) + ngram * sizeof(uint64_t));
+    reader->out_factor = 1;
+    for (uint64_t k = 0; k < ngram; k++) reader->out_factor *= ORDER_FACTOR;
+}
+
+/* A text of fewer words than an n-gram has one n-gram of all. */
+static inline void end_text(struct reader *reader, uint64_t ngram, struct sink *sink) {
+    end_word(reader, ngram, sink);
+    if (reader->words && reader->words < ngram) give(sink, reader->chain);
+}
+
+/* The n-grams that are complete with the next part of a text, or with its end; how many. `open` has
+   sizeof(struct reader) bytes, zeros at first; `hashes` has room for one for each two bytes of the part, and two. */
+int64_t milldam_shingle_part(uint64_t *open, const uint8_t *part, int64_t size, int64_t last, int64_t ngram,
+                             const uint32_t *lower, uint64_t *hashes) {
+    struct reader *reader = (struct reader *)open;
+    struct sink sink = {hashes, 0, 0};
+    if (!reader->out_factor) begin(reader, ngram);
+    read_text(reader, part, size, ngram, lower, &sink);
+    if (last) end_text(reader, ngram, &sink);
+    return sink.end - hashes;
+}
+
+/* The n-grams of whole texts that lie end to end, and where those of each begin. */
+int64_t milldam_shingles(const uint8_t *texts, const int64_t *offsets, int64_t count, int64_t ngram,
+                         const uint32_t *lower, uint64_t *hashes, int64_t *begins) {
+    struct sink sink = {hashes, 0, 0};
+    for (int64_t k = 0; k < count; k++) {
+        struct reader reader;
+        begin(&reader, ngram);
+        begins[k] = sink.end - hashes;
+        read_text(&reader, texts + offsets[k], offsets[k + 1] - offsets[k], ngram, lower, &sink);
+        end_text(&reader, ngram, &sink);
+    }
+    begins[count] = sink.end - hashes;
+    return begins[count];
+}
+
+/* Signatures (dedup/minhash.py): `minima` has room for a number for each bin, `best` for each of 16 bits; `order` has for
+   each bin whom it asks, `ranks` for each bin when each other asks it. A text without words gets 255s. */
+struct bins {
+    int64_t count;
+    const int16_t *order, *ranks;
+    const uint64_t *factors;
+    uint64_t *minima;
+    int16_t *best;
+};
+
+static void borrow_by_asking(const struct bins *bins, int64_t bin) {
+    const int16_t *asked = bins->order + bin * bins->count;
+    while (bins->minima[*asked] == EMPTY) asked++;
+    bins->best[bin] = *asked;
+}
+
+static void borrow_by_rank(const struct bins *bins) {
+    int16_t *restrict best = bins->best;
+    for (int64_t k = 0; k < bins->count; k++) best[k] = INT16_MAX;
+    for (int64_t lender = 0; lender < bins->count; lender++) {
+        if (bins->minima[lender] == EMPTY) continue;
+        const int16_t *restrict ranks = bins->ranks + lender * bins->count;
+        for (int64_t k = 0; k < bins->count; k++) best[k] = ranks[k] < best[k] ? ranks[k] : best[k];
+    }
+    for (int64_t k = 0; k < bins->count; k++) best[k] = bins->order[k * bins->count + best[k]];
+}
+
+static void store(const struct bins *bins, uint8_t *signature) {
+    int64_t filled = 0;
+    for (int64_t k = 0; k < bins->count; k++) filled += bins->minima[k] != EMPTY;
+    if (!filled) {
+        memset(signature, 0xFF, bins->count);
+        return;
+    }
+    /* Two ways to the same result: a step for each filled bin and bin, or some steps for each empty one. */
+    if (filled < bins->count * 2 / 5) borrow_by_rank(bins);
+    else for (int64_t k = 0; k < bins->count; k++) borrow_by_asking(bins, k);
+    for (int64_t k = 0; k < bins->count; k++) {
+        const uint8_t value = bins->minima[bins->best[k]] * bins->factors[k] >> 56;
+        signature[k] = value == 0xFF ? 0xFE : value;
+    }
+}
+
+int64_t milldam_signatures(const uint8_t *texts, const int64_t *offsets, int64_t count, int64_t ngram,
+                           const uint32_t *lower, int64_t size, const int16_t *order, const int16_t *ranks,
+                           const uint64_t *factors, uint64_t *minima, int16_t *best, uint8_t *signatures) {
+    const struct bins bins = {size, order, ranks, factors, minima, best};
+    for (int64_t k = 0; k < count; k++) {
+        struct sink sink = {0, minima, size};
+        struct reader reader;
+        begin(&reader, ngram);
+        for (int64_t bin = 0; bin < size; bin++) minima[bin] = EMPTY;
+        read_text(&reader, texts + offsets[k], offsets[k + 1] - offsets[k], ngram, lower, &sink);
+        end_text(&reader, ngram, &sink);
+        store(&bins, signatures + k * size);
+    }
+    return count;
+}
+
+/* Sketches (dedup/sketches.py). */
+
+static void sort(uint32_t *values, uint32_t *spare, int64_t count) {
+    if (count < 48) {
+        for (int64_t k = 1; k < count; k++) {
+            const uint32_t value = values[k];
+            int64_t at = k;
+            for (; at > 0 && values[at - 1] > value; at--) values[at] = values[at - 1];
+            values[at] = value;
+        }
+        return;
+    }
+    uint32_t places[4][256] = {{0}};
+    for (int64_t k = 0; k < count; k++)
+        for (int byte = 0; byte < 4; byte++) places[byte][values[k] >> 8 * byte & 0xFF]++;
+    for (int byte = 0; byte < 4; byte++) {
+        uint32_t before = 0;
+        for (int k = 0; k < 256; k++) {
+            const uint32_t here = places[byte][k];
+            places[byte][k] = before;
+            before += here;
+        }
+        for (int64_t k = 0; k < count; k++) spare[places[byte][values[k] >> 8 * byte & 0xFF]++] = values[k];
+        uint32_t *const swapped = values;
+        values = spare;
+        spare = swapped;
+    }
+}
+
+/* Of each text the upper halves of its hashes, ascending, each once, at most `most`; how many in all. `hashes` and
+   `values` have room for one for each two bytes of the texts and one for each text. */
+int64_t milldam_sketches(const uint8_t *texts, const int64_t *offsets, int64_t count, int64_t ngram,
+                         const uint32_t *lower, int64_t most, uint64_t *hashes, uint32_t *values, int64_t *counts) {
+    uint32_t *const first = values;
+    for (int64_t k = 0; k < count; k++) {
+        struct sink sink = {hashes, 0, 0};
+        struct reader reader;
+        begin(&reader, ngram);
+        read_text(&reader, texts + offsets[k], offsets[k + 1] - offsets[k], ngram, lower, &sink);
+        end_text(&reader, ngram, &sink);
+        const int64_t found = sink.end - hashes;
+        for (int64_t i = 0; i < found; i++) values[i] = hashes[i] >> 32;
+        sort(values, (uint32_t *)hashes, found);
+        int64_t kept = 0;
+        for (int64_t i = 0; i < found; i++) {
+            values[kept] = values[i];
+            kept += i + 1 == found || values[i] != values[i + 1];
+        }
+        counts[k] = kept < most ? kept : most;
+        values += counts[k];
+    }
+    return values - first;
+}

@@ -1,0 +1,78 @@
+"""The compiled kernels: made from these C files, equal to numpy, and done without where there is no compiler."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.kit.kernels import without_kernels
+
+from milldam import native
+from milldam.dedup.sketches import Sets
+from milldam.native import build
+from milldam.run.summary import package_versions
+
+VALUES = st.lists(st.sets(st.integers(0, 60) | st.integers(0, 2**32 - 1), max_size=40), min_size=1, max_size=8)
+
+
+def test_the_library_is_made_from_these_files() -> None:
+    """Where the tests run there is a compiler: numpy would hide that no kernel is ever used."""
+    assert native.library() is not None, build.build() or "stale: run `make src/milldam/native/kernels.so`"
+
+
+def test_an_array_of_another_type_is_refused() -> None:
+    compare = native.kernel("compare_sets", np.uint32)
+    assert compare is not None
+    with pytest.raises(TypeError, match="uint32 end to end, not float64"):
+        compare(np.zeros(3))
+    with pytest.raises(TypeError, match="uint32 end to end"):
+        compare(np.zeros(6, np.uint32)[::2])
+
+
+def copied(folder: Path) -> Path:
+    shutil.copytree(build.FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder
+
+
+def test_a_library_of_other_files_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = copied(tmp_path / "native")
+    monkeypatch.setattr(build, "FOLDER", folder)
+    monkeypatch.setattr(build, "LIBRARY", folder / "kernels.so")
+    assert native.library.__wrapped__() is not None
+    with (folder / "sets.c").open("a") as file:
+        file.write("/* changed */\n")
+    assert native.library.__wrapped__() is None
+
+
+def test_without_a_compiler_the_build_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "LIBRARY", tmp_path / "kernels.so")
+    monkeypatch.setattr(build, "find_spec", lambda name: None)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    assert build.build() == "no C compiler (cc, gcc, clang, or `pip install ziglang`)"
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    assert str(build.build()).startswith("/nowhere/cc: ")
+    assert not list(tmp_path.iterdir())
+
+
+@given(sets=VALUES, cut=st.lists(st.booleans(), min_size=8, max_size=8))
+def test_sets_are_compared_as_in_numpy(sets: list[set[int]], cut: list[bool]) -> None:
+    counts = np.array([len(one) for one in sets])
+    values = np.array([value for one in sets for value in sorted(one)], np.uint32)
+    made = Sets(values, counts, np.array(cut[: len(sets)]) & (counts > 0))
+    first, second = (one.ravel() for one in np.indices((len(sets), len(sets))).astype(np.int64))
+    first, second = np.ascontiguousarray(first), np.ascontiguousarray(second)
+    found = made.compare(first, second)
+    with without_kernels():
+        expected = made.compare(first, second)
+    assert np.array_equal(found, expected)
+
+
+def test_a_summary_says_whether_kernels_were_used() -> None:
+    assert package_versions.__wrapped__()["kernels"] == build.digest()
+    with without_kernels():
+        assert package_versions.__wrapped__()["kernels"] == "none, numpy instead"

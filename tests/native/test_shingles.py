@@ -1,0 +1,93 @@
+"""The kernels that read texts for near-dedup: the words, hashes, signatures and sketches of numpy, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.kit.kernels import without_kernels
+
+from milldam.dedup import sketches
+from milldam.dedup.minhash import MinHasher
+from milldam.dedup.rules import NearRules
+from milldam.dedup.shingles import lower_case, shingle
+from milldam.dedup.sketches import Sketcher
+
+ODD = "aZ09 _-\n\x00\x1a@[`{\x7f\x80\xa0\xbf\xc0éÉßİıſΩΣҐⱥȺẞK…“’℃Ω中文ไทยကខ្མཀ한あꭰᎠႠა𐐀𐐨😀𝒳\U0001ffff\U00020000\uffff"
+WORDS = st.text(st.sampled_from(ODD) | st.characters(codec="utf-8"), max_size=30)
+LONG = st.builds(str.__mul__, st.sampled_from(["a", "É", "Ⱥ", "ab cd ", "中", "x" * 63 + "é"]), st.integers(1, 150))
+TEXTS = st.lists(st.lists(WORDS | LONG, max_size=6).map(" ".join), max_size=8)
+
+
+def as_array(texts: list[str]) -> pa.LargeStringArray:
+    return pa.array(["not in the slice", *texts], pa.large_string())[1:]
+
+
+@given(TEXTS, st.sampled_from([1, 2, 5, 100]))
+def test_shingles_are_those_of_numpy(texts: list[str], ngram: int) -> None:
+    found = shingle(as_array(texts), ngram)
+    with without_kernels():
+        expected = shingle(as_array(texts), ngram)
+    assert np.array_equal(found.flat, expected.flat)
+    assert np.array_equal(found.offsets, expected.offsets)
+
+
+def test_every_character_is_read_as_by_numpy() -> None:
+    """Alone, between letters, and beside itself."""
+    characters = [chr(k) for k in range(0x20100) if not 0xD800 <= k < 0xE000]
+    texts = as_array([f"{one} a{one}b {one}{one}" for one in characters])
+    found = shingle(texts, 2)
+    with without_kernels():
+        expected = shingle(texts, 2)
+    assert np.array_equal(found.offsets, expected.offsets)
+    assert np.array_equal(found.flat, expected.flat)
+
+
+def test_no_character_beyond_the_table_has_a_lower_case() -> None:
+    beyond = "".join(map(chr, range(len(lower_case()), 0x110000)))
+    assert pc.utf8_lower(pa.scalar(beyond)).as_py() == beyond
+
+
+@given(TEXTS, st.sampled_from([(1, 1), (32, 8), (3, 5), (64, 16)]))
+def test_signatures_are_those_of_numpy(texts: list[str], shape: tuple[int, int]) -> None:
+    bands, rows = shape
+    hasher = MinHasher(NearRules(ngram=3, bands=bands, rows=rows))
+    found = hasher.signatures(as_array(texts))
+    with without_kernels():
+        assert np.array_equal(hasher.signatures(as_array(texts)), found)
+
+
+def test_signatures_of_texts_of_all_lengths_are_those_of_numpy() -> None:
+    """From one filled bin to all of them: bins borrow in two ways."""
+    random = np.random.default_rng(0)
+    texts = as_array([" ".join(map(str, random.integers(0, 10**6, k).tolist())) for k in [*range(120), 300, 900, 3000]])
+    hasher = MinHasher(NearRules())
+    found = hasher.signatures(texts)
+    with without_kernels():
+        assert np.array_equal(hasher.signatures(texts), found)
+
+
+@given(TEXTS, st.sampled_from([3, 40, 1 << 14]))
+def test_sketches_are_those_of_numpy(texts: list[str], most: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sketches, "MOST", most)
+        found = list(Sketcher(2).sketches(as_array(texts)))
+        with without_kernels():
+            expected = list(Sketcher(2).sketches(as_array(texts)))
+    for one, other in zip(found, expected, strict=True):
+        assert all(map(np.array_equal, one, other))
+
+
+@given(st.lists(WORDS | LONG, max_size=6), st.integers(1, 7))
+def test_a_text_in_parts_is_read_as_a_whole(parts: list[str], ngram: int) -> None:
+    rules = NearRules(ngram=ngram)
+    hasher, sketcher = MinHasher(rules), Sketcher(ngram)
+    for part in parts:
+        for one in (hasher, sketcher):
+            one.feed(part.encode())
+    whole = as_array(["".join(parts)])
+    assert np.array_equal(hasher.finish(), hasher.signatures(whole)[0])
+    assert np.array_equal(sketcher.finish(), next(sketcher.sketches(whole))[0])

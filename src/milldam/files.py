@@ -16,7 +16,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,6 +207,13 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def file_blocks(path: Path) -> Iterator[bytes]:
+    """The bytes of a file, a MiB at a time."""
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(_CHUNK):
+            yield block
+
+
 def hash_file(path: Path) -> str:
     """The xxh3 of a file's bytes, read in blocks."""
     with path.open("rb", buffering=0) as file:
@@ -220,6 +227,19 @@ def hash_rest(file: IO[bytes] | io.RawIOBase, size: int | None = None) -> xxhash
         digest.update(block)
         size = None if size is None else size - len(block)
     return digest
+
+
+def join_files(out: Path, parts: Iterable[Path]) -> None:
+    """Put files end to end into a new one; where there are none, remove it."""
+    first = next(parts := iter(parts), None)
+    if first is None:
+        out.unlink(missing_ok=True)
+        return
+    with NewFile(out) as new:
+        for part in itertools.chain([first], parts):
+            for block in file_blocks(part):
+                new.write(block)
+        new.commit()
 
 
 def hash_bytes(data: bytes) -> str:

@@ -83,12 +83,12 @@ def short_count(number: float) -> str:
     return f"{int(number):,}"
 
 
-def counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str, several: str | None = None) -> str:
     """
-    >>> counted(1, "document"), counted(2_000, "document")
-    ('1 document', '2,000 documents')
+    >>> counted(1, "document"), counted(2_000, "document"), counted(2, "batch", "batches")
+    ('1 document', '2,000 documents', '2 batches')
     """
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+    return f"{count:,} {noun if count == 1 else several or noun + 's'}"
 
 
 def turns_by_role(counts: Mapping[str, Any]) -> str:

@@ -164,10 +164,8 @@ def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
     assert done.stdout == "True 0\n" or done.stdout == "True Handlers.SIG_DFL\n"
 
 
-def test_a_plot_is_drawn_where_the_terminal_can(tmp_path: Path) -> None:
-    """Block letters in UTF-8 only."""
-    hog = python("x = bytearray(40_000_000); import time; time.sleep(0.4)")
-    for encoding, drawn in (("utf-8", True), ("ascii", False)):
-        done = run(tmp_path, *hog, env=os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"})
-        assert done.returncode == 0, done.stderr
-        assert ("█" in done.stderr) is drawn
+def test_a_terminal_that_knows_ascii_alone_gets_the_table(tmp_path: Path) -> None:
+    """Nothing that is shown needs UTF-8."""
+    done = run(tmp_path, *python("pass"), env=os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"})
+    assert done.returncode == 0, done.stderr
+    assert "peak" in done.stderr

@@ -21,8 +21,9 @@ from tests.conftest import PROJECT
 from milldam.cli.schema import schema
 from milldam.config.checking import defaults_of, json_schema, keys_of
 from milldam.config.loading import LoadedConfig, as_yaml, load_config
-from milldam.config.origins import MOST_PROBLEMS, read_yaml
+from milldam.config.origins import MOST_PROBLEMS
 from milldam.config.settings import Config
+from milldam.config.yaml_values import read_yaml
 from milldam.dedup.rules import DedupRules, NearRules
 from milldam.errors import ConfigError
 from milldam.filters.rules import FilterRules, GopherQualityRules

@@ -10,6 +10,7 @@ import click
 
 from milldam.cli.naming import visible
 from milldam.markup import counted
+from milldam.memory import format_size
 
 if TYPE_CHECKING:
     from milldam.mapping.cache import CachedTable
@@ -31,7 +32,6 @@ def cache(remove: str | None, clear: bool, as_json: bool) -> None:
     """
     from milldam.errors import ResourceError
     from milldam.mapping import cache as tables
-    from milldam.memory import format_size
 
     if remove is not None:
         chosen = tables.table_of(remove)
@@ -71,8 +71,6 @@ def _described(table: CachedTable) -> dict[str, object]:
 
 
 def _line(table: CachedTable) -> str:
-    from milldam.memory import format_size
-
     told = _described(table)
     what = f"{told['function']}, {told['rows']:,} rows" if told["finished"] else "unfinished"
     used = time.strftime("%Y-%m-%d %H:%M", time.localtime(table.used))

@@ -16,6 +16,8 @@ import click
 from milldam.cli.naming import visible
 from milldam.cli.running import EXIT_INTERRUPTED
 from milldam.errors import ConfigError
+from milldam.markup import counted
+from milldam.memory import format_size
 
 if TYPE_CHECKING:
     from milldam.loader.batches import Batches
@@ -296,13 +298,11 @@ def _way(feeding: _Feeding, figures: Figures) -> str:
 
 def _reading(feeding: _Feeding, figures: Figures) -> str:
     """How files are read, and why."""
-    from milldam.memory import format_size
-
     stream, asked = feeding.stream, feeding.options["read"]
     how = {"map": "mapped", "pread": "pread"}[_way(feeding, figures)] + ", announced ahead" * figures.announced
     free, origin = feeding.free
     why = f"--read {asked}" if asked != "auto" else f"{format_size(free)} free {origin}, half of it for mapped files"
-    return f"{format_size(stream.size_bytes)} in {_counted(len(stream.files), 'file')}, {how} ({why})"
+    return f"{format_size(stream.size_bytes)} in {counted(len(stream.files), 'file')}, {how} ({why})"
 
 
 def _rate(figures: Figures) -> str:
@@ -322,8 +322,6 @@ def _training(figures: Figures) -> str:
 
 
 def _memory(figures: Figures) -> str:
-    from milldam.memory import format_size
-
     text = f"{format_size(figures.anonymous_bytes)} beyond imports"
     if figures.worker_bytes is not None:
         text += f"; {format_size(figures.worker_bytes)} in the workers, what they share with this process too"
@@ -332,28 +330,22 @@ def _memory(figures: Figures) -> str:
 
 def _making(told: dict[str, float]) -> dict[str, str]:
     """How the tokens were made that were fed."""
-    from milldam.memory import format_size
-
-    units = f"{told['units_made']:,.0f} of {_counted(int(told['units']), 'unit')}, {told['units_ahead']:,.0f} ahead"
-    rate = f"{_rounded(told['tokens_made_per_second'])} tokens/s by {_counted(int(told['workers']), 'worker')}"
+    units = f"{told['units_made']:,.0f} of {counted(int(told['units']), 'unit')}, {told['units_ahead']:,.0f} ahead"
+    rate = f"{_rounded(told['tokens_made_per_second'])} tokens/s by {counted(int(told['workers']), 'worker')}"
     held, budget = (format_size(int(told[name])) for name in ("memory_bytes", "budget_bytes"))
-    waited = f"{_counted(int(told['waits']), 'time')}, {told['waited_seconds']:.2f} s, for units that were not made yet"
+    waited = f"{counted(int(told['waits']), 'time')}, {told['waited_seconds']:.2f} s, for units that were not made yet"
     return {"Made": f"{units}; {rate}; {held} of {budget}", "Waited": waited}
 
 
 def _delivered(figures: Figures) -> str:
-    samples, epochs = _counted(figures.delivered, "sample"), figures.epochs_delivered
-    text = f"{samples} in {_counted(figures.batches, 'batch', 'batches')}, "
+    samples, epochs = counted(figures.delivered, "sample"), figures.epochs_delivered
+    text = f"{samples} in {counted(figures.batches, 'batch', 'batches')}, "
     text += ("" if epochs is None else f"{epochs:.2f} epochs, ") + f"{figures.steady_seconds:.2f} s"
     if figures.ended == "interrupted":
         return f"{text}; interrupted"
     if figures.ended == "epochs" and figures.steady_seconds < _STEADY_SECONDS:
         return f"{text}; the data ended before a rate is sure, --epochs goes over it again"
     return f"{text}; ended by --{figures.ended}"
-
-
-def _counted(number: int, one: str, many: str | None = None) -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def _rounded(number: float, digits: int = 3) -> str:

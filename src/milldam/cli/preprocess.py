@@ -20,7 +20,8 @@ from milldam.cli.options import (
     machine_options,
 )
 from milldam.cli.running import JobCommand, Request
-from milldam.markup import counted
+from milldam.markup import counted, duration
+from milldam.memory import format_size
 
 if TYPE_CHECKING:
     from milldam.config.loading import ReadConfig
@@ -139,10 +140,9 @@ def _plain(told: Any) -> Any:
 
 def _plan_lines(planned: PlannedJob, config: Config) -> list[str]:
     from milldam.cli.summaries import plan_lines
-    from milldam.memory import format_size
 
     needs, machines = planned.estimate, planned.machines
-    time = ", ".join(f"{stage} {_duration(seconds)}" for stage, seconds in needs.seconds.items() if seconds >= 1)
+    time = ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in needs.seconds.items() if seconds >= 1)
     temporary = ", ".join(f"{kind} {format_size(size)}" for kind, size in needs.temporary_bytes.items())
     stage, most = needs.peak
     return [
@@ -155,7 +155,7 @@ def _plan_lines(planned: PlannedJob, config: Config) -> list[str]:
         f"  disk: store {format_size(needs.store_bytes)} ({format_size(needs.index_bytes)} of it .idx),"
         f" meanwhile {temporary or 'nothing'}",
         f"  disk at most: {format_size(most)}, in {stage}; {format_size(planned.free_bytes)} are free",
-        f"  time on {machines.nodes} x {counted(machines.workers, 'worker')}: {_duration(sum(needs.seconds.values()))}"
+        f"  time on {machines.nodes} x {counted(machines.workers, 'worker')}: {duration(sum(needs.seconds.values()))}"
         + (f" ({time})" if "," in time else ""),
         f"  memory: at least {format_size(planned.memory_bytes)} a machine for {counted(machines.workers, 'worker')}",
     ]
@@ -164,14 +164,3 @@ def _plan_lines(planned: PlannedJob, config: Config) -> list[str]:
 def _dedup_steps(needs: Needs) -> str:
     steps = {("partition", "hashes"): needs.partitions, ("step", "bands"): needs.band_steps}
     return "".join(f", {counted(number, one)} of {what}" for (one, what), number in steps.items() if number)
-
-
-def _duration(seconds: float) -> str:
-    """
-    >>> _duration(0.25), _duration(100), _duration(100_000)
-    ('0.2 s', '1 min 40 s', '27.8 h')
-    """
-    if seconds >= 3600:
-        return f"{seconds / 3600:.1f} h"
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s" if seconds < 10 else f"{rest} s"

@@ -77,7 +77,7 @@ def collect(store: Store) -> dict[str, Any]:
         "encoder": manifest.encoder,
         "shards": len(manifest.shards),
         "splits": {split: sum(s.documents for s in manifest.shards if s.split == split) for split in manifest.splits},
-        "tokens_per_document": _quantiles(store.document_lengths(), store.tokens, len(store)),
+        "tokens_per_document": _quantiles(store.document_lengths()),
         "read": tally.read,
         "rejected": tally.rejected,
         "dropped": tally.reasons,
@@ -92,21 +92,16 @@ def _of_chat(told: dict[str, Any], tokens: int) -> dict[str, Any]:
     return told | {"pairs": pairs, "trained_share": round(told["trained_tokens"] / max(1, tokens), 4)}
 
 
-def _quantiles(several: Iterable[Any], tokens: int, documents: int) -> dict[str, float]:
+def _quantiles(several: Iterable[Any]) -> dict[str, float]:
     """By counting: exact up to a million tokens a document."""
-    import numpy as np
+    from milldam.report.facts import Lengths
 
-    counts = np.zeros(_LONGEST_COUNTED + 1, dtype=np.int64)
-    longest = 0
-    for lengths in several:
-        longest = max(longest, int(lengths.max(initial=0)))
-        found = np.bincount(np.minimum(lengths, _LONGEST_COUNTED))
-        counts[: len(found)] += found
-    reached = np.cumsum(counts)
-    quantiles = {
-        name: int(np.searchsorted(reached, max(1, np.ceil(share * reached[-1])))) for name, share in _QUANTILES.items()
-    }
-    return quantiles | {"longest": longest, "mean": round(tokens / max(1, documents), 1)}
+    lengths = Lengths(exact=_LONGEST_COUNTED)
+    for block in several:
+        lengths.add(block)
+    quantiles = {name: lengths.quantile(share) for name, share in _QUANTILES.items()}
+    found: dict[str, float] = {name: _LONGEST_COUNTED if one is None else one for name, one in quantiles.items()}
+    return found | {"longest": lengths.longest, "mean": round(lengths.tokens / max(1, lengths.documents), 1)}
 
 
 def _collect_other(opened: Any) -> dict[str, Any]:
@@ -127,7 +122,7 @@ def _of_file(file: ForeignFile) -> dict[str, Any]:
     facts |= {"vocab_size": file.vocab_size, "tokenizer": file.tokenizer_name}
     if not isinstance(file, MegatronFile):
         return facts
-    lengths = _quantiles(file.index.length_blocks(), file.tokens, len(file))
+    lengths = _quantiles(file.index.length_blocks())
     return facts | {"documents": len(file), "tokens_per_document": lengths}
 
 

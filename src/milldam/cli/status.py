@@ -11,6 +11,7 @@ import click
 
 from milldam.errors import ConfigError, StoreError
 from milldam.markup import counted
+from milldam.memory import format_size
 
 _STUCK_SECONDS = 120
 _TEXT, _ROWS = ("documents", "tokens"), ("rows",)
@@ -102,8 +103,6 @@ def _is_silent(told: dict[str, Any]) -> bool:
 
 
 def _lines(out: Path, found: dict[str, Any]) -> list[str]:
-    from milldam.memory import format_size
-
     safe = found["safe"]
     figures = [
         counted(count, name.removesuffix("s")) for name, count in safe.items() if name in (*_TEXT, *_ROWS, "files")
@@ -130,8 +129,6 @@ def _lines(out: Path, found: dict[str, Any]) -> list[str]:
 
 
 def _worker_lines(workers: dict[str, Any], noun: str) -> list[str]:
-    from milldam.memory import format_size
-
     def amount(worker: dict[str, Any]) -> str:
         moved = worker.get("input_bytes", 0)
         return counted(worker["documents"], noun) if "documents" in worker else f"{format_size(moved)} of it"
@@ -152,8 +149,6 @@ def _task_lines(tasks: dict[str, Any]) -> list[str]:
 
 
 def _task_line(label: str, told: dict[str, Any]) -> str:
-    from milldam.memory import format_size
-
     line = f"  {label}: {told['state']}"
     if told["state"] == "failed":
         return f"{line} on {told.get('host')}: {told.get('message')}"

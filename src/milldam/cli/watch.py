@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 _UNITS = {"": 1.0, "s": 1.0, "ms": 0.001, "min": 60.0, "m": 60.0}
 _SHOWN = 20
-_BLOCKS = " ▁▂▃▄▅▆▇█"
-_COLUMNS, _LINES = 72, 8
 _NOT_FOUND, _NOT_RUN = 127, 126
 _FILES = CSV, SVG, JSON = "memory.csv", "memory.svg", "memory.json"
 
@@ -160,7 +158,6 @@ def _lines(title: str, ended: Ended, timeline: Timeline | None, limit: int | Non
         yield "  It ended before its memory could be looked at."
         return
     yield from _totals(ended, timeline, limit)
-    yield from _plot(timeline)
     yield from _table(ended, timeline)
 
 
@@ -189,33 +186,6 @@ def _totals(ended: Ended, timeline: Timeline, limit: int | None) -> Iterator[str
 def _rate(growth: float) -> str:
     number = growth / 1e6
     return f"{number:+.1f}" if abs(number) >= 0.05 else "0.0"
-
-
-def _plot(timeline: Timeline) -> Iterator[str]:
-    """Anonymous memory over time in block letters, where the terminal has them."""
-    top = timeline.peak.anonymous
-    if not top or len(timeline.points) < 2 or "utf" not in (sys.stderr.encoding or "").lower():
-        return
-    heights = [round(value / top * _LINES * 8) for value in _columns(timeline)]
-    yield ""
-    for line in range(_LINES - 1, -1, -1):
-        label = format_size(top * (line + 1) / _LINES) if line in (_LINES - 1, _LINES // 2 - 1) else ""
-        bars = "".join(_BLOCKS[min(8, max(0, height - 8 * line))] for height in heights)
-        yield f"{label:>9} │{bars.rstrip()}"
-    yield f"{'0':>9} └{'─' * (_COLUMNS - 1)}{duration(timeline.seconds):>1}"
-
-
-def _columns(timeline: Timeline) -> list[int]:
-    """The highest use in each of the plot's columns; one without a sample goes on as the one before."""
-    found: list[int | None] = [None] * _COLUMNS
-    for point in timeline.points:
-        place = min(_COLUMNS - 1, int(point.seconds / timeline.seconds * _COLUMNS))
-        found[place] = max(found[place] or 0, point.anonymous)
-    columns, last = [], timeline.points[0].anonymous
-    for value in found:
-        last = last if value is None else value
-        columns.append(last)
-    return columns
 
 
 def _table(ended: Ended, timeline: Timeline) -> Iterator[str]:

@@ -4,10 +4,10 @@ settings          what can be set, with defaults
 fields            types that several settings have, with their ranges
 checking          the one check: plain values -> settings, or errors that say where
 origins           plain values with their places, for messages
-lines             YAML -> the same
+yaml_values       YAML -> the same
 loading           a file, a dict, options and overrides -> Config
 overrides         `--set a.b=c`
 tokenize_options  the options of `milldam tokenize` -> Config
 other_words       what other tools call our settings
-legacy, writing   files of Krill -> ours; ours as YAML
+legacy            files of Krill -> ours
 """

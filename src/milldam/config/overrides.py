@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from milldam.config.origins import OVERRIDES, Given, KeyPath, Place, dotted, read_yaml
+from milldam.config.origins import OVERRIDES, Given, KeyPath, Place, dotted
+from milldam.config.yaml_values import read_yaml
 from milldam.errors import ConfigError, Setting
 
 _BLOCKS: dict[str, dict[str, dict[str, Any]]] = {

@@ -7,7 +7,6 @@ when it is missing; what was needed only on the way is removed last.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from milldam.config.settings import TRAIN, VAL, Config, text_columns
 from milldam.errors import InputError, StoreError
-from milldam.files import NewFile
+from milldam.files import join_files
 from milldam.markup import counted
 from milldam.pipeline.documents import Reading
 from milldam.pipeline.preparing import Prepared
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
 DROPPED, CONTAMINATION = "dropped.jsonl.zst", "contamination.jsonl"
 PACKED_FOLDER = "packed"
 _SHARD_FILES = (*(f"*.{ending}" for ending in SHARD_FILES), "*.facts")
-_BLOCK = 1 << 20
 _REASONS_SHOWN = 10
 
 
@@ -134,8 +132,9 @@ class Finish:
         damage = gather_rejects(
             folder.out, made.parts(REJECTS), lambda: (file["path"] for file in folder.inputs.planned())
         )
-        _gather_dropped(folder, made.parts(DROPPED_PARTS))
-        self._put_findings()
+        join_files(folder.out / DROPPED, made.parts(DROPPED_PARTS))
+        decided = None if made.dedup is None else made.dedup.decontamination
+        join_files(folder.out / CONTAMINATION, [] if decided is None else [decided.findings])
         folder.tidy()
         if prepared.input_changed():
             raise InputError("The input changed while it was read. Run the same command again: it reads what changed.")
@@ -162,18 +161,6 @@ class Finish:
         )
         return Draft(facts, gathered, str(damage) if damage.files else "")
 
-    def _put_findings(self) -> None:
-        """What was found of evaluation sets, beside the store."""
-        place = self.folder.out / CONTAMINATION
-        decided = None if self.made.dedup is None else self.made.dedup.decontamination
-        if decided is None:
-            place.unlink(missing_ok=True)
-            return
-        with NewFile(place) as new, decided.findings.open("rb") as file:
-            while block := file.read(_BLOCK):
-                new.write(block)
-            new.commit()
-
     def wind_up(self, draft: Draft) -> tuple[TextSummary, TextSummary]:
         """Make the folder a store; then rows, summary, report; then remove what is no longer needed.
 
@@ -185,8 +172,8 @@ class Finish:
         draft.gathered.shards.write(draft.facts, self.folder.out)
         draft.gathered.shards.remove()
         self._clean_up()
-        summary = self._told(summary, {"packing": self._pack()})
-        summary = self._told(replace(summary, output_bytes=_output_bytes(self.folder)), {})
+        packing = self._pack()
+        summary = self._told(replace(summary, output_bytes=_output_bytes(self.folder)), {"packing": packing})
         if self.report:
             self.session.enter("report")
             make_report(self.folder)
@@ -353,20 +340,6 @@ def pack_store(config: Config, out: Path) -> dict[str, Any]:
     rules = config.packing_rules
     assert rules is not None and config.seq_len is not None
     return pack(out, rules, config.seq_len, out / PACKED_FOLDER if rules.write else None)
-
-
-def _gather_dropped(folder: RunFolder, parts: Iterator[Path]) -> None:
-    """Put the dropped documents of all parts end to end."""
-    first = next(parts, None)
-    if first is None:
-        (folder.out / DROPPED).unlink(missing_ok=True)
-        return
-    with NewFile(folder.out / DROPPED) as new:
-        for part in itertools.chain([first], parts):
-            with part.open("rb") as file:
-                while block := file.read(_BLOCK):
-                    new.write(block)
-        new.commit()
 
 
 # ---- what became of the documents ----

@@ -41,7 +41,7 @@ from milldam.pipeline.estimating import (
 from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
 from milldam.pipeline.judging import Selection
 from milldam.pipeline.needs import Fitting, Machines, Needs
-from milldam.pipeline.preparing import Preparation, Prepared, pick_encoder
+from milldam.pipeline.preparing import Preparation, Prepared
 from milldam.pipeline.receipt import leave_receipt
 from milldam.pipeline.tokenizing import TokenizeTask
 from milldam.run import job as frame
@@ -171,7 +171,7 @@ class TokenJob:
         return replace(plan, records=records, seen=seen)
 
     def _choose_encoder(self, session: Session, prepared: Prepared, fitting: Fitting) -> Choice:
-        choice = pick_encoder(prepared)
+        choice = prepared.choose_encoder()
         if choice.warning is not None:
             session.observer.warn(choice.warning)
         fitting.fit(fitting.loaded_bytes, 1)

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milldam.config.settings import VAL, Config, DataSet
+from milldam.config.settings import VAL, Config
 from milldam.errors import InputError
 from milldam.files import hash_bytes
 from milldam.input_files import LeftOut
@@ -30,7 +30,7 @@ from milldam.run.planning import TOKENIZER_FACTOR, WORK_BYTES
 from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_text_column
 from milldam.sources.compression import STDIN
-from milldam.sources.data_sets import Resolved, resolve_data_set
+from milldam.sources.data_sets import resolve_data_set
 from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.reading import slice_file
 from milldam.sources.units import Slice, Unit, plan_units
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 SAMPLE_BYTES = 64 << 10
 _CHAT_HEAD = 2 * SAMPLE_BYTES
 _FILES_SAMPLED = 3
+KNOWN_TOKENIZERS = "tokenizers"
+"""The folder of the cache in which what is known of tokenizers is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,10 @@ class Prepared:
         known = dict.fromkeys(("conversations", "turns", "trained_tokens"), 0)
         return {"form": recipe.form.name, "pairs": recipe.sides == 2} | known | dict(counts)
 
+    def choose_encoder(self) -> Choice:
+        """The encoder to encode with, proved on samples."""
+        return settle_encoder(self.question, self.known, default_folder() / KNOWN_TOKENIZERS)
+
     def units(self, folder: RunFolder) -> Iterator[Unit]:
         """Every unit in plan order."""
         return planned_units(folder, self.sources, self.shard_size)
@@ -151,7 +157,10 @@ class Preparation:
 
     def __init__(self, config: Config, folder: RunFolder) -> None:
         self._config, self._folder = config, folder
-        self._resolved = [_resolve(one) for one in self._config.sources]
+        self._resolved = [
+            [resolve_data_set(path, one.split, one.subset, input_format=one.input_format) for path in one.paths]
+            for one in config.sources
+        ]
         self.left_out = LeftOut()
         """Files of the input's folders that are not read."""
         self._evaluation: Evaluation | None = None
@@ -190,10 +199,6 @@ class Preparation:
             return self._index.with_state(state)
         return state if self._evaluation is None else state | {"evaluation": self._evaluation.digest}
 
-    def _heads(self, number: int) -> Iterator[InputFile]:
-        """Files of a dataset whose heads can be looked at."""
-        return listed_files(self._folder, number)
-
     def look_up_sources(self) -> tuple[Source, ...]:
         """The datasets of the configuration, with what was found of them; the input must be listed."""
         return tuple(self._source(number) for number in range(len(self._config.sources)))
@@ -210,7 +215,7 @@ class Preparation:
     def _source(self, number: int) -> Source:
         config, given = self._config, self._config.sources[number]
         rules = TextRules(given.documents, given.separator, given.text_column, config.invalid_utf8, config.strict)
-        slices = (Slice(file.path, file.format, file.compression) for file in self._heads(number))
+        slices = (Slice(file.path, file.format, file.compression) for file in listed_files(self._folder, number))
         before = len(config.validation_sets)
         split = VAL if number < before else None
         if config.chat is not None:
@@ -268,7 +273,7 @@ class Preparation:
         rules = self._config.tokenizer_rules
         plain = rules.special_text == "plain"
         question = Question(text, rules.encoder, rules.bos, rules.eos, plain, self._samples(sources[-1]))
-        known = find_out(question, known_tokenizers())
+        known = find_out(question, default_folder() / KNOWN_TOKENIZERS)
         tokenizer_hash = hash_bytes(known.json.encode())
         settled = {
             "tokenizer": tokenizer_hash,
@@ -312,7 +317,7 @@ class Preparation:
         size = 0
         lenient = dataclasses.replace(source.rules.text, strict=False, invalid_utf8="reject")
         number = len(self._config.sources) - 1
-        for file in itertools.islice(self._heads(number), _FILES_SAMPLED):
+        for file in itertools.islice(listed_files(self._folder, number), _FILES_SAMPLED):
             if file.format in ("parquet", "arrow") and next(iter(slice_file(file, 1, lenient))).unpacking > WORK_BYTES:
                 continue  # the budget is yet to be held against that
             # A batch of conversations is rendered whole: of what can be cut, no more is read than gives the samples.
@@ -360,10 +365,6 @@ def wanted_rows(source: Source, total: int) -> tuple[int, int]:
     return first, stop if source.max_documents is None else min(stop, first + source.max_documents)
 
 
-def _resolve(one: DataSet) -> list[Resolved]:
-    return [resolve_data_set(path, one.split, one.subset, input_format=one.input_format) for path in one.paths]
-
-
 def listed_files(folder: RunFolder, dataset: int) -> Iterator[InputFile]:
     """The files of one dataset, as just listed."""
     return (InputFile(**file) for file in folder.inputs.listed(dataset))
@@ -381,13 +382,3 @@ def planned_units(folder: RunFolder, sources: tuple[Source, ...], shard_size: in
             for unit in plan_units(files, shard_size, slicer, first_index=index, dataset=number, copy=copy):
                 yield dataclasses.replace(unit, original=unit.index - behind) if copy else unit
                 index += 1
-
-
-def pick_encoder(prepared: Prepared) -> Choice:
-    """The encoder to encode with, proved on samples."""
-    return settle_encoder(prepared.question, prepared.known, known_tokenizers())
-
-
-def known_tokenizers() -> Path:
-    """Where what is known of tokenizers is kept."""
-    return default_folder() / "tokenizers"

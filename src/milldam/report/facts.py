@@ -55,7 +55,9 @@ class Bucket:
 class Lengths:
     """Documents by their number of tokens."""
 
-    counts: Int64s = field(default_factory=lambda: np.zeros(_EXACT, dtype=np.int64))
+    exact: int = _EXACT
+    """Up to so many tokens, documents are counted exactly."""
+    counts: Int64s = field(init=False)
     """Documents of exactly so many tokens."""
     longer: Int64s = field(default_factory=lambda: np.zeros(64, dtype=np.int64))
     """Documents of 2**k and more, but not 2**(k + 1), tokens, where those are not counted above."""
@@ -63,14 +65,17 @@ class Lengths:
     tokens: int = 0
     longest: int = 0
 
+    def __post_init__(self) -> None:
+        self.counts = np.zeros(self.exact, dtype=np.int64)
+
     def add(self, lengths: Int64s) -> None:
         if not len(lengths):
             return
         self.documents += len(lengths)
         self.tokens += int(lengths.sum(dtype=np.int64))
         self.longest = max(self.longest, int(lengths.max()))
-        short = lengths < _EXACT
-        self.counts += np.bincount(lengths[short], minlength=_EXACT)
+        short = lengths < self.exact
+        self.counts += np.bincount(lengths[short], minlength=self.exact)
         # frexp: the exponent of 2**k is k + 1, exactly.
         self.longer += np.bincount(np.frexp(lengths[~short].astype(np.float64))[1] - 1, minlength=64)
 
@@ -84,7 +89,7 @@ class Lengths:
         """
         wanted = max(1, int(np.ceil(part * self.documents)))
         position = int(np.searchsorted(np.cumsum(self.counts), wanted))
-        return position if position < _EXACT else None
+        return position if position < self.exact else None
 
     def buckets(self) -> list[Bucket]:
         """By powers of two, from the shortest to the longest there is; one for empty documents when there are any."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Protocol, TypeVar
 
 from milldam.errors import MismatchError, StoreError
+from milldam.files import file_blocks
 from milldam.stores.generations import Held, hold, kept_manifest
 from milldam.stores.kinds import TOKENS, FileRecord
 
@@ -144,9 +145,7 @@ class Folder:
         return path.stat().st_size if path.exists() else None
 
     def blocks(self, file: str) -> Iterator[bytes]:
-        with (self.folder / file).open("rb", buffering=0) as opened:
-            while block := opened.read(BLOCK_BYTES):
-                yield block
+        return file_blocks(self.folder / file)
 
     def spooled(self, file: str) -> AbstractContextManager[IO[bytes]]:
         return (self.folder / file).open("rb")

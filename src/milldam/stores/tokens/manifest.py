@@ -32,7 +32,7 @@ import xxhash
 
 from milldam.checked import checked, parse_json
 from milldam.errors import StoreError
-from milldam.files import TEMPORARY_SUFFIX, explain_os_errors, hash_bytes, stays_in_folder
+from milldam.files import TEMPORARY_SUFFIX, explain_os_errors, file_blocks, hash_bytes, stays_in_folder
 from milldam.sealed import is_whole_text
 from milldam.stores.kinds import TOKENS, ChatFacts, FileRecord, InputFacts, TokenDtype, TokenizerFacts
 from milldam.stores.place import Folder, Place
@@ -394,9 +394,6 @@ def _refuse_outside(what: str, name: object, path: str) -> None:
         raise StoreError(f'{path}: the {what} "{name}" leaves the folder; refused.')
 
 
-_SPOOL_BYTES = 1 << 20
-
-
 @dataclass(slots=True)
 class _Split:
     totals: Totals
@@ -446,10 +443,10 @@ class ShardSpool:
         fingerprint = xxhash.xxh3_128()
         for split in ordered:
             totals.add(split.totals)
-            for block in _file_blocks(split.hashes):
+            for block in file_blocks(split.hashes):
                 fingerprint.update(block)
         facts.write_with(
-            folder, totals, fingerprint.hexdigest(), join_texts(_file_blocks(split.text) for split in ordered)
+            folder, totals, fingerprint.hexdigest(), join_texts(file_blocks(split.text) for split in ordered)
         )
 
     def remove(self) -> None:
@@ -460,9 +457,3 @@ class ShardSpool:
 
 def in_manifest_order(split: str) -> tuple[bool, str]:
     return split != "train", split
-
-
-def _file_blocks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while block := file.read(_SPOOL_BYTES):
-            yield block

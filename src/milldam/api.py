@@ -220,7 +220,7 @@ def _checked_config(config: Any, options: dict[str, Any]) -> Config:
 
 def _as_feed(opened: object) -> Feed:
     from milldam.loader.feeds import Feed
-    from milldam.loader.parts import FinishedParts
+    from milldam.loader.unit_order import FinishedParts
 
     if not isinstance(opened, Store):
         raise ConfigError(f"{opened!r}: only token stores have units. Leave units out.")

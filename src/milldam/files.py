@@ -110,8 +110,10 @@ class NewFile:
             self._temporary.rename(self.path if name is None else self.path.with_name(name))
 
     def discard(self) -> None:
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        """Leave nothing of it, unless it was committed."""
+        if not self._file.closed:
+            self._file.close()
+            self._temporary.unlink(missing_ok=True)
 
     def __enter__(self) -> NewFile:
         return self
@@ -119,8 +121,7 @@ class NewFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._file.closed:
-            self.discard()
+        self.discard()
 
 
 def commit_together(files: dict[str, NewFile]) -> dict[str, dict[str, Any]]:

@@ -60,6 +60,13 @@ def write_sealed(path: Path, value: dict[str, Any]) -> None:
     write_file(path, seal_file(value))
 
 
+def replace_unsynced(path: Path, data: bytes) -> None:
+    """Write a file of which a power failure may leave a torn one: what is not as it was written is not believed."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_bytes(data)
+    new.replace(path)
+
+
 def seal_file(value: dict[str, Any]) -> bytes:
     return b"".join(sealed_blocks([json_bytes(value)[: -len(_CLOSED)]]))
 

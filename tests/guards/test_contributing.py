@@ -23,7 +23,7 @@ from milldam.filters.rules import FilterRules
 from milldam.formats.documents import ReadRules
 from milldam.formats.exporting import ExportSettings, run_export
 from milldam.formats.finding import find_files
-from milldam.run import session
+from milldam.run import job
 from milldam.sources import columns, reading
 from milldam.sources.batch import TextRules
 from milldam.sources.listing import InputFile
@@ -117,11 +117,11 @@ def test_an_executor_makes_the_same_bytes(example: ModuleType, tmp_path: Path, m
     plain = milldam.tokenize(tmp_path / "in.jsonl", tmp_path / "plain", tokenizer=TOKENIZER, shard_size="100KB")
     pools: list[object] = []
 
-    def pool(executor: str, address: str | None, budget_bytes: int) -> object:
+    def pool(executor: str, address: str | None, budget_bytes: int, server: object) -> object:
         pools.append(example.ThreadPool(budget_bytes))
         return pools[-1]
 
-    monkeypatch.setattr(session, "pool_for", pool)
+    monkeypatch.setattr(job, "pool_for", pool)
     threads = milldam.tokenize(
         tmp_path / "in.jsonl", tmp_path / "threads", tokenizer=TOKENIZER, shard_size="100KB", workers=3
     )

@@ -263,7 +263,7 @@ def test_the_report_reads_what_a_run_left() -> None:
 
 def test_formats_read_stores_as_training_does() -> None:
     """A store is exported, and a file of another tool opened, without what makes stores: only the jobs know a run."""
-    jobs = {f"milldam.formats{name}" for name in ("", ".importing", ".import_units", ".exporting", ".export_place")}
+    jobs = {f"milldam.formats{name}" for name in ("", ".importing", ".import_units", ".exporting")}
     known = {"checked", "errors", "files", "input_files", "loader", "memory", "sealed", "stores"}
     found = offences({"formats"}, allowed=known)
     assert sorted(one for one in found if one.split(" -> ")[0] not in jobs | {"milldam.formats"}) == [
@@ -300,7 +300,7 @@ def test_messages_outside_the_command_line_name_settings_not_options() -> None:
     """A setting in a message is a `Setting`, which the command line spells; whole commands may be quoted."""
     option = re.compile(r"(?<![\w-])(--[a-z][a-z-]+|-o)(?![\w-])")
     command = re.compile(r"milldam [a-z-]+ |ray start|sbatch|zstd |--parsable|--requeue")
-    scripts = {"run.array_jobs", "loader.freshness", "config.loading", "hub.card", "dedup.index", "native.build"}
+    scripts = {"run.array_jobs", "loader.opening", "config.loading", "hub.card", "dedup.index", "native.build"}
     found = []
     for name, path in MODULES.items():
         if room(name) == "cli" or name.removeprefix("milldam.") in scripts:

@@ -36,7 +36,7 @@ from milldam.cli.hub import pull as pull_command
 from milldam.cli.hub import push as push_command
 from milldam.errors import ConfigError, InputError, MilldamError, MismatchError, ResourceError, StoreError
 from milldam.files import hash_bytes, hash_file
-from milldam.hub import card, client, contents, groups, pull, push, pushing
+from milldam.hub import card, client, contents, pull, push, pushing
 from milldam.hub.contents import KINDS, read_contents
 from milldam.hub.pulling import PullRequest, PullSummary, pull_store
 from milldam.loader.stores import Store
@@ -241,7 +241,7 @@ def test_nothing_but_the_store_and_its_card_is_pushed(hub: HubServer, tmp_path: 
 def start(hub: HubServer, command: str, *arguments: str | Path, group: int = 512) -> subprocess.Popen[str]:
     """`milldam push` or `pull` in a process of its own, with one stream, and so many files in a group."""
     code = (
-        f"from milldam.hub import groups, pulling; pulling.STREAMS, groups.MOST_FILES = 1, {group};"
+        f"from milldam.hub import contents, pulling; pulling.STREAMS, contents.MOST_FILES = 1, {group};"
         f"from milldam.cli import main; main(['{command}', *__import__('sys').argv[1:]])"
     )
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_TOKEN": WRITER, "HF_HUB_DISABLE_XET": "1"}
@@ -345,7 +345,7 @@ def test_a_push_sends_the_groups_that_are_not_recorded(
     assert len(committed) == 4 and MANIFEST not in committed
     read = []
     monkeypatch.setattr(contents, "hash_file", lambda path: read.append(path.name) or hash_file(path))
-    monkeypatch.setattr(groups, "MOST_FILES", 2)
+    monkeypatch.setattr(contents, "MOST_FILES", 2)
     summary = push(folder, REPO)
     assert (summary.units, summary.reused) == (4, 2) and summary.counts["sent"] == 4
     assert sorted(read) == sorted(read_contents(folder).names - committed - {MANIFEST})
@@ -361,7 +361,7 @@ def test_what_others_did_between_two_runs_of_a_push_is_made_good(
     folder = tokens(tmp_path / "made")
     kill_at(hub, "POST .*/preupload/", "push", folder, REPO, group=2, after=2)
     hub.remove(REPO, "tokenizer.json")
-    monkeypatch.setattr(groups, "MOST_FILES", 2)
+    monkeypatch.setattr(contents, "MOST_FILES", 2)
     summary = push(folder, REPO)
     assert (summary.units, summary.reused) == (4, 1)
     assert without_card(hub.contents(REPO)) == stored(folder)
@@ -377,7 +377,7 @@ def test_a_pull_fetches_the_groups_that_are_not_recorded(
     here = {path.name for path in (out / WORK / "files").iterdir() if path.is_file()}
     read = []
     monkeypatch.setattr(contents, "hash_file", lambda path: read.append(path.name) or hash_file(path))
-    monkeypatch.setattr(groups, "MOST_FILES", 2)
+    monkeypatch.setattr(contents, "MOST_FILES", 2)
     summary = pulled(REPO, out)
     assert summary.reused >= 2 and len(here) >= 4 and summary.units == 4
     assert summary.counts["fetched"] == 8 - len(here)

@@ -257,7 +257,7 @@ PATCHES = {
     "dropped": "milldam.pipeline.finishing:_gather_dropped",
     "manifest": "milldam.stores.tokens.manifest:Manifest.write_with",
     "pack": "milldam.pipeline.finishing:pack_store",
-    "row_shard": "milldam.packing.row_shards:_RowShard.commit",
+    "row_shard": "milldam.packing.rows:_RowShard.commit",
     "summary": "milldam.run.summary:Summary.write",
     "remove": "milldam.pipeline.finishing:Finish._clean_up",
     "report": "milldam.report:write_report",

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from milldam.loader.parts import FeedFacts, FinishedParts, Part
 from milldam.loader.stores import Store
+from milldam.loader.unit_order import FeedFacts, FinishedParts, Part
 from milldam.stores.place import Place
 from milldam.stores.tokens.manifest import Manifest, Shard
 from milldam.stores.tokens.writer import ShardWriter, Tokens

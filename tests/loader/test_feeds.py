@@ -19,9 +19,8 @@ from tests.kit.unit_stores import LateParts, Plan, random_plan, unit_store
 
 import milldam
 from milldam import ConfigError, Feed, MismatchError, StoreError
-from milldam.loader.parts import FinishedParts, Parts
 from milldam.loader.stores import Store
-from milldam.loader.unit_order import GROUP_PARTS
+from milldam.loader.unit_order import GROUP_PARTS, FinishedParts, Parts
 
 SEQ_LEN = 16
 PLAN = random_plan(3)

@@ -27,7 +27,7 @@ from tests.mapping.test_batching import records_of
 
 from milldam.errors import ConfigError, InputError
 from milldam.mapping.calling import batches
-from milldam.mapping.pieces import Piece, gather_evenly
+from milldam.mapping.file_rows import Piece, gather_evenly
 from milldam.mapping.plan import RowUnit, SourceOptions, SourcePlan
 from milldam.mapping.sources import plan_source
 from milldam.sources.batch import Reject, TextRules
@@ -379,7 +379,7 @@ def test_hashes_of_large_files_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
     path = write_jsonl(tmp_path / "a.jsonl", ({"n": k} for k in range(1000)))
     before = keys(path, tmp_path / "s", shard_size=1000)
     made = plan(path, tmp_path / "s", shard_size=1000)
-    monkeypatch.setattr("milldam.mapping.pieces.open_bytes", None)
+    monkeypatch.setattr("milldam.mapping.file_rows.open_bytes", None)
     assert [unit.key for unit in made.units()] == before
 
 
@@ -643,16 +643,16 @@ def test_a_list_that_cant_be_hashed_is_not_identified(tmp_path: Path) -> None:
 def test_hashes_of_a_file_that_changes_meanwhile_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They would name other bytes than the file's version does."""
     path = write_jsonl(tmp_path / "a.jsonl", ROWS)
-    from milldam.mapping import pieces
+    from milldam.mapping import file_rows
 
-    find = pieces._hash_records
+    find = file_rows._hash_records
 
     def changed(*given: Any) -> Any:
         path.write_text(path.read_text().replace("line", "LINE"))
         os.utime(path, ns=(1, 1))
         return find(*given)
 
-    monkeypatch.setattr(pieces, "_hash_records", changed)
+    monkeypatch.setattr(file_rows, "_hash_records", changed)
     with pytest.raises(InputError, match="changed while it was read"):
         keys(path, tmp_path / "spool", shard_size=500)
     assert not (tmp_path / "spool" / "pieces.jsonl").exists()

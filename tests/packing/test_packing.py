@@ -19,10 +19,9 @@ import milldam
 from milldam.errors import ConfigError, MismatchError, ResourceError
 from milldam.loader.boundaries import document_lengths
 from milldam.loader.reading import Way, open_reader
-from milldam.packing import row_shards
-from milldam.packing.best_fit import best_fit_rows
+from milldam.packing import rows as writing
+from milldam.packing.best_fit import Cutter, Rows, best_fit_rows, wrapped_rows
 from milldam.packing.boundaries import read_boundaries
-from milldam.packing.pieces import Cutter, Rows, wrapped_rows
 from milldam.packing.rows import Packed, pack, plan_rows, write_rows
 from milldam.packing.rules import PackingRules
 from milldam.stores.tokens import ShardWriter, Store, open_store
@@ -252,8 +251,8 @@ def test_written_rows_hold_every_token_once(
     folder = tmp_path_factory.mktemp("rows")
     store = make_store(folder / "s", {"train": train, "val": val})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_shards, "SHARD_BYTES", shard_rows * row * 2)
-        patch.setattr(row_shards, "_BATCH_TOKENS", 4 * row)
+        patch.setattr(writing, "SHARD_BYTES", shard_rows * row * 2)
+        patch.setattr(writing, "_BATCH_TOKENS", 4 * row)
         packed = write_rows(store.path, folder / "packed", rules, seq_len=row, pad_id=PAD)
     assert list(verify(folder / "packed")) == []
     for split, lengths in (("train", train), ("val", val)):
@@ -294,7 +293,7 @@ def test_pieces_of_a_row_are_its_sequences(tmp_path: Path, rules: PackingRules) 
 
 def test_boundaries_follow_from_the_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Position ids begin anew with every piece; cu_seqlens are the ends of pieces; rows may lie in several shards."""
-    monkeypatch.setattr(row_shards, "SHARD_BYTES", 40)
+    monkeypatch.setattr(writing, "SHARD_BYTES", 40)
     store = make_store(tmp_path / "s", {"train": [[3, 9, 6, 1, 7, 4, 2]], "val": [[5]]})
     write_rows(store.path, tmp_path / "rows", BEST_FIT, seq_len=10, pad_id=PAD)
     rows = open_store(tmp_path / "rows", split="train")
@@ -315,7 +314,7 @@ def test_rows_are_the_same_however_tokens_are_read(
     """Short pieces and long ones, from mapped files and from files that are larger than memory."""
     rng = np.random.default_rng(1)
     store = make_store(tmp_path / "s", {"train": [rng.integers(1, longest, 90).tolist() for _ in range(3)]})
-    monkeypatch.setattr(row_shards, "open_reader", lambda stream: open_reader(stream, way))
+    monkeypatch.setattr(writing, "open_reader", lambda stream: open_reader(stream, way))
     write_rows(store.path, tmp_path / "rows", BEST_FIT, seq_len=256, pad_id=PAD)
     rows, index = open_store(tmp_path / "rows"), Index.map(shard_file(tmp_path / "rows", 0, "idx"))
     flat = np.concatenate(list(rows))
@@ -354,7 +353,7 @@ def test_rows_are_written_once(tmp_path: Path) -> None:
 
 def test_shards_of_earlier_rows_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder holds what its manifest names, and no more."""
-    monkeypatch.setattr(row_shards, "SHARD_BYTES", 8)
+    monkeypatch.setattr(writing, "SHARD_BYTES", 8)
     store = make_store(tmp_path / "s", {"train": [[9, 9]]})
     write_rows(store.path, tmp_path / "rows", WRAPPED, seq_len=4, pad_id=7)
     assert shard_file(tmp_path / "rows", 3, "bin").exists()
@@ -389,19 +388,19 @@ def test_a_failed_write_leaves_nothing_that_passes_for_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a full disk the error says so, temporaries are gone, and the next write makes the same bytes."""
-    monkeypatch.setattr(row_shards, "SHARD_BYTES", 8)
+    monkeypatch.setattr(writing, "SHARD_BYTES", 8)
     store, rows = make_store(tmp_path / "s", {"train": [[9, 9]]}), tmp_path / "rows"
     write_rows(store.path, rows, WRAPPED, seq_len=4, pad_id=7)
     whole = folder_bytes(rows)
-    appended = row_shards._RowShard.append
+    appended = writing._RowShard.append
 
-    def fail(self: row_shards._RowShard, *arguments: object) -> None:
+    def fail(self: writing._RowShard, *arguments: object) -> None:
         appended(self, *arguments)  # type: ignore[arg-type]
         if len(list(rows.glob("*.bin"))) == 2:
             raise ResourceError("The disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(row_shards._RowShard, "append", fail)
+        patch.setattr(writing._RowShard, "append", fail)
         with pytest.raises(ResourceError):
             write_rows(store.path, rows, PADDED, seq_len=4, pad_id=7)
     assert "milldam.json" not in folder_bytes(rows) and len(list(rows.glob("train-*"))) == 4
@@ -415,17 +414,17 @@ def test_a_killed_write_starts_again(tmp_path: Path) -> None:
     program = """
 import os, sys
 from pathlib import Path
-from milldam.packing import row_shards
+from milldam.packing import rows as writing
 from milldam.packing.rows import write_rows
 from milldam.packing.rules import PackingRules
-row_shards.SHARD_BYTES = 8
-commit = row_shards._RowShard.commit
+writing.SHARD_BYTES = 8
+commit = writing._RowShard.commit
 def die(self):
     if len(list(Path(sys.argv[2]).glob("*.bin"))) == 3:
         os._exit(9)
     return commit(self)
 if sys.argv[3] == "die":
-    row_shards._RowShard.commit = die
+    writing._RowShard.commit = die
 write_rows(sys.argv[1], Path(sys.argv[2]), PackingRules(), seq_len=4, pad_id=7)
 """
     for folder, fate, code in ((rows, "die", 9), (rows, "live", 0), (tmp_path / "other", "live", 0)):
@@ -453,18 +452,18 @@ def _peak_of_writing(store: Path, rows: Path, rules: PackingRules) -> int:
 import sys
 from pathlib import Path
 from milldam.memory import usage
-from milldam.packing import row_shards
+from milldam.packing import rows as writing
 from milldam.packing.rows import write_rows
 from milldam.packing.rules import PackingRules
 
-highest, append = 0, row_shards._RowShard.append
+highest, append = 0, writing._RowShard.append
 
 def watch(self, *arguments):
     global highest
     append(self, *arguments)
     highest = max(highest, usage().anonymous)
 
-row_shards._RowShard.append = watch
+writing._RowShard.append = watch
 rules = PackingRules(strategy=sys.argv[3], pad_last=sys.argv[4] == "True")
 write_rows(Path(sys.argv[1]), Path(sys.argv[2]), rules, seq_len=1024, pad_id=7)
 print(highest)

@@ -24,12 +24,12 @@ from hypothesis import strategies as st
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import ranges
-from milldam.qa.batches import COLUMNS, DocumentSamples, Rows, TimeSteps, WindowSamples
-from milldam.qa.features import Features
+from milldam.qa.batches import COLUMNS, GROUPED, DocumentSamples, Rows, TimeSteps, WindowSamples
 from milldam.qa.lanes import Lanes
-from milldam.qa.selection import CELL, Selection
+from milldam.qa.selection import Selection
 from milldam.qa.sources import Example
 from milldam.qa.spans import Chosen
+from milldam.qa.windows import Features
 from milldam.stores.features.format import FeatureForm
 from milldam.stores.features.manifest import FeatureManifest
 from milldam.stores.features.reader import FeatureStore
@@ -353,11 +353,11 @@ def test_grouping_by_length_saves_padding() -> None:
 
 def test_grouping_is_another_order_in_every_epoch_and_for_every_seed() -> None:
     """Cells of documents are permuted anew; without a shuffle they come from short to long."""
-    samples = DocumentSamples(MemoryStore(tuple(1 + k % 7 for k in range(4 * CELL))), group_by_length=True)
-    batches = [steps.examples.tolist() for steps in samples.batches(CELL, seed=1, epochs=2)]
+    samples = DocumentSamples(MemoryStore(tuple(1 + k % 7 for k in range(4 * GROUPED))), group_by_length=True)
+    batches = [steps.examples.tolist() for steps in samples.batches(GROUPED, seed=1, epochs=2)]
     assert batches[:4] != batches[4:]
-    assert batches[:4] != [steps.examples.tolist() for steps in samples.batches(CELL, seed=2)]
-    in_sequence = [len(steps) for steps in samples.batches(CELL, shuffle=False)]
+    assert batches[:4] != [steps.examples.tolist() for steps in samples.batches(GROUPED, seed=2)]
+    in_sequence = [len(steps) for steps in samples.batches(GROUPED, shuffle=False)]
     assert in_sequence == sorted(in_sequence)
 
 

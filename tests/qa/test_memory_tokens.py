@@ -11,11 +11,10 @@ from hypothesis import given
 from tests.kit.qa_recipe import KINDS, examples, tokenizer_of, windower_of
 
 from milldam.errors import InputError
-from milldam.qa.features import Features
 from milldam.qa.settings import QARules
 from milldam.qa.sources import Answer, Example
 from milldam.qa.template import MemoryTokens, add_memory_tokens, template_of, with_memory
-from milldam.qa.windows import Windower
+from milldam.qa.windows import Features, Windower
 
 FACTS = {"pad_token": "</s>"}
 LONG = Example("q", "what city", " ".join(["the city of paris was"] * 16), (Answer("paris", 12),))

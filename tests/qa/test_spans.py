@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.qa_recipe import KINDS, examples, tokenizer_of, windower_of
 
-from milldam.qa.features import Features
 from milldam.qa.sources import Answer, Example
 from milldam.qa.spans import Chosen, choose_answer, overlapping_tokens
+from milldam.qa.windows import Features
 
 FACTS = {"pad_token": "</s>"}
 

@@ -26,11 +26,10 @@ from tests.kit.quick import first_quick
 
 from milldam.config.checking import checked_settings
 from milldam.errors import ConfigError, InputError
-from milldam.qa.features import COLUMNS, Features
 from milldam.qa.settings import QARules
 from milldam.qa.sources import Answer, Example
 from milldam.qa.template import add_memory_tokens, template_of, with_memory
-from milldam.qa.windows import NO_TOKENS, QUESTION_TOO_LONG, Windower
+from milldam.qa.windows import COLUMNS, NO_TOKENS, QUESTION_TOO_LONG, Features, Windower
 from milldam.tokenizers.loading import load_tokenizer
 
 CITY = Example("q1", "what city", "the city of paris", (Answer("paris", 12),))

@@ -27,8 +27,8 @@ from tests.kit.token_stores import flat_tokens, shard_file, write_store
 
 import milldam
 from milldam.errors import ConfigError, InputError, MismatchError, ResourceError, StoreError
+from milldam.loader.order import ShardShuffled
 from milldam.loader.reading import MappedReader
-from milldam.loader.shard_order import ShardShuffled
 from milldam.loader.stores import Store
 from milldam.loader.stream import TokenFile
 from milldam.remote import filesystem, place_at

@@ -26,13 +26,12 @@ from tests.kit.qa_recipe import KINDS, examples, tokenizer_of
 from tests.kit.token_stores import shard_file
 
 from milldam.errors import ConfigError, StoreError
-from milldam.qa.features import COLUMNS, Features
 from milldam.qa.settings import QARules
 from milldam.qa.sources import Answer, Example
 from milldam.qa.spans import Chosen, choose_answer
 from milldam.qa.template import Special, Template, add_memory_tokens, with_memory
 from milldam.qa.template import template_of as tokenizer_template
-from milldam.qa.windows import Windower
+from milldam.qa.windows import COLUMNS, Features, Windower
 from milldam.stores.features import (
     FeatureForm,
     FeatureManifest,

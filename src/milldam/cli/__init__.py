@@ -11,40 +11,16 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import click
 
 from milldam import __version__
-from milldam.cli.cache import cache
-from milldam.cli.chat_check import chat_check
-from milldam.cli.completion import completion
-from milldam.cli.contamination import contamination
-from milldam.cli.dedup_index import dedup_index
-from milldam.cli.demo import demo
-from milldam.cli.export import export
-from milldam.cli.feed import feed
-from milldam.cli.hub import pull, push
-from milldam.cli.import_ import import_
-from milldam.cli.inspect import inspect
-from milldam.cli.map import map
-from milldam.cli.migrate import migrate
 from milldam.cli.naming import as_option, explained, visible
-from milldam.cli.preprocess import plan, preprocess
-from milldam.cli.qa import qa, qa_eval
-from milldam.cli.report import report
-from milldam.cli.run_units import run_units
 from milldam.cli.running import DESCRIBED, EXIT_INTERRUPTED
-from milldam.cli.schema import schema
-from milldam.cli.slurm import slurm
-from milldam.cli.stats import stats
-from milldam.cli.status import status
-from milldam.cli.tokenize import tokenize
-from milldam.cli.train_tokenizer import train_tokenizer
-from milldam.cli.verify import verify
-from milldam.cli.watch import watch
 from milldam.errors import MilldamError
 
 GROUPS = {
@@ -59,6 +35,29 @@ GROUPS = {
     "Try and set up": ("demo", "completion"),
 }
 """Commands as `milldam --help` lists them."""
+_MODULES = {"plan": "preprocess", "qa-eval": "qa", "import": "import_", "push": "hub", "pull": "hub"}
+"""Where a command is, when its module is not called as it is."""
+
+
+class _Commands(Mapping[str, click.Command]):
+    """The commands by name, each imported when it is asked for: a run needs one of them."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in list(self):
+            raise KeyError(name)
+        word = name.replace("-", "_")
+        module = import_module(f"milldam.cli.{_MODULES.get(name, word)}")
+        command: click.Command = getattr(module, "import_" if name == "import" else word)
+        # Its own too: click remembers the names that it first saw, also where a command is called without this group.
+        command.context_settings["help_option_names"] = ["-h", "--help"]
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(name for names in GROUPS.values() for name in names))
+
+    def __len__(self) -> int:
+        # Not by `map`: that is a module of this package.
+        return sum(len(names) for names in GROUPS.values())
 
 
 class _Group(click.Group):
@@ -67,7 +66,7 @@ class _Group(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(len(name) for name in self.commands)
         for title, names in GROUPS.items():
-            found = [(name.ljust(width), self.commands[name]) for name in names if name in self.commands]
+            found = [(name.ljust(width), self.commands[name]) for name in names]
             with formatter.section(title):
                 formatter.write_dl([(name, one.get_short_help_str(formatter.width - width - 6)) for name, one in found])
 
@@ -124,7 +123,9 @@ def _leave() -> None:
             os._exit(0)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Group, commands=_Commands(), context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="milldam")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def main(debug: bool) -> None:
@@ -137,14 +138,3 @@ def main(debug: bool) -> None:
 
     `milldam COMMAND --help` has an example of each.
     """
-
-
-_COMMANDS = (
-    cache, chat_check, completion, contamination, dedup_index, demo, export, feed, import_, inspect, map, migrate, plan,
-    preprocess, pull, push, qa, qa_eval, report, run_units, schema, slurm, stats, status, tokenize, train_tokenizer,
-    verify, watch,
-)  # fmt: skip
-for command in _COMMANDS:
-    # Its own too: click remembers the names that it first saw, also where a command is called without this group.
-    command.context_settings["help_option_names"] = ["-h", "--help"]
-    main.add_command(command)

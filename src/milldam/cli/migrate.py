@@ -35,14 +35,10 @@ def migrate(config: Path, out: Path | None, overrides: tuple[str, ...], overwrit
     if out is None:
         click.echo(written, nl=False)
     else:
-        _write(out, written)
+        from milldam.files import explain_os_errors, write_file
+
+        with explain_os_errors(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+        write_file(out, written.encode())
     for note in loaded.notes:
         click.echo(visible(note), err=True)
-
-
-def _write(out: Path, text: str) -> None:
-    from milldam.files import explain_os_errors, write_file
-
-    with explain_os_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-    write_file(out, text.encode())

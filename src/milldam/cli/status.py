@@ -56,7 +56,7 @@ def _run_folder(out: Path) -> Path:
 
 def read_status(out: Path) -> dict[str, Any]:
     """The state of a result and, where there is a run, what it last wrote down; so do its array tasks."""
-    from milldam.formats.export_place import exported
+    from milldam.formats.exporting import exported
     from milldam.run.folder import FINISHED, NEW, RunFolder, kind_in
     from milldam.run.records import safe_counts
     from milldam.stores.kinds import TOKENS

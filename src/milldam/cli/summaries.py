@@ -55,15 +55,12 @@ def summary_lines(summary: Summary[Any]) -> list[str]:
         lines.append("Time: " + ", ".join(f"{name} {value / total:.0%}" for name, value in summary.work.items()))
     lines += memory_lines(summary.memory) if summary.memory is not None else []
     lines += telling.last(summary)
-    rejects = _rejects_of(Path(summary.out))
+    out = Path(summary.out)
+    rejects = out / "rejects.jsonl" if out.is_dir() else out.with_name(f"{out.name}.rejects.jsonl")
     if summary.rejected and rejects.exists():
         lines.append(f"Rejected records are in {rejects}")
     warnings = [*summary.warnings, *filter(None, [summary.over_budget])]
     return lines + [f"Warning: {warning}" for warning in warnings]
-
-
-def _rejects_of(out: Path) -> Path:
-    return out / "rejects.jsonl" if out.is_dir() else out.with_name(f"{out.name}.rejects.jsonl")
 
 
 def _nothing(summary: Summary[Any]) -> list[str]:
@@ -307,17 +304,13 @@ def make_observer(*, quiet: bool) -> Iterator[Observer]:
     if quiet:
         yield QuietDisplay()
     elif sys.stderr.isatty():
-        yield from _live()
+        from rich.console import Console
+
+        display = LiveDisplay(Console(stderr=True))
+        with display.live:
+            yield display
     else:
         yield PlainDisplay()
-
-
-def _live() -> Iterator[Observer]:
-    from rich.console import Console
-
-    display = LiveDisplay(Console(stderr=True))
-    with display.live:
-        yield display
 
 
 class QuietDisplay:

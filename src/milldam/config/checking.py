@@ -216,15 +216,12 @@ class _Meaning:
             inner = kinds_of(kinds.item)
             return [self._value(inner, one, (*path, number)) for number, one in enumerate(value)]
         if value is None:
-            return self._nothing(kinds, path, default)
+            # `dedup: null` is off; `dedup:` with nothing after it, as when all below is a comment, is the default.
+            if default is MISSING:
+                return None
+            explicit = self.given.text_of(path) != "" and (kinds.off or kinds.optional)
+            return kinds.off if explicit else _LEFT_OUT
         return self._scalar(kinds, value, path, default)
-
-    def _nothing(self, kinds: Kinds, path: KeyPath, default: Any) -> Any:
-        """`dedup: null` is off; `dedup:` with nothing after it, as when all below is a comment, is the default."""
-        if default is MISSING:
-            return None
-        explicit = self.given.text_of(path) != "" and (kinds.off or kinds.optional)
-        return kinds.off if explicit else _LEFT_OUT
 
     def _scalar(self, kinds: Kinds, value: Any, path: KeyPath, default: Any) -> Any:
         text = shown_text(self.given, value, path)

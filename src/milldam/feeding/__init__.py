@@ -7,7 +7,7 @@ making       the maker as loaders see it: started, watched, replaced when it die
 planned      what it tells loaders of its run
 demand       which units loaders wait for, as files of the run folder
 made         the run's records, read while they are written
-growing      the parts of a store that is being made, as `loader.parts` wants them
+growing      the parts of a store that is being made, as `loader.unit_order` wants them
 
 Ranks share a run folder and nothing else: whoever gets the lock has the maker, the others read what it makes. No rank
 waits for another one, only for units.

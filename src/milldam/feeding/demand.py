@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milldam.loader.parts import splits_asked
+from milldam.loader.unit_order import splits_asked
 from milldam.run.units import KnownKeys
-from milldam.sealed import read_sealed, seal_file
+from milldam.sealed import read_sealed, replace_unsynced, seal_file
 
 if TYPE_CHECKING:
     from milldam.pipeline.job import TokenPlan
@@ -56,13 +56,9 @@ class Demand:
 
     def renew(self) -> None:
         """Say it again where it was removed."""
-        path = self._path
-        if self._units is None:
-            return
-        self._folder.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(self._units))
-        new.replace(path)
+        if self._units is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            replace_unsynced(self._path, json.dumps(self._units).encode())
 
     def is_known(self) -> bool:
         return self._units is None or self._path.exists()
@@ -168,9 +164,7 @@ class Planned:
         )
 
     def write(self, run_folder: Path) -> None:
-        new = run_folder / f"{NAME}.new"
-        new.write_bytes(seal_file(asdict(self)))
-        new.replace(run_folder / NAME)
+        replace_unsynced(run_folder / NAME, seal_file(asdict(self)))
 
     @staticmethod
     def read(run_folder: Path) -> Planned | None:

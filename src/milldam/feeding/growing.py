@@ -19,8 +19,8 @@ from milldam.feeding.demand import Demand, Planned, known_keys
 from milldam.feeding.made import MadeParts
 from milldam.feeding.making import Making, Order
 from milldam.input_files import RUN_FOLDER
-from milldam.loader.parts import FeedFacts, FinishedParts, Part, Parts
 from milldam.loader.stores import Store, token_file
+from milldam.loader.unit_order import FeedFacts, FinishedParts, Part, Parts
 from milldam.run.folder import Identity
 from milldam.run.presence import Presence
 from milldam.run.records import RECORDS, Record
@@ -37,7 +37,7 @@ _FINISH_SECONDS = 10.0
 
 
 class GrowingParts:
-    """See `loader.parts.Parts`. What is unpickled, or forked, only reads, unless nobody makes what it waits for."""
+    """See `loader.unit_order.Parts`. What is unpickled or forked only reads, unless nobody makes what it waits for."""
 
     def __init__(self, order: Order, planned: Planned, making: Making | None = None) -> None:
         self._order, self._planned = order, planned

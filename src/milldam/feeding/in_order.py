@@ -21,14 +21,14 @@ import numpy as np
 from milldam.dedup.drops import EQUAL, EXACT, DropWriter, drop_file_name, unit_folder
 from milldam.dedup.earlier import EarlierHashes
 from milldam.dedup.exact import ROW_BITS, Positions, write_drops
-from milldam.feeding.demand import demanded
+from milldam.feeding.job import DemandedUnits
 from milldam.pipeline.deduplicating import Deduplication, drop_digests
 from milldam.pipeline.documents import Assignment
 from milldam.pipeline.fingerprinting import PRINTS, FingerprintTask
 from milldam.pipeline.text_cache import print_paths
 from milldam.pipeline.tokenizing import TokenizeTask
 from milldam.run.folder import RunFolder
-from milldam.run.records import Record, Records, UnitSet
+from milldam.run.records import Record, Records
 from milldam.run.tasks import NothingYetError, Report
 from milldam.run.units import Keys, KnownKeys
 from milldam.sources.units import Unit
@@ -113,32 +113,23 @@ def _told(position: Positions, first: Positions) -> list[Int64s]:
     return [position & _ROW, first >> ROW_BITS, first & _ROW, np.full(len(first), EQUAL)]
 
 
-class UnitsInOrder:
-    """What to do next: units that loaders want and that are decided on; else the next one to be fingerprinted, up to
-    the last that is wanted. A number from the number of units on: fingerprint the one that is so many further back."""
+class UnitsInOrder(DemandedUnits):
+    """Units that are decided on; else the next one to be fingerprinted, up to the last that is wanted. A number from
+    the number of units on: fingerprint the one that is so many further back."""
 
     def __init__(self, folder: RunFolder, deciding: Deciding, prints: Records, records: Records) -> None:
-        self._folder, self._deciding, self._prints, self._records = folder, deciding, prints, records
-        self._units = len(records.keys)
-        self._given, self._left = UnitSet(), self._units - records.complete
+        super().__init__(folder, records)
+        self._deciding, self._prints = deciding, prints
         self._next = 0
 
-    def __iter__(self) -> UnitsInOrder:
-        return self
+    def is_ready(self, unit: int) -> bool:
+        return unit < self._deciding.keys.known
 
-    def __next__(self) -> int:
-        if len(self._given) == self._left:
-            raise StopIteration
-        last = -1
-        for unit in demanded(self._folder.folder):
-            if unit < self._deciding.keys.known and unit not in self._records and unit not in self._given:
-                self._given.add(unit)
-                return unit
-            last = max(last, min(unit, self._units - 1))
-        while self._next <= last:
+    def meanwhile(self, wanted: list[int]) -> int:
+        while self._next <= max(wanted, default=-1):
             self._next += 1
             if self._is_to_print(self._next - 1):
-                return self._units + self._next - 1
+                return len(self._records.keys) + self._next - 1
         raise NothingYetError
 
     def _is_to_print(self, number: int) -> bool:

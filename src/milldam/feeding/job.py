@@ -16,10 +16,11 @@ from milldam.errors import ConfigError, InputError, Setting
 from milldam.feeding.demand import DECIDED, Planned, demanded, forget_all, known_keys
 from milldam.files import remove_matching
 from milldam.memory import format_size
+from milldam.pipeline.ahead import WORKER_MODULES
 from milldam.pipeline.documents import Assignment
 from milldam.pipeline.estimating import Survey, free_bytes
 from milldam.pipeline.finishing import Made
-from milldam.pipeline.job import WORKER_MODULES, TokenJob, TokenPlan
+from milldam.pipeline.job import TokenJob, TokenPlan
 from milldam.pipeline.preparing import Prepared
 from milldam.run.folder import RunFolder
 from milldam.run.records import RECORDS, Record, Records, UnitSet
@@ -163,8 +164,7 @@ class DemandedUnits:
 
     def __init__(self, folder: RunFolder, records: Records) -> None:
         self._folder, self._records = folder, records
-        self._given = UnitSet()
-        self._left = len(records.keys) - records.complete
+        self._given, self._left = UnitSet(), len(records.keys) - records.complete
 
     def __iter__(self) -> DemandedUnits:
         return self
@@ -172,10 +172,19 @@ class DemandedUnits:
     def __next__(self) -> int:
         if len(self._given) == self._left:
             raise StopIteration
-        for unit in demanded(self._folder.folder):
-            if 0 <= unit < len(self._records.keys) and unit not in self._records and unit not in self._given:
+        wanted = [unit for unit in demanded(self._folder.folder) if 0 <= unit < len(self._records.keys)]
+        for unit in wanted:
+            if self.is_ready(unit) and unit not in self._records and unit not in self._given:
                 self._given.add(unit)
                 return unit
+        return self.meanwhile(wanted)
+
+    def is_ready(self, unit: int) -> bool:
+        """Whether all is known that making it needs."""
+        return True
+
+    def meanwhile(self, wanted: list[int]) -> int:
+        """What else there is to do, where nothing that is wanted can be made yet."""
         raise NothingYetError
 
 

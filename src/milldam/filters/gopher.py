@@ -24,13 +24,6 @@ Faults = Iterator[tuple[Mask, str]]
 
 def quality_faults(layout: Layout, rules: GopherQualityRules) -> Faults:
     """Which documents break a rule; the first reason for one is the one that counts."""
-    yield from _word_faults(layout, rules)
-    yield from _symbol_faults(layout, rules)
-    yield from _line_faults(layout, rules)
-    yield from _language_faults(layout, rules)
-
-
-def _word_faults(layout: Layout, rules: GopherQualityRules) -> Faults:
     if rules.min_words is not None:
         yield layout.word_counts < rules.min_words, "too_few_words"
     if rules.max_words is not None:
@@ -40,26 +33,10 @@ def _word_faults(layout: Layout, rules: GopherQualityRules) -> Faults:
         yield mean < rules.min_mean_word_length, "words_too_short"
     if rules.max_mean_word_length is not None:
         yield mean > rules.max_mean_word_length, "words_too_long"
-
-
-def _symbol_faults(layout: Layout, rules: GopherQualityRules) -> Faults:
     if rules.max_symbols_per_word is not None:
         hashes = layout.count_at(layout.find(b"#"))
         yield layout.per_word(hashes) > rules.max_symbols_per_word, "too_many_hashes"
         yield layout.per_word(_count_ellipses(layout)) > rules.max_symbols_per_word, "too_many_ellipses"
-
-
-def _count_ellipses(layout: Layout) -> Int64s:
-    """Three dots, or one character; six dots are two."""
-    dots = layout.find(b".")
-    begins = np.flatnonzero(np.diff(dots, prepend=-2) != 1)
-    lengths = np.diff(begins, append=len(dots))
-    counts = lengths // 3
-    ellipses = np.repeat(dots[begins], counts)
-    return layout.count_at(ellipses) + layout.count_at(layout.find(_ELLIPSIS))
-
-
-def _line_faults(layout: Layout, rules: GopherQualityRules) -> Faults:
     lines = layout.lines
     count = lines.count()
     if rules.max_bullet_lines is not None:
@@ -70,6 +47,17 @@ def _line_faults(layout: Layout, rules: GopherQualityRules) -> Faults:
         ends = layout.words_end_with(last, b"...") | layout.words_end_with(last, _ELLIPSIS)
         ellipses = lines.count(ends)
         yield share(ellipses, count) > rules.max_ellipsis_lines, "too_many_ellipsis_lines"
+    yield from _language_faults(layout, rules)
+
+
+def _count_ellipses(layout: Layout) -> Int64s:
+    """Three dots, or one character; six dots are two."""
+    dots = layout.find(b".")
+    begins = np.flatnonzero(np.diff(dots, prepend=-2) != 1)
+    lengths = np.diff(begins, append=len(dots))
+    counts = lengths // 3
+    ellipses = np.repeat(dots[begins], counts)
+    return layout.count_at(ellipses) + layout.count_at(layout.find(_ELLIPSIS))
 
 
 def _begins_with_bullet(layout: Layout, at: Int64s) -> Mask:

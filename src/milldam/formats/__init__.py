@@ -4,16 +4,13 @@ npy, nanogpt, megatron, hf, parquet, mds, litdata     a tool each: how it is ope
 foreign      a file as training sees it where it lies
 flat         what npy, nanogpt and megatron have in common: one large file of tokens
 rows         what hf, parquet, mds and litdata have in common when they are written: rows in files of about a size
-columns      what hf and parquet have in common: a column of Arrow
-masks        the columns that say what is trained on
+columns      what hf and parquet have in common: a column of Arrow, and those that say what is trained on
 samples      what mds and litdata have in common: a file of samples
-reading      a file to import, and what is said of it
 documents    blocks of tokens -> documents -> shards
 writing      a file to export, and what writing it needs to know
 finding      what the user names -> the files to import
-jobs         what import and export have in common as jobs
 importing, import_units      the job of import, and the work on its units
-exporting, export_place      the job of export, and where its files go
+exporting                    the job of export, and where its files go
 
 Streamed both ways: memory does not grow with the data. Killed anywhere, the same call goes on where it stopped and
 makes the same bytes. What was made from something else or with other options is never mixed in.
@@ -114,12 +111,11 @@ def export(
     >>> milldam.export("corpus.milldam", "nanogpt", "train.bin").counts["tokens"] == store.tokens
     True
     """
+    given = {name: value for name, value in locals().items() if name != "store"}
     from milldam.config.checking import checked_settings
     from milldam.formats.exporting import ExportSettings, run_export
 
-    given: dict[str, object] = {"to": to, "out": out, "split": split, "seq_len": seq_len, "dtype": dtype}
-    given |= {"shard_size": shard_size, "memory": memory, "workers": workers, "executor": executor, "address": address}
-    return run_export(store, checked_settings(ExportSettings, given | {"overwrite": overwrite}))
+    return run_export(store, checked_settings(ExportSettings, given))
 
 
 def import_tokens(
@@ -168,21 +164,10 @@ def import_tokens(
     >>> milldam.import_tokens("train.bin", "imported.milldam", eos=0, tokenizer="tokenizer/")
     Store('imported.milldam': 91 documents, 23,862 tokens, uint16)
     """
+    given = {**locals()}
     from milldam.config.checking import checked_settings
     from milldam.formats.importing import ImportSettings, run_import
     from milldam.loader.stores import Store
 
-    given: dict[str, object] = {"source": source, "out": out, "format": format}
-    given |= {
-        "tokenizer": tokenizer,
-        "column": column,
-        "masks": masks,
-        "eos": eos,
-        "bos": bos,
-        "dtype": dtype,
-        "split": split,
-    }
-    given |= {"vocab_size": vocab_size, "shard_size": shard_size, "memory": memory, "workers": workers}
-    given |= {"executor": executor, "address": address, "overwrite": overwrite}
     run_import(checked_settings(ImportSettings, given))
     return Store(Path(out))

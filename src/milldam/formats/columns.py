@@ -1,22 +1,40 @@
 """A column of token ids in Arrow: what hf and parquet have in common. No Python object for any token.
 
 Written as `input_ids`, a plain list of integers; read by its name, a document a row. Beside it stand the columns that
-say what is trained on (`masks`); others are not read. A prompt and the answers to it, as TRL's trainers have them, are
+say what is trained on; others are not read. A prompt and the answers to it, as TRL's trainers have them, are
 read as a document for each answer.
+
+What is trained on, as columns beside `input_ids`: read as a store's stretches, and written from them.
+
+labels             the id where a token is trained on, else -100
+assistant_masks    1 where it is, else 0; completion_mask, as TRL makes it of prompt and completion, is read alike
+attention_mask     of conversations one by one: all ones. axolotl takes rows as tokenized by it
+position_ids       of packed rows: from 0 on in every conversation
+seq_lengths        of packed rows: tokens of each piece, padding as a piece of its own; what TRL's collator takes. Rows
+                   that have it are read piece by piece, without padding
+
+Where documents have labels (KTO), also what TRL's KTOTrainer makes:
+
+label                          true or false
+prompt_ids, completion_ids     `completion_ids` are the last trained stretch, `prompt_ids` all before it
+
+Of a store of pairs, instead of all of these, what TRL's DPOTrainer makes: `prompt_ids`, `chosen_ids`, `rejected_ids`.
+Packed rows are those of `store.packed(seq_len, form="hf")`: whole conversations, padded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from milldam.errors import InputError, Setting
-from milldam.formats.documents import ReadRules, SourceFile
-from milldam.formats.masks import MaskedRows, TokenColumns, choose_columns, spans_of, trained_of
+from milldam.formats.documents import USUAL_COLUMNS, ReadRules, SourceFile, choose_column
 from milldam.loader.reading import ranges
 from milldam.loader.types import Array, Bools
 from milldam.stores.tokens.format import Int64s, Spans
@@ -28,7 +46,215 @@ if TYPE_CHECKING:
 
     from milldam.formats.rows import FileRows
     from milldam.formats.writing import Export
+    from milldam.loader.packed import PackedRows
     from milldam.loader.stores import Store
+
+NO_LOSS = -100
+MASK_COLUMNS = ("labels", "assistant_masks", "completion_mask")
+"""The first of these that there is says what is trained on."""
+PROMPTS = ("prompt_ids", "prompt_input_ids")
+ANSWERS = (("chosen", "rejected"), ("completion",))
+"""What answers to a prompt are called; in names of columns, they take the place of `prompt`."""
+_LABEL, _PIECES = "label", "seq_lengths"
+_ROWS_AT_ONCE = 1 << 16
+
+
+# ---- read ----
+
+
+@dataclass(frozen=True, slots=True)
+class TokenColumns:
+    """The columns that documents are read from."""
+
+    ids: tuple[str, ...]
+    """One; or a prompt and the answers to it, each of which makes a document."""
+    masks: str | None = None
+    label: str | None = None
+    pieces: str | None = None
+    """Of packed rows: tokens of each piece."""
+
+    @property
+    def names(self) -> list[str]:
+        return [*self.ids, *(name for name in (self.masks, self.label, self.pieces) if name is not None)]
+
+
+def choose_columns(schema: pa.Schema, column: str | None, masks: str | None, path: Path) -> TokenColumns:
+    """What to read, from what the user says and what there is."""
+    import pyarrow as pa
+
+    known = _LABEL in schema.names and pa.types.is_boolean(schema.field(_LABEL).type)
+    label = _LABEL if known and masks != "none" else None
+    answers = _answer_columns(schema.names) if column is None and masks is None else ()
+    if answers and not any(name in USUAL_COLUMNS for name in schema.names):
+        return TokenColumns(answers, label=label if len(answers) == 2 else None)
+    found, own = choose_column(schema.names, column, path), choose_masks(schema, masks, path)
+    if _PIECES in schema.names:
+        return TokenColumns((found,), own, pieces=_PIECES)
+    return TokenColumns((found,), own, None if own is None else label)
+
+
+def _answer_columns(names: Sequence[str]) -> tuple[str, ...]:
+    for prompt in PROMPTS:
+        for answers in ANSWERS:
+            wanted = (prompt, *(prompt.replace("prompt", answer) for answer in answers))
+            if all(name in names for name in wanted):
+                return wanted
+    return ()
+
+
+def choose_masks(schema: pa.Schema, asked: str | None, path: Path) -> str | None:
+    """The column that says what is trained on; None: none does, or none is to."""
+    import pyarrow as pa
+
+    if asked == "none":
+        return None
+    if asked is not None:
+        if asked not in schema.names:
+            told = f'{path}: no column "{asked}"; it has {", ".join(schema.names)}. Say which one with '
+            raise InputError(told, Setting("masks"), ".")
+        return asked
+    # `labels` of another dataset may be classes.
+    lists = (name for name in MASK_COLUMNS if name in schema.names and pa.types.is_nested(schema.field(name).type))
+    return next(lists, None)
+
+
+def trained_of(ids: Array, values: Array, name: str, path: Path) -> Bools:
+    """Which tokens are trained on, from a column of labels or of zeros and ones."""
+    ones = values.astype(np.bool_)
+    # Labels that are all 0 or 1 are the ids 0 and 1.
+    if name != "labels" and np.array_equal(values, ones):
+        return ones
+    trained: Bools = values != NO_LOSS
+    if np.array_equal(values[trained], ids[trained]):
+        return trained
+    told = (
+        f'{path}: the column "{name}" is neither a mask of zeros and ones nor labels that are {NO_LOSS} or the token '
+        "at the same place (as HF has them, which shifts by itself). Name another column, or none, with "
+    )
+    raise InputError(told, Setting("masks"), ".")
+
+
+def spans_of(mask: Bools, lengths: Int64s) -> Spans:
+    """The stretches of documents that lie end to end."""
+    ends = lengths.cumsum()
+    border = np.zeros(len(mask) + 1, np.bool_)
+    border[0] = border[-1] = True
+    border[ends] = True
+    before = np.concatenate(([False], mask))
+    behind = np.concatenate((mask, [False]))
+    first = np.flatnonzero(behind & (~before | border))
+    stop = np.flatnonzero(before & (~behind | border))
+    owners = ends.searchsorted(first, side="right")
+    shift = (ends - lengths)[owners]
+    return Spans(np.stack((first - shift, stop - shift), axis=1), np.bincount(owners, minlength=len(lengths)))
+
+
+# ---- write ----
+
+
+class MaskedRows:
+    """The rows of a store with stretches, as columns of arrays: (values, tokens of each row), or values a row."""
+
+    def __init__(self, store: Store, seq_len: int | None, dtype: np.dtype[Any]) -> None:
+        self._store, self._seq_len, self._dtype = store, seq_len, dtype
+        signed = dtype if dtype.kind == "i" else np.dtype(np.int32 if dtype.itemsize < 4 else np.int64)
+        self.types: dict[str, tuple[np.dtype[Any], bool]] = _types(store, seq_len, dtype, signed)
+        """Each column's dtype, and whether it holds lists."""
+
+    @cached_property
+    def packed(self) -> PackedRows:
+        assert self._seq_len is not None
+        return self._store.packed(self._seq_len, form="hf", read="pread")
+
+    def row_lengths(self) -> Iterator[Int64s]:
+        """Tokens of each row in order, many at a time."""
+        if self._seq_len is not None:
+            yield np.full(len(self.packed), self._seq_len, np.int64)
+            return
+        for first in range(0, len(self._whole), _ROWS_AT_ONCE):
+            numbers = np.arange(first, min(first + _ROWS_AT_ONCE, len(self._whole)))
+            yield self._whole.lengths(numbers).sum(axis=1)
+
+    def blocks(self, first: int, rows: int, lengths: Int64s) -> Iterator[dict[str, tuple[Array, Int64s | None]]]:
+        """The rows from `first` on, about a million tokens at a time, or one row that has more."""
+        from milldam.stores.tokens.reader import cut_blocks
+
+        for begin, stop in cut_blocks(lengths[:rows]):
+            numbers = np.arange(first + begin, first + stop)
+            made = self._packed(numbers) if self._seq_len is not None else self._documents(numbers)
+            yield {name: (values.astype(self.types[name][0]), counts) for name, (values, counts) in made.items()}
+
+    def _packed(self, numbers: Int64s) -> dict[str, tuple[Array, Int64s | None]]:
+        batch = self.packed.read(numbers)
+        assert self._seq_len is not None
+        lengths = np.full(len(numbers), self._seq_len)
+        borders = batch["cu_seqlens"].astype(np.int64)
+        # A piece never goes over the end of its row.
+        pieces = np.bincount(borders[:-1] // self._seq_len, minlength=len(numbers))
+        trained = batch["labels"] != NO_LOSS
+        columns: dict[str, npt.NDArray[Any]] = {"input_ids": batch["input_ids"], "labels": batch["labels"]}
+        columns |= {"assistant_masks": trained, "position_ids": batch["position_ids"]}
+        made: dict[str, tuple[Array, Int64s | None]] = {
+            name: (values.reshape(-1), lengths) for name, values in columns.items()
+        }
+        return made | {"seq_lengths": (np.diff(borders), pieces)}
+
+    @cached_property
+    def _whole(self) -> Any:
+        store = self._store
+        return store.pairs(read="pread") if store.stream().pairs else store.conversations(read="pread")
+
+    def _documents(self, numbers: Int64s) -> dict[str, tuple[Array, Int64s | None]]:
+        if self._store.stream().pairs:
+            pairs = self._whole.__getitems__(numbers.tolist())
+            return {
+                name: _joined([pair[name] for pair in pairs]) for name in ("prompt_ids", "chosen_ids", "rejected_ids")
+            }
+        ids, trained, lengths = self._whole.flat(numbers)
+        labels = ids.astype(np.int64)
+        labels[~trained] = NO_LOSS
+        made: dict[str, tuple[Array, Int64s | None]] = {"input_ids": (ids, lengths), "labels": (labels, lengths)}
+        made |= {"assistant_masks": (trained, lengths), "attention_mask": (np.ones(len(ids), np.int8), lengths)}
+        if _LABEL in self.types:
+            made |= {_LABEL: (self._whole.labels_of(numbers), None)} | _last_answers(ids, trained, lengths)
+        return made
+
+
+def _last_answers(ids: Array, trained: Bools, lengths: Int64s) -> dict[str, tuple[Array, Int64s | None]]:
+    """The last trained stretch of each document, and all before it; what lies behind is neither."""
+    spans = spans_of(trained, lengths)
+    some = spans.counts > 0
+    last = np.zeros((len(lengths), 2), np.int64)
+    last[some] = spans.pairs[spans.counts.cumsum()[some] - 1]
+    # Without a stretch all is prompt.
+    last[~some] = lengths[~some, None]
+    begins = lengths.cumsum() - lengths
+    prompts, answers = last[:, 0], last[:, 1] - last[:, 0]
+    return {
+        "prompt_ids": (ids[ranges(begins, prompts)], prompts),
+        "completion_ids": (ids[ranges(begins + prompts, answers)], answers),
+    }
+
+
+def _types(
+    store: Store, seq_len: int | None, dtype: np.dtype[Any], signed: np.dtype[Any]
+) -> dict[str, tuple[np.dtype[Any], bool]]:
+    stream, whole = store.stream(), seq_len is None
+    if stream.pairs and whole:
+        return dict.fromkeys(("prompt_ids", "chosen_ids", "rejected_ids"), (dtype, True))
+    types: dict[str, tuple[np.dtype[Any], bool]] = {"input_ids": (dtype, True), "labels": (signed, True)}
+    types["assistant_masks"] = (np.dtype(np.int8), True)
+    if not whole:
+        return types | dict.fromkeys(("position_ids", "seq_lengths"), (np.dtype(np.int32), True))
+    types["attention_mask"] = (np.dtype(np.int8), True)
+    if stream.has_labels:
+        types |= {"prompt_ids": (dtype, True), "completion_ids": (dtype, True), _LABEL: (np.dtype(np.bool_), False)}
+    return types
+
+
+def _joined(arrays: list[Array]) -> tuple[Array, Int64s]:
+    return np.concatenate(arrays), np.array([len(array) for array in arrays], np.int64)
+
 
 COLUMN = "input_ids"
 OFFSET_BYTES = 4

@@ -5,7 +5,7 @@
 
 A store of several splits becomes a DatasetDict: a folder for each and `dataset_dict.json`. The column is a plain list
 of int32, as tokenizing with HF gives it, also where all rows are of one length. Of conversations also columns for what
-is trained on (`masks`). Read: such folders, and any Arrow file;
+is trained on. Read: such folders, and any Arrow file;
 they are mapped, batch after batch. Needs pyarrow, not datasets.
 """
 

@@ -1,6 +1,6 @@
 """Parquet: rows of `input_ids` in `part-00000.parquet` ..., zstd, row groups of about a million tokens.
 
-Of conversations also columns for what is trained on (`masks`).
+Of conversations also columns for what is trained on.
 
 Always a folder, also for a small store; of several splits a folder for each, which `datasets.load_dataset` takes for
 splits. pyarrow, DuckDB, Polars, Spark and `load_dataset("parquet", data_dir=...)` read it. `shard_size` counts the

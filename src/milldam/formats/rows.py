@@ -19,8 +19,8 @@ import numpy as np
 
 from milldam.errors import ConfigError, Setting
 from milldam.files import NewFile, explain_os_errors
+from milldam.formats.columns import MaskedRows
 from milldam.formats.flat import block_as, document_lengths, lengths_of
-from milldam.formats.masks import MaskedRows
 from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, has_splits, split_parts
 from milldam.loader.reading import TokenArray, open_reader
 from milldam.stores.tokens.format import Int64s

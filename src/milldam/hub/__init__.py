@@ -1,9 +1,8 @@
 """The Hugging Face Hub: a store as a dataset repository, and back.
 
-    contents    which files make a store, from its manifest alone
+    contents    which files make a store, from its manifest alone; groups of them, the units of both jobs
     client      calls of huggingface_hub, and what a repository has; the token is in no error
     card        the dataset card, of which one marked section is ours
-    groups      groups of files, the units of both jobs
     pushing     the job of push: a folder -> a repository, the manifest in the last commit
     pulling     the job of pull: a repository -> a folder, every file checked, the manifest last
 

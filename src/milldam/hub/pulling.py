@@ -23,8 +23,18 @@ from typing import Any, TypedDict
 from milldam.errors import ConfigError, InputError, MismatchError, StoreError
 from milldam.files import explain_os_errors, hash_bytes, refuse_address, remove_temporaries, sync_folder, write_file
 from milldam.hub.client import REPO_TYPE, Tree, awaited, hub_api, quiet, read_small, read_tree, repo_name, tried
-from milldam.hub.contents import Contents, StoredFile, is_whole, kind_among, parse_contents, select_split, wrong_size
-from milldam.hub.groups import FileGroup, moving, plan_groups
+from milldam.hub.contents import (
+    Contents,
+    FileGroup,
+    StoredFile,
+    is_whole,
+    kind_among,
+    moving,
+    parse_contents,
+    plan_groups,
+    select_split,
+    wrong_size,
+)
 from milldam.hub.pushing import MARK
 from milldam.run import job as frame
 from milldam.run.folder import Identity, RunFolder, WorkFolder

@@ -44,8 +44,17 @@ from milldam.hub.client import (
     same_bytes,
     tried,
 )
-from milldam.hub.contents import Contents, StoredFile, check_sizes, is_whole, parse_contents, read_contents
-from milldam.hub.groups import FileGroup, moving, plan_groups
+from milldam.hub.contents import (
+    Contents,
+    FileGroup,
+    StoredFile,
+    check_sizes,
+    is_whole,
+    moving,
+    parse_contents,
+    plan_groups,
+    read_contents,
+)
 from milldam.remote import default_folder
 from milldam.run import job as frame
 from milldam.run.folder import Identity, RunFolder, WorkFolder

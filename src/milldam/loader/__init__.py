@@ -3,18 +3,17 @@
 stream        a stretch of tokens over any number of files
 reading       tokens by position: one gather from mapped files, or announced reads for data beyond memory
 permutation   a keyed permutation of [0, n), computed where it is needed
-order         shuffled, block-shuffled or in sequence: place -> number of a sample
+order         shuffled in all ways, by length, or in sequence: place -> number of a sample
 types         what samples and batches are made of
 samples       what every view has in common
 windows       sample k is the tokens from k * stride on
 packed        rows of documents, with their boundaries
-boundaries    position -> document, from the mapped indexes
+boundaries    position -> document, and which of its tokens are trained on, from the mapped indexes
 row_index     best-fit rows, planned once and kept in a file
 streams       contiguous streams for models that carry state
 feeds         data that may still be in the making, with the verbs of a store
 feed_samples  samples of parts that come one after the other
-unit_order    units in random order, the samples of some parts at a time in any order
-parts         what a feed is made of: a protocol, and the parts of a finished store
+unit_order    what a feed is made of, and in which order: units, and samples of some parts at a time
 mixing        several sources by weight
 schedule      which source comes when, exact at every prefix
 looping       a loop that can be left, gone on with and moved
@@ -22,7 +21,6 @@ batches       samples -> batches: ranks, epochs, state, reading ahead
 recycling     arrays of earlier batches for new ones
 views         the verbs: windows, packed, streams, split
 stores        a store with these verbs
-opening       what a path is, and how it is opened
-freshness     whether what was prepared from an input is still what the input says
+opening       what a path is, how it is opened, and whether what was prepared from an input is fresh
 measuring     what a loader delivers here: time to the first batch, rate, memory
 """

@@ -390,18 +390,15 @@ class _Work(Generic[BatchT]):
                 announcer.advance(step.behind)
             return
         # Many at a time, since a call costs as much as several samples; few at first, for an early first batch.
-        ahead, most = 1, self._steps_ahead()
+        sample_bytes = self.samples.token_dtype.itemsize * self.samples.sample_tokens
+        samples = min(_ANNOUNCED_SAMPLES, _ANNOUNCED_BYTES // sample_bytes)
+        ahead, most = 1, max(1, samples // self.delivery.batch_size)
         announced: list[_Step] = []
         while coming := list(itertools.islice(steps, ahead)):
             _announce(self.samples, Stretches.single(np.concatenate([step.numbers[step.part] for step in coming])))
             yield from announced
             announced, ahead = coming, min(2 * ahead, most)
         yield from announced
-
-    def _steps_ahead(self) -> int:
-        sample_bytes = self.samples.token_dtype.itemsize * self.samples.sample_tokens
-        samples = min(_ANNOUNCED_SAMPLES, _ANNOUNCED_BYTES // sample_bytes)
-        return max(1, samples // self.delivery.batch_size)
 
 
 def _announce(samples: Samples[object, Any], stretches: Stretches) -> None:

@@ -5,6 +5,12 @@ number of files is a handful of numpy calls. Holds some numbers for each file; w
 kernel's page cache. About 3 us for each halving of the largest file's documents, for some dozens of positions at once.
 
 A document's number is that in all files of the stream, as `store[number]` has it, also in a part of the stream.
+
+Which tokens are trained on, for thousands of pieces of documents at once, from the mapped files of stretches.
+
+A `.spans` file (docs/format.md) has, for each document, stretches of its tokens in ascending order. Of a piece of a
+document only the stretches that reach into it are read, found by bisection: the cost does not grow with the turns of
+a conversation that other rows have. Some two dozen numpy calls, whatever the number of pieces; holds what it answers.
 """
 
 from __future__ import annotations
@@ -12,14 +18,17 @@ from __future__ import annotations
 import itertools
 import mmap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from milldam.errors import ConfigError, StoreError
 from milldam.loader.permutation import Int64s
-from milldam.loader.reading import map_side_by_side
+from milldam.loader.reading import map_side_by_side, ranges
 from milldam.loader.stream import TokenFile, TokenStream
+from milldam.loader.types import Array, Bools
 from milldam.stores.tokens.format import HEADER, Index
 
 _STEP = 2
@@ -181,3 +190,160 @@ def as_bytes(path: Path, what: str = "index", least: int = HEADER.size) -> Token
     if size < least:
         raise StoreError(f"{path}: {size:,} bytes are not an {what}. Make it again.")
     return TokenFile(path, size)
+
+
+NO_LOSS = -100
+"""The label that losses of torch and HF leave out."""
+_WIDTH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Where pieces have a loss: stretches of positions, counted from the begin of each piece."""
+
+    counts: Int64s
+    """Stretches of each piece."""
+    begins: Int64s
+    ends: Int64s
+
+    @classmethod
+    def clipped(cls, counts: Int64s, begins: Int64s, ends: Int64s) -> Losses:
+        """Without the stretches that are empty."""
+        some = ends > begins
+        if some.all():
+            return cls(counts, begins, ends)
+        owners = np.arange(len(counts)).repeat(counts)[some]
+        return cls(np.bincount(owners, minlength=len(counts)), begins[some], ends[some])
+
+    def write(self, at: Int64s, mask: Bools) -> None:
+        """Mark them in a flat mask in which pieces begin at ascending places."""
+        shift = at.repeat(self.counts)
+        mark(self.begins + shift, self.ends + shift, mask)
+
+
+def mark(begins: Int64s, ends: Int64s, mask: Bools) -> None:
+    """True in ascending stretches of a flat mask, False elsewhere."""
+    borders = np.zeros(2 * len(begins) + 2, np.int64)
+    borders[1:-1:2], borders[2:-1:2], borders[-1] = begins, ends, len(mask)
+    inside = np.zeros(len(borders) - 1, np.bool_)
+    inside[1::2] = True
+    mask[:] = inside.repeat(np.diff(borders))
+
+
+def mask_labels(labels: Array, mask: Bools) -> None:
+    np.copyto(labels, NO_LOSS, where=~mask)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Pieces of documents."""
+
+    documents: Int64s
+    begins: Int64s
+    """Where each begins within its document."""
+    lengths: Int64s
+
+
+class TrainedTokens:
+    """The stretches of a stream's documents: `losses` of pieces of them."""
+
+    def __init__(self, stream: TokenStream, documents: Documents) -> None:
+        self._held = stream.hold_indexes()
+        self._name, self._firsts = stream.name, documents.firsts
+        files = [_spans_file(stream, file) for file in stream.files]
+        self._space, begins = map_side_by_side(files, 1)
+        self._numbers: Int64s = np.frombuffer(self._space, "<i8")
+        # begins_at: where the begins of each file's documents lie; pairs_at: and its pairs
+        self._begins_at = begins // _WIDTH
+        self._pairs_at = self._begins_at + np.diff(self._firsts) + 1
+        sizes = np.array([file.tokens for file in files]) // _WIDTH - np.diff(self._firsts) - 1
+        # What lies behind a file that is too short is that of the next one.
+        if (sizes < 0).any() or (sizes % 2).any() or (self._numbers[self._pairs_at - 1] * 2 != sizes).any():
+            raise self._damaged()
+        self._pairs = sizes // 2
+
+    def _damaged(self) -> StoreError:
+        return StoreError(
+            f"{self._name}: damaged: a file of stretches (.spans) does not belong to its documents. "
+            "`milldam verify` says which one."
+        )
+
+    def losses(self, pieces: Wanted, *, reach: Int64s, shifted: bool, first: int = 1) -> Losses:
+        """Where pieces have a loss. The label at a position is the token there, or with `shifted` the one behind it.
+
+        reach   how far into each piece there are labels
+        first   the first token of a piece that can be a label: nothing within the piece comes before token 0
+        """
+        pairs, low, high = self._stretches_of(pieces.documents)
+        stop = self._first_above(pairs, 0, pieces.begins + reach - 1 + shifted, low, high)
+        low = self._first_above(pairs, 1, pieces.begins + first, low, stop)
+        counts = stop - low
+        which = pairs.repeat(counts) + 2 * ranges(low, counts)
+        begins, ends = self._numbers[which], self._numbers[which + 1]
+        self._check(begins, ends, counts)
+        shift = (pieces.begins + shifted).repeat(counts)
+        begins = np.maximum(begins - shift, first - shifted)
+        return Losses.clipped(counts, begins, np.minimum(ends - shift, reach.repeat(counts)))
+
+    def _stretches_of(self, documents: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Where the pairs of each document's file lie, the first that is the document's, and the first that is not."""
+        file = self._firsts.searchsorted(documents, side="right") - 1
+        at = self._begins_at[file] + documents - self._firsts[file]
+        first, stop = self._numbers[at], self._numbers[at + 1]
+        if (first < 0).any() or (stop < first).any() or (stop > self._pairs[file]).any():
+            raise self._damaged()
+        return self._pairs_at[file], first, stop
+
+    def _first_above(self, pairs: Int64s, column: int, wanted: Int64s, low: Int64s, high: Int64s) -> Int64s:
+        """The first of the pairs [low, high) of each whose number in a column is above the wanted; all are halved
+        together."""
+        low, high = low.copy(), high.copy()
+        for _ in range(int((high - low).max(initial=0)).bit_length()):
+            middle = (low + high) >> 1
+            open_still = low < high
+            # Where nothing is left to halve, what is read does not matter.
+            at = np.minimum(pairs + 2 * middle + column, len(self._numbers) - 1)
+            above = self._numbers[at] > wanted
+            np.copyto(high, middle, where=open_still & above)
+            np.copyto(low, middle + 1, where=open_still & ~above)
+        return low
+
+    def _check(self, begins: Int64s, ends: Int64s, counts: Int64s) -> None:
+        """Only the ends of a file are checked when it is opened."""
+        first = np.zeros(len(begins) + 1, np.bool_)
+        first[counts.cumsum() - counts] = True
+        rising = (begins[1:] >= ends[:-1]) | first[1:-1]
+        if not rising.all() or (begins < 0).any() or (ends <= begins).any():
+            raise self._damaged()
+
+
+def all_trained(lengths: Int64s, reach: Int64s, *, shifted: bool, first: int = 1) -> Losses:
+    """Pieces of which every token is trained on."""
+    begins = np.full(len(lengths), first - shifted)
+    return Losses.clipped(np.ones_like(lengths), begins, reach)
+
+
+def _spans_file(stream: TokenStream, file: TokenFile) -> TokenFile:
+    if file.spans is None:
+        raise StoreError(f"{stream.name}: damaged: {file.path.name} has no .spans beside it, and others have one.")
+    return as_bytes(file.spans, "array of stretches", _WIDTH)
+
+
+class Labels:
+    """A label for each document of a stream, such as 1 for an answer that is wanted."""
+
+    def __init__(self, stream: TokenStream, documents: Documents) -> None:
+        self._held = stream.hold_indexes()
+        self._firsts = documents.firsts
+        files = [as_bytes(file.labels, "array of labels", 0) for file in stream.files if file.labels is not None]
+        sizes = [file.tokens for file in files]
+        if sizes != np.diff(self._firsts).tolist():
+            raise StoreError(f"{stream.name}: damaged: not every document has a label (.labels).")
+        self._space, self._begins = map_side_by_side([file for file in files if file.tokens], 1)
+        self._numbers: npt.NDArray[np.uint8] = np.frombuffer(self._space, np.uint8)
+        self._firsts = np.unique(self._firsts)
+
+    def find(self, documents: Int64s) -> Bools:
+        file = self._firsts.searchsorted(documents, side="right") - 1
+        found: Bools = self._numbers[self._begins[file] + documents - self._firsts[file]] != 0
+        return found

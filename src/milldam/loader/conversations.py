@@ -26,15 +26,23 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError
-from milldam.loader.boundaries import Documents, require_documents
-from milldam.loader.length_groups import LengthGrouped
-from milldam.loader.order import Order, Shuffle, Stretches
+from milldam.loader.boundaries import (
+    NO_LOSS,
+    Documents,
+    Labels,
+    Losses,
+    TrainedTokens,
+    Wanted,
+    all_trained,
+    mask_labels,
+    require_documents,
+)
+from milldam.loader.order import LengthGrouped, Order, Shuffle, Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way, ranges
 from milldam.loader.row_index import TooLongDocuments
 from milldam.loader.samples import NoSamplesError, StreamSamples, at_least
 from milldam.loader.stream import TokenStream
-from milldam.loader.trained import NO_LOSS, Labels, Losses, TrainedTokens, Wanted, all_trained, mask_labels
 from milldam.loader.types import Array, Bools, Conversation, ConversationBatch, PairBatch, State, TokenizedPair
 
 if TYPE_CHECKING:
@@ -331,16 +339,10 @@ class _Numbering:
             self._left_out = np.concatenate(left_out)
 
     def told_too_long(self) -> str:
-        found, rules = self.too_long, self._rules
-        if not found.documents:
-            return ""
-        became = {"drop": "left out", "refuse": "refused", "cut": "cut there"}[rules.too_long]
+        rules = self._rules
         pairs = ", with the pairs that they are of" if self._each > 1 and rules.too_long == "drop" else ""
-        return (
-            f"{found.documents:,} of {found.of_documents:,} documents are longer than max_tokens={rules.max_tokens:,} "
-            f"and are {became}{pairs} ({found.tokens:,} tokens; the longest has {found.longest:,}). Use more "
-            "max_tokens, or another too_long: drop, cut or refuse."
-        )
+        found = self.too_long
+        return found.told("max_tokens", rules.max_tokens, rules.too_long, also=pairs) if found.documents else ""
 
     def __len__(self) -> int:
         return self._count - len(self._left_out)

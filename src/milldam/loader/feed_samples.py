@@ -21,16 +21,14 @@ import numpy.typing as npt
 
 from milldam.errors import ConfigError, ResourceError
 from milldam.loader.conversations import WholeDocuments
-from milldam.loader.length_groups import LengthGrouped
 from milldam.loader.mixed_reading import Sources, groups, joint_reading, read_by_source
-from milldam.loader.order import Order, Shuffle
-from milldam.loader.parts import Parts
+from milldam.loader.order import LengthGrouped, Order, Shuffle
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way
 from milldam.loader.samples import Loops, NoSamplesError, ReadPart, Samples, StreamSamples, Until
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.loader.types import BatchT, SampleT, State
-from milldam.loader.unit_order import Key, UnitOrder, epoch_begin
+from milldam.loader.unit_order import Key, Parts, UnitOrder, epoch_begin
 from milldam.loader.views import Trainable
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from milldam.errors import ConfigError
 from milldam.loader.feed_samples import Cut, FeedSamples
-from milldam.loader.parts import Parts
 from milldam.loader.reading import Way, require_way
 from milldam.loader.stores import require_choice, require_opened_for
 from milldam.loader.streams import Steps, StreamBatches
 from milldam.loader.types import ConversationBatch, PackedBatch, PackedRow, PairBatch, State, TokenizedPair, TokenPair
+from milldam.loader.unit_order import Parts
 from milldam.loader.views import ConversationForms, PairForms, RowForms, warn_unmasked
 from milldam.loader.windows import Form, WindowRules, Windows
 from milldam.stores.tokens.reader import require_split

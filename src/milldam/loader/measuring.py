@@ -137,7 +137,10 @@ class _Tally:
         try:
             for batch in delivered:
                 came = perf_counter()
-                self._book(batch, came - asked)
+                self.batches += 1
+                self.samples += _rows(batch)
+                self.waited += came - asked
+                self.slowest = max(self.slowest, came - asked)
                 if came >= deadline:
                     return "seconds"
                 if came >= look:
@@ -147,12 +150,6 @@ class _Tally:
         except KeyboardInterrupt:
             return "interrupted"
         return "epochs"
-
-    def _book(self, batch: Any, waited: float) -> None:
-        self.batches += 1
-        self.samples += _rows(batch)
-        self.waited += waited
-        self.slowest = max(self.slowest, waited)
 
 
 def _rows(batch: Any) -> int:

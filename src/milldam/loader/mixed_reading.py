@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from milldam.loader.boundaries import Losses
 from milldam.loader.order import Stretches
 from milldam.loader.packed import PackedRows, RowForm, RowReading
 from milldam.loader.permutation import Int64s
@@ -33,7 +34,6 @@ from milldam.loader.reading import (
 from milldam.loader.row_pieces import Outline, RowFinder, RowPieces, Runs
 from milldam.loader.samples import ReadPart, Samples, StreamSamples
 from milldam.loader.stream import TokenStream
-from milldam.loader.trained import Losses
 from milldam.loader.types import Array
 from milldam.loader.windows import Windows, read_windows
 

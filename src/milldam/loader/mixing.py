@@ -77,7 +77,9 @@ def mix(sources: Mapping[Any, Weight], *, stop: Stop = "first_exhausted") -> Mix
         raise ConfigError("mix: give it the sources with their weights, such as mix({web: 0.7, code: 0.3}).")
     found: list[Any] = [open_data(source) if isinstance(source, str | Path) else source for source in sources]
     shares = shares_of(list(sources.values()))
-    _refuse_stop(stop)
+    number = isinstance(stop, Integral) and not isinstance(stop, bool) and stop >= 1
+    if not number and stop not in ("first_exhausted", "all_exhausted"):
+        raise ConfigError(f"stop: {stop!r}; use first_exhausted, all_exhausted, or a number of samples from 1 on.")
     stop = stop if isinstance(stop, str) else int(stop)
     if all(isinstance(source, Samples) for source in found):
         return MixedSamples(found, shares, stop)
@@ -88,12 +90,6 @@ def mix(sources: Mapping[Any, Weight], *, stop: Stop = "first_exhausted") -> Mix
         f"mix: got {kinds}. Use stores, parts of stores and paths, or else samples such as store.windows(1024); "
         "not both, and nothing else."
     )
-
-
-def _refuse_stop(stop: Stop) -> None:
-    number = isinstance(stop, Integral) and not isinstance(stop, bool) and stop >= 1
-    if not number and stop not in ("first_exhausted", "all_exhausted"):
-        raise ConfigError(f"stop: {stop!r}; use first_exhausted, all_exhausted, or a number of samples from 1 on.")
 
 
 class Mixture:

@@ -2,24 +2,244 @@
 
 Nothing is guessed in silence: of an input, what is used is logged; what is stale, or of which nobody can tell, is
 refused. Nothing is tokenized here.
+
+An input -> what was prepared from it and lies beside it, and whether it is fresh.
+
+Fresh means made from this very input as it is now: the same files by name, size and time of modification, in the same
+order, as written down when it was made. So input and result may move together to another folder (by `mv`, `cp -p`,
+`rsync -a`: what keeps the time); a copy with a new time, or a new name, is refused, since nobody can tell without
+reading it all. A look costs a `stat` a file of the input; no text is read.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import logging
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NoReturn
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path, PurePath
+from typing import Any, NoReturn, TypedDict
 
 import numpy.typing as npt
 
+from milldam.checked import checked
 from milldam.errors import ConfigError, InputError, MismatchError, StoreError
 from milldam.formats.foreign import ForeignFile, foreign_path, open_foreign
-from milldam.input_files import files_below, kind_of, nearby
-from milldam.loader.freshness import STORE_ENDING, Prepared, command_for, places, prepared_beside
+from milldam.formats.npy import read_sidecar, sidecar_path
+from milldam.input_files import InputState, bare_name, files_below, kind_of, nearby, version_of
 from milldam.loader.stores import Store
-from milldam.stores.kinds import TOKENS, store_kind
-from milldam.stores.tokens.manifest import Manifest
+from milldam.stores.kinds import TOKENS, InputFacts, store_kind
+from milldam.stores.tokens.manifest import NAME, Manifest
+
+STORE_ENDING, NPY_ENDING = ".milldam", ".npy"
+_FILES_COMPARED, _CHANGES_SHOWN = 200_000, 3
+_STANDARD_INPUT = "-"
+Files = dict[str, tuple[int, str]]
+"""Name -> size and version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Something that lies where data prepared from an input would lie."""
+
+    path: Path
+    problem: str | None
+    """Why it can't be used; None: it was made from the input as it is now."""
+    command: str
+    """Makes it again."""
+    tokens: int = 0
+
+
+class _Settings(TypedDict, total=False):
+    """Those that are looked at; there are others."""
+
+    datasets: list[dict[str, Any]]
+    clean: Any
+    dedup: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """What a store or an .npy file says of how it was made."""
+
+    input: InputFacts
+    settings: _Settings
+    tokens: int
+    tokenizer: str
+    files: Files = field(default_factory=dict)
+    """The input files, when they are written down one by one."""
+
+    @property
+    def any_format(self) -> bool:
+        """Files of any name were taken from a folder."""
+        return any(one.get("input_format") for one in self.settings.get("datasets", ()))
+
+    @property
+    def preprocessed(self) -> bool:
+        """By `milldam preprocess`: `milldam tokenize` neither cleans nor drops duplicates."""
+        return any(self.settings.get(name) is not None for name in ("clean", "dedup"))
+
+
+def places(given: Path) -> list[Path]:
+    """Where data prepared from an input is looked for, stores first."""
+    names = [given.name] if given.is_dir() else list(dict.fromkeys((bare_name(given.name), given.name)))
+    return [given.with_name(name + ending) for ending in (STORE_ENDING, NPY_ENDING) for name in names]
+
+
+def prepared_beside(given: Path) -> list[Prepared]:
+    """What lies beside an input, stores first."""
+    found = []
+    for path in places(given):
+        if path.suffix == STORE_ENDING and path.is_dir():
+            found.append(_look_at(given, path, _store_origin))
+        elif path.suffix == NPY_ENDING and path.is_file():
+            found.append(_look_at(given, path, _npy_origin))
+    return found
+
+
+def command_for(given: Path, out: Path, *, overwrite: bool = False) -> str:
+    """What makes data from an input."""
+    form = " --format npy" if out.suffix == NPY_ENDING else ""
+    again = " --overwrite" if overwrite else ""
+    return f"milldam tokenize {shlex.quote(str(given))}{form} -o {shlex.quote(str(out))} --tokenizer ...{again}"
+
+
+def _look_at(given: Path, path: Path, read_origin: Any) -> Prepared:
+    try:
+        origin: _Origin = read_origin(path)
+    except StoreError as error:
+        return Prepared(path, str(error).removeprefix(f"{path}: "), command_for(given, path))
+    now = _now(given, origin)
+    known = origin.input.get("fingerprint")
+    if known is None:
+        return Prepared(path, "it does not say what it was made from", command_for(given, path, overwrite=True))
+    if known == now["fingerprint"]:
+        return Prepared(path, None, "", origin.tokens)
+    other = _made_from_other(given, origin)
+    if other is not None:
+        elsewhere = given.with_name(given.name + path.suffix)
+        return Prepared(path, other, command_for(given, elsewhere, overwrite=elsewhere.exists()))
+    return Prepared(path, _what_changed(given, origin, now), _again(given, path, origin))
+
+
+def _again(given: Path, path: Path, origin: _Origin) -> str:
+    if origin.preprocessed:
+        return "milldam preprocess CONFIG.yaml --overwrite, with the configuration it was made with"
+    return f"{command_for(given, path, overwrite=True)}\n  (it was made with the tokenizer {origin.tokenizer})"
+
+
+# ---- what it was made from ----
+
+
+def _store_origin(path: Path) -> _Origin:
+    manifest = Manifest.read(path)
+    listing, settings = _listed(path / "run" / "inputs.jsonl"), checked(_Settings, manifest.settings, path / NAME)
+    return _Origin(manifest.input, settings, manifest.tokens, str(manifest.tokenizer.get("name")), listing)
+
+
+def _npy_origin(path: Path) -> _Origin:
+    facts = read_sidecar(path)
+    if facts is None:
+        raise StoreError(f"{path}: no {sidecar_path(path).name} beside it says what it was made from")
+    settings = checked(_Settings, facts["settings"], sidecar_path(path))
+    return _Origin(facts["input"], settings, facts["tokens"], str(facts["tokenizer"].get("name")))
+
+
+class _Listed(TypedDict):
+    path: str
+    size: int
+    version: str
+
+
+def _listed(listing: Path) -> Files:
+    """The first input files that a run wrote down; none when its folder is gone, or what it says is damaged."""
+    try:
+        with listing.open(encoding="utf-8") as lines:
+            files = [checked(_Listed, json.loads(line), "") for line in itertools.islice(lines, _FILES_COMPARED)]
+        return {PurePath(file["path"]).name: (file["size"], file["version"]) for file in files}
+    except (OSError, ValueError, RecursionError, StoreError):
+        return {}
+
+
+# ---- what there is now ----
+
+
+def _input_files(given: Path, origin: _Origin) -> Iterator[tuple[str, int, str]]:
+    """(path, size, version) of the input as it is now."""
+    paths = files_below(given, any_format=origin.any_format) if given.is_dir() else [str(given)]
+    for path in paths:
+        status = os.stat(path)
+        yield path, status.st_size, version_of(status)
+
+
+def _now(given: Path, origin: _Origin) -> dict[str, Any]:
+    state = InputState()
+    for path, size, version in _input_files(given, origin):
+        state.add(path, size, version)
+    return state.as_json()
+
+
+def _files_now(given: Path, origin: _Origin) -> Files:
+    files = itertools.islice(_input_files(given, origin), _FILES_COMPARED)
+    return {PurePath(path).name: (size, version) for path, size, version in files}
+
+
+# ---- the difference, in words ----
+
+
+def _made_from_other(given: Path, origin: _Origin) -> str | None:
+    """What else it was made from; None when it was made from this input as it was once, as far as one can tell."""
+    if given.is_file() and origin.input.get("files", 1) != 1:
+        part = f", of which {given.name} is one" if given.name in origin.files else ""
+        return f"it was made from {origin.input['files']:,} files{part}"
+    if any(one.get("split") or one.get("subset") for one in origin.settings.get("datasets", ())) and given.is_dir():
+        return "it was made from a split of it, so whether that has changed is not known"
+    now = _files_now(given, origin)
+    if not origin.files or origin.files.keys() & now.keys():
+        return None
+    first = next(iter(origin.files))
+    if first == _STANDARD_INPUT:
+        return "it was made from standard input, so whether that was this file is not known"
+    renamed = sorted(origin.files.values()) == sorted(now.values())
+    hint = ", a file of the same size and time; was it renamed?" if renamed else ""
+    return f"it was made from other input: {first}{' and more' if len(origin.files) > 1 else ''}{hint}"
+
+
+def _what_changed(given: Path, origin: _Origin, now: dict[str, Any]) -> str:
+    changes = list(itertools.islice(_changes(origin.files, _files_now(given, origin)), _CHANGES_SHOWN))
+    if origin.files and changes:
+        return "; ".join(changes)
+    was: Any = {"files": 0, "bytes": 0, **origin.input}
+    if (was["files"], was["bytes"]) == (now["files"], now["bytes"]):
+        return f"{given.name} has the size it had, but another time of modification or another name"
+    if given.is_file():
+        return f"{given.name} has {now['bytes']:,} bytes, and had {was['bytes']:,}"
+    there, before = (f"{one['files']:,} files of {one['bytes']:,} bytes" for one in (now, was))
+    return f"{given.name} has {there}, and had {before}"
+
+
+def _changes(before: Files, after: Files) -> Iterator[str]:
+    for name, (size, version) in after.items():
+        was = before.get(name)
+        if was is None:
+            yield f"{name} is new"
+        elif was[0] != size:
+            yield f"{name} has {size:,} bytes, and had {was[0]:,}"
+        elif was[1] != version:
+            yield f"{name} was modified on {_time(version)}, and before on {_time(was[1])}"
+    yield from (f"{name} is gone" for name in before if name not in after)
+
+
+def _time(version: str) -> str:
+    """A version as people read it: nanoseconds since 1970 of a local file, or what a remote store offers."""
+    if not version.isdigit():
+        return version
+    return datetime.fromtimestamp(int(version) / 1e9).isoformat(" ", "milliseconds")
+
 
 log = logging.getLogger("milldam")
 

@@ -34,14 +34,13 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError
-from milldam.loader.boundaries import document_lengths, require_documents
+from milldam.loader.boundaries import NO_LOSS, document_lengths, mark, mask_labels, require_documents
 from milldam.loader.order import Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import MappedReader, Reader, Way
 from milldam.loader.row_index import ALGORITHM, TooLong, TooLongDocuments, count_too_long
 from milldam.loader.row_pieces import BestFitRows, RowFinder, RowPieces, StreamRows, WrappedRows
 from milldam.loader.samples import NoSamplesError, ReadPart, StreamSamples, at_least
-from milldam.loader.trained import NO_LOSS, mark, mask_labels
 from milldam.loader.types import Array, Bools, PackedBatch, PackedRow, State
 from milldam.native import Kernel, kernel
 
@@ -137,13 +136,7 @@ class PackedRows(StreamSamples[PackedRow, PackedBatch]):
 
     def told_too_long(self) -> str:
         """How many documents are too long, and what to do about it."""
-        found, rules = self.too_long, self.rules
-        became = {"drop": "left out", "refuse": "refused", "cut": "cut there", "split": "split"}[rules.too_long]
-        return (
-            f"{found.documents:,} of {found.of_documents:,} documents are longer than seq_len={rules.seq_len:,} and "
-            f"are {became} ({found.tokens:,} tokens; the longest has {found.longest:,}). Use a longer seq_len, or "
-            "another too_long: drop, cut, split or refuse."
-        )
+        return self.too_long.told("seq_len", self.rules.seq_len, self.rules.too_long)
 
     @property
     def identity(self) -> State:

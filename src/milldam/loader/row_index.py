@@ -29,9 +29,8 @@ from milldam.files import NewFile, explain_os_errors, hash_bytes
 from milldam.loader.boundaries import document_lengths
 from milldam.loader.permutation import Int64s
 from milldam.loader.stream import TokenStream
-from milldam.packing.best_fit import best_fit_rows
-from milldam.packing.pieces import Cutter, Pieces, Rows
-from milldam.packing.row_shards import IndexColumns
+from milldam.packing.best_fit import Cutter, Pieces, Rows, best_fit_rows
+from milldam.packing.rows import IndexColumns
 from milldam.stores.tokens.format import Index
 
 ALGORITHM = 1
@@ -103,6 +102,16 @@ class TooLongDocuments:
     longest: int = 0
     of_documents: int = 0
     """How many documents there are."""
+
+    def told(self, limit: str, most: int | None, too_long: str, *, also: str = "") -> str:
+        """What becomes of them, and what to do about it. `limit`: the setting that says how long is too long."""
+        became = {"drop": "left out", "refuse": "refused", "cut": "cut there", "split": "split"}[too_long]
+        others = "drop, cut, split or refuse" if limit == "seq_len" else "drop, cut or refuse"
+        return (
+            f"{self.documents:,} of {self.of_documents:,} documents are longer than {limit}={most:,} and are "
+            f"{became}{also} ({self.tokens:,} tokens; the longest has {self.longest:,}). Use a larger {limit}, or "
+            f"another too_long: {others}."
+        )
 
 
 def count_too_long(documents: Iterator[Int64s], most: int) -> TooLongDocuments:

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from milldam.errors import StoreError
-from milldam.loader.boundaries import Documents, damaged_index
+from milldam.loader.boundaries import Documents, Losses, TrainedTokens, Wanted, all_trained, damaged_index
 from milldam.loader.order import Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import ranges
 from milldam.loader.row_index import RowSource, open_row_index
 from milldam.loader.samples import NoSamplesError
 from milldam.loader.stream import TokenStream
-from milldam.loader.trained import Losses, TrainedTokens, Wanted, all_trained
 from milldam.loader.types import Bools
 
 if TYPE_CHECKING:

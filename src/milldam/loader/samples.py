@@ -254,7 +254,7 @@ class StreamSamples(Samples[SampleT, BatchT]):
     def _order(self, shuffle: Shuffle, seed: int) -> Order:
         if shuffle == "shard" or self._stream.origin is not None:
             # Only those who need it pay for the module.
-            from milldam.loader.shard_order import ShardShuffled, require_cache
+            from milldam.loader.order import ShardShuffled, require_cache
 
             require_cache(self._stream, shuffle)
             if shuffle == "shard":

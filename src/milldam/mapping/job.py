@@ -22,13 +22,12 @@ from typing import Any, TypeAlias, TypedDict
 
 from milldam.errors import ConfigError, InputError, Setting, StoreError
 from milldam.mapping.cache import cached_out
-from milldam.mapping.fitting import WorkerNeeds
 from milldam.mapping.identity import identify
 from milldam.mapping.made_units import SPOOL, clear_up, forget_unchecked, made_of, records_of
 from milldam.mapping.memory_gate import MemoryGate, Room, remove_gates, this_process
 from milldam.mapping.plan import RowUnit
 from milldam.mapping.preparing import Prepared, outside, prepare, source_options
-from milldam.mapping.probing import Probe, nothing_left
+from milldam.mapping.probing import Probe, WorkerNeeds, nothing_left
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
 from milldam.mapping.working import FAILED, Assigned, MapTask

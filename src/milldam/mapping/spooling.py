@@ -21,7 +21,7 @@ import xxhash
 
 from milldam.errors import InputError
 from milldam.files import NewFile, explain_os_errors, hash_bytes, remove_temporaries
-from milldam.mapping.pieces import Piece, gather_evenly
+from milldam.mapping.file_rows import Piece, gather_evenly
 from milldam.mapping.plan import RowUnit, SourceOptions
 from milldam.sealed import is_whole, read_sealed, write_sealed
 from milldam.sources.batch import OnReject, require_columns

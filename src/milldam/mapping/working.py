@@ -21,14 +21,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from milldam.errors import InputError, ResourceError, Setting
-from milldam.mapping.calling import Caller, CallRules, batches
+from milldam.mapping.calling import Caller, CallRules, FunctionError, KeptResults, ResultError, batches
 from milldam.mapping.carrying import Carried
 from milldam.mapping.file_rows import require_unchanged
-from milldam.mapping.kept_results import KeptResults
 from milldam.mapping.made_units import TableShardWriter, recorded, rejects_name
 from milldam.mapping.memory_gate import MemoryGate, Room, this_process
 from milldam.mapping.plan import RowReader, RowUnit
-from milldam.mapping.returned import FunctionError, ResultError
 from milldam.mapping.schema import ColumnError, fit
 from milldam.memory import allowance, format_size, release, usage
 from milldam.pipeline.documents import REPORT_SECONDS

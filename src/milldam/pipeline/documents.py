@@ -187,7 +187,14 @@ class UnitReader:
             self._inside = False
             return Documents(_no_texts(), Verdicts(0), cancel=True)
         if batch.open or (self._inside and len(batch.texts)):
-            return self._part(batch)
+            assert len(batch.texts) == 1
+            row, self._inside = self._row, batch.open
+            self._row += not batch.open
+            if not self._wanted(row):
+                return Documents(_no_texts(), Verdicts(0))
+            verdicts = Verdicts(1)
+            texts = self._clean(batch.texts, verdicts, open=batch.open)
+            return Documents(texts, verdicts, row, part=True, last=not batch.open)
         return self._whole(batch.texts)
 
     def _conversations(self, batch: ChatBatch) -> Documents:
@@ -199,16 +206,6 @@ class UnitReader:
         told = {name: getattr(batch, name) for name in ("sides", "prompts", "with_special_tokens")}
         documents = Documents(batch.texts, verdicts, row, **told)
         return documents if self._reading.rows is None else documents.within(*self._reading.rows)
-
-    def _part(self, batch: Batch) -> Documents:
-        assert len(batch.texts) == 1
-        row, self._inside = self._row, batch.open
-        self._row += not batch.open
-        if not self._wanted(row):
-            return Documents(_no_texts(), Verdicts(0))
-        verdicts = Verdicts(1)
-        texts = self._clean(batch.texts, verdicts, open=batch.open)
-        return Documents(texts, verdicts, row, part=True, last=not batch.open)
 
     def _whole(self, texts: pa.LargeStringArray) -> Documents:
         row = self._row

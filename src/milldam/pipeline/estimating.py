@@ -110,7 +110,13 @@ def estimate(
     config: Config, prepared: Prepared, survey: Survey, samples: Samples, stages: tuple[str, ...], machines: Machines
 ) -> Needs:
     """What so much input will take when each dataset is like its sample."""
-    job = _expected(prepared, survey, samples)
+    job = Sample()
+    for number, source in enumerate(prepared.sources):
+        held = Sample()
+        for kind, size in survey.sizes.items():
+            if kind[0] == number:
+                held.add(samples.expect(kind, size, survey.slices[kind]))
+        job.add(held, _wanted(source, held.documents) / max(1.0, held.documents))
     width = 2 if token_dtype(prepared.vocab_size) == "uint16" else 4
     load = Load(
         documents=round(job.documents),
@@ -124,18 +130,6 @@ def estimate(
         work=job.work,
     )
     return find_needs(config, load, stages, machines)
-
-
-def _expected(prepared: Prepared, survey: Survey, samples: Samples) -> Sample:
-    """What is taken of all datasets."""
-    job = Sample()
-    for number, source in enumerate(prepared.sources):
-        held = Sample()
-        for kind, size in survey.sizes.items():
-            if kind[0] == number:
-                held.add(samples.expect(kind, size, survey.slices[kind]))
-        job.add(held, _wanted(source, held.documents) / max(1.0, held.documents))
-    return job
 
 
 def _wanted(source: Source, documents: float) -> float:

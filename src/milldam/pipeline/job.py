@@ -41,15 +41,16 @@ from milldam.pipeline.estimating import (
 from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
 from milldam.pipeline.judging import Selection
 from milldam.pipeline.needs import Fitting, Machines, Needs
-from milldam.pipeline.preparing import Preparation, Prepared, pick_encoder, shard_size_of
+from milldam.pipeline.preparing import Preparation, Prepared, pick_encoder
 from milldam.pipeline.receipt import leave_receipt
 from milldam.pipeline.tokenizing import TokenizeTask
 from milldam.run import job as frame
 from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
 from milldam.run.job import ArrayWork, Options
 from milldam.run.planning import WorkPlan, make_plan, require_room, require_room_for_grouping
-from milldam.run.pools import Workers
+from milldam.run.pools import LocalPool, Workers
 from milldam.run.records import RECORDS, Records
+from milldam.run.server_handle import ServerProcess
 from milldam.run.session import Session, Stage, session
 from milldam.run.summary import Observer, Quiet
 from milldam.run.units import KeyArray
@@ -82,13 +83,14 @@ def run_job(
     held_bytes: int = 0,
     report: bool = True,
     request: str | None = None,
+    server: ServerProcess | None = None,
 ) -> TextSummary:
     """Do the job, or what is left of it.
 
     `held_bytes`: memory that the calling program holds already; the limit comes on top of it. `report`: make the page
-    about it. `request`: names what was asked for, for a receipt.
+    about it. `request`: names what was asked for, for a receipt. `server`: begun ahead for it.
     """
-    options = Options.of(config, held_bytes=held_bytes)
+    options = Options.of(config, held_bytes=held_bytes, server=server)
     return frame.run(TokenJob(config, report=report, request=request), options, observer)
 
 
@@ -107,25 +109,13 @@ class TokenPlan(WorkPlan):
     """The index whose documents are dropped in one pass."""
 
 
-WORKER_MODULES = (
-    "milldam.pipeline.fingerprinting",
-    "milldam.pipeline.tokenizing",
-    "milldam.sources.jsonl",
-    "gigatoken.gigatoken_rs",
-)
-_CHAT_MODULES = ("milldam.chat.reading", "milldam.pipeline.chat_encoding")
-
-
 class TokenJob:
     """Text to tokens."""
 
     kind = TOKENS
 
-    def __init__(
-        self, config: Config, *, report: bool = True, request: str | None = None, compares: bool = False
-    ) -> None:
-        """`compares`: the folder has the manifest alone, and the tokens lie elsewhere."""
-        self._config, self._report, self._request, self._compares = config, report, request, compares
+    def __init__(self, config: Config, *, report: bool = True, request: str | None = None) -> None:
+        self._config, self._report, self._request = config, report, request
         self._from_stdin = any(STDIN in one.paths for one in config.sources)
 
     # ---- in job arrays ----
@@ -149,8 +139,6 @@ class TokenJob:
         if self._from_stdin and not config.overwrite and folder.state() == FINISHED:
             said = f"{config.out} exists, and standard input can't be compared with it. Use "
             raise ConfigError(said, Setting("overwrite", True), ".")
-        if folder.state() != FINISHED and _is_large(config):
-            session.pool.expect(WORKER_MODULES if config.chat is None else WORKER_MODULES + _CHAT_MODULES)
         return Preparation(config, folder).prepare()
 
     def has_results(self, folder: RunFolder) -> bool:
@@ -391,7 +379,7 @@ class TokenJob:
         return summary
 
     def up_to_date(self, session: Session, prepared: Prepared) -> TextSummary | None:
-        if not self._compares and not has_every_file(session.folder.out, TOKENS):
+        if not has_every_file(session.folder.out, TOKENS):
             return None
         summary = complete(self._config, session.folder, report=self._report)
         leave_receipt(session.folder.out, self._request, self._config, prepared, summary)
@@ -416,14 +404,6 @@ class PlannedJob:
     """The smallest budget of each machine for its workers."""
 
 
-def _is_large(config: Config) -> bool:
-    """Whether there is surely work for several processes: what is seen at a glance."""
-    if config.workers == 1 or config.limit is not None:
-        return False
-    files = (Path(path) for one in config.sources for path in one.paths)
-    return sum(path.stat().st_size for path in files if path.is_file()) > shard_size_of(config)
-
-
 def plan_job(config: Config, *, nodes: int = 1) -> PlannedJob:
     """Check everything that can be checked beforehand; reads a small sample and writes nothing to the output folder.
 
@@ -433,7 +413,7 @@ def plan_job(config: Config, *, nodes: int = 1) -> PlannedJob:
     with (
         tempfile.TemporaryDirectory(prefix="milldam-plan-") as place,
         RunFolder(Path(place) / "plan", TOKENS) as folder,
-        session(folder, Quiet(), budget, "local", None) as work,
+        session(folder, Quiet(), budget, LocalPool(budget.limit_bytes)) as work,
     ):
         prepared = Preparation(config, folder).prepare()
         state = _state_of(config, prepared)

@@ -17,15 +17,17 @@ from milldam.checked import checked, read_json
 from milldam.config.settings import Config
 from milldam.errors import ConfigError, MilldamError, MismatchError, Setting, StoreError
 from milldam.files import NewFile, json_bytes, write_file
-from milldam.formats.export_place import RECORD_NAME as EXPORT_RECORD
+from milldam.formats.exporting import RECORD_NAME as EXPORT_RECORD
 from milldam.formats.flat import token_blocks
 from milldam.formats.npy import npy_header
 from milldam.loader.stores import Store
-from milldam.pipeline.finishing import TextSummary
+from milldam.pipeline.finishing import TextSummary, complete
 from milldam.pipeline.job import TokenJob
+from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.rejects import NAME as REJECTS
 from milldam.run import job as frame
 from milldam.run.folder import RUN_FOLDER
+from milldam.run.session import Session
 from milldam.run.summary import Observer
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.manifest import NAME as MANIFEST
@@ -54,7 +56,7 @@ def tokenize_to_npy(config: Config, observer: Observer | None = None) -> TextSum
         _restore_identity(sidecar, npy, work)
     try:
         made = dataclasses.replace(config, out=str(work))
-        job = TokenJob(made, report=False, compares=compared)
+        job = (_ComparedJob if compared else TokenJob)(made, report=False)
         summary = frame.run(job, frame.Options.of(made, name=npy), observer)
     except MilldamError:
         if compared:
@@ -67,6 +69,13 @@ def tokenize_to_npy(config: Config, observer: Observer | None = None) -> TextSum
         write_file(sidecar, json_bytes(_facts(Manifest.read(work))))
     shutil.rmtree(work)
     return dataclasses.replace(summary, out=str(npy), output_bytes=npy.stat().st_size)
+
+
+class _ComparedJob(TokenJob):
+    """Its folder has the manifest alone: the tokens lie in the file."""
+
+    def up_to_date(self, session: Session, prepared: Prepared) -> TextSummary:
+        return complete(self._config, session.folder, report=False)
 
 
 def _clear_comparison(work: Path) -> None:

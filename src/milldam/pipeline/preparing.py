@@ -21,6 +21,7 @@ from milldam.errors import InputError
 from milldam.files import hash_bytes
 from milldam.input_files import LeftOut
 from milldam.memory import release
+from milldam.pipeline.ahead import shard_size_of
 from milldam.pipeline.documents import Reading, SetRules, UnitReader
 from milldam.pipeline.judging import preload_rules
 from milldam.remote import default_folder
@@ -32,7 +33,7 @@ from milldam.sources.compression import STDIN
 from milldam.sources.data_sets import Resolved, resolve_data_set
 from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.reading import slice_file
-from milldam.sources.units import CHAT_SHARD_SIZE, SHARD_SIZE, Slice, Unit, plan_units
+from milldam.sources.units import Slice, Unit, plan_units
 from milldam.text.user_functions import function_hash
 from milldam.tokenizers.loading import TokenizerText, read_tokenizer, tokenizer_state
 from milldam.tokenizers.proof import Choice, KnownTokenizer, Question, find_out, settle_encoder
@@ -150,7 +151,7 @@ class Preparation:
 
     def __init__(self, config: Config, folder: RunFolder) -> None:
         self._config, self._folder = config, folder
-        self._resolved = self._resolve_all()
+        self._resolved = [_resolve(one) for one in self._config.sources]
         self.left_out = LeftOut()
         """Files of the input's folders that are not read."""
         self._evaluation: Evaluation | None = None
@@ -165,7 +166,12 @@ class Preparation:
             self._index = IndexLookup(config, config.index_rules)
 
     def prepare(self) -> Prepared:
-        self._try_rules()
+        # What rules name must be there: functions, the language model.
+        preload_rules(self._config.filters, self._config.clean_rules)
+        if self._config.filters.language is not None:
+            from milldam.filters.language import unload_model
+
+            unload_model()
         input_identity = self.list_input()
         shard_size = shard_size_of(self._config)
         sources = self.look_up_sources()
@@ -176,14 +182,6 @@ class Preparation:
         release()
         return dataclasses.replace(prepared, tokenizer_state=state)
 
-    def _try_rules(self) -> None:
-        """What rules name must be there: functions, the language model."""
-        preload_rules(self._config.filters, self._config.clean_rules)
-        if self._config.filters.language is not None:
-            from milldam.filters.language import unload_model
-
-            unload_model()
-
     def list_input(self) -> dict[str, Any]:
         """List the input as it is now; its number, size and fingerprint."""
         self.left_out = LeftOut()
@@ -191,9 +189,6 @@ class Preparation:
         if self._index is not None:
             return self._index.with_state(state)
         return state if self._evaluation is None else state | {"evaluation": self._evaluation.digest}
-
-    def _resolve_all(self) -> list[list[Resolved]]:
-        return [_resolve(one) for one in self._config.sources]
 
     def _heads(self, number: int) -> Iterator[InputFile]:
         """Files of a dataset whose heads can be looked at."""
@@ -372,11 +367,6 @@ def _resolve(one: DataSet) -> list[Resolved]:
 def listed_files(folder: RunFolder, dataset: int) -> Iterator[InputFile]:
     """The files of one dataset, as just listed."""
     return (InputFile(**file) for file in folder.inputs.listed(dataset))
-
-
-def shard_size_of(config: Config) -> int:
-    """Bytes of input per unit."""
-    return config.shard_bytes or (SHARD_SIZE if config.chat is None else CHAT_SHARD_SIZE)
 
 
 def planned_units(folder: RunFolder, sources: tuple[Source, ...], shard_size: int) -> Iterator[Unit]:

@@ -20,7 +20,7 @@ from milldam.errors import MilldamError
 from milldam.files import hash_bytes
 from milldam.input_files import RUN_FOLDER, InputState
 from milldam.run.summary import Summary
-from milldam.sealed import record_of, seal_line, unseal_line
+from milldam.sealed import record_of, replace_unsynced, seal_line, unseal_line
 from milldam.sources.compression import STDIN
 from milldam.sources.data_sets import resolve_data_set
 from milldam.sources.listing import list_inputs
@@ -73,9 +73,13 @@ def run_asked(
     found = None if asked.out is None else _answer(asked.out, asked.name)
     if found is not None:
         return found
-    from milldam.pipeline.job import run_job
+    from milldam.pipeline.ahead import server_ahead
 
-    return run_job(check(), observer, held_bytes=held_bytes, report=asked.report, request=asked.name)
+    config = check()
+    with server_ahead(config) as server:
+        from milldam.pipeline.job import run_job
+
+        return run_job(config, observer, held_bytes=held_bytes, report=asked.report, request=asked.name, server=server)
 
 
 def _answer(out: Path, request: str) -> TextSummary | None:
@@ -140,11 +144,9 @@ def leave_receipt(out: Path, request: str | None, config: Config, prepared: Prep
         "input": {name: value for name, value in prepared.identity.input.items() if name != "index"},
         "summary": asdict(summary),
     }
-    # Not synced: what a power failure tears is not believed. In ASCII: a path need not be UTF-8.
-    new = out / RUN_FOLDER / f"{RECEIPT}.new"
     with contextlib.suppress(OSError):  # without it, the long way is taken
-        new.write_bytes(seal_line(receipt))
-        new.replace(out / RUN_FOLDER / RECEIPT)
+        # In ASCII: a path need not be UTF-8.
+        replace_unsynced(out / RUN_FOLDER / RECEIPT, seal_line(receipt))
 
 
 def _is_told_by_files(config: Config) -> bool:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from milldam.errors import StoreError
 from milldam.files import NewFile
@@ -138,20 +138,17 @@ REJECTS, DROPPED = "rejects-", "dropped-"
 _FRAME_BYTES = 1 << 20
 
 
-class RejectFile:
-    """Records that are set aside: a file that appears when it is committed, if there are any."""
+class _PartFile:
+    """A file of a part of a unit: it appears when it is committed, if anything was written to it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: NewFile | None = None
-        self.counts: Counter[str] = Counter()
 
-    def add(self, reject: Reject) -> None:
+    def _write(self, data: bytes) -> None:
         if self._file is None:
             self._file = NewFile(self._path)
-        if reject.records:
-            self.counts[reject.reason] += reject.records
-        self._file.write(seal_line(reject.as_json()))
+        self._file.write(data)
 
     def commit(self) -> dict[str, dict[str, Any]]:
         """Make it durable; size and hash by its name, where there is a file."""
@@ -163,21 +160,33 @@ class RejectFile:
     def discard(self) -> None:
         """Leave nothing, unless it was committed."""
         if self._file is not None:
-            self._file.__exit__(None, None, None)
+            self._file.discard()
 
-    def __enter__(self) -> RejectFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.discard()
 
 
-class DroppedFile:
+class RejectFile(_PartFile):
+    """Records that are set aside."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.counts: Counter[str] = Counter()
+
+    def add(self, reject: Reject) -> None:
+        if reject.records:
+            self.counts[reject.reason] += reject.records
+        self._write(seal_line(reject.as_json()))
+
+
+class DroppedFile(_PartFile):
     """Dropped documents as zstd frames of about a MiB of JSON lines, which can be put end to end."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: NewFile | None = None
+        super().__init__(path)
         self._held = bytearray()
 
     def add(self, document: dict[str, Any]) -> None:
@@ -186,17 +195,10 @@ class DroppedFile:
             self._flush()
 
     def _flush(self) -> None:
-        if self._file is None:
-            self._file = NewFile(self._path)
-        self._file.write(zstd.compress(bytes(self._held)))
+        self._write(zstd.compress(bytes(self._held)))
         self._held.clear()
 
     def commit(self) -> dict[str, dict[str, Any]]:
-        """Make it durable; size and hash by its name, where there is a file."""
         if self._held:
             self._flush()
-        return {} if self._file is None else {self._path.name: self._file.commit()}
-
-    def discard(self) -> None:
-        if self._file is not None:
-            self._file.__exit__(None, None, None)
+        return super().commit()

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import numpy as np
@@ -67,10 +66,8 @@ class CacheWriter:
     def __enter__(self) -> CacheWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._new.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._new.discard()
 
 
 def _describe(documents: Documents) -> dict[str, Any]:

@@ -213,21 +213,18 @@ class _UnitWork:
             full = self._output.text_bytes >= self._task.shard_size
             if full and len(documents.texts) and not self._inside_giant:
                 self._commit(last=False)
-            self._work_on(documents)
+            if documents.cancel or documents.part:
+                self._work_on_part(documents)
+            elif len(documents.texts):
+                self._work_on_whole(documents)
+            self._bytes_read += documents.bytes_read
+            self._input_bytes = self._given.unit.input_bytes(self._bytes_read)
+            if time.monotonic() - self._reported > REPORT_SECONDS:
+                self._send_progress()
             if self._enough():
                 break
         self._input_bytes = self._given.unit.size
         self._commit(last=True)
-
-    def _work_on(self, documents: Documents) -> None:
-        if documents.cancel or documents.part:
-            self._work_on_part(documents)
-        elif len(documents.texts):
-            self._work_on_whole(documents)
-        self._bytes_read += documents.bytes_read
-        self._input_bytes = self._given.unit.input_bytes(self._bytes_read)
-        if time.monotonic() - self._reported > REPORT_SECONDS:
-            self._send_progress()
 
     @property
     def _inside_giant(self) -> bool:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,7 +77,7 @@ class Shelf:
         if self._facts is not None:
             self._facts_record = self._facts.commit()
         shards = [writer.commit() for writer in self._writers.values() if writer.documents]
-        self.__exit__(None, None, None)
+        self.discard()
         return sorted(shards, key=lambda shard: self._splits.index(shard.split))
 
     def files(self, shards: list[dict[str, Any]]) -> tuple[Files, Files]:
@@ -90,13 +89,14 @@ class Shelf:
     def __enter__(self) -> Shelf:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.discard()
+
+    def discard(self) -> None:
         for writer in self._writers.values():
-            writer.__exit__(kind, error, trace)
+            writer.discard()
         if self._facts is not None:
-            self._facts.__exit__(kind, error, trace)
+            self._facts.discard()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,8 @@ class UnitOutput:
     def __enter__(self) -> UnitOutput:
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._shelf.__exit__(*error)
+    def __exit__(self, *_: object) -> None:
+        self._shelf.discard()
         self._rejects.discard()
         if self._dropped is not None:
             self._dropped.discard()

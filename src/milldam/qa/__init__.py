@@ -1,15 +1,15 @@
 """Question answering on long documents: examples -> windows -> a feature store -> batches -> answers.
 
-records, sources, examples                SQuAD files and flat records -> examples, streamed
-settings                                  what can be set
-tokenizer, template, memory_tokens        what goes around the texts of a window
-spans, windows, features                  examples -> windows, with the tokens of their answers
-chunks, weighing, windowing, job          all of it as a job: planned, resumable, in a memory budget
-window_rows, selection, document_order    what batches are made of, which segments, in which order
-batches, lanes, lane_plan                 windows, documents step by step, lanes that are never idle
-logits, token_stretches, answering        logits -> the characters of answers
-references, evaluation                    answers -> EM and F1
-compat                                    the names that users of MemXLNet know
+records, sources          SQuAD files and flat records -> examples, streamed
+settings                  what can be set
+template                  what goes around the texts of a window
+spans, windows            examples -> windows, with the tokens of their answers
+chunks, windowing, job    all of it as a job: planned, resumable, in a memory budget
+selection                 which segments of a document, in which order documents come
+batches, lanes            windows, documents step by step, lanes that are never idle
+answering                 logits -> the characters of answers
+evaluation                answers -> EM and F1
+compat                    the names that users of MemXLNet know
 
 >>> import milldam
 >>> features = milldam.qa.prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased/")

@@ -23,12 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError, did_you_mean
-from milldam.loader.order import Order, Shuffle, make_order
+from milldam.loader.order import LengthGrouped, Order, Shuffle, make_order
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import ranges
 from milldam.loader.samples import ReadPart, Samples, widened
 from milldam.loader.types import Array, BatchT, Bools, Int32s, State
-from milldam.qa.selection import DocumentOrder, GroupedByLength, Selection, chosen_windows
+from milldam.qa.selection import DocumentOrder, Selection, chosen_windows
 from milldam.stores.features.format import FeatureForm
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from milldam.stores.features import FeatureStore
 
+GROUPED = 32
+"""Documents of about one length that stay together."""
 Rows = dict[str, Array]
 """Columns by name, one row a window."""
 
@@ -234,8 +236,8 @@ class DocumentSamples(FeatureSamples[TimeSteps]):
     """Documents by number; their batches are `TimeSteps`.
 
     selection         which segments of each document; None: all
-    group_by_length   documents of about one length come together, which saves padding: see `GroupedByLength`. Best
-                      where batch_size times world_size divides 32 or is a multiple of it.
+    group_by_length   documents of about one length come together, 32 of them, which saves padding: see `LengthGrouped`.
+                      Best where batch_size times world_size divides 32 or is a multiple of it.
 
     >>> features = milldam.qa.prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased/")
     >>> documents = milldam.qa.DocumentSamples(features, selection=milldam.qa.Selection(max_segments=1))
@@ -302,9 +304,9 @@ class DocumentSamples(FeatureSamples[TimeSteps]):
 
     def _order(self, shuffle: Shuffle, seed: int) -> Order:
         below = make_order(shuffle, len(self), seed, self.sample_tokens * self.token_dtype.itemsize)
-        if not self.group_by_length:
-            return DocumentOrder(below, len(self))
-        return GroupedByLength(below, len(self), self._lengths, seed if shuffle else None)
+        if self.group_by_length:
+            below = LengthGrouped(below, len(self), seed if shuffle else None, GROUPED, self._lengths)
+        return DocumentOrder(below, len(self))
 
     def _lengths(self, documents: Int64s) -> Int64s:
         _, segments = self.store.windows_of(documents)

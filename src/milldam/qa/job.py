@@ -31,9 +31,9 @@ from milldam.qa.chunks import CHUNKS, Read, Reading, ReadTask, Scale, WindowUnit
 from milldam.qa.records import list_files
 from milldam.qa.settings import First, PaddingSide, QASettings
 from milldam.qa.sources import Limits
-from milldam.qa.tokenizer import QATokenizer, load_qa_tokenizer
 from milldam.qa.windowing import WindowTask
 from milldam.qa.windows import VERSION as WINDOWS_VERSION
+from milldam.qa.windows import QATokenizer, load_qa_tokenizer
 from milldam.run import job as frame
 from milldam.run.folder import NEW, Identity, RunFolder
 from milldam.run.planning import TOKENIZER_FACTOR, WorkPlan, enough_memory, fit_workers, least_bytes, make_plan

@@ -19,8 +19,7 @@ from milldam.qa.chunks import REPORT_SECONDS, WindowUnit, chunk_path, read_chunk
 from milldam.qa.settings import QARules
 from milldam.qa.sources import Example
 from milldam.qa.template import Template
-from milldam.qa.tokenizer import load_windower
-from milldam.qa.windows import Prepared, Windower
+from milldam.qa.windows import Prepared, Windower, load_windower
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report, Work
 from milldam.stores.features.format import FeatureForm

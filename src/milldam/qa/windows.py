@@ -2,24 +2,77 @@
 
 Texts are encoded apart, each distinct context of a batch once, and put together by the template: the ids are those
 that the tokenizer gives for the pair. Holds one batch of examples; the columns are filled row by row.
+
+A user's word for a tokenizer -> what windows are made with: tokenizer.json with memory tokens, and the template.
+
+The columns of windows: what is computed, stored and read again. One row a window, in the order of the examples.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError
-from milldam.qa.features import NUMBERS, Features
+from milldam.files import hash_bytes
 from milldam.qa.settings import QARules
 from milldam.qa.sources import Example
 from milldam.qa.spans import Chosen, choose_answer, overlapping_tokens
-from milldam.qa.template import Special, Template
+from milldam.qa.template import Special, Template, add_memory_tokens, template_of, with_memory
+from milldam.stores.features.format import FeatureForm
+from milldam.tokenizers.loading import load_tokenizer
 
+Ints = npt.NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Windows of some examples. L is max_seq_length; positions count from the first token, padding included."""
+
+    input_ids: Ints
+    """(windows, L), padded with the pad token."""
+    token_type_ids: Ints
+    """(windows, L) uint8: as the tokenizer's template has them, the pad type on padding."""
+    offsets: Ints
+    """(windows, L, 2) int32: begin and end, in characters of the context, of each context token; (-1, -1) elsewhere."""
+    length: Ints
+    """(windows,) int32: tokens without padding."""
+    start_positions: Ints
+    """(windows,) int32: the first token of the answer; cls_index where the window does not hold the whole answer."""
+    end_positions: Ints
+    """(windows,) int32: the last token of the answer, itself included."""
+    cls_index: Ints
+    """(windows,) int32."""
+    context_begin: Ints
+    """(windows,) int32: where in the window the context's tokens begin."""
+    context_tokens: Ints
+    """(windows,) int32: how many tokens of the context are in the window."""
+    segment: Ints
+    """(windows,) int32: the window's number in its example, from 0."""
+    segments: Ints
+    """(windows,) int32: how many windows its example has."""
+    example: Ints
+    """(windows,) int64: the example's number in what was given (from 0); in a store, the number in the store."""
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def has_answer(self) -> npt.NDArray[np.bool_]:
+        """(windows,): whether the window holds the whole answer."""
+        has: npt.NDArray[np.bool_] = self.start_positions != self.cls_index
+        return has
+
+
+COLUMNS = tuple(field.name for field in fields(Features))
+NUMBERS = tuple(name for name in COLUMNS if name not in ("input_ids", "token_type_ids", "offsets", "example"))
+"""Those of one number a window, in the order in which they are stored."""
 _WORD_MARKER = "\u2581"
 QUESTION_TOO_LONG = "question_too_long"
 NO_TOKENS = "no_tokens"
@@ -228,3 +281,68 @@ def _joined(*parts: Special) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint
     ids = [token for part in parts for token in part.ids]
     types = [kind for part in parts for kind in (part.types * len(part) if len(part.types) == 1 else part.types)]
     return np.array(ids, np.int32), np.array(types, np.uint8)
+
+
+_FACTS = ("cls_token", "pad_token", "padding_side")
+
+
+@dataclass(frozen=True, slots=True)
+class QATokenizer:
+    name: str
+    json: str
+    """With memory tokens."""
+    plain_hash: str
+    """Of the tokenizer as it was given."""
+    vocab_size: int
+    template: Template
+
+    def form(self, rules: QARules) -> FeatureForm:
+        dtype = "uint16" if self.vocab_size <= 1 << 16 else "int32"
+        own = self.template
+        return FeatureForm(rules.max_seq_length, dtype, own.pad_id, own.pad_type, own.pad_left)
+
+
+def load_qa_tokenizer(spec: str, rules: QARules) -> QATokenizer:
+    """Load it, add the memory tokens, and try the rules on it. Raises ConfigError and InputError."""
+    loaded = load_tokenizer(spec)
+    tokenizer, plain = loaded.huggingface, loaded.json
+    template = template_of(tokenizer, rules, facts_beside(spec))
+    if rules.memory_tokens:
+        template = with_memory(template, add_memory_tokens(tokenizer, rules.memory_tokens))
+    text = tokenizer.to_str() if rules.memory_tokens else plain
+    Windower(tokenizer, rules, template)
+    return QATokenizer(loaded.name, text, hash_bytes(plain.encode()), loaded.vocab_size, template)
+
+
+def load_windower(path: Path, rules: QARules, template: Template) -> Windower:
+    """The windower of a worker, from the tokenizer.json in the store."""
+    from tokenizers import Tokenizer
+
+    return Windower(Tokenizer.from_str(path.read_text(encoding="utf-8")), rules, template)
+
+
+def facts_beside(spec: str) -> dict[str, Any]:
+    """What the files beside a tokenizer say of its special tokens and padding."""
+    found: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        path = _beside(spec, name)
+        try:
+            content = json.loads(path.read_bytes()) if path is not None else {}
+        except (OSError, ValueError):
+            continue
+        for key in _FACTS if isinstance(content, dict) else ():
+            value = content.get(key)
+            value = value.get("content") if isinstance(value, dict) else value
+            if isinstance(value, str):
+                found[key] = value
+    return found
+
+
+def _beside(spec: str, name: str) -> Path | None:
+    path = Path(spec).expanduser()
+    if path.exists():
+        return (path if path.is_dir() else path.parent) / name
+    import huggingface_hub
+
+    cached = huggingface_hub.try_to_load_from_cache(spec, name)
+    return Path(cached) if isinstance(cached, str) else None

@@ -232,18 +232,18 @@ class _Curve:
         elif last is not None and len(self._restarts) < MAX_SPANS:
             self._restarts.append(self._clock)
         self._last = sample
-        self._book(sample)
-        while self._clock >= POINTS * self._step:
-            self._coarsen()
-        self._raise(self._peaks, int(self._clock / self._step), sample.most)
-
-    def _book(self, sample: _Sample) -> None:
         if self._spans:
             self._spans[-1].stop = self._clock
         if not self._spans or (self._spans[-1].stage != sample.stage and len(self._spans) < MAX_SPANS):
             self._spans.append(Span(sample.stage, self._clock, self._clock))
         # A number that was away for a sample and comes back is another process.
         self._alive = {pid: self._process(pid, row) for pid, row in sample.rows.items()}
+        while self._clock >= POINTS * self._step:
+            merged: dict[int, tuple[int, int]] = {}
+            for position, peak in self._peaks.items():
+                self._raise(merged, position // 2, peak)
+            self._peaks, self._step = merged, self._step * 2
+        self._raise(self._peaks, int(self._clock / self._step), sample.most)
 
     def _process(self, pid: str, row: tuple[int, int, str]) -> Process:
         anonymous, file, name = row
@@ -254,12 +254,6 @@ class _Curve:
         one.name, one.last_seen, one.final = name, self._clock, anonymous
         one.peak, one.peak_file = max(one.peak, anonymous), max(one.peak_file, file)
         return one
-
-    def _coarsen(self) -> None:
-        merged: dict[int, tuple[int, int]] = {}
-        for position, peak in self._peaks.items():
-            self._raise(merged, position // 2, peak)
-        self._peaks, self._step = merged, self._step * 2
 
     @staticmethod
     def _raise(peaks: dict[int, tuple[int, int]], position: int, to: tuple[int, int]) -> None:

@@ -166,17 +166,14 @@ class RunFolder:
         self._staged.remove()
         self.inputs.forget()
         if self.task is None and self.is_new():
-            self._leave_no_trace()
+            # Nothing came of it, not even a plan: put the folder back as it was.
+            for name in ("memory.csv", LOCK):
+                (self.folder / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+                for folder in self._made:
+                    folder.rmdir()
         self.presence.leave()
-
-    def _leave_no_trace(self) -> None:
-        """Nothing came of it, not even a plan: put the folder back as it was."""
-        for name in ("memory.csv", LOCK):
-            (self.folder / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self.folder.rmdir()
-            for folder in self._made:
-                folder.rmdir()
 
     # ---- what the folder holds ----
 

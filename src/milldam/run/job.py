@@ -11,7 +11,8 @@ be watched by `milldam status`; keep to a budget.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -20,6 +21,8 @@ from milldam.errors import ConfigError, MilldamError, NotReadyError, Setting
 from milldam.memory import Budget
 from milldam.run.folder import FINISHED, NEW, PREPARE_FIRST, UNFINISHED, Identity, RunFolder
 from milldam.run.planning import WorkPlan
+from milldam.run.pools import pool_for
+from milldam.run.server_handle import ServerProcess
 from milldam.run.session import Session, Stage, session
 from milldam.run.summary import Observer, Quiet
 from milldam.run.tasks import FINISH, PREPARE, ArrayTask
@@ -74,21 +77,6 @@ class Job(Protocol[P, W, D, S_co]):
         ...
 
 
-class RunSettings(Protocol):
-    """What the settings of every job have."""
-
-    @property
-    def out(self) -> str | None: ...
-    @property
-    def memory(self) -> str | int | None: ...
-    @property
-    def executor(self) -> str: ...
-    @property
-    def address(self) -> str | None: ...
-    @property
-    def overwrite(self) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Options:
     """How a job is run: nothing here changes its result."""
@@ -104,21 +92,23 @@ class Options:
     """Memory that the calling program holds already; the limit comes on top of it."""
     adapts: bool = False
     """What was made with other settings is not refused: its units have other keys, and are made again."""
+    server: ServerProcess | None = None
+    """Begun ahead, to start workers."""
 
     @classmethod
-    def of(cls, settings: RunSettings, out: Path | None = None, **more: Any) -> Options:
-        """As a job's settings say. `out`: when it is made elsewhere."""
+    def of(cls, settings: Any, out: Path | None = None, **more: Any) -> Options:
+        """As a job's settings say, which have all of these. `out`: when it is made elsewhere."""
         chosen = settings.memory, settings.executor, settings.address, settings.overwrite
         return cls(out or Path(settings.out or ""), *chosen, **more)
 
 
 def run(job: Job[P, W, D, S_co], options: Options, observer: Observer | None = None) -> S_co:
     """Do a job, or what is left of it."""
-    with RunFolder(options.out, job.kind, name=options.name) as folder, _at_work(folder, options, observer) as work:
+    with _at_work(job, options, observer) as work:
         prepared = job.prepare(work)
-        begin = _where_to_begin(job, folder, prepared, options)
+        begin = _where_to_begin(job, work.folder, prepared, options)
         if begin == FINISHED:
-            folder.tidy()
+            work.folder.tidy()
             summary = job.up_to_date(work, prepared)
             if summary is not None:
                 return summary
@@ -137,9 +127,16 @@ def _where_to_begin(job: Job[P, W, D, S_co], folder: RunFolder, prepared: P, opt
     )
 
 
-def _at_work(folder: RunFolder, options: Options, observer: Observer | None) -> Any:
+@contextlib.contextmanager
+def _at_work(
+    job: Job[P, W, D, S_co], options: Options, observer: Observer | None, task: ArrayTask | None = None
+) -> Iterator[Session]:
+    """A session in the job's run folder, which is locked meanwhile."""
     budget = Budget.of(options.memory, options.held_bytes)
-    return session(folder, observer or Quiet(), budget, options.executor, options.address)
+    with RunFolder(options.out, job.kind, name=options.name, task=task) as folder:
+        pool = pool_for(options.executor, options.address, budget.limit_bytes, options.server)
+        with session(folder, observer or Quiet(), budget, pool) as work:
+            yield work
 
 
 def _planned(job: Job[P, W, D, S_co], work: Session, prepared: P, begin: str) -> W:
@@ -225,22 +222,20 @@ class ArrayWork(Generic[S]):
 
 def _prepare_array(job: Job[P, W, D, S_co], options: Options, observer: Observer | None) -> None:
     """Check and plan a job; what is there of it already stays."""
-    with RunFolder(options.out, job.kind, name=options.name) as folder, _at_work(folder, options, observer) as work:
+    with _at_work(job, options, observer) as work:
         prepared = job.prepare(work)
-        begin = _where_to_begin(job, folder, prepared, options)
+        begin = _where_to_begin(job, work.folder, prepared, options)
         if begin != FINISHED:
             plan = _planned(job, work, prepared, begin)
             # What stands before the first stage is settled once, for all tasks.
             next(job.stages(work, prepared, plan), None)
-            folder.presence.forget_tasks()
+            work.folder.presence.forget_tasks()
 
 
 def _run_array_task(job: Job[P, W, D, S_co], options: Options, task: ArrayTask, observer: Observer | None) -> None:
     """Do what is left of a task of a stage, beside others that do theirs."""
-    with (
-        RunFolder(options.out, job.kind, name=options.name, task=task) as folder,
-        _at_work(folder, options, observer) as work,
-    ):
+    with _at_work(job, options, observer, task) as work:
+        folder = work.folder
         try:
             prepared = job.prepare(work)
             if folder.require_same(prepared.identity) != FINISHED:
@@ -283,11 +278,11 @@ def _require_done(stage: Stage, wanted: str) -> None:
 
 def _finish_array(job: Job[P, W, D, S_co], options: Options, observer: Observer | None) -> S_co:
     """Make the store of what array tasks have done. Raises NotReadyError when something of theirs is left."""
-    with RunFolder(options.out, job.kind, name=options.name) as folder, _at_work(folder, options, observer) as work:
-        if folder.is_new():
-            raise NotReadyError(f"{folder.name}: not prepared. First: {PREPARE_FIRST}")
+    with _at_work(job, options, observer) as work:
+        if work.folder.is_new():
+            raise NotReadyError(f"{work.folder.name}: not prepared. First: {PREPARE_FIRST}")
         prepared = job.prepare(work)
-        was_finished = folder.require_same(prepared.identity) == FINISHED
+        was_finished = work.folder.require_same(prepared.identity) == FINISHED
         if was_finished and (summary := job.up_to_date(work, prepared)) is not None:
             return summary
         plan = _planned(job, work, prepared, UNFINISHED)

@@ -46,11 +46,12 @@ class LocalExecutor:
         keep: bool = False,
         worker_bytes: int | None = None,
         alone: int | None = None,
+        kept: ServerProcess | None = None,
     ) -> None:
         self.workers, self.threads, self.worker_bytes = workers, threads, worker_bytes
         self.alone = workers if alone is None else min(alone, workers)
         self._keep = keep
-        self._kept: ServerProcess | None = None
+        self._kept = kept
 
     def run(
         self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]

@@ -345,7 +345,10 @@ class Monitor:
             readings, elsewhere = self._tree.read(), self._heard_of()
             if readings or elsewhere or not self._stages:  # at the very end nothing is left to see: what was, stays
                 self.now = self._largest_machine(sum((one.use for one in readings), Usage()), elsewhere)
-                self._book(self.now)
+                booked = self._stages.setdefault(self.stage, _Stage(self.now, self.now, self.now))
+                booked.final = self.now
+                booked.peak = _larger(booked.peak, self.now)
+                self.peak = _larger(self.peak, self.now)
                 self.resident_peak = max([self.resident_peak, *(one.resident_peak for one in readings)])
                 rows = [(str(one.pid), one.use, one.name) for one in readings]
                 rows += [(f"{machine}:{pid}", one, "") for (machine, pid), one in elsewhere.items()]
@@ -369,12 +372,6 @@ class Monitor:
         for machine, total in totals.items():
             self.machines[machine] = max(self.machines.get(machine, 0), total.anonymous)
         return max((here, *totals.values()), key=lambda total: total.anonymous)
-
-    def _book(self, total: Usage) -> None:
-        booked = self._stages.setdefault(self.stage, _Stage(total, total, total))
-        booked.final = total
-        booked.peak = _larger(booked.peak, total)
-        self.peak = _larger(self.peak, total)
 
     def _watch(self) -> None:
         for seconds in self._waits():

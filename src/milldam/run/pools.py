@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from milldam.memory import usage
 from milldam.run.local import LocalExecutor
 from milldam.run.server import CAN_FORK
+from milldam.run.server_handle import ServerProcess
 from milldam.run.tasks import DONE, PAUSE_SECONDS, Event, Executor, NothingYetError, Task, cores
 
 
@@ -104,10 +105,10 @@ class Pool(Protocol):
         ...
 
 
-def pool_for(executor: str, address: str | None, budget_bytes: int) -> Pool:
-    """The pool of an executor, "local" or "ray"; `budget_bytes`: for each machine."""
+def pool_for(executor: str, address: str | None, budget_bytes: int, server: ServerProcess | None) -> Pool:
+    """The pool of an executor, "local" or "ray"; `budget_bytes`: for each machine. `server`: begun ahead, here."""
     if executor == "local":
-        return LocalPool(budget_bytes)
+        return LocalPool(budget_bytes, server)
     from milldam.run.ray_cluster import RayPool
 
     return RayPool(address, budget_bytes)
@@ -116,9 +117,11 @@ def pool_for(executor: str, address: str | None, budget_bytes: int) -> Pool:
 class LocalPool:
     """This machine. The process that starts workers is kept for the next stage; its workers end with theirs."""
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, server: ServerProcess | None = None) -> None:
         self._budget_bytes = budget_bytes
-        self._pool = LocalExecutor(0)
+        self._pool = LocalExecutor(0, kept=server)
+        if not self._has_room():
+            self.close()
 
     def executor(self, stage: str, workers: Workers) -> Executor:
         if (workers.count == 1 and not workers.apart) or workers.here:
@@ -132,8 +135,12 @@ class LocalPool:
         return pool
 
     def expect(self, modules: Sequence[str]) -> None:
-        if self._budget_bytes - self._held() >= 2 * ROOM_BYTES:
+        if self._has_room():
             self._pool.expect(modules)
+
+    def _has_room(self) -> bool:
+        """For a process that starts workers, and for what this one still loads itself."""
+        return self._budget_bytes - self._held() >= 2 * ROOM_BYTES
 
     @property
     def cores(self) -> int:

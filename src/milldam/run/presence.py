@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from milldam.errors import RunHeldError, TaskHeldError
 from milldam.files import explain_os_errors
 from milldam.run.tasks import ArrayTask
-from milldam.sealed import read_sealed, seal_file
+from milldam.sealed import read_sealed, replace_unsynced, seal_file
 
 LOCK = "lock"
 _TASKS, _STATUS = "tasks", "status.json"
@@ -73,10 +73,8 @@ class Presence:
 
     def tell(self, status: dict[str, Any]) -> None:
         value = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time(), **status}
-        temporary = self.own / f"{_STATUS}.new"
-        with explain_os_errors(temporary):
-            temporary.write_bytes(seal_file(value))
-            temporary.replace(self.own / _STATUS)
+        with explain_os_errors(self.own / _STATUS):
+            replace_unsynced(self.own / _STATUS, seal_file(value))
 
     def told(self) -> dict[str, Any]:
         """What was last told; nothing when that is damaged: it is not synced, and a power failure may tear it."""

@@ -16,7 +16,7 @@ from milldam.run.folder import RunFolder
 from milldam.run.lean_arrow import keep_arrow_lean
 from milldam.run.monitor import Monitor
 from milldam.run.planning import cores
-from milldam.run.pools import Pool, Workers, pool_for
+from milldam.run.pools import Pool, Workers
 from milldam.run.summary import Observer, Snapshot, Summary, describe_machine, package_versions
 from milldam.run.tasks import CRASH, DONE, MEMORY, PART, PROGRESS, Event, Task
 
@@ -50,11 +50,8 @@ class Stage:
 
 
 @contextlib.contextmanager
-def session(
-    folder: RunFolder, observer: Observer, budget: Budget, executor: str, address: str | None
-) -> Iterator[Session]:
+def session(folder: RunFolder, observer: Observer, budget: Budget, pool: Pool) -> Iterator[Session]:
     """A session in a run folder, on this machine or a cluster, while its memory is watched."""
-    pool = pool_for(executor, address, budget.limit_bytes)
     with contextlib.ExitStack() as stack:
         stack.callback(pool.leave)
         monitor = stack.enter_context(Monitor(folder.own / "memory.csv", stage="prepare", here=pool.machine))
@@ -138,7 +135,14 @@ class Session:
             on_part(event.value)
         elif event.kind == PROGRESS:
             self._by_unit[event.unit] = event.value
-            self._snapshot.workers[event.worker] = _worker_status(event)
+            told = event.value
+            self._snapshot.workers[event.worker] = {
+                "pid": event.pid,
+                "unit": event.unit,
+                "time": time.time(),
+                "anonymous_bytes": told["anonymous_bytes"],
+                **told["counts"],
+            }
         elif event.kind == MEMORY:
             self.monitor.note(event.host, event.pid, event.value)
         elif event.kind == DONE:
@@ -187,17 +191,6 @@ class Session:
             anonymous_bytes=self.monitor.now.anonymous,
             elapsed=time.monotonic() - self._stage_started,
         )
-
-
-def _worker_status(event: Event) -> dict[str, Any]:
-    told = event.value
-    return {
-        "pid": event.pid,
-        "unit": event.unit,
-        "time": time.time(),
-        "anonymous_bytes": told["anonymous_bytes"],
-        **told["counts"],
-    }
 
 
 @contextlib.contextmanager

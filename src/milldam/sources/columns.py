@@ -43,7 +43,11 @@ def why_no_text(slice: Slice, records: list[dict[str, Any]], spool: str | None) 
         return _of_fields({field.name: str(field.type) for field in _schema(slice, spool)}, "columns")
     head, damage = _read_head(slice)
     if not head.strip() or (damage is not None and not records):
-        return _of_nothing(head, damage, slice)
+        if damage is None:
+            packed = " once it is decompressed" if slice.compression is not None else ""
+            return f"it holds nothing but white space{packed}." if head else f"it is empty{packed}."
+        advice = {"not_compressed": " Name it for what it is.", "too_large_window": ""}
+        return f"{damage}.{advice.get(damage.reason, ' Get the file again.')}"
     of_bytes = _of_bytes(head, slice)
     if of_bytes or slice.format in ("csv", "tsv"):
         return of_bytes or _of_header(head)
@@ -64,14 +68,6 @@ def _read_head(slice: Slice) -> tuple[bytes, DamagedError | None]:
     except DamagedError as error:
         return head, error
     return head, None
-
-
-def _of_nothing(head: bytes, damage: DamagedError | None, slice: Slice) -> str:
-    if damage is None:
-        packed = " once it is decompressed" if slice.compression is not None else ""
-        return f"it holds nothing but white space{packed}." if head else f"it is empty{packed}."
-    advice = {"not_compressed": " Name it for what it is.", "too_large_window": ""}
-    return f"{damage}.{advice.get(damage.reason, ' Get the file again.')}"
 
 
 def _of_bytes(head: bytes, slice: Slice) -> str:
@@ -208,7 +204,9 @@ def find_text_column(
     for slice in looked_at:
         fields = _text_fields(slice, spool)
         if wanted is not None and fields.sizes:
-            return _require(wanted, fields, slice.path, setting)
+            if wanted not in fields.sizes:
+                raise no_such_column(slice.path, wanted, fields.sizes, setting)
+            return wanted
         if fields.sizes and _is_in_a_list(slice, fields, spool):
             conversations = True
         # Beside conversations, a field that only happens to be text (an id, a hash) is not what is meant.
@@ -244,12 +242,6 @@ def _no_text(slices: list[Slice], spool: str | None) -> str:
     return f"{path}: no text in it: {why}{others}"
 
 
-def _require(wanted: str, fields: _Fields, path: str, setting: str) -> str:
-    if wanted not in fields.sizes:
-        raise no_such_column(path, wanted, fields.sizes, setting)
-    return wanted
-
-
 def _obvious(fields: _Fields, slice: Slice, spool: str | None, setting: str) -> str:
     if "text" in fields.sizes:
         return "text"
@@ -277,7 +269,14 @@ def _obvious(fields: _Fields, slice: Slice, spool: str | None, setting: str) -> 
 
 def _text_fields(slice: Slice, spool: str | None) -> _Fields:
     if slice.format in ("csv", "tsv"):
-        return _csv_fields(slice)
+        from milldam.sources.csv_records import csv_head
+
+        rows = csv_head(slice.path, slice.compression, slice.format)
+        header = next(rows, [])
+        if len(header) == 1 and any(separator in header[0] for separator in OTHER_SEPARATORS):
+            return _Fields({})
+        named = itertools.chain(((name, "") for name in header), _cells(header, rows))
+        return _looked_at((name, text) for name, text in named if name)
     if slice.format in ("jsonl", "json"):
         return _looked_at(pair for record in _first_records(slice) for pair in _string_fields(record, ""))
     from milldam.sources.tables import holds_bytes, text_columns
@@ -297,17 +296,6 @@ def _schema(slice: Slice, spool: str | None) -> Any:
     from milldam.sources.tables import open_schema
 
     return open_schema(slice, spool)
-
-
-def _csv_fields(slice: Slice) -> _Fields:
-    from milldam.sources.csv_records import csv_head
-
-    rows = csv_head(slice.path, slice.compression, slice.format)
-    header = next(rows, [])
-    if len(header) == 1 and any(separator in header[0] for separator in OTHER_SEPARATORS):
-        return _Fields({})
-    named = itertools.chain(((name, "") for name in header), _cells(header, rows))
-    return _looked_at((name, text) for name, text in named if name)
 
 
 def _cells(header: list[str], rows: Iterator[list[str]]) -> Iterator[tuple[str, str]]:

@@ -115,19 +115,14 @@ def live_files(folder: Path, kind: Kind) -> Iterator[str]:
 
     Kept manifests that nobody holds are removed first. Call it while holding the lock of the run.
     """
-    _release(folder)
-    for manifest in (folder / kind.manifest, *sorted((folder / KEPT).glob("*.json"))):
-        yield from (name for name, _ in kind.files_in(manifest))
-
-
-def _release(folder: Path) -> None:
-    """Remove kept manifests that nobody reads."""
     for path in (folder / KEPT).glob("*.json"):
         with path.open("r+b") as file:
             if not _is_held(file):
                 path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         (folder / KEPT).rmdir()
+    for manifest in (folder / kind.manifest, *sorted((folder / KEPT).glob("*.json"))):
+        yield from (name for name, _ in kind.files_in(manifest))
 
 
 def _is_held(file: IO[bytes]) -> bool:

@@ -25,7 +25,11 @@ def verify(where: str | Path | Place) -> Iterator[str]:
     """Every problem found; none means that the store is whole."""
     place = Folder(Path(where)) if isinstance(where, str | Path) else where
     kind, manifest = manifest_at(place)
-    yield from _head_problems(place, kind, manifest)
+    head = kind.head(place)
+    if head.get("totals") != manifest.totals:
+        yield f"{place.name}/{kind.manifest}: totals are not the sums over its shards"
+    if head.get("fingerprint") != manifest.fingerprint:
+        yield f"{place.name}/{kind.manifest}: the fingerprint is not that of its shards"
     yield from _tokenizer_problems(place, getattr(manifest, "tokenizer", {}).get("xxh3"))
     yield from kind.problems(place, manifest)
 
@@ -34,15 +38,6 @@ def manifest_at(place: Place) -> tuple[Kind, StoreManifest]:
     """What lies at a place. Raises StoreError when it is no store."""
     kind = (None if place.folder is None else store_kind(place.folder)) or TOKENS
     return kind, kind.read_manifest(place)
-
-
-def _head_problems(place: Place, kind: Kind, manifest: StoreManifest) -> Iterator[str]:
-    """What the manifest says of all shards follows from them."""
-    head = kind.head(place)
-    if head.get("totals") != manifest.totals:
-        yield f"{place.name}/{kind.manifest}: totals are not the sums over its shards"
-    if head.get("fingerprint") != manifest.fingerprint:
-        yield f"{place.name}/{kind.manifest}: the fingerprint is not that of its shards"
 
 
 def has_every_file(folder: Path, kind: Kind) -> bool:

@@ -13,7 +13,6 @@ Only what was proved is kept; what is damaged or foreign is not believed. Half a
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 import random
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from milldam import __version__
 from milldam.errors import ConfigError, Setting
 from milldam.files import hash_bytes
 from milldam.memory import release
-from milldam.sealed import seal_line, unseal_line
+from milldam.sealed import replace_unsynced, seal_line, unseal_line
 from milldam.tokenizers.encoders import GIGATOKEN, HUGGINGFACE, Ids, encode_by_huggingface, encode_each, make_encoder
 from milldam.tokenizers.loading import TokenizerText
 from milldam.tokenizers.special import SpecialTokens, choose_special_tokens
@@ -223,9 +222,6 @@ def _keep(question: Question, known: KnownTokenizer, folder: Path) -> None:
     found["added"] = known.added
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        new = folder / f"{question.name}.{os.getpid()}.new"
-        # Not synced: what a power failure tears is not believed.
-        new.write_bytes(seal_line(found))
-        new.replace(folder / question.name)
+        replace_unsynced(folder / question.name, seal_line(found))
         for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-_MOST_FILES]:
             path.unlink(missing_ok=True)

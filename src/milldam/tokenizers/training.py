@@ -173,7 +173,10 @@ class _Sample:
             self.documents += len(batch)
             self.size += int(pc.sum(pc.binary_length(batch)).as_py() or 0)
             texts = bounded_texts(batch)
-            self._keep_for_check(texts)
+            for text in texts[:2]:
+                if self._checked_size < _CHECKED_BYTES:
+                    self.checked.append(text)
+                    self._checked_size += len(text)
             self._count_words(texts)
             yield texts
         # The trainer takes its memory next.
@@ -181,12 +184,6 @@ class _Sample:
         release()
         if not self.word_bytes:
             raise InputError("The sample holds no text: nothing to train a tokenizer on.")
-
-    def _keep_for_check(self, texts: list[str]) -> None:
-        for text in texts[:2]:
-            if self._checked_size < _CHECKED_BYTES:
-                self.checked.append(text)
-                self._checked_size += len(text)
 
     def _count_words(self, texts: list[str]) -> None:
         for text in texts:

@@ -1,10 +1,8 @@
 """What a function's result depends on -> a hash, the same in every process and on every day.
 
-origin      whose code is it: the user's, or a library's (known by name and version)?
-bytecode    what a code object does, and which names it reaches for
-libraries   tokenizers, arrays, tensors and the like in plain terms
+libraries   tokenizers, arrays, tensors and the like in plain terms; whose code is it, the user's or a library's?
 values      any value -> a digest; what has none is named
-walking     from a function to all functions, classes and values that it uses
+walking     from a function to all functions, classes and values that it uses, by what its code reaches for
 
 In the hash: code, defaults, captured values, the globals it really uses, and the same of the user's own functions and
 classes that it reaches; versions of installed packages; the version of Python. Not in it: where the code stands,

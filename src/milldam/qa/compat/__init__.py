@@ -10,8 +10,7 @@ other features are made or missed, never old ones returned. `doc_stride` is the 
 tokenizers. There is one way to work, streamed and lazy, so `use_streaming`, `use_lazy_loading` and
 `streaming_chunk_size` change nothing. `max_memory_gb` bounds what preparing takes.
 
-tokenizers    tokenizers of transformers and of HF tokenizers, on disk
-caching       datasets -> cached features
+caching       tokenizers on disk, datasets -> cached features
 loading       cached features -> batches
 """
 
@@ -19,11 +18,11 @@ from __future__ import annotations
 
 from milldam.qa.compat.caching import (
     StreamingSquadProcessor,
+    configure_memory_tokens,
     create_dataset_from_cache,
     process_and_cache_dataset,
 )
 from milldam.qa.compat.loading import FeatureLoader, SquadDataset, create_dataloader
-from milldam.qa.compat.tokenizers import configure_memory_tokens
 
 __all__ = [
     "FeatureLoader",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,9 +31,9 @@ from milldam.stores.features.manifest import FeatureShard
 from milldam.stores.kinds import shard_name
 
 if TYPE_CHECKING:
-    from milldam.qa.features import Features
     from milldam.qa.sources import Example
     from milldam.qa.spans import Chosen
+    from milldam.qa.windows import Features
 
 _MOST_EXAMPLES = 2**31 - 1
 
@@ -131,12 +130,10 @@ class FeatureShardWriter:
 
     def _discard(self) -> None:
         for new in self._files.values():
-            new.__exit__(None, None, None)
+            new.discard()
 
     def __enter__(self) -> FeatureShardWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._discard()

@@ -11,7 +11,6 @@ import contextlib
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -123,13 +122,15 @@ class ShardWriter:
     def __enter__(self) -> ShardWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.discard()
+
+    def discard(self) -> None:
+        """Leave nothing, unless it was committed."""
         # On a full disk even closing may fail; that must not hide what went wrong before.
         with contextlib.suppress(OSError):
             self._close()
-        self._bin.__exit__(kind, error, trace)
+        self._bin.discard()
 
 
 def commit_shard(split: str, files: dict[str, NewFile]) -> tuple[str, dict[str, Any]]:

@@ -7,8 +7,9 @@ best_fit   a document is cut only when it is longer than a row, or left out then
 Where the data says which tokens are trained on (conversations), all others have no loss: see `trained`.
 
 Which pieces rows are made of is looked up for thousands of them at once (`row_pieces`); a batch is then written by some
-two dozen numpy calls, whatever is in it. Holds the batch, and what was looked up: some 100 bytes for each of 65,536
-pieces, or for those of one batch where that has more; of conversations 8,192, and 16 bytes for each trained stretch.
+two dozen numpy calls, whatever is in it, or by a kernel where the tokens are mapped. Holds the batch, and what was
+looked up: some 130 bytes for each of 65,536 pieces, or for those of one batch where that has more; of conversations
+8,192, and 16 bytes for each trained stretch.
 
 A batch is a dict. Each of these is (rows, seq_len):
 
@@ -41,6 +42,7 @@ from milldam.loader.row_index import ALGORITHM, TooLong, TooLongDocuments, count
 from milldam.loader.row_pieces import BestFitRows, RowFinder, RowPieces, StreamRows, WrappedRows
 from milldam.loader.samples import NoSamplesError, ReadPart, StreamSamples, at_least
 from milldam.loader.types import Array, Bools, PackedBatch, PackedRow, State
+from milldam.native import Kernel, kernel
 
 if TYPE_CHECKING:
     from milldam.loader.views import RowForms, Trainable
@@ -240,10 +242,11 @@ class _Found:
 
     def __init__(self, pieces: RowPieces, reader: Reader, form: RowForm) -> None:
         self._lengths, self._documents, self._padding = pieces.lengths, pieces.documents, pieces.padding
-        self._seq_len, self._tokens = form.seq_len, _RowTokens(pieces, reader, form)
+        self._pieces, self._reader, self._form, self._seq_len = pieces, reader, form, form.seq_len
         self._borders = np.concatenate(([0], pieces.lengths.cumsum()))
         """Where pieces begin, and the end."""
         piece_at = np.concatenate(([0], pieces.counts.cumsum()))
+        self._table = _Table.of(pieces, reader, form, self._borders, piece_at)
         self._piece_at: list[int] = piece_at.tolist()
         """The first piece of each row, and the end."""
         self._longest: list[int] = np.maximum.reduceat(pieces.lengths, piece_at[:-1]).tolist()
@@ -262,19 +265,28 @@ class _Found:
             self._losses = pieces.losses.begins + shift, pieces.losses.ends + shift
             self._marks_at = np.concatenate(([0], pieces.losses.counts.cumsum()))[piece_at].tolist()
 
+    @cached_property
+    def _tokens(self) -> _RowTokens:
+        return _RowTokens(self._pieces, self._reader, self._form)
+
     def write(self, batch: dict[str, Any], first: int, stop: int) -> None:
         """The rows [first, stop), into the arrays of a batch."""
+        mine = slice(self._marks_at[first], self._marks_at[stop])
+        if self._table is None or not self._table.write(batch, first, stop):
+            self._write_by_numpy(batch, first, stop, mine)
+        if self._losses is not None:
+            labels, mask, before = batch["labels"].reshape(-1), batch["loss_mask"].reshape(-1), first * self._seq_len
+            mark(self._losses[0][mine] - before, self._losses[1][mine] - before, mask)
+            mask_labels(labels, mask)
+
+    def _write_by_numpy(self, batch: dict[str, Any], first: int, stop: int, mine: slice) -> None:
         self._tokens.write(batch["input_ids"], batch["labels"], first, stop)
         labels, positions, documents, mask = (batch[name].reshape(-1) for name in _PER_TOKEN[1:])
         begin, end, before = self._piece_at[first], self._piece_at[stop], first * self._seq_len
         lengths, borders = self._lengths[begin:end], self._borders[begin : end + 1] - before
         np.subtract(_counting(len(positions)), borders[:-1].repeat(lengths), out=positions, casting="unsafe")
         documents[:] = self._documents[begin:end].repeat(lengths)
-        mine = slice(self._marks_at[first], self._marks_at[stop])
-        if self._losses is not None:
-            mark(self._losses[0][mine] - before, self._losses[1][mine] - before, mask)
-            mask_labels(labels, mask)
-        else:
+        if self._losses is None:
             without = self._without[mine] - before
             labels[without] = NO_LOSS
             mask.fill(True)
@@ -288,6 +300,67 @@ class _Found:
         for row in padding.nonzero()[0].tolist():
             padded = slice(self._seq_len - int(padding[row]), None)
             batch["labels"][row, padded], batch["loss_mask"][row, padded] = NO_LOSS, False
+
+
+_SHIFTED, _SAME, _SAME_UNMASKED = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Pieces of rows as a kernel takes them, out of mapped tokens."""
+
+    fill: Kernel
+    tokens: Array
+    pieces: Int64s
+    """(pieces, 4): place of its first token or -1 - its padding, length, document, whether it goes on."""
+    piece_at: list[int]
+    form: int
+    by_start: Bools | None
+    """Which rows have a stretch that lies in two files; None: no row."""
+
+    @classmethod
+    def of(cls, pieces: RowPieces, reader: Reader, form: RowForm, borders: Int64s, piece_at: Int64s) -> _Table | None:
+        """None where there is no kernel for it.
+
+        borders: (pieces + 1,), piece_at: (rows + 1,)
+        """
+        fill = _fill_kernel(reader.tokens.dtype, np.dtype(form.dtype)) if isinstance(reader, MappedReader) else None
+        if fill is None:
+            return None
+        assert isinstance(reader, MappedReader)
+        runs = pieces.runs
+        run_at = runs.counts.cumsum() - runs.counts
+        before = runs.lengths.cumsum() - runs.lengths
+        # (runs,): where each begins when rows are counted through; the token behind a row is at its end
+        begins = before - (before[run_at] - np.arange(len(run_at)) * form.seq_len).repeat(runs.counts)
+        run = begins.searchsorted(borders[:-1], side="right") - 1
+        places = reader.places(runs.starts, runs.lengths)
+        table = np.stack(
+            (places[run] + borders[:-1] - begins[run], pieces.lengths, pieces.documents, pieces.goes_on), 1
+        )
+        padded = pieces.padding > 0
+        table[piece_at[1:][padded] - 1, 0] = -1 - pieces.pad_ids[padded]
+        same = _SAME if pieces.losses is None else _SAME_UNMASKED
+        by_start = np.logical_or.reduceat(places < 0, run_at) if (places < 0).any() else None
+        labels = _SHIFTED if form.labels == "shifted" else same
+        return cls(fill, reader.tokens, table, piece_at.tolist(), labels, by_start)
+
+    def write(self, batch: dict[str, Any], first: int, stop: int) -> bool:
+        """Write the rows [first, stop), unless one of them has to be read by its start."""
+        if self.by_start is not None and self.by_start[first:stop].any():
+            return False
+        mine = self.pieces[self.piece_at[first] : self.piece_at[stop]]
+        borders = batch["cu_seqlens"] = np.empty(len(mine) + 1, np.int32)
+        arrays = (batch[name] for name in _PER_TOKEN)
+        batch["max_seqlen"] = self.fill(self.tokens, mine, len(mine), self.form, *arrays, borders)
+        return True
+
+
+def _fill_kernel(token: np.dtype[Any], number: np.dtype[Any]) -> Kernel | None:
+    if token not in (np.uint16, np.int32) or number not in (np.int32, np.int64):
+        return None
+    types = (token.type, np.int64, int, int, *(number.type,) * 3, np.int64, np.bool_, np.int32)
+    return kernel(f"fill_rows_{token}_{number}", *types)
 
 
 class _RowTokens:
@@ -306,24 +379,9 @@ class _RowTokens:
         """Tokens that are read for each row."""
         self._has_behind: Bools = self._taken + pieces.padding > form.seq_len
         """Whether the token behind a row is one of them."""
-        self._behind: Array | None = None
-        """The tokens behind rows, where they are not read with them."""
         self._odd: Bools = (runs.counts != 1) | (self._taken != form.span)
         """Which rows are not a stretch of `span` tokens each."""
         self._some_odd = bool(self._odd.any())
-        if self._some_odd and isinstance(reader, MappedReader):
-            self._take_behind_apart(reader, run_at[1:] - 1)
-
-    def _take_behind_apart(self, reader: MappedReader, last: Int64s) -> None:
-        """Look up the tokens behind all rows at once: then what is read for rows lies end to end as they do.
-
-        last: (rows,), the last run of each
-        """
-        where = self._starts[last] + self._lengths[last] - 1
-        self._behind = reader.rows(where, 1)[:, 0]
-        self._lengths = self._lengths.copy()
-        self._lengths[last] -= self._has_behind
-        self._taken = self._taken - self._has_behind
 
     def write(self, ids: Array, labels: Array, first: int, stop: int) -> None:
         """Write the rows [first, stop); labels behind which there is no token of the stream are left as they are."""
@@ -342,7 +400,7 @@ class _RowTokens:
             return
         labels.reshape(-1)[:-1] = ids.reshape(-1)[1:]
         rows_on = self._has_behind[first:stop].nonzero()[0]
-        labels[rows_on, -1] = tokens[ends[rows_on] - 1] if self._behind is None else self._behind[first:stop][rows_on]
+        labels[rows_on, -1] = tokens[ends[rows_on] - 1]
 
     def _read_rows(self, mine: slice, span: int) -> Array:
         if self._some_by_start and self._places[mine].min() < 0:

@@ -174,7 +174,8 @@ class MappedReader:
         self._space, first_bytes = map_side_by_side(self._layout.files, stream.dtype.itemsize)
         # A token's place in the space is its position plus the shift of its file.
         self._shifts = first_bytes // stream.dtype.itemsize - self._layout.begins
-        self._tokens = np.frombuffer(self._space, stream.dtype)
+        self.tokens: TokenArray = np.frombuffer(self._space, stream.dtype)
+        """The whole stretch, what lies between files included: see `places`."""
         self._windows: dict[int, TokenArray] = {}
 
     def rows(self, starts: Int64s, length: int) -> TokenArray:
@@ -203,9 +204,9 @@ class MappedReader:
 
     def runs_at(self, places: Int64s, lengths: Int64s) -> TokenArray:
         if lengths.sum() >= _SHORTEST_SLICE * len(lengths):
-            tokens, slices = self._tokens, zip(places.tolist(), (places + lengths).tolist(), strict=True)
+            tokens, slices = self.tokens, zip(places.tolist(), (places + lengths).tolist(), strict=True)
             return np.concatenate([tokens[begin:end] for begin, end in slices])
-        gathered: TokenArray = self._tokens[ranges(places, lengths)]
+        gathered: TokenArray = self.tokens[ranges(places, lengths)]
         return gathered
 
     def view(self, start: int, length: int) -> TokenArray:
@@ -218,18 +219,18 @@ class MappedReader:
 
     def _joined(self, starts: Int64s, lengths: Int64s) -> TokenArray:
         parts = (self._part(*part) for part in self._layout.parts(starts, lengths))
-        return np.concatenate([self._tokens[:0], *parts])
+        return np.concatenate([self.tokens[:0], *parts])
 
     def _part(self, file: int, token: int, length: int) -> TokenArray:
         place = int(self._layout.begins[file] + self._shifts[file]) + token
-        return self._tokens[place : place + length]
+        return self.tokens[place : place + length]
 
     def _windows_of(self, length: int) -> TokenArray:
         """The space as rows that begin at every token: an array of strides, no copy."""
         windows = self._windows.get(length)
         if windows is None:
             width = self._dtype.itemsize
-            count = len(self._tokens) - length + 1
+            count = len(self.tokens) - length + 1
             windows = np.ndarray((count, length), self._dtype, self._space, 0, (width, width))
             windows.flags.writeable = False
             self._windows[length] = windows

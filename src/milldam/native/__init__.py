@@ -47,18 +47,21 @@ def kernel(name: str, *types: type) -> Kernel | None:
     if found is None:
         return None
     function = found[f"milldam_{name}"]
+    kinds = [None if kind is int else np.dtype(kind) for kind in types]
+    function.argtypes = [ctypes.c_int64 if kind is None else ctypes.c_void_p for kind in kinds]
     function.restype = ctypes.c_int64
 
     def call(*given: npt.NDArray[Any] | int) -> int:
-        return int(function(*(_argument(one, kind) for one, kind in zip(given, types, strict=True))))
+        found: int = function(*[_argument(one, kind) for one, kind in zip(given, kinds, strict=True)])
+        return found
 
     return call
 
 
-def _argument(given: npt.NDArray[Any] | int, kind: type) -> ctypes.c_void_p | ctypes.c_int64:
-    if kind is int:
-        return ctypes.c_int64(int(given))
+def _argument(given: npt.NDArray[Any] | int, kind: np.dtype[Any] | None) -> int:
+    if kind is None:
+        return int(given)
     assert isinstance(given, np.ndarray)
     if given.dtype != kind or not given.flags.c_contiguous:
-        raise TypeError(f"a kernel wants {np.dtype(kind)} end to end, not {given.dtype}")
-    return ctypes.c_void_p(given.ctypes.data)
+        raise TypeError(f"a kernel wants {kind} end to end, not {given.dtype}")
+    return given.ctypes.data

@@ -18,8 +18,8 @@ from milldam.pipeline.needs import Load, Machines, Needs, find_needs
 from milldam.pipeline.resolving import DECIDE, GROUP, NEAR, SHINGLE, VERIFY
 
 # English JSON lines, GPT-2: seconds of one core for a gigabyte of text, and for a document (docs/log.md).
-WORK = {"read": 5.8, "hash": 0.2, "signatures": 8.0, "encode": 9.7, "write": 1.4}
-DOCUMENT_WORK = {"hash": 2e-6, "signatures": 18e-6}
+WORK = {"read": 5.8, "hash": 0.2, "signatures": 2.4, "encode": 9.7, "write": 1.4}
+DOCUMENT_WORK = {"hash": 2e-6, "signatures": 2e-6}
 TEXT_SHARE, BYTES_A_TOKEN, TOKEN_BYTES = 0.98, 4.4, 2
 
 # A shard: its entry in the manifest and in the records; its cost in a loader (a store of 60,000 shards, links to one).

@@ -569,7 +569,7 @@ def test_the_pieces_are_those_of_the_plan(job: Job) -> None:
         "group": 1,
         "near": 8,
         "shingle": plan.units,
-        "verify": min(256, plan.units),
+        "verify": min(256, 2 * plan.units),
         "decide": 1,
         **dict.fromkeys(("tokenize", "arrange"), plan.units),
     }

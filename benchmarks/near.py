@@ -2,6 +2,7 @@
 
     python benchmarks/near.py quality                         # milldam's removals against brute force, 20,000 documents
     python benchmarks/near.py peers --python VENV/bin/python  # the same for rensa, datatrove, text-dedup, with time
+    python benchmarks/near.py speed --documents 80_000 --peers rensa --python VENV/bin/python   # time alone
     python benchmarks/near.py stages CORPUS.jsonl --workers 1 4   # wall seconds of each stage by workers
     python benchmarks/near.py signatures CORPUS.jsonl.zst     # MB of text a CPU second, one core, by document size
     python benchmarks/near.py estimate                        # bias, spread and recall on pairs of known similarity
@@ -23,7 +24,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
@@ -116,29 +117,48 @@ def show_kinds(corpus: Corpus, found: Contender, verdict: Verdict) -> None:
         print(f"| {kind} | {(kinds == kind).sum():,} | {removed:,} | {wrong:,} | {missed:,} |")
 
 
-def compare(arguments: argparse.Namespace) -> None:
-    """milldam, and the peers that are asked for, on one corpus, in turns."""
+def planted(arguments: argparse.Namespace, place: Path) -> Corpus:
+    seeds = (SEED_FOLDER / "gutenberg-64MB.jsonl.zst", SEED_FOLDER / "multilingual-17MB.jsonl.zst")
+    texts = [text for path in seeds for _, text in read_texts(path)]
+    corpus = Corpus.write(place / "corpus", plant(texts, arguments.documents, arguments.seed), PARTS)
+    size = f"{len(corpus.documents):,} documents, {megabytes(corpus.text_bytes)}"
+    print(f"{size}, seed {arguments.seed}, {arguments.workers} workers\n")
+    return corpus
+
+
+def take_turns(corpus: Corpus, arguments: argparse.Namespace, place: Path) -> Iterator[tuple[str, Contender]]:
+    """milldam, and the peers that are asked for, on one corpus."""
+    for number in range(arguments.rounds):
+        for peer in ("milldam", *arguments.peers):
+            folder = place / f"{peer}-{number}"
+            folder.mkdir()
+            given = corpus, folder, arguments.workers
+            yield peer, run_milldam(*given) if peer == "milldam" else run_peer(peer, *given, arguments.python)
+            shutil.rmtree(folder)
+
+
+def race(arguments: argparse.Namespace) -> None:
+    """Time alone, for corpora that are too large to be judged by brute force."""
     with tempfile.TemporaryDirectory() as name:
-        seeds = (SEED_FOLDER / "gutenberg-64MB.jsonl.zst", SEED_FOLDER / "multilingual-17MB.jsonl.zst")
-        texts = [text for path in seeds for _, text in read_texts(path)]
-        corpus = Corpus.write(Path(name) / "corpus", plant(texts, arguments.documents, arguments.seed), PARTS)
+        corpus = planted(arguments, Path(name))
+        print("| | wall s | CPU s | removed |\n|---|---|---|---|")
+        for _, found in take_turns(corpus, arguments, Path(name)):
+            print(f"| {found.name} | {found.wall:.1f} | {found.cpu:.1f} | {(~found.kept).sum():,} |", flush=True)
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Time, and what was removed wrongly or missed."""
+    with tempfile.TemporaryDirectory() as name:
+        corpus = planted(arguments, Path(name))
         truth = corpus.truth()
-        size = f"{len(corpus.documents):,} documents, {megabytes(corpus.text_bytes)}"
-        print(f"{size}, seed {arguments.seed}, {arguments.workers} workers\n")
         print("| | wall s | CPU s | " + " | ".join(judge(truth, np.ones(len(truth.sizes), bool)).figures()) + " |")
         verdicts = {}
-        for number in range(arguments.rounds):
-            for peer in ("milldam", *arguments.peers):
-                folder = Path(name) / f"{peer}-{number}"
-                folder.mkdir()
-                given = corpus, folder, arguments.workers
-                found = run_milldam(*given) if peer == "milldam" else run_peer(peer, *given, arguments.python)
-                verdicts[peer] = verdict = judge(truth, found.kept)
-                figures = " | ".join(f"{value:,}" for value in verdict.figures().values())
-                print(f"| {found.name} | {found.wall:.1f} | {found.cpu:.1f} | {figures} |", flush=True)
-                if peer == "milldam":
-                    ours = found
-                shutil.rmtree(folder)
+        for peer, found in take_turns(corpus, arguments, Path(name)):
+            verdicts[peer] = verdict = judge(truth, found.kept)
+            figures = " | ".join(f"{value:,}" for value in verdict.figures().values())
+            print(f"| {found.name} | {found.wall:.1f} | {found.cpu:.1f} | {figures} |", flush=True)
+            if peer == "milldam":
+                ours = found
         show_kinds(corpus, ours, verdicts["milldam"])
         assert ours.removals is not None
         false = len(ours.removals.false_names(truth))
@@ -288,15 +308,17 @@ def folder_bytes(folder: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    quality, peers = commands.add_parser("quality"), commands.add_parser("peers")
-    for command in (quality, peers):
+    quality, peers, speed = (commands.add_parser(name) for name in ("quality", "peers", "speed"))
+    for command in (quality, peers, speed):
         command.add_argument("--documents", type=int, default=20_000)
         command.add_argument("--seed", type=int, default=0)
         command.add_argument("--workers", type=int, default=2)
         command.add_argument("--rounds", type=int, default=1)
         command.set_defaults(do=compare, peers=[])
-    peers.add_argument("--peers", nargs="+", choices=PEERS, default=[*PEERS])
-    peers.add_argument("--python", type=Path, required=True, help="of an environment that has the peers")
+    for command in (peers, speed):
+        command.add_argument("--peers", nargs="+", choices=PEERS, default=[*PEERS])
+        command.add_argument("--python", type=Path, required=True, help="of an environment that has the peers")
+    speed.set_defaults(do=race)
     stages = commands.add_parser("stages")
     stages.add_argument("corpus", type=Path, help="JSON lines with a field text")
     stages.add_argument("--workers", type=int, nargs="+", default=[1, 4])

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from milldam import native
 from milldam.dedup.keys import mapped, numbered
 from milldam.dedup.minhash import SignatureFiles, unit_name
 from milldam.dedup.shingles import (
@@ -172,7 +173,7 @@ class SketchFiles:
         positions, where = numbered(np.concatenate((first, second)))
         counts = np.concatenate([spans.counts for _, spans in self._spans(positions)] or [positions])
         one, other = where[: len(first)], where[len(first) :]
-        bytes_each = _PAIR_BYTES if kernel("compare_sets") else _PAIR_BYTES_WITHOUT_KERNELS
+        bytes_each = _PAIR_BYTES if native.library() else _PAIR_BYTES_WITHOUT_KERNELS
         taken = np.cumsum((counts[one] + counts[other]) * bytes_each)
         start = 0
         while start < len(first):

@@ -6,7 +6,7 @@ Both import for a quarter of a second: side by side, the first unit begins that 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,8 +37,7 @@ def server_ahead(config: Config) -> Iterator[ServerProcess | None]:
     from milldam.run.server import CAN_FORK
     from milldam.run.server_handle import ServerProcess
 
-    is_there = (Path(config.out) / TOKENS.manifest).exists()
-    if is_there or not (CAN_FORK and config.executor == "local" and _is_large(config)):
+    if not (CAN_FORK and config.executor == "local" and _is_needed(config)):
         yield None
         return
     server = ServerProcess({}, apart=False)
@@ -49,15 +48,17 @@ def server_ahead(config: Config) -> Iterator[ServerProcess | None]:
         server.close()
 
 
-def _is_large(config: Config) -> bool:
+def _is_needed(config: Config) -> bool:
     """Whether there is surely work for several processes: what is seen at a glance."""
     if config.workers == 1 or config.limit is not None:
         return False
-    given = [Path(path) for one in config.sources for path in one.paths]
-    files = (file for path in given for file in (path.iterdir() if path.is_dir() else [path]))
-    left = shard_size_of(config)
-    for file in files:
-        left -= file.stat().st_size if file.is_file() else 0
-        if left < 0:
-            return True
+    with suppress(OSError):  # what can't be looked at is told by who reads it
+        if (Path(config.out) / TOKENS.manifest).exists():
+            return False
+        left = shard_size_of(config)
+        for path in (Path(path) for one in config.sources for path in one.paths):
+            for file in path.iterdir() if path.is_dir() else [path]:
+                left -= file.stat().st_size if file.is_file() else 0
+                if left < 0:
+                    return True
     return False

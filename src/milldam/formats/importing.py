@@ -38,8 +38,7 @@ from milldam.run.planning import WorkPlan
 from milldam.run.records import Records, sweep
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary
-from milldam.stores.generations import live_files
-from milldam.stores.kinds import TOKENS
+from milldam.stores.kinds import TOKENS, live_files
 from milldam.stores.place import Folder
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import (

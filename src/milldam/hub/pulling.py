@@ -43,8 +43,7 @@ from milldam.run.records import RECORDS, Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary
 from milldam.sealed import read_sealed, write_sealed
-from milldam.stores.generations import live_files, replacing
-from milldam.stores.kinds import KINDS, Kind, store_kind
+from milldam.stores.kinds import KINDS, Kind, live_files, replacing, store_kind
 
 PULL = Kind("pull", "milldam-pull.json", "milldam pull", "a pull that is not in its place", "Run it again.")
 STREAMS = 4

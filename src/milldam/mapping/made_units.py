@@ -29,8 +29,7 @@ from milldam.mapping.plan import HASHES, RowUnit, indices_name
 from milldam.run.folder import RUN_FOLDER, RunFolder
 from milldam.run.records import Files, Record, Records, sweep
 from milldam.sealed import record_of, seal_line
-from milldam.stores.generations import live_files
-from milldam.stores.kinds import TABLE, shard_name
+from milldam.stores.kinds import TABLE, live_files, shard_name
 from milldam.stores.table.manifest import NAME, MadeUnit, TableManifest, TableShard
 
 BATCH_BYTES = 4 << 20

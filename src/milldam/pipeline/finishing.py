@@ -30,8 +30,7 @@ from milldam.run.session import Session
 from milldam.run.summary import SUMMARY, Summary
 from milldam.sealed import read_sealed, write_sealed
 from milldam.sources.units import Unit
-from milldam.stores.generations import live_files
-from milldam.stores.kinds import TOKENS
+from milldam.stores.kinds import TOKENS, live_files
 from milldam.stores.place import Folder
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import (

@@ -44,8 +44,7 @@ from milldam.run.summary import Observer, Summary
 from milldam.run.units import Keys
 from milldam.sealed import is_whole
 from milldam.stores.features.manifest import FeatureManifest, FeatureShard, template_facts
-from milldam.stores.generations import live_files
-from milldam.stores.kinds import FEATURES
+from milldam.stores.kinds import FEATURES, live_files
 from milldam.stores.verify import has_every_file
 
 if TYPE_CHECKING:

@@ -52,9 +52,8 @@ from milldam.sources.listing import InputFile
 from milldam.sources.units import Unit
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.reader import open_store
-from milldam.tokenizers.loading import TokenizerText
+from milldam.tokenizers.loading import NamedTokens, SpecialTokens, TokenizerText
 from milldam.tokenizers.proof import KnownTokenizer, Question
-from milldam.tokenizers.special import NamedTokens, SpecialTokens
 from sizes import parse_size
 
 FILE_BYTES = 15 * 10**6

@@ -35,9 +35,8 @@ from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.reading import slice_file
 from milldam.sources.units import Slice, Unit, plan_units
 from milldam.text.user_functions import function_hash
-from milldam.tokenizers.loading import TokenizerText, read_tokenizer, tokenizer_state
+from milldam.tokenizers.loading import SpecialTokens, TokenizerText, read_tokenizer, tokenizer_state
 from milldam.tokenizers.proof import Choice, KnownTokenizer, Question, find_out, settle_encoder
-from milldam.tokenizers.special import SpecialTokens
 
 if TYPE_CHECKING:
     from milldam.chat.loading import TemplateSource

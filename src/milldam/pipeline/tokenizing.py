@@ -33,7 +33,7 @@ from milldam.stores.tokens.manifest import READ
 from milldam.stores.tokens.writer import Tokens
 from milldam.tokenizers.document_encoder import DocumentEncoder, bare_form
 from milldam.tokenizers.encoders import HUGGINGFACE, FrugalEncoder, GrowingEncoder, make_encoder
-from milldam.tokenizers.special import SpecialTokens
+from milldam.tokenizers.loading import SpecialTokens
 
 if TYPE_CHECKING:
     from milldam.chat.reading import ChatRecipe, Sides

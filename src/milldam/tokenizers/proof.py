@@ -29,8 +29,7 @@ from milldam.files import hash_bytes
 from milldam.memory import release
 from milldam.sealed import replace_unsynced, seal_line, unseal_line
 from milldam.tokenizers.encoders import GIGATOKEN, HUGGINGFACE, Ids, encode_by_huggingface, encode_each, make_encoder
-from milldam.tokenizers.loading import TokenizerText
-from milldam.tokenizers.special import SpecialTokens, choose_special_tokens
+from milldam.tokenizers.loading import SpecialTokens, TokenizerText, choose_special_tokens
 
 _ADDED = 500
 

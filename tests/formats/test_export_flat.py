@@ -25,11 +25,11 @@ from tests.kit.token_stores import EOS, flat_tokens, shard_file, write_store
 import milldam
 from milldam.config.tokenize_options import tokenize_config
 from milldam.errors import ConfigError, MismatchError, StoreError
+from milldam.files import read_sealed, write_sealed
 from milldam.formats import FORMATS, export, flat, load_format
 from milldam.formats.nanogpt import file_name
 from milldam.loader.stores import Store
 from milldam.pipeline.npy import tokenize_to_npy
-from milldam.sealed import read_sealed, write_sealed
 from milldam.stores.tokens import format as store_format
 from milldam.stores.tokens import reader
 
@@ -345,7 +345,7 @@ import os, signal, sys, time
 from pathlib import Path
 from milldam.formats import export, flat
 from milldam.run.records import Records
-from milldam.sealed import read_sealed, write_sealed
+from milldam.files import read_sealed, write_sealed
 from milldam.stores.tokens import reader
 
 store, to, out, where, *options = sys.argv[1:]

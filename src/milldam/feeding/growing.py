@@ -18,6 +18,7 @@ from milldam.errors import MismatchError, StoreError
 from milldam.feeding.demand import Demand, Planned, known_keys
 from milldam.feeding.made import MadeParts
 from milldam.feeding.making import Making, Order
+from milldam.files import has_size
 from milldam.input_files import RUN_FOLDER
 from milldam.loader.stores import Store, token_file
 from milldam.loader.unit_order import FeedFacts, FinishedParts, Part, Parts
@@ -25,7 +26,6 @@ from milldam.run.folder import Identity
 from milldam.run.presence import Presence
 from milldam.run.records import RECORDS, Record
 from milldam.run.units import Keys, UnitList
-from milldam.sealed import has_size
 from milldam.stores.kinds import TOKENS
 from milldam.stores.place import Folder, Place
 from milldam.stores.tokens.format import token_dtype

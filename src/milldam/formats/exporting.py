@@ -30,10 +30,13 @@ from milldam.config.fields import SETTINGS, AtLeastOne, Executor, Size
 from milldam.errors import ConfigError, MismatchError, Setting
 from milldam.files import (
     explain_os_errors,
+    has_size,
+    read_sealed,
     refuse_address,
     remove_temporaries,
     stays_in_folder,
     sync_folder,
+    write_sealed,
 )
 from milldam.formats import Format, FormatName, load_format
 from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, has_splits, split_parts
@@ -48,7 +51,6 @@ from milldam.run.records import Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary
 from milldam.run.tasks import PART, Report, Work
-from milldam.sealed import has_size, read_sealed, write_sealed
 from milldam.stores.kinds import Kind
 from milldam.stores.place import Folder
 

@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from milldam.errors import ConfigError, InputError, MismatchError, StoreError
-from milldam.files import explain_os_errors, hash_bytes, refuse_address, remove_temporaries, sync_folder, write_file
+from milldam.files import (
+    explain_os_errors,
+    hash_bytes,
+    read_sealed,
+    refuse_address,
+    remove_temporaries,
+    sync_folder,
+    write_file,
+    write_sealed,
+)
 from milldam.hub.client import REPO_TYPE, Tree, awaited, hub_api, quiet, read_small, read_tree, repo_name, tried
 from milldam.hub.contents import (
     Contents,
@@ -42,7 +51,6 @@ from milldam.run.planning import WorkPlan
 from milldam.run.records import RECORDS, Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary
-from milldam.sealed import read_sealed, write_sealed
 from milldam.stores.kinds import KINDS, Kind, live_files, replacing, store_kind
 
 PULL = Kind("pull", "milldam-pull.json", "milldam pull", "a pull that is not in its place", "Run it again.")

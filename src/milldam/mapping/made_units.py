@@ -22,13 +22,12 @@ import numpy as np
 import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
-from milldam.files import FileSink, NewFile
+from milldam.files import FileSink, NewFile, record_of, seal_line
 from milldam.mapping.file_rows import can_be_checked
 from milldam.mapping.memory_gate import remove_gates
 from milldam.mapping.plan import HASHES, RowUnit, indices_name
 from milldam.run.folder import RUN_FOLDER, RunFolder
 from milldam.run.records import Files, Record, Records, sweep
-from milldam.sealed import record_of, seal_line
 from milldam.stores.kinds import TABLE, live_files, shard_name
 from milldam.stores.table.manifest import NAME, MadeUnit, TableManifest, TableShard
 

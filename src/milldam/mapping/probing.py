@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from milldam.errors import ConfigError, InputError, ResourceError, Setting
+from milldam.files import read_sealed, write_sealed
 from milldam.mapping.calling import ALL, Caller, CallRules, KeptResults, Results
 from milldam.mapping.carrying import Carried, Load
 from milldam.mapping.file_rows import require_unchanged
@@ -34,7 +35,6 @@ from milldam.run.pools import Workers
 from milldam.run.session import Session, Stage
 from milldam.run.tasks import PART, Report, Work
 from milldam.run.units import UnitList
-from milldam.sealed import read_sealed, write_sealed
 from milldam.sources.batch import Reject
 from milldam.sources.rows import Rows, byte_size, column, column_names, row_count
 from milldam.stores.table.manifest import TableSchema

@@ -20,10 +20,17 @@ import pyarrow as pa
 import xxhash
 
 from milldam.errors import InputError
-from milldam.files import NewFile, explain_os_errors, hash_bytes, remove_temporaries
+from milldam.files import (
+    NewFile,
+    explain_os_errors,
+    hash_bytes,
+    is_whole,
+    read_sealed,
+    remove_temporaries,
+    write_sealed,
+)
 from milldam.mapping.file_rows import Piece, gather_evenly
 from milldam.mapping.plan import RowUnit, SourceOptions
-from milldam.sealed import is_whole, read_sealed, write_sealed
 from milldam.sources.batch import OnReject, require_columns
 from milldam.sources.listing import InputFile
 from milldam.sources.rows import Places, Room, Rows, byte_size, cut_by_size, from_records, row_count, value_size

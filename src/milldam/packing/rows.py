@@ -25,14 +25,13 @@ from typing import IO, Any
 import numpy as np
 
 from milldam.errors import ConfigError, MismatchError, StoreError
-from milldam.files import NewFile, explain_os_errors, remove_temporaries, sync_folder, write_file
+from milldam.files import NewFile, explain_os_errors, has_size, remove_temporaries, sync_folder, write_file
 from milldam.loader.boundaries import document_lengths
 from milldam.loader.reading import Reader, TokenArray, open_reader
 from milldam.loader.stores import Store
 from milldam.loader.stream import TokenStream
 from milldam.packing.best_fit import Cutter, Pieces, Rows, best_fit_rows, wrapped_rows
 from milldam.packing.rules import PackingRules
-from milldam.sealed import has_size
 from milldam.stores.tokens.format import DTYPE_CODES, HEADER, MAGIC, MAX_SEQUENCE, VERSION, Int64s
 from milldam.stores.tokens.manifest import NAME, Manifest, Shard
 from milldam.stores.tokens.writer import commit_shard

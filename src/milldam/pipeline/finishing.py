@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from milldam.config.settings import TRAIN, VAL, Config, text_columns
 from milldam.errors import InputError, StoreError
-from milldam.files import join_files
+from milldam.files import join_files, read_sealed, write_sealed
 from milldam.markup import counted
 from milldam.pipeline.documents import Reading
 from milldam.pipeline.preparing import Prepared
@@ -28,7 +28,6 @@ from milldam.run.planning import WorkPlan
 from milldam.run.records import Records, sweep
 from milldam.run.session import Session
 from milldam.run.summary import SUMMARY, Summary
-from milldam.sealed import read_sealed, write_sealed
 from milldam.sources.units import Unit
 from milldam.stores.kinds import TOKENS, live_files
 from milldam.stores.place import Folder

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from milldam import __version__
 from milldam.errors import MilldamError
-from milldam.files import hash_bytes
+from milldam.files import hash_bytes, record_of, replace_unsynced, seal_line, unseal_line
 from milldam.input_files import RUN_FOLDER, InputState
 from milldam.run.summary import Summary
-from milldam.sealed import record_of, replace_unsynced, seal_line, unseal_line
 from milldam.sources.compression import STDIN
 from milldam.sources.data_sets import resolve_data_set
 from milldam.sources.listing import list_inputs

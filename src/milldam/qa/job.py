@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from milldam.config.checking import checked_settings
 from milldam.errors import InputError, StoreError
-from milldam.files import NewFile, hash_bytes
+from milldam.files import NewFile, hash_bytes, is_whole
 from milldam.input_files import InputState
 from milldam.memory import format_size, release, usage
 from milldam.qa.chunks import CHUNKS, Read, Reading, ReadTask, Scale, WindowUnit, chunk_path, readings, window_units
@@ -42,7 +42,6 @@ from milldam.run.records import Record, Records, sweep
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary
 from milldam.run.units import Keys
-from milldam.sealed import is_whole
 from milldam.stores.features.manifest import FeatureManifest, FeatureShard, template_facts
 from milldam.stores.kinds import FEATURES, live_files
 from milldam.stores.verify import has_every_file

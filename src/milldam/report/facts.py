@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from milldam.files import read_sealed
 from milldam.markup import shorten
 from milldam.report.timeline import Timeline, read_timeline
-from milldam.sealed import read_sealed
 from milldam.stores.tokens import Store, open_store
 from milldam.stores.tokens.format import Index, Int64s
 from milldam.stores.tokens.manifest import Manifest

@@ -36,12 +36,21 @@ from types import MappingProxyType
 from typing import Any
 
 from milldam.errors import ConfigError, MismatchError, NotReadyError, Setting, StoreError
-from milldam.files import hash_bytes, names_matching, refuse_address, remove_matching, remove_temporaries, write_file
+from milldam.files import (
+    hash_bytes,
+    is_whole,
+    names_matching,
+    read_sealed,
+    refuse_address,
+    remove_matching,
+    remove_temporaries,
+    write_file,
+    write_sealed,
+)
 from milldam.run.presence import LOCK, Presence
 from milldam.run.records import Journal
 from milldam.run.tasks import ArrayTask
 from milldam.run.units import InputList, PlannedUnit, UnitList
-from milldam.sealed import is_whole, read_sealed, write_sealed
 from milldam.stores.kinds import KINDS, Kind, result_id, store_kind
 from milldam.stores.place import Folder
 

@@ -20,9 +20,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from milldam.errors import RunHeldError, TaskHeldError
-from milldam.files import explain_os_errors
+from milldam.files import explain_os_errors, read_sealed, replace_unsynced, seal_file
 from milldam.run.tasks import ArrayTask
-from milldam.sealed import read_sealed, replace_unsynced, seal_file
 
 LOCK = "lock"
 _TASKS, _STATUS = "tasks", "status.json"

@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from milldam.files import write_sealed
 from milldam.markup import counted
 from milldam.memory import format_size
 from milldam.run.monitor import MemoryUse
 from milldam.run.planning import WorkPlan, cores
-from milldam.sealed import write_sealed
 
 SUMMARY = "summary.json"
 Facts = TypeVar("Facts", bound=Mapping[str, object])

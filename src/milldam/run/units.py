@@ -23,9 +23,8 @@ from typing import IO, Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from milldam.files import explain_os_errors, hash_bytes, hash_file, write_file
+from milldam.files import explain_os_errors, hash_bytes, hash_file, record_of, write_file
 from milldam.input_files import InputState, changed_files, listed_files
-from milldam.sealed import record_of
 
 _ENTRY = np.dtype([("offset", "<i8"), ("size", "<i8"), ("key", "<u8")])
 _HELD, _BUFFER_BYTES = 4096, 1 << 16

@@ -1,7 +1,7 @@
 """The kinds of stores in one registry: what tells a folder's kind, how each is opened and verified, what all share.
 
 A manifest is one JSON object, written last and sealed: its last field is a hash of the text before it, so that a change
-of any field is noticed (`milldam.sealed`). All begin with `format`, `format_version`, `created_by`, `totals` and
+of any field is noticed (`milldam.files`). All begin with `format`, `format_version`, `created_by`, `totals` and
 `fingerprint`, and have `settings` and `input`. A manifest may come from anywhere, so each field is checked too when it
 is read (`milldam.checked`).
 
@@ -33,8 +33,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypedDi
 from milldam import __version__
 from milldam.checked import parse_json
 from milldam.errors import StoreError
-from milldam.files import NewFile, hash_bytes, json_bytes, sync_folder
-from milldam.sealed import is_whole_text, sealed_blocks
+from milldam.files import NewFile, hash_bytes, is_whole_text, json_bytes, sealed_blocks, sync_folder
 
 if TYPE_CHECKING:
     from milldam.stores.place import Place

@@ -29,13 +29,12 @@ from milldam.dedup.near_summary import NearSummary, Place
 from milldam.dedup.rules import DedupRules
 from milldam.memory import held_bytes, usage
 from milldam.pipeline.decontaminating import REMOVALS, STAGE, DecideTask
-from milldam.pipeline.documents import Assignment
+from milldam.pipeline.documents import Assignment, preference_path, print_paths
 from milldam.pipeline.estimating import Survey, keeps_texts
 from milldam.pipeline.fingerprinting import PRINTS, FingerprintTask
 from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.resolving import FEW_BYTES, NEAR_STAGES, SHINGLE, IndexTask, ResolveTask, pin_index, resolved
 from milldam.pipeline.sketching import SketchTask
-from milldam.pipeline.text_cache import preference_path, print_paths
 from milldam.run.folder import RunFolder
 from milldam.run.pools import Workers
 from milldam.run.records import Records, sweep

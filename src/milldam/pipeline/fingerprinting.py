@@ -23,9 +23,19 @@ from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureWriter
 from milldam.dedup.rules import DedupRules
 from milldam.files import NewFile
 from milldam.memory import usage
-from milldam.pipeline.documents import HEAD_BYTES, REPORT_SECONDS, Assignment, Documents, Reading, SetRules, UnitReader
+from milldam.pipeline.documents import (
+    HEAD_BYTES,
+    REPORT_SECONDS,
+    Assignment,
+    CacheWriter,
+    Documents,
+    Reading,
+    SetRules,
+    UnitReader,
+    preference_path,
+    print_paths,
+)
 from milldam.pipeline.judging import Chooser, below
-from milldam.pipeline.text_cache import CacheWriter, preference_path, print_paths
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report

@@ -20,9 +20,16 @@ import numpy as np
 import pyarrow as pa
 
 from milldam.memory import allowance, release, usage
-from milldam.pipeline.documents import REPORT_SECONDS, Assignment, Documents, Reading, SetRules
+from milldam.pipeline.documents import (
+    REPORT_SECONDS,
+    Assignment,
+    Documents,
+    Reading,
+    SetRules,
+    open_reader,
+    print_paths,
+)
 from milldam.pipeline.judging import Facts, Judge, Selection, no_drops, preload_rules
-from milldam.pipeline.text_cache import open_reader, print_paths
 from milldam.pipeline.unit_output import STAGED, Committed, UnitOutput
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.planning import BATCHES_BYTES

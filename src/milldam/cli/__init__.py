@@ -19,9 +19,8 @@ from typing import Any
 import click
 
 from milldam import __version__
-from milldam.cli.naming import as_option, explained, visible
-from milldam.cli.running import DESCRIBED, EXIT_INTERRUPTED
-from milldam.errors import MilldamError
+from milldam.cli.naming import DESCRIBED, as_option, explained, visible
+from milldam.errors import EXIT_INTERRUPTED, MilldamError
 
 GROUPS = {
     "Prepare": (

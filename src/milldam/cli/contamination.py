@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from milldam.cli.options import given, json_option
+from milldam.cli.commands import given, json_option
 from milldam.markup import counted
 
 _SHOWN = 3

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import click
 
-from milldam.cli.options import json_option
-from milldam.cli.running import EXIT_INTERRUPTED, run_and_show
+from milldam.cli.commands import json_option, run_and_show
+from milldam.errors import EXIT_INTERRUPTED
 
 _quiet = click.option("-q", "--quiet", is_flag=True, help="No progress or summary.")
 

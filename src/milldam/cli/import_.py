@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.cli.options import job_options
-from milldam.cli.running import JobCommand, Request
+from milldam.cli.commands import JobCommand, Request, job_options
 from milldam.formats import FORMATS
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.cli.options import given, job_options, text_options
-from milldam.cli.running import JobCommand, Request
+from milldam.cli.commands import JobCommand, Request, given, job_options, text_options
 from milldam.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from milldam.cli.commands import config_file
 from milldam.cli.naming import visible
-from milldam.cli.options import config_file
 from milldam.errors import ConfigError
 
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.cli.options import (
+from milldam.cli.commands import (
+    JobCommand,
+    Request,
     config_file,
     evaluation_options,
     evaluation_sets,
@@ -19,7 +21,6 @@ from milldam.cli.options import (
     json_option,
     machine_options,
 )
-from milldam.cli.running import JobCommand, Request
 from milldam.markup import counted, duration
 from milldam.memory import format_size
 

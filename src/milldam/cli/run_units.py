@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from milldam.cli.options import described_job
-from milldam.errors import ConfigError, NotReadyError, TaskHeldError
+from milldam.cli.commands import described_job
+from milldam.errors import EXIT_INTERRUPTED, ConfigError, NotReadyError, TaskHeldError
 
 if TYPE_CHECKING:
     from milldam.run.summary import Observer
@@ -48,7 +48,7 @@ def run_units(command: tuple[str, ...], stage: str, index: int | None, of: int |
     milldam run-units --stage tokenize --index 3 --of 8 preprocess config.yaml
     milldam run-units --stage finish preprocess config.yaml
     """
-    from milldam.cli.running import EXIT_INTERRUPTED, array_of_command, as_interrupt
+    from milldam.cli.commands import array_of_command, as_interrupt
     from milldam.cli.summaries import make_observer, show_summary
 
     task = _task_of(stage, index, of)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from milldam.cli.options import described_job
+from milldam.cli.commands import described_job
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -56,7 +56,7 @@ def slurm(
     milldam slurm --nodes 4 -o job.sh qa train-v2.0.json -o squad.milldam --tokenizer bert-base-uncased/
     bash job.sh
     """
-    from milldam.cli.running import array_of_command
+    from milldam.cli.commands import array_of_command
     from milldam.files import write_file
     from milldam.run.array_jobs import ArraySettings, slurm_script
 

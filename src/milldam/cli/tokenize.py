@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from milldam.chat.rules import ChatForm
-from milldam.cli.options import choice, evaluation_options, evaluation_sets, job_options, json_values, text_options
-from milldam.cli.running import JobCommand, Request
+from milldam.cli.commands import (
+    JobCommand,
+    Request,
+    choice,
+    evaluation_options,
+    evaluation_sets,
+    job_options,
+    json_values,
+    text_options,
+)
 from milldam.config.fields import Encoder, SpecialText
 from milldam.errors import ConfigError
 

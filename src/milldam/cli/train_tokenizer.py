@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from milldam.cli.options import config_file, json_option
+from milldam.cli.commands import config_file, json_option
 from milldam.cli.preprocess import load
 
 

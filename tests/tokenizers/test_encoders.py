@@ -168,7 +168,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from milldam.memory import release
-from milldam.run.lean_arrow import keep_arrow_lean
+from milldam.memory import keep_arrow_lean
 from milldam.tokenizers.encoders import GIGATOKEN, FrugalEncoder, make_encoder
 
 def peak():

@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError, Setting
-from milldam.memory import release, usage
-from milldam.run.lean_arrow import keep_arrow_lean
+from milldam.memory import keep_arrow_lean, release, usage
 
 if TYPE_CHECKING:
     import pyarrow as pa

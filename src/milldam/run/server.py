@@ -26,8 +26,7 @@ from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import Any, NoReturn
 
-from milldam.memory import Inherited, inherit, release, usage
-from milldam.run.lean_arrow import keep_arrow_lean
+from milldam.memory import Inherited, inherit, keep_arrow_lean, release, usage
 from milldam.run.tasks import APART, END, ENDED, ERROR, FORK, IMPORT, LOADED, TASK, Loading, Work
 from milldam.run.worker import GONE, as_sent, attach, die_with, serve
 

@@ -13,7 +13,7 @@ from tests.kit.jobs import DEMO, TOKENIZER, run_here
 
 import milldam
 from milldam.loader import reading
-from milldam.run.server import CAN_FORK
+from milldam.run.tasks import CAN_FORK
 from milldam.stores import kinds
 
 ELSEWHERE = Path(__file__).parents[1] / "kit" / "without_linux"
@@ -43,9 +43,9 @@ def test_without_what_only_linux_has_a_job_makes_the_same_store(corpus: Path, tm
     code = f"""
 import milldam
 from milldam import memory, files
-from milldam.run import server
+from milldam.run import tasks
 store = milldam.tokenize({options.replace("OUT", repr(str(tmp_path / "elsewhere.milldam")))})
-print(server.CAN_FORK, files._load_sync_file_range(), memory.allocated(), memory.usage().anonymous > 0)
+print(tasks.CAN_FORK, files._load_sync_file_range(), memory.allocated(), memory.usage().anonymous > 0)
 rows = [{{"text": "word " * 200}}] * 2000  # batches that are large enough to wait for room
 table = milldam.map(rows, lambda batch: {{"size": [len(one) for one in batch["text"]]}},
                     {str(tmp_path / "elsewhere.table")!r}, workers=2, batch_size=500, shard_size="500KB")

@@ -90,7 +90,7 @@ def tokenize(
     milldam tokenize chat.jsonl --chat -o chat.milldam --tokenizer qwen2.5/
     """
     from milldam.config.tokenize_options import tokenize_config, tokenize_settings
-    from milldam.run.server import ONE_THREAD
+    from milldam.run.tasks import ONE_THREAD
 
     # No matrix is multiplied here: numpy need not start a thread for each core, which spins for 0.05 s.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", ONE_THREAD)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milldam.config.settings import Config
+from milldam.run.tasks import CAN_FORK
 from milldam.sources.units import CHAT_SHARD_SIZE, SHARD_SIZE
 from milldam.stores.kinds import TOKENS
 
@@ -34,12 +35,11 @@ def shard_size_of(config: Config) -> int:
 @contextmanager
 def server_ahead(config: Config) -> Iterator[ServerProcess | None]:
     """The server of a job that surely needs one, while it imports what workers need; None: that is not sure yet."""
-    from milldam.run.server import CAN_FORK
-    from milldam.run.server_handle import ServerProcess
-
     if not (CAN_FORK and config.executor == "local" and _is_needed(config)):
         yield None
         return
+    from milldam.run.server_handle import ServerProcess
+
     server = ServerProcess({}, apart=False)
     try:
         server.expect(WORKER_MODULES if config.chat is None else WORKER_MODULES + _CHAT_MODULES)

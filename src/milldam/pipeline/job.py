@@ -50,7 +50,6 @@ from milldam.run.job import ArrayWork, Options
 from milldam.run.planning import WorkPlan, make_plan, require_room, require_room_for_grouping
 from milldam.run.pools import LocalPool, Workers
 from milldam.run.records import RECORDS, Records
-from milldam.run.server_handle import ServerProcess
 from milldam.run.session import Session, Stage, session
 from milldam.run.summary import Observer, Quiet
 from milldam.run.units import KeyArray
@@ -65,6 +64,7 @@ from milldam.tokenizers.proof import Choice
 if TYPE_CHECKING:
     from milldam.dedup.seen import PinnedIndex
     from milldam.pipeline.deduplicating import Deduplication
+    from milldam.run.server_handle import ServerProcess
 
 OUTPUTS = (
     *(f"*.{ending}" for ending in SHARD_FILES),

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from milldam.memory import usage
-from milldam.run.local import LocalExecutor
-from milldam.run.server import CAN_FORK
-from milldam.run.server_handle import ServerProcess
-from milldam.run.tasks import DONE, PAUSE_SECONDS, Event, Executor, NothingYetError, Task, cores
+from milldam.run.tasks import CAN_FORK, DONE, PAUSE_SECONDS, Event, Executor, NothingYetError, Task, cores
+
+if TYPE_CHECKING:
+    from milldam.run.local import LocalExecutor
+    from milldam.run.server_handle import ServerProcess
 
 
 class SerialExecutor:
@@ -119,7 +120,7 @@ class LocalPool:
 
     def __init__(self, budget_bytes: int, server: ServerProcess | None = None) -> None:
         self._budget_bytes = budget_bytes
-        self._pool = LocalExecutor(0, kept=server)
+        self._local: LocalExecutor | None = None if server is None else _local_executor(0, kept=server)
         if not self._has_room():
             self.close()
 
@@ -129,14 +130,18 @@ class LocalPool:
                 self.close()
             return SerialExecutor()
         count = 1 if workers.apart else workers.count
-        pool = LocalExecutor(count, workers.threads, keep=True, worker_bytes=workers.worker_bytes, alone=workers.alone)
-        pool.take_over(self._pool)
-        self._pool = pool
-        return pool
+        local = _local_executor(
+            count, workers.threads, keep=True, worker_bytes=workers.worker_bytes, alone=workers.alone
+        )
+        if self._local is not None:
+            local.take_over(self._local)
+        self._local = local
+        return local
 
     def expect(self, modules: Sequence[str]) -> None:
         if self._has_room():
-            self._pool.expect(modules)
+            self._local = self._local or _local_executor(0)
+            self._local.expect(modules)
 
     def _has_room(self) -> bool:
         """For a process that starts workers, and for what this one still loads itself."""
@@ -154,10 +159,18 @@ class LocalPool:
         """There is one machine."""
 
     def _held(self) -> int:
-        return sum(usage(pid).anonymous for pid in (os.getpid(), *self._pool.pids))
+        return sum(usage(pid).anonymous for pid in (os.getpid(), *(() if self._local is None else self._local.pids)))
 
     def close(self) -> None:
-        self._pool.close()
+        if self._local is not None:
+            self._local.close()
 
     def leave(self) -> None:
         self.close()
+
+
+def _local_executor(*given: Any, **options: Any) -> LocalExecutor:
+    """Loaded for who needs workers: one that works in this process does not."""
+    from milldam.run.local import LocalExecutor
+
+    return LocalExecutor(*given, **options)

@@ -27,14 +27,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from milldam.memory import Inherited, inherit, keep_arrow_lean, release, usage
-from milldam.run.tasks import APART, END, ENDED, ERROR, FORK, IMPORT, LOADED, TASK, Loading, Work
+from milldam.run.tasks import APART, END, ENDED, ERROR, FORK, IMPORT, LOADED, ONE_THREAD, TASK, Loading, Work
 from milldam.run.worker import GONE, as_sent, attach, die_with, serve
 
-CAN_FORK = sys.platform == "linux"
 _LAST_THREADS_SECONDS = 0.2
 """A thread that was waited for may still be ending."""
-ONE_THREAD = "01"
-"""For OPENBLAS_NUM_THREADS: tells what milldam has set from what a user has."""
 _SET_BLAS_THREADS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 _HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random", "/dev/zero")
 

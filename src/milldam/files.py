@@ -281,6 +281,14 @@ def remove_matching(folder: Path, *patterns: str) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
+def user_cache() -> Path:
+    """Where milldam keeps what it can make or fetch again: MILLDAM_CACHE, or in the user's cache folder."""
+    own, home = os.environ.get("MILLDAM_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if own:
+        return Path(own)
+    return (Path(home) if home else Path.home() / ".cache") / "milldam"
+
+
 def address_of(path: str | Path) -> str | None:
     """The address that was taken for a path, which has lost a slash of it, to be shown; None for an ordinary path.
 

@@ -15,8 +15,8 @@ from milldam.markup import counted
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from milldam.stores.tokens import Store
     from milldam.stores.tokens.format import Int64s
+    from milldam.stores.tokens.reader import Store
 
 # Of the 256 that terminals have: others would be rounded to these, several to the same.
 _COLOURS = ("white on color(24)", "white on color(94)", "white on color(22)", "white on color(53)")
@@ -54,7 +54,7 @@ def inspect(store: str, split: str | None, start: int, documents: int, tokens: i
     milldam inspect corpus.milldam --split val
     """
     from milldam.remote import place_at
-    from milldam.stores.tokens import open_store
+    from milldam.stores.tokens.reader import open_store
 
     opened = open_store(place_at(store), split=split)
     first = start + len(opened) if start < 0 else start

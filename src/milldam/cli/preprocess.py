@@ -72,7 +72,7 @@ def _show_sample(summary: TextSummary) -> None:
     """What a model will see first: the first row where rows were written, else the first document."""
     from milldam.cli.inspect import show_tokens
     from milldam.pipeline.finishing import PACKED_FOLDER
-    from milldam.stores.tokens import Store
+    from milldam.stores.tokens.reader import Store
 
     out = Path(summary.out)
     rows = out / PACKED_FOLDER

@@ -19,11 +19,11 @@ import pyarrow as pa
 from milldam.errors import ConfigError
 from milldam.filters.rules import C4Rules, FilterRules, GopherQualityRules, GopherRepetitionRules
 from milldam.text.arrays import Verdicts, character_counts, text_offsets
-from milldam.text.user_functions import FAILED, UserFunction
 
 if TYPE_CHECKING:
     from milldam.filters.language import LanguageFilter
     from milldam.filters.layout import Layout, Mask
+    from milldam.text.user_functions import UserFunction
 
 
 def character_faults(characters: Int64s, rules: FilterRules) -> Iterator[tuple[Mask, str]]:
@@ -63,7 +63,11 @@ class Filters:
             from milldam.filters.language import LanguageFilter
 
             self._language = LanguageFilter(rules.language)
-        self._function = UserFunction(rules.function) if rules.function is not None else None
+        self._function: UserFunction | None = None
+        if rules.function is not None:
+            from milldam.text.user_functions import UserFunction
+
+            self._function = UserFunction(rules.function)
         self._reasons: set[str] = set()
 
     def judge(self, texts: pa.LargeStringArray, verdicts: Verdicts, characters: Int64s | None = None) -> None:
@@ -103,7 +107,7 @@ class Filters:
         result = self._function(text)
         if result is True or result is None:
             return None
-        if result is FAILED:
+        if result is self._function.FAILED:
             return FAILURE
         if result is False:
             return DROPPED

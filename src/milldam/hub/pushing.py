@@ -27,7 +27,7 @@ from typing import Any, TypedDict
 from urllib.parse import quote
 
 from milldam.errors import ConfigError, MismatchError, Setting, StoreError
-from milldam.files import address_of, json_bytes
+from milldam.files import address_of, json_bytes, user_cache
 from milldam.hub import card
 from milldam.hub.client import (
     REPO_TYPE,
@@ -55,7 +55,6 @@ from milldam.hub.contents import (
     plan_groups,
     read_contents,
 )
-from milldam.remote import default_folder
 from milldam.run import job as frame
 from milldam.run.folder import Identity, RunFolder, WorkFolder
 from milldam.run.planning import WorkPlan
@@ -123,7 +122,7 @@ def push_store(request: PushRequest, observer: Observer | None = None) -> PushSu
 
 def push_folder(repo: str, revision: str | None = None) -> Path:
     """Where a push to a branch works, until it is done."""
-    return default_folder() / "pushes" / quote(f"{repo}@{revision or MAIN}", safe="@")
+    return user_cache() / "pushes" / quote(f"{repo}@{revision or MAIN}", safe="@")
 
 
 @dataclass(frozen=True, slots=True)

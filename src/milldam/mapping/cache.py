@@ -22,9 +22,9 @@ from pathlib import Path
 from filelock import FileLock
 
 from milldam.errors import ConfigError
-from milldam.files import TEMPORARY_SUFFIX, explain_os_errors
+from milldam.files import TEMPORARY_SUFFIX, explain_os_errors, user_cache
 from milldam.memory import parse_size
-from milldam.remote import default_bytes, default_folder
+from milldam.remote import default_bytes
 from milldam.run.folder import RUN_FOLDER
 from milldam.stores.table.manifest import IN_USE, NAME
 
@@ -36,7 +36,7 @@ _OWN = (IN_USE, "lock", "memory.csv", "status.json")
 
 
 def cache_folder() -> Path:
-    return default_folder().expanduser().absolute() / "map"
+    return user_cache().expanduser().absolute() / "map"
 
 
 def cache_limit() -> int:

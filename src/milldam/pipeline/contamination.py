@@ -21,7 +21,7 @@ from milldam.decontamination.matches import Matches, MatchFinder, match_path
 from milldam.decontamination.rules import EvaluationSet
 from milldam.decontamination.scanning import Scanner
 from milldam.pipeline.evaluation_sets import Evaluation
-from milldam.stores.tokens import Store
+from milldam.stores.tokens.reader import Store
 
 BATCH_TOKENS = 1 << 20
 OVERLAP_TOKENS = 1 << 13

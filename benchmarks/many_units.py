@@ -42,8 +42,7 @@ from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
 from milldam.pipeline.preparing import Preparation, Prepared, Source
 from milldam.run import job as frame
 from milldam.run.folder import NEW, Identity, RunFolder
-from milldam.run.planning import WorkPlan
-from milldam.run.pools import Workers
+from milldam.run.pools import Workers, WorkPlan
 from milldam.run.records import Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.tasks import PART, PROGRESS, ArrayTask, Report, Work

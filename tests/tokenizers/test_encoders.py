@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tests.kit.quick import first_quick
 
 from milldam.errors import ConfigError
-from milldam.run.planning import BATCHES_BYTES
+from milldam.run.pools import BATCHES_BYTES
 from milldam.tokenizers import encoders, proof
 from milldam.tokenizers.encoders import (
     GIGATOKEN,

@@ -132,7 +132,7 @@ def _show_plan(config: Config, *, as_json: bool, nodes: int = 1) -> None:
 
 def _plain(told: Any) -> Any:
     """A part of the plan as JSON has it; of the plan of the work, what every job's has."""
-    from milldam.run.planning import WorkPlan
+    from milldam.run.pools import WorkPlan
 
     if isinstance(told, WorkPlan):
         return {one.name: _plain(getattr(told, one.name)) for one in dataclasses.fields(WorkPlan)}

@@ -46,7 +46,7 @@ from milldam.memory import parse_size
 from milldam.run import job as frame
 from milldam.run.folder import NEW, Identity, RunFolder, WorkFolder
 from milldam.run.one_stage import Telling, plan_work, stage_of
-from milldam.run.planning import WorkPlan
+from milldam.run.pools import WorkPlan
 from milldam.run.records import Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary

@@ -34,7 +34,7 @@ from milldam.memory import parse_size
 from milldam.run import job as frame
 from milldam.run.folder import NEW, Identity, RunFolder
 from milldam.run.one_stage import plan_work, stage_of
-from milldam.run.planning import WorkPlan
+from milldam.run.pools import WorkPlan
 from milldam.run.records import Records, sweep
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary

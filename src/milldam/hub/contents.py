@@ -19,7 +19,7 @@ from milldam.files import hash_bytes, hash_file, stays_in_folder
 from milldam.memory import usage
 from milldam.run.folder import NEW, Identity, RunFolder
 from milldam.run.one_stage import plan_work, stage_of
-from milldam.run.planning import WorkPlan
+from milldam.run.pools import WorkPlan
 from milldam.run.records import Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.tasks import PART, PROGRESS, Report, Work

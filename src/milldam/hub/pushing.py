@@ -57,7 +57,7 @@ from milldam.hub.contents import (
 )
 from milldam.run import job as frame
 from milldam.run.folder import Identity, RunFolder, WorkFolder
-from milldam.run.planning import WorkPlan
+from milldam.run.pools import WorkPlan
 from milldam.run.records import RECORDS, Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary

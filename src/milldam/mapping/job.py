@@ -36,8 +36,7 @@ from milldam.memory import Budget, usage
 from milldam.pipeline.rejects import first_reject, gather_rejects
 from milldam.run import job as frame
 from milldam.run.folder import FINISHED, NEW, PLAN, RunFolder
-from milldam.run.planning import SMALL_INPUT, WorkPlan, make_plan
-from milldam.run.pools import Workers
+from milldam.run.pools import SMALL_INPUT, Workers, WorkPlan, make_plan
 from milldam.run.records import Records
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary, log

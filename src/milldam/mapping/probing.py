@@ -30,8 +30,7 @@ from milldam.mapping.preparing import Prepared
 from milldam.mapping.schema import fit, infer, is_settled, joined, to_array
 from milldam.mapping.working import FAILED, UnitCalls
 from milldam.memory import format_size, inherited, release, usage
-from milldam.run.planning import SMALL_INPUT, WORK_BYTES, WORKER_BYTES
-from milldam.run.pools import Workers
+from milldam.run.pools import SMALL_INPUT, WORK_BYTES, WORKER_BYTES, Workers
 from milldam.run.session import Session, Stage
 from milldam.run.tasks import PART, Report, Work
 from milldam.run.units import UnitList

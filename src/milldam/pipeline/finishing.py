@@ -24,7 +24,7 @@ from milldam.pipeline.receipt import REPORT
 from milldam.pipeline.rejects import DROPPED as DROPPED_PARTS
 from milldam.pipeline.rejects import REJECTS, first_reject, gather_rejects
 from milldam.run.folder import RunFolder
-from milldam.run.planning import WorkPlan
+from milldam.run.pools import WorkPlan
 from milldam.run.records import Records, sweep
 from milldam.run.session import Session
 from milldam.run.summary import SUMMARY, Summary

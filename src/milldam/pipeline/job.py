@@ -47,8 +47,7 @@ from milldam.pipeline.tokenizing import TokenizeTask
 from milldam.run import job as frame
 from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
 from milldam.run.job import ArrayWork, Options
-from milldam.run.planning import WorkPlan, make_plan, require_room, require_room_for_grouping
-from milldam.run.pools import LocalPool, Workers
+from milldam.run.pools import LocalPool, Workers, WorkPlan, make_plan, require_room, require_room_for_grouping
 from milldam.run.records import RECORDS, Records
 from milldam.run.session import Session, Stage, session
 from milldam.run.summary import Observer, Quiet

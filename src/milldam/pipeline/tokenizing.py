@@ -32,7 +32,7 @@ from milldam.pipeline.documents import (
 from milldam.pipeline.judging import Facts, Judge, Selection, no_drops, preload_rules
 from milldam.pipeline.unit_output import STAGED, Committed, UnitOutput
 from milldam.run.folder import RUN_FOLDER
-from milldam.run.planning import BATCHES_BYTES
+from milldam.run.pools import BATCHES_BYTES
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report
 from milldam.sources.units import Unit

@@ -36,8 +36,7 @@ from milldam.qa.windows import VERSION as WINDOWS_VERSION
 from milldam.qa.windows import QATokenizer, load_qa_tokenizer
 from milldam.run import job as frame
 from milldam.run.folder import NEW, Identity, RunFolder
-from milldam.run.planning import TOKENIZER_FACTOR, WorkPlan, enough_memory, fit_workers, least_bytes, make_plan
-from milldam.run.pools import Workers
+from milldam.run.pools import TOKENIZER_FACTOR, Workers, WorkPlan, enough_memory, fit_workers, least_bytes, make_plan
 from milldam.run.records import Record, Records, sweep
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary

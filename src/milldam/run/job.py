@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from milldam.errors import ConfigError, MilldamError, NotReadyError, Setting
 from milldam.memory import Budget
 from milldam.run.folder import FINISHED, NEW, PREPARE_FIRST, UNFINISHED, Identity, RunFolder
-from milldam.run.planning import WorkPlan
-from milldam.run.pools import pool_for
+from milldam.run.pools import WorkPlan, pool_for
 from milldam.run.session import Session, Stage, session
 from milldam.run.summary import Observer, Quiet
 from milldam.run.tasks import FINISH, PREPARE, ArrayTask

@@ -11,8 +11,7 @@ from typing import Any
 
 from milldam.memory import usage
 from milldam.run.folder import RunFolder
-from milldam.run.planning import SMALL_INPUT, WorkPlan, fit_workers, make_plan
-from milldam.run.pools import Workers
+from milldam.run.pools import SMALL_INPUT, Workers, WorkPlan, fit_workers, make_plan
 from milldam.run.records import Records
 from milldam.run.session import Session, Stage
 from milldam.run.tasks import PROGRESS, Report, Task

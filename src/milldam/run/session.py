@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 from milldam.memory import Budget, keep_arrow_lean, release
 from milldam.run.folder import RunFolder
 from milldam.run.monitor import Monitor
-from milldam.run.planning import cores
 from milldam.run.pools import Pool, Workers
 from milldam.run.summary import Observer, Snapshot, Summary, describe_machine, package_versions
-from milldam.run.tasks import CRASH, DONE, MEMORY, PART, PROGRESS, Event, Task
+from milldam.run.tasks import CRASH, DONE, MEMORY, PART, PROGRESS, Event, Task, cores
 
 F = TypeVar("F", bound=Mapping[str, object])
 

@@ -22,7 +22,8 @@ from milldam.files import write_sealed
 from milldam.markup import counted
 from milldam.memory import format_size
 from milldam.run.monitor import MemoryUse
-from milldam.run.planning import WorkPlan, cores
+from milldam.run.pools import WorkPlan
+from milldam.run.tasks import cores
 
 SUMMARY = "summary.json"
 Facts = TypeVar("Facts", bound=Mapping[str, object])

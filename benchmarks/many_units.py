@@ -41,11 +41,12 @@ from milldam.pipeline.documents import Assignment, SetRules
 from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
 from milldam.pipeline.preparing import Preparation, Prepared, Source
 from milldam.run import job as frame
-from milldam.run.folder import NEW, Identity, RunFolder
+from milldam.run.folder import NEW, RunFolder
 from milldam.run.pools import Workers, WorkPlan
 from milldam.run.records import Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.tasks import PART, PROGRESS, ArrayTask, Report, Work
+from milldam.run.units import Identity
 from milldam.sources.batch import TextRules
 from milldam.sources.listing import InputFile
 from milldam.sources.units import Unit

@@ -44,13 +44,14 @@ from milldam.loader.opening import open_data
 from milldam.loader.stores import Store
 from milldam.memory import parse_size
 from milldam.run import job as frame
-from milldam.run.folder import NEW, Identity, RunFolder, WorkFolder
+from milldam.run.folder import NEW, RunFolder, WorkFolder
 from milldam.run.one_stage import Telling, plan_work, stage_of
 from milldam.run.pools import WorkPlan
 from milldam.run.records import Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary
 from milldam.run.tasks import PART, Report, Work
+from milldam.run.units import Identity
 from milldam.stores.kinds import Kind
 from milldam.stores.place import Folder
 

@@ -32,12 +32,13 @@ from milldam.formats.foreign import token_dtype_of
 from milldam.formats.import_units import Assignment, ImportTask, ImportUnit, ScanTask, listed, units_of
 from milldam.memory import parse_size
 from milldam.run import job as frame
-from milldam.run.folder import NEW, Identity, RunFolder
+from milldam.run.folder import NEW, RunFolder
 from milldam.run.one_stage import plan_work, stage_of
 from milldam.run.pools import WorkPlan
 from milldam.run.records import Records, sweep
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary
+from milldam.run.units import Identity
 from milldam.stores.kinds import TOKENS, live_files
 from milldam.stores.place import Folder
 from milldam.stores.tokens.format import token_dtype

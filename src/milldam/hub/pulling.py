@@ -46,11 +46,12 @@ from milldam.hub.contents import (
 )
 from milldam.hub.pushing import MARK
 from milldam.run import job as frame
-from milldam.run.folder import Identity, RunFolder, WorkFolder
+from milldam.run.folder import RunFolder, WorkFolder
 from milldam.run.pools import WorkPlan
 from milldam.run.records import RECORDS, Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary
+from milldam.run.units import Identity
 from milldam.stores.kinds import KINDS, Kind, live_files, replacing, store_kind
 
 PULL = Kind("pull", "milldam-pull.json", "milldam pull", "a pull that is not in its place", "Run it again.")

@@ -56,11 +56,12 @@ from milldam.hub.contents import (
     read_contents,
 )
 from milldam.run import job as frame
-from milldam.run.folder import Identity, RunFolder, WorkFolder
+from milldam.run.folder import RunFolder, WorkFolder
 from milldam.run.pools import WorkPlan
 from milldam.run.records import RECORDS, Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary
+from milldam.run.units import Identity
 from milldam.stores.kinds import KINDS, Kind
 
 PUSH = Kind("push", "milldam-push.json", "milldam push", "a push", "Run it again.")

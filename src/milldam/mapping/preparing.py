@@ -25,7 +25,7 @@ from milldam.mapping.plan import SourceOptions, SourcePlan
 from milldam.mapping.schema import given_schema
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
-from milldam.run.folder import Identity
+from milldam.run.units import Identity
 from milldam.sources.compression import STDIN
 from milldam.sources.listing import InputFile
 from milldam.stores.table.manifest import TableSchema

@@ -24,8 +24,9 @@ from milldam.memory import release
 from milldam.pipeline.ahead import shard_size_of
 from milldam.pipeline.documents import Reading, SetRules, UnitReader
 from milldam.pipeline.judging import preload_rules
-from milldam.run.folder import Identity, RunFolder
+from milldam.run.folder import RunFolder
 from milldam.run.pools import TOKENIZER_FACTOR, WORK_BYTES
+from milldam.run.units import Identity
 from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_text_column
 from milldam.sources.compression import STDIN

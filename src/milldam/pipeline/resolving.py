@@ -18,8 +18,8 @@ from milldam.dedup.rules import DedupRules
 from milldam.errors import StoreError
 from milldam.files import is_whole, read_sealed, record_of, write_sealed
 from milldam.memory import held_bytes
-from milldam.run.folder import Identity
 from milldam.run.tasks import PART, Report
+from milldam.run.units import Identity
 
 if TYPE_CHECKING:
     from milldam.dedup.candidates import NearWork

@@ -35,12 +35,12 @@ from milldam.qa.windowing import WindowTask
 from milldam.qa.windows import VERSION as WINDOWS_VERSION
 from milldam.qa.windows import QATokenizer, load_qa_tokenizer
 from milldam.run import job as frame
-from milldam.run.folder import NEW, Identity, RunFolder
+from milldam.run.folder import NEW, RunFolder
 from milldam.run.pools import TOKENIZER_FACTOR, Workers, WorkPlan, enough_memory, fit_workers, least_bytes, make_plan
 from milldam.run.records import Record, Records, sweep
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary
-from milldam.run.units import Keys
+from milldam.run.units import Identity, Keys
 from milldam.stores.features.manifest import FeatureManifest, FeatureShard, template_facts
 from milldam.stores.kinds import FEATURES, live_files
 from milldam.stores.verify import has_every_file

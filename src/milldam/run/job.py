@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from milldam.errors import ConfigError, MilldamError, NotReadyError, Setting
 from milldam.memory import Budget
-from milldam.run.folder import FINISHED, NEW, PREPARE_FIRST, UNFINISHED, Identity, RunFolder
+from milldam.run.folder import FINISHED, NEW, PREPARE_FIRST, UNFINISHED, RunFolder
 from milldam.run.pools import WorkPlan, pool_for
 from milldam.run.session import Session, Stage, session
 from milldam.run.summary import Observer, Quiet
 from milldam.run.tasks import FINISH, PREPARE, ArrayTask
+from milldam.run.units import Identity
 from milldam.stores.kinds import Kind
 
 if TYPE_CHECKING:

@@ -2,8 +2,7 @@
 
 settings          what can be set, with defaults
 fields            types that several settings have, with their ranges
-checking          the one check: plain values -> settings, or errors that say where
-origins           plain values with their places, for messages
+checking          the one check: plain values with their places -> settings, or errors that say where
 yaml_values       YAML -> the same
 loading           a file, a dict, options and overrides -> Config
 overrides         `--set a.b=c`

@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from milldam.config.origins import KeyPath, dotted
+from milldam.config.checking import KeyPath, dotted
 from milldam.config.overrides import spelled_out
 from milldam.config.settings import Config
 from milldam.errors import did_you_mean

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from milldam.config.origins import OVERRIDES, Given, KeyPath, Place, dotted
+from milldam.config.checking import OVERRIDES, Given, KeyPath, Place, dotted
 from milldam.config.yaml_values import read_yaml
 from milldam.errors import ConfigError, Setting
 

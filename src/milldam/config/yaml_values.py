@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from milldam.config.origins import OVERRIDES, Given, KeyPath, Place, dotted
+from milldam.config.checking import OVERRIDES, Given, KeyPath, Place, dotted
 from milldam.errors import ConfigError
 
 MOST_VALUES = 100_000

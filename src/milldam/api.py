@@ -183,9 +183,8 @@ def _open_feed(inputs: Any, split: str | None, text: dict[str, Any]) -> Feed:
 
 
 def _order_by_options(inputs: Any, *, tokenizer: Any = None, store: Any = None, **options: Any) -> Order:
-    from milldam.config.tokenize_options import tokenize_config, tokenize_settings
     from milldam.feeding.making import Order
-    from milldam.pipeline.receipt import Asked
+    from milldam.pipeline.receipt import Asked, tokenize_config, tokenize_settings
 
     if tokenizer is None:
         raise ConfigError(Setting("tokenizer"), ": missing. Text needs one: a folder, file or Hub name.")
@@ -278,8 +277,7 @@ def tokenize(
     Store('corpus.milldam': 91 documents, 23,862 tokens, uint16)
     """
     given = {name: value for name, value in locals().items() if name not in ("inputs", "out", "tokenizer")}
-    from milldam.config.tokenize_options import tokenize_config, tokenize_settings
-    from milldam.pipeline.receipt import Asked, run_asked
+    from milldam.pipeline.receipt import Asked, run_asked, tokenize_config, tokenize_settings
 
     release()
     options = (inputs, out, tokenizer, given)

@@ -337,6 +337,7 @@ def explain_os_errors(path: Path) -> Iterator[None]:
 
 
 # ---- JSON that says itself whether it is whole ----
+
 _encode, _decode = json.JSONEncoder().encode, json.JSONDecoder().decode
 _BEFORE, _BEHIND = b', "check": "', b'"}\n'
 _TAIL = len(_BEFORE) + 16 + len(_BEHIND)

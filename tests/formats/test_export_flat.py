@@ -23,13 +23,13 @@ from tests.kit.quick import first_quick
 from tests.kit.token_stores import EOS, flat_tokens, shard_file, write_store
 
 import milldam
-from milldam.config.tokenize_options import tokenize_config
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.files import read_sealed, write_sealed
 from milldam.formats import FORMATS, export, flat, load_format
 from milldam.formats.nanogpt import file_name
 from milldam.loader.stores import Store
 from milldam.pipeline.npy import tokenize_to_npy
+from milldam.pipeline.receipt import tokenize_config
 from milldam.stores.tokens import format as store_format
 from milldam.stores.tokens import reader
 

@@ -5,7 +5,6 @@ fields            types that several settings have, with their ranges
 checking          the one check: plain values with their places -> settings, or errors that say where
 yaml_values       YAML -> plain values with their places; `--set a.b=c` put over them
 loading           a file, a dict, options and overrides -> Config
-tokenize_options  the options of `milldam tokenize` -> Config
 other_words       what other tools call our settings
 legacy            files of Krill -> ours
 """

@@ -289,6 +289,7 @@ class SetRules:
 
 
 # ---- kept by the first pass for the second ----
+
 _HEADER = struct.Struct("<QQQQ")
 """Bytes of the description, texts, bytes of text, hash of all that follows."""
 

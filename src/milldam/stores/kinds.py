@@ -275,6 +275,7 @@ InputFacts = Annotated[dict[str, Any], _InputFacts]
 TokenizerFacts = Annotated[dict[str, Any], _TokenizerFacts]
 TokenDtype = Annotated[str, Literal["uint16", "int32"]]
 # ---- generations: a process keeps reading what it opened ----
+
 KEPT = Path("run", "kept")
 _FINGERPRINT = re.compile(rb'\n "fingerprint": "([0-9a-f]{32})"')
 _HEAD_BYTES = 4096

@@ -193,6 +193,7 @@ def hub_file(name: str, file: str) -> Path:
 
 
 # ---- tokens that begin and end a document ----
+
 _USUAL_EOS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<eod>", "<end_of_text>")
 _USUAL_BOS = ("<|begin_of_text|>", "<s>", "<bos>", "<|bos|>", "<|startoftext|>", "[BOS]")
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from milldam.mapping import map
     from milldam.mapping.text_encoder import TextEncoder
     from milldam.memory import Budget
-    from milldam.stores.table import Table
+    from milldam.stores.table.reader import Table
 
 __all__ = [
     "Batches",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from milldam.formats.foreign import ForeignFile
     from milldam.loader.feeds import Feed
     from milldam.qa import FeatureStore
-    from milldam.stores.table import Table
+    from milldam.stores.table.reader import Table
 
 log = logging.getLogger("milldam")
 

@@ -25,7 +25,7 @@ from milldam.errors import ConfigError, InputError, ResourceError, StoreError
 from milldam.mapping import map as map_rows
 from milldam.mapping import run_map
 from milldam.mapping.settings import settings_of
-from milldam.stores.table import Table
+from milldam.stores.table.reader import Table
 from milldam.stores.verify import verify
 
 FILES, ROWS = 8, 20

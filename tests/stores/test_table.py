@@ -19,8 +19,8 @@ from tests.kit.jobs import run_apart
 
 from milldam.errors import ConfigError, StoreError
 from milldam.mapping.made_units import BATCH_BYTES, TableShardWriter
-from milldam.stores.table import Table, TableManifest
-from milldam.stores.table.manifest import NAME, MadeUnit, TableSchema
+from milldam.stores.table.manifest import NAME, MadeUnit, TableManifest, TableSchema
+from milldam.stores.table.reader import Table
 from milldam.stores.verify import verify
 
 SCHEMA = pa.schema([("id", pa.int64()), ("ids", pa.list_(pa.int32())), ("text", pa.string())])
@@ -140,7 +140,7 @@ def test_to_hf_takes_no_anonymous_memory(tmp_path: Path) -> None:
 import json, sys
 import pyarrow as pa, pyarrow.compute as pc
 from milldam.memory import usage
-from milldam.stores.table import Table
+from milldam.stores.table.reader import Table
 
 data = Table(sys.argv[1]).to_hf()
 before = usage()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from milldam.formats.foreign import ForeignFile
     from milldam.qa import FeatureStore
-    from milldam.stores.table import Table
+    from milldam.stores.table.reader import Table
     from milldam.stores.tokens.reader import Store
 
 _LONGEST_COUNTED = 1 << 20
@@ -107,7 +107,7 @@ def _quantiles(several: Iterable[Any]) -> dict[str, float]:
 def _collect_other(opened: Any) -> dict[str, Any]:
     """The same of what else `milldam.open` opens."""
     from milldam.formats.foreign import ForeignFile
-    from milldam.stores.table import Table
+    from milldam.stores.table.reader import Table
 
     if isinstance(opened, ForeignFile):
         return _of_file(opened)

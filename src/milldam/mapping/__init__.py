@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from milldam.mapping.job import MapSummary
     from milldam.mapping.settings import Format, HuggingFaceNames, MapSettings, OnError
     from milldam.run.summary import Observer
-    from milldam.stores.table import Table
+    from milldam.stores.table.reader import Table
 
 __all__ = ["map", "run_map"]
 
@@ -100,7 +100,7 @@ def map(
 def _table_of(given: dict[str, Any]) -> Table:
     from milldam.mapping.settings import settings_of
     from milldam.memory import release, usage
-    from milldam.stores.table import Table
+    from milldam.stores.table.reader import Table
 
     release()
     summary = run_map(settings_of(given), held_bytes=usage().anonymous)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from milldam.qa.selection import Selection
     from milldam.qa.sources import Answer, Example, examples_of
     from milldam.qa.spans import stretches
-    from milldam.stores.features import FeatureStore
+    from milldam.stores.features.reader import FeatureStore
 
 __all__ = [
     "Answer",

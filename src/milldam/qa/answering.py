@@ -30,7 +30,7 @@ from milldam.files import NewFile
 from milldam.qa.spans import stretches
 
 if TYPE_CHECKING:
-    from milldam.stores.features import FeatureStore
+    from milldam.stores.features.reader import FeatureStore
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -34,7 +34,7 @@ from milldam.stores.features.format import FeatureForm
 if TYPE_CHECKING:
     import torch
 
-    from milldam.stores.features import FeatureStore
+    from milldam.stores.features.reader import FeatureStore
 
 GROUPED = 32
 """Documents of about one length that stay together."""

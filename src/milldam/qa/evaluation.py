@@ -28,7 +28,7 @@ from milldam.stores.kinds import FEATURES, store_kind
 
 if TYPE_CHECKING:
     from milldam.qa.answering import Predictions
-    from milldam.stores.features import FeatureStore
+    from milldam.stores.features.reader import FeatureStore
 
 References: TypeAlias = "str | Path | FeatureStore | Mapping[str, Any] | Iterable[Mapping[str, Any] | Example]"
 """A file, folder or dataset; a feature store or its path; SQuAD's object; flat records."""
@@ -45,7 +45,7 @@ def gold_answers(references: References, split: str) -> tuple[dict[str, Gold], i
     """The answers to every question, by its id; and how many examples a feature store was made without."""
     left_out = 0
     if isinstance(references, str | Path) and store_kind(references) is FEATURES:
-        from milldam.stores.features import FeatureStore
+        from milldam.stores.features.reader import FeatureStore
 
         references = FeatureStore(Path(references))
     if hasattr(references, "manifest"):

@@ -118,7 +118,7 @@ _HOMES = {
     "mapping": "map",
     "mapping.text_encoder": "TextEncoder",
     "memory": "Budget",
-    "stores.table": "Table",
+    "stores.table.reader": "Table",
 }
 """Modules, and what they are loaded for."""
 

@@ -58,7 +58,7 @@ _HOMES = {
     "Answer": "milldam.qa.sources",
     "DocumentSamples": "milldam.qa.batches",
     "Example": "milldam.qa.sources",
-    "FeatureStore": "milldam.stores.features",
+    "FeatureStore": "milldam.stores.features.reader",
     "Lanes": "milldam.qa.lanes",
     "Prediction": "milldam.qa.answering",
     "Predictions": "milldam.qa.answering",

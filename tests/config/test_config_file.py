@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.config.conftest import Load
 from tests.conftest import PROJECT
 
-from milldam.cli.schema import json_schema, schema
+from milldam.cli.preprocess import json_schema, schema
 from milldam.config.checking import MOST_PROBLEMS, defaults_of, keys_of
 from milldam.config.loading import LoadedConfig, as_yaml, load_config
 from milldam.config.settings import Config

@@ -32,7 +32,7 @@ from milldam.run.folder import RunFolder
 from milldam.run.tasks import ArrayTask, cores
 from milldam.stores.kinds import TOKENS
 
-run_units = importlib.import_module("milldam.cli.run_units")
+run_units = importlib.import_module("milldam.cli.arrays")
 """The module: its name is also that of the command."""
 
 

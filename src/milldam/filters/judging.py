@@ -136,7 +136,7 @@ def _rule_sets(rules: FilterRules) -> Iterator[Callable[[Layout], Iterator[tuple
         yield lambda layout: quality_faults(layout, quality)
     repetition = GopherRepetitionRules() if rules.gopher_repetition is True else rules.gopher_repetition
     if repetition:
-        from milldam.filters.repetition import repetition_faults
+        from milldam.filters.gopher import repetition_faults
 
         yield lambda layout: repetition_faults(layout, repetition)
 

@@ -30,9 +30,8 @@ from milldam.mapping.calling import batches
 from milldam.mapping.file_rows import Piece, gather_evenly
 from milldam.mapping.plan import RowUnit, SourceOptions, SourcePlan
 from milldam.mapping.sources import plan_source
-from milldam.sources.batch import Reject, TextRules
+from milldam.sources.batch import Places, Reject, TextRules
 from milldam.sources.reading import FileReader
-from milldam.sources.rows import Places
 from milldam.sources.units import Slice
 
 Records = list[dict[str, Any]]

@@ -30,15 +30,15 @@ from milldam.files import NewFile, explain_os_errors, hash_bytes, hash_rest
 from milldam.input_files import COMPRESSIONS, InputState, LeftOut, is_address, is_table, version_of, without_secrets
 from milldam.mapping.plan import HASHES, RowUnit, SourceOptions
 from milldam.run.records import Journal
-from milldam.sources.batch import OnReject, TextRules, require_columns
+from milldam.sources.batch import OnReject, Places, TextRules, require_columns
 from milldam.sources.compression import STDIN, open_bytes
 from milldam.sources.csv_records import csv_header, slice_csv
 from milldam.sources.data_sets import RowSlice, resolve_data_set
 from milldam.sources.listing import InputFile, list_inputs
-from milldam.sources.plain_text import LINE, boundary_of
+from milldam.sources.plain_text import boundary_of
 from milldam.sources.reading import FileReader, can_cut, columns_of, rows_between, seen_format, slice_file
-from milldam.sources.records import Boundary
-from milldam.sources.rows import Places, Room, Rows
+from milldam.sources.records import LINE, Boundary
+from milldam.sources.rows import Room, Rows
 from milldam.sources.tables import open_schema
 from milldam.sources.units import Slice, by_bytes, gather, whole
 from milldam.stores.table.manifest import TableManifest

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from milldam.sources.batch import OnReject, TextRules
+from milldam.sources.batch import OnReject, Places, TextRules
 from milldam.sources.listing import InputFile
-from milldam.sources.rows import Places, Room, Rows
+from milldam.sources.rows import Room, Rows
 from milldam.sources.units import SHARD_SIZE
 
 if TYPE_CHECKING:

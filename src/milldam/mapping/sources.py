@@ -40,10 +40,10 @@ from milldam.mapping.identity import identify
 from milldam.mapping.plan import RowUnit, SourceOptions, SourcePlan, indices_name
 from milldam.mapping.spooling import SpooledPlan, Stream
 from milldam.sources.arrays import BATCH_BYTES
-from milldam.sources.batch import OnReject, require_columns
+from milldam.sources.batch import OnReject, Places, require_columns
 from milldam.sources.data_sets import ALL, choose_splits, parse_split, split_names
 from milldam.sources.listing import InputFile
-from milldam.sources.rows import Places, Room, Rows, cut_by_size
+from milldam.sources.rows import Room, Rows, cut_by_size
 
 LARGEST_IN_MEMORY = 16 << 20
 """More bytes than this are not sent to each worker, but spooled."""

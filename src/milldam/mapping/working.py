@@ -32,8 +32,8 @@ from milldam.memory import allowance, format_size, release, usage
 from milldam.pipeline.documents import REPORT_SECONDS
 from milldam.pipeline.rejects import RejectFile
 from milldam.run.tasks import PART, PROGRESS, Report, Work
-from milldam.sources.batch import OnReject, Reject
-from milldam.sources.rows import Place, Places, Rows, byte_size, column_names, row_count, shown
+from milldam.sources.batch import OnReject, Place, Places, Reject, shown
+from milldam.sources.rows import Rows, byte_size, column_names, row_count
 from milldam.stores.table.manifest import MadeUnit, TableSchema
 
 _LARGE_TIMES = 2

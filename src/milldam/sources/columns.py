@@ -21,7 +21,6 @@ from milldam.errors import InputError, Setting
 from milldam.sources.batch import listed_names, no_such_column
 from milldam.sources.compression import DamagedError, compression_of, describe_head, open_head, read_blocks
 from milldam.sources.decoding import other_encoding
-from milldam.sources.json_items import is_json_lines
 from milldam.sources.units import Slice
 
 _HEAD_BYTES = 1 << 16
@@ -102,6 +101,8 @@ def _of_header(head: bytes) -> str:
 
 def _of_lines(head: bytes, format: str) -> str:
     """JSON of which no record is an object."""
+    from milldam.sources.json_items import is_json_lines
+
     if format == "jsonl" and not is_json_lines(head):
         what = "a JSON array" if head.lstrip().startswith(b"[") else "JSON that goes over several lines"
         return f"it is {what}, not one record a line. Name it .json, or set input_format to json."

@@ -25,11 +25,17 @@ from milldam.sources.arrays import batches_of
 from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, MalformedError, Reading, TextRules
 from milldam.sources.compression import DamagedError, open_bytes, open_head, read_blocks
 from milldam.sources.decoding import decode_json, decode_text, mended, parse_json
-from milldam.sources.giant_line import GiantLine, parts_of_line
-from milldam.sources.json_items import as_json_lines
-from milldam.sources.plain_text import BOM, LINE, make_damage_reject, make_line_reject
-from milldam.sources.records import BLOCK_BYTES, WHOLE, Block, record_blocks, split_records
-from milldam.sources.rows import JsonWeight, LargeRow, from_records
+from milldam.sources.records import (
+    BLOCK_BYTES,
+    BOM,
+    LINE,
+    WHOLE,
+    Block,
+    make_damage_reject,
+    make_line_reject,
+    record_blocks,
+    split_records,
+)
 from milldam.sources.units import Slice
 
 _MISSING = object()
@@ -52,6 +58,8 @@ def json_blocks(file: IO[bytes], slice: Slice) -> Iterator[Block]:
     Where the file is damaged, DamagedError comes behind every whole record before the damage.
     """
     if slice.format == "json":
+        from milldam.sources.json_items import as_json_lines
+
         blocks = split_records(as_json_lines(read_blocks(file, slice.compression, BLOCK_BYTES)), LINE)
     else:
         blocks = record_blocks(file, slice.compression, LINE, slice.start, slice.stop)
@@ -181,6 +189,8 @@ class _Texts:
         return texts if texts.null_count == 0 and len(texts) == lines == _count_objects(data, lines) else None
 
     def _giant(self, block: Block, blocks: Iterator[Block]) -> Iterator[Batch]:
+        from milldam.sources.giant_line import GiantLine, parts_of_line
+
         line = GiantLine(parts_of_line(block, blocks), self._rules)
         try:
             yield from line.batches(self._path)
@@ -229,6 +239,8 @@ def text_of_line(line: bytes, path: list[str], rules: TextRules) -> str:
 
 def read_rows(slice: Slice, reading: Reading) -> Iterator[dict[str, list[Any]]]:
     """Dicts as they are, a list for each column; a column that a row lacks is None."""
+    from milldam.sources.rows import from_records
+
     lines = _Lines(slice, reading)
     for records in lines.read(_Records(lines, reading).of_block):
         ready = [records] if records else []
@@ -245,6 +257,9 @@ class _Records:
         if block.kind == WHOLE:
             yield self._lines.parsed(block, lambda line: record_of_line(line, self._rules))
             return
+        from milldam.sources.giant_line import parts_of_line
+        from milldam.sources.rows import JsonWeight, LargeRow
+
         giant = LargeRow(self._reading.room, self._reading.places, JsonWeight)
         parts, block = parts_of_line(block, blocks), replace(block, data=b"")
         for part in parts:
@@ -331,6 +346,8 @@ def first_records(slice: Slice, limit: int, *, outlines: bool = True) -> list[di
             if first is None:
                 return []
             if first.kind != WHOLE:
+                from milldam.sources.giant_line import GiantLine, parts_of_line
+
                 return [GiantLine(parts_of_line(first, blocks), lenient).outline()] if outlines else []
     except (DamagedError, ValueError, RecursionError):
         return []

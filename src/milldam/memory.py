@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.abc
 import importlib.machinery
 import os
 import re
@@ -345,7 +344,7 @@ def release() -> None:
 # ---- pyarrow without pandas ----
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
     """Stands before the finder of pandas."""
 
     def __init__(self) -> None:
@@ -361,25 +360,17 @@ class _Finder(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         found = importlib.machinery.PathFinder.find_spec(name, path, target)
         if found is not None and found.loader is not None:
-            found.loader = _Telling(found.loader)
+            load = found.loader.exec_module
+
+            def load_and_tell(module: ModuleType) -> None:
+                load(module)
+                import pyarrow
+
+                # What needs pandas looks for it again.
+                pyarrow.table({"a": [0]}).to_pandas()
+
+            setattr(found.loader, "exec_module", load_and_tell)  # noqa: B010
         return found
-
-
-class _Telling(importlib.abc.Loader):
-    """Loads pandas, then lets pyarrow know."""
-
-    def __init__(self, loader: importlib.abc.Loader) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        import pyarrow
-
-        # What needs pandas looks for it again.
-        pyarrow.table({"a": [0]}).to_pandas()
 
 
 def keep_arrow_lean() -> None:

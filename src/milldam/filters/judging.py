@@ -85,6 +85,11 @@ class Filters:
             for position, text in _kept(texts, verdicts):
                 _mark_one(verdicts, position, self._ask_function(text.as_py()))
 
+    def character_fault(self, characters: int) -> str | None:
+        """A reason to drop a document of so many characters, by that alone."""
+        faults = character_faults(np.array([characters]), self._rules)
+        return next((reason for mask, reason in faults if mask[0]), None)
+
     def judge_tokens(self, lengths: Int64s, verdicts: Verdicts) -> None:
         """Mark what has too few or too many tokens."""
         _mark(verdicts, token_faults(lengths, self._rules))

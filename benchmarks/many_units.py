@@ -48,8 +48,7 @@ from milldam.run.session import Session, Stage
 from milldam.run.tasks import PART, PROGRESS, ArrayTask, Report, Work
 from milldam.run.units import Identity
 from milldam.sources.batch import TextRules
-from milldam.sources.listing import InputFile
-from milldam.sources.units import Unit
+from milldam.sources.units import InputFile, Unit
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.reader import open_store
 from milldam.tokenizers.loading import NamedTokens, SpecialTokens, TokenizerText

@@ -26,8 +26,7 @@ from milldam.formats.finding import find_files
 from milldam.run import job
 from milldam.sources import columns, reading
 from milldam.sources.batch import TextRules
-from milldam.sources.listing import InputFile
-from milldam.sources.units import Unit
+from milldam.sources.units import InputFile, Unit
 
 PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 EXAMPLES = {block.mark: block.content for block in blocks_of(PAGE) if block.mark.endswith(".py")}

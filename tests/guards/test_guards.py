@@ -402,6 +402,17 @@ def test_reading_a_store_needs_numpy_alone(tmp_path: Path) -> None:
 # ---- documentation ----
 
 
+_MAPPED = re.compile(r"^ *([a-z_]+(?:, [a-z_]+)*)  +\S", re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", [name for name, path in MODULES.items() if path.name == "__init__.py" and "." in name])
+def test_the_map_of_a_room_names_modules_that_are_there(name: str) -> None:
+    """What the docstring of a package lists, a word and what it is, are its modules."""
+    text = ast.get_docstring(ast.parse(MODULES[name].read_text(encoding="utf-8"))) or ""
+    named = {word for words in _MAPPED.findall(text) for word in words.split(", ")}
+    assert sorted(word for word in named if f"{name}.{word}" not in MODULES) == []
+
+
 def commands() -> Iterator[tuple[str, click.Command]]:
     yield from sorted(main.commands.items())
 

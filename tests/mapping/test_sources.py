@@ -663,7 +663,7 @@ def test_rows_messages_and_the_list_of_inputs_tell_no_secrets(
 ) -> None:
     """Of an address neither its query nor its password leave what is needed to read it."""
     from milldam.mapping.job import outside
-    from milldam.sources.listing import InputFile
+    from milldam.sources.units import InputFile
 
     plain = address.replace("?X-Amz-Signature=secret", "").replace("me:secret@", "")
     monkeypatch.setattr("milldam.sources.plain_text.open_bytes", lambda path: io.BytesIO(b"hello\n\xff\n"))

@@ -27,8 +27,7 @@ from milldam.run.records import RECORDS, Record, Records, UnitSet
 from milldam.run.session import Session, Stage
 from milldam.run.tasks import NothingYetError
 from milldam.sources.compression import STDIN
-from milldam.sources.listing import is_as_listed
-from milldam.sources.units import Unit
+from milldam.sources.units import Unit, is_as_listed
 
 log = logging.getLogger("milldam")
 

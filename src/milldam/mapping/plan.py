@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from milldam.sources.batch import OnReject, Places, TextRules
-from milldam.sources.listing import InputFile
 from milldam.sources.rows import Room, Rows
-from milldam.sources.units import SHARD_SIZE
+from milldam.sources.units import SHARD_SIZE, InputFile
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -27,7 +27,7 @@ from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
 from milldam.run.units import Identity
 from milldam.sources.compression import STDIN
-from milldam.sources.listing import InputFile
+from milldam.sources.units import InputFile
 from milldam.stores.table.manifest import TableSchema
 
 VERSION = 1

@@ -42,8 +42,8 @@ from milldam.mapping.spooling import SpooledPlan, Stream
 from milldam.sources.arrays import BATCH_BYTES
 from milldam.sources.batch import OnReject, Places, require_columns
 from milldam.sources.data_sets import ALL, choose_splits, parse_split, split_names
-from milldam.sources.listing import InputFile
 from milldam.sources.rows import Room, Rows, cut_by_size
+from milldam.sources.units import InputFile
 
 LARGEST_IN_MEMORY = 16 << 20
 """More bytes than this are not sent to each worker, but spooled."""

@@ -32,9 +32,8 @@ from milldam.files import (
 from milldam.mapping.file_rows import Piece, gather_evenly
 from milldam.mapping.plan import RowUnit, SourceOptions
 from milldam.sources.batch import OnReject, Places, require_columns
-from milldam.sources.listing import InputFile
 from milldam.sources.rows import Room, Rows, byte_size, cut_by_size, from_records, row_count, value_size
-from milldam.sources.units import Slice
+from milldam.sources.units import InputFile, Slice
 
 FRAME_BYTES, FRAME_ROWS = 1 << 20, 4096
 _ROWS, _FRAMES, _COMPLETE = "rows.arrows", "frames.jsonl", "complete.json"

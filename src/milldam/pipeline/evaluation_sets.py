@@ -16,10 +16,9 @@ from milldam.errors import InputError, Setting, did_you_mean
 from milldam.files import hash_bytes
 from milldam.sources.batch import Places, Reject, TextRules, listed_names
 from milldam.sources.data_sets import RowSlice, resolve_data_set
-from milldam.sources.listing import list_inputs
 from milldam.sources.reading import FileReader, rows_between
 from milldam.sources.rows import Rows, row_count
-from milldam.sources.units import Slice
+from milldam.sources.units import Slice, list_inputs
 
 
 class Evaluation:

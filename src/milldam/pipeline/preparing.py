@@ -31,9 +31,8 @@ from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_text_column
 from milldam.sources.compression import STDIN
 from milldam.sources.data_sets import resolve_data_set
-from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.reading import slice_file
-from milldam.sources.units import Slice, Unit, plan_units
+from milldam.sources.units import InputFile, Slice, Unit, list_inputs, plan_units
 from milldam.tokenizers.loading import SpecialTokens, TokenizerText, read_tokenizer, tokenizer_state
 from milldam.tokenizers.proof import Choice, KnownTokenizer, Question, find_out, settle_encoder
 

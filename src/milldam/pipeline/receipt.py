@@ -28,8 +28,7 @@ from milldam.run.summary import Summary
 from milldam.run.tasks import CAN_FORK
 from milldam.sources.compression import STDIN
 from milldam.sources.data_sets import resolve_data_set
-from milldam.sources.listing import list_inputs
-from milldam.sources.units import CHAT_SHARD_SIZE, SHARD_SIZE
+from milldam.sources.units import CHAT_SHARD_SIZE, SHARD_SIZE, list_inputs
 from milldam.stores.kinds import TOKENS
 from milldam.tokenizers.loading import tokenizer_state
 

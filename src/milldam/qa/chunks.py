@@ -31,7 +31,7 @@ from milldam.qa.template import Template
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report, Work
 from milldam.run.units import key_of
-from milldam.sources.listing import InputFile
+from milldam.sources.units import InputFile
 from milldam.stores.kinds import FileRecord
 
 CHUNKS = "chunks"

@@ -23,8 +23,7 @@ from milldam.errors import InputError
 from milldam.input_files import is_address, without_secrets
 from milldam.sources.batch import Batch, OnReject, Places, Reading, TextRules
 from milldam.sources.compression import STDIN, open_bytes
-from milldam.sources.listing import InputFile
-from milldam.sources.units import Slice, Unit, by_bytes, whole
+from milldam.sources.units import InputFile, Slice, Unit, by_bytes, whole
 
 if TYPE_CHECKING:
     from milldam.sources.rows import Room, Rows

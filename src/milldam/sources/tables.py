@@ -38,9 +38,8 @@ from milldam.sources.batch import (
 )
 from milldam.sources.compression import DamagedError, open_bytes, read_blocks
 from milldam.sources.decoding import decode_text
-from milldam.sources.listing import InputFile
 from milldam.sources.rows import Room, cut_by_size
-from milldam.sources.units import Slice, by_parts, whole
+from milldam.sources.units import InputFile, Slice, by_parts, whole
 from milldam.sources.unpacking import batch_sizes, dearest_page
 from milldam.text.arrays import text_offsets
 

@@ -44,6 +44,7 @@ _LINES_SEEN = 10_000
 _TEXTS_KERNEL = (np.uint8, int, np.uint8, int, int, np.uint8, np.int64)
 _LONG_LINE = 1 << 10
 """Bytes from which on a search from line to line is faster than a look at every byte."""
+_NULL_BEHIND_OBJECT = re.compile(rb"\}\s*null")
 _SURROGATE = re.compile(rb"\\u[dD][89abcdefABCDEF]")
 _DECODER = json.JSONDecoder()
 Value = TypeVar("Value")
@@ -171,7 +172,11 @@ class _Texts:
 
     def _parse_block(self, block: Block) -> pa.LargeStringArray | None:
         """All texts of a flawless block; None when any line needs a closer look."""
-        data = block.data
+        data, lines = block.data, _count_lines(block)
+        # One object a line, and nothing else: neither blank lines nor an object over several. And a null outside of all
+        # objects would end the process: Arrow takes it for a value of an object that is not there.
+        if _count_objects(data, lines) != lines or _NULL_BEHIND_OBJECT.search(data):
+            return None
         options = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
         try:
             table = pyarrow.json.read_json(pa.BufferReader(data), read_options=options, parse_options=self._options)
@@ -184,9 +189,7 @@ class _Texts:
             texts.validate(full=True)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             return None
-        # One object a line, and nothing else: neither blank lines nor an object over several.
-        lines = _count_lines(block)
-        return texts if texts.null_count == 0 and len(texts) == lines == _count_objects(data, lines) else None
+        return texts if texts.null_count == 0 and len(texts) == lines else None
 
     def _giant(self, block: Block, blocks: Iterator[Block]) -> Iterator[Batch]:
         from milldam.sources.giant_line import GiantLine, parts_of_line

@@ -29,7 +29,7 @@ from milldam.formats import FORMATS, export, flat, load_format
 from milldam.formats.nanogpt import file_name
 from milldam.loader.stores import Store
 from milldam.pipeline.npy import tokenize_to_npy
-from milldam.pipeline.receipt import tokenize_config
+from milldam.pipeline.starting import tokenize_config
 from milldam.stores.tokens import format as store_format
 from milldam.stores.tokens import reader
 

@@ -56,7 +56,7 @@ def preprocess(config: Path, overrides: tuple[str, ...], dry_run: bool, **option
     milldam preprocess config.yaml
     milldam preprocess config.yaml --set dedup=near --memory 2GB
     """
-    from milldam.pipeline.receipt import Asked, run_asked
+    from milldam.pipeline.starting import Asked, run_asked
 
     shown = click.get_current_context().params
     read = _read(config, overrides, quiet=shown["quiet"], options=evaluation_sets(options))

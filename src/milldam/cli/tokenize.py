@@ -93,7 +93,7 @@ def tokenize(
 
     # No matrix is multiplied here: numpy need not start a thread for each core, which spins for 0.05 s.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", ONE_THREAD)
-    from milldam.pipeline.receipt import Asked, run_asked, tokenize_config, tokenize_settings
+    from milldam.pipeline.starting import Asked, run_asked, tokenize_config, tokenize_settings
 
     options = evaluation_sets(options)
     options |= _chat_options(options)

@@ -21,7 +21,7 @@ from milldam.pipeline.estimating import Survey, free_bytes
 from milldam.pipeline.finishing import Made
 from milldam.pipeline.job import TokenJob, TokenPlan
 from milldam.pipeline.preparing import Prepared
-from milldam.pipeline.receipt import WORKER_MODULES
+from milldam.pipeline.starting import WORKER_MODULES
 from milldam.run.folder import RunFolder
 from milldam.run.records import RECORDS, Record, Records, UnitSet
 from milldam.run.session import Session, Stage

@@ -32,7 +32,7 @@ from milldam.run.units import Identity
 
 if TYPE_CHECKING:
     from milldam.config.settings import Config
-    from milldam.pipeline.receipt import Asked
+    from milldam.pipeline.starting import Asked
 
 log = logging.getLogger("milldam")
 

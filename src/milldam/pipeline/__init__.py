@@ -9,7 +9,7 @@ index_lookup        the index that documents are compared with in one pass
 decontaminating     evaluation sets that are kept out (evaluation_sets, contamination)
 arranging           splits and limits that are exact in tokens
 finishing           the manifest, then rows, summary and report
-receipt             before anything is loaded: what is asked for, and whether it is there already
+starting            before anything is loaded: what is asked for, and whether it is there already
 npy                 the same job, to one .npy file
 tokenizer_training  a sample of the datasets -> a tokenizer
 

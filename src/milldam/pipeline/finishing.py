@@ -20,9 +20,9 @@ from milldam.files import join_files, read_sealed, write_sealed
 from milldam.markup import counted
 from milldam.pipeline.documents import Reading
 from milldam.pipeline.preparing import Prepared
-from milldam.pipeline.receipt import REPORT
 from milldam.pipeline.rejects import DROPPED as DROPPED_PARTS
 from milldam.pipeline.rejects import REJECTS, first_reject, gather_rejects
+from milldam.pipeline.starting import REPORT
 from milldam.run.folder import RunFolder
 from milldam.run.pools import WorkPlan
 from milldam.run.records import Records, sweep

@@ -42,7 +42,7 @@ from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
 from milldam.pipeline.judging import Selection
 from milldam.pipeline.needs import Fitting, Machines, Needs
 from milldam.pipeline.preparing import Preparation, Prepared
-from milldam.pipeline.receipt import leave_receipt
+from milldam.pipeline.starting import leave_receipt
 from milldam.pipeline.tokenizing import TokenizeTask
 from milldam.run import job as frame
 from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign

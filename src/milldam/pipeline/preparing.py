@@ -23,7 +23,7 @@ from milldam.input_files import LeftOut
 from milldam.memory import release
 from milldam.pipeline.documents import Reading, SetRules, UnitReader
 from milldam.pipeline.judging import preload_rules
-from milldam.pipeline.receipt import shard_size_of
+from milldam.pipeline.starting import shard_size_of
 from milldam.run.folder import RunFolder
 from milldam.run.pools import TOKENIZER_FACTOR, WORK_BYTES
 from milldam.run.units import Identity

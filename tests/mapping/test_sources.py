@@ -662,7 +662,7 @@ def test_rows_messages_and_the_list_of_inputs_tell_no_secrets(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of an address neither its query nor its password leave what is needed to read it."""
-    from milldam.mapping.job import outside
+    from milldam.mapping.preparing import outside
     from milldam.sources.units import InputFile
 
     plain = address.replace("?X-Amz-Signature=secret", "").replace("me:secret@", "")

@@ -13,7 +13,8 @@ from tests.kit.qa_recipe import KINDS, examples, tokenizer_of, windower_of
 from milldam.errors import InputError
 from milldam.qa.settings import QARules
 from milldam.qa.sources import Answer, Example
-from milldam.qa.template import MemoryTokens, add_memory_tokens, template_of, with_memory
+from milldam.qa.template import add_memory_tokens, template_of, with_memory
+from milldam.stores.features.format import MemoryTokens
 from milldam.qa.windows import Features, Windower
 
 FACTS = {"pad_token": "</s>"}

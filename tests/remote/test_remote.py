@@ -32,7 +32,8 @@ from milldam.loader.reading import MappedReader
 from milldam.loader.stores import Store
 from milldam.loader.stream import TokenFile
 from milldam.remote import filesystem, place_at
-from milldam.remote.filesystem import RemoteFolder, without_secrets
+from milldam.input_files import without_secrets
+from milldam.remote.filesystem import RemoteFolder
 from milldam.stores.verify import verify
 
 SHARD = 2000

@@ -39,7 +39,7 @@ from cores import MILLDAM, Task, run_command
 from corpus import SEED_FOLDER, read_texts
 from memory import lines_of, measure
 from milldam.dedup.candidates import NearWork, find_pairs, least_matches, pair_steps
-from milldam.dedup.minhash import CHANCE, MinHasher, SignatureWriter, signature_file_name, unit_name
+from milldam.dedup.minhash import CHANCE, NO_WORDS, MinHasher, SignatureWriter, signature_file_name, unit_name
 from milldam.dedup.near import decide, verify_pairs
 from milldam.dedup.rules import NearRules
 from milldam.dedup.sketches import SketchWriter, sketch_paths
@@ -54,7 +54,7 @@ RULES = NearRules(ngram=5, bands=32, rows=8, threshold=0.8)
 DOCUMENT_BYTES = (100, 500, 2800, 20_000)
 ROUNDS = 5
 UNIT_DOCUMENTS = 100_000
-SKETCH_VALUES, VERIFY_PARTS = 40, 64
+SKETCH_VALUES, VERIFY_PARTS = 16, 64
 FORKED = get_context("fork")
 PARTS = 8
 """Files of a planted corpus, each a unit."""
@@ -246,23 +246,27 @@ def _pair(random: np.random.Generator, replaced: int, every: int) -> tuple[str, 
 
 
 def make_unit(folder: Path, documents: int, unit: int) -> None:
-    """Signatures and sketches; every fifth document is like an earlier one of its unit, 0.86 by its shingles."""
+    """Signatures, and sketches of what is in pairs; every fifth document is like an earlier one of its unit, 0.88 by
+    its shingles."""
     random = np.random.default_rng(unit)
     count = min(UNIT_DOCUMENTS, documents - unit * UNIT_DOCUMENTS)
-    rows = random.integers(0, 255, (count, 256), dtype=np.uint8)
-    sketches = random.integers(0, 2**32, (count, SKETCH_VALUES), dtype=np.uint32)
+    rows = random.integers(0, 256, (count, 256), dtype=np.uint8)
+    np.minimum(rows, NO_WORDS - 1, out=rows)
     copies = np.arange(4, count, 5)
     models = (copies * random.random(len(copies)) ** 2).astype(np.int64)
     models -= models % 5 == 4  # models are no copies themselves
     changed = random.random((len(copies), 256), dtype=np.float32) < 0.15
     rows[copies] = np.where(changed, rows[copies], rows[models])
-    sketches[copies, 3:] = sketches[models, 3:]
-    sketches.sort(axis=1)
     with SignatureWriter(folder / signature_file_name(unit)) as writer:
         writer.add(rows)
         writer.commit()
+    paired = np.union1d(copies, models)
+    sketches = random.integers(0, 2**32, (len(paired), SKETCH_VALUES), dtype=np.uint32)
+    one, other = (np.searchsorted(paired, some) for some in (copies, models))
+    sketches[one, 1:] = sketches[other, 1:]
+    sketches.sort(axis=1)
     with SketchWriter(*sketch_paths(folder, unit_name(unit))) as sketched:
-        sketched.add(np.arange(count), sketches.reshape(-1), np.full(count, SKETCH_VALUES))
+        sketched.add(paired, sketches.reshape(-1), np.full(len(paired), SKETCH_VALUES))
         sketched.commit()
 
 

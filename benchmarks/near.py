@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -38,7 +39,7 @@ import milldam
 from cores import MILLDAM, Task, run_command
 from corpus import SEED_FOLDER, read_texts
 from memory import lines_of, measure
-from milldam.dedup.candidates import NearWork, find_pairs, least_matches, pair_steps
+from milldam.dedup.candidates import Documents, NearWork, find_pairs, least_matches, pair_steps, room_for_steps
 from milldam.dedup.minhash import CHANCE, NO_WORDS, MinHasher, SignatureWriter, signature_file_name, unit_name
 from milldam.dedup.near import decide, verify_pairs
 from milldam.dedup.rules import NearRules
@@ -270,32 +271,41 @@ def make_unit(folder: Path, documents: int, unit: int) -> None:
         sketched.commit()
 
 
-def measure_resolve(sizes: list[int], limit_bytes: int, workers: int, folder: Path | None) -> None:
+def measure_resolve(sizes: list[int], limit_bytes: int, workers: int, folder: Path | None, *, cold: bool) -> None:
     """Make the files here, find the duplicates in new processes in a cgroup."""
     for documents in sizes:
         with tempfile.TemporaryDirectory(dir=folder) as name:
             with FORKED.Pool(workers) as pool:
                 pool.map(partial(make_unit, Path(name), documents), range(-(-documents // UNIT_DOCUMENTS)), chunksize=1)
+            for path in Path(name).iterdir() if cold else ():
+                forget(path)
             command = [sys.executable, __file__, "resolve-here", name, "--limit", str(limit_bytes)]
             found = measure([*command, "--workers", str(workers)], limit_bytes)
             print("\n".join(lines_of(found)), flush=True)
+
+
+def forget(path: Path) -> None:
+    """Take a file out of the page cache: what is read of it counts against the limit of who reads it."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def resolve_here(folder: Path, limit_bytes: int, workers: int) -> None:
     """All steps, those of a stage side by side, each worker with its share of what the limit leaves, as in a job."""
     seconds, disk = {}, {"signatures": folder_bytes(folder)}
     left = limit_bytes - (workers + 1) * usage().anonymous
-    work = NearWork(folder=folder, rules=RULES, exempt_below=0, memory_bytes=left // workers)
+    work = NearWork(folder=folder, rules=RULES, exempt_below=0, memory_bytes=left // workers, threads=workers)
 
-    def timed(stage: str, steps: range, do: Callable[[int], int]) -> int:
+    def timed(stage: str, steps: range, do: Callable[[int], int], most: int = workers) -> int:
         start = time.perf_counter()
-        with FORKED.Pool(workers) as pool:
+        with FORKED.Pool(min(workers, most)) as pool:
             found = sum(pool.imap_unordered(do, steps))
         seconds[stage] = time.perf_counter() - start
         disk[stage] = folder_bytes(folder)
         return found
 
-    timed("near", range(pair_steps(RULES)), partial(find_pairs, work))
+    timed("near", range(pair_steps(RULES)), partial(find_pairs, work), room_for_steps(folder, Documents(work).count))
     compared = timed("verify", range(VERIFY_PARTS), partial(verify_pairs, work, parts=VERIFY_PARTS))
     start = time.perf_counter()
     found = decide(replace(work, memory_bytes=left), compared)
@@ -339,8 +349,15 @@ def main() -> None:
     estimate.set_defaults(do=lambda given: measure_estimate(given.pairs))
     resolve = commands.add_parser("resolve")
     resolve.add_argument("documents", type=int, nargs="+")
-    resolve.add_argument("--folder", type=Path, help="for the files, about 470 bytes a document (a temporary one)")
-    resolve.set_defaults(do=lambda given: measure_resolve(given.documents, given.limit, given.workers, given.folder))
+    resolve.add_argument(
+        "--folder",
+        type=Path,
+        help="for the files, 290 bytes a document and 33 for each worker",
+    )
+    resolve.add_argument("--cold", action="store_true", help="read all from disk: page cache counts against the limit")
+    resolve.set_defaults(
+        do=lambda given: measure_resolve(given.documents, given.limit, given.workers, given.folder, cold=given.cold)
+    )
     here = commands.add_parser("resolve-here")
     here.add_argument("folder", type=Path)
     here.set_defaults(do=lambda given: resolve_here(given.folder, given.limit, given.workers))

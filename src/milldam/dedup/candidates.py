@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
+from milldam import native
 from milldam.dedup.drops import BLOOM, EXACT
 from milldam.dedup.keys import KeyLayout, SortedKeys, each_once, hash_bands, mapped, new_mapped, sort
 from milldam.dedup.minhash import CHANCE, NO_WORDS, SignatureFiles, Signatures, unit_name
@@ -36,7 +37,7 @@ from milldam.prefetch import in_threads
 DEVIATIONS = 3
 """A pair is worth a look from so many standard deviations of the estimate below the threshold on."""
 WINDOW, PAIRS_KEPT = 4, 4
-_BANDS_AT_ONCE = 4
+_BANDS_AT_ONCE, _KEY_BYTES = 4, 8
 _SMALLEST_BLOCK = 1024
 _MOST_PAIRS, _MOST_VALUES = 1 << 25, 2048
 """Of pairs at once, and more than a signature has values: two numbers of pairs and one of values fit into 64 bits."""
@@ -146,6 +147,12 @@ def least_matches(rules: NearRules) -> int:
     deviation = (rules.threshold * (1 - rules.threshold) / size) ** 0.5
     estimate = max(0.0, rules.threshold - DEVIATIONS * deviation)
     return int(np.ceil((CHANCE + estimate * (1 - CHANCE)) * size - 1e-9))
+
+
+def room_for_steps(folder: Path, documents: int) -> int:
+    """How many calls of `find_pairs` the disk has room for at once, and one at least: a tenth of it stays free."""
+    step_bytes = documents * (_KEY_BYTES * (_BANDS_AT_ONCE + 1) + 2)
+    return max(1, int(shutil.disk_usage(folder).free * 0.9) // max(1, step_bytes))
 
 
 def find_pairs(work: NearWork, step: int) -> int:
@@ -264,7 +271,8 @@ class _Search:
         """Of the pairs of some documents, with all that each has, those to compare by shingles."""
         first, second = self._layout.pairs(group, keys)
         matches = np.empty(len(keys), np.int64)
-        at_once = self._work.share(6 * self._signatures.size)
+        # numpy holds both rows of each pair and what is equal in them, beside each row once.
+        at_once = self._work.share((3 if native.library() else 6) * self._signatures.size)
         for start in range(0, len(keys), at_once):
             part = slice(start, start + at_once)
             positions = (self._documents.positions(ranks[part]) for ranks in (first, second))

@@ -21,6 +21,8 @@ from milldam.native import kernel
 
 Slices = list[tuple[int, slice]]
 """Parts of sorted runs: (number of the run, from, to)."""
+SCATTERED: tuple[Int64s, Int64s] = (np.empty(0, np.int64), np.empty(0, np.int64))
+"""What is `wanted` of a mapped file where only its being far apart is known before."""
 _FEW = 4096
 """So many, numpy sorts as fast."""
 
@@ -219,18 +221,29 @@ def numbered(values: Int64s) -> tuple[Int64s, Int64s]:
     return ordered[new], where
 
 
-def mapped(path: Path, dtype: Any, *, scattered: bool = False) -> npt.NDArray[Any]:
+def mapped(path: Path, dtype: Any, *, wanted: tuple[Int64s, Int64s] | None = None) -> npt.NDArray[Any]:
     """The numbers in a file, read where they are looked at; an empty file can't be mapped, and needs not.
 
-    `scattered`: a little here and there is looked at, so nothing is read ahead, 128 KB for each look otherwise.
+    `wanted`: of all bytes only those from here up to there will be looked at, in order. They are asked for at once,
+    since one after the other each waits for the disk, and nothing else is read, 128 KB for each look otherwise.
     """
     if not path.stat().st_size:
         return np.empty(0, dtype)
     with path.open("rb") as file:
         whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    if scattered and hasattr(whole, "madvise"):
+    if wanted is not None and hasattr(whole, "madvise"):
         whole.madvise(mmap.MADV_RANDOM)
+        for start, stop in _pages(*wanted):
+            whole.madvise(mmap.MADV_WILLNEED, start, min(stop, len(whole)) - start)
     return np.frombuffer(whole, dtype)
+
+
+def _pages(starts: Int64s, stops: Int64s) -> Iterator[tuple[int, int]]:
+    """The pages that some stretches lie in, those side by side as one: from, up to."""
+    first, last = starts // mmap.PAGESIZE, (stops - 1) // mmap.PAGESIZE
+    new = np.flatnonzero(first[1:] > last[:-1] + 1) + 1
+    begin, end = np.append(first[:1], first[new]), np.append(last[new - 1], last[-1:])
+    return zip((begin * mmap.PAGESIZE).tolist(), ((end + 1) * mmap.PAGESIZE).tolist(), strict=True)
 
 
 def new_mapped(path: Path, dtype: Any, count: int) -> npt.NDArray[Any]:

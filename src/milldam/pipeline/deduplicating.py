@@ -22,7 +22,7 @@ from xxhash import xxh3_64_hexdigest
 from milldam.config.settings import Config
 from milldam.decontamination.matches import match_path
 from milldam.decontamination.removing import removal_digests
-from milldam.dedup.candidates import preference_file_name
+from milldam.dedup.candidates import Documents, preference_file_name, room_for_steps
 from milldam.dedup.fingerprints import hash_file_name
 from milldam.dedup.minhash import signature_file_name
 from milldam.dedup.near_summary import NearSummary, Place
@@ -36,6 +36,7 @@ from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.resolving import (
     DECIDE,
     FEW_BYTES,
+    NEAR,
     NEAR_STAGES,
     SHINGLE,
     VERIFY,
@@ -125,6 +126,8 @@ class Deduplication:
             task = replace(task, memory_bytes=most, threads=1)
         elif name in NEAR_STAGES:
             count = max(1, min(self._cores, len(steps), task.memory_bytes // NEAR_WORKER_BYTES))
+            if name == NEAR:
+                count = min(count, room_for_steps(self.folder, Documents(task.near_work(0)).count))
             threads = self._cores if name == DECIDE else 1
             task = replace(task, memory_bytes=task.memory_bytes // count, threads=threads)
             workers = Workers(count, threads, apart=count == 1)

@@ -14,8 +14,8 @@ from milldam.errors import InputError
 from milldam.qa.settings import QARules
 from milldam.qa.sources import Answer, Example
 from milldam.qa.template import add_memory_tokens, template_of, with_memory
-from milldam.stores.features.format import MemoryTokens
 from milldam.qa.windows import Features, Windower
+from milldam.stores.features.format import MemoryTokens
 
 FACTS = {"pad_token": "</s>"}
 LONG = Example("q", "what city", " ".join(["the city of paris was"] * 16), (Answer("paris", 12),))

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from milldam.dedup.rules import DedupRules
 from milldam.errors import StoreError
-from milldam.files import is_whole, read_sealed, record_of, write_sealed
+from milldam.files import is_whole, read_sealed, record_of, replace_unsynced, seal_file, write_sealed
 from milldam.memory import held_bytes
 from milldam.run.tasks import PART, Report
-from milldam.sealed import is_whole, read_sealed, record_of, replace_unsynced, seal_file, write_sealed
+from milldam.run.units import Identity
 
 if TYPE_CHECKING:
     from milldam.dedup.candidates import NearWork

@@ -34,8 +34,6 @@ _LAST_THREADS_SECONDS = 0.2
 """A thread that was waited for may still be ending."""
 _LEFT_BYTES = 4 << 20
 """So little may stay of tasks in cycles of objects: to look for them among all that is imported takes 20 ms."""
-ONE_THREAD = "01"
-"""For OPENBLAS_NUM_THREADS: tells what milldam has set from what a user has."""
 _SET_BLAS_THREADS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 _HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random", "/dev/zero")
 

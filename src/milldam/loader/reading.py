@@ -59,9 +59,16 @@ def ranges(firsts: Int64s, counts: Int64s) -> Int64s:
     return numbers
 
 
+def end_to_end(starts: Int64s, lengths: Int64s) -> tuple[Int64s, Int64s]:
+    """The same stretches, of which those that lie end to end are one."""
+    first = np.flatnonzero(np.concatenate(([True], starts[1:] != (starts + lengths)[:-1])))
+    return starts[first], np.add.reduceat(lengths, first)
+
+
 class Reader(Protocol):
     """Tokens by position, in the dtype they are stored in."""
 
+    dtype: np.dtype[Any]
     announces: bool
     """Whether it is any use to tell it what comes next."""
 
@@ -69,16 +76,13 @@ class Reader(Protocol):
         """(len(starts), length): valid until the next call."""
 
     def places(self, starts: Int64s, lengths: int | Int64s) -> Int64s:
-        """What `rows_at` and `runs_at` take for these stretches; below 0: it has to be read by its start."""
+        """What `rows_at` takes for these stretches; below 0: it has to be read by its start."""
 
     def rows_at(self, places: Int64s, length: int) -> TokenArray:
         """Rows whose places were looked up before."""
 
     def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
         """Stretches of any length, end to end; valid until the next call."""
-
-    def runs_at(self, places: Int64s, lengths: Int64s) -> TokenArray:
-        """Stretches whose places were looked up before."""
 
     def view(self, start: int, length: int) -> TokenArray:
         """One stretch to keep: read-only, and without a copy where that can be."""
@@ -170,7 +174,7 @@ class MappedReader:
                 'read="pread" reads them.'
             )
         self._layout = Layout(stream.files)
-        self._dtype = stream.dtype
+        self.dtype = stream.dtype
         self._space, first_bytes = map_side_by_side(self._layout.files, stream.dtype.itemsize)
         # A token's place in the space is its position plus the shift of its file.
         self._shifts = first_bytes // stream.dtype.itemsize - self._layout.begins
@@ -200,9 +204,6 @@ class MappedReader:
         places = self.places(starts, lengths)
         if not len(places) or places.min() < 0:
             return self._joined(starts, lengths)
-        return self.runs_at(places, lengths)
-
-    def runs_at(self, places: Int64s, lengths: Int64s) -> TokenArray:
         if lengths.sum() >= _SHORTEST_SLICE * len(lengths):
             tokens, slices = self.tokens, zip(places.tolist(), (places + lengths).tolist(), strict=True)
             return np.concatenate([tokens[begin:end] for begin, end in slices])
@@ -229,9 +230,9 @@ class MappedReader:
         """The space as rows that begin at every token: an array of strides, no copy."""
         windows = self._windows.get(length)
         if windows is None:
-            width = self._dtype.itemsize
+            width = self.dtype.itemsize
             count = len(self.tokens) - length + 1
-            windows = np.ndarray((count, length), self._dtype, self._space, 0, (width, width))
+            windows = np.ndarray((count, length), self.dtype, self._space, 0, (width, width))
             windows.flags.writeable = False
             self._windows[length] = windows
         return windows
@@ -315,7 +316,7 @@ class PositionedReader(threading.local):
 
     def __init__(self, stream: TokenStream, most_open: int | None = None) -> None:
         self._layout = Layout(stream.files)
-        self._dtype = stream.dtype
+        self.dtype = stream.dtype
         self._most_open = OPEN_FILES if most_open is None else most_open
         self._first_bytes = np.array([file.first_byte for file in self._layout.files], np.int64)
         self._descriptors = _Descriptors()
@@ -326,14 +327,14 @@ class PositionedReader(threading.local):
         files, offsets, whole = self._locate(starts, length)
         if not whole:
             return self.runs(starts, np.full(len(starts), length)).reshape(len(starts), length)
-        slots = self._slots_of(len(starts), length * self._dtype.itemsize)
+        slots = self._slots_of(len(starts), length * self.dtype.itemsize)
         for file, offset, slot in zip(files, offsets, slots, strict=False):
             self._read(file, offset, slot)
-        size = len(starts) * length * self._dtype.itemsize
-        return self._buffer[:size].view(self._dtype).reshape(len(starts), length)
+        size = len(starts) * length * self.dtype.itemsize
+        return self._buffer[:size].view(self.dtype).reshape(len(starts), length)
 
     def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
-        width = self._dtype.itemsize
+        width = self.dtype.itemsize
         size = int(lengths.sum()) * width
         self._grow(size)
         target = self._buffer.data
@@ -343,16 +344,13 @@ class PositionedReader(threading.local):
             offset = int(self._first_bytes[file]) + token * width
             self._read(file, offset, slot)
             at += len(slot)
-        return self._buffer[:size].view(self._dtype)
+        return self._buffer[:size].view(self.dtype)
 
     def places(self, starts: Int64s, lengths: int | Int64s) -> Int64s:
         return starts
 
     def rows_at(self, places: Int64s, length: int) -> TokenArray:
         return self.rows(places, length)
-
-    def runs_at(self, places: Int64s, lengths: Int64s) -> TokenArray:
-        return self.runs(places, lengths)
 
     def view(self, start: int, length: int) -> TokenArray:
         tokens = self.runs(np.array([start]), np.array([length])).copy()
@@ -366,7 +364,7 @@ class PositionedReader(threading.local):
         self._advise(starts, lengths, os.POSIX_FADV_DONTNEED)
 
     def _advise(self, starts: Int64s, lengths: Int64s, advice: int) -> None:
-        width = self._dtype.itemsize
+        width = self.dtype.itemsize
         for file, token, length in self._layout.parts(starts, lengths):
             offset = int(self._first_bytes[file]) + token * width
             os.posix_fadvise(self._descriptor(file), offset, length * width, advice)
@@ -389,7 +387,7 @@ class PositionedReader(threading.local):
     def _locate(self, starts: Int64s, length: int) -> tuple[list[int], list[int], bool]:
         """Files and bytes in them where rows begin; whether each lies in one file."""
         file = self._layout.find(starts)
-        offsets = (starts - self._layout.begins[file]) * self._dtype.itemsize + self._first_bytes[file]
+        offsets = (starts - self._layout.begins[file]) * self.dtype.itemsize + self._first_bytes[file]
         whole = bool((starts + length <= self._layout.ends[file]).all())
         return file.tolist(), offsets.tolist(), whole
 
@@ -409,7 +407,7 @@ class PositionedReader(threading.local):
 
     def _open(self, file: int) -> int:
         found = self._layout.files[file]
-        descriptor = _open(found, found.first_byte + found.tokens * self._dtype.itemsize)
+        descriptor = _open(found, found.first_byte + found.tokens * self.dtype.itemsize)
         if _CAN_ADVISE:
             # Without it the kernel reads around every sample what nobody asked for.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)

@@ -50,41 +50,35 @@ class Outline:
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
-    """Tokens of rows: stretches of the stream, row after row."""
-
-    starts: Int64s
-    lengths: Int64s
-    """The last of a row with the token behind it, where that is a label."""
-    counts: Int64s
-    """How many each row has."""
-
-
-@dataclass(frozen=True, slots=True)
 class RowPieces:
     """The pieces of some rows, row after row, padding among them: each row's lengths add up to seq_len."""
 
-    lengths: Int64s
-    documents: Int64s
-    """The document of each piece; PADDING for padding."""
-    goes_on: Bools
-    """Whether the token behind a piece is of the same document; then it ends with its row."""
+    table: Int64s
+    """(pieces, 4): where a piece begins in the stream, or -1 - the id that it is padding of; its length; its document,
+    PADDING for padding; whether the token behind it is of the same document: then it ends with its row."""
     counts: Int64s
     """How many each row has."""
-    padding: Int64s
-    """Tokens of padding at the end of each row."""
-    pad_ids: Int64s
-    """What each row is padded with."""
-    runs: Runs
     losses: Losses | None = None
     """Where each piece has a loss; None: wherever its next token is known."""
+
+    def padded(self, padding: Int64s, pad_id: int) -> RowPieces:
+        """The same, with so many tokens of padding behind each row as one more piece."""
+        some = padding > 0
+        if not some.any():
+            return self
+        at, each = self.counts.cumsum()[some], np.zeros((some.sum(), 4), np.int64)
+        each[:] = -1 - pad_id, 0, PADDING, False
+        each[:, 1] = padding[some]
+        losses = self.losses and replace(self.losses, counts=np.insert(self.losses.counts, at, 0))
+        return RowPieces(np.insert(self.table, at, each, axis=0), self.counts + some, losses)
 
     def with_losses(self, *, shifted: bool) -> RowPieces:
         """The same, with the losses of data that is trained on as a whole."""
         if self.losses is not None:
             return self
-        reach = np.where(self.documents == PADDING, 0, self.lengths - (shifted & ~self.goes_on))
-        return replace(self, losses=all_trained(self.lengths, reach, shifted=shifted))
+        _, lengths, documents, goes_on = self.table.T
+        reach = np.where(documents == PADDING, 0, lengths - (shifted & (goes_on == 0)))
+        return replace(self, losses=all_trained(lengths, reach, shifted=shifted))
 
 
 class RowFinder(ABC):
@@ -119,19 +113,15 @@ class StreamRows(RowFinder):
     def _trained(self) -> TrainedTokens | None:
         return TrainedTokens(self._stream, self._documents) if self._stream.has_spans else None
 
-    def _finished(self, rows: RowPieces, begins: Int64s) -> RowPieces:
-        """Rows with padding, and with losses where the data says what is trained on.
-
-        begins: (pieces,), where pieces begin in the stream
-        """
+    def _finished(self, table: Int64s, counts: Int64s, padding: Int64s) -> RowPieces:
+        """Rows with padding, and with losses where the data says what is trained on."""
+        losses = None
         if self._trained is not None:
-            wanted = Wanted(rows.documents, begins - self._documents.begins(rows.documents), rows.lengths)
-            reach = rows.lengths - (self._shifted & ~rows.goes_on)
-            rows = replace(rows, losses=self._trained.losses(wanted, reach=reach, shifted=self._shifted))
-        return _with_padding(rows)
-
-    def _pad_ids(self, rows: int) -> Int64s:
-        return np.full(rows, self._stream.pad_id)
+            begins, lengths, documents, goes_on = table.T
+            wanted = Wanted(documents, begins - self._documents.begins(documents), lengths)
+            reach = lengths - (self._shifted & (goes_on == 0))
+            losses = self._trained.losses(wanted, reach=reach, shifted=self._shifted)
+        return RowPieces(table, counts, losses).padded(padding, self._stream.pad_id)
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -173,27 +163,22 @@ class WrappedRows(StreamRows):
 
     def pieces(self, rows: Outline) -> RowPieces:
         stop, starts, counts = self._stream.stop, self._starts(rows.numbers), rows.counts
-        behind = starts + self._row
-        row_ends = counts.cumsum()
-        number = ranges(rows.firsts, counts)
-        begins = self._documents.begins(number)
-        begins[row_ends - counts] = starts
-        lengths = np.empty_like(begins)
-        np.subtract(begins[1:], begins[:-1], out=lengths[:-1])
-        lengths[row_ends - 1] = np.minimum(behind, stop) - begins[row_ends - 1]
-        goes_on = np.zeros(len(number), np.bool_)
-        goes_on[row_ends - 1] = behind < stop
-        if (lengths < 0).any():
+        behind, last = starts + self._row, counts.cumsum() - 1
+        # begins, lengths, documents, goes_on
+        table = np.zeros((int(last[-1]) + 1, 4), np.int64)
+        table[:, 2] = ranges(rows.firsts, counts)
+        table[:, 0] = self._documents.begins(table[:, 2])
+        table[last - counts + 1, 0] = starts
+        table[:-1, 1] = np.diff(table[:, 0])
+        table[last, 1] = np.minimum(behind, stop) - table[last, 0]
+        table[last, 3] = behind < stop
+        if (table[:, 1] < 0).any():
             raise damaged_index(self._stream.name)
         # A document that begins right behind the row, and documents without tokens.
-        some = lengths > 0
+        some = table[:, 1] > 0
         if not some.all():
-            counts = np.add.reduceat(some, row_ends - counts, dtype=np.int64)
-            number, lengths, goes_on, begins = number[some], lengths[some], goes_on[some], begins[some]
-        runs = Runs(starts, np.minimum(behind + self._shifted, stop) - starts, np.ones_like(starts))
-        padding = np.maximum(behind - stop, 0)
-        found = RowPieces(lengths, number, goes_on, counts, padding, self._pad_ids(len(rows)), runs)
-        return self._finished(found, begins)
+            counts, table = np.add.reduceat(some, last - counts + 1, dtype=np.int64), table[some]
+        return self._finished(table, counts, np.maximum(behind - stop, 0))
 
     def lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
         starts = self._starts(stretches.firsts)
@@ -220,14 +205,10 @@ class BestFitRows(StreamRows):
 
     def pieces(self, rows: Outline) -> RowPieces:
         begins, lengths = self._runs(rows)
-        counts = rows.counts
-        row_ends = counts.cumsum()
-        padding = self._row - np.add.reduceat(lengths, row_ends - counts)
+        padding = self._row - np.add.reduceat(lengths, rows.counts.cumsum() - rows.counts)
         self._check(begins, lengths, padding)
         documents, goes_on = self._documents_of(begins, lengths)
-        runs = Runs(begins, lengths + (goes_on & self._shifted), counts)
-        found = RowPieces(lengths, documents, goes_on, counts, padding, self._pad_ids(len(rows)), runs)
-        return self._finished(found, begins)
+        return self._finished(np.stack((begins, lengths, documents, goes_on), axis=1), rows.counts, padding)
 
     def _runs(self, rows: Outline) -> tuple[Int64s, Int64s]:
         """Begins and lengths of the pieces of rows."""
@@ -255,25 +236,3 @@ class BestFitRows(StreamRows):
 
     def lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
         return self._runs(self.outline(stretches.numbers))
-
-
-def _with_padding(rows: RowPieces) -> RowPieces:
-    """Pieces with the padding of each row as one more piece at its end."""
-    padded = rows.padding > 0
-    if not padded.any():
-        return rows
-    counts = rows.counts + padded
-    at = counts.cumsum()[padded] - 1
-    real = np.ones(len(rows.lengths) + len(at), np.bool_)
-    real[at] = False
-    lengths, documents = np.empty((2, len(real)), np.int64)
-    goes_on = np.zeros(len(real), np.bool_)
-    lengths[real], lengths[at] = rows.lengths, rows.padding[padded]
-    documents[real], documents[at] = rows.documents, PADDING
-    goes_on[real] = rows.goes_on
-    losses = rows.losses
-    if losses is not None:
-        with_loss = np.zeros(len(real), np.int64)
-        with_loss[real] = losses.counts
-        losses = replace(losses, counts=with_loss)
-    return RowPieces(lengths, documents, goes_on, counts, rows.padding, rows.pad_ids, rows.runs, losses)

@@ -69,18 +69,8 @@ class WindowRules:
 
 def read_windows(reader: Reader, starts: Int64s, rules: WindowRules, dtype: npt.DTypeLike) -> ReadPart[Any]:
     """Look up windows by where they begin, for batches of them that follow."""
-    form, span = rules.form, rules.span
-    places = reader.places(starts, span)
-    crossing = places < 0
-    if not crossing.any():
-        return lambda part, out: _batch(reader.rows_at(places[part], span), form, dtype, out)
-
-    def read(part: slice, out: Any) -> Any:
-        cut = crossing[part].any()
-        rows = reader.rows(starts[part], span) if cut else reader.rows_at(places[part], span)
-        return _batch(rows, form, dtype, out)
-
-    return read
+    rows = reader.look_up(starts, rules.span)
+    return lambda part, out: _batch(rows(part), rules.form, dtype, out)
 
 
 def _batch(rows: TokenArray, form: Form, dtype: npt.DTypeLike, out: Any) -> Any:

@@ -135,7 +135,8 @@ class _Texts:
             raise self._files.damaged(f"{index} names bytes that are not there")
         if begin == end:
             return b""
-        return self._files.reader(file, np.dtype(np.uint8)).view(int(begins[shard]) + begin, end - begin).tobytes()
+        reader = self._files.reader(file, np.dtype(np.uint8))
+        return reader.rows(begins[shard : shard + 1] + begin, end - begin).tobytes()
 
 
 class FeatureStore:
@@ -324,7 +325,7 @@ class FeatureStore:
         wanted = np.uint64(hash_id(example_id))
         for begin in range(0, self.examples, _BLOCK_IDS):
             count = min(_BLOCK_IDS, self.examples - begin)
-            hashes = self._files.reader(IDS, np.dtype("<u8")).view(begin, count)
+            hashes = self._files.reader(IDS, np.dtype("<u8")).rows(np.array([begin]), count)[0]
             for place in np.flatnonzero(hashes == wanted).tolist():
                 # Two ids may share a hash.
                 if self._texts.example(begin + place)["id"] == example_id:

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -40,15 +40,14 @@ from milldam.loader.permutation import Int64s
 from milldam.loader.reading import MappedReader, Reader, TokenArray, Way, end_to_end
 from milldam.loader.row_index import ALGORITHM, TooLong, TooLongDocuments, count_too_long
 from milldam.loader.row_pieces import BestFitRows, RowFinder, RowPieces, StreamRows, WrappedRows
-from milldam.loader.samples import NoSamplesError, ReadPart, StreamSamples, at_least
-from milldam.loader.types import Bools, PackedBatch, PackedRow, State
+from milldam.loader.samples import NoSamplesError, ReadPart, StreamSamples, at_least, one_of
+from milldam.loader.types import Bools, LabelForm, PackedBatch, PackedRow, State
 from milldam.native import Kernel, kernel
 
 if TYPE_CHECKING:
     from milldam.loader.views import RowForms, Trainable
 
 Strategy = Literal["wrapped", "best_fit"]
-LabelForm = Literal["shifted", "hf"]
 
 _LONGEST_ROW = 2**31 - 1
 
@@ -70,12 +69,9 @@ class RowRules:
             object.__setattr__(self, name, at_least(name, getattr(self, name), 1, rest))
         if self.seq_len > _LONGEST_ROW:
             raise ConfigError(f"seq_len: {self.seq_len:,}; use 1 or more, up to {_LONGEST_ROW:,}.")
-        if self.strategy not in ("wrapped", "best_fit"):
-            raise ConfigError(f'strategy: "{self.strategy}"; use wrapped or best_fit.')
-        if self.form not in ("shifted", "hf"):
-            raise ConfigError(f'form: "{self.form}"; use shifted or hf.')
-        if self.too_long not in get_args(TooLong):
-            raise ConfigError(f'too_long: "{self.too_long}"; use {", ".join(get_args(TooLong))}.')
+        one_of("strategy", self.strategy, Strategy)
+        one_of("form", self.form, LabelForm)
+        one_of("too_long", self.too_long, TooLong)
         if self.too_long != "split" and self.strategy == "wrapped":
             raise ConfigError("too_long: wrapped rows cut documents wherever a row is full; leave it out.")
         if self.pad_last and self.strategy == "best_fit":
@@ -109,11 +105,11 @@ class PackedRows(StreamSamples[PackedRow, PackedBatch]):
     ((4, 128), dtype('bool'))
     """
 
-    _signed = True
+    _signed, _kind = True, "packed"
 
     def __init__(self, data: Trainable, rules: RowRules, way: Way = "auto") -> None:
-        super().__init__(data.stream(), way)
-        self._data, self.rules = data, rules
+        super().__init__(data, rules, way)
+        self.rules = rules
         require_documents(self._stream)
         if not self._stream.tokens:
             raise NoSamplesError(f"{self._stream.name}: has no tokens to make rows of.")
@@ -139,11 +135,6 @@ class PackedRows(StreamSamples[PackedRow, PackedBatch]):
         return self.too_long.told("seq_len", self.rules.seq_len, self.rules.too_long)
 
     @property
-    def identity(self) -> State:
-        own: State = {"kind": "packed", "samples": len(self)}
-        return own | self.rules.facts | self._stream.identity
-
-    @property
     def sample_tokens(self) -> int:
         return self.rules.seq_len
 
@@ -158,9 +149,6 @@ class PackedRows(StreamSamples[PackedRow, PackedBatch]):
 
     def _lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
         return self._rows.lie(stretches)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return PackedRows, (self._data, self.rules, self._way)
 
     def __repr__(self) -> str:
         rules = self.rules

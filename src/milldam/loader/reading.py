@@ -25,14 +25,13 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from milldam.errors import ConfigError, StoreError
+from milldam.errors import StoreError
 from milldam.loader.permutation import Int64s
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.memory import available_bytes
 
 TokenArray = npt.NDArray[np.integer[Any]]
 Way = Literal["auto", "map", "pread"]
-WAYS = ("auto", "map", "pread")
 
 MOST_MAPPINGS = 16_384
 """A process may have 65,530 mappings on Linux, and others want some too."""
@@ -90,12 +89,6 @@ class Reader(Protocol):
 
     def release(self, starts: Int64s, lengths: Int64s) -> None:
         """These stretches are not read again soon."""
-
-
-def require_way(way: str) -> None:
-    """Refuse a way of reading that there is not."""
-    if way not in WAYS:
-        raise ConfigError(f'read: "{way}"; use {", ".join(WAYS[:-1])} or {WAYS[-1]}.')
 
 
 def open_reader(stream: TokenStream, way: Way = "auto") -> Reader:

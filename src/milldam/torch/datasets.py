@@ -20,8 +20,8 @@ from milldam.loader.feeds import FeedStreams
 from milldam.loader.mixing import MixedSamples
 from milldam.loader.order import Shuffle
 from milldam.loader.samples import Samples
-from milldam.loader.streams import Streams
 from milldam.loader.types import State
+from milldam.loader.windows import Streams
 from milldam.torch.staging import converted
 
 _START_BYTES = 16 * 1024

@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from milldam.errors import ConfigError, StoreError, did_you_mean
 from milldam.loader.permutation import Int64s
-from milldam.loader.reading import Reader, Way, open_reader, require_way
+from milldam.loader.reading import Reader, Way, open_reader
+from milldam.loader.samples import one_of
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.memory import format_size
 from milldam.stores.features.format import (
@@ -151,7 +152,7 @@ class FeatureStore:
         self.place = path if isinstance(path, Folder) else Folder(Path(path))
         self.path = self.place.folder
         self.manifest = read_manifest(self.place)
-        require_way(read)
+        one_of("read", read, Way)
         self._way = read
         self.form = self.manifest.form
         self.fingerprint = self.manifest.fingerprint

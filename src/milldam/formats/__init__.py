@@ -2,12 +2,11 @@
 
 npy, nanogpt, megatron, hf, parquet, mds, litdata     a tool each: how it is opened, read and written
 foreign      a file as training sees it where it lies
-flat         what npy, nanogpt and megatron have in common: one large file of tokens
 rows         what hf, parquet, mds and litdata have in common when they are written: rows in files of about a size
 columns      what hf and parquet have in common: a column of Arrow, and those that say what is trained on
 samples      what mds and litdata have in common: a file of samples
 documents    blocks of tokens -> documents -> shards
-writing      a file to export, and what writing it needs to know
+writing      a file to export, and what writing it needs to know; for npy, nanogpt and megatron one that grows
 finding      what the user names -> the files to import
 importing, import_units      the job of import, and the work on its units
 exporting                    the job of export, and where its files go

@@ -17,9 +17,18 @@ import numpy as np
 
 from milldam.errors import ConfigError, InputError, Setting
 from milldam.formats.documents import ReadRules, SourceFile
-from milldam.formats.flat import one_document, whole_split, write_tokens
 from milldam.formats.foreign import ForeignFile, open_foreign
-from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, has_splits, split_parts
+from milldam.formats.writing import (
+    Export,
+    FileRecord,
+    OutputFile,
+    Writing,
+    has_splits,
+    one_document,
+    split_parts,
+    whole_split,
+    write_tokens,
+)
 from milldam.loader.stream import TokenFile
 from milldam.stores.tokens.writer import Tokens
 

@@ -9,7 +9,7 @@ samples       what every view has in common
 windows       sample k is the tokens from k * stride on; contiguous streams for models that carry state
 packed        rows of documents, with their boundaries
 boundaries    position -> document, and which of its tokens are trained on, from the mapped indexes
-row_index     best-fit rows, planned once and kept in a file
+row_pieces    which documents rows are made of; best-fit rows, planned once and kept in a file
 feeds         data that may still be in the making, with the verbs of a store
 feed_samples  samples of parts that come one after the other
 unit_order    what a feed is made of, and in which order: units, and samples of some parts at a time

@@ -40,7 +40,7 @@ from milldam.loader.boundaries import (
 from milldam.loader.order import LengthGrouped, Order, Shuffle, Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way, ranges
-from milldam.loader.row_index import TooLongDocuments
+from milldam.loader.row_pieces import TooLongDocuments
 from milldam.loader.samples import NoSamplesError, StreamSamples, at_least, one_of
 from milldam.loader.stream import TokenStream
 from milldam.loader.types import (

@@ -2,7 +2,7 @@
 
 wrapped    row k is tokens [k * seq_len, (k + 1) * seq_len) of the stream: nothing is made before it is read
 best_fit   a document is cut only when it is longer than a row, or left out then; what stays free is padded: see
-           `row_index`
+           `row_pieces`
 
 Where the data says which tokens are trained on (conversations), all others have no loss: see `boundaries`.
 
@@ -38,8 +38,17 @@ from milldam.loader.boundaries import document_lengths, mark, mask_labels, requi
 from milldam.loader.order import Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import MappedReader, Reader, TokenArray, Way, end_to_end
-from milldam.loader.row_index import ALGORITHM, TooLong, TooLongDocuments, count_too_long
-from milldam.loader.row_pieces import BestFitRows, RowFinder, RowPieces, StreamRows, WrappedRows
+from milldam.loader.row_pieces import (
+    ALGORITHM,
+    BestFitRows,
+    RowFinder,
+    RowPieces,
+    StreamRows,
+    TooLong,
+    TooLongDocuments,
+    WrappedRows,
+    count_too_long,
+)
 from milldam.loader.samples import NoSamplesError, ReadPart, StreamSamples, at_least, one_of
 from milldam.loader.types import Bools, LabelForm, PackedBatch, PackedRow, State
 from milldam.native import Kernel, kernel

@@ -24,7 +24,7 @@ from milldam.loader.windows import Form, Streams, WindowRules, Windows
 if TYPE_CHECKING:
     from milldam.loader.conversations import Conversations, Pairs, WholeDocuments, WholeTooLong
     from milldam.loader.packed import PackedRows, Strategy
-    from milldam.loader.row_index import TooLong
+    from milldam.loader.row_pieces import TooLong
 
     WholeT = TypeVar("WholeT", bound=WholeDocuments[Any, Any])
 

@@ -22,7 +22,7 @@ from milldam.loader.order import Shuffle
 from milldam.loader.samples import Samples
 from milldam.loader.types import State
 from milldam.loader.windows import Streams
-from milldam.torch.staging import converted
+from milldam.torch.tensors import converted
 
 _START_BYTES = 16 * 1024
 

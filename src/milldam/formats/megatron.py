@@ -19,7 +19,7 @@ import numpy as np
 
 from milldam.errors import ConfigError, InputError
 from milldam.files import NewFile, explain_os_errors
-from milldam.formats.documents import ReadRules, SourceFile
+from milldam.formats.finding import ReadRules, SourceFile
 from milldam.formats.foreign import ForeignFile, open_foreign
 from milldam.formats.writing import (
     Export,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from milldam.errors import ConfigError, InputError, Setting
-from milldam.formats.documents import ReadRules, SourceFile
+from milldam.formats.finding import ReadRules, SourceFile
 from milldam.formats.foreign import ForeignFile, open_foreign
 from milldam.formats.writing import (
     Export,

@@ -16,7 +16,7 @@ from numpy.lib import format as npy_format
 
 from milldam.checked import checked, read_json
 from milldam.errors import ConfigError, InputError, StoreError
-from milldam.formats.documents import ReadRules, SourceFile
+from milldam.formats.finding import ReadRules, SourceFile
 from milldam.formats.foreign import ForeignFile, open_foreign
 from milldam.formats.writing import (
     Export,

@@ -15,9 +15,8 @@ feed_samples  samples of parts that come one after the other
 unit_order    what a feed is made of, and in which order: units, and samples of some parts at a time
 mixing        several sources by weight
 schedule      which source comes when, exact at every prefix
-looping       a loop that can be left, gone on with and moved
-batches       samples -> batches: ranks, epochs, state, reading ahead
-recycling     arrays of earlier batches for new ones
+steps         samples looked up, announced, and read into arrays of earlier batches
+batches       samples -> batches: ranks, epochs, state, loops that can be left, gone on with and moved
 views         the verbs: windows, packed, streams, split
 stores        a store with these verbs
 opening       what a path is, how it is opened, and whether what was prepared from an input is fresh

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 
 from milldam.errors import ConfigError
-from milldam.loader.batches import Batches
-from milldam.loader.looping import handed_out
+from milldam.loader.batches import Batches, handed_out
 from milldam.loader.types import Array, Labelled, PackedBatch, State, TokenPair
 
 TensorsT = TypeVar("TensorsT")

@@ -44,10 +44,9 @@ if TYPE_CHECKING:
     from milldam.loader.mixing import MixedSamples, Mixture, mix
     from milldam.loader.packed import PackedRows
     from milldam.loader.stores import Store
-    from milldam.loader.streams import Streams
     from milldam.loader.types import Labelled, PackedBatch, PackedRow, TokenPair
     from milldam.loader.views import Part
-    from milldam.loader.windows import Windows
+    from milldam.loader.windows import Streams, Windows
     from milldam.mapping import map
     from milldam.mapping.text_encoder import TextEncoder
     from milldam.memory import Budget
@@ -111,10 +110,9 @@ _HOMES = {
     "loader.mixing": "MixedSamples Mixture mix",
     "loader.packed": "PackedRows",
     "loader.stores": "Store",
-    "loader.streams": "Streams",
     "loader.types": "Labelled PackedBatch PackedRow TokenPair",
     "loader.views": "Part",
-    "loader.windows": "Windows",
+    "loader.windows": "Streams Windows",
     "mapping": "map",
     "mapping.text_encoder": "TextEncoder",
     "memory": "Budget",

@@ -80,12 +80,12 @@ def test_export_refuses_with_milldams_errors(store: Store, tmp_path: Path) -> No
 
 SLOW = """
 import sys, time
-from milldam.cli.moving import export
-from milldam.formats import flat
+from milldam.cli.export import export
+from milldam.formats import writing
 from milldam.run.records import Records
 from milldam.stores.tokens import reader
 
-reader.BLOCK_TOKENS, flat.CHECKPOINT_BYTES = 64, 400
+reader.BLOCK_TOKENS, writing.CHECKPOINT_BYTES = 64, 400
 add = Records.add
 Records.add = lambda *arguments: (add(*arguments), time.sleep(0.3))
 export()

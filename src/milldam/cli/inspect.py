@@ -257,7 +257,7 @@ def _look(place: Place) -> tuple[dict[str, int], Iterator[str]]:
 
     file = None if place.folder is None or store_kind(place.folder) else foreign_path(place.folder)
     if file is not None:
-        from milldam.loader.verify import verify as problems_of_file
+        from milldam.formats.foreign import verify as problems_of_file
 
         opened = open_foreign(file)
         return {"tokens": opened.tokens}, problems_of_file(opened)

@@ -26,10 +26,18 @@ from milldam.config.fields import SETTINGS, AtLeastOne, Executor, Size
 from milldam.errors import ConfigError, InputError, Setting
 from milldam.files import hash_bytes, stays_in_folder
 from milldam.formats import FormatName
-from milldam.formats.documents import Border, Position, ReadRules, SourceFile
-from milldam.formats.finding import find_files
+from milldam.formats.finding import ReadRules, SourceFile, find_files
 from milldam.formats.foreign import token_dtype_of
-from milldam.formats.import_units import Assignment, ImportTask, ImportUnit, ScanTask, listed, units_of
+from milldam.formats.import_units import (
+    Assignment,
+    Border,
+    ImportTask,
+    ImportUnit,
+    Position,
+    ScanTask,
+    listed,
+    units_of,
+)
 from milldam.memory import parse_size
 from milldam.run import job as frame
 from milldam.run.folder import NEW, RunFolder

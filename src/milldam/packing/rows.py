@@ -27,10 +27,10 @@ import numpy as np
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.files import NewFile, explain_os_errors, has_size, remove_temporaries, sync_folder, write_file
 from milldam.loader.boundaries import document_lengths
-from milldam.loader.reading import Reader, TokenArray, open_reader
+from milldam.loader.reading import Reader, TokenArray, end_to_end, open_reader
 from milldam.loader.stores import Store
 from milldam.loader.stream import TokenStream
-from milldam.packing.best_fit import Cutter, Pieces, Rows, best_fit_rows, wrapped_rows
+from milldam.packing.best_fit import Cutter, Rows, best_fit_rows, wrapped_rows
 from milldam.packing.rules import PackingRules
 from milldam.stores.tokens.format import DTYPE_CODES, HEADER, MAGIC, MAX_SEQUENCE, VERSION, Int64s
 from milldam.stores.tokens.manifest import NAME, Manifest, Shard
@@ -75,13 +75,6 @@ def write_shards(stream: TokenStream, split: str, rows: Iterator[Rows], form: Ro
     finally:
         if writer is not None:
             writer.discard()
-
-
-def _read(reader: Reader, pieces: Pieces) -> TokenArray:
-    """The tokens of pieces, end to end; those that lie so in the source are read as one."""
-    ends = pieces.starts + pieces.lengths
-    first = np.flatnonzero(np.concatenate(([True], pieces.starts[1:] != ends[:-1])))
-    return reader.runs(pieces.starts[first], np.add.reduceat(pieces.lengths, first))
 
 
 class IndexColumns:
@@ -148,7 +141,7 @@ class _RowShard:
         row_len, pieces = self.form.seq_len, rows.pieces
         ends = np.cumsum(rows.counts)
         padding = row_len - np.add.reduceat(pieces.lengths, ends - rows.counts)
-        tokens = _read(reader, pieces)
+        tokens = reader.runs(*end_to_end(pieces.starts, pieces.lengths))
         self._bin.write((self._padded(tokens, row_len - padding) if padding.any() else tokens).data)
         padded = padding > 0
         lengths = np.insert(pieces.lengths, ends[padded], padding[padded])

@@ -344,6 +344,6 @@ def to_tensors(batch: Any, device: torch.device | str | None = None) -> Any:
     """
     import torch
 
-    from milldam.torch.staging import converted
+    from milldam.torch.tensors import converted
 
     return converted(batch, lambda array: torch.from_numpy(array).to(device or "cpu"))

@@ -20,9 +20,9 @@ from milldam.loader.feeds import FeedStreams
 from milldam.loader.mixing import MixedSamples
 from milldam.loader.order import Shuffle
 from milldam.loader.samples import Samples
-from milldam.loader.streams import Streams
 from milldam.loader.types import State
-from milldam.torch.staging import converted
+from milldam.loader.windows import Streams
+from milldam.torch.tensors import converted
 
 _START_BYTES = 16 * 1024
 

@@ -80,7 +80,7 @@ def test_export_refuses_with_milldams_errors(store: Store, tmp_path: Path) -> No
 
 SLOW = """
 import sys, time
-from milldam.cli.export import export
+from milldam.cli.moving import export
 from milldam.formats import writing
 from milldam.run.records import Records
 from milldam.stores.tokens import reader

@@ -24,6 +24,7 @@ from tests.kit.token_stores import EOS, flat_tokens, shard_file, write_store
 
 import milldam
 from milldam.errors import ConfigError, MismatchError, StoreError
+from milldam.files import read_sealed, write_sealed
 from milldam.formats import FORMATS, export, load_format, writing
 from milldam.formats.nanogpt import file_name
 from milldam.loader.stores import Store

@@ -25,11 +25,9 @@ from milldam.files import has_size
 from milldam.input_files import RUN_FOLDER
 from milldam.loader.stores import Store, token_file
 from milldam.loader.unit_order import FeedFacts, FinishedParts, Part, Parts
-from milldam.run.folder import Identity
-from milldam.run.presence import Presence
+from milldam.run.folder import Presence
 from milldam.run.records import RECORDS, Record, UnitSet, parse_record, record_head
-from milldam.run.units import Keys, UnitList
-from milldam.sealed import has_size
+from milldam.run.units import Identity, Keys, UnitList
 from milldam.stores.kinds import TOKENS
 from milldam.stores.place import Folder, Place
 from milldam.stores.tokens.format import token_dtype

@@ -71,7 +71,7 @@ class Room:
     TYPES = (np.uint8, int, np.int64, int, np.uint16, np.bool_, np.uint8, np.uint64, np.uint32, np.uint32)
 
     def __init__(self) -> None:
-        self._tables = _tables()  # there before workers are forked
+        self._tables = letter_tables()
         self.folded, self._borders = np.empty(0, np.uint8), np.empty(0, np.uint64)
         self.places, self.others = np.empty(0, np.uint32), np.empty(0, np.uint32)
 
@@ -103,7 +103,7 @@ def words_of(data: bytes | memoryview, offsets: Int64s) -> Words:
 
 def _words_of(data: bytes, offsets: Int64s) -> Words:
     """The kernel's twin."""
-    folds, alone = _tables()
+    folds, alone = letter_tables()
     codes = np.frombuffer(data.decode().encode("utf-32-le"), "<u4")
     sizes = 1 + (codes >= 0x80) + (codes >= 0x800) + (codes >= _BMP)
     stops = np.cumsum(sizes)
@@ -127,7 +127,7 @@ def _words_of(data: bytes, offsets: Int64s) -> Words:
 
 
 @functools.cache
-def _tables() -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.bool_]]:
+def letter_tables() -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.bool_]]:
     """By the number of a character, as far as two bytes hold it: what it becomes, 0 for what is in no word; and
     whether it is a word of its own."""
     folds = np.zeros(_BMP, np.uint16)

@@ -6,6 +6,7 @@ when they are there, the unit is done.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -17,7 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from milldam.decontamination.index import Index
+from milldam.decontamination.letters import letter_tables
 from milldam.decontamination.matches import MatchFinder, match_path
+from milldam.decontamination.scanning import Scanner
 from milldam.dedup.fingerprints import Fingerprinter, FingerprintWriter
 from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureWriter
 from milldam.dedup.rules import DedupRules
@@ -65,14 +69,15 @@ class UnitFingerprinter:
     def __init__(self, task: FingerprintTask) -> None:
         self._task = task
         self._near = MinHasher(task.rules.near) if task.rules.near is not None else None
-        self._scanner = None
         if task.evaluation is not None:
-            from milldam.decontamination.index import Index
-            from milldam.decontamination.scanning import Scanner
-
-            self._scanner = Scanner(Index(task.evaluation))
+            letter_tables()  # there before workers are forked
         if task.clean is not None:
             Cleaner(task.clean)  # what a user's function loads is there before workers are forked
+
+    @functools.cached_property
+    def _scanner(self) -> Scanner | None:
+        """Made in the worker: a mapped file counts as open, and where one is, nothing is forked."""
+        return None if self._task.evaluation is None else Scanner(Index(self._task.evaluation))
 
     def __call__(self, assignment: Assignment, report: Report) -> None:
         task, unit = self._task, assignment.unit

@@ -14,6 +14,7 @@ from milldam.decontamination.passages import Passages
 from milldam.decontamination.rules import EvaluationSet
 from milldam.errors import InputError, Setting, did_you_mean
 from milldam.files import hash_bytes
+from milldam.pipeline.receipt import input_state, places_of
 from milldam.sources.batch import Reject, TextRules, listed_names
 from milldam.sources.data_sets import RowSlice, resolve_data_set
 from milldam.sources.listing import list_inputs
@@ -27,6 +28,9 @@ class Evaluation:
 
     def __init__(self, sets: tuple[EvaluationSet, ...], spool: str) -> None:
         self.sets, self._spool = sets, spool
+        # Before they are read: a change in between makes it another state than that of the store.
+        self.input = input_state(places_of(sets))
+        """The state of their files."""
         self._passages: Passages | None = _gather(sets, spool)
         self.digest = self._passages.digest
         """Another one whenever an item is another one."""

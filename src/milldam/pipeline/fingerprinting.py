@@ -93,17 +93,17 @@ class UnitFingerprinter:
         )
         hash_path, signature_path, text_path = print_paths(task.out / RUN_FOLDER / PRINTS, assignment.key)
         with ExitStack() as stack:
-            hashes = stack.enter_context(FingerprintWriter(hash_path))
             cache = stack.enter_context(CacheWriter(text_path)) if task.keep_texts else None
             near = None
             if self._near is not None:
                 writer = stack.enter_context(SignatureWriter(signature_path))
                 skipped = assignment.rows[0] if assignment.rows else 0
                 near = _Near(self._near, writer, skipped)
-            exact = _Exact(Fingerprinter(task.rules.normalize), hashes)
             sample = Chooser(task.seed, HEAD_BYTES), task.sets[unit.dataset].share(copy=0)
-            # The hashes are committed last.
-            kinds: list[_Kind] = [exact] if near is None else [near, exact]
+            kinds: list[_Kind] = [] if near is None else [near]
+            if not task.rules.is_off:  # committed last
+                hashes = stack.enter_context(FingerprintWriter(hash_path))
+                kinds.append(_Exact(Fingerprinter(task.rules.normalize), hashes))
             if task.rules.near is not None and task.rules.near.prefer != "first":
                 path = preference_path(task.out / RUN_FOLDER / PRINTS, assignment.key)
                 new = stack.enter_context(NewFile(path))

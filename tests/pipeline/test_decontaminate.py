@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import random
 from functools import partial
@@ -154,8 +155,11 @@ def test_validation_sets_are_used_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("action", first_quick(["cut", "drop"]))
-def test_bytes_are_equal_for_any_workers_and_without_dedup(tmp_path: Path, action: str) -> None:
-    """One process, several, small units, small budgets."""
+def test_bytes_are_equal_for_any_workers_and_without_dedup(
+    tmp_path: Path, action: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One process, several, small units, small budgets. The workers are forked: none loads for itself."""
+    caplog.set_level(logging.INFO, "milldam.run")
     evals = write_evals(tmp_path / "evals.jsonl")
     texts = [f"{text} {number}" for number in range(80) for text in planted()]
     path = write_lines(tmp_path / "corpus.jsonl", texts)
@@ -165,6 +169,7 @@ def test_bytes_are_equal_for_any_workers_and_without_dedup(tmp_path: Path, actio
     assert len(one.manifest.shards) > 5
     assert tree_bytes(one.path) == tree_bytes(two.path)
     assert len(findings(one.path)) == 80 * 12
+    assert "not forked" not in caplog.text
 
 
 @pytest.mark.parametrize(

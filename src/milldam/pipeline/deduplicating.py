@@ -108,7 +108,7 @@ class Deduplication:
                 yield self._resolve(name, steps, task)
         self.figures = resolved(task)
         if self.decontamination is not None and self.decontamination.figures() is None:
-            small = task.is_small(STAGE)
+            small = self.decontamination.is_small
             workers = Workers(1, task.threads, apart=not small, here=small)
             yield Stage(STAGE, self.decontamination, iter([0]), lambda step: step, workers, total=1)
 
@@ -182,7 +182,7 @@ class Deduplication:
         """Let the fingerprints of each unit be found by its number in the plan, which drop sets name."""
         for number in originals.tolist():
             hashes, signatures, _ = print_paths(Path("..") / PRINTS, self.keys[number])
-            links = {hash_file_name(number): hashes}
+            links = {} if self._rules.is_off else {hash_file_name(number): hashes}
             matches = match_path(Path("..") / PRINTS, self.keys[number])
             if (self.folder / matches).exists():
                 links[match_path(self.folder, f"{number:07d}").name] = matches

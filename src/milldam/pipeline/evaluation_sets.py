@@ -14,8 +14,8 @@ from milldam.decontamination.passages import Passages
 from milldam.decontamination.rules import EvaluationSet
 from milldam.errors import InputError, Setting, did_you_mean
 from milldam.files import hash_bytes
-from milldam.pipeline.receipt import input_state, places_of
-from milldam.sources.batch import Reject, TextRules, listed_names
+from milldam.pipeline.starting import input_state, places_of
+from milldam.sources.batch import Places, Reject, TextRules, listed_names
 from milldam.sources.data_sets import RowSlice, resolve_data_set
 from milldam.sources.reading import FileReader, rows_between
 from milldam.sources.rows import Rows, row_count

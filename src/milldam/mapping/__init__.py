@@ -1,14 +1,14 @@
 """`milldam.map`: any function over the rows of any source, in flat memory, cached unit by unit.
 
-settings, preparing           what can be said; the function, its identity and the source
+settings, preparing    what can be said; the function, its identity and the source
 plan, sources, file_rows, spooling    anything that has rows -> units, and a reader of their rows
-identity/, carrying           what a function depends on; the function on its way to workers
-calling, schema               batch -> function -> columns of one schema
-working, probing              a unit in a worker; the first batches, for columns, memory and the number of workers
-memory_gate                   who may hold how much, when
-made_units, job               all of it as a job of the frame: planned, resumable, in a memory budget
-cache                         tables for which no folder was named
-text_encoder                  `milldam.TextEncoder`, for use inside a function
+identity/              what a function depends on
+calling, schema        rows -> batches -> function -> columns of one schema
+working, probing       the function and a unit in a worker; the first batches, for columns, memory and number of workers
+memory_gate            who may hold how much, when
+job                    all of it as a job of the frame: planned, resumable, in a memory budget
+cache                  tables for which no folder was named
+text_encoder           `milldam.TextEncoder`, for use inside a function
 
 What it makes is a `milldam.stores.table.Table`.
 """

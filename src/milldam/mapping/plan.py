@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from milldam.files import hash_bytes
 from milldam.sources.batch import OnReject, TextRules
 from milldam.sources.listing import InputFile
 from milldam.sources.rows import Places, Room, Rows
@@ -22,6 +24,10 @@ HASHES = "pieces.jsonl"
 def indices_name(fingerprint: str) -> str:
     """In the spool: the row numbers of a dataset."""
     return f"indices-{fingerprint[:16]}.npy"
+
+
+def hash_json(value: Any) -> str:
+    return hash_bytes(json.dumps(value).encode())
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from milldam.errors import ConfigError
-from milldam.files import hash_bytes
 from milldam.input_files import is_address, without_secrets
 from milldam.mapping.cache import ONCE
 from milldam.mapping.calling import CallRules
 from milldam.mapping.identity import FunctionIdentity, identify
 from milldam.mapping.memory_gate import Room
-from milldam.mapping.plan import SourceOptions, SourcePlan
+from milldam.mapping.plan import SourceOptions, SourcePlan, hash_json
 from milldam.mapping.schema import given_schema
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
@@ -50,7 +49,7 @@ class Prepared:
     @property
     def recipe(self) -> str:
         """A hash of all that rows depend on besides what they are read from and the columns."""
-        return hash_bytes(json.dumps([VERSION, self.function.hash, self.settings.parameters]).encode())
+        return hash_json([VERSION, self.function.hash, self.settings.parameters])
 
     @property
     def is_known(self) -> bool:
@@ -96,7 +95,7 @@ class Prepared:
         if not self.is_known:
             return f"{ONCE}{uuid.uuid4().hex[:16]}"
         how = [self.recipe, self.settings.cuts, None if self.schema is None else self.schema.ipc]
-        return "-".join(hash_bytes(json.dumps(part).encode())[:16] for part in (how, self.source.identity))
+        return "-".join(hash_json(part)[:16] for part in (how, self.source.identity))
 
     def moved_to(self, spool: Path) -> Prepared:
         """The same, with another folder for what must go through the disk; nothing is identified again."""

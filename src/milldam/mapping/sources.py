@@ -1,22 +1,18 @@
 """Anything that has rows -> a plan: units, and a reader of their rows.
 
-    files        paths, folders, globs, addresses, names on the Hub, tables of ours             mapping/file_rows.py
-    datasets    datasets.Dataset: row ranges over its Arrow files                              mapping/sources.py
-    the rest     IterableDataset, generator functions, lists of dicts, pa.Table: spooled once   mapping/spooling.py
+    files       paths, folders, globs, addresses, names on the Hub, tables of ours             mapping/file_rows.py
+    datasets    datasets.Dataset: row ranges over its Arrow files                              here
+    the rest    IterableDataset, generator functions, lists of dicts, pa.Table: spooled once   mapping/spooling.py
 
-Reads no data but what the cuts and the identity take.
-
-datasets.Dataset -> row ranges over its Arrow tables, which are mapped, never loaded.
-
-Chosen, shuffled and filtered rows (its indices) and the columns of its format are respected. It is known by its
-fingerprint, and size and time of its files. A worker gets the table by path; the indices by a file in the spool.
+Reads no data but what the cuts and the identity take. The Arrow tables of a dataset are mapped, never loaded. Chosen,
+shuffled and filtered rows (its indices) and the columns of its format are respected. It is known by its fingerprint,
+and size and time of its files. A worker gets the table by path; the indices by a file in the spool.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import json
 import os
 import pickle
 import sys
@@ -37,7 +33,7 @@ from milldam.files import NewFile, hash_bytes
 from milldam.input_files import version_of
 from milldam.mapping.file_rows import FilePlan
 from milldam.mapping.identity import identify
-from milldam.mapping.plan import RowUnit, SourceOptions, SourcePlan, indices_name
+from milldam.mapping.plan import RowUnit, SourceOptions, SourcePlan, hash_json, indices_name
 from milldam.mapping.spooling import SpooledPlan, Stream
 from milldam.sources.arrays import BATCH_BYTES
 from milldam.sources.batch import OnReject, require_columns
@@ -106,8 +102,7 @@ class DataSetPlan:
     def identity(self) -> dict[str, Any]:
         files = list(self.files())
         known = [self._dataset._fingerprint, [(Path(file.path).name, file.size, file.version) for file in files]]
-        fingerprint = hash_bytes(json.dumps(known).encode())
-        return {"files": len(files), "bytes": self._bytes, "fingerprint": fingerprint}
+        return {"files": len(files), "bytes": self._bytes, "fingerprint": hash_json(known)}
 
     @property
     def _bytes(self) -> int:
@@ -126,7 +121,7 @@ class DataSetPlan:
         count = max(1, min(count, rows))
         edges = [rows * k // count for k in range(count + 1)] if rows else [0]
         for index, (start, stop) in enumerate(pairwise(edges)):
-            key = hash_bytes(json.dumps([self.identity["fingerprint"], self.columns, start, stop]).encode())
+            key = hash_json([self.identity["fingerprint"], self.columns, start, stop])
             yield RowUnit(index, key, size * (stop - start) // rows, {"range": [start, stop]}, start)
 
     @property
@@ -238,9 +233,9 @@ def _stream(source: Any, options: SourceOptions) -> Stream:
 
 def _held_stream(name: str, rows: Callable[[], Any], content: str | None, options: SourceOptions) -> Stream:
     """Rows that lie in memory, known by their content; a key stands for it only where that can't be hashed."""
-    if content is None and options.source_key is None:
-        return Stream(name, rows, None, f"{name} holds a value that can't be hashed. {_NO_KEY}")
-    return Stream(name, rows, hash_bytes(repr([options.source_key, content]).encode()))
+    known = content is not None or options.source_key is not None
+    fingerprint = hash_bytes(repr([options.source_key, content]).encode()) if known else None
+    return Stream(name, rows, fingerprint, f"{name} holds a value that can't be hashed. {_NO_KEY}")
 
 
 def _function_stream(function: Callable[[], Any], options: SourceOptions) -> Stream:
@@ -248,10 +243,9 @@ def _function_stream(function: Callable[[], Any], options: SourceOptions) -> Str
     found = identify(function)
     name = f"the generator {found.name}"
     parts = [options.source_key, None if found.unhashable else found.hash]
-    fingerprint = hash_bytes(repr(parts).encode()) if options.source_key is not None or not found.unhashable else None
+    fingerprint = hash_bytes(repr(parts).encode()) if parts != [None, None] else None
     why = f"{name} can't be identified: {'; '.join(found.unhashable)}. {_NO_KEY}"
-    rows = functools.partial(_call, function, name)
-    return Stream(name, rows, fingerprint, None if fingerprint is not None else why)
+    return Stream(name, functools.partial(_call, function, name), fingerprint, why)
 
 
 def _call(function: Callable[[], Any], name: str) -> Iterator[Any]:
@@ -319,9 +313,8 @@ def _iterable_stream(source: Any, options: SourceOptions) -> Stream:
     """A streamed dataset carries no fingerprint, and what it streams from may change: only a key names it."""
     columns = tuple(source.column_names) if source.column_names is not None else None
     fingerprint = hash_bytes(options.source_key.encode()) if options.source_key is not None else None
-    why = None if fingerprint is not None else f"an IterableDataset has no fingerprint. {_NO_KEY}"
-    rows = functools.partial(_iterable_rows, source)
-    return Stream("the streamed dataset", rows, fingerprint, why, columns)
+    why = f"an IterableDataset has no fingerprint. {_NO_KEY}"
+    return Stream("the streamed dataset", functools.partial(_iterable_rows, source), fingerprint, why, columns)
 
 
 def _iterable_rows(source: Any) -> Iterator[dict[str, Any]]:

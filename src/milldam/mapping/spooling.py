@@ -20,9 +20,9 @@ import pyarrow as pa
 import xxhash
 
 from milldam.errors import InputError
-from milldam.files import NewFile, explain_os_errors, hash_bytes, remove_temporaries
+from milldam.files import NewFile, explain_os_errors, remove_temporaries
 from milldam.mapping.file_rows import Piece, gather_evenly
-from milldam.mapping.plan import RowUnit, SourceOptions
+from milldam.mapping.plan import RowUnit, SourceOptions, hash_json
 from milldam.sealed import is_whole, read_sealed, write_sealed
 from milldam.sources.batch import OnReject, require_columns
 from milldam.sources.listing import InputFile
@@ -102,7 +102,9 @@ def _batches(records: list[dict[str, Any]], first: int, name: str) -> Iterator[p
         yield from _batches(records[half:], first + half, name)
         return
     try:
-        yield _batch([{key: _listed(value) for key, value in records[0].items()}])
+        # Arrays and tensors of any shape as lists.
+        items = records[0].items()
+        yield _batch([{key: value.tolist() if hasattr(value, "tolist") else value for key, value in items}])
     except _REFUSED:
         raise InputError(
             f"{name}: row {first} can't be stored ({' '.join(problem.split())[:200]}).\n"
@@ -117,11 +119,6 @@ def _batch(records: list[dict[str, Any]]) -> pa.RecordBatch:
     if not columns:
         return pa.RecordBatch.from_struct_array(pa.array(records, pa.struct([])))
     return pa.record_batch([pa.array(values) for values in columns.values()], names=list(columns))
-
-
-def _listed(value: Any) -> Any:
-    """Arrays and tensors of any shape as lists."""
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 # ---- frames to disk ----
@@ -165,15 +162,15 @@ class SpoolReader:
             with pa.memory_map(str(Path(self.folder) / slice.path)) as source:
                 source.seek(slice.start)
                 while source.tell() < (slice.stop or 0):
-                    for batch in pa.ipc.open_stream(source):
-                        yield batch if self.columns is None else _select(batch, self.columns)
+                    yield from map(self._wanted, pa.ipc.open_stream(source))
 
-
-def _select(batch: pa.RecordBatch, columns: tuple[str, ...]) -> pa.RecordBatch:
-    """The wanted columns; null where the rows have none."""
-    there = set(batch.schema.names)
-    found = [batch.column(name) if name in there else pa.nulls(batch.num_rows) for name in columns]
-    return pa.record_batch(found, names=list(columns))
+    def _wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The wanted columns; null where the rows have none."""
+        if self.columns is None:
+            return batch
+        there, missing = set(batch.schema.names), pa.nulls(batch.num_rows)
+        found = [batch.column(name) if name in there else missing for name in self.columns]
+        return pa.record_batch(found, names=list(self.columns))
 
 
 # ---- the plan ----
@@ -189,7 +186,8 @@ class Stream:
     """Makes them: dicts, or Arrow tables."""
     fingerprint: str | None
     """What names them; None: they can't be identified."""
-    unidentified: str | None = None
+    why: str = ""
+    """They can't be identified."""
     columns: tuple[str, ...] | None = None
     """The columns that they have, where that is known."""
     schema: pa.Schema | None = None
@@ -201,7 +199,7 @@ class SpooledPlan:
 
     def __init__(self, stream: Stream, options: SourceOptions, spool: Path) -> None:
         self._stream, self._options, self.spool_folder = stream, options, spool
-        self.unidentified = stream.unidentified
+        self.unidentified = stream.why if stream.fingerprint is None else None
         there = list(stream.columns) if stream.columns is not None else None
         if there is not None:
             require_columns(options.columns, there, stream.name)
@@ -249,7 +247,7 @@ class SpooledPlan:
             digests = [one for piece in group for one in piece.identity]
             rows = sum(digests[::2])
             numbered = first_row if self._options.numbered else None
-            key = hash_bytes(json.dumps([self._options.columns, digests, numbered]).encode())
+            key = hash_json([self._options.columns, digests, numbered])
             place = {"slices": [list(astuple(piece.slice)) for piece in group]}
             yield RowUnit(index, key, sum(piece.slice.size for piece in group), place, numbered)
             first_row += rows

@@ -1,8 +1,7 @@
-"""Which files make a store, from its manifest alone: the same answer for a folder here and for a repository there.
+"""Which files make a store, from its manifest alone: the same answer for a folder here and for a repository there; and
+the same files as units of a job: a group is a call of huggingface_hub, and for a push a commit.
 
 A manifest may come from anywhere: names that leave the folder are refused when it is read. Memory: the manifest.
-
-The files of a store as units of a job: a group is a call of huggingface_hub, and for a push a commit.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ import xxhash
 from milldam.errors import ConfigError, InputError
 from milldam.files import NewFile, explain_os_errors, hash_bytes, hash_rest
 from milldam.input_files import COMPRESSIONS, InputState, LeftOut, is_address, is_table, version_of, without_secrets
-from milldam.mapping.plan import HASHES, RowUnit, SourceOptions, hash_json
+from milldam.mapping.plan import HASHES, RowUnit, hash_json, text_rules
+from milldam.mapping.settings import MapSettings
 from milldam.run.records import Journal
 from milldam.sources.batch import OnReject, TextRules, require_columns
 from milldam.sources.compression import STDIN, open_bytes
@@ -197,11 +198,11 @@ def _merged(group: list[Piece]) -> list[Piece]:
     return merged
 
 
-def _look_up(path: str, options: SourceOptions) -> Path | Resolved:
+def _look_up(path: str, settings: MapSettings) -> Path | Resolved:
     """A table of ours, or what a path or name stands for."""
     if not is_table(Path(path)):
-        return resolve_data_set(path, options.split, options.subset, input_format=options.input_format)
-    if options.split is not None or options.subset is not None:
+        return resolve_data_set(path, settings.split, settings.subset, input_format=settings.input_format)
+    if settings.split is not None or settings.subset is not None:
         raise ConfigError(f"{path}: a table has neither splits nor subsets. Leave them out.")
     return Path(path)
 
@@ -257,17 +258,17 @@ def require_unchanged(unit: RowUnit) -> None:
 class FilePlan:
     """Units of files, cut from the names, sizes and versions of the files, and the bytes of large ones, alone."""
 
-    def __init__(self, paths: Sequence[str], options: SourceOptions, spool: Path) -> None:
-        self._options, self.spool_folder, self.left_out = options, spool, ""
-        self._listed: list[Path | Resolved] = [_look_up(path, options) for path in paths]
+    def __init__(self, paths: Sequence[str], settings: MapSettings, spool: Path, room: Room | None = None) -> None:
+        self._settings, self.spool_folder, self._room, self.left_out = settings, spool, room, ""
+        self._listed: list[Path | Resolved] = [_look_up(path, settings) for path in paths]
         """Folders of tables of ours, and paths with the format that they are said to have."""
         found = [one for one in self._listed if isinstance(one, Resolved)]
         self._rows = next((one.rows for one in found if one.rows is not None), None)
         if self._rows is not None and len(paths) > 1:
-            raise ConfigError(f'split "{options.split}": a slice is of one dataset; {len(paths)} are given. Give one.')
+            raise ConfigError(f'split "{settings.split}": a slice is of one dataset; {len(paths)} are given. Give one.')
         self.needs_spooling = any(STDIN in one.inputs for one in found)
         self.unidentified = "standard input can't be read again" if self.needs_spooling else None
-        file, wanted = next(self._as_listed(), None), options.columns
+        file, wanted = next(self._as_listed(), None), settings.columns
         there = columns_of(whole(file), self._made_spool_folder()) if file is not None else []
         if file is not None and (there or file.format not in ("jsonl", "json")):
             require_columns(wanted, there, without_secrets(file.path))
@@ -317,7 +318,7 @@ class FilePlan:
     @property
     def _files(self) -> FileReader:
         names = ((str(self._stdin_path()), STDIN),) if self.needs_spooling else ()
-        return FileReader(self._options.rules, self._options.columns, self._made_spool_folder(), names)
+        return FileReader(text_rules(self._settings), self._settings.columns, self._made_spool_folder(), names)
 
     @property
     def reader(self) -> FileUnits:
@@ -346,30 +347,30 @@ class FilePlan:
 
     def units(self) -> Iterator[RowUnit]:
         units = (self._unit(index, group) for index, group in enumerate(self._groups()))
-        if self._rows is None and not self._options.numbered:
+        if self._rows is None and not self._settings.with_indices:
             return units
         return self._chosen(units)
 
     def _groups(self) -> Iterator[list[Piece]]:
-        options = self._options
-        if options.shards is None:
-            pieces = self._pieces(options.shard_size, Hashes(self.spool_folder))
-            return gather(pieces, options.shard_size, lambda piece: piece.slice)
-        stride = max(1, sum(file.size for file in self.files()) // (_FINE * options.shards))
+        settings = self._settings
+        if settings.shards is None:
+            pieces = self._pieces(settings.unit_bytes, Hashes(self.spool_folder))
+            return gather(pieces, settings.unit_bytes, lambda piece: piece.slice)
+        stride = max(1, sum(file.size for file in self.files()) // (_FINE * settings.shards))
         count = total = 0
         for piece in self._pieces(stride, None):
             count, total = count + 1, total + piece.slice.size
-        return gather_evenly(self._pieces(stride, None), options.shards, count=count, total=total)
+        return gather_evenly(self._pieces(stride, None), settings.shards, count=count, total=total)
 
     def _pieces(self, shard_size: int, hashes: Hashes | None) -> Iterator[Piece]:
         for file in self.files():
-            yield from pieces_of(file, shard_size, self._options.rules, hashes)
+            yield from pieces_of(file, shard_size, text_rules(self._settings), hashes)
 
     def _unit(self, index: int, group: list[Piece]) -> RowUnit:
-        options = self._options
+        settings = self._settings
         # What the rows depend on besides the bytes.
         formats = list(dict.fromkeys(piece.slice.format for piece in group))
-        how = [formats, options.columns, options.documents, options.separator, options.invalid_utf8]
+        how = [formats, settings.columns, settings.documents, settings.separator, settings.invalid_utf8]
         key = hash_json([how, [piece.identity for piece in group]])
         size = sum(piece.slice.size for piece in group)
         slices = [list(astuple(piece.slice)) for piece in group]
@@ -384,13 +385,13 @@ class FilePlan:
         for number, unit in enumerate(units):
             if position >= last:
                 return
-            known = not self._options.numbered and position >= first and last == math.inf
+            known = not self._settings.with_indices and position >= first and last == math.inf
             count = self._count(number, unit) if not known else 0
             start, stop = max(0, first - position), min(count, last - position)
             if known or start < stop:
                 part = None if known or (start, stop) == (0, count) else (int(start), int(stop))
                 place = unit.place if part is None else unit.place | {"rows": list(part)}
-                numbered = int(position + start - first) if self._options.numbered else None
+                numbered = int(position + start - first) if self._settings.with_indices else None
                 key = unit.key if part is None and numbered is None else hash_json([unit.key, part, numbered])
                 yield RowUnit(index, key, unit.size, place, numbered)
                 index += 1
@@ -407,5 +408,5 @@ class FilePlan:
 
     def _count(self, number: int, unit: RowUnit) -> int:
         if number == len(self._counted):
-            self._counted.append(self._files.count(_slices_of(unit), self._options.room))
+            self._counted.append(self._files.count(_slices_of(unit), self._room))
         return self._counted[number]

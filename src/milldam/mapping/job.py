@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict
+from typing import TypeAlias, TypedDict
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -32,7 +32,7 @@ from milldam.mapping.file_rows import can_be_checked
 from milldam.mapping.identity import identify
 from milldam.mapping.memory_gate import MemoryGate, Room, remove_gates, this_process
 from milldam.mapping.plan import HASHES, RowUnit, indices_name
-from milldam.mapping.preparing import Prepared, outside, prepare, source_options
+from milldam.mapping.preparing import Prepared, outside, prepare
 from milldam.mapping.probing import Probe, WorkerNeeds, nothing_left
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
@@ -189,7 +189,7 @@ class MapJob:
         self, session: Session, needs: WorkerNeeds, probe: Probe, records: Records, changed: tuple[str, ...]
     ) -> MapPlan:
         folder, prepared, sizes = session.folder, needs.prepared, session.folder.units.sizes()
-        pending, told = tuple(records.pending()), f"{_reused(records.complete, len(sizes))}{_because(changed)}"
+        pending, told = tuple(records.pending()), _reused(records.complete, len(sizes), changed)
         wanted = self.settings.workers or session.pool.cores
         elsewhere = probe.apart and self.settings.wants_processes(records.pending_bytes(sizes))
         useful = max(1, min(wanted, len(pending))) if elsewhere else 1
@@ -256,7 +256,8 @@ class MapJob:
 
     def finish(self, session: Session, prepared: Prepared, plan: MapPlan, done: None) -> MapSummary:
         folder, identity = session.folder, prepared.identity
-        if not prepared.source.needs_spooling and self._input_now(prepared, folder) != identity.input:
+        again = self.settings, folder.folder / SPOOL, prepared.room
+        if not prepared.source.needs_spooling and plan_source(*again).identity != identity.input:
             # Where nothing was left to do, array tasks or an earlier session made them.
             forget_unchecked(folder, plan.records, plan.pending or range(plan.units))
             raise InputError(
@@ -289,10 +290,6 @@ class MapJob:
         table.write(folder.out)
         clear_up(folder, table)
         return summary
-
-    def _input_now(self, prepared: Prepared, folder: RunFolder) -> dict[str, Any]:
-        options = source_options(prepared.settings, prepared.room)
-        return plan_source(prepared.settings.source, options, folder.folder / SPOOL).identity
 
 
 # ---- what is done, what is left over ----
@@ -360,15 +357,11 @@ def _changes(folder: RunFolder, prepared: Prepared) -> tuple[str, ...]:
     return tuple(found or (["input"] if before.input != prepared.identity.input else []))
 
 
-def _because(changed: tuple[str, ...]) -> str:
-    if not changed:
-        return ""
+def _reused(reused: int, units: int, changed: tuple[str, ...] = ()) -> str:
+    """What was reused, and why no more was."""
     more = len(changed) - _CHANGES_SHOWN
-    return f"; changed: {'; '.join(changed[:_CHANGES_SHOWN])}" + (f"; and {more} more" if more > 0 else "")
-
-
-def _reused(reused: int, units: int) -> str:
-    return f"{reused} of {counted(units, 'unit')} reused"
+    why = [*changed[:_CHANGES_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+    return f"{reused} of {counted(units, 'unit')} reused" + (f"; changed: {'; '.join(why)}" if changed else "")
 
 
 def _told_by(table: TableManifest, out: Path) -> MapSummary:

@@ -1,10 +1,9 @@
-"""The probe: the first batches through the function, to find the columns it makes and the memory it takes.
+"""The probe: the first batches through the function, to find the columns it makes and the memory it takes. From what it
+saw and the budget follow the number of workers, and when a worker has grown too large.
 
 Reads units in order until every column has a type, and four at most once there are rows. What it finds depends on the
 input and the settings alone. In a process of its own (for inputs that are worth it) its peak is that of a worker. What
 it found is kept for the next run.
-
-From what the probe saw and the budget to a number of workers; and when a worker has grown too large.
 """
 
 from __future__ import annotations

@@ -122,9 +122,13 @@ class MapSettings:
         return input_bytes > SMALL_INPUT if self.workers is None else self.workers > 1
 
     @property
+    def unit_bytes(self) -> int:
+        return parse_size(self.shard_size)
+
+    @property
     def cuts(self) -> dict[str, Any]:
         """What changes how the input is cut into units."""
-        return {"shard_size": parse_size(self.shard_size), "shards": self.shards}
+        return {"shard_size": self.unit_bytes, "shards": self.shards}
 
 
 # ---- names of HF `datasets.map` ----

@@ -22,7 +22,8 @@ import xxhash
 from milldam.errors import InputError
 from milldam.files import NewFile, explain_os_errors, remove_temporaries
 from milldam.mapping.file_rows import Piece, gather_evenly
-from milldam.mapping.plan import RowUnit, SourceOptions, hash_json
+from milldam.mapping.plan import RowUnit, hash_json
+from milldam.mapping.settings import MapSettings
 from milldam.sealed import is_whole, read_sealed, write_sealed
 from milldam.sources.batch import OnReject, require_columns
 from milldam.sources.listing import InputFile
@@ -197,13 +198,13 @@ class SpooledPlan:
     left_out = ""
     needs_spooling = True
 
-    def __init__(self, stream: Stream, options: SourceOptions, spool: Path) -> None:
-        self._stream, self._options, self.spool_folder = stream, options, spool
+    def __init__(self, stream: Stream, settings: MapSettings, spool: Path) -> None:
+        self._stream, self._settings, self.spool_folder = stream, settings, spool
         self.unidentified = stream.why if stream.fingerprint is None else None
         there = list(stream.columns) if stream.columns is not None else None
         if there is not None:
-            require_columns(options.columns, there, stream.name)
-        self.columns = list(options.columns) if options.columns is not None else there
+            require_columns(settings.columns, there, stream.name)
+        self.columns = list(settings.columns) if settings.columns is not None else there
         self.schema = stream.schema
         self._done = False
 
@@ -218,7 +219,7 @@ class SpooledPlan:
 
     @property
     def reader(self) -> SpoolReader:
-        return SpoolReader(str(self.spool_folder), self._options.columns)
+        return SpoolReader(str(self.spool_folder), self._settings.columns)
 
     def spool(self) -> None:
         """Go through the rows once. What an identified source left complete is used as it is."""
@@ -239,15 +240,15 @@ class SpooledPlan:
         facts = self._facts()
         if not self._done and not (facts and facts["identity"] == self._stream.fingerprint):
             raise RuntimeError("spool the rows first")
-        shards = self._options.shards or max(1, round(facts["bytes"] / self._options.shard_size))
+        shards = self._settings.shards or max(1, round(facts["bytes"] / self._settings.unit_bytes))
         first_row = 0
         groups = gather_evenly(self._pieces(), shards, count=facts["frames"], total=facts["bytes"])
         for index, group in enumerate(groups):
             # identity: (rows, hash) of each frame
             digests = [one for piece in group for one in piece.identity]
             rows = sum(digests[::2])
-            numbered = first_row if self._options.numbered else None
-            key = hash_json([self._options.columns, digests, numbered])
+            numbered = first_row if self._settings.with_indices else None
+            key = hash_json([self._settings.columns, digests, numbered])
             place = {"slices": [list(astuple(piece.slice)) for piece in group]}
             yield RowUnit(index, key, sum(piece.slice.size for piece in group), place, numbered)
             first_row += rows

@@ -91,7 +91,7 @@ def _request(settings: MapSettings) -> Request[MapSummary]:
 
 
 def _run(settings: MapSettings, observer: Observer) -> MapSummary:
-    from milldam.mapping import run_map
+    from milldam.mapping.job import run_map
 
     # What the function prints goes where that of worker processes goes: standard output is for the summary.
     with contextlib.redirect_stdout(sys.stderr):

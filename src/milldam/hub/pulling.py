@@ -281,8 +281,9 @@ class PullJob:
         wrong = [file for file in files if not is_whole(folder, file)]
         for file in wrong:
             (folder / file.name).unlink(missing_ok=True)
-        for file in set(files) - set(wrong):
-            _sync(folder / file.name)
+        for path in (folder / file.name for file in set(files) - set(wrong)):
+            with explain_os_errors(path), path.open("rb") as opened:
+                os.fsync(opened.fileno())
         sync_folder(folder)
         shutil.rmtree(folder / _CACHE, ignore_errors=True)
         return wrong
@@ -299,12 +300,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:  # not yet, or just renamed
         return 0
-
-
-def _sync(path: Path) -> None:
-    with explain_os_errors(path):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -215,5 +215,5 @@ def _answers(given: Any) -> Iterator[Answer]:
 
 def described(value: Any) -> str:
     """The kind of a JSON value, in words."""
-    names = {type(None): "nothing", str: "a text", dict: "an object", list: "a list", bool: "true or false"}
+    names = {type(None): "null", str: "a text", dict: "an object", list: "a list", bool: "true or false"}
     return names.get(type(value), "a number")

@@ -1,6 +1,14 @@
 """What `milldam.map` makes: Arrow shards with a manifest, opened memory-mapped.
 
 manifest   `milldam-table.json`: schema, shards in order, what they were made from
+writer     batches of rows -> a shard
 reader     `Table`: rows, columns, batches, `to_arrow`, `to_hf`
 verify     is every shard as it was written?
 """
+
+from __future__ import annotations
+
+from milldam.stores.table.manifest import TableManifest
+from milldam.stores.table.reader import Table
+
+__all__ = ["Table", "TableManifest"]

@@ -4,10 +4,8 @@ Opening reads the manifest and nothing else; a shard is mapped when a row of it 
 stay open. Rows that are read are the only memory it takes; what is mapped the kernel takes back at will. A table
 pickles as its path, so that a worker process opens it anew.
 
-Rows of Arrow in the form that a caller wants: Python lists, numpy arrays, or Arrow itself.
-
-Numbers without nulls become numpy arrays without a copy; lists of equal fixed length a 2-D array; lists of any length
-an array of arrays; texts an array of `str` objects.
+Rows come as Python lists, numpy arrays, or Arrow itself. Numbers without nulls become numpy arrays without a copy;
+lists of equal fixed length a 2-D array; lists of any length an array of arrays; texts an array of `str` objects.
 """
 
 from __future__ import annotations

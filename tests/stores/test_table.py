@@ -18,8 +18,8 @@ from tests.kit.damage import edit_manifest, write_resealed
 from tests.kit.jobs import run_apart
 
 from milldam.errors import ConfigError, StoreError
-from milldam.stores.table import Table, TableManifest
-from milldam.stores.table.manifest import NAME, MadeUnit, TableSchema
+from milldam.stores.table.manifest import NAME, MadeUnit, TableManifest, TableSchema
+from milldam.stores.table.reader import Table
 from milldam.stores.table.writer import BATCH_BYTES, TableShardWriter
 from milldam.stores.verify import verify
 

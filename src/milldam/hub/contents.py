@@ -15,13 +15,13 @@ from typing import Any
 
 from milldam.errors import ConfigError, Setting, StoreError, did_you_mean
 from milldam.files import hash_bytes, hash_file, stays_in_folder
-from milldam.run.folder import NEW, Identity, RunFolder
+from milldam.run.folder import NEW, RunFolder
 from milldam.run.one_stage import Telling, plan_work, stage_of
-from milldam.run.planning import WorkPlan
+from milldam.run.pools import WorkPlan
 from milldam.run.records import Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.tasks import PART, Report, Work
-from milldam.run.units import key_of
+from milldam.run.units import Identity, key_of
 from milldam.stores.kinds import KINDS, TOKENS, Kind
 from milldam.stores.place import Folder
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from milldam.config.fields import Documents, Executor, InputFormat, InvalidUtf8
     from milldam.mapping.job import MapSummary
     from milldam.mapping.settings import Format, HuggingFaceNames, OnError
-    from milldam.stores.table import Table
+    from milldam.stores.table.reader import Table
 
 __all__ = ["map"]
 

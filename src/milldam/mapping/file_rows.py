@@ -34,8 +34,7 @@ from milldam.sources.batch import OnReject, Places, TextRules, require_columns
 from milldam.sources.compression import STDIN, open_bytes
 from milldam.sources.csv_records import csv_header, slice_csv
 from milldam.sources.data_sets import Resolved, resolve_data_set
-from milldam.sources.listing import InputFile, list_inputs
-from milldam.sources.plain_text import LINE, boundary_of
+from milldam.sources.plain_text import boundary_of
 from milldam.sources.reading import FileReader, can_cut, columns_of, rows_between, seen_format, slice_file
 from milldam.sources.records import LINE, Boundary
 from milldam.sources.rows import Room, Rows

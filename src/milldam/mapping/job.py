@@ -26,7 +26,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from milldam.errors import ConfigError, InputError, Setting, StoreError
-from milldam.files import NewFile
+from milldam.files import NewFile, record_of, seal_line
 from milldam.mapping.cache import cached_out
 from milldam.mapping.file_rows import can_be_checked
 from milldam.mapping.identity import identify
@@ -42,15 +42,12 @@ from milldam.memory import Budget, usage
 from milldam.pipeline.rejects import first_reject, gather_rejects
 from milldam.run import job as frame
 from milldam.run.folder import FINISHED, NEW, PLAN, RunFolder
-from milldam.run.planning import WorkPlan, make_plan
-from milldam.run.pools import Workers
+from milldam.run.pools import Workers, WorkPlan, make_plan
 from milldam.run.records import Records, sweep
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary, log
-from milldam.sealed import record_of, seal_line
 from milldam.sources.compression import STDIN
-from milldam.stores.generations import live_files
-from milldam.stores.kinds import TABLE
+from milldam.stores.kinds import TABLE, live_files
 from milldam.stores.table.manifest import NAME, TableManifest
 from milldam.stores.table.writer import ENDING, ROWS
 from milldam.stores.verify import has_every_file

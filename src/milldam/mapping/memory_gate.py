@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from milldam.errors import ResourceError, Setting
 from milldam.memory import allowance, format_size, held_bytes, inherited, release, stays_shared, usage
-from milldam.run.planning import WORK_BYTES, WORKER_BYTES
+from milldam.run.pools import WORK_BYTES, WORKER_BYTES
 from milldam.sources.rows import NUMBER_OBJECT, Rows, TextWeight, byte_size, column
 
 SMALL_BYTES = 1 << 18

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from milldam.files import hash_bytes
-from milldam.sources.batch import OnReject, TextRules
-from milldam.sources.listing import InputFile
-from milldam.sources.rows import Places, Room, Rows
+from milldam.sources.batch import OnReject, Places, TextRules
+from milldam.sources.rows import Room, Rows
+from milldam.sources.units import InputFile
 
 if TYPE_CHECKING:
     import pyarrow as pa

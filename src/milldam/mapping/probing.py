@@ -28,12 +28,10 @@ from milldam.mapping.preparing import Prepared
 from milldam.mapping.schema import fit, infer, is_settled, joined, to_array
 from milldam.mapping.working import FAILED, Carried, Load, UnitCalls
 from milldam.memory import format_size, inherited, release, usage
-from milldam.run.planning import WORK_BYTES, WORKER_BYTES
-from milldam.run.pools import Workers
+from milldam.run.pools import WORK_BYTES, WORKER_BYTES, Workers
 from milldam.run.session import Session, Stage
 from milldam.run.tasks import PART, Report, Work
 from milldam.run.units import UnitList
-from milldam.sealed import read_sealed, write_sealed
 from milldam.sources.rows import Rows, byte_size, column, column_names, row_count
 from milldam.stores.table.manifest import TableSchema
 

@@ -10,7 +10,7 @@ from milldam.config.checking import checked_settings
 from milldam.config.fields import SETTINGS, AtLeastOne, Documents, Executor, InputFormat, InvalidUtf8, Size, SizeRange
 from milldam.errors import ConfigError, Setting
 from milldam.memory import parse_size
-from milldam.run.planning import SMALL_INPUT
+from milldam.run.pools import SMALL_INPUT
 
 Format = Literal["python", "numpy", "arrow"]
 OnError = Literal["raise", "reject"]

@@ -20,15 +20,13 @@ import pyarrow as pa
 import xxhash
 
 from milldam.errors import InputError
-from milldam.files import NewFile, explain_os_errors, remove_temporaries
+from milldam.files import NewFile, explain_os_errors, is_whole, read_sealed, remove_temporaries, write_sealed
 from milldam.mapping.file_rows import Piece, gather_evenly
 from milldam.mapping.plan import RowUnit, hash_json
 from milldam.mapping.settings import MapSettings
-from milldam.sealed import is_whole, read_sealed, write_sealed
-from milldam.sources.batch import OnReject, require_columns
-from milldam.sources.listing import InputFile
-from milldam.sources.rows import Places, Room, Rows, byte_size, cut_by_size, from_records, row_count, value_size
-from milldam.sources.units import Slice
+from milldam.sources.batch import OnReject, Places, require_columns
+from milldam.sources.rows import Room, Rows, byte_size, cut_by_size, from_records, row_count, value_size
+from milldam.sources.units import InputFile, Slice
 
 FRAME_BYTES, FRAME_ROWS = 1 << 20, 4096
 _ROWS, _FRAMES, _COMPLETE = "rows.arrows", "frames.jsonl", "complete.json"

@@ -37,8 +37,8 @@ from milldam.run.folder import RUN_FOLDER
 from milldam.run.one_stage import Telling
 from milldam.run.records import Files, Record
 from milldam.run.tasks import PART, Report, Work
-from milldam.sources.batch import OnReject, Reject
-from milldam.sources.rows import Place, Places, Rows, byte_size, column_names, row_count, shown
+from milldam.sources.batch import OnReject, Place, Places, Reject, shown
+from milldam.sources.rows import Rows, byte_size, column_names, row_count
 from milldam.stores.table.manifest import MadeUnit, TableSchema, TableShard
 from milldam.stores.table.writer import TableShardWriter
 

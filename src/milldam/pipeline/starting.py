@@ -1,10 +1,14 @@
 """The start of a job, before anything is loaded that makes a store: what is asked for, whether it is there already, and
 the process that will start workers.
 
-The same settings to the letter, the same milldam, the same bytes in the tokenizer's files, the same files of input and
-of evaluation sets, and a store as it was left mean the same identity: so the store is up to date, and nothing is loaded
-that would make one. All else goes the long way, which compares identities; so does what files do not tell: users'
-functions, standard input, rows that are packed, chat templates.
+A finished run leaves a receipt: what was asked for, and what it was made from. Asking again costs a look at files. The
+same settings to the letter, the same milldam, the same bytes in the tokenizer's files, the same files of input and of
+evaluation sets, and a store as it was left mean the same identity: so the store is up to date, and nothing more is
+loaded, nor are settings checked. All else goes the long way, which compares identities; so does what files do not tell:
+users' functions, standard input, rows that are packed, chat templates.
+
+Where workers will surely be needed, the server that forks them is begun first: both processes import for a quarter of a
+second, side by side.
 """
 
 from __future__ import annotations

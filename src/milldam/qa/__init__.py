@@ -63,7 +63,7 @@ _NAMES = {
     "qa.selection": ("Selection",),
     "qa.sources": ("Answer", "Example", "examples_of"),
     "qa.spans": ("stretches",),
-    "stores.features": ("FeatureStore",),
+    "stores.features.reader": ("FeatureStore",),
 }
 _HOMES = {name: f"milldam.{home}" for home, names in _NAMES.items() for name in names}
 

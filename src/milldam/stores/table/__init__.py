@@ -5,10 +5,3 @@ writer     batches of rows -> a shard
 reader     `Table`: rows, columns, batches, `to_arrow`, `to_hf`
 verify     is every shard as it was written?
 """
-
-from __future__ import annotations
-
-from milldam.stores.table.manifest import TableManifest
-from milldam.stores.table.reader import Table
-
-__all__ = ["Table", "TableManifest"]

@@ -22,6 +22,7 @@ from xxhash import xxh3_64_hexdigest
 from milldam.config.settings import Config
 from milldam.decontamination.matches import match_path
 from milldam.decontamination.removing import removal_digests
+from milldam.dedup import DECIDE, NEAR, SHINGLE, VERIFY
 from milldam.dedup.candidates import Documents, preference_file_name, room_for_steps
 from milldam.dedup.fingerprints import hash_file_name
 from milldam.dedup.minhash import signature_file_name
@@ -33,18 +34,7 @@ from milldam.pipeline.documents import Assignment, preference_path, print_paths
 from milldam.pipeline.estimating import Survey, keeps_texts
 from milldam.pipeline.fingerprinting import PRINTS, FingerprintTask
 from milldam.pipeline.preparing import Prepared
-from milldam.pipeline.resolving import (
-    DECIDE,
-    FEW_BYTES,
-    NEAR,
-    NEAR_STAGES,
-    SHINGLE,
-    VERIFY,
-    IndexTask,
-    ResolveTask,
-    pin_index,
-    resolved,
-)
+from milldam.pipeline.resolving import FEW_BYTES, NEAR_STAGES, IndexTask, ResolveTask, pin_index, resolved
 from milldam.pipeline.sketching import SketchTask
 from milldam.run.folder import RunFolder
 from milldam.run.pools import Workers

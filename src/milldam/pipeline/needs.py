@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from milldam.config.settings import Config
+from milldam.dedup import DECIDE, GROUP, NEAR, RANK, SHINGLE, VERIFY
 from milldam.dedup.rules import NearRules
 from milldam.errors import ResourceError
 from milldam.memory import Budget, format_size, usage
 from milldam.pipeline.preparing import Prepared
-from milldam.pipeline.resolving import DECIDE, GROUP, NEAR, RANK, SHINGLE, VERIFY
 from milldam.run.pools import (
     FILTER_BYTES,
     FUNCTION_BYTES,

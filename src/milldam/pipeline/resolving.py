@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from milldam.dedup import DECIDE, GROUP, NEAR, RANK, SHINGLE, VERIFY
 from milldam.dedup.rules import DedupRules
 from milldam.errors import StoreError
 from milldam.files import is_whole, read_sealed, record_of, replace_unsynced, seal_file, write_sealed
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from milldam.dedup.candidates import NearWork
     from milldam.dedup.index import DedupIndex
 
-GROUP, RANK, NEAR, SHINGLE, VERIFY, DECIDE = "group", "rank", "near", "shingle", "verify", "decide"
-"""The stages."""
 NEAR_STAGES = (RANK, NEAR, SHINGLE, VERIFY, DECIDE)
 WORK_STAGES = (RANK, NEAR, VERIFY)
 """What these leave is checked by its hash before it is used again, and made again where it is not whole: nothing waits

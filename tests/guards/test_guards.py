@@ -299,7 +299,7 @@ def test_messages_outside_the_command_line_name_settings_not_options() -> None:
     """A setting in a message is a `Setting`, which the command line spells; whole commands may be quoted."""
     option = re.compile(r"(?<![\w-])(--[a-z][a-z-]+|-o)(?![\w-])")
     command = re.compile(r"milldam [a-z-]+ |ray start|sbatch|zstd |--parsable|--requeue")
-    scripts = {"run.array_jobs", "loader.opening", "config.loading", "hub.card", "dedup.index", "native.build"}
+    scripts = {"loader.opening", "config.loading", "hub.card", "dedup.index", "native.build"}
     found = []
     for name, path in MODULES.items():
         if room(name) == "cli" or name.removeprefix("milldam.") in scripts:

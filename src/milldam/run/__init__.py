@@ -14,5 +14,4 @@ tasks        what executors know of work; what one of several machines does of a
 pools        who works on a stage, and how many the budget holds: this process, local workers, a Ray cluster
 local        worker processes here; server_handle, server, worker: how they are started, and what they do
 ray_cluster  units on the machines of a Ray cluster; ray_node: what runs there
-array_jobs   the script that queues the tasks of a job array
 """

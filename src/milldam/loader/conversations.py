@@ -40,7 +40,7 @@ from milldam.loader.boundaries import (
 from milldam.loader.order import LengthGrouped, Order, Shuffle, Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way, ranges
-from milldam.loader.row_pieces import TooLongDocuments
+from milldam.loader.row_pieces import TooLongDocuments, count_too_long
 from milldam.loader.samples import NoSamplesError, StreamSamples, at_least, one_of
 from milldam.loader.stream import TokenStream
 from milldam.loader.types import (
@@ -321,19 +321,13 @@ class _Numbering:
             self._find_too_long(documents, stop, rules.max_tokens)
 
     def _find_too_long(self, documents: Documents, stop: int, most: int) -> None:
-        count, tokens, longest = 0, 0, 0
-        left_out: list[Int64s] = [np.empty(0, np.int64)]
-        for block, lengths in enumerate(_length_blocks(documents, self._first, stop)):
-            long = lengths > most
-            count, tokens = count + int(long.sum()), tokens + int(lengths[long].sum())
-            longest = max(longest, int(lengths.max(initial=0)))
-            samples = np.flatnonzero(long.reshape(-1, self._each).any(axis=1))
-            left_out.append(samples + block * _DOCUMENTS_AT_ONCE // self._each)
-        self.too_long = TooLongDocuments(count, tokens, longest if count else 0, stop - self._first)
-        if count and self._rules.too_long == "refuse":
+        self.too_long = count_too_long(_length_blocks(documents, self._first, stop), most)
+        if self.too_long.documents and self._rules.too_long == "refuse":
             raise ConfigError(f"{self._name}: {self.told_too_long()}")
-        if self._rules.too_long == "drop":
-            self._left_out = np.concatenate(left_out)
+        if self.too_long.documents and self._rules.too_long == "drop":
+            blocks = enumerate(_length_blocks(documents, self._first, stop))
+            long = [np.flatnonzero(lengths > most) + block * _DOCUMENTS_AT_ONCE for block, lengths in blocks]
+            self._left_out = np.unique(np.concatenate(long) // self._each)
 
     def told_too_long(self) -> str:
         rules = self._rules

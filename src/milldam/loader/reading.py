@@ -20,7 +20,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ from milldam.loader.stream import TokenFile, TokenStream
 from milldam.memory import available_bytes
 
 TokenArray = npt.NDArray[np.integer[Any]]
+T = TypeVar("T", bound=np.generic)
 Way = Literal["auto", "map", "pread"]
 
 MOST_MAPPINGS = 16_384
@@ -56,6 +57,15 @@ def ranges(firsts: Int64s, counts: Int64s) -> Int64s:
     numbers: Int64s = (firsts - ends + counts).repeat(counts)
     numbers += np.arange(len(numbers))
     return numbers
+
+
+def gathered(array: npt.NDArray[T], begins: Int64s, lengths: Int64s) -> npt.NDArray[T]:
+    """Stretches of an array, one after the other; of a single one, which may be giant, no copy."""
+    if lengths.sum() < _SHORTEST_SLICE * len(lengths):
+        return array[ranges(begins, lengths)]
+    ends = (begins + lengths).tolist()
+    slices = [array[begin:end] for begin, end in zip(begins.tolist(), ends, strict=True)]
+    return slices[0] if len(slices) == 1 else np.concatenate(slices)
 
 
 def end_to_end(starts: Int64s, lengths: Int64s) -> tuple[Int64s, Int64s]:
@@ -201,11 +211,7 @@ class MappedReader:
         places = self.places(starts, lengths)
         if not len(places) or places.min() < 0:
             return self._joined(starts, lengths)
-        if lengths.sum() >= _SHORTEST_SLICE * len(lengths):
-            tokens, slices = self.tokens, zip(places.tolist(), (places + lengths).tolist(), strict=True)
-            return np.concatenate([tokens[begin:end] for begin, end in slices])
-        gathered: TokenArray = self.tokens[ranges(places, lengths)]
-        return gathered
+        return gathered(self.tokens, places, lengths)
 
     def _joined(self, starts: Int64s, lengths: Int64s) -> TokenArray:
         parts = [self.tokens[:0]]

@@ -37,12 +37,12 @@ from milldam.dedup.candidates import (
     find_pairs,
     pair_files,
     pair_steps,
-    rank,
     work_folder,
 )
 from milldam.dedup.keys import Slices, SortedKeys, between, each_once, in_ranges, mapped, merged, new_mapped
 from milldam.dedup.near_drops import NearDrops
 from milldam.dedup.near_summary import NearSummary
+from milldam.dedup.ranking import rank
 from milldam.dedup.shingles import Hashes, Int64s
 from milldam.dedup.sketches import SketchFiles
 from milldam.files import NewFile

@@ -37,6 +37,7 @@ from milldam.sources.records import (
     split_records,
 )
 from milldam.sources.units import Slice
+from milldam.sources.values import Floats, ValueField
 
 _MISSING = object()
 _LINE_END, _BRACE = 10, 123
@@ -48,6 +49,7 @@ _NULL_BEHIND_OBJECT = re.compile(rb"\}\s*null")
 _SURROGATE = re.compile(rb"\\u[dD][89abcdefABCDEF]")
 _DECODER = json.JSONDecoder()
 Value = TypeVar("Value")
+_TextsAndValues = tuple[pa.LargeStringArray | None, Floats | None]
 
 
 # ---- lines ----
@@ -132,30 +134,46 @@ class _Lines:
 
 def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
     lines = _Lines(slice, reading)
-    return lines.read(_Texts(lines, reading.rules).of_block)
+    return lines.read(_Texts(lines, reading).of_block)
 
 
 class _Texts:
-    def __init__(self, lines: _Lines, rules: TextRules) -> None:
+    def __init__(self, lines: _Lines, reading: Reading) -> None:
+        rules, self._value = reading.rules, reading.value
         assert rules.text_column is not None
         self._lines, self._rules, self._path = lines, rules, rules.text_column.split(".")
-        schema = pa.schema([(self._path[0], _nested_type(self._path[1:]))])
-        self._options = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+        fields = _fields(self._path, self._value)
+        schema = None if fields is None else pa.schema(_typed(fields))
+        self._options = schema and pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
         # A lone surrogate from the command line: no line has such a name.
         self._name = np.frombuffer(self._path[0].encode("utf-8", "surrogatepass"), np.uint8)
-        self._kernel = kernel("json_texts", *_TEXTS_KERNEL) if len(self._path) == 1 else None
+        alone = len(self._path) == 1 and self._value is None
+        self._kernel = kernel("json_texts", *_TEXTS_KERNEL) if alone else None
 
     def of_block(self, block: Block, blocks: Iterator[Block]) -> Iterator[Batch]:
         if block.kind != WHOLE:
             yield from self._giant(block, blocks)
             return
-        texts = self._take_block(block)
+        texts, values = self._take_block(block), None
         if texts is None:
-            texts = self._parse_block(block)
+            texts, values = self._parse_block(block)
         if texts is None:
+            texts, values = self._read_lines(block)
+        yield from batches_of(texts, len(block.data), values)
+
+    def _read_lines(self, block: Block) -> _TextsAndValues:
+        value = self._value
+        if value is None:
             found = self._lines.parsed(block, lambda line: text_of_line(line, self._path, self._rules))
-            texts = pa.array(found, pa.large_string())
-        yield from batches_of(texts, len(block.data))
+            return pa.array(found, pa.large_string()), None
+
+        def parse(line: bytes) -> tuple[str, float]:
+            record = parse_json(line, self._rules)
+            return text_of(record, self._path, self._rules), value.of_record(record)
+
+        pairs = self._lines.parsed(block, parse)
+        texts = pa.array([text for text, _ in pairs], pa.large_string())
+        return texts, np.array([number for _, number in pairs], np.float64)
 
     def _take_block(self, block: Block) -> pa.LargeStringArray | None:
         """All texts of a block as most are; None when anything in it is odd, or there is no kernel."""
@@ -170,31 +188,29 @@ class _Texts:
         texts.resize(int(ends[-1]), shrink_to_fit=True)
         return pa.LargeStringArray.from_buffers(lines, offsets, texts)
 
-    def _parse_block(self, block: Block) -> pa.LargeStringArray | None:
+    def _parse_block(self, block: Block) -> _TextsAndValues:
         """All texts of a flawless block; None when any line needs a closer look."""
-        data, lines = block.data, _count_lines(block)
+        data, lines, values = block.data, _count_lines(block), None
         # One object a line, and nothing else: neither blank lines nor an object over several. And a null outside of all
         # objects would end the process: Arrow takes it for a value of an object that is not there.
-        if _count_objects(data, lines) != lines or _NULL_BEHIND_OBJECT.search(data):
-            return None
+        flawless = _count_objects(data, lines) == lines and not _NULL_BEHIND_OBJECT.search(data)
+        if self._options is None or not flawless:
+            return None, None
         options = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
         try:
             table = pyarrow.json.read_json(pa.BufferReader(data), read_options=options, parse_options=self._options)
-            column = table.column(0)
-            if self._path[1:]:
-                import pyarrow.compute as pc
-
-                column = pc.struct_field(column, self._path[1:])
-            texts = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+            texts = _leaf(table, self._path)
             texts.validate(full=True)
+            if self._value is not None:
+                values = self._value.of_column(_leaf(table, self._value.path))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            return None
-        return texts if texts.null_count == 0 and len(texts) == lines else None
+            return None, None
+        return (texts, values) if texts.null_count == 0 and len(texts) == lines else (None, None)
 
     def _giant(self, block: Block, blocks: Iterator[Block]) -> Iterator[Batch]:
         from milldam.sources.giant_line import GiantLine, parts_of_line
 
-        line = GiantLine(parts_of_line(block, blocks), self._rules)
+        line = GiantLine(parts_of_line(block, blocks), self._rules, self._value)
         try:
             yield from line.batches(self._path)
         except MalformedError as error:
@@ -219,13 +235,43 @@ def _count_objects(data: bytes, lines: int) -> int:
     return int(np.count_nonzero(array[begins] == _BRACE)) + data.startswith(b"{")
 
 
-def _nested_type(path: list[str]) -> pa.DataType:
-    return pa.struct([(path[0], _nested_type(path[1:]))]) if path else pa.large_string()
+def _fields(path: list[str], value: ValueField | None) -> dict[str, Any] | None:
+    """What Arrow is to look for: the text, and a field beside it; None where one is within the other."""
+    wanted = [(path, pa.large_string())]
+    if value is not None:
+        shorter = min(len(path), len(value.path))
+        if path[:shorter] == value.path[:shorter]:
+            return None
+        wanted.append((value.path, pa.float64() if value.kind == "number" else pa.large_string()))
+    fields: dict[str, Any] = {}
+    for names, kind in wanted:
+        here = fields
+        for name in names[:-1]:
+            here = here.setdefault(name, {})
+        here[names[-1]] = kind
+    return fields
+
+
+def _typed(fields: dict[str, Any]) -> list[tuple[str, pa.DataType]]:
+    return [(name, pa.struct(_typed(kind)) if isinstance(kind, dict) else kind) for name, kind in fields.items()]
+
+
+def _leaf(table: pa.Table, path: list[str]) -> pa.Array:
+    column = table.column(path[0])
+    if path[1:]:
+        import pyarrow.compute as pc
+
+        column = pc.struct_field(column, path[1:])
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
 def text_of_line(line: bytes, path: list[str], rules: TextRules) -> str:
     """The document on one line; raises MalformedError with what is wrong."""
-    record = text = parse_json(line, rules)
+    return text_of(parse_json(line, rules), path, rules)
+
+
+def text_of(record: Any, path: list[str], rules: TextRules) -> str:
+    text = record
     for name in path:
         text = text.get(name, _MISSING) if isinstance(text, dict) else _MISSING
     if text is _MISSING:

@@ -35,7 +35,6 @@ from milldam.prefetch import prefetched
 from milldam.sources.batch import Batch, Reject, TextRules
 from milldam.sources.reading import read_unit
 from milldam.sources.units import Unit
-from milldam.sources.values import Floats, ValueField
 from milldam.text.arrays import Verdicts, text_offsets
 from milldam.text.rules import CleanRules
 
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
     from milldam.chat.reading import ChatBatch, ChatRecipe, Sides
+    from milldam.sources.values import Floats, ValueField
     from milldam.text.cleaning import Cleaner
 
 READ_AHEAD = 4

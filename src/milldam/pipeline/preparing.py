@@ -33,7 +33,6 @@ from milldam.sources.compression import STDIN
 from milldam.sources.data_sets import resolve_data_set
 from milldam.sources.reading import slice_file
 from milldam.sources.units import InputFile, Slice, Unit, list_inputs, plan_units
-from milldam.sources.values import ValueField
 from milldam.tokenizers.loading import SpecialTokens, TokenizerText, read_tokenizer, tokenizer_state
 from milldam.tokenizers.proof import Choice, KnownTokenizer, Question, find_out, settle_encoder
 
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from milldam.dedup.rules import PreferredField
     from milldam.pipeline.evaluation_sets import Evaluation
     from milldam.pipeline.index_lookup import IndexLookup
+    from milldam.sources.values import ValueField
 
 SAMPLE_BYTES = 64 << 10
 _CHAT_HEAD = 2 * SAMPLE_BYTES

@@ -15,14 +15,16 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from milldam.errors import InputError, Setting, did_you_mean
 from milldam.sources.batch import listed_names, no_such_column
 from milldam.sources.compression import DamagedError, compression_of, describe_head, open_head, read_blocks
 from milldam.sources.decoding import other_encoding
 from milldam.sources.units import Slice
-from milldam.sources.values import ValueField, ValueKind, kind_of
+
+if TYPE_CHECKING:
+    from milldam.sources.values import ValueField, ValueKind
 
 _HEAD_BYTES = 1 << 16
 _TABLES = {b"PAR1": "parquet", b"ARROW1": "arrow"}
@@ -224,6 +226,8 @@ def find_value_field(slices: Iterable[Slice], wanted: str, spool: str | None, se
 
     Raises InputError, with the fields there are, when no head has it, or none holds anything of the kind.
     """
+    from milldam.sources.values import ValueField, kind_of
+
     there: dict[str, None] = {}
     path, told = "", ""
     for slice in itertools.islice((slice for slice in slices if slice.format not in WITHOUT_FIELDS), _FILES):

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +37,9 @@ from milldam.sources.records import (
     split_records,
 )
 from milldam.sources.units import Slice
-from milldam.sources.values import Floats, ValueField
+
+if TYPE_CHECKING:
+    from milldam.sources.values import Floats, ValueField
 
 _MISSING = object()
 _LINE_END, _BRACE = 10, 123
@@ -49,7 +51,7 @@ _NULL_BEHIND_OBJECT = re.compile(rb"\}\s*null")
 _SURROGATE = re.compile(rb"\\u[dD][89abcdefABCDEF]")
 _DECODER = json.JSONDecoder()
 Value = TypeVar("Value")
-_TextsAndValues = tuple[pa.LargeStringArray | None, Floats | None]
+_TextsAndValues = tuple[pa.LargeStringArray | None, "Floats | None"]
 
 
 # ---- lines ----

@@ -16,8 +16,7 @@ from milldam.stores.kinds import TOKENS, store_kind
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from milldam.chat.rules import ChatForm
-    from milldam.config.fields import Documents, Encoder, Executor, InputFormat, InvalidUtf8, SpecialText
+    from milldam.choices import ChatForm, Documents, Encoder, Executor, InputFormat, InvalidUtf8, SpecialText
     from milldam.config.settings import Config
     from milldam.feeding.making import Order
     from milldam.formats.foreign import ForeignFile

@@ -23,10 +23,8 @@ from milldam.config.checking import MOST_PROBLEMS, defaults_of, keys_of
 from milldam.config.loading import LoadedConfig, as_yaml, load_config
 from milldam.config.settings import Config
 from milldam.config.yaml_values import read_yaml
-from milldam.dedup.rules import DedupRules, NearRules
 from milldam.errors import ConfigError
-from milldam.filters.rules import FilterRules, GopherQualityRules
-from milldam.packing.rules import PackingRules
+from milldam.rules import DedupRules, FilterRules, GopherQualityRules, NearRules, PackingRules
 
 BASE = "datasets: a.jsonl\ntokenizer: gpt2/\nout: o\n"
 SCHEMA = json_schema(Config, "milldam preprocess")

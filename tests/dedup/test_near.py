@@ -25,10 +25,10 @@ from milldam.dedup.keys import KeyLayout, SortedKeys
 from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureFiles, SignatureWriter, signature_file_name, unit_name
 from milldam.dedup.near import NearResolved, drop, resolve_near
 from milldam.dedup.ranking import preference_file_name
-from milldam.dedup.rules import NearRules
 from milldam.dedup.shingles import shingle
 from milldam.dedup.sketches import Sketcher, SketchFiles, SketchWriter, sketch_paths
 from milldam.errors import InputError
+from milldam.rules import NearRules
 
 RULES = NearRules(ngram=5, bands=32, rows=8, threshold=0.8)
 MEMORY = 32 << 20

@@ -14,7 +14,7 @@ from milldam.dedup.candidates import NearWork
 from milldam.dedup.drops import EXACT, UNKNOWN, DropWriter, drop_file_name
 from milldam.dedup.minhash import SignatureWriter, signature_file_name
 from milldam.dedup.ranking import preference_file_name, rank
-from milldam.dedup.rules import NearRules, PreferredField
+from milldam.rules import NearRules, PreferredField
 
 RULES = NearRules(bands=1, rows=1, prefer=PreferredField(field="score"))
 NUMBERS = st.one_of(st.integers(0, 3), st.integers(0, 2**64 - 1), st.just(2**64 - 1))

@@ -19,9 +19,9 @@ import milldam
 from milldam import formats, input_files
 from milldam.config.checking import checked_settings
 from milldam.filters import judging
-from milldam.filters.rules import FilterRules
 from milldam.formats.exporting import ExportSettings, run_export
 from milldam.formats.finding import ReadRules, find_files
+from milldam.rules import FilterRules
 from milldam.run import job
 from milldam.sources import columns, reading
 from milldam.sources.batch import TextRules

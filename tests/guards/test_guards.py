@@ -95,7 +95,8 @@ def offences(rooms: set[str], allowed: set[str] | None = None, forbidden: set[st
 GROUND = {
     "errors": set(), "files": {"errors"}, "checked": {"errors"},
     "input_files": {"checked", "errors", "files", "stores"},
-    "memory": {"errors"}, "prefetch": set(), "markup": set(), "native": set(), "text": {"errors", "native"},
+    "choices": set(), "rules": {"choices", "errors", "memory"},
+    "memory": {"errors"}, "prefetch": set(), "markup": set(), "native": set(), "text": {"errors", "native", "rules"},
 }  # fmt: skip
 """What everybody may use, and what it may use itself."""
 STAGES = {"sources", "dedup", "decontamination", "tokenizers", "filters", "packing"}
@@ -223,9 +224,8 @@ def test_a_class_has_one_job() -> None:
 
 def test_the_settings_know_of_the_rooms_their_rules_alone() -> None:
     """A configuration is made of the rules of each room, and of nothing that does the work."""
-    rules = {f"milldam.{room}.rules" for room in ("chat", "decontamination", "dedup", "filters", "packing", "text")}
     used = imports_of("milldam.config.settings", deferred=True)
-    assert used <= {"milldam.errors", "milldam.memory", "milldam.config.fields", *rules}
+    assert used <= {"milldam.choices", "milldam.errors", "milldam.memory", "milldam.rules"}
 
 
 def names_imported(name: str, origin: str) -> set[str]:
@@ -240,14 +240,9 @@ def test_settings_are_checked_without_a_look_at_data() -> None:
 
     Other jobs have settings of their own: they use the types of fields and the check, nothing else.
     """
-    assert (
-        offences(
-            {"config"}, allowed={"errors", "memory", "chat", "decontamination", "dedup", "filters", "packing", "text"}
-        )
-        == []
-    )
+    assert offences({"config"}, allowed={"choices", "errors", "memory", "rules"}) == []
     reading = {name for name in MODULES if room(name) == "config"} - {
-        "milldam.config", "milldam.config.settings", "milldam.config.fields", "milldam.config.checking",
+        "milldam.config", "milldam.config.settings", "milldam.config.checking",
     }  # fmt: skip
     others = [name for name in MODULES if room(name) not in ("config", "cli", "api")]
     assert [name for name in others if imports_of(name, deferred=True) & reading] == []
@@ -382,7 +377,7 @@ def test_help_of_no_command_loads_anything_heavy() -> None:
 
 def test_the_rules_of_the_rooms_load_nothing_heavy() -> None:
     """What may be set is known without what does it."""
-    assert loaded_after("import milldam.dedup.rules, milldam.filters.rules, milldam.packing.rules") & HEAVY == set()
+    assert loaded_after("import milldam.rules") & HEAVY == set()
 
 
 def test_reading_a_store_needs_numpy_alone(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from milldam.chat.loading import TemplateSource
 from milldam.chat.masks import TrainOn
 from milldam.chat.rendering import RenderedBatch, Renderer, prompt_of, shared_renderer
 from milldam.errors import InputError
+from milldam.rules import CleanRules
 from milldam.sources.batch import KEPT_RECORD_CHARS, MalformedError, OnReject, Places, Reading, Reject, TextRules
 from milldam.sources.reading import FileReader
 from milldam.sources.rows import Rows, from_records, row_count, row_sizes
@@ -31,7 +32,6 @@ from milldam.sources.units import Slice, Unit
 from milldam.sources.values import Floats, ValueField
 from milldam.text.arrays import Verdicts, text_offsets
 from milldam.text.cleaning import Cleaner
-from milldam.text.rules import CleanRules
 
 MOST_BYTES = 8 << 20
 """Of a record as it lies in its file."""

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, get_args
 
 import click
 
+from milldam.choices import Action, Documents, Executor, InputFormat, InvalidUtf8
 from milldam.cli.naming import DESCRIBED
-from milldam.config.fields import Documents, Executor, InputFormat, InvalidUtf8
-from milldam.decontamination.rules import Action
 from milldam.errors import EXIT_INTERRUPTED, ConfigError, Setting
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from milldam.chat.rules import ChatForm
+from milldam.choices import ChatForm, Encoder, SpecialText
 from milldam.cli.commands import (
     JobCommand,
     Request,
@@ -20,7 +20,6 @@ from milldam.cli.commands import (
     json_values,
     text_options,
 )
-from milldam.config.fields import Encoder, SpecialText
 from milldam.errors import ConfigError
 
 if TYPE_CHECKING:

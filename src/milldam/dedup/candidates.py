@@ -29,10 +29,10 @@ from milldam import native
 from milldam.dedup.drops import BLOOM, EXACT
 from milldam.dedup.keys import KeyLayout, SortedKeys, each_once, hash_bands, mapped, new_mapped, sort
 from milldam.dedup.minhash import CHANCE, NO_WORDS, SignatureFiles, Signatures
-from milldam.dedup.rules import NearRules
 from milldam.dedup.shingles import Hashes, Int64s
 from milldam.files import NewFile, explain_os_errors
 from milldam.prefetch import in_threads
+from milldam.rules import NearRules
 
 DEVIATIONS = 3
 """A pair is worth a look from so many standard deviations of the estimate below the threshold on."""

@@ -27,7 +27,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from milldam.dedup.keys import mapped, numbered
-from milldam.dedup.rules import NearRules
 from milldam.dedup.shingles import (
     TEXTS,
     Hashes,
@@ -45,6 +44,7 @@ from milldam.dedup.shingles import (
 from milldam.errors import InputError
 from milldam.files import NewFile
 from milldam.native import kernel
+from milldam.rules import NearRules
 
 Mask = npt.NDArray[np.bool_]
 Signatures = npt.NDArray[np.uint8]

@@ -11,7 +11,6 @@ from collections.abc import Generator
 from dataclasses import replace
 
 from milldam.config.settings import Config
-from milldam.dedup.rules import DedupRules
 from milldam.errors import ConfigError, InputError, Setting
 from milldam.feeding.demand import DECIDED, Planned, demanded, forget_all, known_keys
 from milldam.files import remove_matching
@@ -22,6 +21,7 @@ from milldam.pipeline.finishing import Made
 from milldam.pipeline.job import TokenJob, TokenPlan
 from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.starting import WORKER_MODULES
+from milldam.rules import DedupRules
 from milldam.run.folder import RunFolder
 from milldam.run.records import RECORDS, Record, Records, UnitSet
 from milldam.run.session import Session, Stage

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.filters.layout import Hashes, Int64s, Layout, Mask, Stretches, mix, share
-from milldam.filters.rules import GopherQualityRules, GopherRepetitionRules
+from milldam.rules import GopherQualityRules, GopherRepetitionRules
 
 BULLETS: Final = ("-", "*", "•", "‣", "⁃", "◦", "▪", "▫", "●", "○", "■", "□")
 _ELLIPSIS: Final = "…".encode()

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from milldam.errors import ConfigError
-from milldam.filters.rules import C4Rules, FilterRules, GopherQualityRules, GopherRepetitionRules
+from milldam.rules import C4Rules, FilterRules, GopherQualityRules, GopherRepetitionRules
 from milldam.text.arrays import Verdicts, character_counts, text_offsets
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, TypedDict
 import numpy as np
 
 from milldam.checked import read_json
-from milldam.config.fields import SETTINGS, AtLeastOne, Executor, Size
+from milldam.choices import Executor
 from milldam.errors import ConfigError, MismatchError, Setting
 from milldam.files import (
     explain_os_errors,
@@ -43,6 +43,7 @@ from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, has
 from milldam.loader.opening import open_data
 from milldam.loader.stores import Store
 from milldam.memory import parse_size
+from milldam.rules import SETTINGS, AtLeastOne, Size
 from milldam.run import job as frame
 from milldam.run.folder import NEW, RunFolder, WorkFolder
 from milldam.run.one_stage import Telling, plan_work, stage_of

@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar, TypedDict
 import numpy as np
 from annotated_types import Ge, Le
 
-from milldam.config.fields import SETTINGS, AtLeastOne, Executor, Size
+from milldam.choices import Executor
 from milldam.errors import ConfigError, InputError, Setting
 from milldam.files import hash_bytes, stays_in_folder
 from milldam.formats import FormatName
@@ -39,6 +39,7 @@ from milldam.formats.import_units import (
     units_of,
 )
 from milldam.memory import parse_size
+from milldam.rules import SETTINGS, AtLeastOne, Size
 from milldam.run import job as frame
 from milldam.run.folder import NEW, RunFolder
 from milldam.run.one_stage import plan_work, stage_of

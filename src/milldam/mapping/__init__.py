@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, cast
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from milldam.config.fields import Documents, Executor, InputFormat, InvalidUtf8
+    from milldam.choices import Documents, Executor, InputFormat, InvalidUtf8
     from milldam.mapping.job import MapSummary
     from milldam.mapping.settings import Format, HuggingFaceNames, OnError
     from milldam.stores.table.reader import Table

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
+from milldam.choices import Documents, Executor, InputFormat, InvalidUtf8
 from milldam.config.checking import checked_settings
-from milldam.config.fields import SETTINGS, AtLeastOne, Documents, Executor, InputFormat, InvalidUtf8, Size, SizeRange
 from milldam.errors import ConfigError, Setting
 from milldam.memory import parse_size
+from milldam.rules import SETTINGS, AtLeastOne, Size, SizeRange
 from milldam.run.pools import SMALL_INPUT
 
 Format = Literal["python", "numpy", "arrow"]

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,10 +31,12 @@ from milldam.loader.reading import Reader, end_to_end, open_reader
 from milldam.loader.stores import Store
 from milldam.loader.stream import TokenStream
 from milldam.packing.best_fit import Cutter, Rows, best_fit_rows, wrapped_rows
-from milldam.packing.rules import PackingRules
 from milldam.stores.tokens.format import DTYPE_CODES, HEADER, MAGIC, MAX_SEQUENCE, VERSION, Int64s
 from milldam.stores.tokens.manifest import NAME, Manifest, Shard
 from milldam.stores.tokens.writer import commit_shard
+
+if TYPE_CHECKING:
+    from milldam.rules import PackingRules
 
 SHARD_BYTES = 256_000_000
 _BATCH_TOKENS = 1 << 20

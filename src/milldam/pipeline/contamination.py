@@ -23,10 +23,10 @@ from milldam.decontamination.deciding import decide
 from milldam.decontamination.index import Index
 from milldam.decontamination.letters import letter_tables
 from milldam.decontamination.matches import Matches, MatchFinder, match_path
-from milldam.decontamination.rules import REPORT, EvaluationSet
 from milldam.decontamination.scanning import Scanner
 from milldam.memory import Budget, usage
 from milldam.pipeline.evaluation_sets import Evaluation
+from milldam.rules import REPORT, EvaluationSet
 from milldam.run.folder import RunFolder
 from milldam.run.one_stage import Telling
 from milldam.run.pools import (

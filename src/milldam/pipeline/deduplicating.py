@@ -28,7 +28,6 @@ from milldam.dedup.fingerprints import hash_file_name
 from milldam.dedup.minhash import signature_file_name
 from milldam.dedup.near_summary import NearSummary, Place
 from milldam.dedup.ranking import preference_file_name
-from milldam.dedup.rules import DedupRules
 from milldam.errors import InputError
 from milldam.memory import held_bytes, usage
 from milldam.pipeline.decontaminating import REMOVALS, STAGE, DecideTask
@@ -38,6 +37,7 @@ from milldam.pipeline.fingerprinting import PRINTS, FingerprintTask
 from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.resolving import FEW_BYTES, NEAR_STAGES, IndexTask, ResolveTask, pin_index, resolved
 from milldam.pipeline.sketching import SketchTask
+from milldam.rules import DedupRules
 from milldam.run.folder import RunFolder
 from milldam.run.pools import Workers
 from milldam.run.records import Records, sweep

@@ -32,11 +32,11 @@ import xxhash
 from milldam.errors import StoreError
 from milldam.files import NewFile
 from milldam.prefetch import prefetched
+from milldam.rules import CleanRules
 from milldam.sources.batch import Batch, Reject, TextRules
 from milldam.sources.reading import read_unit
 from milldam.sources.units import Unit
 from milldam.text.arrays import Verdicts, text_offsets
-from milldam.text.rules import CleanRules
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs

@@ -24,7 +24,6 @@ from milldam.decontamination.matches import MatchFinder, match_path
 from milldam.decontamination.scanning import Scanner
 from milldam.dedup.fingerprints import Fingerprinter, FingerprintWriter
 from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureWriter
-from milldam.dedup.rules import DedupRules, NearRules
 from milldam.files import NewFile
 from milldam.memory import usage
 from milldam.pipeline.documents import (
@@ -40,13 +39,13 @@ from milldam.pipeline.documents import (
     print_paths,
 )
 from milldam.pipeline.judging import Chooser, below
+from milldam.rules import CleanRules, DedupRules, NearRules
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report
 from milldam.sources.values import NOTHING, Floats, ValueField
 from milldam.text.arrays import Mask, byte_count, text_offsets
 from milldam.text.cleaning import Cleaner
-from milldam.text.rules import CleanRules
 
 PRINTS = "prints"
 """The folder of fingerprints, in the run folder."""

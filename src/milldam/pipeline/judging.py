@@ -21,13 +21,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from milldam.filters.rules import FilterRules
 from milldam.pipeline.documents import HEAD_BYTES, Documents, SetRules
+from milldam.rules import CleanRules, FilterRules
 from milldam.run.units import mixed
 from milldam.sources.units import Unit
 from milldam.stores.tokens.manifest import STAGES
 from milldam.text.arrays import Mask, Verdicts, character_counts, text_offsets
-from milldam.text.rules import CleanRules
 
 if TYPE_CHECKING:
     from milldam.decontamination.removing import Removals

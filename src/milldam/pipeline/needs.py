@@ -16,10 +16,10 @@ from typing import Any
 
 from milldam.config.settings import Config
 from milldam.dedup import DECIDE, GROUP, NEAR, RANK, SHINGLE, VERIFY
-from milldam.dedup.rules import NearRules
 from milldam.errors import ResourceError
 from milldam.memory import Budget, format_size, usage
 from milldam.pipeline.preparing import Prepared
+from milldam.rules import NearRules
 from milldam.run.pools import (
     FILTER_BYTES,
     FUNCTION_BYTES,

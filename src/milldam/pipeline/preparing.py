@@ -39,10 +39,9 @@ from milldam.tokenizers.proof import Choice, KnownTokenizer, Question, find_out,
 if TYPE_CHECKING:
     from milldam.chat.loading import TemplateSource
     from milldam.chat.reading import ChatRecipe
-    from milldam.chat.rules import ChatRules
-    from milldam.dedup.rules import PreferredField
     from milldam.pipeline.evaluation_sets import Evaluation
     from milldam.pipeline.index_lookup import IndexLookup
+    from milldam.rules import ChatRules, PreferredField
     from milldam.sources.values import ValueField
 
 SAMPLE_BYTES = 64 << 10

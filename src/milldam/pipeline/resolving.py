@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milldam.dedup import DECIDE, GROUP, NEAR, RANK, SHINGLE, VERIFY
-from milldam.dedup.rules import DedupRules
 from milldam.errors import StoreError
 from milldam.files import is_whole, read_sealed, record_of, replace_unsynced, seal_file, write_sealed
 from milldam.memory import held_bytes
+from milldam.rules import DedupRules
 from milldam.run.tasks import PART, Report
 from milldam.run.units import Identity
 

@@ -34,9 +34,9 @@ from milldam.tokenizers.loading import tokenizer_state
 
 if TYPE_CHECKING:
     from milldam.config.settings import Config, DataSet
-    from milldam.decontamination.rules import EvaluationSet
     from milldam.pipeline.finishing import TextSummary
     from milldam.pipeline.preparing import Prepared
+    from milldam.rules import EvaluationSet
     from milldam.run.server_handle import ServerProcess
     from milldam.run.summary import Observer
 

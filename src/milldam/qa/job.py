@@ -46,7 +46,7 @@ from milldam.stores.kinds import FEATURES, live_files
 from milldam.stores.verify import has_every_file
 
 if TYPE_CHECKING:
-    from milldam.config.fields import Executor
+    from milldam.choices import Executor
     from milldam.stores.features.reader import FeatureStore
 
 READS, RECORDS = "read.jsonl", "records.jsonl"

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from milldam.rules import CleanRules
 from milldam.text.arrays import Verdicts, text_offsets
-from milldam.text.rules import CleanRules
 from milldam.text.user_functions import UserFunction
 
 HELD_CHARACTERS: Final = 1 << 16

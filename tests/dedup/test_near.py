@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from tests.kit.kernels import without_kernels
 
 from milldam.dedup import shingles, sketches
-from milldam.dedup.candidates import WINDOW, NearWork, bucket_pairs, preference_file_name
+from milldam.dedup.candidates import WINDOW, NearWork, bucket_pairs
 from milldam.dedup.drops import EXACT, DropWriter, drop_file_name
 from milldam.dedup.keys import KeyLayout, SortedKeys
 from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureFiles, SignatureWriter, signature_file_name, unit_name
 from milldam.dedup.near import NearResolved, drop, resolve_near
+from milldam.dedup.ranking import preference_file_name
 from milldam.dedup.rules import NearRules
 from milldam.dedup.shingles import shingle
 from milldam.dedup.sketches import Sketcher, SketchFiles, SketchWriter, sketch_paths

@@ -244,6 +244,7 @@ PATCHES = {
     "signatures": "milldam.dedup.minhash:SignatureWriter.commit",
     "pin": "milldam.dedup.index:_link",
     "exact": "milldam.dedup.exact:resolve_exact",
+    "rank": "milldam.dedup.ranking:rank",
     "pairs": "milldam.dedup.candidates:find_pairs",
     "sketches": "milldam.dedup.sketches:SketchWriter.commit",
     "verify": "milldam.dedup.near:verify_pairs",

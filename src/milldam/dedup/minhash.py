@@ -256,6 +256,11 @@ class SignatureFiles:
         files = np.searchsorted(self.bases, positions, side="right") - 1
         return self.units[files], positions - self.bases[files]
 
+    def positions(self, units: Int64s, rows: Int64s) -> Int64s:
+        """Of documents by their names."""
+        places: Int64s = self.bases[np.searchsorted(self.units, units)] + rows
+        return places
+
     def before(self, unit: int) -> int:
         """How many documents there are before the first of a unit."""
         return int(self.bases[np.searchsorted(self.units, unit)])

@@ -34,11 +34,11 @@ from milldam.dedup.candidates import (
     find_pairs,
     pair_files,
     pair_steps,
-    rank,
     work_folder,
 )
 from milldam.dedup.drops import NEAR, DropWriter, drop_file_name
 from milldam.dedup.keys import SortedKeys, each_once, in_order, in_ranges, mapped, new_mapped
+from milldam.dedup.ranking import rank
 from milldam.dedup.shingles import Hashes, Int64s
 from milldam.dedup.sketches import SketchFiles
 from milldam.files import NewFile

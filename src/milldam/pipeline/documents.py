@@ -22,6 +22,7 @@ from milldam.prefetch import prefetched
 from milldam.sources.batch import Batch, Reject, TextRules
 from milldam.sources.reading import read_unit
 from milldam.sources.units import Unit
+from milldam.sources.values import Floats, ValueField
 from milldam.text.arrays import Verdicts, text_offsets
 from milldam.text.rules import CleanRules
 
@@ -69,6 +70,8 @@ class Documents:
     """Of conversations: what was asked, where duplicates or splits go by that."""
     with_special_tokens: int = 0
     """Of conversations: how many have special tokens in what is said."""
+    values: Floats | None = None
+    """Where a field is asked for, its number for each document; of one in parts, with the last."""
 
     @property
     def bytes(self) -> bytes:
@@ -86,9 +89,8 @@ class Documents:
         verdicts.reasons, verdicts.codes = self.verdicts.reasons, self.verdicts.codes[keep]
         prompts = None if self.prompts is None else self.prompts.filter(mask)
         texts, row = self.texts.filter(mask), max(first, self.first_row)
-        return replace(
-            self, texts=texts, verdicts=verdicts, first_row=row, sides=self.sides.only(keep), prompts=prompts
-        )
+        values, sides = None if self.values is None else self.values[keep], self.sides.only(keep)
+        return replace(self, texts=texts, verdicts=verdicts, first_row=row, sides=sides, prompts=prompts, values=values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,8 @@ class Reading:
     spool: str | None = None
     ahead: bool = False
     """Read in a thread while what was read is worked on."""
+    value: ValueField | None = None
+    """A field to read as well."""
 
     def without_told_rejects(self, documents: Documents) -> Documents:
         """What was rejected on the way to the batch after a finished part was recorded with that part."""
@@ -169,11 +173,11 @@ class UnitReader:
         reading = self._reading
         batches: Iterator[Batch | ChatBatch]
         if reading.rules.chat is None:
-            batches = read_unit(reading.unit, reading.rules.text, rejects.append, reading.spool)
+            batches = read_unit(reading.unit, reading.rules.text, rejects.append, reading.spool, reading.value)
         else:
             from milldam.chat.reading import ConversationReader
 
-            reader = ConversationReader(reading.rules.chat, reading.rules.text, reading.spool)
+            reader = ConversationReader(reading.rules.chat, reading.rules.text, reading.spool, reading.value)
             batches = reader.read(reading.unit, rejects.append)
         for batch in batches:
             yield batch, rejects.copy()
@@ -194,8 +198,8 @@ class UnitReader:
                 return Documents(_no_texts(), Verdicts(0))
             verdicts = Verdicts(1)
             texts = self._clean(batch.texts, verdicts, open=batch.open)
-            return Documents(texts, verdicts, row, part=True, last=not batch.open)
-        return self._whole(batch.texts)
+            return Documents(texts, verdicts, row, part=True, last=not batch.open, values=batch.values)
+        return self._whole(batch.texts, batch.values)
 
     def _conversations(self, batch: ChatBatch) -> Documents:
         row, self._row = self._row, self._row + len(batch.texts)
@@ -203,23 +207,24 @@ class UnitReader:
         empty = np.diff(text_offsets(batch.texts)) == 0
         if empty.any():
             verdicts.drop(empty, EMPTY)
-        told = {name: getattr(batch, name) for name in ("sides", "prompts", "with_special_tokens")}
+        told = {name: getattr(batch, name) for name in ("sides", "prompts", "with_special_tokens", "values")}
         documents = Documents(batch.texts, verdicts, row, **told)
         return documents if self._reading.rows is None else documents.within(*self._reading.rows)
 
-    def _whole(self, texts: pa.LargeStringArray) -> Documents:
+    def _whole(self, texts: pa.LargeStringArray, values: Floats | None) -> Documents:
         row = self._row
         self._row += len(texts)
         if self._reading.rows is not None:
             first, stop = self._reading.rows
             skipped = max(0, first - row)
-            row, texts = row + skipped, texts[skipped : max(skipped, stop - row)]
+            wanted = slice(skipped, max(skipped, stop - row))
+            row, texts, values = row + skipped, texts[wanted], None if values is None else values[wanted]
         verdicts = Verdicts(len(texts))
         texts = self._clean(texts, verdicts, open=False)
         empty = np.diff(text_offsets(texts)) == 0
         if empty.any():
             verdicts.drop(empty, EMPTY)
-        return Documents(texts, verdicts, row)
+        return Documents(texts, verdicts, row, values=values)
 
     def _wanted(self, row: int) -> bool:
         return self._reading.rows is None or self._reading.rows[0] <= row < self._reading.rows[1]

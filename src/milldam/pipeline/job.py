@@ -215,6 +215,7 @@ class TokenJob:
             left_out=prepared.left_out,
             conversations=prepared.conversations,
             text_columns=text_columns(prepared.identity.settings),
+            preferred=prepared.preferred,
             fitting=fitting,
         )
 

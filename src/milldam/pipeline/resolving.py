@@ -140,9 +140,10 @@ class ResolveTask:
         )
 
     def _near(self, stage: str, number: int, memory_bytes: int) -> dict[str, Any]:
-        from milldam.dedup.candidates import find_pairs, rank
+        from milldam.dedup.candidates import find_pairs
         from milldam.dedup.near import decide, verify_pairs
         from milldam.dedup.near_summary import summarize
+        from milldam.dedup.ranking import rank
 
         work = self.near_work(memory_bytes)
         if stage == RANK:

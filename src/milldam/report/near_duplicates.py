@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 from typing import Any
 
-from milldam.markup import escape, share, shorten
+from milldam.markup import escape, preferred_line, share, shorten
 from milldam.report.layout import table
 
 # Words with the space behind them; where there are no spaces, single characters.
@@ -18,6 +18,8 @@ _NAME_CHARACTERS = 40
 def show_removals(near: dict[str, Any]) -> str:
     """Markup from what a run's summary tells; empty where it tells nothing of single documents."""
     body = "".join(f'<p class="alarm">{escape(warning)}</p>' for warning in near.get("warnings", ()))
+    if near.get("prefer"):
+        body += f"<p>{escape('Of those that are alike, ' + preferred_line(near['prefer']))}.</p>"
     if near.get("worst"):
         body += "<h3>Removed, the least alike first</h3>" + "".join(map(_pair, near["worst"]))
     if near.get("largest"):

@@ -51,6 +51,8 @@ class WorkPlan:
     """The form of the records, and how they become texts; empty: they are none."""
     text_columns: dict[str, str | None] = field(default_factory=dict)
     """The field that is read, by dataset; None: plain text."""
+    preferred: str = ""
+    """Which of near-duplicates stays, where a field decides."""
     changes: tuple[str, ...] = ()
     """Input files that are new, changed or gone since an earlier run."""
 

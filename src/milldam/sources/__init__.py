@@ -20,5 +20,6 @@ arrays        Arrow strings built, checked and cut without a Python object per d
 json_items    a JSON array, or values over several lines -> JSON lines
 json_stream   JSON of any size -> its values, read in parts or passed over
 columns       which field holds the text
+values        a field beside it, as a number for each document
 no_text       why there is none in a file
 """

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from milldam.errors import InputError, Setting, did_you_mean, nearest
 from milldam.sources.rows import Places, Room
+from milldam.sources.values import Floats, ValueField
 
 KEPT_RECORD_CHARS = 65_536
 _NAMES_SHOWN = 20
@@ -30,6 +31,8 @@ class Batch:
     """Forget the document that is open: the rest of it could not be read."""
     bytes_read: int = 0
     """Input bytes consumed since the batch before, for progress."""
+    values: Floats | None = None
+    """Where a field is asked for, its number for each text; of a document that comes in batches, with the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,8 @@ class Reading:
     """Is asked before a large row is held."""
     name: Callable[[str], str] = str
     """Path -> what the file is called in rows and messages."""
+    value: ValueField | None = None
+    """Of texts: the field whose numbers go with them."""
 
     def reject(self, reject: Reject, ahead: int | None = None) -> None:
         """Set a record aside, or end the run where the user asked for that.

@@ -26,6 +26,7 @@ from milldam.sources.compression import STDIN, open_bytes
 from milldam.sources.listing import InputFile
 from milldam.sources.rows import Places, Room, Rows, row_count, take
 from milldam.sources.units import Slice, Unit, by_bytes, whole
+from milldam.sources.values import ValueField
 
 _TABLES = ("parquet", "arrow")
 _READERS = {
@@ -96,10 +97,13 @@ def columns_of(slice: Slice, spool: str | None) -> list[str]:
 # ---- texts ----
 
 
-def read_unit(unit: Unit, rules: TextRules, on_reject: OnReject, spool: str | None = None) -> Iterator[Batch]:
-    """All documents of a unit. `spool`: a folder for what must go through the disk."""
+def read_unit(
+    unit: Unit, rules: TextRules, on_reject: OnReject, spool: str | None = None, value: ValueField | None = None
+) -> Iterator[Batch]:
+    """All documents of a unit. `spool`: a folder for what must go through the disk; `value`: a field to read as well,
+    which changes neither the texts nor how they are cut into batches."""
     try:
-        yield from _read_slices(unit, Reading(rules, on_reject, spool))
+        yield from _read_slices(unit, Reading(rules, on_reject, spool, value=value))
     except FileNotFoundError as error:
         gone = [one.path for one in unit.slices if is_address(one.path) or not Path(one.path).exists()]
         if not gone:

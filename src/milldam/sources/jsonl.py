@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from milldam.sources.values import Floats, ValueField
 
 _MISSING = object()
-_LINE_END, _BRACE = 10, 123
+_LINE_END, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
+_CASE, _MOST_BRACKETS = 0x20, 500
+"""By this bit square brackets and braces differ; so many that open on a line are surely not nested too deeply."""
 _LINES_SEEN = 10_000
 _TEXTS_KERNEL = (np.uint8, int, np.uint8, int, int, np.uint8, np.int64)
-_LONG_LINE = 1 << 10
-"""Bytes from which on a search from line to line is faster than a look at every byte."""
 _NULL_BEHIND_OBJECT = re.compile(rb"\}\s*null")
 _SURROGATE = re.compile(rb"\\u[dD][89abcdefABCDEF]")
 _DECODER = json.JSONDecoder()
@@ -156,9 +156,7 @@ class _Texts:
         if block.kind != WHOLE:
             yield from self._giant(block, blocks)
             return
-        texts, values = self._take_block(block), None
-        if texts is None:
-            texts, values = self._parse_block(block)
+        texts, values = (self._take_block(block), None) if self._kernel else self._parse_block(block)
         if texts is None:
             texts, values = self._read_lines(block)
         yield from batches_of(texts, len(block.data), values)
@@ -178,10 +176,9 @@ class _Texts:
         return texts, np.array([number for _, number in pairs], np.float64)
 
     def _take_block(self, block: Block) -> pa.LargeStringArray | None:
-        """All texts of a block as most are; None when anything in it is odd, or there is no kernel."""
+        """All texts of a block as most are; None when anything in it is odd."""
+        assert self._kernel is not None
         data, lines = np.frombuffer(block.data, np.uint8), _count_lines(block)
-        if self._kernel is None:
-            return None
         texts, offsets = pa.allocate_buffer(len(data), resizable=True), pa.allocate_buffer(8 * (lines + 1))
         ends, room = np.frombuffer(offsets, np.int64), np.frombuffer(texts, np.uint8)
         if self._kernel(data, len(data), self._name, len(self._name), lines, room, ends) < 0:
@@ -193,10 +190,7 @@ class _Texts:
     def _parse_block(self, block: Block) -> _TextsAndValues:
         """All texts of a flawless block; None when any line needs a closer look."""
         data, lines, values = block.data, _count_lines(block), None
-        # One object a line, and nothing else: neither blank lines nor an object over several. And a null outside of all
-        # objects would end the process: Arrow takes it for a value of an object that is not there.
-        flawless = _count_objects(data, lines) == lines and not _NULL_BEHIND_OBJECT.search(data)
-        if self._options is None or not flawless:
+        if self._options is None or not _is_plain(data, lines):
             return None, None
         options = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
         try:
@@ -224,17 +218,31 @@ def _count_lines(block: Block) -> int:
     return block.line_ends + (not block.data.endswith(b"\n"))
 
 
-def _count_objects(data: bytes, lines: int) -> int:
-    """How many of its lines begin with a brace."""
-    if len(data) > _LONG_LINE * lines:
-        found, end = int(data.startswith(b"{")), data.find(b"\n")
-        while end >= 0:
-            found += data.startswith(b"{", end + 1)
-            end = data.find(b"\n", end + 1)
-        return found
-    array = np.frombuffer(data, dtype=np.uint8)
-    begins = np.flatnonzero(array[:-1] == _LINE_END) + 1
-    return int(np.count_nonzero(array[begins] == _BRACE)) + data.startswith(b"{")
+def _is_plain(data: bytes, lines: int) -> bool:
+    """Whether Arrow may have a block: what it makes of it is then what is made of it line by line.
+
+    Every line must begin and end with a brace: then no object goes over several, and there are as many as lines only
+    if each has one. Arrow skips fields without checking their UTF-8, takes what is nested deeper than Python's json
+    does, and a null outside of all objects ends the process (pyarrow 26).
+    """
+    if not data:
+        return False
+    array = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(array == _LINE_END)
+    begins = np.concatenate(([0], ends + 1))[:lines]
+    ends = np.append(ends, len(array))[:lines] - 1
+    ends -= array[ends] == _RETURN
+    if not (array[begins] == _OPEN).all() or not (array[ends] == _CLOSE).all() or _NULL_BEHIND_OBJECT.search(data):
+        return False
+    brackets = np.flatnonzero(array | _CASE == _OPEN)
+    if (np.diff(np.searchsorted(brackets, np.append(begins, len(array)))) > _MOST_BRACKETS).any():
+        return False
+    try:
+        buffers = pa.py_buffer(np.array([0, len(data)])), pa.py_buffer(data)
+        pa.LargeStringArray.from_buffers(1, *buffers).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _fields(path: list[str], value: ValueField | None) -> dict[str, Any] | None:

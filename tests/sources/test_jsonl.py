@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit.kernels import without_kernels
 from tests.kit.source_reading import TEXT, Result, line_of, read, small_blocks
 
 from milldam.errors import InputError
@@ -190,6 +191,17 @@ def test_two_objects_on_a_line_are_rejected_whatever_is_around_them(tmp_path: Pa
     result = read_lines(tmp_path, data.replace(b'"a"', b'"%s"' % (b"a" * size)))
     assert result.texts == []
     assert set(result.reasons) == {"bad_json"}
+
+
+@pytest.mark.parametrize("column", ["text", "meta.text"])
+@pytest.mark.parametrize("data", [b"null\n%s\n", b" null, %s\n", b"%s null\n", b"%s\nnull", BOM + b"null"])
+def test_null_where_an_object_should_be_is_a_reject_not_a_crash(tmp_path: Path, data: bytes, column: str) -> None:
+    """Arrow's reader of JSON ends the process for it (pyarrow 26)."""
+    sound = b'{"text": "a", "meta": {"text": "a"}}'
+    with without_kernels():
+        result = read_lines(tmp_path, data.replace(b"%s", sound), TextRules(text_column=column))
+    assert result.texts == ["a"] * (data.count(b"\n%s\n") + data.count(b"%s\nnull"))
+    assert len(result.rejects) == 1
 
 
 def test_invalid_bytes_in_another_field_have_the_same_result_beside_any_line(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ _LINES_SEEN = 10_000
 _TEXTS_KERNEL = (np.uint8, int, np.uint8, int, int, np.uint8, np.int64)
 _LONG_LINE = 1 << 10
 """Bytes from which on a search from line to line is faster than a look at every byte."""
+_NULL_BEHIND_OBJECT = re.compile(rb"\}\s*null")
 _SURROGATE = re.compile(rb"\\u[dD][89abcdefABCDEF]")
 _DECODER = json.JSONDecoder()
 Value = TypeVar("Value")
@@ -181,9 +182,12 @@ class _Texts:
 
     def _parse_block(self, block: Block) -> _TextsAndValues:
         """All texts of a flawless block; None when any line needs a closer look."""
-        if self._options is None:
+        data, lines, values = block.data, _count_lines(block), None
+        # One object a line, and nothing else: neither blank lines nor an object over several. And a null outside of all
+        # objects would end the process: Arrow takes it for a value of an object that is not there.
+        odd = _count_objects(data, lines) != lines or _NULL_BEHIND_OBJECT.search(data)
+        if odd or self._options is None:
             return None, None
-        data, values = block.data, None
         options = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
         try:
             table = pyarrow.json.read_json(pa.BufferReader(data), read_options=options, parse_options=self._options)
@@ -193,10 +197,7 @@ class _Texts:
                 values = self._value.of_column(_leaf(table, self._value.path))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             return None, None
-        # One object a line, and nothing else: neither blank lines nor an object over several.
-        lines = _count_lines(block)
-        flawless = texts.null_count == 0 and len(texts) == lines == _count_objects(data, lines)
-        return (texts, values) if flawless else (None, None)
+        return (texts, values) if texts.null_count == 0 and len(texts) == lines else (None, None)
 
     def _giant(self, block: Block, blocks: Iterator[Block]) -> Iterator[Batch]:
         line = GiantLine(parts_of_line(block, blocks), self._rules, self._value)

@@ -119,7 +119,7 @@ def found_in(folder: Path, tokenizer: str, texts: list[str], evals: Path) -> tup
     config = folder / "recall.yaml"
     config.write_text(json.dumps(told | {"decontaminate": sets}), encoding="utf-8")
     preprocess(config, out)
-    (one,) = json.loads((out / "run" / "summary.json").read_text(encoding="utf-8"))["contamination"]["sets"]
+    (one,) = json.loads((out / "run" / "summary.json").read_text(encoding="utf-8"))["facts"]["contamination"]["sets"]
     searched = one["searched"]
     return one["items_found"], searched["passages"] - searched["too_short"] - searched["common"]
 

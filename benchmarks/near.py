@@ -294,6 +294,7 @@ def forget(path: Path) -> None:
 def resolve_here(folder: Path, limit_bytes: int, workers: int) -> None:
     """All steps, those of a stage side by side, each worker with its share of what the limit leaves, as in a job."""
     seconds, disk = {}, {"signatures": folder_bytes(folder)}
+    pa.table({"": np.zeros(1)})  # Arrow imports pandas with the first table, where it is there; a job has it do without
     left = limit_bytes - (workers + 1) * usage().anonymous
     work = NearWork(folder=folder, rules=RULES, exempt_below=0, memory_bytes=left // workers, threads=workers)
 

@@ -271,17 +271,24 @@ def make_unit(folder: Path, documents: int, unit: int) -> None:
         sketched.commit()
 
 
-def measure_resolve(sizes: list[int], limit_bytes: int, workers: int, folder: Path | None, *, cold: bool) -> None:
+def measure_resolve(arguments: argparse.Namespace) -> None:
     """Make the files here, find the duplicates in new processes in a cgroup."""
-    for documents in sizes:
-        with tempfile.TemporaryDirectory(dir=folder) as name:
-            with FORKED.Pool(workers) as pool:
-                pool.map(partial(make_unit, Path(name), documents), range(-(-documents // UNIT_DOCUMENTS)), chunksize=1)
-            for path in Path(name).iterdir() if cold else ():
-                forget(path)
-            command = [sys.executable, __file__, "resolve-here", name, "--limit", str(limit_bytes)]
-            found = measure([*command, "--workers", str(workers)], limit_bytes)
-            print("\n".join(lines_of(found)), flush=True)
+    limit, workers = arguments.limit, arguments.workers
+    for documents in arguments.documents:
+        with (
+            tempfile.TemporaryDirectory(dir=arguments.input or arguments.folder) as made,
+            tempfile.TemporaryDirectory(dir=arguments.folder) as name,
+        ):
+            start = time.perf_counter()
+            with FORKED.Pool() as pool:
+                pool.map(partial(make_unit, Path(made), documents), range(-(-documents // UNIT_DOCUMENTS)), chunksize=1)
+            for path in Path(made).iterdir():
+                if arguments.cold:
+                    forget(path)
+                (Path(name) / path.name).symlink_to(path)
+            print(f"{megabytes(folder_bytes(Path(made)))} made in {time.perf_counter() - start:.1f} s", flush=True)
+            command = [sys.executable, __file__, "resolve-here", name, "--limit", str(limit), "--workers", str(workers)]
+            print("\n".join(lines_of(measure(command, limit))), flush=True)
 
 
 def forget(path: Path) -> None:
@@ -294,6 +301,7 @@ def forget(path: Path) -> None:
 def resolve_here(folder: Path, limit_bytes: int, workers: int) -> None:
     """All steps, those of a stage side by side, each worker with its share of what the limit leaves, as in a job."""
     seconds, disk = {}, {"signatures": folder_bytes(folder)}
+    pa.table({"": np.zeros(1)})  # Arrow imports pandas with the first table, where it is there; a job has it do without
     left = limit_bytes - (workers + 1) * usage().anonymous
     work = NearWork(folder=folder, rules=RULES, exempt_below=0, memory_bytes=left // workers, threads=workers)
 
@@ -303,6 +311,7 @@ def resolve_here(folder: Path, limit_bytes: int, workers: int) -> None:
             found = sum(pool.imap_unordered(do, steps))
         seconds[stage] = time.perf_counter() - start
         disk[stage] = folder_bytes(folder)
+        print(f"  {stage}: {seconds[stage]:.1f} s", flush=True)
         return found
 
     timed("near", range(pair_steps(RULES)), partial(find_pairs, work), room_for_steps(folder, Documents(work).count))
@@ -352,12 +361,11 @@ def main() -> None:
     resolve.add_argument(
         "--folder",
         type=Path,
-        help="for the files, 290 bytes a document and 33 for each worker",
+        help="for the files, 290 bytes a document, 33 a worker",
     )
     resolve.add_argument("--cold", action="store_true", help="read all from disk: page cache counts against the limit")
-    resolve.set_defaults(
-        do=lambda given: measure_resolve(given.documents, given.limit, given.workers, given.folder, cold=given.cold)
-    )
+    resolve.add_argument("--input", type=Path, help="where signatures and sketches are made, when not in --folder")
+    resolve.set_defaults(do=measure_resolve)
     here = commands.add_parser("resolve-here")
     here.add_argument("folder", type=Path)
     here.set_defaults(do=lambda given: resolve_here(given.folder, given.limit, given.workers))

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.kernels import without_kernels
 
-from milldam.dedup import near_drops, shingles, sketches
+from milldam.dedup import near, near_drops, shingles, sketches
 from milldam.dedup.candidates import WINDOW, NearWork, bucket_pairs
 from milldam.dedup.drops import EXACT, DropWriter, drop_file_name
 from milldam.dedup.keys import KeyLayout, SortedKeys
@@ -507,6 +507,7 @@ def test_threads_and_the_number_of_files_change_nothing(
     expected = resolve(tmp_path, rules=rules)
     assert expected[0].shown.pairs and expected[0].shown.clusters
     monkeypatch.setattr(near_drops, "FILE_DROPS", 40)
+    monkeypatch.setattr(near, "_EDGES_A_THREAD", 1)
     for threads, memory in ((1, MEMORY), (3, MEMORY), (4, 1)):
         assert resolve(tmp_path, rules=rules, threads=threads, memory=memory) == expected
         assert len(list(tmp_path.glob("drops-near-*.parquet"))) > 1

@@ -246,7 +246,7 @@ PATCHES = {
     "exact": "milldam.dedup.exact:resolve_exact",
     "rank": "milldam.dedup.ranking:rank",
     "pairs": "milldam.dedup.candidates:find_pairs",
-    "sketches": "milldam.dedup.sketches:SketchWriter.commit",
+    "sketches": "milldam.dedup.sketches:SketchWriter.put_in_place",
     "verify": "milldam.dedup.near:verify_pairs",
     "decide": "milldam.dedup.near:decide",
     "removed": "milldam.dedup.near:remove_work",

@@ -183,7 +183,7 @@ class _Search:
         pairs = [SortedKeys(self._folder / f"pairs-{k}", share(96 * len(groups))) for k in groups]
         for band in self._band_keys(bands):
             for part in band:
-                for found in bucket_pairs(part.blocks(share(400)), self._layout):
+                for found in bucket_pairs(part.blocks(share(400), read_keys=share(48)), self._layout):
                     for first, second in found:
                         new = second >= self._documents.exempt
                         self._layout.add_pairs(pairs, first[new], second[new])

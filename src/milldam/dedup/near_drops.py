@@ -23,7 +23,7 @@ from milldam.dedup.shingles import Int64s
 from milldam.native import kernel
 from milldam.prefetch import in_threads
 
-MOST_FILES, FILE_DROPS = 8, 1 << 18
+MOST_FILES, FILE_DROPS = 8, 1 << 16
 """There is a file for each so many drops, to be written side by side: not many, each unit opens all."""
 _EXACT_SIZES = 64
 _SCALE = 1000

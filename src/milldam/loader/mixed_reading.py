@@ -8,8 +8,9 @@ so is the stream of all.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -38,15 +39,33 @@ from milldam.loader.types import Array
 from milldam.loader.windows import Windows, read_windows
 
 log = logging.getLogger("milldam")
+OpenJoint = Callable[[Sequence[Samples[Any, Any]]], Reader | None]
 
 
 class Sources:
     """Samples of several sources by number, counted through all of them end to end."""
 
-    def __init__(self, sources: Sequence[Samples[Any, Any]]) -> None:
-        self.sources = sources
+    def __init__(self, sources: Sequence[Samples[Any, Any]], open_joint: OpenJoint) -> None:
+        """`open_joint`: what reads all of them at once, where that can be."""
+        self.sources, self._open_joint = sources, open_joint
         # begins: (sources + 1,), the number of the first sample of each, and the end
         self.begins: Int64s = np.array([0, *accumulate(source._numbered for source in sources)], np.int64)
+
+    @cached_property
+    def _reader(self) -> Reader | None:
+        return self._open_joint(self.sources)
+
+    @cached_property
+    def _shifts(self) -> list[int]:
+        """Where the stream of each source begins among all."""
+        sources: Sequence[Any] = self.sources
+        return [0, *accumulate(sum(file.tokens for file in source._stream.files) for source in sources)][:-1]
+
+    @property
+    def readers(self) -> tuple[Reader, ...]:
+        if self._reader is not None:
+            return (self._reader,)
+        return tuple(reader for source in self.sources for reader in source._readers)
 
     def groups(self, numbers: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
         """(source, where in the numbers, ascending, numbers in the source) of each source that comes."""
@@ -54,12 +73,37 @@ class Sources:
         for source, where in groups(sources, len(self.sources)):
             yield source, where, numbers[where] - self.begins[source]
 
-    def look_up(
-        self, numbers: Int64s, dtype: npt.DTypeLike, padding: Mapping[str, int] | None, rows_each: int = 1
-    ) -> ReadPart[Any]:
-        """Look up samples, each source by itself. `padding`, `rows_each`: as those of `Samples`."""
-        found = [(where, self.sources[source]._look_up(local, dtype)) for source, where, local in self.groups(numbers)]
-        return lambda part, out: read_by_source(found, part, out, padding, rows_each)
+    def sample(self, number: int) -> Any:
+        ((source, _, local),) = self.groups(np.array([number]))
+        return self.sources[source]._sample(int(local[0]))
+
+    def look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[Any]:
+        """Look up samples: all together, or each source by itself."""
+        first: Any = self.sources[0]
+        if self._reader is None:
+            by_source = self.groups(numbers)
+            found = [(where, self.sources[source]._look_up(local, dtype)) for source, where, local in by_source]
+            return lambda part, out: read_by_source(found, part, out, first._padding, first._rows_each)
+        if isinstance(first, Windows):
+            return read_windows(self._reader, self._starts(numbers), first.rules, dtype)
+        form = RowForm(first.rules.seq_len, first.rules.form, dtype)
+        return RowReading(_MixedRows(self, self._shifts), self._reader, numbers, form)
+
+    def _starts(self, numbers: Int64s) -> Int64s:
+        starts = np.empty_like(numbers)
+        for number, where, local in self.groups(numbers):
+            source: Any = self.sources[number]
+            starts[where] = source._starts(local) + self._shifts[number]
+        return starts
+
+    def spans(self, stretches: Stretches) -> Iterator[tuple[Reader, Int64s, Int64s]]:
+        """Where samples lie, source by source: as `Samples._spans`."""
+        for number, _, local in self.groups(stretches.numbers):
+            for reader, starts, lengths in self.sources[number]._spans(Stretches.single(local)):
+                if self._reader is None:
+                    yield reader, starts, lengths
+                else:
+                    yield self._reader, starts + self._shifts[number], lengths
 
 
 def groups(sources: npt.NDArray[Any], count: int) -> Iterator[tuple[int, Int64s]]:
@@ -152,50 +196,18 @@ def _piece_borders(parts: list[_Part]) -> Array:
     return np.sort(np.concatenate(borders)).astype(parts[0].batch["cu_seqlens"].dtype)
 
 
-class MixedReading:
-    """Reads samples of sources from the stream of all."""
-
-    def __init__(self, sources: Sequence[StreamSamples[Any, Any]], reader: Reader) -> None:
-        self._sources, self.reader = Sources(sources), reader
-        # shifts: (sources,), where the stream of each begins among all
-        sizes = (sum(file.tokens for file in source._stream.files) for source in sources)
-        self._shifts: list[int] = [0, *accumulate(sizes)][:-1]
-
-    def look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[Any]:
-        first: Any = self._sources.sources[0]
-        if isinstance(first, Windows):
-            return read_windows(self.reader, self._starts(numbers), first.rules, dtype)
-        form = RowForm(first.rules.seq_len, first.rules.form, dtype)
-        return RowReading(_MixedRows(self._sources, self._shifts), self.reader, numbers, form)
-
-    def spans(self, stretches: Stretches) -> Iterator[tuple[Int64s, Int64s]]:
-        """Begins and lengths of what samples are made of, source by source."""
-        for number, _, local in self._sources.groups(stretches.numbers):
-            source: Any = self._sources.sources[number]
-            starts, lengths = source._lie(Stretches.single(local))
-            yield starts + self._shifts[number], lengths
-
-    def _starts(self, numbers: Int64s) -> Int64s:
-        starts = np.empty_like(numbers)
-        for number, where, local in self._sources.groups(numbers):
-            source: Any = self._sources.sources[number]
-            starts[where] = source._starts(local) + self._shifts[number]
-        return starts
-
-
-def mixed_reading(sources: Sequence[Samples[Any, Any]]) -> MixedReading | None:
+def open_mixed(sources: Sequence[Samples[Any, Any]]) -> Reader | None:
     """What reads all sources at once; None where they can't be: not of one kind and dtype, or not read in one way."""
     found = _of_one_kind(sources)
     if found is None or len({type(source._reader) for source in found}) > 1:
         return None
-    reader = _open_reader(_stream_of_all(found), type(found[0]._reader), len(found))
-    return None if reader is None else MixedReading(found, reader)
+    return _open_reader(_stream_of_all(found), type(found[0]._reader), len(found))
 
 
-def joint_reading(sources: Sequence[Samples[Any, Any]], way: Way) -> MixedReading | None:
+def open_joint(sources: Sequence[Samples[Any, Any]], way: Way) -> Reader | None:
     """The same for sources that have not been read from yet: one reader for all, and none for each."""
     found = _of_one_kind(sources)
-    return None if found is None else MixedReading(found, open_reader(_stream_of_all(found), way))
+    return None if found is None else open_reader(_stream_of_all(found), way)
 
 
 def _of_one_kind(sources: Sequence[Samples[Any, Any]]) -> list[Windows[Any] | PackedRows] | None:

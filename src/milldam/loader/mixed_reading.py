@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
@@ -33,7 +33,7 @@ from milldam.loader.reading import (
     ranges,
 )
 from milldam.loader.row_pieces import Outline, RowFinder, RowPieces
-from milldam.loader.samples import ReadPart, Samples, StreamSamples
+from milldam.loader.samples import OF_A_WHOLE_BATCH, ReadPart, Samples, StreamSamples
 from milldam.loader.stream import TokenStream
 from milldam.loader.types import Array
 from milldam.loader.windows import Windows, read_windows
@@ -115,15 +115,6 @@ def groups(sources: npt.NDArray[Any], count: int) -> Iterator[tuple[int, Int64s]
             yield source, places[first:end]
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What one source gave of a batch."""
-
-    rows: Int64s
-    """The rows of the batch that it is for."""
-    batch: Any
-
-
 def read_by_source(
     found: list[tuple[Int64s, ReadPart[Any]]],
     part: slice,
@@ -141,59 +132,30 @@ def read_by_source(
         (read, own, _) = parts[0]
         return read(own, out)
     count = sum(len(rows) for _, _, rows in parts)
-    made = [
-        _Part(np.concatenate([rows + half * count for half in range(rows_each)]), read(own, None))
-        for read, own, rows in parts
-    ]
-    return _joined(made if padding is None else _as_wide(made, padding), out)
+    # rows: those of the batch that each part is for
+    rows = np.concatenate([own + half * count for _, _, own in parts for half in range(rows_each)])
+    return _joined([read(own, None) for read, own, _ in parts], rows.argsort(), padding or {})
 
 
-def _as_wide(parts: list[_Part], padding: Mapping[str, int]) -> list[_Part]:
-    """The same, with arrays as wide as the widest part's."""
-    widest = max(part.batch[name].shape[1] for part in parts for name in padding)
+def _joined(batches: list[Any], order: Int64s, padding: Mapping[str, int]) -> Any:
+    """What the sources gave as one batch, its rows in order, its arrays as wide as the widest."""
 
-    def padded(batch: Any) -> Any:
-        return batch | {
-            name: np.pad(batch[name], ((0, 0), (0, widest - batch[name].shape[1])), constant_values=fill)
-            for name, fill in padding.items()
-        }
+    def joined(name: Any) -> Array:
+        arrays = [batch[name] for batch in batches]
+        if name in padding:
+            widest = max(array.shape[1] for array in arrays)
+            missing = [((0, 0), (0, widest - array.shape[1])) for array in arrays]
+            arrays = [np.pad(*each, constant_values=padding[name]) for each in zip(arrays, missing, strict=True)]
+        return np.concatenate(arrays)[order]
 
-    return [_Part(part.rows, padded(part.batch)) for part in parts]
-
-
-def _joined(parts: list[_Part], out: Any) -> Any:
-    """The parts as one batch, every row at its place."""
-    first = parts[0].batch
-    if isinstance(first, tuple):
-        return tuple(_put(parts, name, None if out is None else out[name]) for name in range(len(first)))
-    joined: dict[str, Any] = {}
-    for name in first:
-        if name == "cu_seqlens":
-            joined[name] = _piece_borders(parts)
-        elif name == "max_seqlen":
-            joined[name] = max(part.batch[name] for part in parts)
-        else:
-            joined[name] = _put(parts, name, None if out is None else out[name])
-    return joined
-
-
-def _put(parts: list[_Part], name: int | str, out: Array | None) -> Array:
-    like: Array = parts[0].batch[name]
-    count = sum(len(part.rows) for part in parts)
-    rows = np.empty((count, *like.shape[1:]), like.dtype) if out is None else out[:count]
-    for part in parts:
-        rows[part.rows] = part.batch[name]
-    return rows
-
-
-def _piece_borders(parts: list[_Part]) -> Array:
-    """Where pieces of documents begin, over all rows end to end, and the end. No piece goes over the end of a row."""
-    length = parts[0].batch["input_ids"].shape[1]
-    borders = [np.array([length * sum(len(part.rows) for part in parts)])]
-    for part in parts:
-        row, inside = np.divmod(part.batch["cu_seqlens"][:-1], length)
-        borders.append(part.rows[row] * length + inside)
-    return np.sort(np.concatenate(borders)).astype(parts[0].batch["cu_seqlens"].dtype)
+    if isinstance(batches[0], tuple):
+        return tuple(map(joined, range(len(batches[0]))))
+    batch: dict[str, Any] = {name: joined(name) for name in batches[0] if name not in OF_A_WHOLE_BATCH}
+    if "cu_seqlens" in batches[0]:
+        positions = batch["position_ids"].reshape(-1)
+        batch["cu_seqlens"] = np.append(np.flatnonzero(positions == 0), len(positions)).astype(np.int32)
+        batch["max_seqlen"] = max(one["max_seqlen"] for one in batches)
+    return batch
 
 
 def open_mixed(sources: Sequence[Samples[Any, Any]]) -> Reader | None:

@@ -35,6 +35,7 @@ from milldam.stores.tokens.manifest import Shard
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
 """Seconds between looks for a part that is waited for."""
+_BLOCK = 1 << 20
 _FINISH_SECONDS = 10.0
 
 
@@ -179,7 +180,7 @@ def open_parts(order: Order) -> Parts:
     return FinishedParts(Store(order.out)) if planned is None else GrowingParts(order, planned, making)
 
 
-_BLOCK = 1 << 20
+# ---- the records of the run ----
 
 
 class MadeParts:

@@ -26,6 +26,7 @@ from milldam.stores.verify import CHANGED
 
 OPENERS = {".npy": "npy", ".bin": "nanogpt", ".idx": "megatron"}
 """How the name of a file ends -> the module here that opens it. A .bin with an .idx beside it is Megatron's."""
+_VERIFIED_BYTES = 1 << 20
 _BLOCKS, _BLOCK_BYTES = 64, 4096
 
 
@@ -153,9 +154,6 @@ def _sample(path: Path, first: int) -> bytes:
             return file.read()
         places = (first + k * (size - _BLOCK_BYTES) // (_BLOCKS - 1) for k in range(_BLOCKS))
         return b"".join(os.pread(file.fileno(), _BLOCK_BYTES, place) for place in places)
-
-
-_VERIFIED_BYTES = 1 << 20
 
 
 def verify(file: ForeignFile) -> Iterator[str]:

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from milldam.formats.foreign import ForeignFile
     from milldam.loader.stores import Store
 
+CHECKPOINT_BYTES = 256_000_000
+_WRITE_BYTES = 1 << 16
+"""At a time: for aligned writes of 2 MB the kernel (6.18, ext4) looks for pages as large, which takes it twice to four
+times the CPU time of small writes."""
 FileRecord = dict[str, Any]
 """bytes and xxh3 of what is durable of a file."""
 
@@ -111,13 +115,7 @@ def has_splits(store: Store) -> bool:
     return store.split_name is None and len(store.splits) > 1
 
 
-CHECKPOINT_BYTES = 256_000_000
-_WRITE_BYTES = 1 << 16
-"""At a time: for aligned writes of 2 MB the kernel (6.18, ext4) looks for pages as large, which takes it twice to four
-times the CPU time of small writes."""
-
-
-# ---- reading ----
+# ---- tokens in blocks ----
 
 
 def one_document(file: ForeignFile) -> Iterator[Tokens]:
@@ -181,7 +179,7 @@ def block_as(block: TokenArray, dtype: np.dtype[Any]) -> TokenArray:
     return block.astype(dtype)
 
 
-# ---- writing ----
+# ---- one large file ----
 
 
 def whole_split(name: str, split: str, store: Store) -> OutputFile:

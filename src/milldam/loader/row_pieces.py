@@ -55,6 +55,16 @@ if TYPE_CHECKING:
     from milldam.loader.packed import RowRules
 
 
+ALGORITHM = 1
+"""Another number for every change of `best_fit_rows` that gives other rows."""
+_OFFSETS_IN_TOKENS = 1
+"""The code of a dtype of one byte: offsets count tokens, whatever their size."""
+
+TooLong = Literal["drop", "cut", "split", "refuse"]
+"""What becomes of a document that is longer than a row: no row has it, one row has its begin, several rows have pieces
+of it, or it is an error."""
+
+log = logging.getLogger("milldam")
 PADDING = -1
 """The document of padding."""
 _PIECES_AT_ONCE = 1 << 16
@@ -267,16 +277,7 @@ class BestFitRows(StreamRows):
         return self._runs(self.outline(stretches.numbers))
 
 
-ALGORITHM = 1
-"""Another number for every change of `best_fit_rows` that gives other rows."""
-_OFFSETS_IN_TOKENS = 1
-"""The code of a dtype of one byte: offsets count tokens, whatever their size."""
-
-TooLong = Literal["drop", "cut", "split", "refuse"]
-"""What becomes of a document that is longer than a row: no row has it, one row has its begin, several rows have pieces
-of it, or it is an error."""
-
-log = logging.getLogger("milldam")
+# ---- best-fit rows, as a file ----
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,12 @@ from milldam.errors import ConfigError
 from milldam.loader.batches import Batches, handed_out
 from milldam.loader.types import Array, Labelled, PackedBatch, State, TokenPair
 
+_BLOCK_BYTES = 1 << 20
+_BLOCK_BATCHES = 16
+_BLOCKS = 3
+"""One is filled while the device may still have to come to the copies out of the others."""
+_ALIGNED = 16
+"""Every array of a block begins at a multiple of so many bytes: tensors of any dtype can be views of it."""
 TensorsT = TypeVar("TensorsT")
 
 
@@ -164,12 +170,7 @@ def tensors(
     return TensorBatches(batches, device, pin_memory)
 
 
-_BLOCK_BYTES = 1 << 20
-_BLOCK_BATCHES = 16
-_BLOCKS = 3
-"""One is filled while the device may still have to come to the copies out of the others."""
-_ALIGNED = 16
-"""Every array of a block begins at a multiple of so many bytes: tensors of any dtype can be views of it."""
+# ---- several batches in one copy ----
 
 
 def converted(batch: Any, convert: Callable[[Any], Any], kind: type = np.ndarray) -> Any:

@@ -26,6 +26,7 @@ from milldam.files import TEMPORARY_SUFFIX, explain_os_errors, user_cache
 from milldam.memory import parse_size
 from milldam.remote import default_bytes
 from milldam.run.folder import RUN_FOLDER
+from milldam.stores.kinds import Held
 from milldam.stores.table.manifest import IN_USE, NAME
 
 SIZE_VARIABLE = "MILLDAM_MAP_CACHE_SIZE"
@@ -49,18 +50,14 @@ def cache_limit() -> int:
 def cached_out(key: str) -> Iterator[Path]:
     """The folder for the table of a key, nobody else's while the block runs; then there is room made for it."""
     out = cache_folder() / key
-    while True:
+    held: Held | None = None
+    while held is None or not held.lock():  # not when it was removed meanwhile
         with explain_os_errors(out):
             if not out.exists():
                 _begin(out)
             (out / RUN_FOLDER).mkdir(exist_ok=True, parents=True)
             (out / IN_USE).touch()
-            held = os.open(out / IN_USE, os.O_RDONLY)
-        fcntl.flock(held, fcntl.LOCK_SH)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat((out / IN_USE).stat(), os.fstat(held)):
-                break
-        os.close(held)  # it was removed meanwhile
+            held = Held(out / IN_USE)
     try:
         with FileLock(out / RUN_FOLDER / "lock"):
             pass  # another process that makes the same table is waited for, then its table is found
@@ -69,7 +66,7 @@ def cached_out(key: str) -> Iterator[Path]:
     finally:
         if key.startswith(ONCE) and not (out / NAME).exists():
             shutil.rmtree(out, ignore_errors=True)  # nobody would go on with it
-        os.close(held)
+        del held
 
 
 def _begin(out: Path) -> None:

@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from milldam.errors import ResourceError, Setting
 from milldam.memory import allowance, format_size, held_bytes, inherited, release, stays_shared, usage
-from milldam.run.pools import WORK_BYTES, WORKER_BYTES
+from milldam.run.pools import WORK_BYTES, WORKER_BYTES, enough_memory
 from milldam.sources.rows import NUMBER_OBJECT, Rows, TextWeight, byte_size, column
 
 SMALL_BYTES = 1 << 18
@@ -265,14 +265,13 @@ class Room:
     def refusal(self, needed: float, size: int, where: str, *, by_column: bool = False) -> ResourceError:
         """Of a row of so many bytes, which takes `needed`: what would do. `by_column`: columns are read one by one."""
         # With more memory the work may be done in a process of its own, which weighs something, too, as does the one
-        # that forks it. And none weighs the same twice: a little more, so that the size named is not refused in turn.
+        # that forks it.
         apart = 2 * WORKER_BYTES - stays_shared(WORKER_BYTES) if self.is_parent else 0
-        least = max(0, (self._total(needed) + apart) * 103 // 100 - self.held_bytes) // 10**6 + 1
         other = ("; or read other columns than the large one with ", Setting("columns", ["..."])) if by_column else ()
         return ResourceError(
             f"{where}: {format_size(size)}, which take about {format_size(needed)} to be read and mapped: more than "
             f"a budget of {format_size(self.limit_bytes - self.held_bytes)} leaves. It takes at least ",
-            Setting("memory", f"{least}MB"),
+            enough_memory(self._total(needed) + apart, self.held_bytes),
             *other,
             ".",
         )

@@ -28,7 +28,7 @@ from milldam.mapping.preparing import Prepared
 from milldam.mapping.schema import fit, infer, is_settled, joined, to_array
 from milldam.mapping.working import FAILED, Carried, Load, UnitCalls
 from milldam.memory import format_size, inherited, release, usage
-from milldam.run.pools import WORK_BYTES, WORKER_BYTES, Workers
+from milldam.run.pools import WORK_BYTES, WORKER_BYTES, Workers, enough_memory
 from milldam.run.session import Session, Stage
 from milldam.run.tasks import PART, Report, Work
 from milldam.run.units import UnitList
@@ -318,14 +318,12 @@ class WorkerNeeds:
         return taken * self._batch_bytes // max(self._batch_bytes, self.probed.batch_bytes)
 
     def _too_small(self, work: int, alone: int) -> ResourceError:
-        # What the program held before comes on top of what is given.
-        room, settings = self.prepared.room, self.prepared.settings
-        held, name = room.held_bytes, self.prepared.function.name
-        smallest = max(0, alone * 103 // 100 - held) // 10**6 + 1
+        room, settings, held = self.prepared.room, self.prepared.settings, self.prepared.room.held_bytes
         return ResourceError(
-            f"A budget of {format_size(room.limit_bytes - held)} is too small: {name} takes about {format_size(work)} "
-            f"on a batch, beside {format_size(max(0, alone - work - held))} that stay. It takes at least ",
-            Setting("memory", f"{smallest}MB"),
+            f"A budget of {format_size(room.limit_bytes - held)} is too small: {self.prepared.function.name} takes "
+            f"about {format_size(work)} on a batch, beside {format_size(max(0, alone - work - held))} that stay. It "
+            "takes at least ",
+            enough_memory(alone, held),
             ", or a smaller ",
             Setting("batch_bytes"),
             f" (now {format_size(self._batch_bytes)}) or ",

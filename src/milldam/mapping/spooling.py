@@ -10,6 +10,7 @@ frame; a larger row is a frame of its own. Disk: the rows as Arrow holds them.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass
@@ -37,20 +38,37 @@ _REFUSED = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 def frames_of(rows: Iterable[Any], name: str) -> Iterator[pa.RecordBatch]:
-    """Dicts, and Arrow tables where they come, as record batches of about a megabyte.
+    """Dicts, and Arrow tables where they come, as record batches of about a megabyte."""
+    number = 0
+    for are_tables, run in itertools.groupby(rows, lambda row: isinstance(row, pa.RecordBatch | pa.Table)):
+        for batch in _of_tables(run) if are_tables else _of_dicts(run, number, name):
+            number += batch.num_rows
+            yield batch
 
-    Where the values of a column fit no common type, the batch ends: each has types of its own.
-    """
+
+def _of_tables(tables: Iterable[pa.RecordBatch | pa.Table]) -> Iterator[pa.RecordBatch]:
+    """Tables cut and put together to the size of a frame, those of one schema."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for table in tables:
+        for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
+            for part in cut_by_size(batch, FRAME_BYTES):
+                assert isinstance(part, pa.RecordBatch)
+                full = size >= FRAME_BYTES or len(held) >= FRAME_ROWS
+                if held and (full or not part.schema.equals(held[0].schema)):
+                    yield pa.concat_batches(held)
+                    held, size = [], 0
+                held.append(part)
+                size += byte_size(part)
+    if held:
+        yield pa.concat_batches(held)
+
+
+def _of_dicts(rows: Iterable[Any], number: int, name: str) -> Iterator[pa.RecordBatch]:
+    """Where the values of a column fit no common type, the batch ends: each has types of its own."""
     held: list[dict[str, Any]] = []
-    tables = _Tables()
-    size = number = 0
+    size = 0
     for row in rows:
-        if isinstance(row, pa.RecordBatch | pa.Table):
-            yield from _batches(held, number - len(held), name)
-            held, size, number = [], 0, number + row.num_rows
-            yield from tables.add(row)
-            continue
-        yield from tables.flush()
         if not isinstance(row, dict):
             raise InputError(f"{name}: row {number} is of type {type(row).__name__}. Yield rows as dicts.")
         held.append(row)
@@ -60,31 +78,6 @@ def frames_of(rows: Iterable[Any], name: str) -> Iterator[pa.RecordBatch]:
             yield from _batches(held, number - len(held), name)
             held, size = [], 0
     yield from _batches(held, number - len(held), name)
-    yield from tables.flush()
-
-
-class _Tables:
-    """Arrow tables cut and put together to the size of a frame, those of one schema."""
-
-    def __init__(self) -> None:
-        self._held: list[pa.RecordBatch] = []
-        self._bytes = 0
-
-    def add(self, table: pa.RecordBatch | pa.Table) -> Iterator[pa.RecordBatch]:
-        for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
-            for part in cut_by_size(batch, FRAME_BYTES):
-                assert isinstance(part, pa.RecordBatch)
-                if self._held and not part.schema.equals(self._held[0].schema):
-                    yield from self.flush()
-                self._held.append(part)
-                self._bytes += byte_size(part)
-                if self._bytes >= FRAME_BYTES or len(self._held) >= FRAME_ROWS:
-                    yield from self.flush()
-
-    def flush(self) -> Iterator[pa.RecordBatch]:
-        if self._held:
-            yield pa.concat_batches(self._held)
-        self._held, self._bytes = [], 0
 
 
 def _batches(records: list[dict[str, Any]], first: int, name: str) -> Iterator[pa.RecordBatch]:

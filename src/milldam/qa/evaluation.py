@@ -325,8 +325,8 @@ def evaluate(
     if odds is not None:
         _require_odds(odds, [id for id in questions if id in texts], null_odds)
         best = Best(*_best_of(tally, tally.exact, texts, odds), *_best_of(tally, tally.f1, texts, odds))
-    if odds is not None and threshold is not None:
-        _apply_threshold(tally, odds, threshold, set(missing))
+        for id in () if threshold is None else (id for id in questions if id in texts and odds[id] > threshold):
+            tally.exact[id] = tally.f1[id] = float(not tally.answerable(id))
     unknown = sum(id not in questions for id in texts)
     return Scores(chosen, tally.groups(), missing, unknown, best, left_out)
 
@@ -352,12 +352,6 @@ def _require_odds(odds: Mapping[str, float], ids: list[str], source: Any) -> Non
             f'{named(source)}: no null odds for {len(without):,} of {len(ids):,} predictions, such as "{without[0]}". '
             "Make both files in one run."
         )
-
-
-def _apply_threshold(tally: _Tally, odds: Mapping[str, float], threshold: float, missing: set[str]) -> None:
-    for id in tally.kinds:
-        if id not in missing and odds[id] > threshold:
-            tally.exact[id] = tally.f1[id] = float(not tally.answerable(id))
 
 
 def _best_of(

@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from milldam.config.checking import checked_settings
 from milldam.errors import InputError, StoreError
 from milldam.files import NewFile, hash_bytes, is_whole
-from milldam.input_files import InputState
 from milldam.memory import format_size, release, usage
 from milldam.qa.chunks import CHUNKS, Read, Reading, ReadTask, Scale, WindowUnit, chunk_path, readings, window_units
-from milldam.qa.records import list_files
+from milldam.qa.records import input_state, list_files
 from milldam.qa.settings import First, PaddingSide, QASettings
 from milldam.qa.sources import Limits
 from milldam.qa.windowing import WindowTask
@@ -308,10 +307,7 @@ class QAJob:
         folder, records = session.folder, plan.records
         if records.complete != plan.units:
             raise StoreError(f"{folder.out}: {plan.units - records.complete} units are not done.")
-        state = InputState()
-        for file in list_files(self._settings.inputs, self._settings.split):
-            state.add(file.path, file.size, file.version)
-        if state.as_json() != prepared.identity.input:
+        if input_state(self._settings.inputs, self._settings.split) != prepared.identity.input:
             raise InputError(_CHANGED)
         made = [record for _, record in records.in_plan_order()]
         _gather(folder.out, ANSWERS, made)

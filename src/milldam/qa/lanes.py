@@ -4,11 +4,8 @@
 
 Document i of the global order goes to rank i mod world_size, there to the first lane that is free. A lane is padding
 only at the very end, when there is no document left for it. Ranks end with the same step: those that are through
-before go on with steps of padding. Holds a step, those made ahead, and the next documents' places.
-
-Which window each lane reads next: a rank's documents in order, each given to the first lane that is free.
-
-Holds the places of the next `DOCUMENTS_AT_ONCE` documents; reads no windows.
+before go on with steps of padding. Holds a step, those made ahead, and the places of the next `DOCUMENTS_AT_ONCE`
+documents.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Records -> examples, one at a time: SQuAD v1.1 and v2, and HF's flat form.
+"""Records -> examples, one at a time, each a question with its context and answers: SQuAD v1.1 and v2, HF's flat form.
 
 A record that can't be used is told with its place and the reason, and left out. What is larger than `Limits` allow is
 passed over without being held, and rejected by its id, field and size.
-
-A question, its context, and the answers in it.
 """
 
 from __future__ import annotations

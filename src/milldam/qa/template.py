@@ -3,9 +3,8 @@
     before + [MEM_READ_i] + first text + between + second text + [MEM_WRITE_i] + after, and padding on one side
 
 Taken from what the tokenizer does with a pair of texts, so BERT ([CLS] question [SEP] context [SEP]), RoBERTa, XLNet
-(context <sep> question <sep> <cls>, padded on the left) and tokenizers without special tokens all work.
-
-Memory tokens, really added: [MEM_READ_i] in front of the texts of a window, [MEM_WRITE_i] behind them.
+(context <sep> question <sep> <cls>, padded on the left) and tokenizers without special tokens all work. Memory tokens
+are really added to the vocabulary.
 """
 
 from __future__ import annotations

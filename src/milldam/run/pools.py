@@ -110,9 +110,10 @@ def least_bytes(parent_bytes: int, loaded_bytes: int) -> int:
     return max(parent_bytes, WORKER_BYTES) + loaded_bytes + WORK_BYTES
 
 
-def enough_memory(least: int) -> Setting:
-    """A budget that does; a process does not weigh the same twice, so it is a little more."""
-    return Setting("memory", f"{least * 103 // 100 // 10**6 + 1}MB")
+def enough_memory(least: int, held_bytes: int = 0) -> Setting:
+    """A budget that does, on top of what the program held before; a process does not weigh the same twice, so it is a
+    little more."""
+    return Setting("memory", f"{max(0, least * 103 // 100 - held_bytes) // 10**6 + 1}MB")
 
 
 def require_room_for_grouping(budget: Budget, parent_bytes: int) -> None:

@@ -262,7 +262,7 @@ PATCHES = {
     "summary": "milldam.run.summary:Summary.write",
     "remove": "milldam.pipeline.finishing:Finish._clean_up",
     "report": "milldam.report:write_report",
-    "status": "milldam.run.presence:Presence.tell",
+    "status": "milldam.run.folder:Presence.tell",
 }
 
 

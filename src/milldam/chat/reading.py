@@ -24,9 +24,9 @@ from milldam.chat.loading import TemplateSource
 from milldam.chat.masks import TrainOn
 from milldam.chat.rendering import RenderedBatch, Renderer, prompt_of, shared_renderer
 from milldam.errors import InputError
-from milldam.sources.batch import KEPT_RECORD_CHARS, MalformedError, OnReject, Reading, Reject, TextRules
+from milldam.sources.batch import KEPT_RECORD_CHARS, MalformedError, OnReject, Places, Reading, Reject, TextRules
 from milldam.sources.reading import FileReader
-from milldam.sources.rows import Places, Rows, from_records, row_count, row_sizes
+from milldam.sources.rows import Rows, from_records, row_count, row_sizes
 from milldam.sources.units import Slice, Unit
 from milldam.sources.values import Floats, ValueField
 from milldam.text.arrays import Verdicts, text_offsets

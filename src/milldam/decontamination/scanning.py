@@ -19,7 +19,17 @@ import pyarrow as pa
 
 from milldam import native
 from milldam.decontamination.index import SEED_LETTERS, Index, may_hold, pair_keys, seed_keys, shift_of
-from milldam.decontamination.letters import BLOCK, Hashes, Int64s, Room, Words, blocks_at, pair_hashes, words_of
+from milldam.decontamination.letters import (
+    BLOCK,
+    Hashes,
+    Int64s,
+    Room,
+    Words,
+    blocks_at,
+    letters_in,
+    pair_hashes,
+    words_of,
+)
 from milldam.text.arrays import text_offsets
 
 AT_ONCE = 1 << 15
@@ -167,7 +177,7 @@ class _Regions:
 
 def _sixteen_letters(words: Words, at: Int64s) -> tuple[Hashes, Hashes]:
     """The letters from some words on, whatever lies between the words: two numbers of eight each."""
-    letters = np.concatenate((words.folded[words.folded != 0], np.zeros(SEED_LETTERS, np.uint8)))
+    letters = np.concatenate((letters_in(words), np.zeros(SEED_LETTERS, np.uint8)))
     from_letter = (np.cumsum(words.lengths) - words.lengths)[at]
     return blocks_at(letters)[from_letter], blocks_at(letters)[from_letter + BLOCK]
 

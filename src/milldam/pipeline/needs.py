@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from milldam.config.settings import Config
+from milldam.dedup import DECIDE, GROUP, NEAR, RANK, SHINGLE, VERIFY
 from milldam.dedup.rules import NearRules
 from milldam.errors import ResourceError
 from milldam.memory import Budget, format_size, usage
 from milldam.pipeline.preparing import Prepared
-from milldam.pipeline.resolving import DECIDE, GROUP, NEAR, RANK, SHINGLE, VERIFY
-from milldam.run.planning import (
+from milldam.run.pools import (
     FILTER_BYTES,
     FUNCTION_BYTES,
     LANGUAGE_BYTES,
@@ -29,9 +29,10 @@ from milldam.run.planning import (
     TABLE_BYTES,
     WORK_BYTES,
     WORKER_BYTES,
+    Pool,
+    Workers,
     fit_workers,
 )
-from milldam.run.pools import Pool, Workers
 from milldam.sources.compression import STDIN
 from milldam.sources.units import Slice
 

@@ -18,27 +18,23 @@ from typing import TYPE_CHECKING, Any
 
 from milldam.config.settings import VAL, Config
 from milldam.errors import InputError
-from milldam.files import hash_bytes
+from milldam.files import hash_bytes, user_cache
 from milldam.input_files import LeftOut
 from milldam.memory import release
-from milldam.pipeline.ahead import shard_size_of
 from milldam.pipeline.documents import Reading, SetRules, UnitReader
 from milldam.pipeline.judging import preload_rules
-from milldam.remote import default_folder
-from milldam.run.folder import Identity, RunFolder
-from milldam.run.planning import TOKENIZER_FACTOR, WORK_BYTES
+from milldam.pipeline.starting import shard_size_of
+from milldam.run.folder import RunFolder
+from milldam.run.pools import TOKENIZER_FACTOR, WORK_BYTES
+from milldam.run.units import Identity
 from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_text_column, find_value_field
 from milldam.sources.compression import STDIN
 from milldam.sources.data_sets import resolve_data_set
-from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.reading import slice_file
-from milldam.sources.units import Slice, Unit, plan_units
-from milldam.sources.values import ValueField
-from milldam.text.user_functions import function_hash
-from milldam.tokenizers.loading import TokenizerText, read_tokenizer, tokenizer_state
+from milldam.sources.units import InputFile, Slice, Unit, list_inputs, plan_units
+from milldam.tokenizers.loading import SpecialTokens, TokenizerText, read_tokenizer, tokenizer_state
 from milldam.tokenizers.proof import Choice, KnownTokenizer, Question, find_out, settle_encoder
-from milldam.tokenizers.special import SpecialTokens
 
 if TYPE_CHECKING:
     from milldam.chat.loading import TemplateSource
@@ -47,6 +43,7 @@ if TYPE_CHECKING:
     from milldam.dedup.rules import PreferredField
     from milldam.pipeline.evaluation_sets import Evaluation
     from milldam.pipeline.index_lookup import IndexLookup
+    from milldam.sources.values import ValueField
 
 SAMPLE_BYTES = 64 << 10
 _CHAT_HEAD = 2 * SAMPLE_BYTES
@@ -147,7 +144,7 @@ class Prepared:
 
     def choose_encoder(self) -> Choice:
         """The encoder to encode with, proved on samples."""
-        return settle_encoder(self.question, self.known, default_folder() / KNOWN_TOKENIZERS)
+        return settle_encoder(self.question, self.known, user_cache() / KNOWN_TOKENIZERS)
 
     def units(self, folder: RunFolder) -> Iterator[Unit]:
         """Every unit in plan order."""
@@ -300,7 +297,7 @@ class Preparation:
         rules = self._config.tokenizer_rules
         plain = rules.special_text == "plain"
         question = Question(text, rules.encoder, rules.bos, rules.eos, plain, self._samples(sources[-1]))
-        known = find_out(question, default_folder() / KNOWN_TOKENIZERS)
+        known = find_out(question, user_cache() / KNOWN_TOKENIZERS)
         tokenizer_hash = hash_bytes(known.json.encode())
         preferred = self._preferred_field
         settled = {
@@ -338,6 +335,8 @@ class Preparation:
         for stage in ("clean", "filters"):
             function = (settings[stage] or {}).get("function")
             if function is not None:
+                from milldam.text.user_functions import function_hash
+
                 settings[stage]["function_hash"] = function_hash(function)
         return settings
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +14,10 @@ import pyarrow as pa
 from milldam.sources.batch import Batch, MalformedError, Reading, Reject, TextRules
 from milldam.sources.compression import DamagedError
 from milldam.sources.decoding import HEAD_BYTES, HEAD_CHARACTERS, decode_text
-from milldam.sources.values import Floats
 from milldam.text.arrays import text_offsets
+
+if TYPE_CHECKING:
+    from milldam.sources.values import Floats
 
 BATCH_BYTES = 2 << 20
 _PART = 1 << 20

@@ -15,15 +15,16 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from milldam.errors import InputError, Setting, did_you_mean
 from milldam.sources.batch import listed_names, no_such_column
 from milldam.sources.compression import DamagedError, compression_of, describe_head, open_head, read_blocks
 from milldam.sources.decoding import other_encoding
-from milldam.sources.json_items import is_json_lines
 from milldam.sources.units import Slice
-from milldam.sources.values import ValueField, ValueKind, kind_of
+
+if TYPE_CHECKING:
+    from milldam.sources.values import ValueField, ValueKind
 
 _HEAD_BYTES = 1 << 16
 _TABLES = {b"PAR1": "parquet", b"ARROW1": "arrow"}
@@ -103,6 +104,8 @@ def _of_header(head: bytes) -> str:
 
 def _of_lines(head: bytes, format: str) -> str:
     """JSON of which no record is an object."""
+    from milldam.sources.json_items import is_json_lines
+
     if format == "jsonl" and not is_json_lines(head):
         what = "a JSON array" if head.lstrip().startswith(b"[") else "JSON that goes over several lines"
         return f"it is {what}, not one record a line. Name it .json, or set input_format to json."
@@ -223,6 +226,8 @@ def find_value_field(slices: Iterable[Slice], wanted: str, spool: str | None, se
 
     Raises InputError, with the fields there are, when no head has it, or none holds anything of the kind.
     """
+    from milldam.sources.values import ValueField, kind_of
+
     there: dict[str, None] = {}
     path, told = "", ""
     for slice in itertools.islice((slice for slice in slices if slice.format not in WITHOUT_FIELDS), _FILES):

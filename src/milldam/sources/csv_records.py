@@ -38,11 +38,9 @@ from milldam.sources.batch import (
 from milldam.sources.compression import DamagedError, open_bytes, open_head, read_blocks
 from milldam.sources.decoding import HEAD_BYTES, decode_text
 from milldam.sources.giant_line import GiantRecord
-from milldam.sources.listing import InputFile
-from milldam.sources.plain_text import make_damage_reject
-from milldam.sources.records import BLOCK_BYTES, GIANT_BYTES
+from milldam.sources.records import BLOCK_BYTES, GIANT_BYTES, make_damage_reject
 from milldam.sources.rows import LargeRow, TextWeight
-from milldam.sources.units import Slice, whole
+from milldam.sources.units import InputFile, Slice, whole
 from milldam.sources.values import LONGEST, NOTHING
 
 LARGEST_FIELD = 64 << 20

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,13 +25,21 @@ from milldam.sources.arrays import batches_of
 from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, MalformedError, Reading, TextRules
 from milldam.sources.compression import DamagedError, open_bytes, open_head, read_blocks
 from milldam.sources.decoding import decode_json, decode_text, mended, parse_json
-from milldam.sources.giant_line import GiantLine, parts_of_line
-from milldam.sources.json_items import as_json_lines
-from milldam.sources.plain_text import BOM, LINE, make_damage_reject, make_line_reject
-from milldam.sources.records import BLOCK_BYTES, WHOLE, Block, record_blocks, split_records
-from milldam.sources.rows import JsonWeight, LargeRow, from_records
+from milldam.sources.records import (
+    BLOCK_BYTES,
+    BOM,
+    LINE,
+    WHOLE,
+    Block,
+    make_damage_reject,
+    make_line_reject,
+    record_blocks,
+    split_records,
+)
 from milldam.sources.units import Slice
-from milldam.sources.values import Floats, ValueField
+
+if TYPE_CHECKING:
+    from milldam.sources.values import Floats, ValueField
 
 _MISSING = object()
 _LINE_END, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
@@ -43,7 +51,7 @@ _NULL_BEHIND_OBJECT = re.compile(rb"\}\s*null")
 _SURROGATE = re.compile(rb"\\u[dD][89abcdefABCDEF]")
 _DECODER = json.JSONDecoder()
 Value = TypeVar("Value")
-_TextsAndValues = tuple[pa.LargeStringArray | None, Floats | None]
+_TextsAndValues = tuple[pa.LargeStringArray | None, "Floats | None"]
 
 
 # ---- lines ----
@@ -55,6 +63,8 @@ def json_blocks(file: IO[bytes], slice: Slice) -> Iterator[Block]:
     Where the file is damaged, DamagedError comes behind every whole record before the damage.
     """
     if slice.format == "json":
+        from milldam.sources.json_items import as_json_lines
+
         blocks = split_records(as_json_lines(read_blocks(file, slice.compression, BLOCK_BYTES)), LINE)
     else:
         blocks = record_blocks(file, slice.compression, LINE, slice.start, slice.stop)
@@ -194,6 +204,8 @@ class _Texts:
         return (texts, values) if texts.null_count == 0 and len(texts) == lines else (None, None)
 
     def _giant(self, block: Block, blocks: Iterator[Block]) -> Iterator[Batch]:
+        from milldam.sources.giant_line import GiantLine, parts_of_line
+
         line = GiantLine(parts_of_line(block, blocks), self._rules, self._value)
         try:
             yield from line.batches(self._path)
@@ -286,6 +298,8 @@ def text_of(record: Any, path: list[str], rules: TextRules) -> str:
 
 def read_rows(slice: Slice, reading: Reading) -> Iterator[dict[str, list[Any]]]:
     """Dicts as they are, a list for each column; a column that a row lacks is None."""
+    from milldam.sources.rows import from_records
+
     lines = _Lines(slice, reading)
     for records in lines.read(_Records(lines, reading).of_block):
         ready = [records] if records else []
@@ -302,6 +316,9 @@ class _Records:
         if block.kind == WHOLE:
             yield self._lines.parsed(block, lambda line: record_of_line(line, self._rules))
             return
+        from milldam.sources.giant_line import parts_of_line
+        from milldam.sources.rows import JsonWeight, LargeRow
+
         giant = LargeRow(self._reading.room, self._reading.places, JsonWeight)
         parts, block = parts_of_line(block, blocks), replace(block, data=b"")
         for part in parts:
@@ -388,6 +405,8 @@ def first_records(slice: Slice, limit: int, *, outlines: bool = True) -> list[di
             if first is None:
                 return []
             if first.kind != WHOLE:
+                from milldam.sources.giant_line import GiantLine, parts_of_line
+
                 return [GiantLine(parts_of_line(first, blocks), lenient).outline()] if outlines else []
     except (DamagedError, ValueError, RecursionError):
         return []

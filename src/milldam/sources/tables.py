@@ -39,6 +39,7 @@ from milldam.sources.batch import (
     KEPT_RECORD_CHARS,
     Batch,
     MalformedError,
+    Place,
     Reading,
     Reject,
     no_such_column,
@@ -46,9 +47,8 @@ from milldam.sources.batch import (
 )
 from milldam.sources.compression import DamagedError, open_bytes, read_blocks
 from milldam.sources.decoding import decode_text
-from milldam.sources.listing import InputFile
-from milldam.sources.rows import Place, Room, cut_by_size
-from milldam.sources.units import Slice, by_parts, whole
+from milldam.sources.rows import Room, cut_by_size
+from milldam.sources.units import InputFile, Slice, by_parts, whole
 from milldam.sources.unpacking import batch_sizes, dearest_page
 from milldam.sources.values import NOTHING, Floats, ValueField, ValueKind, is_text, kind_of_type, texts_of
 from milldam.text.arrays import text_offsets

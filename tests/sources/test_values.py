@@ -283,6 +283,12 @@ def test_the_kind_is_told_by_the_first_value_there_is(tmp_path: Path) -> None:
     assert find_value_field([empty], "day", None, "s") == ValueField("day", "number")
 
 
+def test_a_field_that_few_records_have_is_found(tmp_path: Path) -> None:
+    """One in a thousand, and not among the first."""
+    rows = [{"text": "a"} for _ in range(1000)] + [{"text": "b", "facts": {"score": 1}}]
+    assert find_value_field([head(tmp_path, rows)], "facts.score", None, "s") == ValueField("facts.score")
+
+
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
 def test_a_field_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path, ending: str) -> None:
     """By name, with the nearest; so is one of other texts, and plain text."""

@@ -172,7 +172,7 @@ def _of_fields(kinds: dict[str, str], what: str) -> str:
 
 _USUAL = ("text", "content", "body", "raw_content", "document", "article", "passage", "story")
 _FILES = 100
-_RECORDS = 100
+_RECORDS, _RECORDS_SEARCHED = 100, 10_000
 _HEAD_CHARACTERS = 1 << 20
 _CHARACTERS_TRIED = 1000
 # Digits and what stands between them; T, Z and E where a date, a time or a number has them.
@@ -258,7 +258,8 @@ def _values_of(slice: Slice, wanted: str, spool: str | None) -> tuple[Iterable[s
         header = next(rows, [])
         return header, [value for name, value in _cells(header, rows) if name == wanted]
     if slice.format in ("jsonl", "json"):
-        records = [dict(_leaves(record, "")) for record in _first_records(slice)]
+        # As many as there are in the first block: not every record need have it.
+        records = [dict(_leaves(record, "")) for record in _first_records(slice, _RECORDS_SEARCHED)]
         return [name for record in records for name in record], [record.get(wanted) for record in records]
     from milldam.sources.tables import first_values
 
@@ -342,10 +343,10 @@ def _text_fields(slice: Slice, spool: str | None) -> _Fields:
     return _Fields(dict.fromkeys(columns, 0), in_bytes if len(in_bytes) < len(columns) else frozenset())
 
 
-def _first_records(slice: Slice) -> list[dict[str, Any]]:
+def _first_records(slice: Slice, limit: int = _RECORDS) -> list[dict[str, Any]]:
     from milldam.sources.jsonl import first_records
 
-    return first_records(slice, _RECORDS)
+    return first_records(slice, limit)
 
 
 def _schema(slice: Slice, spool: str | None) -> Any:

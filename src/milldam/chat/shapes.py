@@ -117,6 +117,8 @@ class _Text:
         return span[0], self.end
 
 
+# ---- shapes ----
+
 MOST_CHARACTERS = 1 << 18
 """Of the words of a conversation. What a template makes of them is then far below its bounds, however it uses them."""
 _MOST_WORDS = 50_000

@@ -92,6 +92,8 @@ def slurm(
     click.echo(f"{out}: {stages}; {nodes} machines. Queue it: bash {shlex.quote(str(out))}")
 
 
+# ---- a task ----
+
 S = TypeVar("S")
 _LOOK_AGAIN_SECONDS = 2.0
 
@@ -165,6 +167,8 @@ def _patiently(work: Callable[[Observer], S], observer: Observer, seconds: float
                 raise
         time.sleep(_LOOK_AGAIN_SECONDS)
 
+
+# ---- the script ----
 
 WAIT_SECONDS = 120
 """NFS may hide from a machine for a minute what another has written."""

@@ -111,6 +111,8 @@ def end_interrupted() -> NoReturn:
     sys.exit(EXIT_INTERRUPTED)
 
 
+# ---- options ----
+
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 Add = Callable[[_Command], _Command]
 

@@ -123,6 +123,8 @@ class Given:
         return path
 
 
+# ---- the check ----
+
 T = TypeVar("T")
 _OFF = ("off", "none")
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}

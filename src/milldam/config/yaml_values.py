@@ -144,6 +144,8 @@ def _explained(error: yaml.YAMLError, text: str, source: str) -> str:
     return f"{where}: not valid YAML: {what}.{hint}"
 
 
+# ---- overrides ----
+
 _BLOCKS: dict[str, dict[str, dict[str, Any]]] = {
     "dedup": {"exact": {}, "bloom": {"method": "bloom"}, "near": {"near": {}}},
     "packing": {"wrapped": {"strategy": "wrapped"}, "best_fit": {"strategy": "best_fit"}},

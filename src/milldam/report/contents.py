@@ -225,6 +225,8 @@ def _highlighted(one: Sample) -> str:
     return "".join(parts) + escape(one.text[at:])
 
 
+# ---- evaluation sets ----
+
 _HEADS = ("Evaluation set", "Items", "Found", "Share", "Documents", "Action", "Too short", "Repeated", "Common")
 _TEXT_SHOWN = 600
 
@@ -274,6 +276,10 @@ def _said(text: str | None) -> str:
 
 
 # Words with the space behind them; where there are no spaces, single characters.
+
+
+# ---- near-duplicates ----
+
 _WORD = re.compile(r"[!-~\u00a1-\u2fff]+\s*|.\s*", re.DOTALL)
 _NAME_CHARACTERS = 40
 

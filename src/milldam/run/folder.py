@@ -156,6 +156,8 @@ def _is_held(folder: Path) -> bool:
         raise
 
 
+# ---- the folder ----
+
 RUN_FOLDER, PLAN = "run", "plan.json"
 PREPARE_FIRST = "milldam run-units --stage prepare COMMAND..."
 FINISHED, UNFINISHED, NEW = "finished", "unfinished", "new"

@@ -157,6 +157,8 @@ def _report(on_event: Callable[[Event], None], pid: int, unit: int, kind: str, v
     on_event(Event(0, pid, unit, kind, value))
 
 
+# ---- pools ----
+
 ROOM_BYTES = 100 * 10**6
 """With less left of the budget, the process that starts workers ends before this one works itself."""
 

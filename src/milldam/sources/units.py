@@ -236,6 +236,8 @@ def _required_kind(name: str, input_format: str | None) -> tuple[str, str | None
     return kind
 
 
+# ---- units ----
+
 SHARD_SIZE = 64 * 10**6
 """Bytes of input per unit, unless told otherwise. It does not follow the input: a corpus that grows keeps its units."""
 CHAT_SHARD_SIZE = 16 * 10**6

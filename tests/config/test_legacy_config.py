@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.config.conftest import Load
 from tests.conftest import PROJECT
 
-from milldam.cli.migrate import migrate
+from milldam.cli.preprocess import migrate
 from milldam.config.legacy import _LEGACY, convert, is_legacy
 from milldam.config.loading import LoadedConfig, load_config
 from milldam.config.settings import DataSet

@@ -65,6 +65,7 @@ def test_batches_and_bytes_are_those_of_preprocess(config: dict[str, Any], tmp_p
         assert feed.finished and digests(feed, shuffle=False)
 
 
+@pytest.mark.slow
 def test_each_continues_the_other_whatever_the_index_gained(config: dict[str, Any], tmp_path: Path) -> None:
     """Feed, `preprocess` that is cut off, feed: the index as it was at the first, and a state that still fits."""
     reference = store_bytes(milldam.preprocess(config, out=tmp_path / "made").path)

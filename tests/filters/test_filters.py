@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from milldam.config.checking import json_schema
+from milldam.cli.preprocess import json_schema
 from milldam.errors import ConfigError
 from milldam.filters import judging, language
 from milldam.filters.gopher import BULLETS

@@ -142,7 +142,7 @@ def most_off(shares: tuple[Fraction, ...], first: int, places: int) -> list[Frac
     return farthest
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(weights=WEIGHTS, first=st.one_of(st.just(0), st.integers(0, 10**12)))
 def test_every_prefix_has_every_source_within_one_of_its_share(weights: list[Any], first: int) -> None:
     """Whatever the weights, from the begin and far out, over the seams of cycles and blocks."""

@@ -24,10 +24,10 @@ from milldam.packing.best_fit import Cutter, Rows, best_fit_rows, wrapped_rows
 from milldam.packing.boundaries import read_boundaries
 from milldam.packing.rows import Packed, pack, plan_rows, write_rows
 from milldam.packing.rules import PackingRules
-from milldam.stores.tokens import ShardWriter, Store, open_store
 from milldam.stores.tokens.format import Index
 from milldam.stores.tokens.manifest import Manifest, Shard
-from milldam.stores.tokens.writer import Tokens
+from milldam.stores.tokens.reader import Store, open_store
+from milldam.stores.tokens.writer import ShardWriter, Tokens
 from milldam.stores.verify import verify
 
 WRAPPED, PADDED, BEST_FIT = PackingRules(), PackingRules(pad_last=True), PackingRules(strategy="best_fit")

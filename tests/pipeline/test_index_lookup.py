@@ -21,6 +21,7 @@ from tests.kit.preprocess_jobs import (
     tree_bytes,
     write_config,
 )
+from tests.kit.quick import first_quick
 
 import milldam
 from milldam import ConfigError, StoreError
@@ -61,7 +62,7 @@ def test_only_what_the_index_holds_is_dropped(tmp_path: Path, seen: Path) -> Non
     assert not (store.path / "run/prints").exists()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", first_quick([2, 1]))
 def test_the_store_is_that_of_the_texts_that_are_left(tmp_path: Path, seen: Path, workers: int) -> None:
     """Its shards have the bytes that the new texts alone give, with splits, for any number of workers."""
     texts = [text for pair in zip(NEW, OLD, strict=True) for text in pair] * 40
@@ -133,6 +134,7 @@ def grow(tmp_path: Path, index: Path) -> None:
     preprocess(tmp_path / "late", write_lines(tmp_path / "late.jsonl", NEW[:30]), dedup={"index": index})
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_index_as_it_was(tmp_path: Path, seen: Path) -> None:
     """What the index gained meanwhile is never seen, nor does a finished store go out of date by it."""
     texts = [text for pair in zip(NEW, OLD, strict=True) for text in pair] * 100

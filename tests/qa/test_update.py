@@ -17,7 +17,7 @@ from tests.kit.qa_jobs import command, small, write_examples
 from tests.kit.quick import first_quick
 
 from milldam.errors import MismatchError
-from milldam.stores.features import FeatureStore
+from milldam.stores.features.reader import FeatureStore
 from milldam.stores.verify import verify
 
 KILLS = 4
@@ -68,7 +68,7 @@ def told(folder: Path, out: Path, *options: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("change", "units", "reused"),
-    first_quick([(edit, 5, 4), (add, 6, 5), (grow, 5, 4), (remove, 4, 4), (rename, 5, 5), (copy, 6, 5)], 2),
+    first_quick([(edit, 5, 4), (add, 6, 5), (grow, 5, 4), (remove, 4, 4), (rename, 5, 5), (copy, 6, 5)]),
 )
 def test_only_what_changed_is_made(
     folder: Path, tmp_path: Path, change: Callable[[Path], None], units: int, reused: int

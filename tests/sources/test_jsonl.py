@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit.kernels import without_kernels
 from tests.kit.source_reading import TEXT, Result, line_of, read, small_blocks
 
 from milldam.errors import InputError
@@ -192,6 +194,17 @@ def test_two_objects_on_a_line_are_rejected_whatever_is_around_them(tmp_path: Pa
     assert set(result.reasons) == {"bad_json"}
 
 
+@pytest.mark.parametrize("column", ["text", "meta.text"])
+@pytest.mark.parametrize("data", [b"null\n%s\n", b" null, %s\n", b"%s null\n", b"%s\nnull", BOM + b"null"])
+def test_null_where_an_object_should_be_is_a_reject_not_a_crash(tmp_path: Path, data: bytes, column: str) -> None:
+    """Arrow's reader of JSON ends the process for it (pyarrow 26)."""
+    sound = b'{"text": "a", "meta": {"text": "a"}}'
+    with without_kernels():
+        result = read_lines(tmp_path, data.replace(b"%s", sound), TextRules(text_column=column))
+    assert result.texts == ["a"] * (data.count(b"\n%s\n") + data.count(b"%s\nnull"))
+    assert len(result.rejects) == 1
+
+
 def test_invalid_bytes_in_another_field_have_the_same_result_beside_any_line(tmp_path: Path) -> None:
     """What becomes of a line must not depend on its block."""
     line = b'{"text": "a", "x": "\xff"}\n'
@@ -364,3 +377,26 @@ def loadable(data: bytes) -> list[str]:
         except ValueError:
             continue
     return found
+
+
+@pytest.mark.parametrize("column", ["text", "meta.text"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"text": "a", "meta": {"text": "a"}, "x": "\xff"}',
+        b'{"text": "a", "meta": {"text": "a"}, "x": %s%s}' % (b"[" * 2000, b"]" * 2000),
+        b'{"text": "a", "meta": {"text": "a"}} {"text": "b", "meta": {"text": "b"}}\n{"text": "c", "x":\n{"y": 1}}',
+    ],
+    ids=["not UTF-8", "deep", "three objects on three lines"],
+)
+@pytest.mark.parametrize("kernels", [True, False])
+def test_what_becomes_of_a_line_does_not_depend_on_its_neighbours(
+    tmp_path: Path, line: bytes, column: str, kernels: bool
+) -> None:
+    sound = b'\n{"text": "good", "meta": {"text": "good"}}'
+    with nullcontext() if kernels else without_kernels():
+        alone, beside = (
+            read_lines(tmp_path, line + more, TextRules(text_column=column)) for more in (sound, sound + b"\nbad")
+        )
+    assert alone.texts == beside.texts == ["good"]
+    assert alone.rejects == beside.rejects[:-1] and alone.rejects

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.kit.jobs import DEMO, TOKENIZER
-from tests.kit.quick import first_quick
 
 import milldam
 
@@ -203,7 +202,8 @@ def test_a_plain_loop_trains_on_conversations(chats: Path, tmp_path: Path) -> No
     assert losses(run(tmp_path, "chat_torch.py", *options, "--resume")) == {4: whole[4]}
 
 
-@pytest.mark.parametrize("options", first_quick([((),), (("--padded",),)]))
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--padded",)])
 def test_the_trainer_trains_on_conversations(chats: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
     pytest.importorskip("accelerate")
     output = run(tmp_path, "chat_trainer.py", chats / "chat", "--seq-len", 128, "--steps", 2, *options)

@@ -2,12 +2,9 @@
 
 settings          what can be set, with defaults
 fields            types that several settings have, with their ranges
-checking          the one check: plain values -> settings, or errors that say where
-origins           plain values with their places, for messages
-yaml_values       YAML -> the same
+checking          the one check: plain values with their places -> settings, or errors that say where
+yaml_values       YAML -> plain values with their places; `--set a.b=c` put over them
 loading           a file, a dict, options and overrides -> Config
-overrides         `--set a.b=c`
-tokenize_options  the options of `milldam tokenize` -> Config
 other_words       what other tools call our settings
 legacy            files of Krill -> ours
 """

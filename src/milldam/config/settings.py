@@ -1,6 +1,6 @@
 """The settings of a job: what the user chose, and which of it changes the result.
 
-One `Config` serves `milldam preprocess` (from a YAML file, by config_file.py) and `milldam tokenize` (from options).
+One `Config` serves `milldam preprocess` (from a YAML file, by loading.py) and `milldam tokenize` (from options).
 `Config.settings` holds exactly what a result depends on besides the input: it goes into the manifest, and a folder
 made from other settings is never taken for this job's. Memory, workers and executor are not in it.
 """

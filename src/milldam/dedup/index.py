@@ -42,8 +42,15 @@ from milldam.dedup.rules import NearRules
 from milldam.dedup.seen import HASH_BYTES, lookup_name, write_lookup
 from milldam.dedup.sketches import SketchRows, SketchWriter, sketch_paths
 from milldam.errors import ConfigError, Setting, StoreError
-from milldam.files import explain_os_errors, hash_bytes, remove_temporaries, write_json
-from milldam.sealed import has_size, read_sealed, write_sealed
+from milldam.files import (
+    explain_os_errors,
+    has_size,
+    hash_bytes,
+    read_sealed,
+    remove_temporaries,
+    write_json,
+    write_sealed,
+)
 from milldam.text.arrays import Mask, Verdicts
 
 _SCHEMA = pa.schema([("hi", pa.uint64()), ("lo", pa.uint64())])

@@ -5,7 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferredField:
+    """Which of several similar documents stays, by a field of their records. Those without a value give way to those
+    that have one; of equal values, the first in the order of the input stays."""
+
+    field: Annotated[str, MinLen(1)]
+    """Field that holds a number, true or false, or a date as in ISO 8601; dots for nested fields."""
+    order: Literal["highest", "lowest"] = "highest"
+    """Which value stays: the highest number and the latest date, or the lowest and the earliest."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    def described(self, kind: str) -> str:
+        """
+        >>> PreferredField(field="day", order="lowest").described("date")
+        'the earliest date in "day"'
+        """
+        which = {"highest": "latest", "lowest": "earliest"}[self.order] if kind == "date" else self.order
+        return f'the {which} {kind} in "{self.field}"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +41,15 @@ class NearRules:
     """Values in a band. The signature has bands x rows values, 1,024 at most."""
     threshold: Annotated[float, Gt(0), Le(1)] = 0.8
     """Jaccard similarity of the sets of n-grams from which two documents are near-duplicates."""
-    prefer: Literal["first", "longest", "shortest"] = "first"
-    """Which of several similar documents stays: the first in the order of the input, the longest or the shortest."""
+    prefer: Literal["first", "longest", "shortest"] | PreferredField = "first"
+    """Which of several similar documents stays: the first in the order of the input, the longest or the shortest, or
+    the one with the highest or lowest value of a field."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    @property
+    def preferred_field(self) -> PreferredField | None:
+        return self.prefer if isinstance(self.prefer, PreferredField) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

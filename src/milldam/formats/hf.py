@@ -19,7 +19,7 @@ from milldam.errors import InputError
 from milldam.files import FileSink, NewFile, hash_bytes, write_json
 from milldam.formats import rows
 from milldam.formats.columns import OFFSET_BYTES, batches, column_types, read_column, schema
-from milldam.formats.documents import ReadRules, SourceFile, inside, read_index
+from milldam.formats.finding import ReadRules, SourceFile, inside, read_index
 from milldam.formats.rows import FileRows, RowFormat, row_files, write_rows
 from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, has_splits, split_parts
 from milldam.stores.tokens.writer import Tokens

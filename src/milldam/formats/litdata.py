@@ -22,7 +22,7 @@ from milldam.errors import InputError
 from milldam.files import NewFile, hash_bytes
 from milldam.files import write_file as write_small
 from milldam.formats import rows, samples
-from milldam.formats.documents import ReadRules, SourceFile, inside, read_index
+from milldam.formats.finding import ReadRules, SourceFile, inside, read_index
 from milldam.formats.rows import FileRows, RowFormat, row_files, write_rows
 from milldam.formats.samples import Bytes, Places
 from milldam.formats.writing import Export, FileRecord, OutputFile, Writing

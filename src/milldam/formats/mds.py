@@ -25,7 +25,7 @@ from milldam.errors import InputError, Setting
 from milldam.files import NewFile
 from milldam.files import write_file as write_small
 from milldam.formats import rows, samples
-from milldam.formats.documents import ReadRules, SourceFile, choose_column, inside, read_index, require_integers
+from milldam.formats.finding import ReadRules, SourceFile, choose_column, inside, read_index, require_integers
 from milldam.formats.rows import FileRows, RowFormat, row_files, write_rows
 from milldam.formats.samples import Bytes, Places
 from milldam.formats.writing import Export, FileRecord, OutputFile, Writing

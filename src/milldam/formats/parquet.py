@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from milldam.files import FileSink, NewFile
 from milldam.formats import rows
 from milldam.formats.columns import OFFSET_BYTES, batches, read_column, schema
-from milldam.formats.documents import ReadRules, SourceFile
+from milldam.formats.finding import ReadRules, SourceFile
 from milldam.formats.rows import FileRows, RowFormat, row_files, write_rows
 from milldam.formats.writing import Export, FileRecord, OutputFile, Writing
 from milldam.stores.tokens.writer import Tokens

@@ -20,8 +20,17 @@ import numpy as np
 from milldam.errors import ConfigError, Setting
 from milldam.files import NewFile, explain_os_errors
 from milldam.formats.columns import MaskedRows
-from milldam.formats.flat import block_as, document_lengths, lengths_of
-from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, has_splits, split_parts
+from milldam.formats.writing import (
+    Export,
+    FileRecord,
+    OutputFile,
+    Writing,
+    block_as,
+    document_lengths,
+    has_splits,
+    lengths_of,
+    split_parts,
+)
 from milldam.loader.reading import TokenArray, open_reader
 from milldam.stores.tokens.format import Int64s
 from milldam.stores.tokens.reader import cut_blocks, in_blocks

@@ -25,7 +25,7 @@ from milldam.loader.mixed_reading import Sources, groups, joint_reading, read_by
 from milldam.loader.order import LengthGrouped, Order, Shuffle
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way
-from milldam.loader.samples import Loops, NoSamplesError, ReadPart, Samples, StreamSamples, Until
+from milldam.loader.samples import Loops, NoSamplesError, ReadPart, Rules, Samples, StreamSamples, Until
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.loader.types import BatchT, SampleT, State
 from milldam.loader.unit_order import Key, Parts, UnitOrder, epoch_begin
@@ -45,17 +45,16 @@ class Cut:
 
     kind: type[Any]
     """Of `StreamSamples`."""
-    arguments: tuple[Any, ...]
-    """What makes them, behind the data."""
-    facts: State
-    """All that decides which sample has which number in a part: what a state must agree with."""
+    rules: Rules
+    way: Way
+    """How files are read."""
     sample_tokens: int
 
     @property
-    def way(self) -> Way:
-        """How files are read, always the last argument."""
-        way: Way = self.arguments[-1]
-        return way
+    def facts(self) -> State:
+        """All that decides which sample has which number in a part: what a state must agree with."""
+        own: State = {"kind": self.kind._kind}
+        return own | self.rules.facts
 
     @property
     def whole_documents(self) -> bool:
@@ -66,7 +65,7 @@ class Cut:
         found = []
         for stream in streams:
             try:
-                found.append(self.kind(_PartData(stream), *self.arguments))
+                found.append(self.kind(_PartData(stream), self.rules, self.way))
             except NoSamplesError:
                 continue
         return found
@@ -342,7 +341,9 @@ def _of_finished(samples: FeedSamples[SampleT, BatchT]) -> Samples[SampleT, Batc
             f'{samples.name}: shuffle="full" takes samples from anywhere, and not all of it is made. '
             "Use shuffle=True, or finish the store first: `milldam tokenize` with the same input and options."
         )
-    whole: Samples[SampleT, BatchT] = samples.cut.kind(Store(place, split=samples.split), *samples.cut.arguments)
+    whole: Samples[SampleT, BatchT] = samples.cut.kind(
+        Store(place, split=samples.split), samples.cut.rules, samples.cut.way
+    )
     return whole
 
 

@@ -31,7 +31,7 @@ from milldam.loader.reading import (
     open_reader,
     ranges,
 )
-from milldam.loader.row_pieces import Outline, RowFinder, RowPieces, Runs
+from milldam.loader.row_pieces import Outline, RowFinder, RowPieces
 from milldam.loader.samples import ReadPart, Samples, StreamSamples
 from milldam.loader.stream import TokenStream
 from milldam.loader.types import Array
@@ -243,7 +243,9 @@ class _MixedRows(RowFinder):
         for number, where, local in self._sources.groups(rows.numbers):
             source: Any = self._sources.sources[number]
             own = source._rows.pieces(replace(rows[where], numbers=local))
-            parts.append(replace(own, runs=replace(own.runs, starts=own.runs.starts + self._shifts[number])))
+            begins = own.table[:, 0]
+            begins[begins >= 0] += self._shifts[number]
+            parts.append(own)
             placed.append(where)
         if any(part.losses is not None for part in parts):
             parts = [part.with_losses(shifted=self._shifted) for part in parts]
@@ -252,29 +254,10 @@ class _MixedRows(RowFinder):
 
 def _in_order(parts: list[RowPieces], order: Int64s) -> RowPieces:
     """The rows of all parts, by their numbers when these are counted through."""
-    if len(parts) == 1:
-        return parts[0]
-
-    def joined(name: str) -> npt.NDArray[Any]:
-        return np.concatenate([getattr(part, name) for part in parts])
-
-    def joined_runs(name: str) -> npt.NDArray[Any]:
-        return np.concatenate([getattr(part.runs, name) for part in parts])
-
-    pieces, piece_counts = _stretches(joined("counts"), order)
+    pieces, counts = _stretches(np.concatenate([part.counts for part in parts]), order)
+    table = np.concatenate([part.table for part in parts])[pieces]
     of_each = [part.losses for part in parts if part.losses is not None]
-    losses = _losses_in_order(of_each, pieces) if of_each else None
-    runs, run_counts = _stretches(joined_runs("counts"), order)
-    return RowPieces(
-        lengths=joined("lengths")[pieces],
-        documents=joined("documents")[pieces],
-        goes_on=joined("goes_on")[pieces],
-        counts=piece_counts,
-        padding=joined("padding")[order],
-        pad_ids=joined("pad_ids")[order],
-        runs=Runs(joined_runs("starts")[runs], joined_runs("lengths")[runs], run_counts),
-        losses=losses,
-    )
+    return RowPieces(table, counts, _losses_in_order(of_each, pieces) if of_each else None)
 
 
 def _losses_in_order(parts: list[Losses], pieces: Int64s) -> Losses:

@@ -363,7 +363,7 @@ def _form(samples: Samples[object, Any]) -> str:
 
 def _kind_and_rules(samples: Any) -> tuple[type[Any], Any]:
     if isinstance(samples, FeedSamples):
-        return samples.cut.kind, samples.cut.arguments[0]
+        return samples.cut.kind, samples.cut.rules
     return type(samples), getattr(samples, "rules", None)
 
 

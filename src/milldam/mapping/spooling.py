@@ -20,14 +20,13 @@ import pyarrow as pa
 import xxhash
 
 from milldam.errors import InputError
-from milldam.files import NewFile, explain_os_errors, hash_bytes, remove_temporaries
+from milldam.files import NewFile, explain_os_errors, is_whole, read_sealed, remove_temporaries, write_sealed
 from milldam.mapping.file_rows import Piece, gather_evenly
-from milldam.mapping.plan import RowUnit, SourceOptions
-from milldam.sealed import is_whole, read_sealed, write_sealed
-from milldam.sources.batch import OnReject, require_columns
-from milldam.sources.listing import InputFile
-from milldam.sources.rows import Places, Room, Rows, byte_size, cut_by_size, from_records, row_count, value_size
-from milldam.sources.units import Slice
+from milldam.mapping.plan import RowUnit, hash_json
+from milldam.mapping.settings import MapSettings
+from milldam.sources.batch import OnReject, Places, require_columns
+from milldam.sources.rows import Room, Rows, byte_size, cut_by_size, from_records, row_count, value_size
+from milldam.sources.units import InputFile, Slice
 
 FRAME_BYTES, FRAME_ROWS = 1 << 20, 4096
 _ROWS, _FRAMES, _COMPLETE = "rows.arrows", "frames.jsonl", "complete.json"
@@ -102,7 +101,9 @@ def _batches(records: list[dict[str, Any]], first: int, name: str) -> Iterator[p
         yield from _batches(records[half:], first + half, name)
         return
     try:
-        yield _batch([{key: _listed(value) for key, value in records[0].items()}])
+        # Arrays and tensors of any shape as lists.
+        items = records[0].items()
+        yield _batch([{key: value.tolist() if hasattr(value, "tolist") else value for key, value in items}])
     except _REFUSED:
         raise InputError(
             f"{name}: row {first} can't be stored ({' '.join(problem.split())[:200]}).\n"
@@ -117,11 +118,6 @@ def _batch(records: list[dict[str, Any]]) -> pa.RecordBatch:
     if not columns:
         return pa.RecordBatch.from_struct_array(pa.array(records, pa.struct([])))
     return pa.record_batch([pa.array(values) for values in columns.values()], names=list(columns))
-
-
-def _listed(value: Any) -> Any:
-    """Arrays and tensors of any shape as lists."""
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 # ---- frames to disk ----
@@ -165,15 +161,15 @@ class SpoolReader:
             with pa.memory_map(str(Path(self.folder) / slice.path)) as source:
                 source.seek(slice.start)
                 while source.tell() < (slice.stop or 0):
-                    for batch in pa.ipc.open_stream(source):
-                        yield batch if self.columns is None else _select(batch, self.columns)
+                    yield from map(self._wanted, pa.ipc.open_stream(source))
 
-
-def _select(batch: pa.RecordBatch, columns: tuple[str, ...]) -> pa.RecordBatch:
-    """The wanted columns; null where the rows have none."""
-    there = set(batch.schema.names)
-    found = [batch.column(name) if name in there else pa.nulls(batch.num_rows) for name in columns]
-    return pa.record_batch(found, names=list(columns))
+    def _wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The wanted columns; null where the rows have none."""
+        if self.columns is None:
+            return batch
+        there, missing = set(batch.schema.names), pa.nulls(batch.num_rows)
+        found = [batch.column(name) if name in there else missing for name in self.columns]
+        return pa.record_batch(found, names=list(self.columns))
 
 
 # ---- the plan ----
@@ -189,7 +185,8 @@ class Stream:
     """Makes them: dicts, or Arrow tables."""
     fingerprint: str | None
     """What names them; None: they can't be identified."""
-    unidentified: str | None = None
+    why: str = ""
+    """They can't be identified."""
     columns: tuple[str, ...] | None = None
     """The columns that they have, where that is known."""
     schema: pa.Schema | None = None
@@ -199,13 +196,13 @@ class SpooledPlan:
     left_out = ""
     needs_spooling = True
 
-    def __init__(self, stream: Stream, options: SourceOptions, spool: Path) -> None:
-        self._stream, self._options, self.spool_folder = stream, options, spool
-        self.unidentified = stream.unidentified
+    def __init__(self, stream: Stream, settings: MapSettings, spool: Path) -> None:
+        self._stream, self._settings, self.spool_folder = stream, settings, spool
+        self.unidentified = stream.why if stream.fingerprint is None else None
         there = list(stream.columns) if stream.columns is not None else None
         if there is not None:
-            require_columns(options.columns, there, stream.name)
-        self.columns = list(options.columns) if options.columns is not None else there
+            require_columns(settings.columns, there, stream.name)
+        self.columns = list(settings.columns) if settings.columns is not None else there
         self.schema = stream.schema
         self._done = False
 
@@ -220,7 +217,7 @@ class SpooledPlan:
 
     @property
     def reader(self) -> SpoolReader:
-        return SpoolReader(str(self.spool_folder), self._options.columns)
+        return SpoolReader(str(self.spool_folder), self._settings.columns)
 
     def spool(self) -> None:
         """Go through the rows once. What an identified source left complete is used as it is."""
@@ -241,15 +238,15 @@ class SpooledPlan:
         facts = self._facts()
         if not self._done and not (facts and facts["identity"] == self._stream.fingerprint):
             raise RuntimeError("spool the rows first")
-        shards = self._options.shards or max(1, round(facts["bytes"] / self._options.shard_size))
+        shards = self._settings.shards or max(1, round(facts["bytes"] / self._settings.unit_bytes))
         first_row = 0
         groups = gather_evenly(self._pieces(), shards, count=facts["frames"], total=facts["bytes"])
         for index, group in enumerate(groups):
             # identity: (rows, hash) of each frame
             digests = [one for piece in group for one in piece.identity]
             rows = sum(digests[::2])
-            numbered = first_row if self._options.numbered else None
-            key = hash_bytes(json.dumps([self._options.columns, digests, numbered]).encode())
+            numbered = first_row if self._settings.with_indices else None
+            key = hash_json([self._settings.columns, digests, numbered])
             place = {"slices": [list(astuple(piece.slice)) for piece in group]}
             yield RowUnit(index, key, sum(piece.slice.size for piece in group), place, numbered)
             first_row += rows

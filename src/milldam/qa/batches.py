@@ -34,7 +34,7 @@ from milldam.stores.features.format import FeatureForm
 if TYPE_CHECKING:
     import torch
 
-    from milldam.stores.features import FeatureStore
+    from milldam.stores.features.reader import FeatureStore
 
 GROUPED = 32
 """Documents of about one length that stay together."""
@@ -344,6 +344,6 @@ def to_tensors(batch: Any, device: torch.device | str | None = None) -> Any:
     """
     import torch
 
-    from milldam.torch.staging import converted
+    from milldam.torch.tensors import converted
 
     return converted(batch, lambda array: torch.from_numpy(array).to(device or "cpu"))

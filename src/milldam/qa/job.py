@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from milldam.config.checking import checked_settings
 from milldam.errors import InputError, StoreError
-from milldam.files import NewFile, hash_bytes
+from milldam.files import NewFile, hash_bytes, is_whole
 from milldam.input_files import InputState
 from milldam.memory import format_size, release, usage
 from milldam.qa.chunks import CHUNKS, Read, Reading, ReadTask, Scale, WindowUnit, chunk_path, readings, window_units
@@ -35,17 +35,14 @@ from milldam.qa.windowing import WindowTask
 from milldam.qa.windows import VERSION as WINDOWS_VERSION
 from milldam.qa.windows import QATokenizer, load_qa_tokenizer
 from milldam.run import job as frame
-from milldam.run.folder import NEW, Identity, RunFolder
-from milldam.run.planning import TOKENIZER_FACTOR, WorkPlan, enough_memory, fit_workers, least_bytes, make_plan
-from milldam.run.pools import Workers
+from milldam.run.folder import NEW, RunFolder
+from milldam.run.pools import TOKENIZER_FACTOR, Workers, WorkPlan, enough_memory, fit_workers, least_bytes, make_plan
 from milldam.run.records import Record, Records, sweep
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary
-from milldam.run.units import Keys
-from milldam.sealed import is_whole
+from milldam.run.units import Identity, Keys
 from milldam.stores.features.manifest import FeatureManifest, FeatureShard, template_facts
-from milldam.stores.generations import live_files
-from milldam.stores.kinds import FEATURES
+from milldam.stores.kinds import FEATURES, live_files
 from milldam.stores.verify import has_every_file
 
 if TYPE_CHECKING:

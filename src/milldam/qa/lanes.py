@@ -24,8 +24,7 @@ import numpy.typing as npt
 
 from milldam.checked import checked
 from milldam.errors import MismatchError, StoreError
-from milldam.loader.batches import Delivery, differences, wide_enough
-from milldam.loader.looping import Loop, handed_out
+from milldam.loader.batches import Delivery, Loop, differences, handed_out, wide_enough
 from milldam.loader.order import Order, Shuffle
 from milldam.loader.permutation import Int64s
 from milldam.loader.samples import at_least
@@ -35,7 +34,7 @@ from milldam.qa.batches import COLUMNS, DocumentSamples, LaneBatch, placed
 from milldam.qa.selection import Selection
 
 if TYPE_CHECKING:
-    from milldam.stores.features import FeatureStore
+    from milldam.stores.features.reader import FeatureStore
 
 DOCUMENTS_AT_ONCE = 1024
 """Documents whose order and windows are looked up in one call."""

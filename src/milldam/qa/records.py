@@ -24,9 +24,8 @@ from milldam.sources.data_sets import parse_split, resolve_data_set
 from milldam.sources.giant_line import parts_of_line
 from milldam.sources.json_stream import BLOCK_BYTES, LARGEST_VALUE, JsonError, JsonStream, TooLarge
 from milldam.sources.jsonl import json_blocks
-from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.records import WHOLE, Block
-from milldam.sources.units import whole
+from milldam.sources.units import InputFile, list_inputs, whole
 
 SQUAD, ARRAY = "squad", "json"
 """What a .json file may hold: SQuAD's object, or a list of records."""

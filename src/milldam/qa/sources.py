@@ -21,7 +21,7 @@ from milldam.memory import format_size
 from milldam.qa.records import KEPT_CHARS, WANTED, flat_records, list_files, read_records
 from milldam.sources.batch import MalformedError
 from milldam.sources.json_stream import LARGEST_VALUE, TooLarge
-from milldam.sources.listing import InputFile
+from milldam.sources.units import InputFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,5 +215,5 @@ def _answers(given: Any) -> Iterator[Answer]:
 
 def described(value: Any) -> str:
     """The kind of a JSON value, in words."""
-    names = {type(None): "nothing", str: "a text", dict: "an object", list: "a list", bool: "true or false"}
+    names = {type(None): "null", str: "a text", dict: "an object", list: "a list", bool: "true or false"}
     return names.get(type(value), "a number")

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from milldam.qa.sources import Answer, Example
 
 if TYPE_CHECKING:
-    from milldam.stores.features import FeatureStore
+    from milldam.stores.features.reader import FeatureStore
 
 Status = Literal["ok", "repaired", "unrepairable", "none"]
 NEARBY = 64

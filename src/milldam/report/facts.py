@@ -25,12 +25,12 @@ from typing import Any
 
 import numpy as np
 
+from milldam.files import read_sealed
 from milldam.markup import shorten
 from milldam.report.timeline import Timeline, read_timeline
-from milldam.sealed import read_sealed
-from milldam.stores.tokens import Store, open_store
 from milldam.stores.tokens.format import Index, Int64s
 from milldam.stores.tokens.manifest import Manifest
+from milldam.stores.tokens.reader import Store, open_store
 
 MAX_SPLITS = 50
 _EXACT = 1 << 16

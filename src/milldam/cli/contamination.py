@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from milldam.cli.naming import visible
 from milldam.cli.options import given, json_option
 from milldam.markup import counted
 
@@ -45,6 +46,7 @@ def contamination(
     milldam contamination corpus.milldam --against evals/gsm8k.jsonl --columns question,answer
     """
     from milldam.api import contamination as find
+    from milldam.decontamination.deciding import warning_of
 
     names = None if columns is None else columns.split(",")
     figures = find(store, against, columns=names, findings=findings, **given(options))
@@ -53,17 +55,19 @@ def contamination(
     else:
         for line in contamination_lines(figures):
             click.echo(line)
+    for warning in filter(None, (warning_of(one["set"], one["searched"]) for one in figures["sets"])):
+        click.echo(visible(f"Warning: {warning}"), err=True)
     sys.exit(1 if any(one["findings"] for one in figures["sets"]) else 0)
 
 
 def contamination_lines(figures: dict[str, Any]) -> list[str]:
     """What was found of each evaluation set, a line each, and the worst of it."""
+    from milldam.decontamination.deciding import left_out
+
     lines = []
     for one in figures["sets"]:
         searched, found = one["searched"], one["items_found"]
-        left = {name: searched[name] for name in ("too_short", "repeated", "common") if searched[name]}
-        left |= {"everywhere": one["common"]} if one["common"] else {}
-        not_searched = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in left.items())
+        not_searched = left_out(searched | {"everywhere": one["common"]})
         shown = f" (passages not searched: {not_searched})" if not_searched else ""
         where = f" in {counted(one['documents'], 'document')}, action: {one['action']}" if found else ""
         lines.append(f"{one['set']}: {found:,} of {counted(searched['items'], 'item')} found{where}{shown}")

@@ -289,6 +289,18 @@ def test_a_store_is_looked_through_by_any_workers_alike(
         milldam.contamination(store.path, evals, memory="20MB")
 
 
+def test_a_set_of_which_nothing_is_looked_for_is_told_of(tmp_path: Path) -> None:
+    """Once, also by a quiet run: it would pass for a set that is not in the corpus."""
+    short = write_evals(tmp_path / "short.jsonl", ["Who knows?", "Why?", "Who knows?"])
+    evals = write_evals(tmp_path / "evals.jsonl")
+    path = write_lines(tmp_path / "corpus.jsonl", planted())
+    config = write_config(tmp_path / "config.yaml", config_of(tmp_path / "clean", path))
+    said = run_here("preprocess", config, "-q", "--decontaminate", short, "--decontaminate", evals).stderr
+    why = "nothing of this evaluation set is looked for (passages: 2 too short, 1 repeated)."
+    assert said == f"Warning: {short}: {why}\n"
+    assert run_here("contamination", tmp_path / "clean", "--against", short).stderr == said
+
+
 def test_the_command_line_has_all_of_it(tmp_path: Path) -> None:
     """`--decontaminate` for preprocess and tokenize; the same is found in a finished store by decoding it."""
     evals = write_evals(tmp_path / "evals.jsonl")

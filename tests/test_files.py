@@ -43,6 +43,17 @@ def test_nothing_has_the_name_before_the_commit(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.bin"]
 
 
+def test_a_work_file_is_put_in_place_whole_without_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has its name, all its bytes and its record; the disk is not waited for."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: pytest.fail("synced"))
+    with NewFile(tmp_path / "a.bin") as new:
+        new.write(b"one")
+        assert not new.path.exists()
+        assert new.put_in_place() == {"bytes": 3, "xxh3": hash_bytes(b"one")}
+    assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]
+    assert new.path.read_bytes() == b"one"
+
+
 def test_an_older_file_stays_until_the_commit(tmp_path: Path) -> None:
     """Replacing a file leaves the old one readable up to the last moment, and after a failure."""
     path = tmp_path / "a.bin"

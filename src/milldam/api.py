@@ -329,22 +329,24 @@ def contamination(
     ngram: int = 13,
     min_share: float = 0.5,
     findings: str | Path | None = None,
+    memory: str | int | None = None,
+    workers: int | None = None,
 ) -> dict[str, Any]:
     """Look for items of evaluation sets in a finished store, by decoding it; what `milldam contamination` does.
 
     `columns`: fields of the evaluation set; None: every field with text. `findings`: a file for all findings, one JSON
-    object per line. Returns for each set how many items were found, in how many documents, and the worst findings.
+    object per line. `memory`, `workers`: as in `tokenize`. Returns for each set how many items were found, in how many
+    documents, and the worst findings.
 
     >>> found = milldam.contamination("corpus.milldam", "eval.jsonl")
     >>> [(one["set"], one["items_found"] > 0, one["documents"] > 0) for one in found["sets"]]
     [(..., True, True)]
     """
-    from milldam.config.checking import checked_settings
-    from milldam.decontamination.rules import EvaluationSet
-    from milldam.pipeline.contamination import find_contamination
+    from milldam.pipeline.contamination import Machine, evaluation_sets, find_contamination
 
-    given = {"ngram": ngram, "min_share": min_share, "action": "report", "columns": columns}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    paths = [against] if isinstance(against, str | Path) else list(against)
-    sets = tuple(checked_settings(EvaluationSet, {"path": str(path), **chosen}) for path in paths)
-    return find_contamination(Store(store), sets, findings=None if findings is None else Path(findings))
+    paths = [against] if isinstance(against, str | Path) else against
+    sets = evaluation_sets(paths, columns=columns, ngram=ngram, min_share=min_share)
+    machine = Machine(memory, workers, held_bytes=usage().anonymous)
+    return find_contamination(
+        Store(store), sets, findings=None if findings is None else Path(findings), machine=machine
+    )

@@ -106,8 +106,15 @@ class NewFile:
         """As `commit`, but until its folder is synced the name may be lost when the power fails."""
         with explain_os_errors(self.path):
             os.fsync(self._file.fileno())
+        self.put_in_place(name)
+
+    def put_in_place(self, name: str | None = None) -> dict[str, Any]:
+        """As `commit`, without waiting for the disk: a power failure may leave a torn file. For work files, which are
+        believed only when they have the hash that was recorded."""
+        with explain_os_errors(self.path):
             self._file.close()
             self._temporary.rename(self.path if name is None else self.path.with_name(name))
+        return self.record
 
     def discard(self) -> None:
         """Leave nothing of it, unless it was committed."""

@@ -17,7 +17,7 @@ from tests.kit.kernels import without_kernels
 from milldam.decontamination.index import Index, build_index
 from milldam.decontamination.letters import LONGEST_WORD, words_of
 from milldam.decontamination.matches import Matches, MatchFinder, joined
-from milldam.decontamination.passages import Passage, Passages
+from milldam.decontamination.passages import Passages
 from milldam.decontamination.rules import EvaluationSet
 from milldam.decontamination.scanning import KEPT_BYTES, Match, Scanner
 
@@ -27,7 +27,7 @@ RULES = EvaluationSet(path="evals.jsonl")
 def index_of(folder: Path, texts: list[str], rules: EvaluationSet = RULES) -> Index:
     passages = Passages()
     for item, text in enumerate(texts):
-        passages.add(Passage(0, item, "question", text))
+        passages.add(0, item, "question", text)
     path = folder / f"index-{passages.digest}-{rules.ngram}-{rules.max_items}.bin"
     build_index(path, passages, (rules,))
     return Index(path)
@@ -284,8 +284,8 @@ def test_phrases_of_many_items_and_short_answers_do_not_count(tmp_path: Path) ->
     assert found(few, phrase)
     assert not found(many, phrase)
     passages = Passages()
-    passages.add(Passage(0, 0, "question", "Where did the fleet of Admiral Hughes put in?"))
-    passages.add(Passage(0, 0, "answer", "at the Cape of Good Hope"))
+    passages.add(0, 0, "question", "Where did the fleet of Admiral Hughes put in?")
+    passages.add(0, 0, "answer", "at the Cape of Good Hope")
     build_index(tmp_path / "answers.bin", passages, (RULES,))
     index = Index(tmp_path / "answers.bin")
     assert not found(index, "They sailed round, and lay at the Cape of Good Hope for a month.")

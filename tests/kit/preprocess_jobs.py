@@ -245,7 +245,7 @@ PATCHES = {
     "pin": "milldam.dedup.index:_link",
     "exact": "milldam.dedup.exact:resolve_exact",
     "pairs": "milldam.dedup.candidates:find_pairs",
-    "sketches": "milldam.dedup.sketches:SketchWriter.commit",
+    "sketches": "milldam.dedup.sketches:SketchWriter.put_in_place",
     "verify": "milldam.dedup.near:verify_pairs",
     "decide": "milldam.dedup.near:decide",
     "removed": "milldam.dedup.near:remove_work",

@@ -39,5 +39,9 @@ class EvaluationSet:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.path,)
+
+    @property
     def column_names(self) -> tuple[str, ...]:
         return (self.columns,) if isinstance(self.columns, str) else tuple(self.columns)

@@ -25,17 +25,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
+from milldam import native
 from milldam.dedup.drops import BLOOM, EXACT
 from milldam.dedup.keys import KeyLayout, SortedKeys, each_once, hash_bands, mapped, new_mapped, sort
 from milldam.dedup.minhash import CHANCE, NO_WORDS, SignatureFiles, Signatures, unit_name
 from milldam.dedup.rules import NearRules
 from milldam.dedup.shingles import Hashes, Int64s
 from milldam.files import NewFile, explain_os_errors
+from milldam.prefetch import in_threads
 
 DEVIATIONS = 3
 """A pair is worth a look from so many standard deviations of the estimate below the threshold on."""
 WINDOW, PAIRS_KEPT = 4, 4
-_BANDS_AT_ONCE = 4
+_BANDS_AT_ONCE, _KEY_BYTES = 4, 8
 _SMALLEST_BLOCK = 1024
 _MOST_PAIRS, _MOST_VALUES = 1 << 25, 2048
 """Of pairs at once, and more than a signature has values: two numbers of pairs and one of values fit into 64 bits."""
@@ -57,6 +59,8 @@ class NearWork:
     memory_bytes: int
     mark_all: bool = False
     """Sketches are wanted of all documents, not only of those in pairs."""
+    threads: int = 1
+    """To decide with."""
 
     def share(self, bytes_each: int) -> int:
         """How many things of a size to hold at once. Half of the memory is left to what numpy makes on the way."""
@@ -145,6 +149,12 @@ def least_matches(rules: NearRules) -> int:
     return int(np.ceil((CHANCE + estimate * (1 - CHANCE)) * size - 1e-9))
 
 
+def room_for_steps(folder: Path, documents: int) -> int:
+    """How many calls of `find_pairs` the disk has room for at once, and one at least: a tenth of it stays free."""
+    step_bytes = documents * (_KEY_BYTES * (_BANDS_AT_ONCE + 1) + 2)
+    return max(1, int(shutil.disk_usage(folder).free * 0.9) // max(1, step_bytes))
+
+
 def find_pairs(work: NearWork, step: int) -> int:
     """Write the pairs of ranks that share a bucket of some band of this step; how many there are."""
     bands = range(step * _BANDS_AT_ONCE, min((step + 1) * _BANDS_AT_ONCE, work.rules.bands))
@@ -191,12 +201,12 @@ class _Search:
         count = 0
         for group, keys in enumerate(self._bucket_pairs(bands) if self._documents.count else []):
             with NewFile(self._work.folder / f"pairs-{group:05d}-{step:03d}.keys") as new:
-                blocks = each_once(keys.blocks(min(self._work.share(200), _MOST_PAIRS)))
-                for block in _whole_seconds(blocks, self._layout):
-                    worth = self._worth_a_look(group, block)
+                at_once = min(self._work.share(200), _MOST_PAIRS)
+                for block in keys.blocks(at_once, together=self._layout.together):
+                    worth = self._worth_a_look(group, each_once(block))
                     new.write(worth.data)
                     count += len(worth)
-                new.commit()
+                new.put_in_place()
             keys.remove()
         self._write_marks(step)
         return count
@@ -207,9 +217,10 @@ class _Search:
         pairs = [SortedKeys(self._folder / f"pairs-{k}", share(96 * len(groups))) for k in groups]
         for band in self._band_keys(bands):
             for part in band:
-                for first, second in bucket_pairs(part.blocks(share(400)), self._layout):
-                    new = second >= self._documents.exempt
-                    self._layout.add_pairs(pairs, first[new], second[new])
+                for found in bucket_pairs(part.blocks(share(400)), self._layout):
+                    for first, second in found:
+                        new = second >= self._documents.exempt
+                        self._layout.add_pairs(pairs, first[new], second[new])
                 part.remove()
         return pairs
 
@@ -260,7 +271,8 @@ class _Search:
         """Of the pairs of some documents, with all that each has, those to compare by shingles."""
         first, second = self._layout.pairs(group, keys)
         matches = np.empty(len(keys), np.int64)
-        at_once = self._work.share(6 * self._signatures.size)
+        # numpy holds both rows of each pair and what is equal in them, beside each row once.
+        at_once = self._work.share((3 if native.library() else 6) * self._signatures.size)
         for start in range(0, len(keys), at_once):
             part = slice(start, start + at_once)
             positions = (self._documents.positions(ranks[part]) for ranks in (first, second))
@@ -275,7 +287,7 @@ class _Search:
         with NewFile(self._work.folder / f"marks-{step:03d}.bits") as new:
             for start in range(0, len(self._marks), _MARKED_AT_ONCE):
                 new.write(np.packbits(self._marks[start : start + _MARKED_AT_ONCE], bitorder="little").data)
-            new.commit()
+            new.put_in_place()
 
 
 def _best(second: Int64s, matches: Int64s) -> Int64s:
@@ -293,35 +305,34 @@ def _best(second: Int64s, matches: Int64s) -> Int64s:
     return np.flatnonzero(place < PAIRS_KEPT)
 
 
-def _whole_seconds(blocks: Iterable[Hashes], layout: KeyLayout) -> Iterator[Hashes]:
-    """Sorted pairs in blocks that end where a second one ends."""
+def bucket_pairs(
+    blocks: Iterable[Hashes], layout: KeyLayout, *, leader: int = 0, threads: int = 1
+) -> Iterator[list[Pairs]]:
+    """Pairs of ranks from sorted keys: each document with the `WINDOW` before it in its bucket, and with the first, or
+    the one that `leader` tells. A pair may come twice."""
+    return in_threads(lambda keys: _pairs_of(keys, layout, leader), _continued(blocks, layout, leader), threads)
+
+
+def _continued(blocks: Iterable[Hashes], layout: KeyLayout, leader: int) -> Iterator[Hashes]:
+    """Blocks that begin with what their first bucket is paired with of the blocks before."""
     held = np.empty(0, np.uint64)
     for block in blocks:
         keys = np.concatenate((held, block))
-        seconds = layout.seconds(keys)
-        cut = int(np.searchsorted(seconds, seconds[-1]))
-        if cut:
-            yield keys[:cut]
-        held = keys[cut:]
-    if len(held):
-        yield held
-
-
-def bucket_pairs(blocks: Iterable[Hashes], layout: KeyLayout, *, leader: int = 0) -> Iterator[Pairs]:
-    """Pairs of ranks from sorted keys: each document with the `WINDOW` before it in its bucket, and with the first, or
-    the one that `leader` tells."""
-    held = np.empty(0, np.uint64)  # of the last block's last bucket, the keys up to the leader's and the last ones
-    for block in blocks:
-        keys = np.concatenate((held, block))
-        hashes, ranks = layout.hashes(keys)
-        starts = np.flatnonzero(np.concatenate(([True], hashes[1:] != hashes[:-1])))
-        begin = np.repeat(starts, np.diff(np.append(starts, len(keys))))
-        place = np.arange(len(keys)) - begin
-        for back in range(1, WINDOW + 1):
-            inside = np.flatnonzero(place >= back)
-            yield ranks[inside - back], ranks[inside]
-        far = np.flatnonzero(place > leader + WINDOW)
-        yield ranks[begin[far] + leader], ranks[far]
-        held = keys[starts[-1] :]
+        yield keys
+        last = int(keys[-1]) // layout.together * layout.together
+        held = keys[int(np.searchsorted(keys, np.uint64(last))) :]
         if len(held) > leader + 1 + WINDOW:
             held = np.concatenate((held[: leader + 1], held[-WINDOW:]))
+
+
+def _pairs_of(keys: Hashes, layout: KeyLayout, leader: int) -> list[Pairs]:
+    hashes, ranks = layout.hashes(keys)
+    starts = np.flatnonzero(np.concatenate(([True], hashes[1:] != hashes[:-1])))
+    begin = np.repeat(starts, np.diff(np.append(starts, len(keys))))
+    place = np.arange(len(keys)) - begin
+    found, inside = [], np.flatnonzero(place)
+    for back in range(1, WINDOW + 1):
+        inside = inside[place[inside] >= back]
+        found.append((ranks[inside - back], ranks[inside]))
+    far = inside[place[inside] > leader + WINDOW]
+    return [*found, (ranks[begin[far] + leader], ranks[far])]

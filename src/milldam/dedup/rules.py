@@ -44,3 +44,8 @@ class DedupRules:
     """For bloom: the share of new documents that are dropped by mistake."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    @property
+    def is_off(self) -> bool:
+        """Whether no duplicate is looked for: the first pass is for evaluation sets alone."""
+        return self.method == "off" and self.near is None

@@ -22,7 +22,7 @@ from xxhash import xxh3_64_hexdigest
 from milldam.config.settings import Config
 from milldam.decontamination.matches import match_path
 from milldam.decontamination.removing import removal_digests
-from milldam.dedup.candidates import preference_file_name
+from milldam.dedup.candidates import Documents, preference_file_name, room_for_steps
 from milldam.dedup.fingerprints import hash_file_name
 from milldam.dedup.minhash import signature_file_name
 from milldam.dedup.near_summary import NearSummary, Place
@@ -33,7 +33,18 @@ from milldam.pipeline.documents import Assignment
 from milldam.pipeline.estimating import Survey, keeps_texts
 from milldam.pipeline.fingerprinting import PRINTS, FingerprintTask
 from milldam.pipeline.preparing import Prepared
-from milldam.pipeline.resolving import FEW_BYTES, NEAR_STAGES, SHINGLE, IndexTask, ResolveTask, pin_index, resolved
+from milldam.pipeline.resolving import (
+    DECIDE,
+    FEW_BYTES,
+    NEAR,
+    NEAR_STAGES,
+    SHINGLE,
+    VERIFY,
+    IndexTask,
+    ResolveTask,
+    pin_index,
+    resolved,
+)
 from milldam.pipeline.sketching import SketchTask
 from milldam.pipeline.text_cache import preference_path, print_paths
 from milldam.run.folder import RunFolder
@@ -98,7 +109,7 @@ class Deduplication:
                 yield self._resolve(name, steps, task)
         self.figures = resolved(task)
         if self.decontamination is not None and self.decontamination.figures() is None:
-            small = task.is_small(STAGE)
+            small = self.decontamination.is_small
             workers = Workers(1, task.threads, apart=not small, here=small)
             yield Stage(STAGE, self.decontamination, iter([0]), lambda step: step, workers, total=1)
 
@@ -115,9 +126,14 @@ class Deduplication:
             task = replace(task, memory_bytes=most, threads=1)
         elif name in NEAR_STAGES:
             count = max(1, min(self._cores, len(steps), task.memory_bytes // NEAR_WORKER_BYTES))
-            task = replace(task, memory_bytes=task.memory_bytes // count, threads=1)
-            workers = Workers(count, 1, apart=count == 1)
-        return Stage(name, task, iter(steps), lambda step: step, workers, total=len(steps))
+            if name == NEAR:
+                count = min(count, room_for_steps(self.folder, Documents(task.near_work(0)).count))
+            threads = self._cores if name == DECIDE else 1
+            task = replace(task, memory_bytes=task.memory_bytes // count, threads=threads)
+            workers = Workers(count, threads, apart=count == 1)
+        # The later a document, the more come before it that it may be like: long parts first, short ones fill the gaps.
+        ordered = reversed(steps) if name == VERIFY else steps
+        return Stage(name, task, iter(ordered), lambda step: step, workers, total=len(steps))
 
     def _shingle(
         self, originals: Int64s, task: ResolveTask, judges: Workers, assign: Callable[[int], Assignment]
@@ -167,7 +183,7 @@ class Deduplication:
         """Let the fingerprints of each unit be found by its number in the plan, which drop sets name."""
         for number in originals.tolist():
             hashes, signatures, _ = print_paths(Path("..") / PRINTS, self.keys[number])
-            links = {hash_file_name(number): hashes}
+            links = {} if self._rules.is_off else {hash_file_name(number): hashes}
             matches = match_path(Path("..") / PRINTS, self.keys[number])
             if (self.folder / matches).exists():
                 links[match_path(self.folder, f"{number:07d}").name] = matches

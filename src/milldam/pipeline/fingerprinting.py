@@ -6,6 +6,7 @@ when they are there, the unit is done.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -17,7 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from milldam.decontamination.index import Index
+from milldam.decontamination.letters import letter_tables
 from milldam.decontamination.matches import MatchFinder, match_path
+from milldam.decontamination.scanning import Scanner
 from milldam.dedup.fingerprints import Fingerprinter, FingerprintWriter
 from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureWriter
 from milldam.dedup.rules import DedupRules
@@ -65,14 +69,15 @@ class UnitFingerprinter:
     def __init__(self, task: FingerprintTask) -> None:
         self._task = task
         self._near = MinHasher(task.rules.near) if task.rules.near is not None else None
-        self._scanner = None
         if task.evaluation is not None:
-            from milldam.decontamination.index import Index
-            from milldam.decontamination.scanning import Scanner
-
-            self._scanner = Scanner(Index(task.evaluation))
+            letter_tables()  # there before workers are forked
         if task.clean is not None:
             Cleaner(task.clean)  # what a user's function loads is there before workers are forked
+
+    @functools.cached_property
+    def _scanner(self) -> Scanner | None:
+        """Made in the worker: a mapped file counts as open, and where one is, nothing is forked."""
+        return None if self._task.evaluation is None else Scanner(Index(self._task.evaluation))
 
     def __call__(self, assignment: Assignment, report: Report) -> None:
         task, unit = self._task, assignment.unit
@@ -88,17 +93,17 @@ class UnitFingerprinter:
         )
         hash_path, signature_path, text_path = print_paths(task.out / RUN_FOLDER / PRINTS, assignment.key)
         with ExitStack() as stack:
-            hashes = stack.enter_context(FingerprintWriter(hash_path))
             cache = stack.enter_context(CacheWriter(text_path)) if task.keep_texts else None
             near = None
             if self._near is not None:
                 writer = stack.enter_context(SignatureWriter(signature_path))
                 skipped = assignment.rows[0] if assignment.rows else 0
                 near = _Near(self._near, writer, skipped)
-            exact = _Exact(Fingerprinter(task.rules.normalize), hashes)
             sample = Chooser(task.seed, HEAD_BYTES), task.sets[unit.dataset].share(copy=0)
-            # The hashes are committed last.
-            kinds: list[_Kind] = [exact] if near is None else [near, exact]
+            kinds: list[_Kind] = [] if near is None else [near]
+            if not task.rules.is_off:  # committed last
+                hashes = stack.enter_context(FingerprintWriter(hash_path))
+                kinds.append(_Exact(Fingerprinter(task.rules.normalize), hashes))
             if task.rules.near is not None and task.rules.near.prefer != "first":
                 path = preference_path(task.out / RUN_FOLDER / PRINTS, assignment.key)
                 new = stack.enter_context(NewFile(path))

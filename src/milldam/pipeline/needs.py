@@ -24,7 +24,6 @@ from milldam.run.planning import (
     FILTER_BYTES,
     FUNCTION_BYTES,
     LANGUAGE_BYTES,
-    SCANNING_BYTES,
     SMALL_INPUT,
     TABLE_BYTES,
     WORK_BYTES,
@@ -64,7 +63,7 @@ DROP_FILE_SECONDS = 0.65e-3
 ARRANGE_SECONDS, PACK_SECONDS, PACK_TOKEN_SECONDS = 3.0e-9, 1.5e-6, 3.0e-9
 """A byte of tokens; a document; a byte of tokens in rows."""
 REPORT_SECONDS = 10e-9
-SCAN_SECONDS = 6e-9
+SCAN_SECONDS = 1.5e-9
 """A byte of text that is held against evaluation sets."""
 KEPT_TEXT_SECONDS = 0.4e-9
 """A byte of text that is kept between the passes: writing and reading it."""
@@ -329,7 +328,10 @@ class Fitting:
         wanted = 1 if self.one_process else self.cores
         useful = min(wanted, max(1, units))
         loaded = self.pool.overhead_bytes + (self._filter_bytes if judging else 0)
-        loaded += SCANNING_BYTES if self.config.evaluation_sets else 0
+        if self.config.evaluation_sets:
+            from milldam.decontamination.scanning import scanning_bytes
+
+            loaded += scanning_bytes()
         count = self.fit(loaded, useful, forked=self.pool.forks)
         alone = self.fit(loaded, useful)
         return Workers(count, max(1, self.cores // count), here=self.one_process, alone=alone)

@@ -1,9 +1,9 @@
 """A finished run leaves a receipt: what was asked for, and what it was made from. Asking again costs a look at files.
 
-The same settings to the letter, the same milldam, the same bytes in the tokenizer's files, the same input files and a
-store as it was left mean the same identity: so the store is up to date, and nothing is loaded that would make one. All
-else goes the long way, which compares identities; so does what files do not tell: users' functions, standard input,
-rows that are packed, chat templates, evaluation sets.
+The same settings to the letter, the same milldam, the same bytes in the tokenizer's files, the same files of input and
+of evaluation sets, and a store as it was left mean the same identity: so the store is up to date, and nothing is loaded
+that would make one. All else goes the long way, which compares identities; so does what files do not tell: users'
+functions, standard input, rows that are packed, chat templates.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from milldam.stores.kinds import TOKENS
 from milldam.tokenizers.loading import tokenizer_state
 
 if TYPE_CHECKING:
-    from milldam.config.settings import Config
+    from milldam.config.settings import Config, DataSet
+    from milldam.decontamination.rules import EvaluationSet
     from milldam.pipeline.finishing import TextSummary
     from milldam.pipeline.preparing import Prepared
     from milldam.run.summary import Observer
@@ -96,15 +97,28 @@ def _answer(out: Path, request: str) -> TextSummary | None:
             and _store_state(out) == told["store"]
             and (told["summary"]["job"] == "tokenize" or (out / RUN_FOLDER / REPORT).exists())
             and tokenizer_state(told["tokenizer"]) == told["tokenizer_state"]
-            and _input_state(told["data_sets"]) == told["input"]
+            and input_state(told["data_sets"]) == told["input"]
+            and input_state(told["evaluation"]) == told["evaluation_input"]
         ):
             return Summary(**told["summary"] | {"out": str(out)})
     return None
 
 
-def _input_state(data_sets: Iterable[Iterable[Mapping[str, Any]]]) -> dict[str, Any]:
+def places_of(sets: Iterable[DataSet | EvaluationSet]) -> list[list[dict[str, Any]]]:
+    """Where the files of each set are, as `input_state` looks them up."""
+    return [
+        [
+            {"path": path, "split": one.split, "subset": one.subset, "input_format": one.input_format}
+            for path in one.paths
+        ]
+        for one in sets
+    ]
+
+
+def input_state(sets: Iterable[Iterable[Mapping[str, Any]]]) -> dict[str, Any]:
+    """The state of the files of some sets, as they are now."""
     state = InputState()
-    for number, places in enumerate(data_sets):
+    for number, places in enumerate(sets):
         for place in places:
             found = resolve_data_set(**place)
             for file in list_inputs(found.inputs, found.input_format):
@@ -127,21 +141,18 @@ def leave_receipt(out: Path, request: str | None, config: Config, prepared: Prep
     """`summary`: what is to be told of the store when it is asked for again."""
     if request is None or prepared.tokenizer_state is None or not _is_told_by_files(config):
         return
-    places = [
-        [
-            {"path": path, "split": one.split, "subset": one.subset, "input_format": one.input_format}
-            for path in one.paths
-        ]
-        for one in config.sources
-    ]
     receipt = {
         "request": request,
         "store": _store_state(out),
         "tokenizer": config.tokenizer_rules.path,
         "tokenizer_state": prepared.tokenizer_state,
-        "data_sets": places,
+        "data_sets": places_of(config.sources),
         # Not what an index held: its store stays up to date whatever it gains or loses.
-        "input": {name: value for name, value in prepared.identity.input.items() if name != "index"},
+        "input": {
+            name: value for name, value in prepared.identity.input.items() if name not in ("index", "evaluation")
+        },
+        "evaluation": places_of(config.evaluation_sets),
+        "evaluation_input": input_state(()) if prepared.evaluation is None else prepared.evaluation.input,
         "summary": asdict(summary),
     }
     with contextlib.suppress(OSError):  # without it, the long way is taken
@@ -153,5 +164,5 @@ def _is_told_by_files(config: Config) -> bool:
     clean = config.clean_rules
     has_function = config.filters.function is not None or (clean is not None and clean.function is not None)
     from_stdin = any(STDIN in one.paths for one in config.sources)
-    plain = config.packing_rules is None and config.chat is None and not config.evaluation_sets
+    plain = config.packing_rules is None and config.chat is None
     return not has_function and not from_stdin and plain

@@ -64,7 +64,7 @@ class UnitSketcher:
         if marked.any():
             with SketchWriter(*sketch_paths(task.work.folder, unit_name(unit))) as writer:
                 _UnitWork(task, assignment, marked, writer).run(report)
-                files = writer.commit()
+                files = writer.put_in_place()
         below = task.work.folder.relative_to(task.out)
         report(PART, Record(assignment.key, files={f"{below}/{name}": file for name, file in files.items()}))
 

@@ -18,8 +18,6 @@ TABLE_BYTES = 34 * 10**6
 TOKENIZER_FACTOR = 16
 FILTER_BYTES, LANGUAGE_BYTES, FUNCTION_BYTES = 40 * 10**6, 85 * 10**6, 64 * 10**6
 """What text rules, the language model, and a function that gets documents whole take beside the rest."""
-SCANNING_BYTES = 40 * 10**6
-"""To hold documents against evaluation sets: the table of seeds, and the words of one document."""
 GROUPING_WORKER_BYTES, LEAST_GROUPING_BYTES = 60 * 10**6, 101 * 10**6
 """The process that groups hashes, and the least that grouping works with."""
 SMALL_INPUT = 16 * 10**6

@@ -120,8 +120,7 @@ class ServerProcess:
         """End some workers; when this returns, their memory is free."""
         numbers = list(numbers)
         with self._noticing_loss():
-            for number in numbers:
-                self.control.send((END, number))
+            self.control.send((END, numbers))
         for number in numbers:
             self.code(number)
 

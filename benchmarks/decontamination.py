@@ -25,11 +25,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
 MILLDAM = str(Path(sys.executable).with_name("milldam"))
-PLANTED = {
+PLANTED: dict[str, Callable[[str], str]] = {
     "verbatim": lambda text: text,
     "in capitals, other white space": lambda text: text.upper().replace(" ", "\n\t"),
     "without punctuation": lambda text: re.sub(r"[^\w\s]", "", text),

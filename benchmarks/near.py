@@ -42,9 +42,9 @@ from memory import lines_of, measure
 from milldam.dedup.candidates import Documents, NearWork, find_pairs, least_matches, pair_steps, room_for_steps
 from milldam.dedup.minhash import CHANCE, NO_WORDS, MinHasher, SignatureWriter, signature_file_name, unit_name
 from milldam.dedup.near import decide, verify_pairs
-from milldam.dedup.rules import NearRules
 from milldam.dedup.sketches import SketchWriter, sketch_paths
 from milldam.memory import usage
+from milldam.rules import NearRules
 from milldam.sources.compression import read_blocks
 from near_peers import PEERS
 from near_quality import KINDS, Corpus, Mask, Removals, Verdict, judge, plant

@@ -26,8 +26,7 @@ from milldam.files import (
     stays_in_folder,
     write_file,
 )
-from milldam.stores.tokens import ShardWriter
-from milldam.stores.tokens.writer import Tokens
+from milldam.stores.tokens.writer import ShardWriter, Tokens
 
 
 def test_nothing_has_the_name_before_the_commit(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from milldam.decontamination.index import Index, build_index
 from milldam.decontamination.letters import LONGEST_WORD, Int64s, Words, words_of
 from milldam.decontamination.matches import Matches, MatchFinder, joined
 from milldam.decontamination.passages import Passages
-from milldam.decontamination.rules import EvaluationSet
 from milldam.decontamination.scanning import KEPT_BYTES, Match, Scanner
+from milldam.rules import EvaluationSet
 
 RULES = EvaluationSet(path="evals.jsonl")
 

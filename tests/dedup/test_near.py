@@ -18,16 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.kernels import without_kernels
 
-from milldam.dedup import near_drops, shingles, sketches
-from milldam.dedup.candidates import WINDOW, NearWork, bucket_pairs, preference_file_name
+from milldam.dedup import near, near_drops, shingles, sketches
+from milldam.dedup.candidates import WINDOW, NearWork, bucket_pairs
 from milldam.dedup.drops import EXACT, DropWriter, drop_file_name
 from milldam.dedup.keys import KeyLayout, SortedKeys
 from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureFiles, SignatureWriter, signature_file_name, unit_name
 from milldam.dedup.near import NearResolved, drop, resolve_near
-from milldam.dedup.rules import NearRules
+from milldam.dedup.ranking import preference_file_name
 from milldam.dedup.shingles import shingle
 from milldam.dedup.sketches import Sketcher, SketchFiles, SketchWriter, sketch_paths
 from milldam.errors import InputError
+from milldam.rules import NearRules
 
 RULES = NearRules(ngram=5, bands=32, rows=8, threshold=0.8)
 MEMORY = 32 << 20
@@ -506,6 +507,7 @@ def test_threads_and_the_number_of_files_change_nothing(
     expected = resolve(tmp_path, rules=rules)
     assert expected[0].shown.pairs and expected[0].shown.clusters
     monkeypatch.setattr(near_drops, "FILE_DROPS", 40)
+    monkeypatch.setattr(near, "_EDGES_A_THREAD", 1)
     for threads, memory in ((1, MEMORY), (3, MEMORY), (4, 1)):
         assert resolve(tmp_path, rules=rules, threads=threads, memory=memory) == expected
         assert len(list(tmp_path.glob("drops-near-*.parquet"))) > 1

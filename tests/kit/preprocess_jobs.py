@@ -244,6 +244,7 @@ PATCHES = {
     "signatures": "milldam.dedup.minhash:SignatureWriter.commit",
     "pin": "milldam.dedup.index:_link",
     "exact": "milldam.dedup.exact:resolve_exact",
+    "rank": "milldam.dedup.ranking:rank",
     "pairs": "milldam.dedup.candidates:find_pairs",
     "sketches": "milldam.dedup.sketches:SketchWriter.put_in_place",
     "verify": "milldam.dedup.near:verify_pairs",
@@ -261,7 +262,7 @@ PATCHES = {
     "summary": "milldam.run.summary:Summary.write",
     "remove": "milldam.pipeline.finishing:Finish._clean_up",
     "report": "milldam.report:write_report",
-    "status": "milldam.run.presence:Presence.tell",
+    "status": "milldam.run.folder:Presence.tell",
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from milldam.cli.options import json_option, machine_options
+from milldam.cli.commands import json_option, machine_options
 from milldam.markup import counted
 
 _SHOWN = 3
@@ -49,10 +49,11 @@ def contamination(
     \b
     milldam contamination corpus.milldam --against evals/gsm8k.jsonl --columns question,answer
     """
-    from milldam.cli.running import EXIT_INTERRUPTED, as_interrupt
+    from milldam.cli.commands import as_interrupt
     from milldam.cli.summaries import make_observer
+    from milldam.errors import EXIT_INTERRUPTED
     from milldam.pipeline.contamination import Machine, evaluation_sets, find_contamination
-    from milldam.stores.tokens import Store
+    from milldam.stores.tokens.reader import Store
 
     rules["columns"] = None if rules["columns"] is None else rules["columns"].split(",")
     signal.signal(signal.SIGTERM, as_interrupt)

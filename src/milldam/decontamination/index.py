@@ -26,7 +26,7 @@ import numpy.typing as npt
 from milldam.decontamination.array_file import map_arrays, write_arrays
 from milldam.decontamination.letters import BLOCK, Bytes, Hashes, Int64s, blocks_at, letters_in, pair_hashes, words_of
 from milldam.decontamination.passages import MIN_LETTERS, Passages
-from milldam.decontamination.rules import EvaluationSet
+from milldam.rules import EvaluationSet
 
 MIN_WORDS, SHORT_WORDS = 4, 8
 SEED_LETTERS = 16

@@ -28,11 +28,11 @@ import pyarrow.parquet as pq
 from milldam import native
 from milldam.dedup.drops import BLOOM, EXACT
 from milldam.dedup.keys import KeyLayout, SortedKeys, each_once, hash_bands, mapped, new_mapped, sort
-from milldam.dedup.minhash import CHANCE, NO_WORDS, SignatureFiles, Signatures, unit_name
-from milldam.dedup.rules import NearRules
+from milldam.dedup.minhash import CHANCE, NO_WORDS, SignatureFiles, Signatures
 from milldam.dedup.shingles import Hashes, Int64s
 from milldam.files import NewFile, explain_os_errors
 from milldam.prefetch import in_threads
+from milldam.rules import NearRules
 
 DEVIATIONS = 3
 """A pair is worth a look from so many standard deviations of the estimate below the threshold on."""
@@ -42,7 +42,8 @@ _SMALLEST_BLOCK = 1024
 _MOST_PAIRS, _MOST_VALUES = 1 << 25, 2048
 """Of pairs at once, and more than a signature has values: two numbers of pairs and one of values fit into 64 bits."""
 _MARKED_AT_ONCE = 1 << 23
-_RANKS, _POSITIONS = "ranks.bin", "positions.bin"
+RANKS, POSITIONS = "ranks.bin", "positions.bin"
+"""Files of `ranking.rank`: the rank of each position, and the position of each rank."""
 Bools = npt.NDArray[np.bool_]
 Pairs = tuple[Int64s, Int64s]
 
@@ -80,52 +81,17 @@ class Documents:
 
     @cached_property
     def _by_position(self) -> Int64s | None:
-        return mapped(self._folder / _RANKS, np.int64) if (self._folder / _RANKS).exists() else None
+        return mapped(self._folder / RANKS, np.int64) if (self._folder / RANKS).exists() else None
 
     @cached_property
     def _by_rank(self) -> Int64s | None:
-        return mapped(self._folder / _POSITIONS, np.int64) if (self._folder / _POSITIONS).exists() else None
+        return mapped(self._folder / POSITIONS, np.int64) if (self._folder / POSITIONS).exists() else None
 
     def ranks(self, positions: Int64s) -> Int64s:
         return positions if self._by_position is None else self._by_position[positions]
 
     def positions(self, ranks: Int64s) -> Int64s:
         return ranks if self._by_rank is None else self._by_rank[ranks]
-
-
-def preference_file_name(unit: int) -> str:
-    """Where a unit's preferences are: a number of 8 bytes a document, lower ones first."""
-    return f"preferences-{unit_name(unit)}.bin"
-
-
-def rank(work: NearWork) -> None:
-    """Put the documents in the order of preference: two files of 8 bytes a document. Without them, plan order it is."""
-    documents = Documents(work)
-    bits = max(1, (documents.count - 1).bit_length())
-    most = np.uint64((1 << (64 - bits)) - 1)
-    with work_folder(work.folder / "near-ranking") as folder:
-        keys = SortedKeys(folder / "keys", work.share(48))
-        table = documents.signatures
-        for unit in table.units[table.units >= work.exempt_below].tolist():
-            base, stop = table.before(unit), table.before(unit + 1)
-            preferences = mapped(work.folder / preference_file_name(unit), np.uint64)
-            for start in range(base, stop, work.share(48)):
-                some = np.arange(start, min(stop, start + work.share(48)), dtype=np.uint64)
-                chosen = np.minimum(preferences[some.astype(np.int64) - base], most)
-                keys.add(chosen << np.uint64(bits) | some)
-        ranks = new_mapped(folder / _RANKS, np.int64, documents.count)
-        positions = new_mapped(folder / _POSITIONS, np.int64, documents.count)
-        for array in (ranks, positions):
-            array[: documents.exempt] = np.arange(documents.exempt)
-        done = documents.exempt
-        for block in keys.blocks(work.share(48)):
-            at = (block & np.uint64((1 << bits) - 1)).astype(np.int64)
-            positions[done : done + len(at)] = at
-            ranks[at] = np.arange(done, done + len(at))
-            done += len(at)
-        for name in (_RANKS, _POSITIONS):
-            if documents.count:
-                (folder / name).replace(work.folder / name)
 
 
 def pair_steps(rules: NearRules) -> int:
@@ -217,7 +183,7 @@ class _Search:
         pairs = [SortedKeys(self._folder / f"pairs-{k}", share(96 * len(groups))) for k in groups]
         for band in self._band_keys(bands):
             for part in band:
-                for found in bucket_pairs(part.blocks(share(400)), self._layout):
+                for found in bucket_pairs(part.blocks(share(400), read_keys=share(48)), self._layout):
                     for first, second in found:
                         new = second >= self._documents.exempt
                         self._layout.add_pairs(pairs, first[new], second[new])
@@ -259,12 +225,11 @@ class _Search:
         if not paths:
             return None
         dropped = new_mapped(self._folder / "dropped", np.bool_, self._documents.count)
-        bases, units = self._signatures.bases, self._signatures.units
         for path in paths:
             with pq.ParquetFile(path) as file:
                 for batch in file.iter_batches(1 << 15, columns=["unit", "row"]):
-                    at = np.searchsorted(units, batch["unit"].to_numpy())
-                    dropped[bases[at] + batch["row"].to_numpy().astype(np.int64)] = True
+                    unit, row = (column.to_numpy().astype(np.int64) for column in batch.columns)
+                    dropped[self._signatures.positions(unit, row)] = True
         return dropped
 
     def _worth_a_look(self, group: int, keys: Hashes) -> Hashes:

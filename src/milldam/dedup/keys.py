@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator, Sequence
+from io import FileIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,10 @@ Slices = list[tuple[int, slice]]
 """Parts of sorted runs: (number of the run, from, to)."""
 SCATTERED: tuple[Int64s, Int64s] = (np.empty(0, np.int64), np.empty(0, np.int64))
 """What is `wanted` of a mapped file where only its being far apart is known before."""
-_FEW = 4096
-"""So many, numpy sorts as fast."""
+_FEW, _MANY_RUNS = 4096, 16
+"""So many, numpy sorts as fast; of so many runs, merging them two by two takes as long as sorting."""
+_SAMPLED = 512
+"""A page has so many."""
 
 
 def hash_bands(values: npt.NDArray[np.uint8]) -> Hashes:
@@ -105,8 +108,9 @@ def _distribute(parts: list[SortedKeys], sections: Hashes | None, keys: Hashes) 
 class SortedKeys:
     """Numbers of 64 bits, more than fit into memory, given back in order.
 
-    They go to disk in sorted runs of `run_keys`. Coming back, the range of numbers is halved until what lies in it,
-    over all runs, fits; that is read and sorted. So a huge bucket costs no memory. 8 bytes of disk each.
+    They go to disk in sorted runs of `run_keys`. Of each run, one number in 512 stays in memory: these tell where in
+    the runs a range of numbers lies, which is read without a look at anything else, and merged. However many there
+    are, everything is written once and read once. 8 bytes of disk each, a 64th of a byte of memory.
     """
 
     def __init__(self, path: Path, run_keys: int) -> None:
@@ -114,6 +118,7 @@ class SortedKeys:
         self._waiting: list[Hashes] = []
         self._count = 0
         self._stops = [0]
+        self._samples: list[Hashes] = []
 
     def add(self, keys: Hashes) -> None:
         self._waiting.append(keys)
@@ -134,20 +139,66 @@ class SortedKeys:
         with explain_os_errors(self._path), self._path.open("ab") as file:
             file.write(keys.data)
         self._stops.append(self._stops[-1] + len(keys))
+        self._samples.append(keys[::_SAMPLED].copy())
 
-    def blocks(self, block_keys: int, *, together: int = 1) -> Iterator[Hashes]:
-        """All numbers in order, `block_keys` or fewer at a time. Equal ones come in one block, however many, and those
-        that `in_ranges` is told to keep together."""
+    def blocks(self, block_keys: int, *, together: int = 1, read_keys: int = 0) -> Iterator[Hashes]:
+        """All numbers in order, `block_keys` or fewer at a time. Equal ones come in one block, however many, and so do
+        those that differ by less than `together`, a power of two, in their lower bits alone.
+
+        `read_keys`: to read at once, when more than a block; less than some hundred of each run are no use.
+        """
         self.flush()
-        if len(self._stops) > 1:
-            keys = mapped(self._path, np.uint64)
-            runs = [keys[start:stop] for start, stop in pairwise(self._stops)]
-            for parts in in_ranges(runs, block_keys, together=together):
-                yield merged(runs, parts)
+        if not self._samples:
+            return
+        with self._path.open("rb", buffering=0) as file:
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            for low, high in pairwise(self._edges(max(block_keys, read_keys), together)):
+                yield from _cut(self._read(file, low, high), block_keys, together)
 
     def remove(self) -> None:
         self._path.unlink(missing_ok=True)
-        self._stops = [0]
+        self._stops, self._samples = [0], []
+
+    def _edges(self, read_keys: int, together: int) -> list[int]:
+        """Numbers between which about so many lie, the last one more than any."""
+        samples = np.concatenate(self._samples)
+        sort(samples)
+        # Of each run, some lie in front of the first sample in a range.
+        step = max(1, read_keys // _SAMPLED - len(self._samples))
+        inner = np.unique(samples[step::step] // np.uint64(together) * np.uint64(together))
+        return [0, *inner[inner > 0].tolist(), 1 << 64]
+
+    def _read(self, file: FileIO, low: int, high: int) -> Hashes:
+        """The numbers from `low` up to `high`, in order."""
+        spans = []
+        for (start, stop), samples in zip(pairwise(self._stops), self._samples, strict=True):
+            inside = between(samples, low, high)
+            first = start + max(0, inside.start - 1) * _SAMPLED
+            spans.append((first, min(stop, start + inside.stop * _SAMPLED) - first))
+        if hasattr(os, "posix_fadvise"):
+            for first, count in spans:
+                os.posix_fadvise(file.fileno(), first * 8, count * 8, os.POSIX_FADV_WILLNEED)
+        parts = []
+        for first, count in spans:
+            if count > 0:
+                file.seek(first * 8)
+                keys = np.fromfile(file, np.uint64, count)
+                parts.append(keys[between(keys, low, high)])
+        return _merge(parts)
+
+
+def _cut(keys: Hashes, block_keys: int, together: int) -> Iterator[Hashes]:
+    """Sorted numbers in blocks, each with all that belong together."""
+    start = 0
+    while start < len(keys):
+        stop = start + block_keys
+        if stop < len(keys):
+            group = int(keys[stop]) // together * together
+            held = between(keys, group, group + together)
+            stop = held.start if held.start > start else held.stop
+        yield keys[start:stop]
+        start = stop
 
 
 def sort(keys: Hashes) -> None:
@@ -166,8 +217,14 @@ def each_once(block: Hashes) -> Hashes:
 
 def merged(runs: Sequence[Hashes], parts: Slices) -> Hashes:
     """Parts of sorted runs as one."""
-    block = np.concatenate([runs[number][part] for number, part in parts])
-    if len(parts) > 1:
+    return _merge([runs[number][part] for number, part in parts])
+
+
+def _merge(runs: list[Hashes]) -> Hashes:
+    block = np.concatenate(runs) if runs else np.empty(0, np.uint64)
+    if len(runs) > _MANY_RUNS:
+        sort(block)
+    elif len(runs) > 1:
         # Runs one after the other: what merges them takes a tenth of the time of what sorts anything.
         block.sort(kind="stable")
     return block

@@ -27,7 +27,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from milldam.dedup.keys import mapped, numbered
-from milldam.dedup.rules import NearRules
 from milldam.dedup.shingles import (
     TEXTS,
     Hashes,
@@ -45,6 +44,7 @@ from milldam.dedup.shingles import (
 from milldam.errors import InputError
 from milldam.files import NewFile
 from milldam.native import kernel
+from milldam.rules import NearRules
 
 Mask = npt.NDArray[np.bool_]
 Signatures = npt.NDArray[np.uint8]
@@ -256,6 +256,11 @@ class SignatureFiles:
         """(unit, row) of the documents at some positions."""
         files = np.searchsorted(self.bases, positions, side="right") - 1
         return self.units[files], positions - self.bases[files]
+
+    def positions(self, units: Int64s, rows: Int64s) -> Int64s:
+        """Of documents by their names."""
+        places: Int64s = self.bases[np.searchsorted(self.units, units)] + rows
+        return places
 
     def before(self, unit: int) -> int:
         """How many documents there are before the first of a unit."""

@@ -37,12 +37,12 @@ from milldam.dedup.candidates import (
     find_pairs,
     pair_files,
     pair_steps,
-    rank,
     work_folder,
 )
 from milldam.dedup.keys import Slices, SortedKeys, between, each_once, in_ranges, mapped, merged, new_mapped
 from milldam.dedup.near_drops import NearDrops
 from milldam.dedup.near_summary import NearSummary
+from milldam.dedup.ranking import rank
 from milldam.dedup.shingles import Hashes, Int64s
 from milldam.dedup.sketches import SketchFiles
 from milldam.files import NewFile
@@ -50,8 +50,8 @@ from milldam.native import kernel
 from milldam.prefetch import in_threads
 
 MOST_PARTS, UNIT_PARTS, ROUNDS = 256, 2, 8
-_LEAST_PAIRS = 1 << 14
-"""Worth a thread."""
+_LEAST_PAIRS, _EDGES_A_THREAD = 1 << 14, 1 << 17
+"""To compare at once; with less, a thread more takes longer."""
 _EDGE_KINDS: tuple[tuple[str, type[np.generic]], ...] = ((".keys", np.uint64), (".similarities", np.uint16))
 """The files of edges: their endings, and what is in them."""
 Similarities = npt.NDArray[np.uint16]
@@ -211,9 +211,11 @@ class _Decision:
     """
 
     def __init__(self, work: NearWork, folder: Path) -> None:
+        edges = sum(path.stat().st_size for path in work.folder.glob("edges-*.keys")) // 8
+        threads = min(work.threads, 1 + edges // _EDGES_A_THREAD)
         # Of what threads make, one more waits than there are threads.
-        most = work.memory_bytes // (1 if work.threads == 1 else work.threads + 1)
-        self._work, self._folder = replace(work, memory_bytes=most), folder
+        most = work.memory_bytes // (1 if threads == 1 else threads + 1)
+        self._work, self._folder = replace(work, memory_bytes=most, threads=threads), folder
         self._documents = Documents(work)
         self._layout = self._documents.layout
         self._dropped = new_mapped(folder / "dropped", np.bool_, self._documents.count)

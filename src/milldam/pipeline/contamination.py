@@ -23,19 +23,25 @@ from milldam.decontamination.deciding import decide
 from milldam.decontamination.index import Index
 from milldam.decontamination.letters import letter_tables
 from milldam.decontamination.matches import Matches, MatchFinder, match_path
-from milldam.decontamination.rules import REPORT, EvaluationSet
 from milldam.decontamination.scanning import Scanner, scanning_bytes
 from milldam.memory import Budget, usage
 from milldam.pipeline.evaluation_sets import Evaluation
+from milldam.rules import REPORT, EvaluationSet
 from milldam.run.folder import RunFolder
 from milldam.run.one_stage import Telling
-from milldam.run.planning import SMALL_INPUT, TOKENIZER_FACTOR, fit_workers, require_room
-from milldam.run.pools import LocalPool, Workers
+from milldam.run.pools import (
+    SMALL_INPUT,
+    TOKENIZER_FACTOR,
+    LocalPool,
+    Workers,
+    fit_workers,
+    require_room,
+)
 from milldam.run.session import Session, Stage, session
 from milldam.run.summary import Observer, Quiet
 from milldam.run.tasks import Report
 from milldam.stores.kinds import TOKENS
-from milldam.stores.tokens import Store
+from milldam.stores.tokens.reader import Store
 
 BATCH_TOKENS = 1 << 18
 OVERLAP_TOKENS = 1 << 13

@@ -16,10 +16,10 @@ import numpy as np
 from milldam.decontamination.deciding import decide
 from milldam.decontamination.index import Index
 from milldam.decontamination.matches import Matches
-from milldam.decontamination.rules import EvaluationSet
+from milldam.files import is_whole, read_sealed, record_of, write_sealed
+from milldam.rules import EvaluationSet
 from milldam.run.tasks import PART, Report
 from milldam.run.units import UnitList
-from milldam.sealed import is_whole, read_sealed, record_of, write_sealed
 from milldam.sources.units import Unit
 
 STAGE = "decontaminate"

@@ -11,16 +11,15 @@ from typing import Any
 
 from milldam.decontamination.index import BUILDING_FACTOR, LAYOUT, build_index
 from milldam.decontamination.passages import Passages
-from milldam.decontamination.rules import EvaluationSet
 from milldam.errors import InputError, Setting, did_you_mean
 from milldam.files import hash_bytes
-from milldam.pipeline.receipt import input_state, places_of
-from milldam.sources.batch import Reject, TextRules, listed_names
+from milldam.pipeline.starting import input_state, places_of
+from milldam.rules import EvaluationSet
+from milldam.sources.batch import Places, Reject, TextRules, listed_names
 from milldam.sources.data_sets import RowSlice, resolve_data_set
-from milldam.sources.listing import list_inputs
 from milldam.sources.reading import FileReader, rows_between
-from milldam.sources.rows import Places, Rows, row_count
-from milldam.sources.units import Slice
+from milldam.sources.rows import Rows, row_count
+from milldam.sources.units import Slice, list_inputs
 
 
 class Evaluation:

@@ -14,19 +14,18 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milldam.dedup.rules import DedupRules
+from milldam.dedup import DECIDE, GROUP, NEAR, RANK, SHINGLE, VERIFY
 from milldam.errors import StoreError
+from milldam.files import is_whole, read_sealed, record_of, replace_unsynced, seal_file, write_sealed
 from milldam.memory import held_bytes
-from milldam.run.folder import Identity
+from milldam.rules import DedupRules
 from milldam.run.tasks import PART, Report
-from milldam.sealed import is_whole, read_sealed, record_of, replace_unsynced, seal_file, write_sealed
+from milldam.run.units import Identity
 
 if TYPE_CHECKING:
     from milldam.dedup.candidates import NearWork
     from milldam.dedup.index import DedupIndex
 
-GROUP, RANK, NEAR, SHINGLE, VERIFY, DECIDE = "group", "rank", "near", "shingle", "verify", "decide"
-"""The stages."""
 NEAR_STAGES = (RANK, NEAR, SHINGLE, VERIFY, DECIDE)
 WORK_STAGES = (RANK, NEAR, VERIFY)
 """What these leave is checked by its hash before it is used again, and made again where it is not whole: nothing waits
@@ -148,8 +147,9 @@ class ResolveTask:
         )
 
     def _near(self, stage: str, number: int, memory_bytes: int) -> dict[str, Any]:
-        from milldam.dedup.candidates import find_pairs, rank
+        from milldam.dedup.candidates import find_pairs
         from milldam.dedup.near import decide, verify_pairs
+        from milldam.dedup.ranking import rank
 
         work = self.near_work(memory_bytes)
         if stage == RANK:

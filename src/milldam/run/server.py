@@ -26,18 +26,14 @@ from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import Any, NoReturn
 
-from milldam.memory import Inherited, inherit, release, usage
-from milldam.run.lean_arrow import keep_arrow_lean
-from milldam.run.tasks import APART, END, ENDED, ERROR, FORK, IMPORT, LOADED, TASK, Loading, Work
+from milldam.memory import Inherited, inherit, keep_arrow_lean, release, usage
+from milldam.run.tasks import APART, END, ENDED, ERROR, FORK, IMPORT, LOADED, ONE_THREAD, TASK, Loading, Work
 from milldam.run.worker import GONE, as_sent, attach, die_with, serve
 
-CAN_FORK = sys.platform == "linux"
 _LAST_THREADS_SECONDS = 0.2
 """A thread that was waited for may still be ending."""
 _LEFT_BYTES = 4 << 20
 """So little may stay of tasks in cycles of objects: to look for them among all that is imported takes 20 ms."""
-ONE_THREAD = "01"
-"""For OPENBLAS_NUM_THREADS: tells what milldam has set from what a user has."""
 _SET_BLAS_THREADS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 _HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random", "/dev/zero")
 

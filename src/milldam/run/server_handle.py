@@ -20,8 +20,7 @@ from typing import Any
 
 from milldam.errors import Setting, WorkerError
 from milldam.memory import Inherited
-from milldam.run.server import CAN_FORK, ONE_THREAD
-from milldam.run.tasks import APART, END, ENDED, ERROR, FORK, IMPORT, LOADED, TASK, Loading, Task
+from milldam.run.tasks import APART, CAN_FORK, END, ENDED, ERROR, FORK, IMPORT, LOADED, ONE_THREAD, TASK, Loading, Task
 
 log = logging.getLogger(__name__)
 

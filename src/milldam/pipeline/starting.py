@@ -1,37 +1,43 @@
-"""A finished run leaves a receipt: what was asked for, and what it was made from. Asking again costs a look at files.
+"""The start of a job, before anything is loaded that makes a store: what is asked for, whether it is there already, and
+the process that will start workers.
 
-The same settings to the letter, the same milldam, the same bytes in the tokenizer's files, the same files of input and
-of evaluation sets, and a store as it was left mean the same identity: so the store is up to date, and nothing is loaded
-that would make one. All else goes the long way, which compares identities; so does what files do not tell: users'
-functions, standard input, rows that are packed, chat templates.
+A finished run leaves a receipt: what was asked for, and what it was made from. Asking again costs a look at files. The
+same settings to the letter, the same milldam, the same bytes in the tokenizer's files, the same files of input and of
+evaluation sets, and a store as it was left mean the same identity: so the store is up to date, and nothing more is
+loaded, nor are settings checked. All else goes the long way, which compares identities; so does what files do not tell:
+users' functions, standard input, rows that are packed, chat templates.
+
+Where workers will surely be needed, the server that forks them is begun first: both processes import for a quarter of a
+second, side by side.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milldam import __version__
 from milldam.errors import MilldamError
-from milldam.files import hash_bytes
+from milldam.files import hash_bytes, record_of, replace_unsynced, seal_line, unseal_line
 from milldam.input_files import RUN_FOLDER, InputState
 from milldam.run.summary import Summary
-from milldam.sealed import record_of, replace_unsynced, seal_line, unseal_line
+from milldam.run.tasks import CAN_FORK
 from milldam.sources.compression import STDIN
 from milldam.sources.data_sets import resolve_data_set
-from milldam.sources.listing import list_inputs
+from milldam.sources.units import CHAT_SHARD_SIZE, SHARD_SIZE, list_inputs
 from milldam.stores.kinds import TOKENS
 from milldam.tokenizers.loading import tokenizer_state
 
 if TYPE_CHECKING:
     from milldam.config.settings import Config, DataSet
-    from milldam.decontamination.rules import EvaluationSet
     from milldam.pipeline.finishing import TextSummary
     from milldam.pipeline.preparing import Prepared
+    from milldam.rules import EvaluationSet
+    from milldam.run.server_handle import ServerProcess
     from milldam.run.summary import Observer
 
 RECEIPT, REPORT = "receipt.json", "report.html"
@@ -74,7 +80,6 @@ def run_asked(
     found = None if asked.out is None else _answer(asked.out, asked.name)
     if found is not None:
         return found
-    from milldam.pipeline.ahead import server_ahead
 
     config = check()
     with server_ahead(config) as server:
@@ -166,3 +171,91 @@ def _is_told_by_files(config: Config) -> bool:
     from_stdin = any(STDIN in one.paths for one in config.sources)
     plain = config.packing_rules is None and config.chat is None
     return not has_function and not from_stdin and plain
+
+
+# ---- the server, begun ahead ----
+
+WORKER_MODULES = (
+    "milldam.pipeline.fingerprinting",
+    "milldam.pipeline.tokenizing",
+    "milldam.sources.jsonl",
+    "gigatoken.gigatoken_rs",
+)
+_CHAT_MODULES = ("milldam.chat.reading", "milldam.pipeline.chat_encoding")
+
+
+def shard_size_of(config: Config) -> int:
+    """Bytes of input per unit."""
+    return config.shard_bytes or (SHARD_SIZE if config.chat is None else CHAT_SHARD_SIZE)
+
+
+@contextlib.contextmanager
+def server_ahead(config: Config) -> Iterator[ServerProcess | None]:
+    """The server of a job that surely needs one, while it imports what workers need; None: that is not sure yet."""
+    if not (CAN_FORK and config.executor == "local" and _is_needed(config)):
+        yield None
+        return
+    from milldam.run.server_handle import ServerProcess
+
+    server = ServerProcess({}, apart=False)
+    try:
+        server.expect(WORKER_MODULES if config.chat is None else WORKER_MODULES + _CHAT_MODULES)
+        yield server
+    finally:
+        server.close()
+
+
+def _is_needed(config: Config) -> bool:
+    """Whether there is surely work for several processes: what is seen at a glance."""
+    if config.workers == 1 or config.limit is not None:
+        return False
+    with contextlib.suppress(OSError):  # what can't be looked at is told by who reads it
+        if (Path(config.out) / TOKENS.manifest).exists():
+            return False
+        left = shard_size_of(config)
+        for path in (Path(path) for one in config.sources for path in one.paths):
+            for file in path.iterdir() if path.is_dir() else [path]:
+                left -= file.stat().st_size if file.is_file() else 0
+                if left < 0:
+                    return True
+    return False
+
+
+# ---- the options of `tokenize`: data as it is, nothing done to its documents ----
+
+_OF_DATA_SET = ("text_column", "documents", "separator", "input_format")
+_OF_TOKENIZER = ("bos", "eos", "special_text", "encoder")
+_OF_CHAT = {"chat_form": "form", "chat_template": "template", "train_on": "train_on"}
+
+
+def tokenize_settings(
+    inputs: str | Path | Sequence[str | Path], out: str | Path, tokenizer: str | Path, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The options where they belong; what is None is left at its default."""
+    chosen = {"invalid_utf8": "reject"} | {name: value for name, value in options.items() if value is not None}
+    data_set = {name: chosen.pop(name) for name in _OF_DATA_SET if name in chosen}
+    rules = {name: chosen.pop(name) for name in _OF_TOKENIZER if name in chosen}
+    of_chat = {key: chosen.pop(name) for name, key in _OF_CHAT.items() if name in chosen}
+    chat = chosen.pop("chat", None)
+    if of_chat or chat:
+        # Any of them says that the records are conversations.
+        chosen["chat"] = {**(chat if isinstance(chat, Mapping) else {}), **of_chat}
+    paths = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+    return {
+        "datasets": {"path": paths, **data_set},
+        "tokenizer": {"path": tokenizer, **rules},
+        "out": out,
+        "clean": "off",
+        "dedup": "off",
+        **chosen,
+    }
+
+
+def tokenize_config(
+    inputs: str | Path | Sequence[str | Path], out: str | Path, tokenizer: str | Path, options: Mapping[str, Any]
+) -> Config:
+    """The same, checked; raises ConfigError."""
+    from milldam.config.checking import checked_settings
+    from milldam.config.settings import Config
+
+    return checked_settings(Config, tokenize_settings(inputs, out, tokenizer, options))

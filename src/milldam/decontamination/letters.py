@@ -3,7 +3,7 @@
 Letters, digits and marks of any script count; all else (white space, punctuation, symbols) separates words and becomes
 a zero byte, so that texts that differ only in case, punctuation and white space have the same letters. Where a script
 is written without spaces (Chinese, Japanese, Korean, Thai, Lao, Khmer, Burmese, Tibetan; emoji too) each character is a
-word. A word of more than 64 bytes counts as several.
+word. A word of more than 64 bytes counts as several, each of whole characters that have the next 64 bytes.
 
 Every byte keeps its place, so that what is found can be cut out. Near-dedup's words (`dedup/shingles.py`) are found by
 another rule: nothing is cut out there, so lower case may have another length, and every character beyond ASCII that is
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,12 +124,22 @@ def _words_of(data: bytes, offsets: Int64s) -> Words:
     inside = folded[: len(data) + 1] != 0
     before = np.concatenate(([False], inside[:-1]))
     begins, ends = np.flatnonzero(inside & (~before | border)), np.flatnonzero(before & (~inside | border))
-    # A word that is too long becomes several.
-    pieces = -(-(ends - begins) // LONGEST_WORD)
-    first = np.repeat(np.cumsum(pieces) - pieces, pieces)
-    begins = np.repeat(begins, pieces) + (np.arange(len(first)) - first) * LONGEST_WORD
-    ends = np.minimum(np.repeat(ends, pieces), begins + LONGEST_WORD)
+    if (ends - begins > LONGEST_WORD).any():
+        said, whole = bytes(folded), zip(begins.tolist(), ends.tolist(), strict=True)
+        begins, ends = np.array([piece for word in whole for piece in _pieces(said, *word)]).T
     return Words(folded, begins, ends)
+
+
+def _pieces(folded: bytes, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """A word, or what it is cut into when it is too long; never within a character, as what is found may be cut out."""
+    while end - begin > LONGEST_WORD:
+        cut = begin + LONGEST_WORD
+        while cut < end and folded[cut] & 0xC0 == 0x80:
+            cut += 1
+        yield begin, cut
+        begin = cut
+    if begin < end:
+        yield begin, end
 
 
 @functools.cache

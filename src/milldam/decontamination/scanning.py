@@ -78,14 +78,10 @@ class Scanner:
         data = memoryview(texts.buffers()[2] or b"")[offsets[0] : offsets[-1]]
         yield from self._scan(data, offsets - offsets[0])
 
-    def part(self, data: bytes, *, open: bool) -> Iterator[Match]:
-        """The matches of one text. `open`: it goes on, and its last word may: that one is left for the next part."""
-        if not self._index.passages or not data:
-            return
-        if open:
-            starts = words_of(data, np.array([0, len(data)])).starts
-            data = data[: int(starts[-1]) if len(starts) else 0]
-        yield from self._scan(data, np.array([0, len(data)]))
+    def part(self, data: bytes) -> Iterator[Match]:
+        """The matches of one text."""
+        if self._index.passages and data:
+            yield from self._scan(data, np.array([0, len(data)]))
 
     def _scan(self, data: bytes | memoryview, offsets: Int64s) -> Iterator[Match]:
         found = self._regions.find(data, offsets)

@@ -137,13 +137,15 @@ typedef struct {
     int64_t start;   /* where it begins */
 } Open;
 
-/* Where words begin. A word of more than 64 bytes is cut after each 64. */
-static uint64_t starts_in(const Block *block, int64_t base, Open *open) {
+/* Where words begin. A word of more than 64 bytes is cut behind the character that has the 64th. */
+static uint64_t starts_in(const Block *block, const uint8_t *folded, int64_t base, Open *open) {
     uint64_t borders = block->borders;
-    if (open->inside) { /* 64 bytes on is the bit of the same number */
+    if (open->inside) {
         const uint64_t ends = ~block->letters | borders;
-        const int64_t bit = open->start & 63;
-        if (!(ends & ((UINT64_C(2) << bit) - 1))) borders |= UINT64_C(1) << bit;
+        int64_t bit = open->start + 64 - base;
+        if (bit < 0) bit = 0; /* within a character that began in the block before */
+        while (bit < 64 && (folded[base + bit] & 0xC0) == 0x80) bit++;
+        if (bit < 64 && !(ends & ((UINT64_C(2) << bit) - 1))) borders |= UINT64_C(1) << bit;
     }
     const uint64_t starts = block->letters & (~(block->letters << 1 | open->inside) | borders);
     open->inside = block->letters >> 63;
@@ -179,7 +181,7 @@ int64_t milldam_words(const uint8_t *raw, int64_t size, const int64_t *offsets, 
     fold(&given, folded, (Block *)blocks);
     for (int64_t base = 0; base <= size; base += 64) {
         const Block *block = (Block *)blocks + (base >> 6);
-        const uint64_t inside = open.inside, first = starts_in(block, base, &open);
+        const uint64_t inside = open.inside, first = starts_in(block, folded, base, &open);
         begun = list_bits(first, base, starts, begun);
         ended = list_bits((block->letters << 1 | inside) & (~block->letters | first), base, stops, ended);
     }
@@ -204,11 +206,11 @@ static int may_hold(const uint64_t *bits, int64_t shift, uint64_t hash) {
 }
 
 /* Where words begin, and the end of the texts; how many words. */
-static int64_t list_words(const Block *blocks, int64_t size, uint32_t *places) {
+static int64_t list_words(const Block *blocks, const uint8_t *folded, int64_t size, uint32_t *places) {
     Open open = {0, 0};
     int64_t count = 0;
     for (int64_t base = 0; base < size; base += 64)
-        count = list_bits(starts_in(blocks + (base >> 6), base, &open), base, places, count);
+        count = list_bits(starts_in(blocks + (base >> 6), folded, base, &open), base, places, count);
     places[count] = (uint32_t)size;
     return count;
 }
@@ -367,7 +369,7 @@ static void scan(const Texts *texts, const Room *room, int64_t kinds, const Seed
     const uint8_t *folded = room->folded;
     const int64_t size = texts->size, *offsets = texts->offsets;
     fold(texts, room->folded, room->blocks);
-    const int64_t words = list_words(room->blocks, size, room->places);
+    const int64_t words = list_words(room->blocks, folded, size, room->places);
     const int64_t likely = list_likely(folded, room->places, words, seeds, room->likely);
     Document document = {folded, 0, 0, 0, 0, 0, 0};
     for (int64_t k = 0, text = -1; k < likely; k++) {

@@ -137,8 +137,8 @@ def _holds(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def _open_at(data: bytes) -> tuple[int, int]:
-    """Up to where the words of a part are known, as its last one may go on; and from where on it is looked at again, the
-    beginning of a word: so words are the same wherever a document is cut."""
+    """Up to where the words of a part are known, as its last one may go on; and from where on it is looked at again.
+    There a word begins, so that words are the same wherever a document is cut."""
     words = words_of(data, np.array([0, len(data)]))
     starts, size = words.starts, len(data)
     at = int(np.searchsorted(starts, size - KEPT_BYTES))

@@ -71,8 +71,8 @@ class DecideTask:
             matches = Matches.read(path)
             if len(matches.row):
                 dropped = DropSet.load(self.folder, number, near=False)
-                keep = np.array([dropped.of(int(row)) is None for row in matches.row.tolist()])
-                matches = matches.only(keep)
+                gone = [row for row in np.unique(matches.row).tolist() if dropped.of(row) is not None]
+                matches = matches.only(~np.isin(matches.row, gone))
             yield number, matches
 
     @property

@@ -17,6 +17,7 @@ from tests.kit.jobs import DEMO, invoke, run_here, write_lines
 from tests.kit.preprocess_jobs import (
     CRASHED,
     config_of,
+    dropped_documents,
     drops_by_stage,
     fresh_texts,
     lines_job,
@@ -36,6 +37,7 @@ from milldam.pipeline import contamination
 
 RNG = random.Random(19)
 QUESTIONS = [f"Which {make_words(RNG, 14)} is meant?" for _ in range(30)]
+REASONS = ("near_duplicate", "contaminated", "too_few_characters")
 PLAIN = fresh_texts(60, seed=7, words=(30, 60))
 
 
@@ -155,6 +157,63 @@ def test_validation_sets_are_used_whole(tmp_path: Path) -> None:
     assert texts_in(store, "train") == PLAIN[:3]
 
 
+# ---- with near-dedup ----
+
+
+def test_no_document_is_dropped_for_one_that_is_removed(tmp_path: Path) -> None:
+    """The first of two near-duplicates is contaminated, or nothing is left of it: the second stays. So it is when the
+    item comes later, and when the first one is of an earlier run."""
+    (text, other), question = fresh_texts(2, words=(150, 200)), QUESTIONS[0]
+    first = f"{text} {question}"
+    empty = write_evals(tmp_path / "evals.jsonl", QUESTIONS[1:3])
+    rules = {"dedup": "near", "decontaminate": [{"path": empty}]}
+    assert texts_in(lines_job(tmp_path, [first, text, other], **rules)) == [first, other]
+    evals = write_evals(tmp_path / "evals.jsonl")
+    store = lines_job(tmp_path, [first, text, other], **rules)
+    assert texts_in(store) == [text, other]
+    assert drops_by_stage(store.path) == {"decontaminate": {"contaminated": 1}}
+    assert tree_bytes(lines_job(tmp_path, [first, text, other], "fresh", **rules).path) == tree_bytes(store.path)
+    long = write_evals(tmp_path / "long.jsonl", [text])
+    cut = {"dedup": "near", "decontaminate": [{"path": long, "action": "cut"}]}
+    assert texts_in(lines_job(tmp_path / "cut", [text, f"{text} and some more", other], **cut)) == [
+        " and some more",
+        other,
+    ]
+    index = {"dedup": {"near": {}, "index": str(tmp_path / "index")}, "decontaminate": [{"path": evals}]}
+    assert texts_in(lines_job(tmp_path / "earlier", [first, other], **index)) == [other]
+    assert texts_in(lines_job(tmp_path / "later", [text, f"{other} more"], **index)) == [text]
+
+
+@pytest.mark.parametrize("seed", first_quick(range(3)))
+def test_every_near_duplicate_is_like_a_document_of_the_store(tmp_path: Path, seed: int) -> None:
+    """Versions of texts in any order, some with an item that is dropped or cut out, some too short for a filter; for
+    any number of workers."""
+    rng = random.Random(seed)
+    drop = write_evals(tmp_path / "drop.jsonl", QUESTIONS[:15])
+    cut = write_evals(tmp_path / "cut.jsonl", QUESTIONS[15:])
+    texts = []
+    for text in fresh_texts(60, seed, words=(90, 150)):
+        words, item = text.split(), rng.choice(QUESTIONS)
+        at = rng.randrange(len(words))
+        texts += [text, f"{text} more", " ".join([*words[:at], item, *words[at:]]), " ".join(words[:-4])]
+    rng.shuffle(texts)
+    rules: dict[str, Any] = {
+        "dedup": "near",
+        "decontaminate": [{"path": drop}, {"path": cut, "action": "cut"}],
+        "filters": {"min_characters": 780},
+        "write_dropped": True,
+        "shard_size": "100KB",
+    }
+    store = lines_job(tmp_path, texts, **rules)
+    dropped = {(one["unit"], one["row"]): one for one in dropped_documents(store.path)}
+    reasons = {reason: [one for one in dropped.values() if one["reason"] == reason] for reason in REASONS}
+    assert min(map(len, reasons.values())) > 10
+    for one in reasons["near_duplicate"]:
+        assert (one["duplicate_of"]["unit"], one["duplicate_of"]["row"]) not in dropped
+    two = lines_job(tmp_path, texts, "two", **rules | {"workers": 2, "memory": "600MB"})
+    assert tree_bytes(two.path) == tree_bytes(store.path)
+
+
 @pytest.mark.parametrize("action", first_quick(["cut", "drop"]))
 def test_bytes_are_equal_for_any_workers_and_without_dedup(
     tmp_path: Path, action: str, caplog: pytest.LogCaptureFixture
@@ -198,7 +257,7 @@ def test_killed_anywhere_the_same_comes_out(tmp_path: Path, crash: tuple[str, st
 def _kill_job(folder: Path) -> dict[str, Any]:
     evals = write_evals(folder / "evals.jsonl")
     path = write_lines(folder / "corpus.jsonl", [f"{text} {k}" for k in range(12) for text in planted()])
-    rules = {"decontaminate": [{"path": evals, "action": "cut"}], "shard_size": "100KB"}
+    rules = {"decontaminate": [{"path": evals, "action": "cut"}], "shard_size": "100KB", "dedup": "near"}
     return config_of(Path("out"), path, **rules)
 
 

@@ -75,8 +75,8 @@ class MatchFinder:
         self._kept: Counter[int] = Counter()
         self._documents = 0
         self._tail, self._before = b"", 0
-        self._spanning: list[tuple[int, ...]] = []
-        """Of the document that is open: matches that reach into what is looked at again."""
+        self._spanning: dict[int, list[tuple[int, ...]]] = {}
+        """Of the document that is open: matches that reach into what is looked at again, by passage."""
 
     def add(self, texts: pa.LargeStringArray, first_row: int, wanted: Mask) -> None:
         """Whole documents."""
@@ -89,21 +89,25 @@ class MatchFinder:
         """A part of a document."""
         data = self._tail + part
         known, again = (len(data), len(data)) if last else _open_at(data)
-        spanning = []
+        spanning: dict[int, list[tuple[int, ...]]] = {}
         for match in self._scanner.part(data[:known]):
             if match.start >= again:
                 continue  # found again with the next part, and perhaps longer
-            moved = (match.passage, match.first, match.stop, match.start + self._before, match.end + self._before)
-            if not any(_holds(one, moved) for one in self._spanning):
-                spanning.append(moved)
-                self._keep(match, row, memoryview(data), self._before)
+            moved = (match.first, match.stop, match.start + self._before, match.end + self._before)
+            if any(_holds(one, moved) for one in self._spanning.get(match.passage, ())):
+                continue
+            self._keep(match, row, memoryview(data), self._before)
+            if match.end > again:
+                spanning.setdefault(match.passage, []).append(moved)
         if last:
             self._documents += 1
             self.cancel()
             return
         self._before += again
         self._tail = data[again:]
-        self._spanning = [one for one in (*self._spanning, *spanning) if one[4] > self._before]
+        for passage, several in self._spanning.items():
+            spanning.setdefault(passage, []).extend(one for one in several if one[3] > self._before)
+        self._spanning = spanning
 
     def cancel(self) -> None:
         """Forget the document that is open."""
@@ -130,15 +134,14 @@ class MatchFinder:
 
 
 def _holds(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether a match has all that another one has."""
-    (passage, first, stop, start, end), (its_passage, its_first, its_stop, its_start, its_end) = one, other
-    inside = first <= its_first and its_stop <= stop and start <= its_start and its_end <= end
-    return passage == its_passage and inside
+    """Whether a match has all that another one of its passage has."""
+    (first, stop, start, end), (its_first, its_stop, its_start, its_end) = one, other
+    return first <= its_first and its_stop <= stop and start <= its_start and its_end <= end
 
 
 def _open_at(data: bytes) -> tuple[int, int]:
-    """Up to where the words of a part are known, as its last one may go on; and from where on it is looked at again,
-    the beginning of a word: so words are the same wherever a document is cut."""
+    """Up to where the words of a part are known, as its last one may go on; and from where on it is looked at again.
+    There a word begins, so that words are the same wherever a document is cut."""
     words = words_of(data, np.array([0, len(data)]))
     starts, size = words.starts, len(data)
     at = int(np.searchsorted(starts, size - KEPT_BYTES))

@@ -75,6 +75,13 @@ class Removals:
         return b"".join([*kept, data[done:]])
 
 
+def whole_removals(path: Path) -> Int64s:
+    """The documents that go as a whole: (2, documents), their units and their rows."""
+    arrays, _ = map_arrays(path)
+    whole = arrays["first"][1:] == arrays["first"][:-1]
+    return np.stack((arrays["unit"][whole], arrays["row"][whole]))
+
+
 def removal_digests(path: Path, units: int) -> npt.NDArray[np.uint64]:
     """A number for each unit that says what is removed of its documents; 0: nothing."""
     arrays, _ = map_arrays(path)

@@ -11,6 +11,7 @@ matches (numpy: 80 a byte of all of them).
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -95,14 +96,16 @@ class Scanner:
     def _matches(self, text: _Document, found: Int64s) -> Iterator[tuple[int, int, int, int, int]]:
         """Passage, n-grams, from where to where."""
         places, seeds, left, right = found.T
-        each = places, self._index.seed_letters[seeds], self._index.seed_passages[seeds], left, right
+        each = text.letters(places), self._index.seed_letters[seeds], self._index.seed_passages[seeds], left, right
         reached: dict[tuple[int, int], int] = {}
-        for place, letter, passage, before, after in zip(*(one.tolist() for one in each), strict=True):
-            here = text.letter(place)
+        passages: dict[int, _Passage] = {}
+        for here, letter, passage, before, after in zip(*(one.tolist() for one in each), strict=True):
             if reached.get((passage, here - letter), 0) > here:
                 continue  # the same letters beside each other
             reached[passage, here - letter] = here + after
-            grams = _grams(self._index, text, passage, letter - before, letter + after, here - letter)
+            if passage not in passages:
+                passages[passage] = _Passage.of(self._index, passage)
+            grams = passages[passage].grams(text, letter - before, letter + after, here - letter)
             if grams is not None:
                 yield passage, *grams
 
@@ -149,17 +152,24 @@ class _Regions:
     def _find(self, words: Words, offsets: Int64s) -> Int64s:
         index = self._index
         at, seeds = self._seeds(words)
-        places = words.starts[at]
+        places, here = words.starts[at], (np.cumsum(words.lengths) - words.lengths)[at]
         texts = np.searchsorted(offsets, places, side="right") - 1
-        each = (places, offsets[texts], offsets[texts + 1], index.seed_letters[seeds], index.seed_passages[seeds])
+        letters, passages = index.seed_letters[seeds], index.seed_passages[seeds]
+        each = places, offsets[texts], offsets[texts + 1], letters, passages, here - letters
         found = np.zeros((len(at), 2), np.int64)
-        for k, (place, low, high, letter, passage) in enumerate(zip(*(one.tolist() for one in each), strict=True)):
+        reached: dict[tuple[int, int], int] = {}
+        for k, (place, low, high, letter, passage, beside) in enumerate(
+            zip(*map(np.ndarray.tolist, each), strict=True)
+        ):
+            if reached.get((passage, beside), 0) > letter:
+                continue  # inside of what is equal
             begin, end = index.bounds[passage : passage + 2].tolist()
             found[k] = (
                 _equal_left(words, place, low, index.letters[begin:letter].tobytes()),
                 _equal_right(words, place, high, index.letters[letter:end].tobytes()),
             )
-        enough = found.sum(axis=1) >= index.shortest[index.seed_passages[seeds]]
+            reached[passage, beside] = letter + int(found[k, 1])
+        enough = found.sum(axis=1) >= index.shortest[passages]
         regions: Int64s = np.column_stack((places, seeds, found))[enough]
         return regions
 
@@ -227,9 +237,9 @@ class _Document:
         self._starts, self._lengths = words.starts, words.lengths
         self._before = np.cumsum(self._lengths) - self._lengths
 
-    def letter(self, place: int) -> int:
-        """How many letters lie before a word that begins at a place."""
-        return int(self._before[np.searchsorted(self._starts, place)])
+    def letters(self, places: Int64s) -> Int64s:
+        """How many letters lie before words that begin at some places."""
+        return self._before[np.searchsorted(self._starts, places)]
 
     def _word_of(self, letter: int) -> int:
         return int(np.searchsorted(self._before, letter, side="right")) - 1
@@ -248,23 +258,31 @@ class _Document:
         return bool(self._before[word] + self._lengths[word] == letter)
 
 
-def _grams(
-    index: Index, document: _Document, passage: int, begin: int, end: int, beside: int
-) -> tuple[int, int, int, int] | None:
-    """N-grams (first, behind the last) in some letters of a passage that stand in the document, `beside` letters on,
-    and from where to where; None: there are none. A word that goes on beyond what is equal is another word."""
-    low, high = index.word_bounds[passage : passage + 2].tolist()
-    first_gram, last_gram = index.gram_bounds[passage : passage + 2].tolist()
-    size = high - low - (last_gram - first_gram) + 1
-    # Where words begin, and where the last one ends.
-    edges = np.append(index.words[low:high], index.bounds[passage + 1]).astype(np.int64)
-    first, stop = np.searchsorted(edges, begin), np.searchsorted(edges, end, side="right") - 1
-    while stop - first >= size and not document.begins_word(int(edges[first]) + beside):
-        first += 1
-    while stop - first >= size and not document.ends_word(int(edges[stop]) + beside):
-        stop -= 1
-    if stop - first < size:
-        return None
-    start, behind = (int(edges[k]) + beside for k in (first, stop))
-    grams = first_gram + int(first), first_gram + int(stop) - size + 1
-    return *grams, document.place(start), document.place(behind - 1) + 1
+@dataclass(frozen=True, slots=True)
+class _Passage:
+    edges: list[int]
+    """Where words begin, and where the last one ends."""
+    first_gram: int
+    size: int
+    """Words of an n-gram."""
+
+    @classmethod
+    def of(cls, index: Index, passage: int) -> _Passage:
+        low, high = index.word_bounds[passage : passage + 2].tolist()
+        first_gram, last_gram = index.gram_bounds[passage : passage + 2].tolist()
+        edges = [*index.words[low:high].tolist(), int(index.bounds[passage + 1])]
+        return cls(edges, first_gram, high - low - (last_gram - first_gram) + 1)
+
+    def grams(self, document: _Document, begin: int, end: int, beside: int) -> tuple[int, int, int, int] | None:
+        """N-grams (first, behind the last) in some letters of the passage that stand in the document, `beside` letters
+        on, and from where to where; None: there are none. A word that goes on beyond what is equal is another word."""
+        edges = self.edges
+        first, stop = bisect.bisect_left(edges, begin), bisect.bisect_right(edges, end) - 1
+        while stop - first >= self.size and not document.begins_word(edges[first] + beside):
+            first += 1
+        while stop - first >= self.size and not document.ends_word(edges[stop] + beside):
+            stop -= 1
+        if stop - first < self.size:
+            return None
+        grams = self.first_gram + first, self.first_gram + stop - self.size + 1
+        return *grams, document.place(edges[first] + beside), document.place(edges[stop] + beside - 1) + 1

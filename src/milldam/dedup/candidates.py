@@ -6,7 +6,7 @@ grow with the bucket and not with its square. A pair is worth a look when its si
 these a document keeps, of each call, the `PAIRS_KEPT` that agree most, and the first.
 
 A document's position is its place in the plan, behind those of the runs of the index; its rank is its place in the
-order of preference. Documents dropped as exact duplicates and those without words take no part.
+order of preference. Exact duplicates, documents that are removed (`REMOVED`) and those without words take no part.
 
 Memory: what is asked for. Disk: 33 bytes a document and 8 a pair of a bucket while a call is at work; it leaves 8 a
 pair that is kept and a bit a document.
@@ -46,6 +46,8 @@ _MOST_VALUES = 2048
 _MARKED_AT_ONCE = 1 << 23
 RANKS, POSITIONS = "ranks.bin", "positions.bin"
 """Files of `ranking.rank`: the rank of each position, and the position of each rank."""
+REMOVED = "removed.bin"
+"""Documents that are dropped for another reason than dedup: their units, then their rows, 8 bytes each."""
 Bools = npt.NDArray[np.bool_]
 Pairs = tuple[Int64s, Int64s]
 
@@ -225,11 +227,15 @@ class _Search:
             yield positions + base, signatures if part.all() else signatures[positions]
 
     def _dropped_before(self) -> Bools | None:
-        """For each position whether it is an exact duplicate, in a mapped file; None when there are no drop files."""
+        """For each position whether it is an exact duplicate or removed, in a mapped file; None when there are no drop
+        files."""
         paths = [path for way in (EXACT, BLOOM) for path in sorted(self._work.folder.glob(f"drops-{way}-*.parquet"))]
-        if not paths:
+        removed = self._work.folder / REMOVED
+        if not paths and not removed.exists():
             return None
         dropped = new_mapped(self._folder / "dropped", np.bool_, self._documents.count)
+        if removed.exists():
+            dropped[self._signatures.positions(*mapped(removed, np.int64).reshape(2, -1))] = True
         for path in paths:
             with pq.ParquetFile(path) as file:
                 for batch in file.iter_batches(1 << 15, columns=["unit", "row"]):

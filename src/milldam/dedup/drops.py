@@ -146,14 +146,15 @@ class DropSet:
         self._files = files
 
     @classmethod
-    def load(cls, folder: Path, unit: int) -> DropSet:
-        """The drops of a unit by all ways; an exact one is named before a near one.
+    def load(cls, folder: Path, unit: int, *, near: bool = True) -> DropSet:
+        """The drops of a unit by all ways, or all but near-dedup; an exact one is named before a near one.
 
         They are in files for all units, or in a folder for each that has any (`unit_folder`).
         """
         own = unit_folder(folder, unit)
         paths = sorted((own if own.is_dir() else folder).glob("drops-*.parquet"))
-        return cls([file for file in (_UnitFile(path, unit) for path in paths) if file.has_any])
+        wanted = (path for path in paths if near or not path.name.startswith(f"drops-{NEAR}-"))
+        return cls([file for file in (_UnitFile(path, unit) for path in wanted) if file.has_any])
 
     def apply(self, first_row: int, verdicts: Verdicts) -> None:
         """Mark the dropped among the documents first_row, first_row + 1, ... that the verdicts are about."""

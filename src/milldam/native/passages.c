@@ -8,7 +8,7 @@
 #include <emmintrin.h>
 #endif
 
-enum { SEED_LETTERS = 16, REMEMBERED = 4096 };
+enum { SEED_LETTERS = 16, REMEMBERED_BITS = 12, REMEMBERED = 1 << REMEMBERED_BITS };
 static const uint64_t WORD_FACTOR = UINT64_C(0x9FB21C651E98DF25), ORDER_FACTOR = UINT64_C(0xD6E8FEB86659FD93);
 static const uint64_t BASE = UINT64_C(0x9E3779B97F4A7C15), INVERSE = UINT64_C(0xF1DE83E19937733D);
 
@@ -326,6 +326,11 @@ typedef struct {
     Region *regions;
 } Found;
 
+/* Where a region is remembered. The highest bits: stretches beside each other are often a power of two apart. */
+static uint64_t slot_of(int64_t passage, int64_t beside) {
+    return ((uint64_t)passage * INVERSE + (uint64_t)beside) * BASE >> (64 - REMEMBERED_BITS);
+}
+
 /* The letters around a place beside those around each seed of a key. */
 static void compare(Document *document, uint64_t key, const Seeds *seeds, const Passages *passages, Found *found) {
     for (int64_t seed = first_seed(seeds->keys, seeds->count, key); seed < seeds->count; seed++) {
@@ -337,7 +342,7 @@ static void compare(Document *document, uint64_t key, const Seeds *seeds, const 
         int64_t stop, beside = 0;
         if (document->remembered) {
             beside = letters_before(document) - letter;
-            region = found->regions + (uint64_t)(passage * 31 + beside) % REMEMBERED;
+            region = found->regions + slot_of(passage, beside);
             if (region->passage == passage && region->beside == beside && document->place < region->stop) continue;
         }
         const int64_t right = equal_right(document, letters, bounds[1] - letter, &stop);
@@ -347,7 +352,7 @@ static void compare(Document *document, uint64_t key, const Seeds *seeds, const 
             document->remembered = 1;
             memset(found->regions, 0, REMEMBERED * sizeof *region);
             beside = letters_before(document) - letter;
-            region = found->regions + (uint64_t)(passage * 31 + beside) % REMEMBERED;
+            region = found->regions + slot_of(passage, beside);
         }
         *region = (Region){passage, beside, stop};
         if (found->count < found->capacity) {

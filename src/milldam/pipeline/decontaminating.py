@@ -2,6 +2,7 @@
 
 The index of the evaluation sets lies in the run folder, mapped by every worker; the matches of a unit beside its
 fingerprints, kept by key, so that only those of units that changed, or all when an evaluation set did, are made again.
+It is decided before near-duplicates are looked for: a document that is dropped here is none that others are like.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import numpy as np
 from milldam.decontamination.deciding import decide
 from milldam.decontamination.index import Index
 from milldam.decontamination.matches import Matches
-from milldam.files import is_whole, read_sealed, record_of, write_sealed
+from milldam.decontamination.removing import whole_removals
+from milldam.dedup.candidates import REMOVED
+from milldam.files import NewFile, is_whole, read_sealed, record_of, write_sealed
 from milldam.rules import EvaluationSet
 from milldam.run.tasks import PART, Report
 from milldam.run.units import UnitList
@@ -52,21 +55,24 @@ class DecideTask:
             self.folder / FINDINGS,
         )
         units.close()
-        files = {name: record_of(self.folder / name) for name in (REMOVALS, FINDINGS)}
+        with NewFile(self.folder / REMOVED) as new:
+            new.write(whole_removals(self.folder / REMOVALS).tobytes())
+            new.commit()
+        files = {name: record_of(self.folder / name) for name in (REMOVALS, FINDINGS, REMOVED)}
         write_sealed(self.folder / _DECIDED, {"figures": figures, "files": files})
         report(PART, None)
 
     def _units(self) -> Iterator[tuple[int, Matches]]:
-        """The matches of documents that dedup leaves, unit by unit."""
+        """The matches of documents that exact dedup leaves, unit by unit. What near-dedup drops follows from them."""
         from milldam.dedup.drops import DropSet
 
         for path in sorted(self.folder.glob("matches-*.bin")):
             number = int(path.stem.rpartition("-")[2])
             matches = Matches.read(path)
             if len(matches.row):
-                dropped = DropSet.load(self.folder, number)
-                keep = np.array([dropped.of(int(row)) is None for row in matches.row.tolist()])
-                matches = matches.only(keep)
+                dropped = DropSet.load(self.folder, number, near=False)
+                gone = [row for row in np.unique(matches.row).tolist() if dropped.of(row) is not None]
+                matches = matches.only(~np.isin(matches.row, gone))
             yield number, matches
 
     @property

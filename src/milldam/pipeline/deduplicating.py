@@ -37,7 +37,7 @@ from milldam.pipeline.documents import Assignment, preference_path, print_paths
 from milldam.pipeline.estimating import Survey, keeps_texts
 from milldam.pipeline.fingerprinting import PRINTS, FingerprintTask
 from milldam.pipeline.preparing import Prepared
-from milldam.pipeline.resolving import FEW_BYTES, NEAR_STAGES, IndexTask, ResolveTask, pin_index, resolved
+from milldam.pipeline.resolving import FEW_BYTES, NEAR_STAGES, IndexTask, ResolveTask, in_order, pin_index, resolved
 from milldam.pipeline.sketching import SketchTask
 from milldam.rules import DedupRules
 from milldam.run.folder import RunFolder
@@ -96,8 +96,10 @@ class Deduplication:
         self._put_under_numbers(originals)
         preferred = self._count_values(records, len(originals))
         task = self._resolve_task()
-        for name in task.stages:
-            if name == SHINGLE:
+        for name in in_order([*task.stages, STAGE]):
+            if name == STAGE:
+                yield from self._decontaminate(task.threads)
+            elif name == SHINGLE:
                 stage = self._shingle(originals, task, judges, assign)
                 if stage.total and not task.is_decided:
                     yield stage
@@ -105,9 +107,11 @@ class Deduplication:
                 yield self._resolve(name, steps, task)
         exact, near = resolved(task)
         self.figures = exact, near | preferred
+
+    def _decontaminate(self, threads: int) -> Iterator[Stage]:
         if self.decontamination is not None and self.decontamination.figures() is None:
             small = self.decontamination.is_small
-            workers = Workers(1, task.threads, apart=not small, here=small)
+            workers = Workers(1, threads, apart=not small, here=small)
             yield Stage(STAGE, self.decontamination, iter([0]), lambda step: step, workers, total=1)
 
     def provide_folders(self) -> None:
@@ -142,7 +146,7 @@ class Deduplication:
         todo = originals[[number not in records for number in originals.tolist()]]
         work = task.near_work(0)
         rules = self._config.clean_rules, self._config.filters
-        sketch = SketchTask(folder.out, self._prepared.sets, *rules, work, judges.threads)
+        sketch = SketchTask(folder.out, self._prepared.sets, *rules, work, self.removals, judges.threads)
 
         def assigned(number: int) -> Assignment:
             return replace(assign(number), key=keys[number], prints=self.keys[number])

@@ -5,6 +5,7 @@ plan         units from the input, workers from the budget
 count        only for slices of datasets: how many documents each unit has
 fingerprint  only with dedup, the first pass: hashes and signatures of every unit
 group        only with dedup: drop sets
+decontaminate  only with evaluation sets: documents that hold items of them
 near, shingle, verify, decide   only with near-dedup: pairs, their shingles, how alike they are, which of them to drop
 tokenize     the second pass: every finished part of a unit is recorded
 arrange      only for splits and limits in tokens
@@ -223,11 +224,12 @@ class TokenJob:
         dedup = self._config.dedup_rules
         found = {"count": units} if any(source.counted for source in prepared.sources) else {}
         if dedup is not None:
-            from milldam.pipeline.resolving import steps_of
+            from milldam.pipeline.resolving import in_order, steps_of
 
             steps = steps_of(dedup, prepared.partitions, units)
-            found |= {"fingerprint": units} | {stage: len(each) or units for stage, each in steps.items()}
-            found |= {"decontaminate": 1} if self._config.evaluation_sets else {}
+            pieces = {stage: len(each) or units for stage, each in steps.items()}
+            pieces |= {"decontaminate": 1} if self._config.evaluation_sets else {}
+            found |= {"fingerprint": units} | {stage: pieces[stage] for stage in in_order(pieces)}
         return found | {"tokenize": units} | ({"arrange": units} if self._config.counts_tokens else {})
 
     def _stage_names(self, pieces: dict[str, int]) -> tuple[str, ...]:

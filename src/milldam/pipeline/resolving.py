@@ -195,6 +195,11 @@ def steps_of(rules: DedupRules, partitions: int, units: int) -> dict[str, range]
     return found
 
 
+def in_order(stages: Iterable[str]) -> list[str]:
+    """Near-dedup last: what the other stages drop is in no pair."""
+    return sorted(stages, key=NEAR_STAGES.__contains__)
+
+
 def resolved_path(folder: Path, step: int) -> Path:
     return folder / f"resolved-{step:05d}.json"
 

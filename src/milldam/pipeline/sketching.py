@@ -1,7 +1,7 @@
 """The shingles of documents that may be near-duplicates, for one unit: read again, from where the first pass kept it.
 
-What filters will drop is judged here already: it gets no shingles, so that no document is dropped for one that does not
-stay. (Filters by tokens are not asked: nothing is encoded yet.)
+What is cut out of documents is not looked at, and what filters will drop is judged here already: it gets no shingles,
+so that no document is dropped for one that does not stay. (Filters by tokens are not asked: nothing is encoded yet.)
 
 Runs in a worker. Holds one batch. A unit's two files appear whole; one without such documents is not read and has none.
 """
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from milldam.decontamination.removing import Removals
 from milldam.dedup.candidates import Bools, Documents, NearWork, marked_rows
 from milldam.dedup.minhash import unit_name
 from milldam.dedup.sketches import Sketcher, SketchWriter, sketch_paths
@@ -50,6 +51,8 @@ class SketchTask:
     clean: CleanRules | None
     filters: FilterRules
     work: NearWork
+    removals: Path | None
+    """What decontamination removes."""
     threads: int
 
     def start(self) -> UnitSketcher:
@@ -86,7 +89,8 @@ class _UnitWork:
         # A dataset that is a split of its own is used whole.
         self._filters = Filters(task.filters if self._set.split is None else FilterRules())
         self._sketcher = Sketcher(task.work.rules.ngram)
-        self._head, self._characters = b"", 0
+        self._head, self._characters, self._read = b"", 0, 0
+        self._removals = None if task.removals is None else Removals(task.removals, assignment.unit.index)
 
     def run(self, report: Report) -> None:
         unit, last = self._assignment.unit, int(np.flatnonzero(self._marked)[-1])
@@ -115,33 +119,40 @@ class _UnitWork:
     def _add(self, batch: Batch) -> None:
         if batch.cancel:
             self._sketcher.cancel()
-            self._head, self._characters = b"", 0
+            self._head, self._characters, self._read = b"", 0, 0
         elif batch.part:
             if self._marked[batch.first_row]:
                 self._feed(batch)
         elif len(batch.texts):
+            cut = Verdicts(len(batch.texts))
+            if self._removals is not None:
+                batch = replace(batch, texts=self._removals.cut(batch.texts, batch.first_row, cut))
             rows = np.flatnonzero(self._marked[batch.first_row : batch.first_row + len(batch.texts)])
             verdicts = Verdicts(len(rows))
             self._filters.judge(batch.texts.take(pa.array(rows)), verdicts)
             done = 0
             for values, counts in self._sketcher.sketches(self._set.compared(batch).take(pa.array(rows))):
                 part = slice(done, done + len(counts))
-                keep = verdicts.keep[part]
+                keep = (verdicts.keep & cut.keep[rows])[part]
                 if not keep.all():
                     values = values[np.repeat(keep, counts)]
                 self._writer.add(batch.first_row + rows[part], values, np.where(keep, counts, 0))
                 done += len(counts)
 
     def _feed(self, batch: Batch) -> None:
-        self._sketcher.feed(batch.bytes)
-        self._head += batch.bytes[: max(0, HEAD_BYTES - len(self._head))]
-        self._characters += int(character_counts(batch.texts).sum())
+        data = batch.bytes
+        if self._removals is not None:
+            data = self._removals.part(batch.first_row, batch.bytes, self._read)
+            self._read += len(batch.bytes)
+        self._sketcher.feed(data)
+        self._head += data[: max(0, HEAD_BYTES - len(self._head))]
+        self._characters += int(character_counts(pa.array([data.decode()], pa.large_string())).sum())
         if batch.last:
             verdicts, head = Verdicts(1), self._head.decode("utf-8", "ignore")  # cut within a character, perhaps
             self._filters.judge(pa.array([head], pa.large_string()), verdicts, np.array([self._characters]))
             values = self._sketcher.finish()[: None if verdicts.keep[0] else 0]
             self._writer.add(np.array([batch.first_row]), values, np.array([len(values)]))
-            self._head, self._characters = b"", 0
+            self._head, self._characters, self._read = b"", 0, 0
 
 
 def _progress(counts: Counter[str], seconds: dict[str, float]) -> dict[str, object]:

@@ -146,7 +146,7 @@ class _Tiktoken:
 
 IMPORTS = {
     "milldam": ["milldam.feeding.growing", "milldam.loader.batches"],
-    "tokenize": ["milldam.pipeline.receipt"],
+    "tokenize": ["milldam.pipeline.starting"],
     "titan": ["datasets", "torchtitan.hf_datasets.text_datasets", "torchtitan.components.dataloader"],
     "datasets": ["datasets", "tokenizers", "torch.utils.data"],
     "nanochat": ["pyarrow.parquet", "tiktoken", "torch"],

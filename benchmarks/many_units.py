@@ -41,20 +41,18 @@ from milldam.pipeline.documents import Assignment, SetRules
 from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
 from milldam.pipeline.preparing import Preparation, Prepared, Source
 from milldam.run import job as frame
-from milldam.run.folder import NEW, Identity, RunFolder
-from milldam.run.planning import WorkPlan
-from milldam.run.pools import Workers
+from milldam.run.folder import NEW, RunFolder
+from milldam.run.pools import Workers, WorkPlan
 from milldam.run.records import Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.tasks import PART, PROGRESS, ArrayTask, Report, Work
+from milldam.run.units import Identity
 from milldam.sources.batch import TextRules
-from milldam.sources.listing import InputFile
-from milldam.sources.units import Unit
+from milldam.sources.units import InputFile, Unit
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.reader import open_store
-from milldam.tokenizers.loading import TokenizerText
+from milldam.tokenizers.loading import NamedTokens, SpecialTokens, TokenizerText
 from milldam.tokenizers.proof import KnownTokenizer, Question
-from milldam.tokenizers.special import NamedTokens, SpecialTokens
 from sizes import parse_size
 
 FILE_BYTES = 15 * 10**6

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -38,12 +39,12 @@ import milldam
 from cores import MILLDAM, Task, run_command
 from corpus import SEED_FOLDER, read_texts
 from memory import lines_of, measure
-from milldam.dedup.candidates import NearWork, find_pairs, least_matches, pair_steps
-from milldam.dedup.minhash import CHANCE, MinHasher, SignatureWriter, signature_file_name, unit_name
+from milldam.dedup.candidates import Documents, NearWork, find_pairs, least_matches, pair_steps, room_for_steps
+from milldam.dedup.minhash import CHANCE, NO_WORDS, MinHasher, SignatureWriter, signature_file_name, unit_name
 from milldam.dedup.near import decide, verify_pairs
-from milldam.dedup.rules import NearRules
 from milldam.dedup.sketches import SketchWriter, sketch_paths
 from milldam.memory import usage
+from milldam.rules import NearRules
 from milldam.sources.compression import read_blocks
 from near_peers import PEERS
 from near_quality import KINDS, Corpus, Mask, Removals, Verdict, judge, plant
@@ -54,7 +55,7 @@ RULES = NearRules(ngram=5, bands=32, rows=8, threshold=0.8)
 DOCUMENT_BYTES = (100, 500, 2800, 20_000)
 ROUNDS = 5
 UNIT_DOCUMENTS = 100_000
-SKETCH_VALUES, VERIFY_PARTS = 40, 64
+SKETCH_VALUES, VERIFY_PARTS = 16, 64
 FORKED = get_context("fork")
 PARTS = 8
 """Files of a planted corpus, each a unit."""
@@ -246,52 +247,74 @@ def _pair(random: np.random.Generator, replaced: int, every: int) -> tuple[str, 
 
 
 def make_unit(folder: Path, documents: int, unit: int) -> None:
-    """Signatures and sketches; every fifth document is like an earlier one of its unit, 0.86 by its shingles."""
+    """Signatures, and sketches of what is in pairs; every fifth document is like an earlier one of its unit, 0.88 by
+    its shingles."""
     random = np.random.default_rng(unit)
     count = min(UNIT_DOCUMENTS, documents - unit * UNIT_DOCUMENTS)
-    rows = random.integers(0, 255, (count, 256), dtype=np.uint8)
-    sketches = random.integers(0, 2**32, (count, SKETCH_VALUES), dtype=np.uint32)
+    rows = random.integers(0, 256, (count, 256), dtype=np.uint8)
+    np.minimum(rows, NO_WORDS - 1, out=rows)
     copies = np.arange(4, count, 5)
     models = (copies * random.random(len(copies)) ** 2).astype(np.int64)
     models -= models % 5 == 4  # models are no copies themselves
     changed = random.random((len(copies), 256), dtype=np.float32) < 0.15
     rows[copies] = np.where(changed, rows[copies], rows[models])
-    sketches[copies, 3:] = sketches[models, 3:]
-    sketches.sort(axis=1)
     with SignatureWriter(folder / signature_file_name(unit)) as writer:
         writer.add(rows)
         writer.commit()
+    paired = np.union1d(copies, models)
+    sketches = random.integers(0, 2**32, (len(paired), SKETCH_VALUES), dtype=np.uint32)
+    one, other = (np.searchsorted(paired, some) for some in (copies, models))
+    sketches[one, 1:] = sketches[other, 1:]
+    sketches.sort(axis=1)
     with SketchWriter(*sketch_paths(folder, unit_name(unit))) as sketched:
-        sketched.add(np.arange(count), sketches.reshape(-1), np.full(count, SKETCH_VALUES))
+        sketched.add(paired, sketches.reshape(-1), np.full(len(paired), SKETCH_VALUES))
         sketched.commit()
 
 
-def measure_resolve(sizes: list[int], limit_bytes: int, workers: int, folder: Path | None) -> None:
+def measure_resolve(arguments: argparse.Namespace) -> None:
     """Make the files here, find the duplicates in new processes in a cgroup."""
-    for documents in sizes:
-        with tempfile.TemporaryDirectory(dir=folder) as name:
-            with FORKED.Pool(workers) as pool:
-                pool.map(partial(make_unit, Path(name), documents), range(-(-documents // UNIT_DOCUMENTS)), chunksize=1)
-            command = [sys.executable, __file__, "resolve-here", name, "--limit", str(limit_bytes)]
-            found = measure([*command, "--workers", str(workers)], limit_bytes)
-            print("\n".join(lines_of(found)), flush=True)
+    limit, workers = arguments.limit, arguments.workers
+    for documents in arguments.documents:
+        with (
+            tempfile.TemporaryDirectory(dir=arguments.input or arguments.folder) as made,
+            tempfile.TemporaryDirectory(dir=arguments.folder) as name,
+        ):
+            start = time.perf_counter()
+            with FORKED.Pool() as pool:
+                pool.map(partial(make_unit, Path(made), documents), range(-(-documents // UNIT_DOCUMENTS)), chunksize=1)
+            for path in Path(made).iterdir():
+                if arguments.cold:
+                    forget(path)
+                (Path(name) / path.name).symlink_to(path)
+            print(f"{megabytes(folder_bytes(Path(made)))} made in {time.perf_counter() - start:.1f} s", flush=True)
+            command = [sys.executable, __file__, "resolve-here", name, "--limit", str(limit), "--workers", str(workers)]
+            print("\n".join(lines_of(measure(command, limit))), flush=True)
+
+
+def forget(path: Path) -> None:
+    """Take a file out of the page cache: what is read of it counts against the limit of who reads it."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def resolve_here(folder: Path, limit_bytes: int, workers: int) -> None:
     """All steps, those of a stage side by side, each worker with its share of what the limit leaves, as in a job."""
     seconds, disk = {}, {"signatures": folder_bytes(folder)}
+    pa.table({"": np.zeros(1)})  # Arrow imports pandas with the first table, where it is there; a job has it do without
     left = limit_bytes - (workers + 1) * usage().anonymous
-    work = NearWork(folder=folder, rules=RULES, exempt_below=0, memory_bytes=left // workers)
+    work = NearWork(folder=folder, rules=RULES, exempt_below=0, memory_bytes=left // workers, threads=workers)
 
-    def timed(stage: str, steps: range, do: Callable[[int], int]) -> int:
+    def timed(stage: str, steps: range, do: Callable[[int], int], most: int = workers) -> int:
         start = time.perf_counter()
-        with FORKED.Pool(workers) as pool:
+        with FORKED.Pool(min(workers, most)) as pool:
             found = sum(pool.imap_unordered(do, steps))
         seconds[stage] = time.perf_counter() - start
         disk[stage] = folder_bytes(folder)
+        print(f"  {stage}: {seconds[stage]:.1f} s", flush=True)
         return found
 
-    timed("near", range(pair_steps(RULES)), partial(find_pairs, work))
+    timed("near", range(pair_steps(RULES)), partial(find_pairs, work), room_for_steps(folder, Documents(work).count))
     compared = timed("verify", range(VERIFY_PARTS), partial(verify_pairs, work, parts=VERIFY_PARTS))
     start = time.perf_counter()
     found = decide(replace(work, memory_bytes=left), compared)
@@ -335,8 +358,14 @@ def main() -> None:
     estimate.set_defaults(do=lambda given: measure_estimate(given.pairs))
     resolve = commands.add_parser("resolve")
     resolve.add_argument("documents", type=int, nargs="+")
-    resolve.add_argument("--folder", type=Path, help="for the files, about 470 bytes a document (a temporary one)")
-    resolve.set_defaults(do=lambda given: measure_resolve(given.documents, given.limit, given.workers, given.folder))
+    resolve.add_argument(
+        "--folder",
+        type=Path,
+        help="for the files, 290 bytes a document, 33 a worker",
+    )
+    resolve.add_argument("--cold", action="store_true", help="read all from disk: page cache counts against the limit")
+    resolve.add_argument("--input", type=Path, help="where signatures and sketches are made, when not in --folder")
+    resolve.set_defaults(do=measure_resolve)
     here = commands.add_parser("resolve-here")
     here.add_argument("folder", type=Path)
     here.set_defaults(do=lambda given: resolve_here(given.folder, given.limit, given.workers))

@@ -13,9 +13,9 @@ from collections import defaultdict
 from dataclasses import replace
 
 from milldam.config.settings import Config
+from milldam.dedup import DECIDE, GROUP, NEAR, SHINGLE, VERIFY
 from milldam.memory import format_size
 from milldam.pipeline.needs import Load, Machines, Needs, find_needs
-from milldam.pipeline.resolving import DECIDE, GROUP, NEAR, SHINGLE, VERIFY
 
 # English JSON lines, GPT-2: seconds of one core for a gigabyte of text, and for a document (docs/log.md).
 WORK = {"read": 5.8, "hash": 0.2, "signatures": 2.4, "encode": 9.7, "write": 1.4}

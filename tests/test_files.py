@@ -28,8 +28,7 @@ from milldam.files import (
     stays_in_folder,
     write_file,
 )
-from milldam.stores.tokens import ShardWriter
-from milldam.stores.tokens.writer import Tokens
+from milldam.stores.tokens.writer import ShardWriter, Tokens
 
 
 def test_nothing_has_the_name_before_the_commit(tmp_path: Path) -> None:
@@ -43,6 +42,17 @@ def test_nothing_has_the_name_before_the_commit(tmp_path: Path) -> None:
     assert path.read_bytes() == b"onetwo"
     assert record == {"bytes": 6, "xxh3": xxhash.xxh3_128(b"onetwo").hexdigest()}
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.bin"]
+
+
+def test_a_work_file_is_put_in_place_whole_without_a_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has its name, all its bytes and its record; the disk is not waited for."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: pytest.fail("synced"))
+    with NewFile(tmp_path / "a.bin") as new:
+        new.write(b"one")
+        assert not new.path.exists()
+        assert new.put_in_place() == {"bytes": 3, "xxh3": hash_bytes(b"one")}
+    assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]
+    assert new.path.read_bytes() == b"one"
 
 
 def test_an_older_file_stays_until_the_commit(tmp_path: Path) -> None:

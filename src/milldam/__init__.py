@@ -44,14 +44,13 @@ if TYPE_CHECKING:
     from milldam.loader.mixing import MixedSamples, Mixture, mix
     from milldam.loader.packed import PackedRows
     from milldam.loader.stores import Store
-    from milldam.loader.streams import Streams
     from milldam.loader.types import Labelled, PackedBatch, PackedRow, TokenPair
     from milldam.loader.views import Part
-    from milldam.loader.windows import Windows
+    from milldam.loader.windows import Streams, Windows
     from milldam.mapping import map
     from milldam.mapping.text_encoder import TextEncoder
     from milldam.memory import Budget
-    from milldam.stores.table import Table
+    from milldam.stores.table.reader import Table
 
 __all__ = [
     "Batches",
@@ -111,14 +110,13 @@ _HOMES = {
     "loader.mixing": "MixedSamples Mixture mix",
     "loader.packed": "PackedRows",
     "loader.stores": "Store",
-    "loader.streams": "Streams",
     "loader.types": "Labelled PackedBatch PackedRow TokenPair",
     "loader.views": "Part",
-    "loader.windows": "Windows",
+    "loader.windows": "Streams Windows",
     "mapping": "map",
     "mapping.text_encoder": "TextEncoder",
     "memory": "Budget",
-    "stores.table": "Table",
+    "stores.table.reader": "Table",
 }
 """Modules, and what they are loaded for."""
 

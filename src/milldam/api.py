@@ -16,14 +16,13 @@ from milldam.stores.kinds import TOKENS, store_kind
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from milldam.chat.rules import ChatForm
-    from milldam.config.fields import Documents, Encoder, Executor, InputFormat, InvalidUtf8, SpecialText
+    from milldam.choices import ChatForm, Documents, Encoder, Executor, InputFormat, InvalidUtf8, SpecialText
     from milldam.config.settings import Config
     from milldam.feeding.making import Order
     from milldam.formats.foreign import ForeignFile
     from milldam.loader.feeds import Feed
     from milldam.qa import FeatureStore
-    from milldam.stores.table import Table
+    from milldam.stores.table.reader import Table
 
 log = logging.getLogger("milldam")
 
@@ -183,9 +182,8 @@ def _open_feed(inputs: Any, split: str | None, text: dict[str, Any]) -> Feed:
 
 
 def _order_by_options(inputs: Any, *, tokenizer: Any = None, store: Any = None, **options: Any) -> Order:
-    from milldam.config.tokenize_options import tokenize_config, tokenize_settings
     from milldam.feeding.making import Order
-    from milldam.pipeline.receipt import Asked
+    from milldam.pipeline.starting import Asked, tokenize_config, tokenize_settings
 
     if tokenizer is None:
         raise ConfigError(Setting("tokenizer"), ": missing. Text needs one: a folder, file or Hub name.")
@@ -199,7 +197,7 @@ def _order_by_options(inputs: Any, *, tokenizer: Any = None, store: Any = None, 
 def _order_by_config(config: Any, options: dict[str, Any]) -> Order:
     from milldam.config.loading import read_config
     from milldam.feeding.making import Order
-    from milldam.pipeline.receipt import Asked
+    from milldam.pipeline.starting import Asked
 
     chosen = {name: value for name, value in options.items() if value is not None}
     if "store" in chosen:
@@ -278,8 +276,7 @@ def tokenize(
     Store('corpus.milldam': 91 documents, 23,862 tokens, uint16)
     """
     given = {name: value for name, value in locals().items() if name not in ("inputs", "out", "tokenizer")}
-    from milldam.config.tokenize_options import tokenize_config, tokenize_settings
-    from milldam.pipeline.receipt import Asked, run_asked
+    from milldam.pipeline.starting import Asked, run_asked, tokenize_config, tokenize_settings
 
     release()
     options = (inputs, out, tokenizer, given)
@@ -310,7 +307,7 @@ def preprocess(
     given = {"out": out, "memory": memory, "workers": workers, "executor": executor, "address": address}
     chosen = {name: value for name, value in {**given, "overwrite": overwrite}.items() if value is not None}
     from milldam.config.loading import read_config
-    from milldam.pipeline.receipt import Asked, run_asked
+    from milldam.pipeline.starting import Asked, run_asked
 
     release()
     held = usage().anonymous
@@ -329,22 +326,24 @@ def contamination(
     ngram: int = 13,
     min_share: float = 0.5,
     findings: str | Path | None = None,
+    memory: str | int | None = None,
+    workers: int | None = None,
 ) -> dict[str, Any]:
     """Look for items of evaluation sets in a finished store, by decoding it; what `milldam contamination` does.
 
     `columns`: fields of the evaluation set; None: every field with text. `findings`: a file for all findings, one JSON
-    object per line. Returns for each set how many items were found, in how many documents, and the worst findings.
+    object per line. `memory`, `workers`: as in `tokenize`. Returns for each set how many items were found, in how many
+    documents, and the worst findings.
 
     >>> found = milldam.contamination("corpus.milldam", "eval.jsonl")
     >>> [(one["set"], one["items_found"] > 0, one["documents"] > 0) for one in found["sets"]]
     [(..., True, True)]
     """
-    from milldam.config.checking import checked_settings
-    from milldam.decontamination.rules import EvaluationSet
-    from milldam.pipeline.contamination import find_contamination
+    from milldam.pipeline.contamination import Machine, evaluation_sets, find_contamination
 
-    given = {"ngram": ngram, "min_share": min_share, "action": "report", "columns": columns}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    paths = [against] if isinstance(against, str | Path) else list(against)
-    sets = tuple(checked_settings(EvaluationSet, {"path": str(path), **chosen}) for path in paths)
-    return find_contamination(Store(store), sets, findings=None if findings is None else Path(findings))
+    paths = [against] if isinstance(against, str | Path) else against
+    sets = evaluation_sets(paths, columns=columns, ngram=ngram, min_share=min_share)
+    machine = Machine(memory, workers, held_bytes=usage().anonymous)
+    return find_contamination(
+        Store(store), sets, findings=None if findings is None else Path(findings), machine=machine
+    )

@@ -47,6 +47,10 @@ class Setting:
         return self.name if self.value is None else f"{self.name}={self.value!r}"
 
 
+EXIT_INTERRUPTED = 130
+"""Exit code after Ctrl-C or SIGTERM; those of errors are theirs."""
+
+
 class MilldamError(Exception):
     """The root: catch this to catch everything milldam reports. Its arguments are the parts of the message.
 

@@ -91,6 +91,19 @@ def counted(count: int, noun: str, several: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else several or noun + 's'}"
 
 
+def preferred_line(prefer: Mapping[str, Any]) -> str:
+    """Which of near-duplicates stays where a field decides, and how many documents it says something of.
+
+    >>> preferred_line({"stays": 'the highest number in "score"', "with": 1200, "without": 1})
+    'the highest number in "score" stays; 1 of 1,201 documents has none and gives way to those that have one'
+    """
+    without, documents = prefer["without"], prefer["with"] + prefer["without"]
+    if not without:
+        return f"{prefer['stays']} stays; all {counted(documents, 'document')} have one"
+    say = "has none and gives" if without == 1 else "have none and give"
+    return f"{prefer['stays']} stays; {without:,} of {counted(documents, 'document')} {say} way to those that have one"
+
+
 def turns_by_role(counts: Mapping[str, Any]) -> str:
     """Turns of conversations, from `turns_ROLE`.
 

@@ -7,19 +7,27 @@ What counts against the budget is anonymous and shared memory: what the kernel c
 File-backed pages (memory-mapped files, libraries) are clean, are reclaimed at will, and are reported apart.
 What forked workers share with the process that forked them counts once; any other page that two processes share
 counts twice, so the figures err on the safe side.
+
+pyarrow without pandas, until somebody wants pandas.
+
+For the first array of Python values, pyarrow loads pandas where it is installed: 40 MB in every process, for nothing.
+`keep_arrow_lean` lets it find that there is none. When a program, or a user's function, imports pandas itself, pyarrow
+is told at once, and treats pandas' types as ever.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.machinery
 import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from milldam.errors import ConfigError
@@ -331,3 +339,50 @@ def release() -> None:
         pyarrow.default_memory_pool().release_unused()
     if _malloc_trim is not None:
         _malloc_trim(0)
+
+
+# ---- pyarrow without pandas ----
+
+
+class _Finder:
+    """Stands before the finder of pandas."""
+
+    def __init__(self) -> None:
+        self.hidden = False
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != "pandas":
+            return None
+        if self.hidden:
+            raise ModuleNotFoundError("No module named 'pandas'", name=name)
+        sys.meta_path.remove(self)
+        found = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if found is not None and found.loader is not None:
+            load = found.loader.exec_module
+
+            def load_and_tell(module: ModuleType) -> None:
+                load(module)
+                import pyarrow
+
+                # What needs pandas looks for it again.
+                pyarrow.table({"a": [0]}).to_pandas()
+
+            setattr(found.loader, "exec_module", load_and_tell)  # noqa: B010
+        return found
+
+
+def keep_arrow_lean() -> None:
+    """Once is enough; where pandas or pyarrow's use of it is there already, it stays."""
+    if "pandas" in sys.modules or any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    import pyarrow
+
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    finder.hidden = True
+    try:
+        pyarrow.array([0])
+    finally:
+        finder.hidden = False

@@ -1,13 +1,16 @@
-"""An iterator that works ahead in a thread, by a bounded number of items."""
+"""Iterators that work ahead in threads, by a bounded number of items."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
+Made = TypeVar("Made")
 
 _END = object()
 
@@ -31,6 +34,25 @@ def prefetched(items: Iterator[Item], ahead: int) -> Iterator[Item]:
         stopped.set()
         # It may be waiting for input that never comes: then it ends with the process.
         thread.join(timeout=1)
+
+
+def in_threads(make: Callable[[Item], Made], items: Iterable[Item], threads: int) -> Iterator[Made]:
+    """What is made of each item, in order; at most one more than there are threads is made or waits."""
+    if threads == 1:
+        yield from map(make, items)
+        return
+    waiting: deque[Future[Made]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(make, item))
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for one in waiting:
+                one.cancel()
 
 
 def _work(items: Iterator[Any], waiting: queue.Queue[Any], stopped: threading.Event) -> None:

@@ -44,8 +44,9 @@ from milldam.cli.summaries import LiveDisplay, live_lines
 from milldam.config.settings import Config
 from milldam.memory import format_size
 from milldam.pipeline.job import run_job
-from milldam.run.folder import Identity, RunFolder
+from milldam.run.folder import RunFolder
 from milldam.run.summary import Quiet, Snapshot
+from milldam.run.units import Identity
 from milldam.sources.units import Slice, Unit
 from milldam.stores.kinds import TOKENS
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from tests.kit.jobs import wait_until
 from tests.kit.token_stores import flat_tokens, write_store
 
-from milldam.cli.export import export
+from milldam.cli.moving import export
 from milldam.cli.summaries import summary_lines
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.loader.stores import Store
@@ -80,12 +80,12 @@ def test_export_refuses_with_milldams_errors(store: Store, tmp_path: Path) -> No
 
 SLOW = """
 import sys, time
-from milldam.cli.export import export
-from milldam.formats import flat
+from milldam.cli.moving import export
+from milldam.formats import writing
 from milldam.run.records import Records
 from milldam.stores.tokens import reader
 
-reader.BLOCK_TOKENS, flat.CHECKPOINT_BYTES = 64, 400
+reader.BLOCK_TOKENS, writing.CHECKPOINT_BYTES = 64, 400
 add = Records.add
 Records.add = lambda *arguments: (add(*arguments), time.sleep(0.3))
 export()
@@ -121,7 +121,7 @@ def test_summary_tells_of_rows_and_of_what_is_left_out() -> None:
 def test_help_loads_nothing_heavy() -> None:
     """Neither numpy nor what reads and writes: the list of formats is enough."""
     code = (
-        "import sys; from milldam.cli.export import export; export(['--help'], standalone_mode=False);"
+        "import sys; from milldam.cli.moving import export; export(['--help'], standalone_mode=False);"
         "heavy = {'numpy', 'pyarrow', 'datasets', 'torch', 'tokenizers', 'fsspec'} & set(sys.modules);"
         "sys.exit(str(heavy) if heavy else 0)"
     )

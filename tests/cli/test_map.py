@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.kit.jobs import MILLDAM, invoke, run_milldam, wait_until
 
-from milldam.stores.table import Table
+from milldam.stores.table.reader import Table
 
 SCRIPT = """
 import time

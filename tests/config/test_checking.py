@@ -10,9 +10,9 @@ import pytest
 from annotated_types import MinLen
 
 from milldam.config.checking import checked_settings
-from milldam.config.fields import SETTINGS, AtLeastOne, SizeRange
 from milldam.config.loading import load_settings
 from milldam.errors import ConfigError, Setting
+from milldam.rules import SETTINGS, AtLeastOne, SizeRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,16 +18,13 @@ from hypothesis import strategies as st
 from tests.config.conftest import Load
 from tests.conftest import PROJECT
 
-from milldam.cli.schema import schema
-from milldam.config.checking import defaults_of, json_schema, keys_of
+from milldam.cli.preprocess import json_schema, schema
+from milldam.config.checking import MOST_PROBLEMS, defaults_of, keys_of
 from milldam.config.loading import LoadedConfig, as_yaml, load_config
-from milldam.config.origins import MOST_PROBLEMS
 from milldam.config.settings import Config
 from milldam.config.yaml_values import read_yaml
-from milldam.dedup.rules import DedupRules, NearRules
 from milldam.errors import ConfigError
-from milldam.filters.rules import FilterRules, GopherQualityRules
-from milldam.packing.rules import PackingRules
+from milldam.rules import DedupRules, FilterRules, GopherQualityRules, NearRules, PackingRules
 
 BASE = "datasets: a.jsonl\ntokenizer: gpt2/\nout: o\n"
 SCHEMA = json_schema(Config, "milldam preprocess")

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from tests.config.conftest import Load
 from tests.conftest import PROJECT
 
-from milldam.cli.migrate import migrate
+from milldam.cli.preprocess import migrate
 from milldam.config.legacy import _LEGACY, convert, is_legacy
 from milldam.config.loading import LoadedConfig, load_config
 from milldam.config.settings import DataSet
-from milldam.dedup.rules import DedupRules, NearRules
 from milldam.errors import ConfigError
-from milldam.packing.rules import PackingRules
+from milldam.rules import DedupRules, NearRules, PackingRules
 
 # The two examples of seed 002, with what its "other config" has to hold.
 BASIC = """\

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import unicodedata
@@ -15,11 +16,11 @@ from hypothesis import strategies as st
 from tests.kit.kernels import without_kernels
 
 from milldam.decontamination.index import Index, build_index
-from milldam.decontamination.letters import LONGEST_WORD, words_of
+from milldam.decontamination.letters import LONGEST_WORD, Int64s, Words, words_of
 from milldam.decontamination.matches import Matches, MatchFinder, joined
-from milldam.decontamination.passages import Passage, Passages
-from milldam.decontamination.rules import EvaluationSet
+from milldam.decontamination.passages import Passages
 from milldam.decontamination.scanning import KEPT_BYTES, Match, Scanner
+from milldam.rules import EvaluationSet
 
 RULES = EvaluationSet(path="evals.jsonl")
 
@@ -27,7 +28,7 @@ RULES = EvaluationSet(path="evals.jsonl")
 def index_of(folder: Path, texts: list[str], rules: EvaluationSet = RULES) -> Index:
     passages = Passages()
     for item, text in enumerate(texts):
-        passages.add(Passage(0, item, "question", text))
+        passages.add(0, item, "question", text)
     path = folder / f"index-{passages.digest}-{rules.ngram}-{rules.max_items}.bin"
     build_index(path, passages, (rules,))
     return Index(path)
@@ -53,6 +54,12 @@ def found(index: Index, document: str) -> dict[int, set[int]]:
 CHARACTERS = st.characters(exclude_categories=["Cs"]) | st.sampled_from("aB1 .-é“世")
 
 
+LONG_WORDS = st.lists(st.text("aé अ", min_size=1, max_size=3), max_size=3).map(
+    lambda parts: "".join(part * 40 for part in parts)
+)
+"""Words of more than 64 bytes, in characters of one to three."""
+
+
 def plain_words(text: str) -> list[str]:
     """Character by character."""
     words: list[list[str]] = [[]]
@@ -69,12 +76,21 @@ def plain_words(text: str) -> list[str]:
             words += [[folded], []]
         else:
             words[-1].append(folded)
-    joined_words = ("".join(word).encode() for word in words if word)
-    cut = (word[k : k + LONGEST_WORD] for word in joined_words for k in range(0, len(word), LONGEST_WORD))
-    return [word.decode("utf-8", "surrogateescape") for word in cut]
+    return [piece for word in words for piece in cut_word(word)]
 
 
-@given(st.lists(st.text(CHARACTERS, max_size=200), min_size=1, max_size=4))
+def cut_word(word: list[str]) -> list[str]:
+    """A piece ends with the character that has its 64th byte."""
+    pieces: list[str] = []
+    for character in word:
+        if pieces and len(pieces[-1].encode()) < LONGEST_WORD:
+            pieces[-1] += character
+        else:
+            pieces.append(character)
+    return pieces
+
+
+@given(st.lists(st.text(CHARACTERS, max_size=200) | LONG_WORDS, min_size=1, max_size=4))
 @settings(deadline=None)
 def test_words_are_those_of_a_plain_reading(texts: list[str]) -> None:
     """Any characters, in any number of texts: no word runs over the end of its text. In C as in numpy."""
@@ -82,7 +98,7 @@ def test_words_are_those_of_a_plain_reading(texts: list[str]) -> None:
     offsets = np.concatenate(([0], np.cumsum([len(one) for one in data])))
     words = words_of(b"".join(data), offsets)
     spans = zip(words.starts.tolist(), words.stops.tolist(), strict=True)
-    said = [bytes(words.folded[start:stop]).decode("utf-8", "surrogateescape") for start, stop in spans]
+    said = [bytes(words.folded[start:stop]).decode() for start, stop in spans]
     assert said == [word for text in texts for word in plain_words(text)]
     with without_kernels():
         in_numpy = words_of(b"".join(data), offsets)
@@ -203,10 +219,9 @@ def test_pieces_of_passages_are_found_however_they_are_written(
 
 
 def every_match(index: Index, documents: list[str]) -> list[Match]:
-    """Of the documents, and of all of them as a part of a text that goes on and as one that ends."""
+    """Of the documents, and of all of them as one text."""
     scanner, data = Scanner(index), "\n".join(documents).encode()
-    parts = (scanner.part(data, open=goes_on) for goes_on in (True, False))
-    return list(itertools.chain(scanner.whole(strings(documents)), *parts))
+    return [*scanner.whole(strings(documents)), *scanner.part(data)]
 
 
 @given(st.integers(0, 10**6), st.integers(3, 13), st.booleans())
@@ -284,8 +299,8 @@ def test_phrases_of_many_items_and_short_answers_do_not_count(tmp_path: Path) ->
     assert found(few, phrase)
     assert not found(many, phrase)
     passages = Passages()
-    passages.add(Passage(0, 0, "question", "Where did the fleet of Admiral Hughes put in?"))
-    passages.add(Passage(0, 0, "answer", "at the Cape of Good Hope"))
+    passages.add(0, 0, "question", "Where did the fleet of Admiral Hughes put in?")
+    passages.add(0, 0, "answer", "at the Cape of Good Hope")
     build_index(tmp_path / "answers.bin", passages, (RULES,))
     index = Index(tmp_path / "answers.bin")
     assert not found(index, "They sailed round, and lay at the Cape of Good Hope for a month.")
@@ -329,6 +344,55 @@ def test_a_document_in_parts_has_the_matches_of_the_whole(tmp_path_factory: pyte
     for start, stop in itertools.pairwise(cuts):
         parts.feed(document[start:stop].encode(), 7, last=stop == len(document))
     assert runs_of(whole) == runs_of(parts)
+
+
+@given(st.data(), st.integers(3, 5), st.booleans())
+@settings(deadline=None, max_examples=40)
+def test_long_words_in_parts_are_those_of_the_whole(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, ngram: int, kernels: bool
+) -> None:
+    """Words of hundreds of bytes in characters of two and three, looked at again by a few of them: what is found begins
+    and ends between characters, wherever the document is cut. In C as in numpy."""
+    folder = tmp_path_factory.mktemp("long")
+    word = st.text("ямनकа", min_size=20, max_size=120)
+    passage, words = data.draw(st.lists(word, min_size=5, max_size=7)), data.draw(st.lists(word, max_size=4))
+    document = " ".join([*words, " ".join(passage), *words, passage[0]])
+    cuts = sorted({0, len(document), *data.draw(st.lists(st.integers(1, len(document) - 1), max_size=8))})
+    with contextlib.ExitStack() as stack:
+        if not kernels:
+            stack.enter_context(without_kernels())
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr("milldam.decontamination.matches.KEPT_BYTES", 3000)
+        scanner = Scanner(index_of(folder, [" ".join(passage)], EvaluationSet(path="x", ngram=ngram)))
+        whole, parts = (MatchFinder(scanner, folder / name) for name in ("whole", "parts"))
+        whole.add(strings([document]), 7, np.array([True]))
+        for start, stop in itertools.pairwise(cuts):
+            parts.feed(document[start:stop].encode(), 7, last=stop == len(document))
+        assert runs_of(whole) == runs_of(parts)
+    said = document.encode()
+    read = Matches.read(whole.path)
+    assert len(read.row)
+    for start, end in zip(read.start.tolist(), read.end.tolist(), strict=True):
+        assert set(plain_words(said[start:end].decode())) <= set(plain_words(document))
+
+
+def test_what_is_no_word_is_not_held(tmp_path: Path) -> None:
+    """A document of punctuation without end: no more of it is looked at again than of any other."""
+    finder = MatchFinder(Scanner(index_of(tmp_path, ["some words that are looked for"])), tmp_path / "found")
+    finder.feed(b"some words that are looked for", 0, last=False)
+    seen: list[int] = []
+
+    def watched(data: bytes, offsets: Int64s) -> Words:
+        seen.append(len(data))
+        return words_of(data, offsets)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("milldam.decontamination.matches.words_of", watched)
+        for _ in range(20):
+            finder.feed(b"-" * KEPT_BYTES, 0, last=False)
+    finder.feed(b".", 0, last=True)
+    assert max(seen) < 3 * KEPT_BYTES
+    assert runs_of(finder)[0][:2] == (0, 0)
 
 
 def runs_of(finder: MatchFinder) -> list[tuple[int, ...]]:

@@ -26,7 +26,7 @@ from tests.kit.jobs import wait_until
 from milldam.dedup.exact import MIN_MEMORY_BYTES
 from milldam.dedup.index import DedupIndex, IndexedRun, Sorting
 from milldam.errors import ConfigError, StoreError
-from milldam.sealed import record_of
+from milldam.files import record_of
 
 
 def sorting(index_files: list[Path] | None = None, partitions: int = 1, exempt_below: int = 0) -> Sorting:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import nullcontext
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,16 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.kernels import without_kernels
 
-from milldam.dedup import shingles, sketches
-from milldam.dedup.candidates import WINDOW, NearWork, bucket_pairs, preference_file_name
+from milldam.dedup import near, near_drops, shingles, sketches
+from milldam.dedup.candidates import WINDOW, NearWork, bucket_pairs
 from milldam.dedup.drops import EXACT, DropWriter, drop_file_name
 from milldam.dedup.keys import KeyLayout, SortedKeys
 from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureFiles, SignatureWriter, signature_file_name, unit_name
 from milldam.dedup.near import NearResolved, drop, resolve_near
-from milldam.dedup.rules import NearRules
+from milldam.dedup.ranking import preference_file_name
 from milldam.dedup.shingles import shingle
 from milldam.dedup.sketches import Sketcher, SketchFiles, SketchWriter, sketch_paths
 from milldam.errors import InputError
+from milldam.rules import NearRules
 
 RULES = NearRules(ngram=5, bands=32, rows=8, threshold=0.8)
 MEMORY = 32 << 20
@@ -65,12 +66,14 @@ def write_units(folder: Path, units: list[list[str]], rules: NearRules = RULES) 
 
 
 def resolve(
-    folder: Path, *, exempt_below: int = 0, memory: int = MEMORY, rules: NearRules = RULES
+    folder: Path, *, exempt_below: int = 0, memory: int = MEMORY, rules: NearRules = RULES, threads: int = 1
 ) -> tuple[NearResolved, Drops]:
     """All steps; what is in the folder stays, to be resolved again."""
-    work = NearWork(folder=folder, rules=rules, exempt_below=exempt_below, memory_bytes=memory, mark_all=True)
+    work = NearWork(
+        folder=folder, rules=rules, exempt_below=exempt_below, memory_bytes=memory, mark_all=True, threads=threads
+    )
     resolved = resolve_near(work)
-    table = pq.read_table(folder / "drops-near-00000.parquet").to_pydict()
+    table = pa.concat_tables(map(pq.read_table, sorted(folder.glob("drops-near-*.parquet")))).to_pydict()
     names = zip(table["unit"], table["row"], strict=True)
     drops = dict(zip(names, zip(table["of_unit"], table["of_row"], strict=True), strict=True))
     assert len(drops) == resolved.dropped
@@ -491,6 +494,25 @@ def test_the_result_depends_on_the_documents_alone(tmp_path: Path) -> None:
     assert expected.cluster_sizes[2048] == 1
 
 
+@pytest.mark.parametrize("prefer", ["first", "longest"])
+def test_threads_and_the_number_of_files_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefer: str
+) -> None:
+    """Drops, figures and what is shown, where rounds find more than the pairs of buckets do."""
+    texts = chain_of(3, moved=35) + planted(3, 30)[0]
+    third = texts[2].split()
+    texts += [" ".join([*third[:k], f"z{k}", *third[k + 1 :]]) for k in range(100, 300)]
+    rules = NearRules(prefer=prefer)  # type: ignore[arg-type]
+    write_units(tmp_path, [texts[:50], texts[50:60], texts[60:]], rules)
+    expected = resolve(tmp_path, rules=rules)
+    assert expected[0].shown.pairs and expected[0].shown.clusters
+    monkeypatch.setattr(near_drops, "FILE_DROPS", 40)
+    monkeypatch.setattr(near, "_EDGES_A_THREAD", 1)
+    for threads, memory in ((1, MEMORY), (3, MEMORY), (4, 1)):
+        assert resolve(tmp_path, rules=rules, threads=threads, memory=memory) == expected
+        assert len(list(tmp_path.glob("drops-near-*.parquet"))) > 1
+
+
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     """Not even what a killed attempt had left: the folder holds signatures and drops."""
     write_units(tmp_path, [["a b c d e f g", "a b c d e f g"]])
@@ -526,7 +548,7 @@ def test_a_bucket_pairs_neighbours_and_a_leader(buckets: list[int], cut: int, le
     hashes = np.array(buckets, dtype=np.uint64) << np.uint64(60)
     layout.add_hashes([keys], hashes, np.arange(len(buckets)))  # type: ignore[list-item]
     found = set()
-    for first, second in bucket_pairs(keys.blocks(cut), layout, leader=leader):
+    for first, second in chain.from_iterable(bucket_pairs(keys.blocks(cut), layout, leader=leader)):
         found |= set(zip(first.tolist(), second.tolist(), strict=True))
     expected = set()
     for bucket in set(buckets):

@@ -24,7 +24,7 @@ from tests.kit.quick import first_quick
 
 import milldam
 from milldam import ConfigError, Feed, InputError, MilldamError, MismatchError, RunHeldError, WorkerError
-from milldam.sealed import read_sealed, write_sealed
+from milldam.files import read_sealed, write_sealed
 from milldam.stores.verify import verify
 
 OPTIONS: dict[str, Any] = {"tokenizer": TOKENIZER, "shard_size": "100KB", "workers": 1, "memory": "1GB"}

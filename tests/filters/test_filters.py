@@ -15,18 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from milldam.config.checking import json_schema
+from milldam.cli.preprocess import json_schema
 from milldam.errors import ConfigError
 from milldam.filters import judging, language
 from milldam.filters.gopher import BULLETS
 from milldam.filters.judging import Filters
-from milldam.filters.rules import (
-    C4Rules,
-    FilterRules,
-    GopherQualityRules,
-    GopherRepetitionRules,
-    LanguageRules,
-)
+from milldam.rules import C4Rules, FilterRules, GopherQualityRules, GopherRepetitionRules, LanguageRules
 from milldam.text.arrays import Verdicts
 
 QUALITY_OFF = {name: None for name in asdict(GopherQualityRules()) if name != "stop_words"}

@@ -23,13 +23,13 @@ from tests.kit.quick import first_quick
 from tests.kit.token_stores import EOS, flat_tokens, shard_file, write_store
 
 import milldam
-from milldam.config.tokenize_options import tokenize_config
 from milldam.errors import ConfigError, MismatchError, StoreError
-from milldam.formats import FORMATS, export, flat, load_format
+from milldam.files import read_sealed, write_sealed
+from milldam.formats import FORMATS, export, load_format, writing
 from milldam.formats.nanogpt import file_name
 from milldam.loader.stores import Store
 from milldam.pipeline.npy import tokenize_to_npy
-from milldam.sealed import read_sealed, write_sealed
+from milldam.pipeline.starting import tokenize_config
 from milldam.stores.tokens import format as store_format
 from milldam.stores.tokens import reader
 
@@ -49,7 +49,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and checkpoints of a few tokens, so that small stores take many of each."""
     monkeypatch.setattr(reader, "BLOCK_TOKENS", 64)
     monkeypatch.setattr(store_format, "BLOCK_DOCUMENTS", 2)
-    monkeypatch.setattr(flat, "CHECKPOINT_BYTES", 400)
+    monkeypatch.setattr(writing, "CHECKPOINT_BYTES", 400)
 
 
 @pytest.fixture(scope="module")
@@ -343,13 +343,13 @@ def test_npy_files_of_tokenize_and_export_do_not_vouch_for_one_another(store: St
 RUNNER = """
 import os, signal, sys, time
 from pathlib import Path
-from milldam.formats import export, flat
+from milldam.formats import export, writing
 from milldam.run.records import Records
-from milldam.sealed import read_sealed, write_sealed
+from milldam.files import read_sealed, write_sealed
 from milldam.stores.tokens import reader
 
 store, to, out, where, *options = sys.argv[1:]
-reader.BLOCK_TOKENS, flat.CHECKPOINT_BYTES = 64, 400
+reader.BLOCK_TOKENS, writing.CHECKPOINT_BYTES = 64, 400
 steps = 0
 
 def dying(function, name):

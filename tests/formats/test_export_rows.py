@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.kit.fsync_kills import Call, kill_at_fsyncs
 from tests.kit.quick import first_quick
 
 from milldam.errors import ConfigError, MismatchError, StoreError
-from milldam.formats import export, import_tokens, rows, samples
+from milldam.formats import export, import_tokens, mds, rows
 from milldam.loader.stores import Store
 from milldam.stores.tokens import reader
 
@@ -277,7 +278,7 @@ def test_a_document_too_long_for_a_row_is_refused(
     with pytest.raises(ConfigError, match=r"A document of 65,536 tokens .* Cut the tokens into rows with seq_len"):
         export(store, "hf", tmp_path / "out")
     monkeypatch.undo()
-    monkeypatch.setattr(samples, "FILE_BYTES", 200_000)
+    monkeypatch.setattr(mds, "files", replace(mds._ROWS, file_bytes=200_000).files)
     with pytest.raises(ConfigError, match=r"A document of 65,536 tokens .* Cut the tokens into rows with seq_len"):
         export(store, "mds", tmp_path / "mds")
 

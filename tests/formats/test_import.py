@@ -408,7 +408,7 @@ def test_the_command_imports_and_says_what_it_made(tmp_path: Path) -> None:
     """`milldam import`, in words and as JSON; a second call is up to date."""
     from click.testing import CliRunner
 
-    from milldam.cli.import_ import import_
+    from milldam.cli.moving import import_
 
     np.array([1, 7, 2], np.uint16).tofile(tmp_path / "train.bin")
     arguments = [str(tmp_path / "train.bin"), "-o", str(tmp_path / "store"), "--eos", "7"]

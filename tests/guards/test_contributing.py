@@ -19,15 +19,13 @@ import milldam
 from milldam import formats, input_files
 from milldam.config.checking import checked_settings
 from milldam.filters import judging
-from milldam.filters.rules import FilterRules
-from milldam.formats.documents import ReadRules
 from milldam.formats.exporting import ExportSettings, run_export
-from milldam.formats.finding import find_files
+from milldam.formats.finding import ReadRules, find_files
+from milldam.rules import FilterRules
 from milldam.run import job
 from milldam.sources import columns, reading
 from milldam.sources.batch import TextRules
-from milldam.sources.listing import InputFile
-from milldam.sources.units import Unit
+from milldam.sources.units import InputFile, Unit
 
 PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 EXAMPLES = {block.mark: block.content for block in blocks_of(PAGE) if block.mark.endswith(".py")}

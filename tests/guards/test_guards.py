@@ -93,9 +93,10 @@ def offences(rooms: set[str], allowed: set[str] | None = None, forbidden: set[st
 
 
 GROUND = {
-    "errors": set(), "files": {"errors"}, "checked": {"errors"}, "sealed": {"errors", "files"},
+    "errors": set(), "files": {"errors"}, "checked": {"errors"},
     "input_files": {"checked", "errors", "files", "stores"},
-    "memory": {"errors"}, "prefetch": set(), "markup": set(), "native": set(), "text": {"errors", "native"},
+    "choices": set(), "rules": {"choices", "errors", "memory"},
+    "memory": {"errors"}, "prefetch": set(), "markup": set(), "native": set(), "text": {"errors", "native", "rules"},
 }  # fmt: skip
 """What everybody may use, and what it may use itself."""
 STAGES = {"sources", "dedup", "decontamination", "tokenizers", "filters", "packing"}
@@ -117,8 +118,8 @@ def test_the_guard_reads_imports() -> None:
     """The rules below would hold of nothing: there are modules, and their imports are found."""
     assert len(MODULES) > 80
     assert "milldam.errors" in imports_of("milldam.files", deferred=False)
-    assert "milldam.stores.tokens" in imports_of("milldam.cli.stats", deferred=True)
-    assert "milldam.stores.tokens" not in imports_of("milldam.cli.stats", deferred=False)
+    assert "milldam.stores.tokens.reader" in imports_of("milldam.cli.stats", deferred=True)
+    assert "milldam.stores.tokens.reader" not in imports_of("milldam.cli.stats", deferred=False)
 
 
 def test_every_room_has_its_floor() -> None:
@@ -133,7 +134,7 @@ def test_the_ground_floor_knows_nothing_of_text(name: str) -> None:
     assert offences({name}, allowed=GROUND[name]) == []
 
 
-STORES_KNOW = {"checked", "errors", "files", "input_files", "markup", "memory", "sealed"}
+STORES_KNOW = {"checked", "errors", "files", "input_files", "markup", "memory"}
 
 
 def test_the_store_knows_nothing_of_how_it_is_made() -> None:
@@ -148,7 +149,7 @@ def test_the_store_knows_nothing_of_how_it_is_made() -> None:
 def test_the_loader_knows_the_store_and_how_rows_are_packed() -> None:
     """A training node needs numpy and the store: no text, no tokenizer, no run."""
     assert offences({"loader"}, allowed={*GROUND, "stores", "packing", "remote", "formats"}) == []
-    assert offences({"remote"}, allowed={"errors", "input_files", "memory", "stores"}) == []
+    assert offences({"remote"}, allowed={"errors", "files", "input_files", "memory", "stores"}) == []
 
 
 @pytest.mark.parametrize("name", sorted(STAGES))
@@ -186,7 +187,6 @@ EXECUTORS = {
     "worker",
     "ray_cluster",
     "ray_node",
-    "lean_arrow",
 }
 
 
@@ -197,7 +197,7 @@ def test_executors_get_callables_and_know_nothing_else() -> None:
     assert used <= known
 
 
-WORKER = {"chat_encoding", "documents", "fingerprinting", "text_cache", "tokenizing", "rejects"}
+WORKER = {"chat_encoding", "documents", "fingerprinting", "tokenizing", "rejects"}
 WORKER |= {"giants", "near_examples", "judging", "unit_output"}
 
 
@@ -224,9 +224,8 @@ def test_a_class_has_one_job() -> None:
 
 def test_the_settings_know_of_the_rooms_their_rules_alone() -> None:
     """A configuration is made of the rules of each room, and of nothing that does the work."""
-    rules = {f"milldam.{room}.rules" for room in ("chat", "decontamination", "dedup", "filters", "packing", "text")}
     used = imports_of("milldam.config.settings", deferred=True)
-    assert used <= {"milldam.errors", "milldam.memory", "milldam.config.fields", *rules}
+    assert used <= {"milldam.choices", "milldam.errors", "milldam.memory", "milldam.rules"}
 
 
 def names_imported(name: str, origin: str) -> set[str]:
@@ -241,14 +240,9 @@ def test_settings_are_checked_without_a_look_at_data() -> None:
 
     Other jobs have settings of their own: they use the types of fields and the check, nothing else.
     """
-    assert (
-        offences(
-            {"config"}, allowed={"errors", "memory", "chat", "decontamination", "dedup", "filters", "packing", "text"}
-        )
-        == []
-    )
+    assert offences({"config"}, allowed={"choices", "errors", "memory", "rules"}) == []
     reading = {name for name in MODULES if room(name) == "config"} - {
-        "milldam.config", "milldam.config.settings", "milldam.config.fields", "milldam.config.checking",
+        "milldam.config", "milldam.config.settings", "milldam.config.checking",
     }  # fmt: skip
     others = [name for name in MODULES if room(name) not in ("config", "cli", "api")]
     assert [name for name in others if imports_of(name, deferred=True) & reading] == []
@@ -256,7 +250,7 @@ def test_settings_are_checked_without_a_look_at_data() -> None:
 
 def test_the_report_reads_what_a_run_left() -> None:
     """A report is made from the store and its run folder, without what made them; only the job and its command ask."""
-    assert offences({"report"}, allowed={"errors", "files", "markup", "memory", "sealed", "stores"}) == []
+    assert offences({"report"}, allowed={"errors", "files", "markup", "memory", "stores"}) == []
     others = {room(name) for name in MODULES} - {"report", "cli", "pipeline"}
     assert offences(others, forbidden={"report"}) == []
 
@@ -264,7 +258,7 @@ def test_the_report_reads_what_a_run_left() -> None:
 def test_formats_read_stores_as_training_does() -> None:
     """A store is exported, and a file of another tool opened, without what makes stores: only the jobs know a run."""
     jobs = {f"milldam.formats{name}" for name in ("", ".importing", ".import_units", ".exporting")}
-    known = {"checked", "errors", "files", "input_files", "loader", "memory", "sealed", "stores"}
+    known = {"checked", "errors", "files", "input_files", "loader", "memory", "stores"}
     found = offences({"formats"}, allowed=known)
     assert sorted(one for one in found if one.split(" -> ")[0] not in jobs | {"milldam.formats"}) == [
         "milldam.formats.columns -> milldam.sources.tables",
@@ -300,7 +294,7 @@ def test_messages_outside_the_command_line_name_settings_not_options() -> None:
     """A setting in a message is a `Setting`, which the command line spells; whole commands may be quoted."""
     option = re.compile(r"(?<![\w-])(--[a-z][a-z-]+|-o)(?![\w-])")
     command = re.compile(r"milldam [a-z-]+ |ray start|sbatch|zstd |--parsable|--requeue")
-    scripts = {"run.array_jobs", "loader.opening", "config.loading", "hub.card", "dedup.index", "native.build"}
+    scripts = {"loader.opening", "config.loading", "hub.card", "dedup.index", "native.build"}
     found = []
     for name, path in MODULES.items():
         if room(name) == "cli" or name.removeprefix("milldam.") in scripts:
@@ -383,7 +377,7 @@ def test_help_of_no_command_loads_anything_heavy() -> None:
 
 def test_the_rules_of_the_rooms_load_nothing_heavy() -> None:
     """What may be set is known without what does it."""
-    assert loaded_after("import milldam.dedup.rules, milldam.filters.rules, milldam.packing.rules") & HEAVY == set()
+    assert loaded_after("import milldam.rules") & HEAVY == set()
 
 
 def test_reading_a_store_needs_numpy_alone(tmp_path: Path) -> None:
@@ -401,6 +395,17 @@ def test_reading_a_store_needs_numpy_alone(tmp_path: Path) -> None:
 
 
 # ---- documentation ----
+
+
+_MAPPED = re.compile(r"^ *([a-z_]+(?:, [a-z_]+)*)  +\S", re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", [name for name, path in MODULES.items() if path.name == "__init__.py" and "." in name])
+def test_the_map_of_a_room_names_modules_that_are_there(name: str) -> None:
+    """What the docstring of a package lists, a word and what it is, are its modules."""
+    text = ast.get_docstring(ast.parse(MODULES[name].read_text(encoding="utf-8"))) or ""
+    named = {word for words in _MAPPED.findall(text) for word in words.split(", ")}
+    assert sorted(word for word in named if f"{name}.{word}" not in MODULES) == []
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:

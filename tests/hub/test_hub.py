@@ -32,8 +32,8 @@ from tests.kit.quick import first_quick
 from tests.kit.token_stores import shard_file, write_store
 from tests.stores.test_features import small_store
 
-from milldam.cli.hub import pull as pull_command
-from milldam.cli.hub import push as push_command
+from milldam.cli.moving import pull as pull_command
+from milldam.cli.moving import push as push_command
 from milldam.errors import ConfigError, InputError, MilldamError, MismatchError, ResourceError, StoreError
 from milldam.files import hash_bytes, hash_file
 from milldam.hub import card, client, contents, pull, push, pushing
@@ -697,7 +697,7 @@ def test_without_huggingface_hub_the_extra_is_named(tmp_path: Path, monkeypatch:
 def test_the_commands_load_nothing_heavy() -> None:
     """Until something is asked of the Hub."""
     heavy = "{'huggingface_hub', 'numpy', 'pyarrow'} & set(sys.modules)"
-    code = f"import sys, milldam.hub, milldam.cli.hub; print({heavy})"
+    code = f"import sys, milldam.hub, milldam.cli.moving; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

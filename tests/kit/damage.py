@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from milldam.sealed import sealed_blocks
+from milldam.files import sealed_blocks
 from milldam.stores.kinds import KINDS
 
 DEEP: Any = 0

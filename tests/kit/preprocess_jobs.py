@@ -244,8 +244,9 @@ PATCHES = {
     "signatures": "milldam.dedup.minhash:SignatureWriter.commit",
     "pin": "milldam.dedup.index:_link",
     "exact": "milldam.dedup.exact:resolve_exact",
+    "rank": "milldam.dedup.ranking:rank",
     "pairs": "milldam.dedup.candidates:find_pairs",
-    "sketches": "milldam.dedup.sketches:SketchWriter.commit",
+    "sketches": "milldam.dedup.sketches:SketchWriter.put_in_place",
     "verify": "milldam.dedup.near:verify_pairs",
     "decide": "milldam.dedup.near:decide",
     "removed": "milldam.dedup.near:remove_work",
@@ -254,14 +255,14 @@ PATCHES = {
     "index_record": "milldam.dedup.index:write_json",
     "index_orphans": "milldam.dedup.index:DedupIndex._remove_orphans",
     "rejects": "milldam.pipeline.finishing:gather_rejects",
-    "dropped": "milldam.pipeline.finishing:_gather_dropped",
+    "dropped": "milldam.pipeline.finishing:_gather",
     "manifest": "milldam.stores.tokens.manifest:Manifest.write_with",
     "pack": "milldam.pipeline.finishing:pack_store",
     "row_shard": "milldam.packing.rows:_RowShard.commit",
     "summary": "milldam.run.summary:Summary.write",
     "remove": "milldam.pipeline.finishing:Finish._clean_up",
     "report": "milldam.report:write_report",
-    "status": "milldam.run.presence:Presence.tell",
+    "status": "milldam.run.folder:Presence.tell",
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from tests.kit.jobs import TOKENIZER, demo_texts
 
 from milldam.qa.job import prepare
-from milldam.stores.features import FeatureStore
+from milldam.stores.features.reader import FeatureStore
 
 SIZES = ("--max-seq-length", 64, "--overlap", 16)
 

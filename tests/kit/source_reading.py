@@ -12,9 +12,8 @@ import pytest
 
 from milldam.sources import arrays, csv_records, jsonl, plain_text, records
 from milldam.sources.batch import Batch, Reject, TextRules
-from milldam.sources.listing import list_inputs
 from milldam.sources.reading import read_unit, slice_file
-from milldam.sources.units import Unit, plan_units
+from milldam.sources.units import Unit, list_inputs, plan_units
 
 ONE_UNIT = 1 << 30
 TEXT = TextRules(text_column="text")

@@ -15,7 +15,7 @@ import tokenizers
 from milldam.tokenizers import cutting
 from milldam.tokenizers.document_encoder import DocumentEncoder, bare_form
 from milldam.tokenizers.encoders import HUGGINGFACE, Encoder, make_encoder
-from milldam.tokenizers.special import SpecialTokens
+from milldam.tokenizers.loading import SpecialTokens
 
 NO_SPECIAL = SpecialTokens(None, None)
 

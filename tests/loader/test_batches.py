@@ -526,6 +526,6 @@ def test_batches_larger_than_the_numbers_computed_at_once(
     numbered: Store, world_size: int, batch_size: int, at_once: int
 ) -> None:
     """How many numbers are computed in one call makes no difference."""
-    with patch("milldam.loader.batches._NUMBERS_AT_ONCE", at_once):
+    with patch("milldam.loader.steps._NUMBERS_AT_ONCE", at_once):
         ranks = [seen(loader) for loader in start(samples_of(numbered), Layout(world_size, batch_size, 0), epochs=2)]
     assert interleaved(ranks) == flat(samples_of(numbered).batches(9, epochs=2))

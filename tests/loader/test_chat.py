@@ -269,7 +269,7 @@ def test_plain_text_in_a_mixture_is_trained_on_as_a_whole(many: Store, tmp_path:
     text = write_store(tmp_path / "text", [[10, 30, 80] * 4, [5] * 20])
     for form in ("shifted", "hf"):
         mixed = milldam.mix({many: 1, text: 1}, stop=12).packed(64, form=form)
-        assert mixed._reading is not None
+        assert mixed._all._reader is not None
         alone = [source.read(np.arange(6)) for source in (many.packed(64, form=form), text.packed(64, form=form))]
         batch = next(mixed.batches(12, shuffle=False))
         for name in PER_TOKEN:

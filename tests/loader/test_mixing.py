@@ -78,9 +78,11 @@ class Rows(Samples[Any, Any]):
         rows = np.arange(len(numbers))[:, None] * self._tokens
         begins = (rows + np.stack((0 * numbers, 1 + numbers % 3, 0 * numbers + 5), axis=1)).ravel()
         borders = np.append(begins, len(numbers) * self._tokens).astype(np.int32)
+        positions = np.arange(borders[-1]) - begins.repeat(np.diff(borders))
         return {
             "input_ids": marks,
             "labels": marks + 1,
+            "position_ids": positions.reshape(marks.shape),
             "loss_mask": marks % 2 == 0,
             "cu_seqlens": borders,
             "max_seqlen": int(np.diff(borders).max()),

@@ -25,8 +25,7 @@ from milldam.files import NewFile
 from milldam.loader.boundaries import Documents, document_lengths
 from milldam.loader.order import Stretches
 from milldam.loader.packed import PackedRows, RowRules
-from milldam.loader.row_index import RowSource
-from milldam.loader.row_pieces import RowFinder
+from milldam.loader.row_pieces import RowFinder, RowSource
 from milldam.loader.stores import Store
 from milldam.loader.stream import TokenStream
 from milldam.loader.views import Trainable

@@ -111,8 +111,6 @@ def test_runs_are_those_of_the_files_end_to_end(
             assert runs.dtype == dtype
             assert runs.tolist() == expected
             reader.rows(np.array([0, 0]), 1)
-        for start, length in zip(starts, lengths, strict=True):
-            assert reader.view(start, length).tolist() == files.flat[start : start + length].tolist()
 
 
 @pytest.mark.parametrize("make", READERS)
@@ -126,31 +124,6 @@ def test_rows_of_many_lengths_come_from_one_reader(make: Callable[[TokenStream],
         starts = rng.integers(0, len(files.flat) - length + 1, count)
         expected = [files.flat[start : start + length].tolist() for start in starts]
         assert reader.rows(starts, length).tolist() == expected
-
-
-@pytest.mark.parametrize("make", READERS)
-def test_a_view_is_kept(make: Callable[[TokenStream], Reader], tmp_path: Path) -> None:
-    """A view is read-only and stays as it is whatever is read after it, inside a file and over a border."""
-    files = write_files(tmp_path, [50, 7, 300])
-    reader = make(files.stream)
-    inside, over = reader.view(3, 20), reader.view(45, 30)
-    reader.rows(np.array([100, 150]), 40)
-    reader.view(200, 20)
-    assert inside.tolist() == files.flat[3:23].tolist()
-    assert over.tolist() == files.flat[45:75].tolist()
-    assert not inside.flags.writeable
-    assert not over.flags.writeable
-
-
-def test_a_view_of_a_mapped_file_is_no_copy(tmp_path: Path) -> None:
-    """Two views of the same tokens are the same memory, which the reader need not outlive."""
-    files = write_files(tmp_path, [50, 7, 300])
-    reader = MappedReader(files.stream)
-    first, second = reader.view(60, 100), reader.view(100, 100)
-    assert np.shares_memory(first, second)
-    del reader
-    gc.collect()
-    assert first.tolist() == files.flat[60:160].tolist()
 
 
 @pytest.mark.parametrize("make", READERS)

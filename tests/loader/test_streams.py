@@ -17,7 +17,7 @@ from tests.kit.token_stores import flat_tokens, write_store
 from milldam.errors import ConfigError, MismatchError
 from milldam.loader.reading import Way
 from milldam.loader.stores import Store
-from milldam.loader.streams import Streams
+from milldam.loader.windows import Streams
 
 TOKENS = 301
 

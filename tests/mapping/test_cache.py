@@ -17,7 +17,7 @@ from tests.kit.jobs import invoke
 from milldam.errors import ConfigError, InputError, StoreError
 from milldam.mapping import cache
 from milldam.mapping import map as map_rows
-from milldam.stores.table import Table
+from milldam.stores.table.reader import Table
 from milldam.stores.verify import verify
 
 FILES, ROWS = 8, 20

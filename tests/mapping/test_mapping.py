@@ -23,9 +23,9 @@ from tests.kit.quick import first_quick
 
 from milldam.errors import ConfigError, InputError, ResourceError, StoreError
 from milldam.mapping import map as map_rows
-from milldam.mapping import run_map
+from milldam.mapping.job import run_map
 from milldam.mapping.settings import settings_of
-from milldam.stores.table import Table
+from milldam.stores.table.reader import Table
 from milldam.stores.verify import verify
 
 FILES, ROWS = 8, 20
@@ -760,7 +760,7 @@ def test_memory_stays_within_the_budget(row: str, copies: int, words: str, tmp_p
     script.write_text(
         textwrap.dedent(f"""
         import sys
-        from milldam.mapping import run_map
+        from milldam.mapping.job import run_map
         from milldam.mapping.settings import settings_of
 
         def work(batch):
@@ -777,7 +777,7 @@ def test_memory_stays_within_the_budget(row: str, copies: int, words: str, tmp_p
 LARGE = """
 import sys
 from milldam.errors import ResourceError
-from milldam.mapping import run_map
+from milldam.mapping.job import run_map
 from milldam.mapping.settings import settings_of
 from milldam.mapping.memory_gate import PeakMeter
 

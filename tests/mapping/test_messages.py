@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from milldam.errors import ConfigError, InputError
 from milldam.mapping import map as map_rows
-from milldam.sources.rows import Places
+from milldam.sources.batch import Places
 
 ROWS = 5
 

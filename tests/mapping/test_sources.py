@@ -28,19 +28,23 @@ from tests.mapping.test_batching import records_of
 from milldam.errors import ConfigError, InputError
 from milldam.mapping.calling import batches
 from milldam.mapping.file_rows import Piece, gather_evenly
-from milldam.mapping.plan import RowUnit, SourceOptions, SourcePlan
+from milldam.mapping.plan import RowUnit, SourcePlan
+from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
-from milldam.sources.batch import Reject, TextRules
+from milldam.sources.batch import Places, Reject, TextRules
 from milldam.sources.reading import FileReader
-from milldam.sources.rows import Places
 from milldam.sources.units import Slice
 
 Records = list[dict[str, Any]]
 FILES_AT_HAND = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+def look_up(source: Any, spool: Path, **options: Any) -> SourcePlan:
+    return plan_source(MapSettings(source=source, function=len, **options), spool)
+
+
 def plan(source: Any, spool: Path, **options: Any) -> SourcePlan:
-    made = plan_source(source, SourceOptions(**options), spool)
+    made = look_up(source, spool, **options)
     if made.needs_spooling:
         made.spool()
     return made
@@ -266,12 +270,12 @@ def test_slices_of_a_split_take_exactly_these_rows(tmp_path: Path, kind: str) ->
     """Rows are counted over all units; numbers, where asked for, begin at the slice."""
     path = write_rows(tmp_path, kind)
     for split, wanted in [("train[10:20]", ROWS[10:20]), ("train[-5:]", ROWS[-5:]), ("train[50%:]", ROWS[30:])]:
-        made = plan(path, tmp_path, split=split, shard_size=600, numbered=True)
+        made = plan(path, tmp_path, split=split, shard_size=600, with_indices=True)
         assert read(made) == wanted
         firsts = [unit.first_row for unit in made.units()]
         assert firsts[0] == 0
     assert read(plan(path, tmp_path, split="train[7:]", shard_size=600)) == ROWS[7:]
-    numbered = list(plan(path, tmp_path, numbered=True, shard_size=600).units())
+    numbered = list(plan(path, tmp_path, with_indices=True, shard_size=600).units())
     assert numbered[0].first_row == 0
     assert numbered[-1].first_row is not None and numbered[-1].first_row > 30
 
@@ -478,12 +482,12 @@ def test_a_generator_is_spooled_and_cut(
 ) -> None:
     """Its rows come back in order from units that are numbered; the same rows give the same keys."""
     monkeypatch.setattr("milldam.mapping.spooling.FRAME_BYTES", 50_000)
-    made = plan(functools.partial(count_to, 5000), tmp_path, numbered=True, **options)
+    made = plan(functools.partial(count_to, 5000), tmp_path, with_indices=True, **options)
     assert read(made) == list(count_to(5000))
     units = list(made.units())
     assert len(units) == {"shard_size": 3, "shards": 4}.get(next(iter(options), ""), 1)
     assert units[0].first_row == 0
-    again = plan(functools.partial(count_to, 5000), tmp_path / "again", numbered=True, **options)
+    again = plan(functools.partial(count_to, 5000), tmp_path / "again", with_indices=True, **options)
     assert [unit.key for unit in again.units()] == [unit.key for unit in units]
 
 
@@ -615,7 +619,7 @@ def test_a_changed_row_changes_its_own_unit_alone(tmp_path: Path, monkeypatch: p
     other = [{"t": "a " + "y" * 200}, {"t": "b " + "y" * 789}, *rows[1:]]
     before, after = keys(rows, tmp_path / "a", shards=4), keys(other, tmp_path / "b", shards=4)
     assert before[0] != after[0] and before[1:] == after[1:]
-    before, after = (keys(one, tmp_path / "c", shards=4, numbered=True) for one in (rows, other))
+    before, after = (keys(one, tmp_path / "c", shards=4, with_indices=True) for one in (rows, other))
     assert not set(before) & set(after)
 
 
@@ -624,7 +628,7 @@ def test_a_key_does_not_hide_what_a_source_in_memory_holds(made_of: Any, tmp_pat
     """A list and a table are known by their content; the key is added to it."""
 
     def fingerprint(rows: Records, key: str | None) -> str:
-        found = plan_source(made_of(rows), SourceOptions(source_key=key), tmp_path)
+        found = look_up(made_of(rows), tmp_path, source_key=key)
         assert found.unidentified is None
         return str(found.identity["fingerprint"])
 
@@ -636,8 +640,8 @@ def test_a_key_does_not_hide_what_a_source_in_memory_holds(made_of: Any, tmp_pat
 def test_a_list_that_cant_be_hashed_is_not_identified(tmp_path: Path) -> None:
     """Without a key nothing that was made of it may be reused."""
     rows = [{"t": lambda: None}]
-    assert "can't be hashed" in str(plan_source(rows, SourceOptions(), tmp_path).unidentified)
-    assert plan_source(rows, SourceOptions(source_key="v1"), tmp_path).unidentified is None
+    assert "can't be hashed" in str(look_up(rows, tmp_path).unidentified)
+    assert look_up(rows, tmp_path, source_key="v1").unidentified is None
 
 
 def test_hashes_of_a_file_that_changes_meanwhile_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -663,8 +667,8 @@ def test_rows_messages_and_the_list_of_inputs_tell_no_secrets(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of an address neither its query nor its password leave what is needed to read it."""
-    from milldam.mapping.job import outside
-    from milldam.sources.listing import InputFile
+    from milldam.mapping.preparing import outside
+    from milldam.sources.units import InputFile
 
     plain = address.replace("?X-Amz-Signature=secret", "").replace("me:secret@", "")
     monkeypatch.setattr("milldam.sources.plain_text.open_bytes", lambda path: io.BytesIO(b"hello\n\xff\n"))

@@ -14,7 +14,7 @@ from tests.kit.chat_stores import chat_store, random_chat
 from tests.kit.kernels import without_kernels
 from tests.kit.token_stores import write_store
 
-from milldam.loader.packed import _RowTokens
+from milldam.loader import packed
 from milldam.loader.stores import Store
 
 FOLDERS = itertools.count()
@@ -54,5 +54,5 @@ def test_batches_are_those_of_numpy(
 
 def test_rows_within_a_file_are_written_by_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = write_store(tmp_path / "store", [[5, 7, 30, 2]])
-    monkeypatch.setattr(_RowTokens, "write", None)
+    monkeypatch.setattr(packed, "_fill_by_numpy", None)
     assert len(batches(store, 8, np.int64, {"strategy": "best_fit"})) == 2

@@ -12,9 +12,9 @@ from tests.kit.kernels import without_kernels
 
 from milldam.dedup import sketches
 from milldam.dedup.minhash import MinHasher
-from milldam.dedup.rules import NearRules
 from milldam.dedup.shingles import lower_case, shingle
 from milldam.dedup.sketches import Sketcher
+from milldam.rules import NearRules
 
 ODD = "aZ09 _-\n\x00\x1a@[`{\x7f\x80\xa0\xbf\xc0éÉßİıſΩΣҐⱥȺẞK…“’℃Ω中文ไทยကខ្མཀ한あꭰᎠႠა𐐀𐐨😀𝒳\U0001ffff\U00020000\uffff"
 WORDS = st.text(st.sampled_from(ODD) | st.characters(codec="utf-8"), max_size=30)

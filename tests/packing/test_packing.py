@@ -23,11 +23,11 @@ from milldam.packing import rows as writing
 from milldam.packing.best_fit import Cutter, Rows, best_fit_rows, wrapped_rows
 from milldam.packing.boundaries import read_boundaries
 from milldam.packing.rows import Packed, pack, plan_rows, write_rows
-from milldam.packing.rules import PackingRules
-from milldam.stores.tokens import ShardWriter, Store, open_store
+from milldam.rules import PackingRules
 from milldam.stores.tokens.format import Index
 from milldam.stores.tokens.manifest import Manifest, Shard
-from milldam.stores.tokens.writer import Tokens
+from milldam.stores.tokens.reader import Store, open_store
+from milldam.stores.tokens.writer import ShardWriter, Tokens
 from milldam.stores.verify import verify
 
 WRAPPED, PADDED, BEST_FIT = PackingRules(), PackingRules(pad_last=True), PackingRules(strategy="best_fit")
@@ -416,7 +416,7 @@ import os, sys
 from pathlib import Path
 from milldam.packing import rows as writing
 from milldam.packing.rows import write_rows
-from milldam.packing.rules import PackingRules
+from milldam.rules import PackingRules
 writing.SHARD_BYTES = 8
 commit = writing._RowShard.commit
 def die(self):
@@ -454,7 +454,7 @@ from pathlib import Path
 from milldam.memory import usage
 from milldam.packing import rows as writing
 from milldam.packing.rows import write_rows
-from milldam.packing.rules import PackingRules
+from milldam.rules import PackingRules
 
 highest, append = 0, writing._RowShard.append
 

@@ -33,8 +33,9 @@ from milldam.errors import ConfigError, InputError
 from milldam.pipeline.documents import SetRules
 from milldam.pipeline.estimating import RowCounts
 from milldam.pipeline.preparing import Source
-from milldam.run.folder import Identity, RunFolder
+from milldam.run.folder import RunFolder
 from milldam.run.records import Record
+from milldam.run.units import Identity
 from milldam.sources.batch import TextRules
 from milldam.sources.data_sets import RowSlice
 from milldam.sources.units import Slice, Unit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import random
 from functools import partial
@@ -31,6 +32,7 @@ from tests.kit.quick import first_quick
 
 import milldam
 from milldam.errors import ConfigError, InputError
+from milldam.pipeline import contamination
 
 RNG = random.Random(19)
 QUESTIONS = [f"Which {make_words(RNG, 14)} is meant?" for _ in range(30)]
@@ -154,8 +156,11 @@ def test_validation_sets_are_used_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("action", first_quick(["cut", "drop"]))
-def test_bytes_are_equal_for_any_workers_and_without_dedup(tmp_path: Path, action: str) -> None:
-    """One process, several, small units, small budgets."""
+def test_bytes_are_equal_for_any_workers_and_without_dedup(
+    tmp_path: Path, action: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One process, several, small units, small budgets. The workers are forked: none loads for itself."""
+    caplog.set_level(logging.INFO, "milldam.run")
     evals = write_evals(tmp_path / "evals.jsonl")
     texts = [f"{text} {number}" for number in range(80) for text in planted()]
     path = write_lines(tmp_path / "corpus.jsonl", texts)
@@ -165,6 +170,7 @@ def test_bytes_are_equal_for_any_workers_and_without_dedup(tmp_path: Path, actio
     assert len(one.manifest.shards) > 5
     assert tree_bytes(one.path) == tree_bytes(two.path)
     assert len(findings(one.path)) == 80 * 12
+    assert "not forked" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -275,6 +281,25 @@ def test_a_finished_store_says_that_it_was_made_without(tmp_path: Path) -> None:
     write_lines(path, planted(10)[:5])
     refused = run_here("preprocess", config, "--decontaminate", evals, code=2).stderr
     assert "input: 1 file, " in refused and "(made from 1 file, " in refused
+
+
+def test_a_store_is_looked_through_by_any_workers_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In one process or in forked workers, in one unit or many; a budget that holds no worker is refused."""
+    caplog.set_level(logging.INFO, "milldam.run")
+    evals = write_evals(tmp_path / "evals.jsonl")
+    store = lines_job(tmp_path, [f"{text} {number}" for number in range(4) for text in planted()])
+    whole = milldam.contamination(store.path, evals, columns="question", findings=tmp_path / "whole.jsonl")
+    monkeypatch.setattr(contamination, "UNIT_TOKENS", 2000)
+    parts = milldam.contamination(
+        store.path, evals, columns="question", findings=tmp_path / "parts.jsonl", workers=2, memory="600MB"
+    )
+    assert whole["sets"][0]["findings"] == 48 and parts == whole
+    assert (tmp_path / "parts.jsonl").read_text() == (tmp_path / "whole.jsonl").read_text()
+    assert "not forked" not in caplog.text
+    with pytest.raises(milldam.ResourceError, match="too small"):
+        milldam.contamination(store.path, evals, memory="20MB")
 
 
 def test_a_set_of_which_nothing_is_looked_for_is_told_of(tmp_path: Path) -> None:

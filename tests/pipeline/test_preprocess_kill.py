@@ -344,6 +344,29 @@ def test_dead_at_a_boundary_the_result_is_the_same(
     small.assert_finished(trial)
 
 
+@pytest.mark.parametrize(
+    "torn",
+    [
+        pytest.param("pairs-*.keys", marks=pytest.mark.slow),
+        pytest.param("marks-*.bits", marks=pytest.mark.slow),
+        pytest.param("sketches-0*.bin", marks=pytest.mark.slow),
+        "edges-*.keys",
+        pytest.param("resolved-*.json", marks=pytest.mark.slow),
+    ],
+)
+def test_work_files_torn_by_a_power_failure_are_made_again(small: Job, tmp_path: Path, forks: Any, torn: str) -> None:
+    """Those of near-dedup wait for no disk: what is not as it was recorded is not believed."""
+    trial = small.new_trial(tmp_path / "t")
+    assert run_in_fork(forks, small, trial, ("decide", "before", 1)) == CRASHED
+    files = [path for path in trial.glob(f"**/dedup-*/{torn}") if path.stat().st_size]
+    assert files
+    for path in files:
+        data = path.read_bytes()
+        path.write_bytes(bytes(len(data)) if torn == "edges-*.keys" else data[: len(data) // 2])
+    assert run_in_fork(forks, small, trial, None) == 0
+    small.assert_finished(trial)
+
+
 @pytest.mark.slow
 def test_dead_again_and_again_at_the_same_place(small: Job, tmp_path: Path, forks: Any) -> None:
     """Each attempt gets a few steps further, until it is done."""

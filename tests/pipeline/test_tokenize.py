@@ -49,7 +49,7 @@ from tests.kit.token_stores import shard_file
 
 import milldam
 from milldam.errors import ConfigError, InputError, MilldamError, MismatchError, ResourceError
-from milldam.stores.tokens import Store
+from milldam.stores.tokens.reader import Store
 from milldam.stores.verify import verify
 
 TEXTS = ["The mill stands.", "Die Mühle steht.", "水車は回る。", "x", "a longer one " * 40]

@@ -32,7 +32,7 @@ from milldam.qa.spans import Chosen
 from milldam.qa.windows import Features
 from milldam.stores.features.format import FeatureForm
 from milldam.stores.features.manifest import FeatureManifest
-from milldam.stores.features.reader import FeatureStore
+from milldam.stores.features.reader import KNOWN_NAMES, FeatureStore
 from milldam.stores.features.writer import FeatureShardWriter
 
 LENGTH, PAD, PAD_TYPE = 6, 3, 2
@@ -96,7 +96,7 @@ class MemoryStore:
         return sum(self.segments)
 
     def rows(self, numbers: Int64s, columns: Sequence[str], /) -> Mapping[str, Any]:
-        return {name: getattr(self.features, name)[numbers] for name in columns}
+        return {name: getattr(self.features, KNOWN_NAMES.get(name, name))[numbers] for name in columns}
 
     def windows_of(self, examples: Int64s, /) -> tuple[Int64s, Int64s]:
         counts = np.array(self.segments, np.int64)

@@ -33,7 +33,7 @@ from milldam.qa.chunks import Scale
 from milldam.qa.job import WINDOWS_BYTES, prepare
 from milldam.qa.sources import examples_of
 from milldam.qa.windows import Windower, load_qa_tokenizer
-from milldam.stores.features import FeatureStore
+from milldam.stores.features.reader import FeatureStore
 from milldam.stores.verify import verify
 
 

@@ -13,8 +13,9 @@ from tests.kit.qa_recipe import KINDS, examples, tokenizer_of, windower_of
 from milldam.errors import InputError
 from milldam.qa.settings import QARules
 from milldam.qa.sources import Answer, Example
-from milldam.qa.template import MemoryTokens, add_memory_tokens, template_of, with_memory
+from milldam.qa.template import add_memory_tokens, template_of, with_memory
 from milldam.qa.windows import Features, Windower
+from milldam.stores.features.format import MemoryTokens
 
 FACTS = {"pad_token": "</s>"}
 LONG = Example("q", "what city", " ".join(["the city of paris was"] * 16), (Answer("paris", 12),))

@@ -17,7 +17,7 @@ from tests.kit.qa_jobs import command, small, write_examples
 from tests.kit.quick import first_quick
 
 from milldam.errors import MismatchError
-from milldam.stores.features import FeatureStore
+from milldam.stores.features.reader import FeatureStore
 from milldam.stores.verify import verify
 
 KILLS = 4

@@ -27,12 +27,13 @@ from tests.kit.token_stores import flat_tokens, shard_file, write_store
 
 import milldam
 from milldam.errors import ConfigError, InputError, MismatchError, ResourceError, StoreError
+from milldam.input_files import without_secrets
 from milldam.loader.order import ShardShuffled
 from milldam.loader.reading import MappedReader
 from milldam.loader.stores import Store
 from milldam.loader.stream import TokenFile
 from milldam.remote import filesystem, place_at
-from milldam.remote.filesystem import RemoteFolder, without_secrets
+from milldam.remote.filesystem import RemoteFolder
 from milldam.stores.verify import verify
 
 SHARD = 2000

@@ -24,15 +24,15 @@ from tests.kit.damage import edit_manifest
 from tests.kit.jobs import TOKENIZER, demo_texts, invoke
 
 from milldam.errors import StoreError
+from milldam.files import write_sealed
 from milldam.markup import escape, escape_plain
 from milldam.report import write_report
 from milldam.report.drawing import Column, column_chart, memory_chart, memory_picture
 from milldam.report.facts import Lengths, count_lengths, gather, sample_dropped
 from milldam.report.timeline import POINTS, growth_of, read_timeline
-from milldam.sealed import write_sealed
-from milldam.stores.tokens import ShardWriter, format
+from milldam.stores.tokens import format
 from milldam.stores.tokens.manifest import Manifest, Shard, Tally
-from milldam.stores.tokens.writer import Tokens
+from milldam.stores.tokens.writer import ShardWriter, Tokens
 
 HEADER = "time,stage,pid,anonymous_bytes,file_bytes,name\n"
 MB = 10**6

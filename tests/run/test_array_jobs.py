@@ -20,6 +20,7 @@ from tests.kit.jobs import TOKENIZER, invoke, kill_group, run_milldam, started, 
 from tests.kit.preprocess_jobs import config_of, make_words, preprocess, texts_with_copies, tree_bytes, write_config
 
 from milldam import memory
+from milldam.cli.arrays import ArraySettings, slurm_script
 from milldam.cli.status import read_status
 from milldam.cli.summaries import QuietDisplay
 from milldam.config.loading import load_config
@@ -27,12 +28,11 @@ from milldam.config.settings import Config
 from milldam.errors import ConfigError, InputError, MismatchError, NotReadyError, TaskHeldError
 from milldam.memory import Budget
 from milldam.pipeline.job import array_of, plan_job
-from milldam.run.array_jobs import ArraySettings, slurm_script
 from milldam.run.folder import RunFolder
 from milldam.run.tasks import ArrayTask, cores
 from milldam.stores.kinds import TOKENS
 
-run_units = importlib.import_module("milldam.cli.run_units")
+run_units = importlib.import_module("milldam.cli.arrays")
 """The module: its name is also that of the command."""
 
 

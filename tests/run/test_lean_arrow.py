@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("pandas")
 
-LEAN = "import sys, pyarrow as pa; from milldam.run.lean_arrow import keep_arrow_lean; keep_arrow_lean();"
+LEAN = "import sys, pyarrow as pa; from milldam.memory import keep_arrow_lean; keep_arrow_lean();"
 
 
 def run(code: str) -> None:

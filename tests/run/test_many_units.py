@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milldam.errors import StoreError
+from milldam.files import seal_file, seal_line
 from milldam.run.folder import RunFolder
 from milldam.run.records import Journal, Record, Records
 from milldam.run.units import Keys
-from milldam.sealed import seal_file, seal_line
 from milldam.stores.kinds import TOKENS
 from milldam.stores.place import Folder
 from milldam.stores.tokens.manifest import (

@@ -20,7 +20,7 @@ from milldam.memory import Budget, format_size, parse_size, usage
 from milldam.report.timeline import read_timeline
 from milldam.run import monitor as monitoring
 from milldam.run.monitor import Monitor
-from milldam.run.planning import WORK_BYTES, WORKER_BYTES, fit_workers
+from milldam.run.pools import WORK_BYTES, WORKER_BYTES, fit_workers
 
 MB = 10**6
 

@@ -13,8 +13,8 @@ from tests.kit.jobs import DEMO, TOKENIZER, run_here
 
 import milldam
 from milldam.loader import reading
-from milldam.run.server import CAN_FORK
-from milldam.stores import generations
+from milldam.run.tasks import CAN_FORK
+from milldam.stores import kinds
 
 ELSEWHERE = Path(__file__).parents[1] / "kit" / "without_linux"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="what is switched off is what Linux has")
@@ -43,9 +43,9 @@ def test_without_what_only_linux_has_a_job_makes_the_same_store(corpus: Path, tm
     code = f"""
 import milldam
 from milldam import memory, files
-from milldam.run import server
+from milldam.run import tasks
 store = milldam.tokenize({options.replace("OUT", repr(str(tmp_path / "elsewhere.milldam")))})
-print(server.CAN_FORK, files._load_sync_file_range(), memory.allocated(), memory.usage().anonymous > 0)
+print(tasks.CAN_FORK, files._load_sync_file_range(), memory.allocated(), memory.usage().anonymous > 0)
 rows = [{{"text": "word " * 200}}] * 2000  # batches that are large enough to wait for room
 table = milldam.map(rows, lambda batch: {{"size": [len(one) for one in batch["text"]]}},
                     {str(tmp_path / "elsewhere.table")!r}, workers=2, batch_size=500, shard_size="500KB")
@@ -77,7 +77,7 @@ def test_batches_are_the_same_without_what_a_system_may_lack(
     elif without == "address":
         monkeypatch.setattr(reading, "_mmap", lambda: lambda *arguments: None)
     else:
-        monkeypatch.setattr(generations.fcntl, "flock", _no_locks)
+        monkeypatch.setattr(kinds.fcntl, "flock", _no_locks)
     way = "pread" if without == "advice" else "auto"
     found = [x for x, _ in milldam.open(tmp_path / "store").windows(64, read=way).batches(8, seed=1)]
     assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))

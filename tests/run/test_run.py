@@ -17,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milldam.errors import ConfigError, MismatchError
-from milldam.run.folder import FINISHED, NEW, UNFINISHED, Identity, RunFolder
+from milldam.run.folder import FINISHED, NEW, UNFINISHED, RunFolder
 from milldam.run.records import Record, Records, UnitSet
 from milldam.run.tasks import ArrayTask
+from milldam.run.units import Identity
 from milldam.sources.units import Slice, Unit
 from milldam.stores.kinds import FEATURES, TOKENS
 from milldam.stores.tokens.manifest import Manifest

@@ -23,9 +23,8 @@ from milldam.errors import InputError
 from milldam.sources import compression
 from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_text_column
-from milldam.sources.listing import list_inputs
 from milldam.sources.reading import read_unit
-from milldam.sources.units import Slice, Unit
+from milldam.sources.units import Slice, Unit, list_inputs
 
 
 def column_of(folder: Path, *records: Any, wanted: str | None = None) -> str | None:

@@ -16,11 +16,10 @@ from tests.kit.source_reading import TEXT, Result, line_of, read, small_blocks
 
 from milldam.errors import InputError, ResourceError
 from milldam.sources import csv_records
-from milldam.sources.batch import Reject, TextRules
+from milldam.sources.batch import Places, Reject, TextRules
 from milldam.sources.columns import find_text_column
 from milldam.sources.csv_records import csv_head
 from milldam.sources.reading import FileReader
-from milldam.sources.rows import Places
 from milldam.sources.units import Slice
 
 BOM = b"\xef\xbb\xbf"

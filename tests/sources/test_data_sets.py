@@ -24,9 +24,8 @@ from milldam.errors import ConfigError, InputError
 from milldam.sources import data_sets
 from milldam.sources.batch import TextRules
 from milldam.sources.data_sets import Resolved, RowSlice, Split, parse_split, resolve_data_set, splits_in
-from milldam.sources.listing import list_inputs
 from milldam.sources.reading import read_unit, slice_file
-from milldam.sources.units import plan_units
+from milldam.sources.units import list_inputs, plan_units
 
 TEXT = TextRules(text_column="text")
 

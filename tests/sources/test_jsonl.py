@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -376,3 +377,26 @@ def loadable(data: bytes) -> list[str]:
         except ValueError:
             continue
     return found
+
+
+@pytest.mark.parametrize("column", ["text", "meta.text"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"text": "a", "meta": {"text": "a"}, "x": "\xff"}',
+        b'{"text": "a", "meta": {"text": "a"}, "x": %s%s}' % (b"[" * 2000, b"]" * 2000),
+        b'{"text": "a", "meta": {"text": "a"}} {"text": "b", "meta": {"text": "b"}}\n{"text": "c", "x":\n{"y": 1}}',
+    ],
+    ids=["not UTF-8", "deep", "three objects on three lines"],
+)
+@pytest.mark.parametrize("kernels", [True, False])
+def test_what_becomes_of_a_line_does_not_depend_on_its_neighbours(
+    tmp_path: Path, line: bytes, column: str, kernels: bool
+) -> None:
+    sound = b'\n{"text": "good", "meta": {"text": "good"}}'
+    with nullcontext() if kernels else without_kernels():
+        alone, beside = (
+            read_lines(tmp_path, line + more, TextRules(text_column=column)) for more in (sound, sound + b"\nbad")
+        )
+    assert alone.texts == beside.texts == ["good"]
+    assert alone.rejects == beside.rejects[:-1] and alone.rejects

@@ -14,7 +14,7 @@ import milldam
 from milldam.errors import ConfigError, InputError, StoreError
 from milldam.input_files import LeftOut, is_address
 from milldam.sources.batch import TextRules
-from milldam.sources.listing import InputFile, list_inputs
+from milldam.sources.units import InputFile, list_inputs
 from milldam.stores.kinds import TABLE
 
 

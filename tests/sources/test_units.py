@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.kit.source_reading import plan
 
 from milldam.sources.batch import TextRules
-from milldam.sources.listing import InputFile
 from milldam.sources.units import (
+    InputFile,
     Slice,
     Unit,
     by_bytes,

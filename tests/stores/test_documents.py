@@ -30,9 +30,9 @@ from tests.kit.preprocess_jobs import (
 
 import milldam
 from milldam.pipeline.documents import Documents, Reading, SetRules, UnitReader
+from milldam.rules import CleanRules
 from milldam.sources.batch import TextRules
 from milldam.sources.units import Slice, Unit
-from milldam.text.rules import CleanRules
 
 RULES = SetRules(TextRules(text_column="text", invalid_utf8="drop"))
 

@@ -32,15 +32,10 @@ from milldam.qa.spans import Chosen, choose_answer
 from milldam.qa.template import Special, Template, add_memory_tokens, with_memory
 from milldam.qa.template import template_of as tokenizer_template
 from milldam.qa.windows import COLUMNS, Features, Windower
-from milldam.stores.features import (
-    FeatureForm,
-    FeatureManifest,
-    FeatureShard,
-    FeatureShardWriter,
-    FeatureStore,
-    template_facts,
-)
-from milldam.stores.features.manifest import NAME
+from milldam.stores.features.format import FeatureForm
+from milldam.stores.features.manifest import NAME, FeatureManifest, FeatureShard, template_facts
+from milldam.stores.features.reader import FeatureStore
+from milldam.stores.features.writer import FeatureShardWriter
 from milldam.stores.verify import verify
 
 WAYS: tuple[Literal["map", "pread"], ...] = ("map", "pread")

@@ -18,9 +18,9 @@ from tests.kit.damage import edit_manifest, write_resealed
 from tests.kit.jobs import run_apart
 
 from milldam.errors import ConfigError, StoreError
-from milldam.mapping.made_units import BATCH_BYTES, TableShardWriter
-from milldam.stores.table import Table, TableManifest
-from milldam.stores.table.manifest import NAME, MadeUnit, TableSchema
+from milldam.stores.table.manifest import NAME, MadeUnit, TableManifest, TableSchema
+from milldam.stores.table.reader import Table
+from milldam.stores.table.writer import BATCH_BYTES, TableShardWriter
 from milldam.stores.verify import verify
 
 SCHEMA = pa.schema([("id", pa.int64()), ("ids", pa.list_(pa.int32())), ("text", pa.string())])
@@ -140,7 +140,7 @@ def test_to_hf_takes_no_anonymous_memory(tmp_path: Path) -> None:
 import json, sys
 import pyarrow as pa, pyarrow.compute as pc
 from milldam.memory import usage
-from milldam.stores.table import Table
+from milldam.stores.table.reader import Table
 
 data = Table(sys.argv[1]).to_hf()
 before = usage()
@@ -238,8 +238,7 @@ def test_what_is_no_table_is_said(tmp_path: Path) -> None:
 
 def test_opening_a_table_loads_no_pyarrow(table: Table) -> None:
     """Counts, columns and the fingerprint come from the manifest alone."""
-    code = (
-        f"import sys, milldam.stores.table; t = milldam.stores.table.Table({str(table.path)!r}); repr(t), t.fingerprint"
-    )
+    code = f"import sys; from milldam.stores.table.reader import Table; t = Table({str(table.path)!r})"
+    code += "; repr(t), t.fingerprint"
     code += "; assert 'pyarrow' not in sys.modules and 'datasets' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

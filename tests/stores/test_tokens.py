@@ -23,9 +23,10 @@ from tests.kit.token_stores import shard_file
 
 import milldam
 from milldam.errors import ConfigError, StoreError
-from milldam.stores.tokens import ShardWriter, Store, format, open_store, reader
+from milldam.stores.tokens import format, reader
 from milldam.stores.tokens.manifest import Manifest, Shard
-from milldam.stores.tokens.writer import Tokens
+from milldam.stores.tokens.reader import Store, open_store
+from milldam.stores.tokens.writer import ShardWriter, Tokens
 from milldam.stores.verify import verify
 
 Document = list[int]

@@ -15,10 +15,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from milldam.errors import ConfigError
+from milldam.rules import CleanRules
 from milldam.text import cleaning as text
 from milldam.text.arrays import Verdicts
 from milldam.text.cleaning import Cleaner
-from milldam.text.rules import CleanRules
 
 OFF = {"control_characters": False, "strip": False}
 SPACES = "[\t\x1f \xa0\u1680\u2000-\u200a\u202f\u205f\u3000]+"

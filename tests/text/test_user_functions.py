@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from milldam.errors import ConfigError
-from milldam.text.user_functions import FAILED, FIRST_DOCUMENTS, UserFunction, function_hash, load_function
+from milldam.text.user_functions import FIRST_DOCUMENTS, UserFunction, function_hash, load_function
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_one_bad_document_is_no_end(desk: Path) -> None:
     write(desk / "desk_picky.py", "def f(text):\n    return 1 / len(text)\n")
     function = UserFunction("desk_picky:f")
     assert function("a") == 1
-    assert all(function("") is FAILED for _ in range(3 * FIRST_DOCUMENTS))
+    assert all(function("") is UserFunction.FAILED for _ in range(3 * FIRST_DOCUMENTS))
 
 
 def test_a_function_that_never_works_is_an_error(desk: Path) -> None:
@@ -132,6 +132,6 @@ def test_a_function_that_never_works_is_an_error(desk: Path) -> None:
     write(desk / "desk_hopeless.py", "def f(text):\n    raise KeyError('title')\n")
     function = UserFunction("desk_hopeless:f")
     for _ in range(FIRST_DOCUMENTS - 1):
-        assert function("some text") is FAILED
+        assert function("some text") is UserFunction.FAILED
     with pytest.raises(ConfigError, match=r"(?s)desk_hopeless:f.*KeyError: 'title'.*begins 'some text'"):
         function("some text")

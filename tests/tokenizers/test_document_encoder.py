@@ -30,7 +30,7 @@ from tests.kit.token_runs import small_links
 from milldam.tokenizers import encoders
 from milldam.tokenizers.document_encoder import DocumentEncoder, add_special_tokens, bare_form, bare_json
 from milldam.tokenizers.encoders import GIGATOKEN, HUGGINGFACE, FrugalEncoder
-from milldam.tokenizers.special import SpecialTokens
+from milldam.tokenizers.loading import SpecialTokens
 
 GIANT = "a giant of many words that comes in pieces " * 40
 SMALL = ("one", "", "two words", "é🙂", "\n", "three")

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tests.kit.quick import first_quick
 
 from milldam.errors import ConfigError
-from milldam.run.planning import BATCHES_BYTES
+from milldam.run.pools import BATCHES_BYTES
 from milldam.tokenizers import encoders, proof
 from milldam.tokenizers.encoders import (
     GIGATOKEN,
@@ -168,7 +168,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from milldam.memory import release
-from milldam.run.lean_arrow import keep_arrow_lean
+from milldam.memory import keep_arrow_lean
 from milldam.tokenizers.encoders import GIGATOKEN, FrugalEncoder, make_encoder
 
 def peak():

@@ -12,9 +12,8 @@ from tests.guards.test_guards import loaded_after
 from tests.kit.jobs import TOKENIZER, invoke, store_bytes
 
 from milldam.errors import ConfigError
-from milldam.tokenizers.loading import read_tokenizer
+from milldam.tokenizers.loading import NamedTokens, read_tokenizer
 from milldam.tokenizers.proof import Question, find_out, settle_encoder
-from milldam.tokenizers.special import NamedTokens
 
 MAIN = "import sys; from milldam.cli import main; main(sys.argv[1:], standalone_mode=False)"
 

@@ -10,8 +10,13 @@ import pytest
 import tokenizers
 
 from milldam.errors import ConfigError
-from milldam.tokenizers.loading import load_tokenizer
-from milldam.tokenizers.special import NamedTokens, SpecialTokens, choose_special_tokens, read_named_tokens
+from milldam.tokenizers.loading import (
+    NamedTokens,
+    SpecialTokens,
+    choose_special_tokens,
+    load_tokenizer,
+    read_named_tokens,
+)
 
 
 def with_tokens(*special: str) -> Any:

@@ -18,8 +18,7 @@ from tests.kit.quick import first_quick
 
 from milldam.errors import ConfigError, InputError, ResourceError
 from milldam.tokenizers import training
-from milldam.tokenizers.loading import load_tokenizer
-from milldam.tokenizers.special import choose_special_tokens
+from milldam.tokenizers.loading import choose_special_tokens, load_tokenizer
 from milldam.tokenizers.training import (
     HARD_STRINGS,
     Model,

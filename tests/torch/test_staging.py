@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from tests.kit.token_stores import write_store  # noqa: E402
 
 from milldam.torch import tensors  # noqa: E402
-from milldam.torch.staging import Staging, Widening  # noqa: E402
+from milldam.torch.tensors import Staging, Widening  # noqa: E402
 
 CPU = torch.device("cpu")
 TOKENS = Widening(np.dtype(np.uint16), np.dtype(np.int64))

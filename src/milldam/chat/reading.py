@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,13 +24,14 @@ from milldam.chat.loading import TemplateSource
 from milldam.chat.masks import TrainOn
 from milldam.chat.rendering import RenderedBatch, Renderer, prompt_of, shared_renderer
 from milldam.errors import InputError
-from milldam.sources.batch import KEPT_RECORD_CHARS, MalformedError, OnReject, Reading, Reject, TextRules
+from milldam.rules import CleanRules
+from milldam.sources.batch import KEPT_RECORD_CHARS, MalformedError, OnReject, Places, Reading, Reject, TextRules
 from milldam.sources.reading import FileReader
-from milldam.sources.rows import Places, Rows, from_records, row_count, row_sizes
+from milldam.sources.rows import Rows, from_records, row_count, row_sizes
 from milldam.sources.units import Slice, Unit
+from milldam.sources.values import Floats, ValueField
 from milldam.text.arrays import Verdicts, text_offsets
 from milldam.text.cleaning import Cleaner
-from milldam.text.rules import CleanRules
 
 MOST_BYTES = 8 << 20
 """Of a record as it lies in its file."""
@@ -144,13 +145,17 @@ class ChatBatch:
     """About what they took in the input, for progress."""
     with_special_tokens: int = 0
     """Texts of conversations in which special tokens are said."""
+    values: Floats | None = None
+    """Where a field is asked for, its number for each record."""
 
 
 class ConversationReader:
-    """One for each unit."""
+    """One for each unit. `value`: a field to read as well."""
 
-    def __init__(self, recipe: ChatRecipe, rules: TextRules, spool: str | None) -> None:
-        self._recipe, self._rules, self._spool = recipe, rules, spool
+    def __init__(
+        self, recipe: ChatRecipe, rules: TextRules, spool: str | None, value: ValueField | None = None
+    ) -> None:
+        self._recipe, self._rules, self._spool, self._value = recipe, rules, spool, value
         self._cleaner = Cleaner(recipe.clean) if recipe.clean is not None else None
 
     def read(self, unit: Unit, on_reject: OnReject) -> Iterator[ChatBatch]:
@@ -182,7 +187,11 @@ class ConversationReader:
         done = renderer.render(conversations)
         for refused in done.rejects:
             records.reject(numbers[refused.number], refused.reason, refused.message)
-        return _as_batch(done, dropped, self._recipe)
+        batch = _as_batch(done, dropped, self._recipe)
+        if self._value is None:
+            return batch
+        kept = (records.record(numbers[number]) for number in done.numbers[:: self._recipe.sides])
+        return replace(batch, values=self._value.of_records(kept))
 
     def _conversations(self, records: _Records, numbers: list[int]) -> Iterator[Conversation | Pair]:
         """Of the records that have one; their numbers are appended."""
@@ -249,11 +258,14 @@ class _Records:
             else:
                 yield number, {name: value for name, value in zip(names, values, strict=True) if value is not None}
 
+    def record(self, number: int) -> dict[str, Any]:
+        """All that it has."""
+        return {name: values[number] for name, values in self._rows.items() if values[number] is not None}
+
     def reject(self, number: int, reason: str, detail: str) -> None:
         place = self._places.of(self._first + number, self._first + number + 1)[0]
         at = {"line": place.first + 1} if self._slice.format == "jsonl" else {"row": place.first}
-        record = {name: values[number] for name, values in self._rows.items() if values[number] is not None}
-        shown = json.dumps(record, ensure_ascii=False, default=str)[: KEPT_RECORD_CHARS + 1]
+        shown = json.dumps(self.record(number), ensure_ascii=False, default=str)[: KEPT_RECORD_CHARS + 1]
         self._reading.reject(Reject(self._slice.path, reason, detail, shown, origin=place.origin, **at))
 
 

@@ -19,9 +19,8 @@ from typing import Any
 import click
 
 from milldam import __version__
-from milldam.cli.naming import as_option, explained, visible
-from milldam.cli.running import DESCRIBED, EXIT_INTERRUPTED
-from milldam.errors import MilldamError
+from milldam.cli.naming import DESCRIBED, as_option, explained, visible
+from milldam.errors import EXIT_INTERRUPTED, MilldamError
 
 GROUPS = {
     "Prepare": (
@@ -35,7 +34,13 @@ GROUPS = {
     "Try and set up": ("demo", "completion"),
 }
 """Commands as `milldam --help` lists them."""
-_MODULES = {"plan": "preprocess", "qa-eval": "qa", "import": "import_", "push": "hub", "pull": "hub"}
+_MODULES = (
+    dict.fromkeys(("plan", "train-tokenizer", "migrate", "schema"), "preprocess")
+    | dict.fromkeys(("verify", "report"), "inspect")
+    | dict.fromkeys(("export", "import", "push", "pull"), "moving")
+    | dict.fromkeys(("slurm", "run-units"), "arrays")
+    | {"qa-eval": "qa"}
+)
 """Where a command is, when its module is not called as it is."""
 
 

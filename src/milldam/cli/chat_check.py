@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from milldam.cli.commands import json_option, json_values, named_values
 from milldam.cli.naming import TRAINED_MARKS, has_colours, visible
-from milldam.cli.options import json_option, json_values, named_values
 from milldam.markup import counted, turns_by_role
 
 if TYPE_CHECKING:

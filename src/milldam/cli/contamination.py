@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from milldam.cli.commands import json_option, machine_options
 from milldam.cli.naming import visible
-from milldam.cli.options import given, json_option
 from milldam.markup import counted
 
 _SHOWN = 3
@@ -29,14 +30,18 @@ _SHOWN = 3
     "--min-share", type=float, metavar="SHARE", help="Share of a passage's n-grams that makes a match. [default: 0.5]"
 )
 @click.option("--findings", type=click.Path(path_type=Path), help="File for all findings, one JSON object per line.")
+@machine_options()
 @json_option
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def contamination(
     store: Path,
     against: tuple[str, ...],
-    columns: str | None,
     findings: Path | None,
     as_json: bool,
-    **options: Any,
+    quiet: bool,
+    memory: str | None,
+    workers: int | None,
+    **rules: Any,
 ) -> None:
     """Look for items of evaluation sets in a finished store.
 
@@ -45,11 +50,22 @@ def contamination(
     \b
     milldam contamination corpus.milldam --against evals/gsm8k.jsonl --columns question,answer
     """
-    from milldam.api import contamination as find
+    from milldam.cli.commands import as_interrupt
+    from milldam.cli.summaries import make_observer
     from milldam.decontamination.deciding import warning_of
+    from milldam.errors import EXIT_INTERRUPTED
+    from milldam.pipeline.contamination import Machine, evaluation_sets, find_contamination
+    from milldam.stores.tokens.reader import Store
 
-    names = None if columns is None else columns.split(",")
-    figures = find(store, against, columns=names, findings=findings, **given(options))
+    rules["columns"] = None if rules["columns"] is None else rules["columns"].split(",")
+    signal.signal(signal.SIGTERM, as_interrupt)
+    try:
+        with make_observer(quiet=quiet) as observer:
+            sets, machine = evaluation_sets(against, **rules), Machine(memory, workers, observer)
+            figures = find_contamination(Store(store), sets, findings=findings, machine=machine)
+    except KeyboardInterrupt:
+        click.echo("\nInterrupted. Nothing was kept.", err=True)
+        sys.exit(EXIT_INTERRUPTED)
     if as_json:
         click.echo(json.dumps(figures))
     else:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from milldam.cli.options import json_option
+from milldam.cli.commands import json_option
 from milldam.markup import counted
 
 

@@ -30,11 +30,9 @@ def demo(out: Path | None) -> None:
 
 def _run(out: Path) -> None:
     from milldam.cli.feed import feed
-    from milldam.cli.inspect import inspect
+    from milldam.cli.inspect import inspect, report, verify
     from milldam.cli.preprocess import preprocess
-    from milldam.cli.report import report
     from milldam.cli.stats import stats
-    from milldam.cli.verify import verify
 
     data = Path(__file__).parent.parent / "demo_data"
     paths = [f"datasets.0.path={data / 'corpus.jsonl'}", f"datasets.1.path={data / 'notes.txt'}"]

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from milldam.cli.naming import visible
-from milldam.cli.running import EXIT_INTERRUPTED
-from milldam.errors import ConfigError
+from milldam.errors import EXIT_INTERRUPTED, ConfigError
 from milldam.markup import counted
 from milldam.memory import format_size
 

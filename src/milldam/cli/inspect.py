@@ -1,9 +1,13 @@
-"""`milldam inspect`: documents of a store as people and as the model see them."""
+"""A finished store: `inspect` shows documents as people and as the model see them, `verify` whether it is whole,
+`report` the page that tells how its run went.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -15,8 +19,9 @@ from milldam.markup import counted
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from milldam.stores.tokens import Store
+    from milldam.stores.place import Place
     from milldam.stores.tokens.format import Int64s
+    from milldam.stores.tokens.reader import Store
 
 # Of the 256 that terminals have: others would be rounded to these, several to the same.
 _COLOURS = ("white on color(24)", "white on color(94)", "white on color(22)", "white on color(53)")
@@ -54,7 +59,7 @@ def inspect(store: str, split: str | None, start: int, documents: int, tokens: i
     milldam inspect corpus.milldam --split val
     """
     from milldam.remote import place_at
-    from milldam.stores.tokens import open_store
+    from milldam.stores.tokens.reader import open_store
 
     opened = open_store(place_at(store), split=split)
     first = start + len(opened) if start < 0 else start
@@ -188,3 +193,74 @@ def _shared(store: Store, tokens: Sequence[int]) -> int:
             # A document may hold the sign itself: then nothing is gained.
             return count if text.count(_LOST) < lost else 1
     return 1
+
+
+@click.command()
+@click.argument("store", type=click.Path(path_type=Path))
+@click.option("--open-path", is_flag=True, help="Print the page as a file:// address, to be opened in a browser.")
+def report(store: Path, open_path: bool) -> None:
+    """Rebuild a finished run's report and print its path.
+
+    The report is run/report.html in the store.
+
+    \b
+    milldam report corpus.milldam
+    """
+    from milldam.cli.naming import visible
+    from milldam.report import write_report
+
+    path = write_report(store)
+    click.echo(path.resolve().as_uri() if open_path else visible(str(path)))
+
+
+@click.command()
+@click.argument("store")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def verify(store: str, as_json: bool) -> None:
+    """Check a store: hashes, counts, indexes and token ids.
+
+    Reads every file. Exits with 1 if something is wrong.
+
+    STORE: anything that `milldam.open` opens. At an address, every file is streamed once and not cached.
+
+    \b
+    milldam verify corpus.milldam
+    milldam verify s3://bucket/corpus.milldam
+    """
+    from milldam.remote import place_at
+
+    place = place_at(store)
+    folder = place.folder
+    facts, found = _look(place)
+    problems = []
+    for problem in found:
+        problems.append(problem)
+        if not as_json:
+            click.echo(f"{problem}", err=True)
+    if as_json:
+        click.echo(json.dumps({"ok": not problems, "problems": problems, **facts}))
+    elif not problems:
+        figures = ", ".join(counted(count, name.removesuffix("s")) for name, count in facts.items())
+        click.echo(f"{place.name}: whole. {figures}; all checks passed.")
+    else:
+        again = "Make it again with --overwrite." if folder is not None else "Push it again."
+        click.echo(f"{place.name}: {counted(len(problems), 'problem')}. {again}", err=True)
+    sys.exit(1 if problems else 0)
+
+
+def _look(place: Place) -> tuple[dict[str, int], Iterator[str]]:
+    """What a store, or a file of another tool, counts, and what is wrong with it."""
+    from milldam.formats.foreign import foreign_path, open_foreign
+    from milldam.stores.kinds import store_kind
+    from milldam.stores.verify import manifest_at
+    from milldam.stores.verify import verify as problems
+
+    file = None if place.folder is None or store_kind(place.folder) else foreign_path(place.folder)
+    if file is not None:
+        from milldam.formats.foreign import verify as problems_of_file
+
+        opened = open_foreign(file)
+        return {"tokens": opened.tokens}, problems_of_file(opened)
+    _, manifest = manifest_at(place)
+    counted = {name: count for name, count in manifest.totals.items() if not name.endswith("bytes")}
+    return {"shards": len(manifest.shards)} | counted, problems(place)

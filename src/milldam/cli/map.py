@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.cli.options import given, job_options, text_options
-from milldam.cli.running import JobCommand, Request
+from milldam.cli.commands import JobCommand, Request, given, job_options, text_options
 from milldam.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def _request(settings: MapSettings) -> Request[MapSummary]:
 
 
 def _run(settings: MapSettings, observer: Observer) -> MapSummary:
-    from milldam.mapping import run_map
+    from milldam.mapping.job import run_map
 
     # What the function prints goes where that of worker processes goes: standard output is for the summary.
     with contextlib.redirect_stdout(sys.stderr):

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _SET = "overrides"
+DESCRIBED = "milldam.described"
+"""Where the context of `run-units` and `slurm` keeps the command that they were given."""
 
 
 def as_option(command: click.Command, setting: Setting, within: click.Command | None = None) -> str:

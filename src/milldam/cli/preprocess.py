@@ -1,16 +1,21 @@
-"""`milldam preprocess` and `milldam plan`: raw datasets to a ready store, by a YAML file."""
+"""Commands that take a configuration file: `preprocess` and `plan`, raw datasets to a ready store; `train-tokenizer`;
+`migrate`, a file of Krill in milldam's form; `schema`, what a file may say, for editors.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.cli.options import (
+from milldam.cli.commands import (
+    JobCommand,
+    Request,
     config_file,
     evaluation_options,
     evaluation_sets,
@@ -19,7 +24,8 @@ from milldam.cli.options import (
     json_option,
     machine_options,
 )
-from milldam.cli.running import JobCommand, Request
+from milldam.cli.naming import visible
+from milldam.errors import ConfigError
 from milldam.markup import counted, duration
 from milldam.memory import format_size
 
@@ -50,7 +56,7 @@ def preprocess(config: Path, overrides: tuple[str, ...], dry_run: bool, **option
     milldam preprocess config.yaml
     milldam preprocess config.yaml --set dedup=near --memory 2GB
     """
-    from milldam.pipeline.receipt import Asked, run_asked
+    from milldam.pipeline.starting import Asked, run_asked
 
     shown = click.get_current_context().params
     read = _read(config, overrides, quiet=shown["quiet"], options=evaluation_sets(options))
@@ -71,7 +77,7 @@ def _show_sample(summary: TextSummary) -> None:
     """What a model will see first: the first row where rows were written, else the first document."""
     from milldam.cli.inspect import show_tokens
     from milldam.pipeline.finishing import PACKED_FOLDER
-    from milldam.stores.tokens import Store
+    from milldam.stores.tokens.reader import Store
 
     out = Path(summary.out)
     rows = out / PACKED_FOLDER
@@ -131,7 +137,7 @@ def _show_plan(config: Config, *, as_json: bool, nodes: int = 1) -> None:
 
 def _plain(told: Any) -> Any:
     """A part of the plan as JSON has it; of the plan of the work, what every job's has."""
-    from milldam.run.planning import WorkPlan
+    from milldam.run.pools import WorkPlan
 
     if isinstance(told, WorkPlan):
         return {one.name: _plain(getattr(told, one.name)) for one in dataclasses.fields(WorkPlan)}
@@ -164,3 +170,101 @@ def _plan_lines(planned: PlannedJob, config: Config) -> list[str]:
 def _dedup_steps(needs: Needs) -> str:
     steps = {("partition", "hashes"): needs.partitions, ("step", "bands"): needs.band_steps}
     return "".join(f", {counted(number, one)} of {what}" for (one, what), number in steps.items() if number)
+
+
+@click.command()
+@config_file
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="File to write. [default: standard output]")
+@click.option("--overwrite", is_flag=True, help="Replace the file.")
+def migrate(config: Path, out: Path | None, overrides: tuple[str, ...], overwrite: bool) -> None:
+    """Convert a Krill configuration to milldam's form.
+
+    A comment beside each key says what it was.
+
+    \b
+    milldam migrate krill.yaml -o preprocess.yaml
+    """
+    from milldam.config.loading import as_yaml, load_config
+
+    if out is not None and out.exists() and not overwrite:
+        raise ConfigError(f"{out} exists. Choose another name, or add --overwrite.")
+    loaded = load_config(config, overrides)
+    if not loaded.comments:
+        raise ConfigError(f"{config}: has no keys of Krill; it is in today's form already.")
+    header = [f"Made by milldam migrate from {config.name}.", *loaded.notes]
+    written = as_yaml(loaded.source, loaded.comments, header)
+    if out is None:
+        click.echo(written, nl=False)
+    else:
+        from milldam.files import explain_os_errors, write_file
+
+        with explain_os_errors(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+        write_file(out, written.encode())
+    for note in loaded.notes:
+        click.echo(visible(note), err=True)
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON schema of configuration files.
+
+    Editors complete and check a file that names it in its first line:
+
+    \b
+    milldam schema > milldam.schema.json
+    # yaml-language-server: $schema=milldam.schema.json
+    """
+    from milldam.config.settings import Config
+
+    click.echo(json.dumps(json_schema(Config, "milldam preprocess"), indent=2, ensure_ascii=False))
+
+
+def json_schema(kind: type, title: str) -> dict[str, Any]:
+    """What a file may say, every key with its description and default, for editors."""
+    from pydantic import TypeAdapter
+
+    for block in _blocks(kind):
+        # Here alone: reading docstrings takes longer than all the rest.
+        block.__pydantic_config__ = block.__pydantic_config__ | {"use_attribute_docstrings": True}
+    schema = TypeAdapter(kind).json_schema()
+    for block in [schema, *schema["$defs"].values()]:
+        for key in block["properties"].values():
+            # Made from the name; it says nothing that the name does not.
+            key.pop("title", None)
+            key["description"] = " ".join(key.get("description", "").split())
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": title}
+
+
+def _blocks(block: Any) -> Iterator[Any]:
+    """A block and all that it holds."""
+    from milldam.config.checking import keys_of
+
+    yield block
+    for kinds in keys_of(block).values():
+        if kinds.inner:
+            yield from _blocks(kinds.inner)
+
+
+@click.command("train-tokenizer")
+@config_file
+@click.option("--overwrite", is_flag=True, help="Replace an existing tokenizer.")
+@json_option
+def train_tokenizer(config: Path, overrides: tuple[str, ...], overwrite: bool, as_json: bool) -> None:
+    """Train a tokenizer on a sample of the datasets.
+
+    The settings are under tokenizer.train in CONFIG. The tokenizer is saved to tokenizer.path, from where
+    `milldam preprocess` with the same file uses it.
+
+    \b
+    milldam train-tokenizer config.yaml
+    milldam train-tokenizer config.yaml --set tokenizer.train.vocab_size=16_000
+    """
+    from milldam.pipeline.tokenizer_training import train_from_config
+
+    trained = train_from_config(load(config, overrides, quiet=False, options={"overwrite": overwrite}))
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(trained), default=str))
+        return
+    for line in trained.lines():
+        click.echo(line)

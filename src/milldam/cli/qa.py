@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from milldam.cli.commands import JobCommand, Request, choice, given, job_options
 from milldam.cli.naming import visible
-from milldam.cli.options import choice, given, job_options
-from milldam.cli.running import JobCommand, Request
 from milldam.errors import ConfigError
 from milldam.qa.settings import First, PaddingSide
 

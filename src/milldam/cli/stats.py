@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from milldam.formats.foreign import ForeignFile
     from milldam.qa import FeatureStore
-    from milldam.stores.table import Table
-    from milldam.stores.tokens import Store
+    from milldam.stores.table.reader import Table
+    from milldam.stores.tokens.reader import Store
 
 _LONGEST_COUNTED = 1 << 20
 _QUANTILES = {"shortest": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "99 %": 0.99}
@@ -35,8 +35,8 @@ def stats(store: str, as_json: bool) -> None:
     milldam stats corpus.milldam
     """
     from milldam.api import open
-    from milldam.stores.tokens import Store
     from milldam.stores.tokens.manifest import Tally
+    from milldam.stores.tokens.reader import Store
 
     opened = open(store)
     figures = collect(opened) if isinstance(opened, Store) else _collect_other(opened)
@@ -107,7 +107,7 @@ def _quantiles(several: Iterable[Any]) -> dict[str, float]:
 def _collect_other(opened: Any) -> dict[str, Any]:
     """The same of what else `milldam.open` opens."""
     from milldam.formats.foreign import ForeignFile
-    from milldam.stores.table import Table
+    from milldam.stores.table.reader import Table
 
     if isinstance(opened, ForeignFile):
         return _of_file(opened)

@@ -17,7 +17,7 @@ import click
 
 from milldam.cli.contamination import contamination_lines
 from milldam.cli.naming import columns, visible
-from milldam.markup import counted, shorten, turns_by_role
+from milldam.markup import counted, preferred_line, shorten, turns_by_role
 from milldam.memory import format_size
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from milldam.pipeline.finishing import TextSummary
-    from milldam.run.planning import WorkPlan
+    from milldam.run.pools import WorkPlan
     from milldam.run.summary import Observer, Snapshot, Summary
     from milldam.stores.tokens.manifest import Tally
 
@@ -135,6 +135,8 @@ def _document_lines(summary: TextSummary) -> list[str]:
     kept = f"{there:,} kept, {dropped:,} dropped, {rejected:,} rejected"
     lines = [f"Read {counted(counts['read'], 'record')}: {kept}"]
     lines += [f"  {stage['stage']}: {reason_list(stage['dropped'])}" for stage in facts["flow"] if stage["dropped"]]
+    if preferred := facts.get("near", {}).get("prefer"):
+        lines.append(f"Near-duplicates: {visible(preferred_line(preferred))}")
     if "contamination" in facts:
         lines += ["Evaluation sets:", *(f"  {line}" for line in contamination_lines(facts["contamination"]))]
     lines += source_lines(facts["sources"])
@@ -385,6 +387,7 @@ def plan_lines(plan: WorkPlan) -> list[str]:
         f"Input:  {format_size(plan.input_bytes)} in {counted(plan.units, 'unit')}"
         f" of about {format_size(plan.shard_size)}" + (f", {plan.done} of them done before" if plan.done else ""),
     ]
+    lines += [f"Near-duplicates: {visible(plan.preferred)} stays"] if plan.preferred else []
     lines += [f"Encoder: {plan.encoder} ({plan.encoder_note})"] if plan.encoder else []
     lines[2:2] = column_lines(plan.text_columns)
     lines[2:2] = [f"Conversations: {plan.conversations}"] if plan.conversations else []

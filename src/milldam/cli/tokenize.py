@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from milldam.chat.rules import ChatForm
-from milldam.cli.options import choice, evaluation_options, evaluation_sets, job_options, json_values, text_options
-from milldam.cli.running import JobCommand, Request
-from milldam.config.fields import Encoder, SpecialText
+from milldam.choices import ChatForm, Encoder, SpecialText
+from milldam.cli.commands import (
+    JobCommand,
+    Request,
+    choice,
+    evaluation_options,
+    evaluation_sets,
+    job_options,
+    json_values,
+    text_options,
+)
 from milldam.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -81,11 +88,12 @@ def tokenize(
     milldam tokenize corpus.txt --format npy --tokenizer gpt2/
     milldam tokenize chat.jsonl --chat -o chat.milldam --tokenizer qwen2.5/
     """
-    from milldam.config.tokenize_options import tokenize_config, tokenize_settings
-    from milldam.run.server import ONE_THREAD
+    from milldam.run.tasks import ONE_THREAD
 
     # No matrix is multiplied here: numpy need not start a thread for each core, which spins for 0.05 s.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", ONE_THREAD)
+    from milldam.pipeline.starting import Asked, run_asked, tokenize_config, tokenize_settings
+
     options = evaluation_sets(options)
     options |= _chat_options(options)
     if format == "npy":
@@ -95,8 +103,6 @@ def tokenize(
         return Request(partial(tokenize_to_npy, config), _refuse_npy)
     if out is None:
         raise ConfigError("No output: say where the store goes with -o FOLDER.")
-    from milldam.pipeline.receipt import Asked, run_asked
-
     given = (inputs, out, tokenizer, options)
 
     def array() -> ArrayWork[TextSummary]:

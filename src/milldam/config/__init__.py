@@ -1,13 +1,9 @@
 """Settings: YAML files, options and keyword arguments -> one checked configuration.
 
-settings          what can be set, with defaults
-fields            types that several settings have, with their ranges
-checking          the one check: plain values -> settings, or errors that say where
-origins           plain values with their places, for messages
-yaml_values       YAML -> the same
+settings          what can be set, with defaults; the rules of each step are in `milldam.rules`
+checking          the one check: plain values with their places -> settings, or errors that say where
+yaml_values       YAML -> plain values with their places; `--set a.b=c` put over them
 loading           a file, a dict, options and overrides -> Config
-overrides         `--set a.b=c`
-tokenize_options  the options of `milldam tokenize` -> Config
 other_words       what other tools call our settings
 legacy            files of Krill -> ours
 """

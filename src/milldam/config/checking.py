@@ -7,6 +7,8 @@ where the value was given: file, line and key, or the option, or the argument; w
 
 Before that, values are taken as they are meant: words that YAML has for booleans and null where a word is wanted
 (`dedup: off`, `packing: null`, `near: on`), one item for a list of one, a path as its text.
+
+`Given` is what was said: plain values, and where each of them comes from, for messages about it.
 """
 
 from __future__ import annotations
@@ -14,12 +16,11 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from milldam.config.origins import Given, KeyPath
 from milldam.config.other_words import meant_setting, said_of
 from milldam.errors import ConfigError, Setting, did_you_mean, nearest
 
@@ -27,8 +28,104 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
-T = TypeVar("T")
+KeyPath = tuple[str | int, ...]
+Message = tuple[str | Setting, ...]
+OVERRIDES = "overrides"
+"""`--set` on the command line, `overrides=` in Python."""
+MOST_PROBLEMS = 10
 
+
+def dotted(path: KeyPath) -> str:
+    """A path as people write it: datasets.0.path"""
+    return ".".join(str(part) for part in path)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a key and its value stand."""
+
+    source: str
+    """The file, or `OVERRIDES`, or "" for an option or an argument."""
+    key_line: int | None = None
+    value_line: int | None = None
+    text: str | None = None
+    """A scalar as it was written, when it had no quotes."""
+
+
+@dataclass(slots=True)
+class Given:
+    """What was given: plain values with their places; and what is wrong with them so far.
+
+    Values without a place are options or arguments: what is said of one names it by a `Setting`.
+    """
+
+    source: str = ""
+    data: Any = field(default_factory=dict)
+    places: dict[KeyPath, Place] = field(default_factory=dict)
+    origins: dict[KeyPath, KeyPath] = field(default_factory=dict)
+    """For keys that were moved: where they stood in the file."""
+    problems: list[tuple[int, Message]] = field(default_factory=list)
+    """With their lines."""
+
+    def put(self, name: str, value: Any) -> None:
+        """Put an option over what the file says."""
+        self.forget_places((name,))
+        self.data[name] = value
+        self.places[name,] = Place("")
+
+    def forget_places(self, path: KeyPath) -> None:
+        for old in [old for old in self.places if old[: len(path)] == path]:
+            del self.places[old]
+
+    def text_of(self, path: KeyPath) -> str | None:
+        place = self.places.get(self._original(path))
+        return place.text if place else None
+
+    def add_problem(self, path: KeyPath, *message: str | Setting, at_key: bool = False) -> None:
+        line, _ = self._found(path, at_key=at_key)
+        self.problems.append((line or 0, self.located(path, *message, at_key=at_key)))
+
+    def located(self, path: KeyPath, *message: str | Setting, at_key: bool = False) -> Message:
+        """The message with place and key in front: `config.yaml:12: dedup.treshold: no such key.`"""
+        line, place = self._found(path, at_key=at_key)
+        name = dotted(self._original(path))
+        if place.source:
+            where: str | Setting = f"{place.source}:{line}: " if line else f"{place.source}: "
+            if place.source == OVERRIDES:
+                return (Setting(OVERRIDES), f" {name}: ", *message)
+            return (where, f"{name}: " if name else "", *message)
+        return (Setting(name), ": ", *message) if name else message
+
+    def raise_problems(self) -> None:
+        """Tell all of them, in the order of the file."""
+        if not self.problems:
+            return
+        shown = [message for _, message in sorted(self.problems, key=lambda problem: problem[0])[:MOST_PROBLEMS]]
+        more = len(self.problems) - len(shown)
+        shown += [(f"... and {more} more.",)] if more else []
+        raise ConfigError(*(part for number, one in enumerate(shown) for part in (("\n", *one) if number else one)))
+
+    def _found(self, path: KeyPath, *, at_key: bool) -> tuple[int | None, Place]:
+        """The place of a key, or else of the block that it is in; with the line."""
+        original = known = self._original(path)
+        while known and known not in self.places:
+            known = known[:-1]
+        place = self.places.get(known, Place(self.source))
+        return place.key_line if at_key or known != original else place.value_line, place
+
+    def _original(self, path: KeyPath) -> KeyPath:
+        """The path under which the author wrote it."""
+        if path in self.places:
+            return path
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.origins:
+                return self.origins[path[:length]] + path[length:]
+        return path
+
+
+# ---- the check ----
+
+T = TypeVar("T")
 _OFF = ("off", "none")
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 _LEFT_OUT: Any = object()
@@ -84,22 +181,6 @@ def _adapter(kind: Any) -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
-
-
-def json_schema(kind: type, title: str) -> dict[str, Any]:
-    """What a file may say, every key with its description and default, for editors."""
-    from pydantic import TypeAdapter
-
-    for block in _blocks(kind):
-        # Here alone: reading docstrings takes longer than all the rest.
-        block.__pydantic_config__ = block.__pydantic_config__ | {"use_attribute_docstrings": True}
-    schema = TypeAdapter(kind).json_schema()
-    for block in [schema, *schema["$defs"].values()]:
-        for key in block["properties"].values():
-            # Made from the name; it says nothing that the name does not.
-            key.pop("title", None)
-            key["description"] = " ".join(key.get("description", "").split())
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": title}
 
 
 # ---- what a key may hold ----
@@ -179,14 +260,6 @@ def _all_keys(block: type, under: str = "") -> Iterator[tuple[str, str]]:
     for key, kinds in keys_of(block).items():
         if kinds.inner:
             yield from _all_keys(kinds.inner, f"{under}.{key}".removeprefix("."))
-
-
-def _blocks(block: Any) -> Iterator[Any]:
-    """A block and all that it holds."""
-    yield block
-    for kinds in keys_of(block).values():
-        if kinds.inner:
-            yield from _blocks(kinds.inner)
 
 
 # ---- values as they are meant ----

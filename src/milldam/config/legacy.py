@@ -12,9 +12,9 @@ from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from milldam.config.origins import KeyPath, dotted
-from milldam.config.overrides import spelled_out
+from milldam.config.checking import KeyPath, dotted
 from milldam.config.settings import Config
+from milldam.config.yaml_values import spelled_out
 from milldam.errors import did_you_mean
 
 MIN_CHARACTERS = 100

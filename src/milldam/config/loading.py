@@ -14,12 +14,10 @@ from typing import Any, TypeVar
 
 import yaml
 
-from milldam.config.checking import as_meant, checked_settings, keys_of
+from milldam.config.checking import Given, KeyPath, as_meant, checked_settings, keys_of
 from milldam.config.legacy import convert, drop_superseded, is_legacy
-from milldam.config.origins import Given, KeyPath
-from milldam.config.overrides import apply_override, parse_override
 from milldam.config.settings import Config
-from milldam.config.yaml_values import number_in, read_yaml
+from milldam.config.yaml_values import apply_override, number_in, parse_override, read_yaml
 from milldam.errors import ConfigError
 
 T = TypeVar("T")

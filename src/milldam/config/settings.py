@@ -1,6 +1,6 @@
 """The settings of a job: what the user chose, and which of it changes the result.
 
-One `Config` serves `milldam preprocess` (from a YAML file, by config_file.py) and `milldam tokenize` (from options).
+One `Config` serves `milldam preprocess` (from a YAML file, by loading.py) and `milldam tokenize` (from options).
 `Config.settings` holds exactly what a result depends on besides the input: it goes into the manifest, and a folder
 made from other settings is never taken for this job's. Memory, workers and executor are not in it.
 """
@@ -14,26 +14,23 @@ from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
 from annotated_types import Ge, Le, MinLen
 
-from milldam.chat.rules import ChatRules
-from milldam.config.fields import (
+from milldam.choices import Documents, Encoder, Executor, InputFormat, InvalidUtf8, SpecialText
+from milldam.errors import ConfigError, Setting
+from milldam.memory import parse_size
+from milldam.rules import (
+    CUT,
     SETTINGS,
     AtLeastOne,
-    Documents,
-    Encoder,
-    Executor,
-    InputFormat,
-    InvalidUtf8,
+    ChatRules,
+    CleanRules,
+    DedupRules,
+    EvaluationSet,
+    FilterRules,
+    NearRules,
+    PackingRules,
     Size,
     SizeRange,
-    SpecialText,
 )
-from milldam.decontamination.rules import CUT, EvaluationSet
-from milldam.dedup.rules import DedupRules, NearRules
-from milldam.errors import ConfigError, Setting
-from milldam.filters.rules import FilterRules
-from milldam.memory import parse_size
-from milldam.packing.rules import PackingRules
-from milldam.text.rules import CleanRules
 
 TRAIN, VAL = "train", "val"
 TOKENS_SUFFIX = "_tokens"

@@ -24,8 +24,8 @@ from milldam.decontamination.array_file import write_arrays
 from milldam.decontamination.index import Index
 from milldam.decontamination.letters import Int64s
 from milldam.decontamination.matches import Matches, counted_grams, joined
-from milldam.decontamination.rules import CUT, REPORT, EvaluationSet
 from milldam.files import NewFile
+from milldam.rules import CUT, REPORT, EvaluationSet
 
 COMMON_DOCUMENTS = 20
 NEAR_BYTES = 64

@@ -24,21 +24,22 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.decontamination.array_file import map_arrays, write_arrays
-from milldam.decontamination.letters import BLOCK, Bytes, Hashes, Int64s, blocks_at, pair_hashes, words_of
+from milldam.decontamination.letters import BLOCK, Bytes, Hashes, Int64s, blocks_at, letters_in, pair_hashes, words_of
 from milldam.decontamination.passages import MIN_LETTERS, Passages
-from milldam.decontamination.rules import EvaluationSet
+from milldam.rules import EvaluationSet
 
 MIN_WORDS, SHORT_WORDS = 4, 8
 SEED_LETTERS = 16
 """Letters from a seed on that are looked up. Where an n-gram has fewer from each of its pairs on, the pair is."""
-LAYOUT = 3
+LAYOUT = 4
 """Another number whenever the file is laid out, or hashed, in another way."""
 BUILDING_FACTOR = 24
 """Bytes that building takes for each byte of the passages' texts, as measured."""
-_SLICE_BYTES = 1 << 20
-_WINDOWS = 1 << 16
-_TELLING = 10
-"""A word of more letters is no rarer than one of so many."""
+_SLICE_BYTES, _HASHED_BYTES = 1 << 20, 1 << 15
+"""Of text that is taken at once; of letters, so that the processor's cache holds what is made of them."""
+_RARITY = np.array([0, 0, 1, 3, 8, 12, 14, 16, 17])
+"""Of words, by their letters, in half bits. Words of fewer than four are everywhere, so a pair of two middling words is
+rarer than one of a long word and an article."""
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 Mask = npt.NDArray[np.bool_]
@@ -80,7 +81,7 @@ def _read_text(passages: Passages) -> _Text:
         counts = np.diff(np.searchsorted(starts, inner))
         sizes = np.add.reduceat(np.append(lengths, 0), np.minimum(np.cumsum(counts) - counts, len(lengths)))
         sizes = np.where(counts > 0, sizes, 0)
-        parts.append((words.folded[words.folded != 0], sizes, lengths, counts, joined, words.blocks))
+        parts.append((letters_in(words), sizes, lengths, counts, joined, words.blocks))
         start = stop
     letters, sizes, lengths, counts, joined, blocks = (np.concatenate(part) for part in zip(*parts, strict=True))
     words_at = np.cumsum(lengths) - lengths
@@ -123,16 +124,15 @@ class _Grams:
 def _hashes(text: _Text, first: Int64s, stop: Int64s) -> Hashes:
     """A number for the letters of each n-gram."""
     hashes = np.empty(len(first), np.uint64)
+    size = max(_HASHED_BYTES, int((stop - first).max(initial=0)))
+    powers, inverse = (np.cumprod(np.full(size + 1, factor)) for factor in (_BASE, _INVERSE))
     done = 0
     while done < len(first):
         low = int(first[done])
         # Those that end within a slice, all from its beginning on.
-        more = int(np.searchsorted(stop, low + _SLICE_BYTES, side="right"))
-        more = max(more, done + 1)
-        high = int(stop[more - 1])
-        powers = np.cumprod(np.full(high - low + 1, _BASE))
-        sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(text.letters[low:high] * powers[:-1])))
-        inverse = np.cumprod(np.full(high - low + 1, _INVERSE))
+        more = int(np.searchsorted(stop, low + size, side="right"))
+        letters = text.letters[low : int(stop[more - 1])]
+        sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(letters * powers[: len(letters)])))
         begin, end = first[done:more] - low, stop[done:more] - low
         hashes[done:more] = (sums[end] - sums[begin]) * inverse[begin] + (end - begin).astype(np.uint64)
         done = more
@@ -167,30 +167,41 @@ def _common(text: _Text, grams: _Grams, most: npt.NDArray[np.int32]) -> Mask:
 def _seeds(text: _Text, grams: _Grams, counted: Mask) -> tuple[Int64s, Int64s]:
     """Numbers of the words that begin a seed, the rarest pair of each n-gram: of n-grams that have sixteen letters from
     some pair on, and of those that do not."""
-    # Long words are rare everywhere; never, if there is another pair, what others may write as one word.
-    letters = np.minimum(text.lengths, _TELLING)
-    letters[:-1] += np.minimum(text.lengths[1:], _TELLING)
-    score = np.log2(_alike(text.pairs)).astype(np.int64) - letters
+    rarity = _RARITY.take(text.lengths, mode="clip")
+    score = np.log2(_alike(text.pairs)).astype(np.int64) - rarity
+    score[:-1] -= rarity[1:]
+    # Never, if there is another pair, what others may write as one word.
     risky = text.joined.copy()
     risky[1:] |= text.joined[:-1]
     risky[:-1] |= text.joined[1:]
-    score = score + risky * (np.int64(1) << 40)
+    score += risky * (np.int64(1) << 20)
+    first = grams.first_words[counted]
     _, stop = grams.letters(text)
-    which = np.flatnonzero(counted)
-    widest = int(grams.sizes[which].max(initial=2))
+    stop, last = stop[counted], first + grams.sizes[counted] - 1
+    roomy = np.minimum(np.searchsorted(text.words, stop - SEED_LETTERS, side="right"), last)
+    tight = roomy <= first
+    chosen = _least(score, first, np.where(tight, last, roomy))
     long, short = (np.zeros(len(text.words), np.bool_) for _ in range(2))
-    for start in range(0, len(which), _WINDOWS):
-        some = which[start : start + _WINDOWS]
-        words = grams.first_words[some][:, None] + np.arange(widest - 1)
-        inside = (np.arange(widest - 1) < grams.sizes[some][:, None] - 1) & (words < len(text.words))
-        words = np.minimum(words, len(text.words) - 1)
-        roomy = inside & (text.words[words] + SEED_LETTERS <= stop[some][:, None])
-        tight = ~roomy.any(axis=1)
-        roomy[tight] = inside[tight]
-        best = np.where(roomy, score[words], np.int64(1) << 60).argmin(axis=1)
-        chosen = words[np.arange(len(some)), best]
-        long[chosen[~tight]], short[chosen[tight]] = True, True
+    long[chosen[~tight]], short[chosen[tight]] = True, True
     return np.flatnonzero(long), np.flatnonzero(short)
+
+
+def _least(values: Int64s, first: Int64s, stop: Int64s) -> Int64s:
+    """Where the least of the values from `first` up to `stop` is, the first of equal ones.
+
+    >>> _least(np.array([5, 3, 4, 3]), np.array([0, 1, 2]), np.array([1, 4, 3])).tolist()
+    [0, 1, 2]
+    """
+    # The least of 1, 2, 4, ... values from each place on; two such stretches make up any other.
+    bits = len(values).bit_length()
+    least, width = values << bits | np.arange(len(values)), 1
+    found = np.empty(len(first), np.int64)
+    while True:
+        mine = (first + width <= stop) & (stop < first + 2 * width)
+        found[mine] = np.minimum(least[first[mine]], least[stop[mine] - width])
+        if not (stop >= first + 2 * width).any():
+            return found & ((1 << bits) - 1)
+        least, width = np.minimum(least[:-width], least[width:]), 2 * width
 
 
 def _shortest(text: _Text, grams: _Grams) -> Int64s:
@@ -220,6 +231,8 @@ def pair_keys(first: Hashes, second: Hashes) -> Hashes:
 def bits_of(hashes: Hashes) -> Hashes:
     """A table that says of most hashes that they are not among these: two bits of one number each, in all about 16
     for each hash."""
+    hashes = np.sort(hashes)
+    hashes = hashes[np.diff(hashes, prepend=~hashes[:1]) != 0]
     table = np.zeros(1 << max(1, (len(hashes) // 4).bit_length()), np.uint64)
     np.bitwise_or.at(table, (hashes >> shift_of(table)).view(np.int64), _two_bits(hashes))
     return table
@@ -267,8 +280,8 @@ def build_index(path: Path, passages: Passages, sets: tuple[EvaluationSet, ...])
         "seed_keys": keys[order],
         "seed_letters": at,
         "seed_passages": np.searchsorted(text.bounds, at, side="right") - 1,
-        "pair_bits": bits_of(np.unique(text.pairs[words])),
-        "key_bits": bits_of(np.unique(keys)),
+        "pair_bits": bits_of(text.pairs[words]),
+        "key_bits": bits_of(keys),
         "shortest": _shortest(text, grams),
         "texts": np.frombuffer(passages.texts, np.uint8),
         "text_bounds": passages.offsets,
@@ -278,7 +291,12 @@ def build_index(path: Path, passages: Passages, sets: tuple[EvaluationSet, ...])
     }
     repeated = {str(number): count for number, count in passages.repeated.items()}
     return write_arrays(
-        path, arrays, passages=len(passages), short_seeds=len(short), column_names=passages.names, repeated=repeated
+        path,
+        arrays,
+        passages=len(passages),
+        short_seeds=len(short),
+        column_names=list(passages.names),
+        repeated=repeated,
     )
 
 

@@ -3,7 +3,7 @@
 Letters, digits and marks of any script count; all else (white space, punctuation, symbols) separates words and becomes
 a zero byte, so that texts that differ only in case, punctuation and white space have the same letters. Where a script
 is written without spaces (Chinese, Japanese, Korean, Thai, Lao, Khmer, Burmese, Tibetan; emoji too) each character is a
-word. A word of more than 64 bytes counts as several.
+word. A word of more than 64 bytes counts as several, each of whole characters that have the next 64 bytes.
 
 Every byte keeps its place, so that what is found can be cut out. Near-dedup's words (`dedup/shingles.py`) are found by
 another rule: nothing is cut out there, so lower case may have another length, and every character beyond ASCII that is
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import unicodedata
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,11 @@ def blocks_at(letters: Bytes) -> Hashes:
     return np.ndarray((len(letters) - BLOCK + 1,), "<u8", letters, strides=(1,))
 
 
+def letters_in(words: Words) -> Bytes:
+    """The bytes of words, end to end."""
+    return np.frombuffer(words.folded.tobytes().translate(None, b"\0"), np.uint8)
+
+
 class Room:
     """What kernels are given of texts, and the memory that they write to. It is kept for the next texts: taking it anew
     costs as much as the work."""
@@ -71,8 +77,8 @@ class Room:
     TYPES = (np.uint8, int, np.int64, int, np.uint16, np.bool_, np.uint8, np.uint64, np.uint32, np.uint32)
 
     def __init__(self) -> None:
-        self._tables = _tables()  # there before workers are forked
-        self.folded, self._borders = np.empty(0, np.uint8), np.empty(0, np.uint64)
+        self._tables = letter_tables()
+        self.folded, self._blocks = np.empty(0, np.uint8), np.empty(0, np.uint64)
         self.places, self.others = np.empty(0, np.uint32), np.empty(0, np.uint32)
 
     def given(self, data: bytes | memoryview, offsets: Int64s, at_once: int) -> tuple[npt.NDArray[Any] | int, ...]:
@@ -80,10 +86,10 @@ class Room:
         assert at_once < 1 << 32
         if len(self.places) < at_once + 8:
             self.folded = np.empty(at_once + _PADDING, np.uint8)
-            self._borders = np.empty(at_once // 64 + 3, np.uint64)
-            self.places, self.others = (np.empty(at_once + 8, np.uint32) for _ in range(2))
+            self._blocks = np.empty(3 * (at_once // 64 + 3), np.uint64)
+            self.places, self.others = (np.empty(at_once + 9, np.uint32) for _ in range(2))
         raw, texts = np.frombuffer(data, np.uint8), len(offsets) - 1
-        return raw, at_once, offsets, texts, *self._tables, self.folded, self._borders, self.places, self.others
+        return raw, at_once, offsets, texts, *self._tables, self.folded, self._blocks, self.places, self.others
 
 
 def words_of(data: bytes | memoryview, offsets: Int64s) -> Words:
@@ -103,7 +109,7 @@ def words_of(data: bytes | memoryview, offsets: Int64s) -> Words:
 
 def _words_of(data: bytes, offsets: Int64s) -> Words:
     """The kernel's twin."""
-    folds, alone = _tables()
+    folds, alone = letter_tables()
     codes = np.frombuffer(data.decode().encode("utf-32-le"), "<u4")
     sizes = 1 + (codes >= 0x80) + (codes >= 0x800) + (codes >= _BMP)
     stops = np.cumsum(sizes)
@@ -118,16 +124,26 @@ def _words_of(data: bytes, offsets: Int64s) -> Words:
     inside = folded[: len(data) + 1] != 0
     before = np.concatenate(([False], inside[:-1]))
     begins, ends = np.flatnonzero(inside & (~before | border)), np.flatnonzero(before & (~inside | border))
-    # A word that is too long becomes several.
-    pieces = -(-(ends - begins) // LONGEST_WORD)
-    first = np.repeat(np.cumsum(pieces) - pieces, pieces)
-    begins = np.repeat(begins, pieces) + (np.arange(len(first)) - first) * LONGEST_WORD
-    ends = np.minimum(np.repeat(ends, pieces), begins + LONGEST_WORD)
+    if (ends - begins > LONGEST_WORD).any():
+        said, whole = bytes(folded), zip(begins.tolist(), ends.tolist(), strict=True)
+        begins, ends = np.array([piece for word in whole for piece in _pieces(said, *word)]).T
     return Words(folded, begins, ends)
 
 
+def _pieces(folded: bytes, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """A word, or what it is cut into when it is too long; never within a character, as what is found may be cut out."""
+    while end - begin > LONGEST_WORD:
+        cut = begin + LONGEST_WORD
+        while cut < end and folded[cut] & 0xC0 == 0x80:
+            cut += 1
+        yield begin, cut
+        begin = cut
+    if begin < end:
+        yield begin, end
+
+
 @functools.cache
-def _tables() -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.bool_]]:
+def letter_tables() -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.bool_]]:
     """By the number of a character, as far as two bytes hold it: what it becomes, 0 for what is in no word; and
     whether it is a word of its own."""
     folds = np.zeros(_BMP, np.uint16)

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from milldam.decontamination.array_file import map_arrays, write_arrays
 from milldam.decontamination.index import Index
-from milldam.decontamination.letters import Int64s
+from milldam.decontamination.letters import Int64s, words_of
 from milldam.decontamination.scanning import KEPT_BYTES, Match, Scanner
 from milldam.text.arrays import Mask
 
@@ -88,10 +88,10 @@ class MatchFinder:
     def feed(self, part: bytes, row: int, *, last: bool) -> None:
         """A part of a document."""
         data = self._tail + part
-        kept = 0 if last else _kept(data)
+        known, again = (len(data), len(data)) if last else _open_at(data)
         spanning = []
-        for match in self._scanner.part(data, open=not last):
-            if match.start >= len(data) - kept:
+        for match in self._scanner.part(data[:known]):
+            if match.start >= again:
                 continue  # found again with the next part, and perhaps longer
             moved = (match.passage, match.first, match.stop, match.start + self._before, match.end + self._before)
             if not any(_holds(one, moved) for one in self._spanning):
@@ -101,8 +101,8 @@ class MatchFinder:
             self._documents += 1
             self.cancel()
             return
-        self._before += len(data) - kept
-        self._tail = data[len(data) - kept :]
+        self._before += again
+        self._tail = data[again:]
         self._spanning = [one for one in (*self._spanning, *spanning) if one[4] > self._before]
 
     def cancel(self) -> None:
@@ -136,17 +136,14 @@ def _holds(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return passage == its_passage and inside
 
 
-def _kept(data: bytes) -> int:
-    """How many bytes of the end of a part are looked at again: whole words, where there are any."""
-    if len(data) <= KEPT_BYTES:
-        return len(data)
-    at = len(data) - KEPT_BYTES
-    space = max(data.find(b" ", at, at + KEPT_BYTES // 2), data.find(b"\n", at, at + KEPT_BYTES // 2))
-    if space >= 0:
-        return len(data) - space
-    while data[at] & 0xC0 == 0x80:
-        at -= 1
-    return len(data) - at
+def _open_at(data: bytes) -> tuple[int, int]:
+    """Up to where the words of a part are known, as its last one may go on; and from where on it is looked at again,
+    the beginning of a word: so words are the same wherever a document is cut."""
+    words = words_of(data, np.array([0, len(data)]))
+    starts, size = words.starts, len(data)
+    at = int(np.searchsorted(starts, size - KEPT_BYTES))
+    open = len(starts) > 0 and words.stops[-1] == size
+    return int(starts[-1]) if open else size, int(starts[at]) if at < len(starts) else size
 
 
 def counted_grams(index: Index, units: Iterable[Matches]) -> tuple[Int64s, int]:

@@ -19,17 +19,6 @@ MIN_LETTERS = 16
 """Bytes of letters; what has fewer is too short to tell anything."""
 
 
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """A text of an evaluation set."""
-
-    set: int
-    item: int
-    """Row of the set, from 0."""
-    column: str
-    text: str
-
-
 @dataclass(slots=True)
 class Passages:
     """Fill it with `add`."""
@@ -41,37 +30,35 @@ class Passages:
     columns: array[int] = field(default_factory=lambda: array("H"))
     follows: array[int] = field(default_factory=lambda: array("B"))
     """Whether another passage of its item came before, which says more."""
-    names: list[str] = field(default_factory=list)
-    """Of columns."""
+    names: dict[str, int] = field(default_factory=dict)
+    """Of columns, with their numbers."""
     repeated: Counter[int] = field(default_factory=Counter)
     """Passages that were there before, by set."""
     read: int = 0
     """With those."""
-    _digest: xxhash.xxh3_128 = field(default_factory=xxhash.xxh3_128)
     _seen: set[int] = field(default_factory=set)
     _leader: tuple[int, int] | None = None
     """The last item of which a passage came that is not too short."""
 
-    def add(self, passage: Passage) -> None:
-        data = passage.text.encode("utf-8", "replace")
-        self._digest.update(b"%d %d %b %d " % (passage.set, passage.item, passage.column.encode(), len(data)) + data)
+    def add(self, set: int, item: int, column: str, text: str) -> None:
+        """A text of an evaluation set. `item`: row of the set, from 0."""
+        data = text.encode("utf-8", "replace")
         self.read += 1
-        follows = self._leader == (passage.set, passage.item)
+        mine = set, item
+        follows = self._leader == mine
         if len(data) >= MIN_LETTERS:
-            self._leader = passage.set, passage.item
+            self._leader = mine
         seen = xxhash.xxh3_64_intdigest(data)
         if seen in self._seen:
-            self.repeated[passage.set] += 1
+            self.repeated[set] += 1
             return
         self._seen.add(seen)
-        if passage.column not in self.names:
-            self.names.append(passage.column)
         self.texts += data
         self.stops.append(len(self.texts))
         self.follows.append(follows)
-        self.sets.append(passage.set)
-        self.items.append(passage.item)
-        self.columns.append(self.names.index(passage.column))
+        self.sets.append(set)
+        self.items.append(item)
+        self.columns.append(self.names.setdefault(column, len(self.names)))
 
     def __len__(self) -> int:
         return len(self.sets)
@@ -83,5 +70,8 @@ class Passages:
 
     @property
     def digest(self) -> str:
-        """Another one whenever a passage is another one."""
-        return self._digest.hexdigest()
+        """Another one whenever what is looked for, or said of it, is another."""
+        told = xxhash.xxh3_128(repr((list(self.names), sorted(self.repeated.items()), len(self))).encode())
+        for part in (self.stops, self.sets, self.items, self.columns, self.follows, self.texts):
+            told.update(part)
+        return told.hexdigest()

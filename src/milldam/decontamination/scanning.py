@@ -5,7 +5,8 @@ compared with the passage's to both sides. That is the kernel's work, or numpy's
 maximal run of n-grams of one passage in one stretch of a document, which begins and ends where words do. The matches of
 a document depend on its text and the index alone, not on how it comes in batches or parts.
 
-Memory: 6 bytes a byte of the largest document (numpy: 80 a byte of all of them).
+Memory: 3 bytes a byte of the largest document, 10 where words have one letter, and as much again for one that has
+matches (numpy: 80 a byte of all of them).
 """
 
 from __future__ import annotations
@@ -19,7 +20,17 @@ import pyarrow as pa
 
 from milldam import native
 from milldam.decontamination.index import SEED_LETTERS, Index, may_hold, pair_keys, seed_keys, shift_of
-from milldam.decontamination.letters import BLOCK, Hashes, Int64s, Room, Words, blocks_at, pair_hashes, words_of
+from milldam.decontamination.letters import (
+    BLOCK,
+    Hashes,
+    Int64s,
+    Room,
+    Words,
+    blocks_at,
+    letters_in,
+    pair_hashes,
+    words_of,
+)
 from milldam.text.arrays import text_offsets
 
 AT_ONCE = 1 << 15
@@ -31,6 +42,11 @@ _EXPECTED = 256
 """Places where letters are equal, as a rule."""
 _REMEMBERED = 3 * 4096
 """What the kernel remembers of such places."""
+
+
+def scanning_bytes() -> int:
+    """What a process takes to scan, as measured: documents of 2 MB that have matches, of words of one letter."""
+    return (40 if native.library() is not None else 120) * 10**6
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +78,10 @@ class Scanner:
         data = memoryview(texts.buffers()[2] or b"")[offsets[0] : offsets[-1]]
         yield from self._scan(data, offsets - offsets[0])
 
-    def part(self, data: bytes, *, open: bool) -> Iterator[Match]:
-        """The matches of one text. `open`: it goes on, and its last word may: that one is left for the next part."""
-        if not self._index.passages or not data:
-            return
-        if open:
-            starts = words_of(data, np.array([0, len(data)])).starts
-            data = data[: int(starts[-1]) if len(starts) else 0]
-        yield from self._scan(data, np.array([0, len(data)]))
+    def part(self, data: bytes) -> Iterator[Match]:
+        """The matches of one text."""
+        if self._index.passages and data:
+            yield from self._scan(data, np.array([0, len(data)]))
 
     def _scan(self, data: bytes | memoryview, offsets: Int64s) -> Iterator[Match]:
         found = self._regions.find(data, offsets)
@@ -167,7 +179,7 @@ class _Regions:
 
 def _sixteen_letters(words: Words, at: Int64s) -> tuple[Hashes, Hashes]:
     """The letters from some words on, whatever lies between the words: two numbers of eight each."""
-    letters = np.concatenate((words.folded[words.folded != 0], np.zeros(SEED_LETTERS, np.uint8)))
+    letters = np.concatenate((letters_in(words), np.zeros(SEED_LETTERS, np.uint8)))
     from_letter = (np.cumsum(words.lengths) - words.lengths)[at]
     return blocks_at(letters)[from_letter], blocks_at(letters)[from_letter + BLOCK]
 

@@ -25,22 +25,27 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
+from milldam import native
 from milldam.dedup.drops import BLOOM, EXACT
 from milldam.dedup.keys import KeyLayout, SortedKeys, each_once, hash_bands, mapped, new_mapped, sort
-from milldam.dedup.minhash import CHANCE, NO_WORDS, SignatureFiles, Signatures, unit_name
-from milldam.dedup.rules import NearRules
+from milldam.dedup.minhash import CHANCE, NO_WORDS, SignatureFiles, Signatures
 from milldam.dedup.shingles import Hashes, Int64s
 from milldam.files import NewFile, explain_os_errors
+from milldam.prefetch import in_threads
+from milldam.rules import NearRules
 
 DEVIATIONS = 3
 """A pair is worth a look from so many standard deviations of the estimate below the threshold on."""
 WINDOW, PAIRS_KEPT = 4, 4
-_BANDS_AT_ONCE = 4
+_BANDS_AT_ONCE, _KEY_BYTES = 4, 8
+_ROWS_AT_ONCE, _KEYS_AT_ONCE, _RUN_KEYS = 1 << 13, 1 << 17, 1 << 20
+"""However much memory there is: what caches hold, and malloc gives again without asking the system, takes less time."""
 _SMALLEST_BLOCK = 1024
-_MOST_PAIRS, _MOST_VALUES = 1 << 25, 2048
-"""Of pairs at once, and more than a signature has values: two numbers of pairs and one of values fit into 64 bits."""
+_MOST_VALUES = 2048
+"""More than a signature has: two numbers of pairs at once and one of values fit into 64 bits."""
 _MARKED_AT_ONCE = 1 << 23
-_RANKS, _POSITIONS = "ranks.bin", "positions.bin"
+RANKS, POSITIONS = "ranks.bin", "positions.bin"
+"""Files of `ranking.rank`: the rank of each position, and the position of each rank."""
 Bools = npt.NDArray[np.bool_]
 Pairs = tuple[Int64s, Int64s]
 
@@ -57,6 +62,8 @@ class NearWork:
     memory_bytes: int
     mark_all: bool = False
     """Sketches are wanted of all documents, not only of those in pairs."""
+    threads: int = 1
+    """To decide with."""
 
     def share(self, bytes_each: int) -> int:
         """How many things of a size to hold at once. Half of the memory is left to what numpy makes on the way."""
@@ -76,52 +83,17 @@ class Documents:
 
     @cached_property
     def _by_position(self) -> Int64s | None:
-        return mapped(self._folder / _RANKS, np.int64) if (self._folder / _RANKS).exists() else None
+        return mapped(self._folder / RANKS, np.int64) if (self._folder / RANKS).exists() else None
 
     @cached_property
     def _by_rank(self) -> Int64s | None:
-        return mapped(self._folder / _POSITIONS, np.int64) if (self._folder / _POSITIONS).exists() else None
+        return mapped(self._folder / POSITIONS, np.int64) if (self._folder / POSITIONS).exists() else None
 
     def ranks(self, positions: Int64s) -> Int64s:
         return positions if self._by_position is None else self._by_position[positions]
 
     def positions(self, ranks: Int64s) -> Int64s:
         return ranks if self._by_rank is None else self._by_rank[ranks]
-
-
-def preference_file_name(unit: int) -> str:
-    """Where a unit's preferences are: a number of 8 bytes a document, lower ones first."""
-    return f"preferences-{unit_name(unit)}.bin"
-
-
-def rank(work: NearWork) -> None:
-    """Put the documents in the order of preference: two files of 8 bytes a document. Without them, plan order it is."""
-    documents = Documents(work)
-    bits = max(1, (documents.count - 1).bit_length())
-    most = np.uint64((1 << (64 - bits)) - 1)
-    with work_folder(work.folder / "near-ranking") as folder:
-        keys = SortedKeys(folder / "keys", work.share(48))
-        table = documents.signatures
-        for unit in table.units[table.units >= work.exempt_below].tolist():
-            base, stop = table.before(unit), table.before(unit + 1)
-            preferences = mapped(work.folder / preference_file_name(unit), np.uint64)
-            for start in range(base, stop, work.share(48)):
-                some = np.arange(start, min(stop, start + work.share(48)), dtype=np.uint64)
-                chosen = np.minimum(preferences[some.astype(np.int64) - base], most)
-                keys.add(chosen << np.uint64(bits) | some)
-        ranks = new_mapped(folder / _RANKS, np.int64, documents.count)
-        positions = new_mapped(folder / _POSITIONS, np.int64, documents.count)
-        for array in (ranks, positions):
-            array[: documents.exempt] = np.arange(documents.exempt)
-        done = documents.exempt
-        for block in keys.blocks(work.share(48)):
-            at = (block & np.uint64((1 << bits) - 1)).astype(np.int64)
-            positions[done : done + len(at)] = at
-            ranks[at] = np.arange(done, done + len(at))
-            done += len(at)
-        for name in (_RANKS, _POSITIONS):
-            if documents.count:
-                (folder / name).replace(work.folder / name)
 
 
 def pair_steps(rules: NearRules) -> int:
@@ -143,6 +115,12 @@ def least_matches(rules: NearRules) -> int:
     deviation = (rules.threshold * (1 - rules.threshold) / size) ** 0.5
     estimate = max(0.0, rules.threshold - DEVIATIONS * deviation)
     return int(np.ceil((CHANCE + estimate * (1 - CHANCE)) * size - 1e-9))
+
+
+def room_for_steps(folder: Path, documents: int) -> int:
+    """How many calls of `find_pairs` the disk has room for at once, and one at least: a tenth of it stays free."""
+    step_bytes = documents * (_KEY_BYTES * (_BANDS_AT_ONCE + 1) + 2)
+    return max(1, int(shutil.disk_usage(folder).free * 0.9) // max(1, step_bytes))
 
 
 def find_pairs(work: NearWork, step: int) -> int:
@@ -191,12 +169,12 @@ class _Search:
         count = 0
         for group, keys in enumerate(self._bucket_pairs(bands) if self._documents.count else []):
             with NewFile(self._work.folder / f"pairs-{group:05d}-{step:03d}.keys") as new:
-                blocks = each_once(keys.blocks(min(self._work.share(200), _MOST_PAIRS)))
-                for block in _whole_seconds(blocks, self._layout):
-                    worth = self._worth_a_look(group, block)
+                at_once = min(self._work.share(200), _KEYS_AT_ONCE)
+                for block in keys.blocks(at_once, together=self._layout.together):
+                    worth = self._worth_a_look(group, each_once(block))
                     new.write(worth.data)
                     count += len(worth)
-                new.commit()
+                new.put_in_place()
             keys.remove()
         self._write_marks(step)
         return count
@@ -207,16 +185,18 @@ class _Search:
         pairs = [SortedKeys(self._folder / f"pairs-{k}", share(96 * len(groups))) for k in groups]
         for band in self._band_keys(bands):
             for part in band:
-                for first, second in bucket_pairs(part.blocks(share(400)), self._layout):
-                    new = second >= self._documents.exempt
-                    self._layout.add_pairs(pairs, first[new], second[new])
+                blocks = part.blocks(min(share(400), _KEYS_AT_ONCE), read_keys=min(share(48), _RUN_KEYS))
+                for found in bucket_pairs(blocks, self._layout):
+                    for first, second in found:
+                        new = second >= self._documents.exempt
+                        self._layout.add_pairs(pairs, first[new], second[new])
                 part.remove()
         return pairs
 
     def _band_keys(self, bands: range) -> list[list[SortedKeys]]:
         """The keys of some bands, from one pass over the signatures."""
         sections = range(self._layout.hash_sections)
-        run_keys = self._work.share(32 * len(bands) * len(sections))
+        run_keys = min(self._work.share(32 * len(bands) * len(sections)), _RUN_KEYS)
         keys = [[SortedKeys(self._folder / f"band-{k}-{part}", run_keys) for part in sections] for k in bands]
         rows = self._work.rules.rows
         for positions, signatures in self._taking_part():
@@ -234,7 +214,9 @@ class _Search:
     def _taking_part(self) -> Iterator[tuple[Int64s, Signatures]]:
         """(positions, signatures) of the documents that have words and are not dropped already."""
         dropped = self._dropped_before()
-        for base, signatures in self._signatures.blocks(self._work.share(8 * self._signatures.size)):
+        for base, signatures in self._signatures.blocks(
+            min(self._work.share(8 * self._signatures.size), _ROWS_AT_ONCE)
+        ):
             # Only rows without words hold this value at all.
             part = signatures[:, 0] != NO_WORDS
             if dropped is not None:
@@ -248,19 +230,19 @@ class _Search:
         if not paths:
             return None
         dropped = new_mapped(self._folder / "dropped", np.bool_, self._documents.count)
-        bases, units = self._signatures.bases, self._signatures.units
         for path in paths:
             with pq.ParquetFile(path) as file:
                 for batch in file.iter_batches(1 << 15, columns=["unit", "row"]):
-                    at = np.searchsorted(units, batch["unit"].to_numpy())
-                    dropped[bases[at] + batch["row"].to_numpy().astype(np.int64)] = True
+                    unit, row = (column.to_numpy().astype(np.int64) for column in batch.columns)
+                    dropped[self._signatures.positions(unit, row)] = True
         return dropped
 
     def _worth_a_look(self, group: int, keys: Hashes) -> Hashes:
         """Of the pairs of some documents, with all that each has, those to compare by shingles."""
         first, second = self._layout.pairs(group, keys)
         matches = np.empty(len(keys), np.int64)
-        at_once = self._work.share(6 * self._signatures.size)
+        # numpy holds both rows of each pair and what is equal in them, beside each row once.
+        at_once = self._work.share((3 if native.library() else 6) * self._signatures.size)
         for start in range(0, len(keys), at_once):
             part = slice(start, start + at_once)
             positions = (self._documents.positions(ranks[part]) for ranks in (first, second))
@@ -275,7 +257,7 @@ class _Search:
         with NewFile(self._work.folder / f"marks-{step:03d}.bits") as new:
             for start in range(0, len(self._marks), _MARKED_AT_ONCE):
                 new.write(np.packbits(self._marks[start : start + _MARKED_AT_ONCE], bitorder="little").data)
-            new.commit()
+            new.put_in_place()
 
 
 def _best(second: Int64s, matches: Int64s) -> Int64s:
@@ -293,35 +275,34 @@ def _best(second: Int64s, matches: Int64s) -> Int64s:
     return np.flatnonzero(place < PAIRS_KEPT)
 
 
-def _whole_seconds(blocks: Iterable[Hashes], layout: KeyLayout) -> Iterator[Hashes]:
-    """Sorted pairs in blocks that end where a second one ends."""
+def bucket_pairs(
+    blocks: Iterable[Hashes], layout: KeyLayout, *, leader: int = 0, threads: int = 1
+) -> Iterator[list[Pairs]]:
+    """Pairs of ranks from sorted keys: each document with the `WINDOW` before it in its bucket, and with the first, or
+    the one that `leader` tells. A pair may come twice."""
+    return in_threads(lambda keys: _pairs_of(keys, layout, leader), _continued(blocks, layout, leader), threads)
+
+
+def _continued(blocks: Iterable[Hashes], layout: KeyLayout, leader: int) -> Iterator[Hashes]:
+    """Blocks that begin with what their first bucket is paired with of the blocks before."""
     held = np.empty(0, np.uint64)
     for block in blocks:
         keys = np.concatenate((held, block))
-        seconds = layout.seconds(keys)
-        cut = int(np.searchsorted(seconds, seconds[-1]))
-        if cut:
-            yield keys[:cut]
-        held = keys[cut:]
-    if len(held):
-        yield held
-
-
-def bucket_pairs(blocks: Iterable[Hashes], layout: KeyLayout, *, leader: int = 0) -> Iterator[Pairs]:
-    """Pairs of ranks from sorted keys: each document with the `WINDOW` before it in its bucket, and with the first, or
-    the one that `leader` tells."""
-    held = np.empty(0, np.uint64)  # of the last block's last bucket, the keys up to the leader's and the last ones
-    for block in blocks:
-        keys = np.concatenate((held, block))
-        hashes, ranks = layout.hashes(keys)
-        starts = np.flatnonzero(np.concatenate(([True], hashes[1:] != hashes[:-1])))
-        begin = np.repeat(starts, np.diff(np.append(starts, len(keys))))
-        place = np.arange(len(keys)) - begin
-        for back in range(1, WINDOW + 1):
-            inside = np.flatnonzero(place >= back)
-            yield ranks[inside - back], ranks[inside]
-        far = np.flatnonzero(place > leader + WINDOW)
-        yield ranks[begin[far] + leader], ranks[far]
-        held = keys[starts[-1] :]
+        yield keys
+        last = int(keys[-1]) // layout.together * layout.together
+        held = keys[int(np.searchsorted(keys, np.uint64(last))) :]
         if len(held) > leader + 1 + WINDOW:
             held = np.concatenate((held[: leader + 1], held[-WINDOW:]))
+
+
+def _pairs_of(keys: Hashes, layout: KeyLayout, leader: int) -> list[Pairs]:
+    hashes, ranks = layout.hashes(keys)
+    starts = np.flatnonzero(np.concatenate(([True], hashes[1:] != hashes[:-1])))
+    begin = np.repeat(starts, np.diff(np.append(starts, len(keys))))
+    place = np.arange(len(keys)) - begin
+    found, inside = [], np.flatnonzero(place)
+    for back in range(1, WINDOW + 1):
+        inside = inside[place[inside] >= back]
+        found.append((ranks[inside - back], ranks[inside]))
+    far = inside[place[inside] > leader + WINDOW]
+    return [*found, (ranks[begin[far] + leader], ranks[far])]

@@ -38,12 +38,19 @@ from milldam.dedup.exact import ROW_BITS, Database, Prints
 from milldam.dedup.fingerprints import Hashes, NewTable
 from milldam.dedup.keys import mapped
 from milldam.dedup.minhash import SignatureWriter, signature_file_name, signature_files, unit_name
-from milldam.dedup.rules import NearRules
 from milldam.dedup.seen import HASH_BYTES, lookup_name, write_lookup
 from milldam.dedup.sketches import SketchRows, SketchWriter, sketch_paths
 from milldam.errors import ConfigError, Setting, StoreError
-from milldam.files import explain_os_errors, hash_bytes, remove_temporaries, write_json
-from milldam.sealed import has_size, read_sealed, write_sealed
+from milldam.files import (
+    explain_os_errors,
+    has_size,
+    hash_bytes,
+    read_sealed,
+    remove_temporaries,
+    write_json,
+    write_sealed,
+)
+from milldam.rules import NearRules
 from milldam.text.arrays import Mask, Verdicts
 
 _SCHEMA = pa.schema([("hi", pa.uint64()), ("lo", pa.uint64())])

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from io import FileIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,12 @@ from milldam.native import kernel
 
 Slices = list[tuple[int, slice]]
 """Parts of sorted runs: (number of the run, from, to)."""
-_FEW = 4096
-"""So many, numpy sorts as fast."""
+SCATTERED: tuple[Int64s, Int64s] = (np.empty(0, np.int64), np.empty(0, np.int64))
+"""What is `wanted` of a mapped file where only its being far apart is known before."""
+_FEW, _MANY_RUNS = 4096, 16
+"""So many, numpy sorts as fast; of so many runs, merging them two by two takes as long as sorting."""
+_SAMPLED = 512
+"""A page has so many."""
 
 
 def hash_bands(values: npt.NDArray[np.uint8]) -> Hashes:
@@ -74,9 +79,10 @@ class KeyLayout:
         later = (keys >> self._bits) + (np.uint64(group) << self._rest)
         return (keys & self._mask).astype(np.int64), later.astype(np.int64)
 
-    def seconds(self, keys: Hashes) -> Hashes:
-        """What tells the second ones of a group apart."""
-        return keys >> self._bits
+    @property
+    def together(self) -> int:
+        """The keys of pairs with the same second, or of the same hash, differ by less."""
+        return 1 << int(self._bits)
 
     def key_range(self, group: int, start: int, stop: int) -> tuple[int, int]:
         """The keys of a group whose second is from `start` up to `stop`: from, up to."""
@@ -102,8 +108,9 @@ def _distribute(parts: list[SortedKeys], sections: Hashes | None, keys: Hashes) 
 class SortedKeys:
     """Numbers of 64 bits, more than fit into memory, given back in order.
 
-    They go to disk in sorted runs of `run_keys`. Coming back, the range of numbers is halved until what lies in it,
-    over all runs, fits; that is read and sorted. So a huge bucket costs no memory. 8 bytes of disk each.
+    They go to disk in sorted runs of `run_keys`. Of each run, one number in 512 stays in memory: these tell where in
+    the runs a range of numbers lies, which is read without a look at anything else, and merged. However many there
+    are, everything is written once and read once. 8 bytes of disk each, a 64th of a byte of memory.
     """
 
     def __init__(self, path: Path, run_keys: int) -> None:
@@ -111,12 +118,16 @@ class SortedKeys:
         self._waiting: list[Hashes] = []
         self._count = 0
         self._stops = [0]
+        self._samples: list[Hashes] = []
 
     def add(self, keys: Hashes) -> None:
         self._waiting.append(keys)
         self._count += len(keys)
         if self._count >= self._run_keys:
             self.flush()
+
+    def __len__(self) -> int:
+        return self._stops[-1] + self._count
 
     def flush(self) -> None:
         """Write what waits as a run."""
@@ -128,17 +139,66 @@ class SortedKeys:
         with explain_os_errors(self._path), self._path.open("ab") as file:
             file.write(keys.data)
         self._stops.append(self._stops[-1] + len(keys))
+        self._samples.append(keys[::_SAMPLED].copy())
 
-    def blocks(self, block_keys: int) -> Iterator[Hashes]:
-        """All numbers in order, `block_keys` or fewer at a time. Equal ones come in one block, however many."""
+    def blocks(self, block_keys: int, *, together: int = 1, read_keys: int = 0) -> Iterator[Hashes]:
+        """All numbers in order, `block_keys` or fewer at a time. Equal ones come in one block, however many, and so do
+        those that differ by less than `together`, a power of two, in their lower bits alone.
+
+        `read_keys`: to read at once, when more than a block; less than some hundred of each run are no use.
+        """
         self.flush()
-        if len(self._stops) > 1:
-            keys = mapped(self._path, np.uint64)
-            yield from in_order([keys[start:stop] for start, stop in pairwise(self._stops)], block_keys)
+        if not self._samples:
+            return
+        with self._path.open("rb", buffering=0) as file:
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            for low, high in pairwise(self._edges(max(block_keys, read_keys), together)):
+                yield from _cut(self._read(file, low, high), block_keys, together)
 
     def remove(self) -> None:
         self._path.unlink(missing_ok=True)
-        self._stops = [0]
+        self._stops, self._samples = [0], []
+
+    def _edges(self, read_keys: int, together: int) -> list[int]:
+        """Numbers between which about so many lie, the last one more than any."""
+        samples = np.concatenate(self._samples)
+        sort(samples)
+        # Of each run, some lie in front of the first sample in a range.
+        step = max(1, read_keys // _SAMPLED - len(self._samples))
+        inner = np.unique(samples[step::step] // np.uint64(together) * np.uint64(together))
+        return [0, *inner[inner > 0].tolist(), 1 << 64]
+
+    def _read(self, file: FileIO, low: int, high: int) -> Hashes:
+        """The numbers from `low` up to `high`, in order."""
+        spans = []
+        for (start, stop), samples in zip(pairwise(self._stops), self._samples, strict=True):
+            inside = between(samples, low, high)
+            first = start + max(0, inside.start - 1) * _SAMPLED
+            spans.append((first, min(stop, start + inside.stop * _SAMPLED) - first))
+        if hasattr(os, "posix_fadvise"):
+            for first, count in spans:
+                os.posix_fadvise(file.fileno(), first * 8, count * 8, os.POSIX_FADV_WILLNEED)
+        parts = []
+        for first, count in spans:
+            if count > 0:
+                file.seek(first * 8)
+                keys = np.fromfile(file, np.uint64, count)
+                parts.append(keys[between(keys, low, high)])
+        return _merge(parts)
+
+
+def _cut(keys: Hashes, block_keys: int, together: int) -> Iterator[Hashes]:
+    """Sorted numbers in blocks, each with all that belong together."""
+    start = 0
+    while start < len(keys):
+        stop = start + block_keys
+        if stop < len(keys):
+            group = int(keys[stop]) // together * together
+            held = between(keys, group, group + together)
+            stop = held.start if held.start > start else held.stop
+        yield keys[start:stop]
+        start = stop
 
 
 def sort(keys: Hashes) -> None:
@@ -149,39 +209,58 @@ def sort(keys: Hashes) -> None:
         keys.sort()
 
 
-def each_once(blocks: Iterable[Hashes]) -> Iterator[Hashes]:
-    """Sorted numbers without repetitions; equal ones come in one block."""
-    for block in blocks:
-        yield block[np.concatenate(([True], block[1:] != block[:-1]))]
+def each_once(block: Hashes) -> Hashes:
+    """Sorted numbers without repetitions."""
+    found: Hashes = block[np.concatenate((np.ones(min(1, len(block)), bool), block[1:] != block[:-1]))]
+    return found
 
 
-def in_order(runs: Sequence[Hashes], block_keys: int) -> Iterator[Hashes]:
-    """The numbers of sorted runs in order, in blocks that hold all that are equal."""
-    for parts in in_ranges(runs, block_keys):
-        block = np.concatenate([runs[number][part] for number, part in parts])
+def merged(runs: Sequence[Hashes], parts: Slices) -> Hashes:
+    """Parts of sorted runs as one."""
+    return _merge([runs[number][part] for number, part in parts])
+
+
+def _merge(runs: list[Hashes]) -> Hashes:
+    block = np.concatenate(runs) if runs else np.empty(0, np.uint64)
+    if len(runs) > _MANY_RUNS:
+        sort(block)
+    elif len(runs) > 1:
         # Runs one after the other: what merges them takes a tenth of the time of what sorts anything.
         block.sort(kind="stable")
-        yield block
+    return block
 
 
-def in_ranges(runs: Sequence[Hashes], block_keys: int) -> Iterator[Slices]:
-    """The parts of sorted runs that lie in one range of numbers, range after range, `block_keys` or fewer in each."""
-    return _halved(runs, [(k, slice(0, len(run))) for k, run in enumerate(runs)], 0, 1 << 64, block_keys)
+def between(keys: Hashes, low: int, high: int) -> slice:
+    """Of sorted numbers those from `low` up to `high`, which may be one more than a number can be."""
+    first, last = (int(np.searchsorted(keys, np.uint64(edge))) if edge < 1 << 64 else len(keys) for edge in (low, high))
+    return slice(first, last)
 
 
-def _halved(runs: Sequence[Hashes], parts: Slices, low: int, high: int, block_keys: int) -> Iterator[Slices]:
+def in_ranges(
+    runs: Sequence[Hashes], block_keys: int, *, low: int = 0, high: int = 1 << 64, together: int = 1
+) -> Iterator[Slices]:
+    """The parts of sorted runs that lie in one range of numbers, range after range, `block_keys` or fewer in each.
+
+    `together`: a power of two; numbers that differ by less, in their lower bits alone, come in one range, however many.
+    `low` and `high`, between which all of them lie, are multiples of it.
+    """
+    return _halved(runs, [(k, slice(0, len(run))) for k, run in enumerate(runs)], low, high, (block_keys, together))
+
+
+def _halved(runs: Sequence[Hashes], parts: Slices, low: int, high: int, sizes: tuple[int, int]) -> Iterator[Slices]:
     parts = [(number, part) for number, part in parts if part.stop > part.start]
     if not parts:
         return
-    if sum(part.stop - part.start for _, part in parts) <= block_keys or high - low <= 1:
+    block_keys, together = sizes
+    if sum(part.stop - part.start for _, part in parts) <= block_keys or high - low <= together:
         yield parts
         return
-    middle = (low + high) // 2
+    middle = (low + high) // 2 // together * together
     cuts = [part.start + int(np.searchsorted(runs[number][part], np.uint64(middle))) for number, part in parts]
     lower = [(number, slice(part.start, cut)) for (number, part), cut in zip(parts, cuts, strict=True)]
     upper = [(number, slice(cut, part.stop)) for (number, part), cut in zip(parts, cuts, strict=True)]
-    yield from _halved(runs, lower, low, middle, block_keys)
-    yield from _halved(runs, upper, middle, high, block_keys)
+    yield from _halved(runs, lower, low, middle, sizes)
+    yield from _halved(runs, upper, middle, high, sizes)
 
 
 def numbered(values: Int64s) -> tuple[Int64s, Int64s]:
@@ -199,18 +278,29 @@ def numbered(values: Int64s) -> tuple[Int64s, Int64s]:
     return ordered[new], where
 
 
-def mapped(path: Path, dtype: Any, *, scattered: bool = False) -> npt.NDArray[Any]:
+def mapped(path: Path, dtype: Any, *, wanted: tuple[Int64s, Int64s] | None = None) -> npt.NDArray[Any]:
     """The numbers in a file, read where they are looked at; an empty file can't be mapped, and needs not.
 
-    `scattered`: a little here and there is looked at, so nothing is read ahead, 128 KB for each look otherwise.
+    `wanted`: of all bytes only those from here up to there will be looked at, in order. They are asked for at once,
+    since one after the other each waits for the disk, and nothing else is read, 128 KB for each look otherwise.
     """
     if not path.stat().st_size:
         return np.empty(0, dtype)
     with path.open("rb") as file:
         whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    if scattered and hasattr(whole, "madvise"):
+    if wanted is not None and hasattr(whole, "madvise"):
         whole.madvise(mmap.MADV_RANDOM)
+        for start, stop in _pages(*wanted):
+            whole.madvise(mmap.MADV_WILLNEED, start, min(stop, len(whole)) - start)
     return np.frombuffer(whole, dtype)
+
+
+def _pages(starts: Int64s, stops: Int64s) -> Iterator[tuple[int, int]]:
+    """The pages that some stretches lie in, those side by side as one: from, up to."""
+    first, last = starts // mmap.PAGESIZE, (stops - 1) // mmap.PAGESIZE
+    new = np.flatnonzero(first[1:] > last[:-1] + 1) + 1
+    begin, end = np.append(first[:1], first[new]), np.append(last[new - 1], last[-1:])
+    return zip((begin * mmap.PAGESIZE).tolist(), ((end + 1) * mmap.PAGESIZE).tolist(), strict=True)
 
 
 def new_mapped(path: Path, dtype: Any, count: int) -> npt.NDArray[Any]:

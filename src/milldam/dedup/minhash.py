@@ -16,7 +16,6 @@ compressed: they look like noise, and there is nothing to gain. `bands x rows` b
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -27,8 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from milldam.dedup.keys import numbered
-from milldam.dedup.rules import NearRules
+from milldam.dedup.keys import mapped, numbered
 from milldam.dedup.shingles import (
     TEXTS,
     Hashes,
@@ -46,6 +44,7 @@ from milldam.dedup.shingles import (
 from milldam.errors import InputError
 from milldam.files import NewFile
 from milldam.native import kernel
+from milldam.rules import NearRules
 
 Mask = npt.NDArray[np.bool_]
 Signatures = npt.NDArray[np.uint8]
@@ -55,6 +54,8 @@ NO_WORDS = 0xFF
 CHANCE = (254 + 2 * 2) / 2**16
 """How often unlike values agree: 256 values, of which the last is merged with the one before; so `NO_WORDS` is free."""
 _EMPTY = np.uint64(2**64 - 1)
+_FAR, _ROWS_AT_ONCE = 64, 1 << 14
+"""Of so many rows of a file, one is wanted, or less; so many are looked up at a time: they lie in the page cache."""
 _BINS = (np.int16, np.int16, np.uint64, np.uint64, np.int16)
 """What the kernel takes to fill bins: whom they ask, when, their factors, and room for two numbers of each."""
 
@@ -256,16 +257,25 @@ class SignatureFiles:
         files = np.searchsorted(self.bases, positions, side="right") - 1
         return self.units[files], positions - self.bases[files]
 
+    def positions(self, units: Int64s, rows: Int64s) -> Int64s:
+        """Of documents by their names."""
+        places: Int64s = self.bases[np.searchsorted(self.units, units)] + rows
+        return places
+
     def before(self, unit: int) -> int:
         """How many documents there are before the first of a unit."""
         return int(self.bases[np.searchsorted(self.units, unit)])
 
     def _rows_of(self, file: int, rows: Int64s) -> Signatures:
-        with self._paths[file].open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            if len(rows) * 64 < self.bases[file + 1] - self.bases[file]:
-                # Few and far between: reading ahead would read the whole file for them.
-                mapped.madvise(mmap.MADV_RANDOM)
-            return np.ndarray((len(mapped) // self.size, self.size), np.uint8, mapped)[rows]
+        # Few and far between, they are asked for one by one: reading ahead would read the whole file for them.
+        few = len(rows) * _FAR < self.bases[file + 1] - self.bases[file]
+        found = np.empty((len(rows), self.size), np.uint8)
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            part = rows[start : start + _ROWS_AT_ONCE]
+            wanted = (part * self.size, (part + 1) * self.size) if few else None
+            table = mapped(self._paths[file], np.uint8, wanted=wanted).reshape(-1, self.size)
+            found[start : start + _ROWS_AT_ONCE] = table[part]
+        return found
 
 
 def _row_count(path: Path, size: int) -> int:

@@ -10,7 +10,8 @@ parts that workers and machines do in parallel:
 3. `verify_pairs`: the pairs of all bands, each once, compared by shingles; those that are alike are edges.
 4. `decide`: one pass over the edges in order, with a byte a document in a mapped file. Documents that stay and are like
    the same dropped one may be like each other though no bucket brought them together: each is compared with the first
-   such and the one before it, and all is decided anew, `ROUNDS` times at most.
+   such and the one before it, and all is decided anew, `ROUNDS` times at most. All but the pass itself is done by
+   threads.
 
 The drop file names for each document the one that stays that it is most like, and how much. The result depends on the
 texts and the rules alone, not on how documents are cut into units, on memory or workers. Nothing is kept of a broken
@@ -19,10 +20,11 @@ attempt: call again. Disk: 10 bytes an edge, 1 byte a document while it decides.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,26 +32,33 @@ import numpy.typing as npt
 from milldam.dedup.candidates import (
     Documents,
     NearWork,
+    Pairs,
     bucket_pairs,
     find_pairs,
     pair_files,
     pair_steps,
-    rank,
     work_folder,
 )
-from milldam.dedup.drops import NEAR, DropWriter, drop_file_name
-from milldam.dedup.keys import SortedKeys, each_once, in_order, in_ranges, mapped, new_mapped
+from milldam.dedup.keys import Slices, SortedKeys, between, each_once, in_ranges, mapped, merged, new_mapped
+from milldam.dedup.near_drops import NearDrops
+from milldam.dedup.near_summary import NearSummary
+from milldam.dedup.ranking import rank
 from milldam.dedup.shingles import Hashes, Int64s
 from milldam.dedup.sketches import SketchFiles
 from milldam.files import NewFile
 from milldam.native import kernel
+from milldam.prefetch import in_threads
 
 MOST_PARTS, UNIT_PARTS, ROUNDS = 256, 2, 8
-_EXACT_SIZES = 64
+_LEAST_PAIRS, _EDGES_A_THREAD = 1 << 14, 1 << 17
+"""To compare at once; with less, a thread more takes longer."""
 _EDGE_KINDS: tuple[tuple[str, type[np.generic]], ...] = ((".keys", np.uint64), (".similarities", np.uint16))
 """The files of edges: their endings, and what is in them."""
 Similarities = npt.NDArray[np.uint16]
 """In thousandths, rounded down."""
+Ranked = tuple[Int64s, Int64s, Similarities]
+"""(first, second, similarity) of edges, by rank."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,7 @@ class NearResolved:
     cluster_sizes: dict[int, int] = field(default_factory=dict)
     """Documents of a cluster, the one that stays among them -> clusters of that size. From 64 on, a size stands for all
     up to twice as large."""
+    shown: NearSummary = field(default_factory=NearSummary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +88,10 @@ class Edges:
 
     keys: Hashes
     similarities: Similarities
+
+    def between(self, low: int, high: int) -> Edges:
+        part = between(self.keys, low, high)
+        return Edges(self.keys[part], self.similarities[part])
 
 
 def resolve_near(work: NearWork) -> NearResolved:
@@ -122,23 +136,20 @@ def verify_pairs(work: NearWork, part: int, parts: int) -> int:
     compared, layout = 0, documents.layout
     for group in range(layout.pair_groups):
         low, high = layout.key_range(group, start, stop)
-        runs = [_between(mapped(path, np.uint64), low, high) for path in pair_files(work.folder, group)]
+        found = [mapped(path, np.uint64) for path in pair_files(work.folder, group)]
+        runs = [keys[between(keys, low, high)] for keys in found]
         with _EdgeWriter(work.folder, _edge_name(group, part)) as writer:
-            for keys in each_once(in_order(runs, work.share(400))):
-                compared += len(keys)
-                writer.add(_alike(work, documents, group, keys))
-            writer.commit()
+            for some in in_ranges(runs, work.share(400)):
+                pairs, edges = _compare(work, documents, group, merged(runs, some))
+                compared += pairs
+                writer.add(edges)
+            writer.put_in_place()
     return compared
 
 
-def _between(keys: Hashes, low: int, high: int) -> Hashes:
-    """Those from `low` up to `high`, which may be one more than a key can be."""
-    first = int(np.searchsorted(keys, np.uint64(low))) if low < 1 << 64 else len(keys)
-    last = int(np.searchsorted(keys, np.uint64(high))) if high < 1 << 64 else len(keys)
-    return keys[first:last]
-
-
-def _alike(work: NearWork, documents: Documents, group: int, keys: Hashes) -> Edges:
+def _compare(work: NearWork, documents: Documents, group: int, keys: Hashes) -> tuple[int, Edges]:
+    """How many pairs there are among sorted keys, each once, and those that are alike."""
+    keys = each_once(keys)
     first, second = (documents.positions(ranks) for ranks in documents.layout.pairs(group, keys))
     sketches = SketchFiles(work.folder, documents.signatures)
     counts = [np.stack(each) for each in sketches.compare(first, second, work.memory_bytes // 2)]
@@ -147,7 +158,7 @@ def _alike(work: NearWork, documents: Documents, group: int, keys: Hashes) -> Ed
     alike = common + 1e-9 * union >= work.rules.threshold * union
     alike &= union > 0
     similarities = common[alike] * 1000 // union[alike]
-    return Edges(keys[alike], similarities.astype(np.uint16))
+    return len(keys), Edges(keys[alike], similarities.astype(np.uint16))
 
 
 class _EdgeWriter:
@@ -162,9 +173,9 @@ class _EdgeWriter:
         self._similarities.write(edges.similarities.data)
         self.edges += len(edges.keys)
 
-    def commit(self) -> None:
-        self._similarities.commit()
-        self._keys.commit()
+    def put_in_place(self) -> None:
+        self._similarities.put_in_place()
+        self._keys.put_in_place()
 
     def __enter__(self) -> _EdgeWriter:
         return self
@@ -172,6 +183,12 @@ class _EdgeWriter:
     def __exit__(self, *given: object) -> None:
         for new in (self._keys, self._similarities):
             new.__exit__(*given)  # type: ignore[arg-type]
+
+
+def _read_edges(folder: Path, group: int) -> list[Edges]:
+    """Mapped, file by file in order."""
+    names = sorted(path.with_suffix("") for path in folder.glob(f"edges-{group:05d}-*.keys"))
+    return [Edges(*(mapped(Path(f"{name}{kind}"), dtype) for kind, dtype in _EDGE_KINDS)) for name in names]
 
 
 def _edge_name(group: int, part: int) -> str:
@@ -188,10 +205,17 @@ def decide(work: NearWork, compared: int) -> NearResolved:
 
 
 class _Decision:
-    """Which documents stay, and what the others are most like."""
+    """Which documents stay, and what the others are most like.
+
+    Edges are read and compared in threads, range by range; decided on one after the other, in order.
+    """
 
     def __init__(self, work: NearWork, folder: Path) -> None:
-        self._work, self._folder = work, folder
+        edges = sum(path.stat().st_size for path in work.folder.glob("edges-*.keys")) // 8
+        threads = min(work.threads, 1 + edges // _EDGES_A_THREAD)
+        # Of what threads make, one more waits than there are threads.
+        most = work.memory_bytes // (1 if threads == 1 else threads + 1)
+        self._work, self._folder = replace(work, memory_bytes=most, threads=threads), folder
         self._documents = Documents(work)
         self._layout = self._documents.layout
         self._dropped = new_mapped(folder / "dropped", np.bool_, self._documents.count)
@@ -207,100 +231,104 @@ class _Decision:
             self._drop()
         return self._write_drops(compared)
 
-    def _edges(self) -> Iterator[tuple[Int64s, Int64s, Similarities]]:
-        """(first, second, similarity) of all edges, by the second, in blocks with all that each second has."""
-        for group in range(self._layout.pair_groups):
-            names = (path.with_suffix("") for path in self._edge_files(group))
-            files = [[mapped(Path(f"{name}{kind}"), dtype) for kind, dtype in _EDGE_KINDS] for name in names]
-            held_keys, held_similarities = np.empty(0, np.uint64), np.empty(0, np.uint16)
-            for parts in in_ranges([keys for keys, _ in files], self._work.share(300)):
-                keys = np.concatenate([held_keys, *(files[k][0][part] for k, part in parts)])
-                similarities = np.concatenate([held_similarities, *(files[k][1][part] for k, part in parts)])
+    def _edges(self, make: Callable[[Ranked], T]) -> Iterator[T]:
+        """What is made of (first, second, similarity) of edges, by the second, in blocks with all that each has."""
+
+        def read(given: tuple[int, list[Edges], Slices]) -> T:
+            group, runs, parts = given
+            keys = np.concatenate([runs[number].keys[part] for number, part in parts])
+            similarities = np.concatenate([runs[number].similarities[part] for number, part in parts])
+            if len(parts) > 1:
                 order = np.argsort(keys, kind="stable")
                 keys, similarities = keys[order], similarities[order]
-                seconds = self._layout.seconds(keys)
-                cut = int(np.searchsorted(seconds, seconds[-1]))
-                held_keys, held_similarities = keys[cut:], similarities[cut:]
-                if cut:
-                    yield (*self._layout.pairs(group, keys[:cut]), similarities[:cut])
-            if len(held_keys):
-                yield (*self._layout.pairs(group, held_keys), held_similarities)
+            return make((*self._layout.pairs(group, keys), similarities))
 
-    def _edge_files(self, group: int) -> list[Path]:
-        return sorted(path for at in (self._work.folder, self._folder) for path in at.glob(f"edges-{group:05d}-*.keys"))
+        return in_threads(read, self._edge_blocks(), self._work.threads)
+
+    def _edge_blocks(self) -> Iterator[tuple[int, list[Edges], Slices]]:
+        """Group, runs and the parts of these that lie in one range: verified ones, a file after the other, and with
+        each what rounds have added between its documents."""
+        together = self._layout.together
+        for group in range(self._layout.pair_groups):
+            files = [one for one in _read_edges(self._work.folder, group) if len(one.keys)]
+            added = _read_edges(self._folder, group)
+            starts = [int(one.keys[0]) // together * together for one in files[1:]]
+            for one, low, high in zip(files, [0, *starts], [*starts, 1 << 64], strict=False):
+                runs = [one, *(more.between(low, high) for more in added)]
+                keys = [run.keys for run in runs]
+                for parts in in_ranges(keys, self._work.share(300), low=low, high=high, together=together):
+                    yield group, runs, parts
 
     def _drop(self) -> None:
         """Decide on every document, in order."""
         for start in range(0, self._documents.count, self._work.share(1)):
             self._dropped[start : start + self._work.share(1)] = False
-        for first, second, _ in self._edges():
+        for first, second, _ in self._edges(lambda edges: edges):
             drop(first, second, self._dropped)
 
     def _bring_together(self, number: int) -> tuple[int, int]:
         """Compare documents that stay and are like the same dropped one; how many pairs, and how many were alike."""
-        groups = range(self._layout.pair_groups)
-        stars = [SortedKeys(self._folder / f"stars-{k}", self._work.share(96 * len(groups))) for k in groups]
-        pairs = [SortedKeys(self._folder / f"pairs-{k}", self._work.share(96 * len(groups))) for k in groups]
-        for first, second, _ in self._edges():
-            stays = ~self._dropped[first], ~self._dropped[second]
-            for one, other, chosen in ((first, second, stays[0] & ~stays[1]), (second, first, stays[1] & ~stays[0])):
-                self._layout.add_pairs(stars, one[chosen], other[chosen])
+        groups, share, threads = range(self._layout.pair_groups), self._work.share, self._work.threads
+        stars = [SortedKeys(self._folder / f"stars-{k}", share(96 * len(groups))) for k in groups]
+        pairs = [SortedKeys(self._folder / f"pairs-{k}", share(96 * len(groups))) for k in groups]
+        for (first, second), (other, later) in self._edges(self._stars):
+            self._layout.add_pairs(stars, first, second)
+            self._layout.add_pairs(stars, other, later)
         for star in stars:
-            for first, second in bucket_pairs(star.blocks(self._work.share(400)), self._layout, leader=number):
-                new = second >= self._documents.exempt
-                self._layout.add_pairs(pairs, first[new], second[new])
+            for found in bucket_pairs(star.blocks(share(400)), self._layout, leader=number, threads=threads):
+                for first, second in found:
+                    new = second >= self._documents.exempt
+                    self._layout.add_pairs(pairs, first[new], second[new])
             star.remove()
         compared = added = 0
         for group, keys in enumerate(pairs):
-            with _EdgeWriter(self._folder, _edge_name(group, MOST_PARTS + number)) as writer:
-                for block in each_once(keys.blocks(self._work.share(400))):
-                    compared += len(block)
-                    writer.add(_alike(self._work, self._documents, group, block))
-                writer.commit()
+            with _EdgeWriter(self._folder, _edge_name(group, number)) as writer:
+                compare = partial(_compare, self._work, self._documents, group)
+                at_once = min(share(400), max(_LEAST_PAIRS, len(keys) // (4 * threads)))
+                for count, edges in in_threads(compare, keys.blocks(at_once), threads):
+                    compared += count
+                    writer.add(edges)
+                writer.put_in_place()
             keys.remove()
             added += writer.edges
         return compared, added
 
-    def _write_drops(self, compared: int) -> NearResolved:
-        """The drop file, in the order of positions."""
-        documents, table, verified = self._documents, self._documents.signatures, 0
-        kept = new_mapped(self._folder / "kept", np.int64, documents.count)  # position + 1 of what a document is like
-        similarities = new_mapped(self._folder / "similarities", np.uint16, documents.count)
-        others = new_mapped(self._folder / "others", np.uint32, documents.count)
-        for first, second, similarity in self._edges():
-            verified += len(first)
-            valid = self._dropped[second] & ~self._dropped[first]
-            best = _most_alike(second[valid], similarity[valid])
-            at, of = (documents.positions(ranks[valid][best]) for ranks in (second, first))
-            kept[at], similarities[at] = of + 1, similarity[valid][best]
-            np.add.at(others, of, np.uint32(1))
-        seen_before = 0
-        with DropWriter(self._work.folder / drop_file_name(NEAR, 0)) as writer:
-            for start in range(0, documents.count, self._work.share(100)):
-                at = np.flatnonzero(kept[start : start + self._work.share(100)]) + start
-                of_unit, of_row = table.named(kept[at] - 1)
-                writer.add(*table.named(at), of_unit, of_row, similarities[at])
-                seen_before += int(np.count_nonzero(of_unit < 0))
-            writer.commit()
-        sizes = self._sizes(others)
-        clusters = sum(sizes.values())
-        return NearResolved(documents.count, compared, verified, clusters, writer.dropped, seen_before, sizes)
+    def _stars(self, edges: Ranked) -> tuple[Pairs, Pairs]:
+        """(stays, dropped) of the edges between such."""
+        first, second, _ = edges
+        one, other = self._dropped[first], self._dropped[second]
+        earlier, later = ~one & other, one & ~other
+        return (first[earlier], second[earlier]), (second[later], first[later])
 
-    def _sizes(self, others: npt.NDArray[np.uint32]) -> dict[int, int]:
-        found: Counter[int] = Counter()
-        for start in range(0, len(others), self._work.share(100)):
-            some = others[start : start + self._work.share(100)]
-            sizes, counts = np.unique(some[some > 0], return_counts=True)
-            for size, count in zip((sizes + np.uint32(1)).tolist(), counts.tolist(), strict=True):
-                found[size if size < _EXACT_SIZES else 1 << (size.bit_length() - 1)] += count
-        return dict(sorted(found.items()))
+    def _write_drops(self, compared: int) -> NearResolved:
+        documents, verified = self._documents, 0
+        drops = NearDrops(self._folder, documents.signatures, self._work.share(100), self._work.threads)
+
+        def enter(edges: Ranked) -> tuple[int, Int64s]:
+            first, second, similarity = edges
+            valid = np.flatnonzero(self._dropped[second] & ~self._dropped[first])
+            best = valid[_most_alike(second[valid], similarity[valid])]
+            of = documents.positions(first[best])
+            drops.enter(documents.positions(second[best]), of, similarity[best])
+            return len(first), of
+
+        for count, of in self._edges(enter):
+            verified += count
+            drops.book(of)
+        seen_before, shown = drops.write(self._work.folder)
+        sizes = drops.sizes()
+        clusters = sum(sizes.values())
+        return NearResolved(documents.count, compared, verified, clusters, drops.count, seen_before, sizes, shown)
 
 
 def _most_alike(second: Int64s, similarity: Similarities) -> Int64s:
     """Of sorted pairs, for each second the place of the pair that is most alike, the first of several."""
-    order = np.lexsort((-similarity.astype(np.int64), second))
-    ordered = second[order]
-    best: Int64s = order[np.concatenate((np.ones(min(1, len(order)), bool), ordered[1:] != ordered[:-1]))]
+    starts = np.flatnonzero(np.concatenate((np.ones(min(1, len(second)), bool), second[1:] != second[:-1])))
+    if not len(starts):
+        return starts
+    last = len(second) - 1
+    most = np.maximum.reduceat(similarity.astype(np.int64) << 40 | (last - np.arange(len(second))), starts)
+    best: Int64s = last - (most & ((1 << 40) - 1))
     return best
 
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from milldam.dedup.drops import SEEN_BEFORE, Original
 from milldam.dedup.fingerprints import Fingerprinter, Hashes
-from milldam.dedup.keys import mapped
+from milldam.dedup.keys import SCATTERED, mapped
 from milldam.files import NewFile
 from milldam.text.arrays import Verdicts
 
@@ -46,7 +46,7 @@ class SeenHashes:
     """The hashes of several runs."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._runs = [mapped(path, np.uint64, scattered=True).reshape(2, -1) for path in paths]
+        self._runs = [mapped(path, np.uint64, wanted=SCATTERED).reshape(2, -1) for path in paths]
 
     def find(self, hashes: Hashes) -> Numbers:
         """The first run that has each of some hashes; -1: none."""

@@ -152,6 +152,10 @@ class SketchWriter:
         """Make the files durable under their names; their sizes and hashes."""
         return {new.path.name: new.commit() for new in (self._values, self._rows)}
 
+    def put_in_place(self) -> dict[str, dict[str, Any]]:
+        """As `commit`, without waiting for the disk."""
+        return {new.path.name: new.put_in_place() for new in (self._values, self._rows)}
+
     def __enter__(self) -> SketchWriter:
         return self
 
@@ -209,13 +213,17 @@ class Spans:
     def read(self, path: Path, most: int = MOST) -> Values:
         """The hashes, at most so many of each."""
         counts = np.minimum(self.counts, most)
-        few = int(counts.sum()) * 4 * _SCATTERED < path.stat().st_size
-        values: Values = mapped(path, "<u4", scattered=few)
+        few = int(counts.sum()) * 4 * _SCATTERED < path.stat().st_size and counts.any()
+        values: Values = mapped(path, "<u4", wanted=self._bytes(counts) if few else None)
         if gather := kernel("gather", np.uint32, np.int64, np.int64, int, np.uint32):
             found = np.empty(int(counts.sum()), np.uint32)
             gather(values, self.starts, counts, len(counts), found)
             return found
         return values[_runs(self.starts, counts)]
+
+    def _bytes(self, counts: Int64s) -> tuple[Int64s, Int64s]:
+        some = np.flatnonzero(counts)
+        return 4 * self.starts[some], 4 * (self.starts + counts)[some]
 
 
 class SketchRows:

@@ -4,9 +4,7 @@ job          the job of `milldam tokenize`, its units in the order in which they
 in_order     exact dedup: units are decided on one after the other, by what came before
 maker        a process that does it beside training; it has the run's lock
 making       the maker as loaders see it: started, watched, replaced when it dies
-planned      what it tells loaders of its run
-demand       which units loaders wait for, as files of the run folder
-made         the run's records, read while they are written
+demand       which units loaders wait for, and what the maker tells them of its run, as files of the run folder
 growing      the parts of a store that is being made, as `loader.unit_order` wants them
 
 Ranks share a run folder and nothing else: whoever gets the lock has the maker, the others read what it makes. No rank

@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from milldam.files import read_sealed, replace_unsynced, seal_file
 from milldam.loader.unit_order import splits_asked
 from milldam.run.units import KnownKeys
-from milldam.sealed import read_sealed, replace_unsynced, seal_file
 
 if TYPE_CHECKING:
     from milldam.pipeline.job import TokenPlan

@@ -23,9 +23,8 @@ from milldam.dedup.earlier import EarlierHashes
 from milldam.dedup.exact import ROW_BITS, Positions, write_drops
 from milldam.feeding.job import DemandedUnits
 from milldam.pipeline.deduplicating import Deduplication, drop_digests
-from milldam.pipeline.documents import Assignment
+from milldam.pipeline.documents import Assignment, print_paths
 from milldam.pipeline.fingerprinting import PRINTS, FingerprintTask
-from milldam.pipeline.text_cache import print_paths
 from milldam.pipeline.tokenizing import TokenizeTask
 from milldam.run.folder import RunFolder
 from milldam.run.records import Record, Records

@@ -11,24 +11,23 @@ from collections.abc import Generator
 from dataclasses import replace
 
 from milldam.config.settings import Config
-from milldam.dedup.rules import DedupRules
 from milldam.errors import ConfigError, InputError, Setting
 from milldam.feeding.demand import DECIDED, Planned, demanded, forget_all, known_keys
 from milldam.files import remove_matching
 from milldam.memory import format_size
-from milldam.pipeline.ahead import WORKER_MODULES
 from milldam.pipeline.documents import Assignment
 from milldam.pipeline.estimating import Survey, free_bytes
 from milldam.pipeline.finishing import Made
 from milldam.pipeline.job import TokenJob, TokenPlan
 from milldam.pipeline.preparing import Prepared
+from milldam.pipeline.starting import WORKER_MODULES
+from milldam.rules import DedupRules
 from milldam.run.folder import RunFolder
 from milldam.run.records import RECORDS, Record, Records, UnitSet
 from milldam.run.session import Session, Stage
 from milldam.run.tasks import NothingYetError
 from milldam.sources.compression import STDIN
-from milldam.sources.listing import is_as_listed
-from milldam.sources.units import Unit
+from milldam.sources.units import Unit, is_as_listed
 
 log = logging.getLogger("milldam")
 

@@ -23,17 +23,16 @@ from typing import TYPE_CHECKING, Any
 
 from milldam.errors import MilldamError, MismatchError, RunHeldError, WorkerError
 from milldam.feeding.demand import Planned
-from milldam.files import hash_bytes
+from milldam.files import hash_bytes, read_sealed
 from milldam.input_files import RUN_FOLDER
-from milldam.run.folder import Identity
-from milldam.run.presence import Presence
+from milldam.run.folder import Presence
 from milldam.run.server_handle import ADVICE, cause_of
 from milldam.run.tasks import ERROR
-from milldam.sealed import read_sealed
+from milldam.run.units import Identity
 
 if TYPE_CHECKING:
     from milldam.config.settings import Config
-    from milldam.pipeline.receipt import Asked
+    from milldam.pipeline.starting import Asked
 
 log = logging.getLogger("milldam")
 

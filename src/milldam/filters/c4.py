@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from milldam.filters.layout import Layout, Mask
-from milldam.filters.rules import C4Rules
+from milldam.rules import C4Rules
 
 JAVASCRIPT: Final = (b"javascript",)
 POLICY: Final = (

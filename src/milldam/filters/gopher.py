@@ -1,24 +1,29 @@
-"""The rules of Gopher on quality: a group of documents -> which are at fault, by reason.
+"""The rules of Gopher: a group of documents -> which are at fault, by reason.
 
-Rae et al. 2021, "Scaling Language Models: Methods, Analysis & Insights from Training Gopher", A.1.1. What the paper
-leaves open is decided so: a bullet is any of `BULLETS`, at the start of a line but for white space; blank lines do not
-count; an ellipsis is three dots or U+2026; stop words are told by the whole word, in whatever case, and different ones
-are counted.
+Rae et al. 2021, "Scaling Language Models: Methods, Analysis & Insights from Training Gopher". What the paper leaves
+open is decided so. Quality (A.1.1): a bullet is any of `BULLETS`, at the start of a line but for white space; blank
+lines do not count; an ellipsis is three dots or U+2026; stop words are told by the whole word, in whatever case, and
+different ones are counted. Repetition (table A1): lines, paragraphs and sequences of words are the same when their
+words are; the first of several is no duplicate; characters are those of words, without white space; the most frequent
+sequence must occur at least twice, and when several are as frequent the longest is taken.
+
+Words are told apart by 64-bit hashes, all sequences of a group by sorting theirs. A sequence of n + 1 words can be
+there twice only when both sequences of n words in it are, so after pairs few are left to be looked at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from milldam.filters.layout import Int64s, Layout, Mask, share
-from milldam.filters.rules import GopherQualityRules
+from milldam.filters.layout import Hashes, Int64s, Layout, Mask, Stretches, mix, share
+from milldam.rules import GopherQualityRules, GopherRepetitionRules
 
 BULLETS: Final = ("-", "*", "•", "‣", "⁃", "◦", "▪", "▫", "●", "○", "■", "□")
 _ELLIPSIS: Final = "…".encode()
-
 Faults = Iterator[tuple[Mask, str]]
 
 
@@ -79,3 +84,138 @@ def _language_faults(layout: Layout, rules: GopherQualityRules) -> Faults:
         for word in set(rules.stop_words):
             found[np.unique(layout.document_of_word[layout.words_equal(word)])] += 1
         yield found < rules.min_stop_words, "too_few_stop_words"
+
+
+# ---- repetition ----
+TOP: Final = range(2, 5)
+DUPLICATE: Final = range(5, 11)
+_MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
+_CHARACTER_BITS: Final = 32
+
+
+def repetition_faults(layout: Layout, rules: GopherRepetitionRules) -> Faults:
+    """Which documents repeat themselves; the first reason for one is the one that counts."""
+    limits = (rules.max_duplicate_lines, rules.max_duplicate_line_characters)
+    yield from _stretch_faults(layout, layout.lines, "line", limits)
+    limits = (rules.max_duplicate_paragraphs, rules.max_duplicate_paragraph_characters)
+    yield from _stretch_faults(layout, layout.paragraphs, "paragraph", limits)
+    yield from _sequence_faults(layout, rules)
+
+
+# ---- lines and paragraphs ----
+
+
+def _stretch_faults(
+    layout: Layout, stretches: Stretches, name: str, limits: tuple[float | None, float | None]
+) -> Faults:
+    """`limits`: the largest shares of stretches and of characters that may be duplicates."""
+    if limits == (None, None) or not len(stretches.starts):
+        return
+    duplicate = _Runs(_hash_stretches(layout, stretches)).later_mask()
+    if not duplicate.any():
+        return
+    if limits[0] is not None:
+        number = stretches.count(duplicate)
+        yield share(number, stretches.count()) > limits[0], f"too_many_duplicate_{name}s"
+    if limits[1] is not None:
+        characters = layout.sum_characters(stretches.starts[duplicate], stretches.stops[duplicate])
+        yield share(characters, layout.characters) > limits[1], f"too_many_duplicate_{name}_characters"
+
+
+def _hash_stretches(layout: Layout, stretches: Stretches) -> Hashes:
+    """By document, words and their places; stretches of different documents differ."""
+    sizes = stretches.stops - stretches.starts
+    place = np.arange(len(layout.word_hashes)) - np.repeat(stretches.starts, sizes)
+    words = mix(layout.word_hashes + place.astype(np.uint64) * _MULTIPLIER)
+    return mix(np.add.reduceat(words, stretches.starts) + stretches.documents.astype(np.uint64))
+
+
+# ---- sequences of words ----
+
+
+class _Sequences(NamedTuple):
+    """Sequences of `size` words, among them all that occur more than once in their document."""
+
+    size: int
+    places: Int64s
+    """The word each begins with, in order."""
+    runs: _Runs
+    """Which of them are the same."""
+
+
+class _Runs:
+    """Which of some hashes are the same: `order` puts them together, in `lengths` of each kind."""
+
+    def __init__(self, hashes: Hashes) -> None:
+        self.order: npt.NDArray[np.intp] = np.argsort(hashes)
+        ordered = hashes[self.order]
+        self.starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+        self.lengths = np.diff(self.starts, append=len(hashes))
+
+    def later_mask(self) -> Mask:
+        """All but the first of each kind."""
+        later = np.ones(len(self.order), dtype=bool)
+        later[np.minimum.reduceat(self.order, self.starts)] = False
+        return later
+
+    def several_mask(self) -> Mask:
+        """All that are not alone."""
+        several = np.empty(len(self.order), dtype=bool)
+        several[self.order] = np.repeat(self.lengths > 1, self.lengths)
+        return several
+
+
+def _sequence_faults(layout: Layout, rules: GopherRepetitionRules) -> Faults:
+    limits = {size: getattr(rules, f"max_top_{size}_gram") for size in TOP}
+    limits |= {size: getattr(rules, f"max_duplicate_{size}_grams") for size in DUPLICATE}
+    last = max((size for size, limit in limits.items() if limit is not None), default=0)
+    for sequences in _repeated_sequences(layout, last):
+        limit = limits[sequences.size]
+        if limit is None:
+            continue
+        if sequences.size in TOP:
+            characters, reason = _top_characters(layout, sequences), f"too_frequent_{sequences.size}_gram"
+        else:
+            characters, reason = _covered_characters(layout, sequences), f"too_many_duplicate_{sequences.size}_grams"
+        yield share(characters, layout.characters) > limit, reason
+
+
+def _repeated_sequences(layout: Layout, last: int) -> Iterator[_Sequences]:
+    """Of two words, of three and so on up to `last`, as long as there are any."""
+    if last < TOP.start:
+        return
+    words = layout.word_hashes
+    left = np.repeat(layout.first_words[1:], layout.word_counts) - np.arange(len(words))
+    places = np.flatnonzero(left >= TOP.start)
+    hashes = mix(words + layout.document_of_word.astype(np.uint64) * _MULTIPLIER)
+    for size in range(TOP.start, last + 1):
+        if not len(places):
+            return
+        # `hashes` are those of size - 1 words by the word they begin with.
+        hashes[places] = hashes[places] * _MULTIPLIER + words[places + size - 1]
+        runs = _Runs(hashes[places])
+        yield _Sequences(size, places, runs)
+        places = places[runs.several_mask()]
+        begins = np.zeros(len(words) + 1, dtype=bool)
+        begins[places] = True
+        places = places[begins[places + 1] & (left[places] > size)]
+
+
+def _top_characters(layout: Layout, sequences: _Sequences) -> Int64s:
+    """Characters of the most frequent sequence of each document, times its number."""
+    runs, several = sequences.runs, sequences.runs.lengths > 1
+    first = sequences.places[runs.order[runs.starts[several]]]
+    characters = layout.characters_before[first + sequences.size] - layout.characters_before[first]
+    best = np.zeros(layout.documents, dtype=np.int64)
+    # The number first, then the characters: the largest is the most frequent, and the longest of those.
+    np.maximum.at(best, layout.document_of_word[first], (runs.lengths[several] << _CHARACTER_BITS) | characters)
+    return (best >> _CHARACTER_BITS) * (best & ((1 << _CHARACTER_BITS) - 1))
+
+
+def _covered_characters(layout: Layout, sequences: _Sequences) -> Int64s:
+    """Characters of each document in sequences that were there before; each counts once."""
+    starts = sequences.places[sequences.runs.later_mask()]
+    stops = starts + sequences.size
+    # They are in order and equally long: what one shares with others before it, it shares with the one before it.
+    starts = np.maximum(starts, np.concatenate(([0], stops[:-1]))) if len(starts) else starts
+    return layout.sum_characters(starts, stops)

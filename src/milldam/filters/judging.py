@@ -17,13 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from milldam.errors import ConfigError
-from milldam.filters.rules import C4Rules, FilterRules, GopherQualityRules, GopherRepetitionRules
+from milldam.rules import C4Rules, FilterRules, GopherQualityRules, GopherRepetitionRules
 from milldam.text.arrays import Verdicts, character_counts, text_offsets
-from milldam.text.user_functions import FAILED, UserFunction
 
 if TYPE_CHECKING:
     from milldam.filters.language import LanguageFilter
     from milldam.filters.layout import Layout, Mask
+    from milldam.text.user_functions import UserFunction
 
 
 def character_faults(characters: Int64s, rules: FilterRules) -> Iterator[tuple[Mask, str]]:
@@ -63,7 +63,11 @@ class Filters:
             from milldam.filters.language import LanguageFilter
 
             self._language = LanguageFilter(rules.language)
-        self._function = UserFunction(rules.function) if rules.function is not None else None
+        self._function: UserFunction | None = None
+        if rules.function is not None:
+            from milldam.text.user_functions import UserFunction
+
+            self._function = UserFunction(rules.function)
         self._reasons: set[str] = set()
 
     def judge(self, texts: pa.LargeStringArray, verdicts: Verdicts, characters: Int64s | None = None) -> None:
@@ -80,6 +84,11 @@ class Filters:
         if self._function is not None:
             for position, text in _kept(texts, verdicts):
                 _mark_one(verdicts, position, self._ask_function(text.as_py()))
+
+    def character_fault(self, characters: int) -> str | None:
+        """A reason to drop a document of so many characters, by that alone."""
+        faults = character_faults(np.array([characters]), self._rules)
+        return next((reason for mask, reason in faults if mask[0]), None)
 
     def judge_tokens(self, lengths: Int64s, verdicts: Verdicts) -> None:
         """Mark what has too few or too many tokens."""
@@ -103,7 +112,7 @@ class Filters:
         result = self._function(text)
         if result is True or result is None:
             return None
-        if result is FAILED:
+        if result is self._function.FAILED:
             return FAILURE
         if result is False:
             return DROPPED
@@ -132,7 +141,7 @@ def _rule_sets(rules: FilterRules) -> Iterator[Callable[[Layout], Iterator[tuple
         yield lambda layout: quality_faults(layout, quality)
     repetition = GopherRepetitionRules() if rules.gopher_repetition is True else rules.gopher_repetition
     if repetition:
-        from milldam.filters.repetition import repetition_faults
+        from milldam.filters.gopher import repetition_faults
 
         yield lambda layout: repetition_faults(layout, repetition)
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from milldam.errors import ConfigError, did_you_mean
-from milldam.filters.rules import LanguageRules
+from milldam.rules import LanguageRules
 
 LANGUAGE_BYTES: Final = 2048
 OTHER_LANGUAGE, UNSURE = "other_language", "language_unsure"

@@ -2,14 +2,12 @@
 
 npy, nanogpt, megatron, hf, parquet, mds, litdata     a tool each: how it is opened, read and written
 foreign      a file as training sees it where it lies
-flat         what npy, nanogpt and megatron have in common: one large file of tokens
 rows         what hf, parquet, mds and litdata have in common when they are written: rows in files of about a size
 columns      what hf and parquet have in common: a column of Arrow, and those that say what is trained on
 samples      what mds and litdata have in common: a file of samples
-documents    blocks of tokens -> documents -> shards
-writing      a file to export, and what writing it needs to know
-finding      what the user names -> the files to import
-importing, import_units      the job of import, and the work on its units
+writing      a file to export, and what writing it needs to know; for npy, nanogpt and megatron one that grows
+finding      what the user names -> the files to import, and what an index or the user says of them
+importing, import_units      the job of import, and the work on its units: tokens -> documents -> shards
 exporting                    the job of export, and where its files go
 
 Streamed both ways: memory does not grow with the data. Killed anywhere, the same call goes on where it stopped and
@@ -24,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 if TYPE_CHECKING:
-    from milldam.formats.documents import ReadRules, SourceFile
     from milldam.formats.exporting import ExportSummary
+    from milldam.formats.finding import ReadRules, SourceFile
     from milldam.formats.writing import Export, FileRecord, OutputFile, Writing
     from milldam.loader.stores import Store
     from milldam.stores.tokens.writer import Tokens

@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import InputError, Setting
-from milldam.formats.documents import USUAL_COLUMNS, ReadRules, SourceFile, choose_column
+from milldam.formats.finding import USUAL_COLUMNS, ReadRules, SourceFile, choose_column
 from milldam.loader.reading import ranges
 from milldam.loader.types import Array, Bools
 from milldam.stores.tokens.format import Int64s, Spans

@@ -26,29 +26,33 @@ from typing import Any, ClassVar, TypedDict
 import numpy as np
 
 from milldam.checked import read_json
-from milldam.config.fields import SETTINGS, AtLeastOne, Executor, Size
+from milldam.choices import Executor
 from milldam.errors import ConfigError, MismatchError, Setting
 from milldam.files import (
     explain_os_errors,
+    has_size,
+    read_sealed,
     refuse_address,
     remove_temporaries,
     stays_in_folder,
     sync_folder,
+    write_sealed,
 )
 from milldam.formats import Format, FormatName, load_format
 from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, has_splits, split_parts
 from milldam.loader.opening import open_data
 from milldam.loader.stores import Store
 from milldam.memory import parse_size
+from milldam.rules import SETTINGS, AtLeastOne, Size
 from milldam.run import job as frame
-from milldam.run.folder import NEW, Identity, RunFolder, WorkFolder
+from milldam.run.folder import NEW, RunFolder, WorkFolder
 from milldam.run.one_stage import Telling, plan_work, stage_of
-from milldam.run.planning import WorkPlan
+from milldam.run.pools import WorkPlan
 from milldam.run.records import Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary
 from milldam.run.tasks import PART, Report, Work
-from milldam.sealed import has_size, read_sealed, write_sealed
+from milldam.run.units import Identity
 from milldam.stores.kinds import Kind
 from milldam.stores.place import Folder
 

@@ -19,9 +19,9 @@ from milldam.errors import InputError
 from milldam.files import FileSink, NewFile, hash_bytes, write_json
 from milldam.formats import rows
 from milldam.formats.columns import OFFSET_BYTES, batches, column_types, read_column, schema
-from milldam.formats.documents import ReadRules, SourceFile, inside, read_index
-from milldam.formats.rows import FileRows, RowFormat, row_files, write_rows
-from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, has_splits, split_parts
+from milldam.formats.finding import ReadRules, SourceFile, inside, read_index
+from milldam.formats.rows import FileRows, RowFormat
+from milldam.formats.writing import Export, has_splits, split_parts
 from milldam.stores.tokens.writer import Tokens
 
 SUFFIXES = (".arrow", ".feather")
@@ -63,24 +63,18 @@ def read(source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
 # ---- write ----
 
 
-def files(export: Export) -> Iterator[OutputFile]:
-    return row_files(export, RowFormat(_file_name, OFFSET_BYTES, masked=True))
-
-
-def write_file(writing: Writing) -> FileRecord:
-    return write_rows(writing, _write_batches)
-
-
-def _file_name(number: int, files: int) -> str:
-    return f"data-{number:05d}-of-{files:05d}.arrow"
-
-
 def _write_batches(new: NewFile, rows: FileRows) -> None:
     import pyarrow as pa
 
     with pa.ipc.new_stream(FileSink(new), schema(rows)) as writer:
         for batch in batches(rows):
             writer.write_batch(batch)
+
+
+_ROWS = RowFormat(
+    lambda number, files: f"data-{number:05d}-of-{files:05d}.arrow", OFFSET_BYTES, _write_batches, masked=True
+)
+files, write_file = _ROWS.files, _ROWS.write_file
 
 
 def complete_folder(export: Export, split: str, folder: Path, made: list[dict[str, Any]]) -> None:

@@ -1,23 +1,26 @@
 """What an import works on: a unit is one or several files of the source, of which a worker makes shards.
 
-A shard is recorded together with what was taken of its unit by then; the record that ends a unit names none. Memory:
-blocks of a million tokens, and what the formats need besides (a row group's column of Parquet; 16 bytes for each sample
-of an MDS shard or a litdata chunk).
+Documents are the source's own rows, or those of one stream that is cut at each of an id, which stays with the document
+that it ends or begins. A shard ends with the document that fills it. It is recorded together with what was taken of its
+unit by then; the record that ends a unit names none. Memory: blocks of a million tokens, and what the formats need
+besides (a row group's column of Parquet; 16 bytes for each sample of an MDS shard or a litdata chunk).
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from milldam.errors import InputError
 from milldam.formats import load_format
-from milldam.formats.documents import Border, Position, ReadRules, SourceFile, cut_shards
+from milldam.formats.finding import ReadRules, SourceFile
 from milldam.input_files import version_of
 from milldam.run.one_stage import Telling
 from milldam.run.records import Record
@@ -198,3 +201,105 @@ def _largest(tokens: Tokens, file: SourceFile) -> int:
         wrong = smallest if smallest < 0 else largest
         raise InputError(f"{file.path}: {wrong} is not a token id. Is it of another dtype, or another column?")
     return largest
+
+
+# ---- files -> documents -> shards ----
+
+
+_NOTHING = Tokens(np.empty(0, np.int64), np.zeros(1, np.int64))
+"""Ends an open document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """Where a stream is cut."""
+
+    id: int
+    begins: bool
+    """Before the id, not behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How much of some files is taken: a number of rows, or of tokens of a stream, and all files before it."""
+
+    file: int = 0
+    taken: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    tokens: Tokens
+    """For the shard that is being filled."""
+    file: SourceFile
+    full: bool
+    """The shard ends with it."""
+    position: Position
+    """What is taken then."""
+
+
+def cut_shards(
+    files: Sequence[SourceFile], rules: ReadRules, border: Border | None, position: Position, shard_tokens: int
+) -> Iterator[Block]:
+    """The documents of files in order, from a position on; those of a stream go from one file to the next."""
+    in_rows = border is None
+    held, is_open = 0, False
+    for number in range(position.file, len(files)):
+        taken = position.taken if number == position.file else 0
+        blocks = load_format(files[number].format).read(files[number], rules)
+        for tokens in _rows(blocks, taken) if border is None else _stream(blocks, taken, border):
+            flat, lengths, spans = tokens.flat, tokens.lengths, tokens.spans
+            if not in_rows and not is_open and lengths[0] == 0:
+                # A border before which there is nothing.
+                lengths = lengths[1:]
+            while len(lengths):
+                closed = len(lengths) - tokens.open
+                ends = lengths.cumsum()
+                last = int(ends[:closed].searchsorted(shard_tokens - held))
+                full = last < closed
+                # Both of a pair go into one shard.
+                stop = (last // tokens.documents_each + 1) * tokens.documents_each if full else len(lengths)
+                count = int(ends[stop - 1])
+                is_open = tokens.open and not full
+                taken += (stop if full else closed) if in_rows else count
+                held = 0 if full else held + count
+                own = None if spans is None else spans.between(0, stop)
+                some = Tokens(flat[:count], lengths[:stop], is_open, spans=own, documents_each=tokens.documents_each)
+                yield Block(some, files[number], full, Position(number, taken))
+                flat, lengths = flat[count:], lengths[stop:]
+                spans = None if spans is None else spans.between(stop, None)
+    if is_open:
+        yield Block(_NOTHING, files[-1], full=False, position=Position(len(files), 0))
+
+
+def _rows(blocks: Iterator[Tokens], taken: int) -> Iterator[Tokens]:
+    """As the source has them, without those that were taken."""
+    for tokens in blocks:
+        closed = len(tokens.lengths) - tokens.open
+        if taken > closed:
+            taken -= closed
+            continue
+        if taken:
+            begin = int(tokens.lengths[:taken].sum())
+            spans = None if tokens.spans is None else tokens.spans.between(taken, None)
+            tokens = replace(tokens, flat=tokens.flat[begin:], lengths=tokens.lengths[taken:], spans=spans)
+            taken = 0
+        if len(tokens.lengths):
+            yield tokens
+
+
+def _stream(blocks: Iterator[Tokens], taken: int, border: Border) -> Iterator[Tokens]:
+    """Cut at the border, without the tokens that were taken.
+
+    A document that is open is ended by what comes next, even when that begins with a border: by nothing, then.
+    """
+    for tokens in blocks:
+        dropped = min(taken, len(tokens.flat))
+        taken -= dropped
+        flat = tokens.flat[dropped:]
+        if not len(flat):
+            continue
+        ends = np.flatnonzero(flat == border.id) + (not border.begins)
+        open_end = not len(ends) or ends[-1] < len(flat)
+        edges = np.concatenate(([0], ends, [len(flat)] if open_end else []))
+        yield Tokens(flat, np.diff(edges).astype(np.int64), open=bool(open_end))

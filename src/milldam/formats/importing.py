@@ -22,24 +22,33 @@ from typing import Annotated, Any, ClassVar, TypedDict
 import numpy as np
 from annotated_types import Ge, Le
 
-from milldam.config.fields import SETTINGS, AtLeastOne, Executor, Size
+from milldam.choices import Executor
 from milldam.errors import ConfigError, InputError, Setting
 from milldam.files import hash_bytes, stays_in_folder
 from milldam.formats import FormatName
-from milldam.formats.documents import Border, Position, ReadRules, SourceFile
-from milldam.formats.finding import find_files
+from milldam.formats.finding import ReadRules, SourceFile, find_files
 from milldam.formats.foreign import token_dtype_of
-from milldam.formats.import_units import Assignment, ImportTask, ImportUnit, ScanTask, listed, units_of
+from milldam.formats.import_units import (
+    Assignment,
+    Border,
+    ImportTask,
+    ImportUnit,
+    Position,
+    ScanTask,
+    listed,
+    units_of,
+)
 from milldam.memory import parse_size
+from milldam.rules import SETTINGS, AtLeastOne, Size
 from milldam.run import job as frame
-from milldam.run.folder import NEW, Identity, RunFolder
+from milldam.run.folder import NEW, RunFolder
 from milldam.run.one_stage import plan_work, stage_of
-from milldam.run.planning import WorkPlan
+from milldam.run.pools import WorkPlan
 from milldam.run.records import Records, sweep
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary
-from milldam.stores.generations import live_files
-from milldam.stores.kinds import TOKENS
+from milldam.run.units import Identity
+from milldam.stores.kinds import TOKENS, live_files
 from milldam.stores.place import Folder
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import (

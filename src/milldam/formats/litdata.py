@@ -22,10 +22,10 @@ from milldam.errors import InputError
 from milldam.files import NewFile, hash_bytes
 from milldam.files import write_file as write_small
 from milldam.formats import rows, samples
-from milldam.formats.documents import ReadRules, SourceFile, inside, read_index
-from milldam.formats.rows import FileRows, RowFormat, row_files, write_rows
+from milldam.formats.finding import ReadRules, SourceFile, inside, read_index
+from milldam.formats.rows import FileRows, RowFormat
 from milldam.formats.samples import Bytes, Places
-from milldam.formats.writing import Export, FileRecord, OutputFile, Writing
+from milldam.formats.writing import Export
 from milldam.stores.tokens.format import Int64s
 from milldam.stores.tokens.writer import Tokens
 
@@ -83,18 +83,6 @@ def _find_items(source: SourceFile, data: Bytes) -> Places:
 # ---- write ----
 
 
-def files(export: Export) -> Iterator[OutputFile]:
-    return row_files(export, RowFormat(_file_name, samples.OFFSET_BYTES + _SIZE_BYTES, samples.FILE_BYTES))
-
-
-def write_file(writing: Writing) -> FileRecord:
-    return write_rows(writing, _write_items)
-
-
-def _file_name(number: int, files: int) -> str:
-    return f"chunk-0-{number}.bin"
-
-
 def _write_items(new: NewFile, rows: FileRows) -> None:
     samples.write_samples(new, rows, partial(_headers, rows.dtype.itemsize) if rows.seq_len is None else None)
 
@@ -103,6 +91,11 @@ def _headers(width: int, lengths: Int64s) -> tuple[Bytes, Int64s]:
     """(rows, 4) bytes, all used."""
     sizes = np.ascontiguousarray((lengths * width).astype("<u4"))
     return sizes.view(np.uint8).reshape(-1, _SIZE_BYTES), np.full_like(lengths, _SIZE_BYTES)
+
+
+_ROW_BYTES = samples.OFFSET_BYTES + _SIZE_BYTES
+_ROWS = RowFormat(lambda number, files: f"chunk-0-{number}.bin", _ROW_BYTES, _write_items, samples.FILE_BYTES)
+files, write_file = _ROWS.files, _ROWS.write_file
 
 
 def complete_folder(export: Export, split: str, folder: Path, made: list[dict[str, Any]]) -> None:

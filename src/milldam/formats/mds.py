@@ -25,10 +25,10 @@ from milldam.errors import InputError, Setting
 from milldam.files import NewFile
 from milldam.files import write_file as write_small
 from milldam.formats import rows, samples
-from milldam.formats.documents import ReadRules, SourceFile, choose_column, inside, read_index, require_integers
-from milldam.formats.rows import FileRows, RowFormat, row_files, write_rows
+from milldam.formats.finding import ReadRules, SourceFile, choose_column, inside, read_index, require_integers
+from milldam.formats.rows import FileRows, RowFormat
 from milldam.formats.samples import Bytes, Places
-from milldam.formats.writing import Export, FileRecord, OutputFile, Writing
+from milldam.formats.writing import Export
 from milldam.stores.tokens.format import Int64s
 from milldam.stores.tokens.writer import Tokens
 
@@ -118,18 +118,6 @@ def _arrays(path: Path, data: Bytes, at: Int64s, sizes: Int64s, given: list[str]
 # ---- write ----
 
 
-def files(export: Export) -> Iterator[OutputFile]:
-    return row_files(export, RowFormat(_file_name, samples.OFFSET_BYTES + _WIDEST_HEADER, samples.FILE_BYTES))
-
-
-def write_file(writing: Writing) -> FileRecord:
-    return write_rows(writing, _write_samples)
-
-
-def _file_name(number: int, files: int) -> str:
-    return f"shard.{number:05d}.mds"
-
-
 def _write_samples(new: NewFile, rows: FileRows) -> None:
     headers = partial(_headers, rows.dtype.itemsize) if rows.seq_len is None else None
     samples.write_samples(new, rows, headers, json.dumps(_columns(rows.dtype, rows.seq_len), sort_keys=True).encode())
@@ -159,6 +147,11 @@ def _columns(dtype: np.dtype[Any], seq_len: int | None) -> dict[str, Any]:
         "size_limit": None,
         "version": 2,
     }
+
+
+_ROW_BYTES = samples.OFFSET_BYTES + _WIDEST_HEADER
+_ROWS = RowFormat(lambda number, files: f"shard.{number:05d}.mds", _ROW_BYTES, _write_samples, samples.FILE_BYTES)
+files, write_file = _ROWS.files, _ROWS.write_file
 
 
 def complete_folder(export: Export, split: str, folder: Path, made: list[dict[str, Any]]) -> None:

@@ -19,10 +19,19 @@ import numpy as np
 
 from milldam.errors import ConfigError, InputError
 from milldam.files import NewFile, explain_os_errors
-from milldam.formats.documents import ReadRules, SourceFile
-from milldam.formats.flat import document_lengths, stretch, whole_split, write_tokens
+from milldam.formats.finding import ReadRules, SourceFile
 from milldam.formats.foreign import ForeignFile, open_foreign
-from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, split_parts
+from milldam.formats.writing import (
+    Export,
+    FileRecord,
+    OutputFile,
+    Writing,
+    document_lengths,
+    split_parts,
+    stretch,
+    whole_split,
+    write_tokens,
+)
 from milldam.loader.reading import TokenArray, open_reader
 from milldam.loader.stream import TokenFile
 from milldam.stores.tokens.format import DTYPE_CODES, Index, IndexCounts, count_sequences, write_index

@@ -16,10 +16,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from milldam.errors import ConfigError, InputError, Setting
-from milldam.formats.documents import ReadRules, SourceFile
-from milldam.formats.flat import one_document, whole_split, write_tokens
+from milldam.formats.finding import ReadRules, SourceFile
 from milldam.formats.foreign import ForeignFile, open_foreign
-from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, has_splits, split_parts
+from milldam.formats.writing import (
+    Export,
+    FileRecord,
+    OutputFile,
+    Writing,
+    has_splits,
+    one_document,
+    split_parts,
+    whole_split,
+    write_tokens,
+)
 from milldam.loader.stream import TokenFile
 from milldam.stores.tokens.writer import Tokens
 

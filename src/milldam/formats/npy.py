@@ -16,10 +16,18 @@ from numpy.lib import format as npy_format
 
 from milldam.checked import checked, read_json
 from milldam.errors import ConfigError, InputError, StoreError
-from milldam.formats.documents import ReadRules, SourceFile
-from milldam.formats.flat import one_document, whole_split, write_tokens
+from milldam.formats.finding import ReadRules, SourceFile
 from milldam.formats.foreign import ForeignFile, open_foreign
-from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, split_parts
+from milldam.formats.writing import (
+    Export,
+    FileRecord,
+    OutputFile,
+    Writing,
+    one_document,
+    split_parts,
+    whole_split,
+    write_tokens,
+)
 from milldam.loader.stream import TokenFile
 from milldam.stores.kinds import FileRecord as StoredRecord
 from milldam.stores.kinds import InputFacts, TokenizerFacts

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from milldam.files import FileSink, NewFile
 from milldam.formats import rows
 from milldam.formats.columns import OFFSET_BYTES, batches, read_column, schema
-from milldam.formats.documents import ReadRules, SourceFile
-from milldam.formats.rows import FileRows, RowFormat, row_files, write_rows
-from milldam.formats.writing import Export, FileRecord, OutputFile, Writing
+from milldam.formats.finding import ReadRules, SourceFile
+from milldam.formats.rows import FileRows, RowFormat
 from milldam.stores.tokens.writer import Tokens
 
 SUFFIXES = (".parquet", ".pq")
@@ -27,14 +26,6 @@ def read(source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
     return read_column(source, rules, "parquet")
 
 
-def files(export: Export) -> Iterator[OutputFile]:
-    return row_files(export, RowFormat(lambda number, files: f"part-{number:05d}.parquet", OFFSET_BYTES, masked=True))
-
-
-def write_file(writing: Writing) -> FileRecord:
-    return write_rows(writing, _write_row_groups)
-
-
 def _write_row_groups(new: NewFile, rows: FileRows) -> None:
     import pyarrow.parquet as pq
 
@@ -42,3 +33,7 @@ def _write_row_groups(new: NewFile, rows: FileRows) -> None:
         for batch in batches(rows):
             # A row group for each: nothing is held from one to the next.
             writer.write_batch(batch, row_group_size=max(1, batch.num_rows))
+
+
+_ROWS = RowFormat(lambda number, files: f"part-{number:05d}.parquet", OFFSET_BYTES, _write_row_groups, masked=True)
+files, write_file = _ROWS.files, _ROWS.write_file

@@ -20,8 +20,17 @@ import numpy as np
 from milldam.errors import ConfigError, Setting
 from milldam.files import NewFile, explain_os_errors
 from milldam.formats.columns import MaskedRows
-from milldam.formats.flat import block_as, document_lengths, lengths_of
-from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, has_splits, split_parts
+from milldam.formats.writing import (
+    Export,
+    FileRecord,
+    OutputFile,
+    Writing,
+    block_as,
+    document_lengths,
+    has_splits,
+    lengths_of,
+    split_parts,
+)
 from milldam.loader.reading import TokenArray, open_reader
 from milldam.stores.tokens.format import Int64s
 from milldam.stores.tokens.reader import cut_blocks, in_blocks
@@ -38,20 +47,6 @@ MOST_TOKENS = 2**31 - 1
 """Of a row: what an offset of Arrow can say."""
 _BESIDE_ROWS = 1 << 16
 """Bytes of a file that is bounded, for what it has besides rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowFormat:
-    """What decides which rows go into which file."""
-
-    file_name: Callable[[int, int], str]
-    """Of file number k of n."""
-    row_bytes: int
-    """What a row takes besides its tokens, at most."""
-    file_bytes: int | None = None
-    """A file must be smaller than this."""
-    masked: bool = False
-    """It has columns for what is trained on."""
 
 
 class FileRows:
@@ -92,36 +87,49 @@ class FileRows:
             yield self.tokens(begin, end - begin)
 
 
-def write_rows(writing: Writing, write: Callable[[NewFile, FileRows], None]) -> FileRecord:
-    """Make a file of rows; `write` puts them into it."""
-    with explain_os_errors(writing.path):
-        writing.path.parent.mkdir(parents=True, exist_ok=True)
-    with NewFile(writing.path) as new:
-        write(new, FileRows(writing))
-        return new.commit()
-
-
 # ---- which rows go where ----
 
 
-def row_files(export: Export, form: RowFormat) -> Iterator[OutputFile]:
-    """The files of every split."""
-    several, width = has_splits(export.store), export.store.dtype.itemsize
-    for split, store in split_parts(export.store).items():
-        masked = form.masked and store.has_spans
-        lengths = (
-            MaskedRows(store, export.seq_len, export.dtype).row_lengths()
-            if masked
-            else _row_lengths(store, export.seq_len)
-        )
-        each = 2 if masked and store.stream().pairs and export.seq_len is None else 1
-        cut = list(_cut_files(lengths, export.dtype.itemsize, form, export.shard_size))
-        first = start = 0
-        for number, (rows, tokens) in enumerate(cut):
-            name = form.file_name(number, len(cut))
-            name = f"{split}/{name}" if several else name
-            yield OutputFile(name, split, tokens, tokens * width, start, rows, first, each)
-            first, start = first + rows, start + tokens
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """How a tool has rows: `files` and `write_file` of its format."""
+
+    file_name: Callable[[int, int], str]
+    """Of file number k of n."""
+    row_bytes: int
+    """What a row takes besides its tokens, at most."""
+    write: Callable[[NewFile, FileRows], None]
+    """Puts the rows of a file into it."""
+    file_bytes: int | None = None
+    """A file must be smaller than this."""
+    masked: bool = False
+    """It has columns for what is trained on."""
+
+    def files(self, export: Export) -> Iterator[OutputFile]:
+        """The files of every split."""
+        several, width = has_splits(export.store), export.store.dtype.itemsize
+        for split, store in split_parts(export.store).items():
+            masked = self.masked and store.has_spans
+            lengths = (
+                MaskedRows(store, export.seq_len, export.dtype).row_lengths()
+                if masked
+                else _row_lengths(store, export.seq_len)
+            )
+            each = 2 if masked and store.stream().pairs and export.seq_len is None else 1
+            cut = list(_cut_files(lengths, export.dtype.itemsize, self, export.shard_size))
+            first = start = 0
+            for number, (rows, tokens) in enumerate(cut):
+                name = self.file_name(number, len(cut))
+                name = f"{split}/{name}" if several else name
+                yield OutputFile(name, split, tokens, tokens * width, start, rows, first, each)
+                first, start = first + rows, start + tokens
+
+    def write_file(self, writing: Writing) -> FileRecord:
+        with explain_os_errors(writing.path):
+            writing.path.parent.mkdir(parents=True, exist_ok=True)
+        with NewFile(writing.path) as new:
+            self.write(new, FileRows(writing))
+            return new.commit()
 
 
 def _row_lengths(store: Store, seq_len: int | None) -> Iterator[Int64s]:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from milldam.errors import InputError
 from milldam.files import NewFile
-from milldam.loader.reading import TokenArray, ranges
+from milldam.loader.reading import TokenArray, gathered
 from milldam.stores.tokens.format import Int64s
 from milldam.stores.tokens.reader import cut_blocks, is_giant
 from milldam.stores.tokens.writer import Tokens
@@ -39,8 +39,6 @@ FILE_BYTES = 1 << 32
 OFFSET_BYTES = 4
 _GATHERED = 1 << 17
 """Tokens at a time: each byte takes 8 while its place is worked out."""
-_SHORTEST_SLICE = 64
-"""Bytes of a sample, on average, from which a slice for each is quicker."""
 _BLOCK, _HEADERS_AT_A_TIME = 1 << 20, 1 << 16
 
 
@@ -71,15 +69,7 @@ def read_samples(
             raise InputError(f"{path}: its index points beyond its end. Is the file truncated?") from None
         for first, stop in cut_blocks(places.lengths, _GATHERED):
             begins, lengths = places.begins[first:stop], places.lengths[first:stop]
-            yield Tokens(_taken(data, begins, lengths * places.dtype.itemsize).view(places.dtype), lengths)
-
-
-def _taken(data: Bytes, begins: Int64s, sizes: Int64s) -> Bytes:
-    """The bytes of samples end to end: slices where that pays, else a place for each byte."""
-    if int(sizes.sum()) < _SHORTEST_SLICE * len(sizes):
-        return data[ranges(begins, sizes)]
-    slices = [data[begin:end] for begin, end in zip(begins.tolist(), (begins + sizes).tolist(), strict=True)]
-    return slices[0] if len(slices) == 1 else np.concatenate(slices)
+            yield Tokens(gathered(data, begins, lengths * places.dtype.itemsize).view(places.dtype), lengths)
 
 
 @contextmanager

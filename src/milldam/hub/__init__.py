@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from milldam.hub.pushing import PushSummary
     from milldam.loader.stores import Store
     from milldam.stores.features.reader import FeatureStore
-    from milldam.stores.table import Table
+    from milldam.stores.table.reader import Table
 
 __all__ = ["pull", "push"]
 

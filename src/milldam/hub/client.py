@@ -38,22 +38,6 @@ _NETWORK = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """What went wrong with a call, whatever library told it."""
-
-    status: int | None
-    """Of the answer; None when there was none."""
-    network: bool
-    text: str
-    """One line, without the token."""
-
-    @property
-    def transient(self) -> bool:
-        """Whether trying again may help."""
-        return self.network if self.status is None else self.status in _TRANSIENT
-
-
 def repo_name(repo: str) -> str:
     """`user/name`, also out of `hf://datasets/user/name`.
 
@@ -130,10 +114,10 @@ def tried(
             # huggingface_hub tells "no answer" as "no such entry here".
             if isinstance(error, passing) and type(error).__name__ != "LocalEntryNotFoundError":
                 raise
-            trouble = trouble_of(error)
-            if pause is None or not trouble.transient:
-                raise explained(what, repo, trouble, error) from None
-            warn(f"Can't {what} {repo} ({trouble.text}); trying again in {pause:.0f} s.")
+            ours, said, transient = _explained(f"Can't {what} {repo}", error)
+            if pause is None or not transient:
+                raise ours from None
+            warn(f"Can't {what} {repo} ({said}); trying again in {pause:.0f} s.")
             time.sleep(pause)
     raise AssertionError("the last attempt returns or raises")
 
@@ -157,16 +141,30 @@ def awaited(call: Callable[[], T], beat: Callable[[], None]) -> T:
     return done.result()
 
 
-def trouble_of(error: BaseException) -> Trouble:
-    """What an error of huggingface_hub means, also when it is wrapped in others."""
+def _explained(head: str, error: BaseException) -> tuple[MilldamError, str, bool]:
+    """An error of huggingface_hub, also when it is wrapped in others: in our words, on one line, and whether trying
+    again may help."""
     chain = list(_chain(error))
-    for one in chain:
-        status = getattr(getattr(one, "response", None), "status_code", None)
-        if isinstance(status, int):
-            return Trouble(status, False, _line(getattr(one, "server_message", None) or str(one)))
-    # What is wrapped says more than what wraps it.
-    text = _line(": ".join(dict.fromkeys(str(one) or type(one).__name__ for one in chain[:3])))
-    return Trouble(None, any(_is_network(one) for one in chain), text)
+    answers = ((one, getattr(getattr(one, "response", None), "status_code", None)) for one in chain)
+    answer, status = next(((one, found) for one, found in answers if isinstance(found, int)), (None, 0))
+    if answer is not None:
+        said = _line(getattr(answer, "server_message", None) or str(answer))
+    else:
+        # What is wrapped says more than what wraps it.
+        said = _line(": ".join(dict.fromkeys(str(one) or type(one).__name__ for one in chain[:3])))
+    network = not status and any(map(_is_network, chain))
+    transient = network or status in _TRANSIENT
+    if any(isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT) for one in chain):
+        full = ResourceError(f"{head}: the disk is full.\nFree some space and run the same command again.")
+        return full, said, transient
+    if type(error).__name__ == "OfflineModeIsEnabled":
+        return ConfigError(f"{head}: HF_HUB_OFFLINE is set, so the Hub is not asked. Unset it."), said, transient
+    if network:
+        told = f"the Hub does not answer ({said}).\n{_UNREACHABLE}"
+    else:
+        advice = _ADVICE.get(status, _ADVICE[500] if status >= 500 else "")
+        told = f"{f'it answers {status}' if status else 'huggingface_hub says'}: {said}\n{advice}".rstrip()
+    return InputError(f"{head}: {told}"), said, transient
 
 
 def _is_network(error: BaseException) -> bool:
@@ -178,25 +176,9 @@ def _line(text: str) -> str:
     return without_token(" ".join(text.split()))[:300]
 
 
-def explained(what: str, repo: str, trouble: Trouble, error: BaseException) -> MilldamError:
-    """The error in our words: what, where, what to do."""
-    head = f"Can't {what} {repo}"
-    if any(isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT) for one in _chain(error)):
-        return ResourceError(f"{head}: the disk is full.\nFree some space and run the same command again.")
-    if type(error).__name__ == "OfflineModeIsEnabled":
-        return ConfigError(f"{head}: HF_HUB_OFFLINE is set, so the Hub is not asked. Unset it.")
-    if trouble.status is None and trouble.network:
-        return InputError(
-            f"{head}: the Hub does not answer ({trouble.text}).\n"
-            "Check the network (and HF_ENDPOINT, if it is set) and run the same command again; it resumes from there."
-        )
-    advice = _ADVICE.get(trouble.status or 0)
-    if advice is None and (trouble.status or 0) >= 500:
-        advice = "The Hub has a problem. Run the same command later; it resumes from there."
-    said = f"it answers {trouble.status}" if trouble.status else "huggingface_hub says"
-    return InputError(f"{head}: {said}: {trouble.text}" + (f"\n{advice}" if advice else ""))
-
-
+_UNREACHABLE = (
+    "Check the network (and HF_ENDPOINT, if it is set) and run the same command again; it resumes from there."
+)
 _ADVICE = {
     401: "The token is missing, wrong or expired. Make one at https://huggingface.co/settings/tokens,"
     " then `hf auth login` or set HF_TOKEN.",
@@ -206,6 +188,7 @@ _ADVICE = {
     412: "Someone else is changing this repository. Run the same command again; it resumes from there.",
     413: "The Hub does not take so much at once.",
     429: "Too many requests. Wait some minutes and run the same command again; it resumes from there.",
+    500: "The Hub has a problem. Run the same command later; it resumes from there.",
 }
 
 

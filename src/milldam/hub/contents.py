@@ -1,8 +1,7 @@
-"""Which files make a store, from its manifest alone: the same answer for a folder here and for a repository there.
+"""Which files make a store, from its manifest alone: the same answer for a folder here and for a repository there; and
+the same files as units of a job: a group is a call of huggingface_hub, and for a push a commit.
 
 A manifest may come from anywhere: names that leave the folder are refused when it is read. Memory: the manifest.
-
-The files of a store as units of a job: a group is a call of huggingface_hub, and for a push a commit.
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ from typing import Any
 
 from milldam.errors import ConfigError, Setting, StoreError, did_you_mean
 from milldam.files import hash_bytes, hash_file, stays_in_folder
-from milldam.memory import usage
-from milldam.run.folder import NEW, Identity, RunFolder
-from milldam.run.one_stage import plan_work, stage_of
-from milldam.run.planning import WorkPlan
+from milldam.run.folder import NEW, RunFolder
+from milldam.run.one_stage import Telling, plan_work, stage_of
+from milldam.run.pools import WorkPlan
 from milldam.run.records import Record, Records
 from milldam.run.session import Session, Stage
-from milldam.run.tasks import PART, PROGRESS, Report, Work
-from milldam.run.units import key_of
+from milldam.run.tasks import PART, Report, Work
+from milldam.run.units import Identity, key_of
 from milldam.stores.kinds import KINDS, TOKENS, Kind
 from milldam.stores.place import Folder
 
@@ -204,12 +202,9 @@ class _MoveTask:
 
     def _work(self, given: tuple[str, FileGroup], report: Report) -> None:
         key, group = given
-
-        def tell(moved: int) -> None:
-            report(PROGRESS, {"counts": {"input_bytes": moved}, "seconds": {}, "anonymous_bytes": usage().anonymous})
-
-        record = self.move(group, tell)
-        tell(group.size)
+        telling = Telling(report, group.size)
+        record = self.move(group, telling.reached)
+        telling.end()
         report(PART, replace(record, key=key))
 
 

@@ -21,7 +21,16 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from milldam.errors import ConfigError, InputError, MismatchError, StoreError
-from milldam.files import explain_os_errors, hash_bytes, refuse_address, remove_temporaries, sync_folder, write_file
+from milldam.files import (
+    explain_os_errors,
+    hash_bytes,
+    read_sealed,
+    refuse_address,
+    remove_temporaries,
+    sync_folder,
+    write_file,
+    write_sealed,
+)
 from milldam.hub.client import REPO_TYPE, Tree, awaited, hub_api, quiet, read_small, read_tree, repo_name, tried
 from milldam.hub.contents import (
     Contents,
@@ -37,14 +46,13 @@ from milldam.hub.contents import (
 )
 from milldam.hub.pushing import MARK
 from milldam.run import job as frame
-from milldam.run.folder import Identity, RunFolder, WorkFolder
-from milldam.run.planning import WorkPlan
+from milldam.run.folder import RunFolder, WorkFolder
+from milldam.run.pools import WorkPlan
 from milldam.run.records import RECORDS, Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary
-from milldam.sealed import read_sealed, write_sealed
-from milldam.stores.generations import live_files, replacing
-from milldam.stores.kinds import KINDS, Kind, store_kind
+from milldam.run.units import Identity
+from milldam.stores.kinds import KINDS, Kind, live_files, replacing, store_kind
 
 PULL = Kind("pull", "milldam-pull.json", "milldam pull", "a pull that is not in its place", "Run it again.")
 STREAMS = 4
@@ -273,8 +281,9 @@ class PullJob:
         wrong = [file for file in files if not is_whole(folder, file)]
         for file in wrong:
             (folder / file.name).unlink(missing_ok=True)
-        for file in set(files) - set(wrong):
-            _sync(folder / file.name)
+        for path in (folder / file.name for file in set(files) - set(wrong)):
+            with explain_os_errors(path), path.open("rb") as opened:
+                os.fsync(opened.fileno())
         sync_folder(folder)
         shutil.rmtree(folder / _CACHE, ignore_errors=True)
         return wrong
@@ -291,12 +300,3 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:  # not yet, or just renamed
         return 0
-
-
-def _sync(path: Path) -> None:
-    with explain_os_errors(path):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

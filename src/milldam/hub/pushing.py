@@ -27,7 +27,7 @@ from typing import Any, TypedDict
 from urllib.parse import quote
 
 from milldam.errors import ConfigError, MismatchError, Setting, StoreError
-from milldam.files import address_of, json_bytes
+from milldam.files import address_of, json_bytes, user_cache
 from milldam.hub import card
 from milldam.hub.client import (
     REPO_TYPE,
@@ -55,13 +55,13 @@ from milldam.hub.contents import (
     plan_groups,
     read_contents,
 )
-from milldam.remote import default_folder
 from milldam.run import job as frame
-from milldam.run.folder import Identity, RunFolder, WorkFolder
-from milldam.run.planning import WorkPlan
+from milldam.run.folder import RunFolder, WorkFolder
+from milldam.run.pools import WorkPlan
 from milldam.run.records import RECORDS, Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary
+from milldam.run.units import Identity
 from milldam.stores.kinds import KINDS, Kind
 
 PUSH = Kind("push", "milldam-push.json", "milldam push", "a push", "Run it again.")
@@ -123,7 +123,7 @@ def push_store(request: PushRequest, observer: Observer | None = None) -> PushSu
 
 def push_folder(repo: str, revision: str | None = None) -> Path:
     """Where a push to a branch works, until it is done."""
-    return default_folder() / "pushes" / quote(f"{repo}@{revision or MAIN}", safe="@")
+    return user_cache() / "pushes" / quote(f"{repo}@{revision or MAIN}", safe="@")
 
 
 @dataclass(frozen=True, slots=True)

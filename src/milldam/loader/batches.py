@@ -9,34 +9,30 @@ Holds one batch, those made ahead, and some thousands of numbers.
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Generic, NamedTuple, NoReturn, TypedDict
+from typing import Any, Generic, NoReturn, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError
-from milldam.loader.looping import Loop, handed_out
-from milldam.loader.order import Order, Shuffle, Stretches
+from milldam.loader.order import Shuffle
 from milldam.loader.permutation import Int64s
-from milldam.loader.recycling import InTurn, Recycled
-from milldam.loader.samples import ReadPart, Samples, Until, at_least
+from milldam.loader.samples import Samples, Until, at_least
+from milldam.loader.steps import InTurn, Recycled, Work
 from milldam.loader.types import BatchT, State
 from milldam.markup import in_notebook
 from milldam.prefetch import prefetched
 
 STATE_VERSION, STATE_NAME = 1, "The state of a loader"
-_NUMBERS_AT_ONCE = 4096
-"""Places whose samples are computed in one call: the permutation's cost a number falls until about here."""
 NEVER = 1 << 62
 """A place that is never reached."""
-_ANNOUNCED_SAMPLES = 1024
-_ANNOUNCED_BYTES = 1 << 25
+ItemT = TypeVar("ItemT")
+PlaceT = TypeVar("PlaceT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +187,7 @@ class Batches(Generic[BatchT]):
         spare: Recycled[BatchT] | InTurn[BatchT] = Recycled(ahead + 3) if self._copy else InTurn(ahead + 2)
         if not self.samples._reusable:
             spare = Recycled(0)
-        work = _Work(self.samples, self._order, self.delivery, self._dtype, spare)
+        work = Work(self.samples, self._order, self.delivery, self._dtype, spare)
         made = work.batches(place, until, turns)
         return prefetched(made, ahead) if ahead else made
 
@@ -321,116 +317,60 @@ def _without_end(stop: int) -> int:
     return stop
 
 
-class _Step(NamedTuple):
-    """This rank's samples of one step: a part of those that were looked up together."""
-
-    numbers: Int64s
-    read: ReadPart[Any]
-    part: slice
-    behind: int
-    """The place behind the step."""
+Begin = Callable[[PlaceT], "tuple[Iterator[tuple[ItemT, PlaceT]], Callable[[], PlaceT]]"]
+"""From a place on: what follows, each item with the place behind it; and what gives the place where that ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Work(Generic[BatchT]):
-    """Makes batches; knows nothing of who takes them, so that a thread can run it."""
+class Loop(Generic[PlaceT, ItemT]):
+    """The place behind the last item that was handed out, and what follows.
 
-    samples: Samples[object, BatchT]
-    order: Order
-    delivery: Delivery
-    dtype: np.dtype[Any]
-    spare: Recycled[BatchT] | InTurn[BatchT]
+    Who has a loop says with each call how to begin one, so that the loop does not hold its owner.
+    """
 
-    def batches(self, place: int, until: Until, turns: int) -> Iterator[tuple[BatchT, int]]:
-        """(batch, the place behind it), of every `turns`-th step."""
-        steps: Iterator[_Step] = itertools.islice(self._steps(place, until), 0, None, turns)
-        if any(reader.announces for reader in self.samples._readers):
-            steps = self._announced(steps, place)
-        for step in steps:
-            # Nothing here may hold a batch while its user has it: its arrays could not be used again.
-            yield self._read(step), step.behind
+    def __init__(self, place: PlaceT) -> None:
+        self.place = place
+        self._running: Iterator[tuple[ItemT, PlaceT]] | None = None
+        self._end: Callable[[], PlaceT] = lambda: place
+        self._inside = False
 
-    def _read(self, step: _Step) -> BatchT:
-        out = self.spare.take()
-        batch: BatchT = step.read(step.part, out)
-        if out is None and step.part.stop <= len(step.numbers):
-            self.spare.keep(batch)
-        return batch
+    def move(self, place: PlaceT, *, inside: bool = False) -> None:
+        """Go on from another place. `inside`: a loop was left there, maybe with its last item in hand."""
+        self.place, self._running, self._inside = place, None, inside
 
-    def _steps(self, place: int, until: Until) -> Iterator[_Step]:
-        size, step = self.delivery.batch_size, self.delivery.step
-        # Few at first, for an early first batch.
-        steps, most = 1, max(1, _NUMBERS_AT_ONCE // size)
-        # Whether a full step is the last one shows only when one looks beyond it.
-        beyond = step if self.delivery.drop_last else 0
-        ended = False
-        while not ended:
-            asked = place + steps * step + beyond
-            end = until(asked)
-            ended = end < asked
-            stop = asked - beyond if not ended else end - ((end - place) % step if beyond else 0)
-            if stop == place:
-                return
-            steps = min(2 * steps, most)
-            numbers = self.order.numbers(self.delivery.mine(place, stop))
-            read = self.samples._look_up(numbers, self.dtype)
-            for first in range(0, len(numbers), size):
-                place = min(place + step, stop)
-                # What is left out at the end counts as seen with the last batch: nothing follows it.
-                behind = end if ended and place == stop else place
-                yield _Step(numbers, read, slice(first, first + size), behind)
-            place = stop
+    def items(self, begin: Begin[PlaceT, ItemT]) -> Iterator[ItemT]:
+        """What is left of a loop; when that is nothing, the next one."""
+        left_open = self._running is not None or self._inside
+        item = self.next(begin)
+        if item is None and left_open:
+            # The loop before was left with its last item in hand: it was through.
+            item = self.next(begin)
+        while item is not None:
+            running = self._running
+            yield item
+            if running is not self._running:
+                raise RuntimeError("a state was loaded while this was iterated; begin a new loop")
+            item = self.next(begin)
 
-    def _announced(self, steps: Iterator[_Step], place: int) -> Iterator[_Step]:
-        """The same steps, each announced some time before it comes."""
-        if self.order.stretches(place) is not None:
-            announcer = _WindowAnnouncer(self.samples, self.order, place)
-            for step in steps:
-                yield step
-                announcer.advance(step.behind)
-            return
-        # Many at a time, since a call costs as much as several samples; few at first, for an early first batch.
-        sample_bytes = self.samples.token_dtype.itemsize * self.samples.sample_tokens
-        samples = min(_ANNOUNCED_SAMPLES, _ANNOUNCED_BYTES // sample_bytes)
-        ahead, most = 1, max(1, samples // self.delivery.batch_size)
-        announced: list[_Step] = []
-        while coming := list(itertools.islice(steps, ahead)):
-            _announce(self.samples, Stretches.single(np.concatenate([step.numbers[step.part] for step in coming])))
-            yield from announced
-            announced, ahead = coming, min(2 * ahead, most)
-        yield from announced
+    def next(self, begin: Begin[PlaceT, ItemT]) -> ItemT | None:
+        """None: a loop has ended, and the next call begins another."""
+        if self._running is None:
+            self._running, self._end = begin(self.place)
+            self._inside = False
+        try:
+            for item, place in self._running:
+                self.place = place
+                return item
+        except BaseException:
+            # What failed or was interrupted is tried again from where it stands, not taken for the end.
+            self._running = None
+            raise
+        # Also behind the places at the end that gave this rank nothing.
+        self.move(self._end())
+        return None
 
 
-def _announce(samples: Samples[object, Any], stretches: Stretches) -> None:
-    """These samples are read soon."""
-    for reader, starts, lengths in samples._spans(stretches):
-        reader.announce(starts, lengths)
-
-
-class _WindowAnnouncer:
-    """Announces the window that comes next, little by little while this one is read; gives back the one before."""
-
-    def __init__(self, samples: Samples[object, Any], order: Order, place: int) -> None:
-        self._samples, self._order = samples, order
-        self._begin = place
-        self._end, self._now = self._window(place)
-        _announce(samples, self._now)
-        self._next_end, self._next = self._window(self._end)
-        self._announced = 0
-
-    def _window(self, place: int) -> tuple[int, Stretches]:
-        found = self._order.stretches(place)
-        assert found is not None
-        return found
-
-    def advance(self, place: int) -> None:
-        done = min(1.0, (place - self._begin) / max(1, self._end - self._begin))
-        due = int(len(self._next.firsts) * done)
-        _announce(self._samples, self._next[self._announced : due])
-        self._announced = max(self._announced, due)
-        if place >= self._end:
-            for reader, starts, lengths in self._samples._spans(self._now):
-                reader.release(starts, lengths)
-            self._begin, self._end, self._now = self._end, self._next_end, self._next
-            self._next_end, self._next = self._window(self._end)
-            self._announced = 0
+def handed_out(item: ItemT | None) -> ItemT:
+    """What `__next__` gives."""
+    if item is None:
+        raise StopIteration
+    return item

@@ -15,9 +15,7 @@ a conversation that other rows have. Some two dozen numpy calls, whatever the nu
 
 from __future__ import annotations
 
-import itertools
-import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,21 +62,21 @@ class Documents:
         self._held = stream.hold_indexes()
         files = [as_bytes(path) for path in require_documents(stream)]
         self._space, begins = map_side_by_side(files, 1)
-        indexes = [_Places(self._space, int(at), file) for at, file in zip(begins, files, strict=True)]
-        for index, file in zip(indexes, stream.files, strict=True):
-            index.check_ends(file.tokens * stream.dtype.itemsize)
+        counts: list[tuple[int, int]] = []
+        for at, file, tokens in zip(begins.tolist(), files, stream.files, strict=True):
+            index = Index.parse(memoryview(self._space)[at : at + file.tokens], file.path)
+            index.check_ends(tokens.tokens * stream.dtype.itemsize)
+            counts.append((len(index.lengths), len(index.documents) - 1))
+        sequences, documents = np.array(counts, np.int64).reshape(-1, 2).T
         self._name = stream.name
         # numbers[k]: the 8 bytes from byte k * _STEP on; an array of strides, no copy
         self._numbers = np.ndarray(((len(self._space) - 8) // _STEP + 1,), "<i8", self._space, 0, (_STEP,))
         self._shift = stream.dtype.itemsize.bit_length() - 1
-        self._token_ends = _totals([file.tokens for file in stream.files])[1:]
-        self._token_begins = _totals([file.tokens for file in stream.files])
-        self._document_ends = _totals([index.documents for index in indexes])[1:]
-        self._document_begins = _totals([index.documents for index in indexes])
-        self._offsets_at = np.array([index.offsets_at for index in indexes]) // _STEP
-        self._documents_at = np.array([index.documents_at for index in indexes]) // _STEP
-        self._last_sequence = np.array([index.sequences - 1 for index in indexes])
-        self._last_document = np.array([index.documents - 1 for index in indexes])
+        self._token_begins, self._document_begins = _totals([file.tokens for file in stream.files]), _totals(documents)
+        self._token_ends, self._document_ends = self._token_begins[1:], self._document_begins[1:]
+        self._offsets_at = (begins + HEADER.size + 4 * sequences) // _STEP
+        self._documents_at = self._offsets_at + _NEXT * sequences
+        self._last_sequence, self._last_document = sequences - 1, documents - 1
         equal = bool(np.all(self._last_sequence == self._last_document))
         self._simple = equal and not any(file.empty_documents for file in stream.files)
         """Every document is one sequence, so the one's number is the other's."""
@@ -153,19 +151,9 @@ def damaged_index(name: str) -> StoreError:
     )
 
 
-def _totals(counts: list[int]) -> Int64s:
-    return np.fromiter(itertools.accumulate(counts, initial=0), np.int64, len(counts) + 1)
-
-
-class _Places:
-    """Where the arrays of an index file lie among the side by side mapped ones, in bytes."""
-
-    def __init__(self, space: mmap.mmap, begin: int, file: TokenFile) -> None:
-        index = Index.parse(memoryview(space)[begin : begin + file.tokens], file.path)
-        self.check_ends = index.check_ends
-        self.sequences, self.documents = len(index.lengths), len(index.documents) - 1
-        self.offsets_at = begin + HEADER.size + 4 * self.sequences
-        self.documents_at = self.offsets_at + 8 * self.sequences
+def _totals(counts: Sequence[int] | Int64s) -> Int64s:
+    """(counts + 1,): what comes before each, and all."""
+    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
 
 
 def require_documents(stream: TokenStream) -> list[Path]:

@@ -89,10 +89,7 @@ class CachedReader(PositionedReader):
         self._all: MappedReader | None = None
 
     def rows(self, starts: Int64s, length: int) -> TokenArray:
-        if self._all is not None:
-            return self._all.rows(starts, length)
-        self._require_room(starts, starts + length - 1)
-        return super().rows(starts, length)
+        return super().rows(starts, length) if self._all is None else self._all.rows(starts, length)
 
     def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
         if self._all is not None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -40,13 +40,21 @@ from milldam.loader.boundaries import (
 from milldam.loader.order import LengthGrouped, Order, Shuffle, Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way, ranges
-from milldam.loader.row_index import TooLongDocuments
-from milldam.loader.samples import NoSamplesError, StreamSamples, at_least
+from milldam.loader.row_pieces import TooLongDocuments, count_too_long
+from milldam.loader.samples import NoSamplesError, StreamSamples, at_least, one_of
 from milldam.loader.stream import TokenStream
-from milldam.loader.types import Array, Bools, Conversation, ConversationBatch, PairBatch, State, TokenizedPair
+from milldam.loader.types import (
+    Array,
+    Bools,
+    Conversation,
+    ConversationBatch,
+    LabelForm,
+    PairBatch,
+    State,
+    TokenizedPair,
+)
 
 if TYPE_CHECKING:
-    from milldam.loader.packed import LabelForm
     from milldam.loader.views import Trainable
 
 SampleT = TypeVar("SampleT")
@@ -71,10 +79,8 @@ class ConversationRules:
         for name in ("max_tokens", "pad_to", "length_groups"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, at_least(name, getattr(self, name)))
-        if self.too_long not in get_args(WholeTooLong):
-            raise ConfigError(f'too_long: "{self.too_long}"; use {", ".join(get_args(WholeTooLong))}.')
-        if self.form not in ("shifted", "hf"):
-            raise ConfigError(f'form: "{self.form}"; use shifted or hf.')
+        one_of("too_long", self.too_long, WholeTooLong)
+        one_of("form", self.form, LabelForm)
 
     @property
     def facts(self) -> State:
@@ -88,11 +94,10 @@ class WholeDocuments(StreamSamples[SampleT, BatchT]):
     _signed = True
     # Every batch has its own width.
     _reusable = False
-    _kind: str
 
     def __init__(self, data: Trainable, rules: ConversationRules, way: Way = "auto") -> None:
-        super().__init__(data.stream(), way)
-        self._data, self.rules = data, rules
+        super().__init__(data, rules, way)
+        self.rules = rules
         require_documents(self._stream)
         self._documents = Documents(self._stream)
         self._numbering = _Numbering(self._stream, self._documents, rules, self._rows_each)
@@ -109,11 +114,6 @@ class WholeDocuments(StreamSamples[SampleT, BatchT]):
     def told_too_long(self) -> str:
         """How many documents are too long, and what becomes of them; empty when there are none."""
         return self._numbering.told_too_long()
-
-    @property
-    def identity(self) -> State:
-        own: State = {"kind": self._kind, "samples": len(self)}
-        return own | self.rules.facts | self._stream.identity
 
     @property
     def sample_tokens(self) -> int:
@@ -160,9 +160,6 @@ class WholeDocuments(StreamSamples[SampleT, BatchT]):
         """The tokens of each sample, of its longer document."""
         longest: Int64s = self.lengths(numbers).max(axis=1)
         return longest
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._data, self.rules, self._way)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._stream.name}: {len(self):,})"
@@ -324,19 +321,13 @@ class _Numbering:
             self._find_too_long(documents, stop, rules.max_tokens)
 
     def _find_too_long(self, documents: Documents, stop: int, most: int) -> None:
-        count, tokens, longest = 0, 0, 0
-        left_out: list[Int64s] = [np.empty(0, np.int64)]
-        for block, lengths in enumerate(_length_blocks(documents, self._first, stop)):
-            long = lengths > most
-            count, tokens = count + int(long.sum()), tokens + int(lengths[long].sum())
-            longest = max(longest, int(lengths.max(initial=0)))
-            samples = np.flatnonzero(long.reshape(-1, self._each).any(axis=1))
-            left_out.append(samples + block * _DOCUMENTS_AT_ONCE // self._each)
-        self.too_long = TooLongDocuments(count, tokens, longest if count else 0, stop - self._first)
-        if count and self._rules.too_long == "refuse":
+        self.too_long = count_too_long(_length_blocks(documents, self._first, stop), most)
+        if self.too_long.documents and self._rules.too_long == "refuse":
             raise ConfigError(f"{self._name}: {self.told_too_long()}")
-        if self._rules.too_long == "drop":
-            self._left_out = np.concatenate(left_out)
+        if self.too_long.documents and self._rules.too_long == "drop":
+            blocks = enumerate(_length_blocks(documents, self._first, stop))
+            long = [np.flatnonzero(lengths > most) + block * _DOCUMENTS_AT_ONCE for block, lengths in blocks]
+            self._left_out = np.unique(np.concatenate(long) // self._each)
 
     def told_too_long(self) -> str:
         rules = self._rules

@@ -14,6 +14,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
@@ -21,11 +22,11 @@ import numpy.typing as npt
 
 from milldam.errors import ConfigError, ResourceError
 from milldam.loader.conversations import WholeDocuments
-from milldam.loader.mixed_reading import Sources, groups, joint_reading, read_by_source
+from milldam.loader.mixed_reading import Sources, groups, open_joint, read_by_source
 from milldam.loader.order import LengthGrouped, Order, Shuffle
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way
-from milldam.loader.samples import Loops, NoSamplesError, ReadPart, Samples, StreamSamples, Until
+from milldam.loader.samples import Loops, NoSamplesError, ReadPart, Rules, Samples, StreamSamples, Until
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.loader.types import BatchT, SampleT, State
 from milldam.loader.unit_order import Key, Parts, UnitOrder, epoch_begin
@@ -45,17 +46,16 @@ class Cut:
 
     kind: type[Any]
     """Of `StreamSamples`."""
-    arguments: tuple[Any, ...]
-    """What makes them, behind the data."""
-    facts: State
-    """All that decides which sample has which number in a part: what a state must agree with."""
+    rules: Rules
+    way: Way
+    """How files are read."""
     sample_tokens: int
 
     @property
-    def way(self) -> Way:
-        """How files are read, always the last argument."""
-        way: Way = self.arguments[-1]
-        return way
+    def facts(self) -> State:
+        """All that decides which sample has which number in a part: what a state must agree with."""
+        own: State = {"kind": self.kind._kind}
+        return own | self.rules.facts
 
     @property
     def whole_documents(self) -> bool:
@@ -66,7 +66,7 @@ class Cut:
         found = []
         for stream in streams:
             try:
-                found.append(self.kind(_PartData(stream), *self.arguments))
+                found.append(self.kind(_PartData(stream), self.rules, self.way))
             except NoSamplesError:
                 continue
         return found
@@ -82,27 +82,6 @@ class _PartData(Trainable):
         return self._stream
 
 
-class _Group:
-    """The samples of some parts, by number."""
-
-    def __init__(self, samples: Sequence[StreamSamples[Any, Any]], way: Way) -> None:
-        self.samples: Sequence[Any] = samples
-        self._sources = Sources(samples)
-        self._reading = joint_reading(samples, way)
-
-    def __len__(self) -> int:
-        return int(self._sources.begins[-1])
-
-    def sample(self, number: int) -> Any:
-        ((source, _, local),) = self._sources.groups(np.array([number]))
-        return self.samples[source][int(local[0])]
-
-    def look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[Any]:
-        if self._reading is not None:
-            return self._reading.look_up(numbers, dtype)
-        return self._sources.look_up(numbers, dtype, self.samples[0]._padding, self.samples[0]._rows_each)
-
-
 class PartGroups:
     """Groups of parts, by the keys of their parts, opened when they are needed; threads may share it."""
 
@@ -111,7 +90,7 @@ class PartGroups:
         self._lock = threading.RLock()
         self._serials: dict[Key, int] = {}
         self._keys: list[Key] = []
-        self._opened: OrderedDict[Key, _Group] = OrderedDict()
+        self._opened: OrderedDict[Key, Sources] = OrderedDict()
         self._told_too_long = False
 
     @property
@@ -123,10 +102,10 @@ class PartGroups:
         return self.parts.facts.units
 
     @property
-    def last_opened(self) -> _Group | None:
+    def last_opened(self) -> Sources | None:
         return next(reversed(self._opened.values()), None)
 
-    def numbered(self, serial: int) -> _Group:
+    def numbered(self, serial: int) -> Sources:
         """The group whose numbers begin at its serial."""
         return self._open(self._keys[serial])
 
@@ -141,7 +120,7 @@ class PartGroups:
 
     def count(self, key: Key) -> int:
         """Samples of a group of parts."""
-        return len(self._open(key)) if key else 0
+        return int(self._open(key).begins[-1]) if key else 0
 
     def base(self, key: Key) -> int:
         """The number of the first sample of a group."""
@@ -156,27 +135,28 @@ class PartGroups:
     def order_inside(self, order: Order, key: Key, seed: int) -> Order:
         """The order of a group's samples: theirs, unless samples of like length come together."""
         group = self._open(key)
-        samples = group.samples[0]
+        samples = group.sources[0]
         if not isinstance(samples, WholeDocuments) or samples.rules.length_groups is None:
             return order
-        return LengthGrouped(order, len(group), seed, samples.rules.length_groups, samples._longest_of)
+        return LengthGrouped(order, int(group.begins[-1]), seed, samples.rules.length_groups, samples._longest_of)
 
-    def _open(self, key: Key) -> _Group:
+    def _open(self, key: Key) -> Sources:
         with self._lock:
             group = self._opened.get(key)
             if group is None:
                 files = [self.parts.part(unit, number).files[self.split] for unit, number in key]
-                group = self._opened[key] = _Group(self._cut(files), self.cut.way)
+                group = self._opened[key] = Sources(self._cut(files), partial(open_joint, way=self.cut.way))
                 self._tell_too_long(group)
                 if len(self._opened) > _OPEN_GROUPS:
                     self._opened.popitem(last=False)
             self._opened.move_to_end(key)
             return group
 
-    def _tell_too_long(self, group: _Group) -> None:
+    def _tell_too_long(self, group: Sources) -> None:
         """Once: what becomes of documents that are too long. How many there are in all is not known."""
-        for samples in group.samples if not self._told_too_long else ():
-            rules: Any = getattr(samples, "rules", None)
+        sources: Sequence[Any] = group.sources if not self._told_too_long else ()
+        for samples in sources:
+            rules = samples.rules
             if getattr(rules, "too_long", None) in ("drop", "cut") and samples.too_long.documents:
                 log.warning(f"{samples._stream.name}: {samples.told_too_long()} So it is in all other parts.")
                 self._told_too_long = True
@@ -231,7 +211,7 @@ class FeedSamples(Samples[SampleT, BatchT]):
     def sample_tokens(self) -> int:
         """If samples differ in length, the mean of the group that was opened last."""
         group = self.groups.last_opened if self.cut.whole_documents else None
-        return group.samples[0].sample_tokens if group is not None and group.samples else self.cut.sample_tokens
+        return group.sources[0].sample_tokens if group is not None and group.sources else self.cut.sample_tokens
 
     @property
     def token_dtype(self) -> np.dtype[Any]:
@@ -342,7 +322,9 @@ def _of_finished(samples: FeedSamples[SampleT, BatchT]) -> Samples[SampleT, Batc
             f'{samples.name}: shuffle="full" takes samples from anywhere, and not all of it is made. '
             "Use shuffle=True, or finish the store first: `milldam tokenize` with the same input and options."
         )
-    whole: Samples[SampleT, BatchT] = samples.cut.kind(Store(place, split=samples.split), *samples.cut.arguments)
+    whole: Samples[SampleT, BatchT] = samples.cut.kind(
+        Store(place, split=samples.split), samples.cut.rules, samples.cut.way
+    )
     return whole
 
 

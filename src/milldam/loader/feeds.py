@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from milldam.errors import ConfigError
 from milldam.loader.feed_samples import Cut, FeedSamples
-from milldam.loader.reading import Way, require_way
+from milldam.loader.reading import Way
+from milldam.loader.samples import one_of
 from milldam.loader.stores import require_choice, require_opened_for
-from milldam.loader.streams import Steps, StreamBatches
-from milldam.loader.types import ConversationBatch, PackedBatch, PackedRow, PairBatch, State, TokenizedPair, TokenPair
+from milldam.loader.types import ConversationBatch, PackedBatch, PackedRow, PairBatch, TokenizedPair, TokenPair
 from milldam.loader.unit_order import Parts
 from milldam.loader.views import ConversationForms, PairForms, RowForms, warn_unmasked
-from milldam.loader.windows import Form, WindowRules, Windows
+from milldam.loader.windows import Form, StepRules, Steps, StreamBatches, WindowRules, Windows
 from milldam.stores.tokens.reader import require_split
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Feed:
         """Windows of seq_len tokens, none across the end of a unit; options as for `Store.windows`."""
         self._warn_unmasked("windows")
         rules = WindowRules(seq_len=seq_len, stride=stride, form=form, tail=tail)
-        return self._samples("windows", Windows, rules, seq_len, split, read)
+        return self._samples(Windows, rules, seq_len, split, read)
 
     def packed(
         self, seq_len: int, *, split: str | None = None, read: Way = "auto", **options: Unpack[RowForms]
@@ -104,7 +104,7 @@ class Feed:
         from milldam.loader.packed import PackedRows, RowRules
 
         rules = RowRules.chosen(chat=self._parts.facts.chat, seq_len=seq_len, **options)
-        return self._samples("packed", PackedRows, rules, seq_len, split, read)
+        return self._samples(PackedRows, rules, seq_len, split, read)
 
     def conversations(
         self, *, split: str | None = None, read: Way = "auto", **options: Unpack[ConversationForms]
@@ -113,7 +113,7 @@ class Feed:
         from milldam.loader.conversations import ConversationRules, Conversations
 
         rules = ConversationRules(**options)
-        return self._samples("conversations", Conversations, rules, rules.max_tokens or _USUAL_TOKENS, split, read)
+        return self._samples(Conversations, rules, rules.max_tokens or _USUAL_TOKENS, split, read)
 
     def pairs(
         self, *, split: str | None = None, read: Way = "auto", **options: Unpack[PairForms]
@@ -124,7 +124,7 @@ class Feed:
         if not self._parts.facts.pairs:
             raise ConfigError(f"{self.name}: has no pairs. Records with `chosen` and `rejected` give some.")
         rules = ConversationRules(**options)
-        return self._samples("pairs", Pairs, rules, rules.max_tokens or _USUAL_TOKENS, split, read)
+        return self._samples(Pairs, rules, rules.max_tokens or _USUAL_TOKENS, split, read)
 
     def streams(self, batch_size: int, seq_len: int, *, split: str | None = None, read: Way = "auto") -> FeedStreams:
         """batch_size contiguous streams, in the order of the input: each unit is cut into that many.
@@ -137,10 +137,10 @@ class Feed:
     # ---- what they have in common ----
 
     def _samples(
-        self, verb: str, kind: type[Any], rules: Any, sample_tokens: int, split: str | None, read: Way
+        self, kind: type[Any], rules: Any, sample_tokens: int, split: str | None, read: Way
     ) -> FeedSamples[Any, Any]:
-        require_way(read)
-        cut = Cut(kind, (rules, read), {"kind": verb} | rules.facts, sample_tokens)
+        one_of("read", read, Way)
+        cut = Cut(kind, rules, read, sample_tokens)
         return FeedSamples(self._parts, self._chosen(split), cut)
 
     def _chosen(self, split: str | None) -> str:
@@ -179,8 +179,7 @@ class FeedStreams(StreamBatches):
         self._feed, self._split, self._way = feed, split, way
 
     def _steps_of(self, lanes: int) -> FeedSamples[TokenPair, TokenPair]:
-        facts: State = {"kind": "streams", "streams": lanes, "seq_len": self.seq_len}
-        cut = Cut(Steps, (lanes, self.seq_len, self._way), facts, self.seq_len)
+        cut = Cut(Steps, StepRules(lanes, self.seq_len), self._way, self.seq_len)
         return FeedSamples(self._feed._parts, self._split, cut)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -8,8 +8,9 @@ so is the stream of all.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -31,22 +32,40 @@ from milldam.loader.reading import (
     open_reader,
     ranges,
 )
-from milldam.loader.row_pieces import Outline, RowFinder, RowPieces, Runs
-from milldam.loader.samples import ReadPart, Samples, StreamSamples
+from milldam.loader.row_pieces import Outline, RowFinder, RowPieces
+from milldam.loader.samples import OF_A_WHOLE_BATCH, ReadPart, Samples, StreamSamples
 from milldam.loader.stream import TokenStream
 from milldam.loader.types import Array
 from milldam.loader.windows import Windows, read_windows
 
 log = logging.getLogger("milldam")
+OpenJoint = Callable[[Sequence[Samples[Any, Any]]], Reader | None]
 
 
 class Sources:
     """Samples of several sources by number, counted through all of them end to end."""
 
-    def __init__(self, sources: Sequence[Samples[Any, Any]]) -> None:
-        self.sources = sources
+    def __init__(self, sources: Sequence[Samples[Any, Any]], open_joint: OpenJoint) -> None:
+        """`open_joint`: what reads all of them at once, where that can be."""
+        self.sources, self._open_joint = sources, open_joint
         # begins: (sources + 1,), the number of the first sample of each, and the end
         self.begins: Int64s = np.array([0, *accumulate(source._numbered for source in sources)], np.int64)
+
+    @cached_property
+    def _reader(self) -> Reader | None:
+        return self._open_joint(self.sources)
+
+    @cached_property
+    def _shifts(self) -> list[int]:
+        """Where the stream of each source begins among all."""
+        sources: Sequence[Any] = self.sources
+        return [0, *accumulate(sum(file.tokens for file in source._stream.files) for source in sources)][:-1]
+
+    @property
+    def readers(self) -> tuple[Reader, ...]:
+        if self._reader is not None:
+            return (self._reader,)
+        return tuple(reader for source in self.sources for reader in source._readers)
 
     def groups(self, numbers: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
         """(source, where in the numbers, ascending, numbers in the source) of each source that comes."""
@@ -54,12 +73,37 @@ class Sources:
         for source, where in groups(sources, len(self.sources)):
             yield source, where, numbers[where] - self.begins[source]
 
-    def look_up(
-        self, numbers: Int64s, dtype: npt.DTypeLike, padding: Mapping[str, int] | None, rows_each: int = 1
-    ) -> ReadPart[Any]:
-        """Look up samples, each source by itself. `padding`, `rows_each`: as those of `Samples`."""
-        found = [(where, self.sources[source]._look_up(local, dtype)) for source, where, local in self.groups(numbers)]
-        return lambda part, out: read_by_source(found, part, out, padding, rows_each)
+    def sample(self, number: int) -> Any:
+        ((source, _, local),) = self.groups(np.array([number]))
+        return self.sources[source]._sample(int(local[0]))
+
+    def look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[Any]:
+        """Look up samples: all together, or each source by itself."""
+        first: Any = self.sources[0]
+        if self._reader is None:
+            by_source = self.groups(numbers)
+            found = [(where, self.sources[source]._look_up(local, dtype)) for source, where, local in by_source]
+            return lambda part, out: read_by_source(found, part, out, first._padding, first._rows_each)
+        if isinstance(first, Windows):
+            return read_windows(self._reader, self._starts(numbers), first.rules, dtype)
+        form = RowForm(first.rules.seq_len, first.rules.form, dtype)
+        return RowReading(_MixedRows(self, self._shifts), self._reader, numbers, form)
+
+    def _starts(self, numbers: Int64s) -> Int64s:
+        starts = np.empty_like(numbers)
+        for number, where, local in self.groups(numbers):
+            source: Any = self.sources[number]
+            starts[where] = source._starts(local) + self._shifts[number]
+        return starts
+
+    def spans(self, stretches: Stretches) -> Iterator[tuple[Reader, Int64s, Int64s]]:
+        """Where samples lie, source by source: as `Samples._spans`."""
+        for number, _, local in self.groups(stretches.numbers):
+            for reader, starts, lengths in self.sources[number]._spans(Stretches.single(local)):
+                if self._reader is None:
+                    yield reader, starts, lengths
+                else:
+                    yield self._reader, starts + self._shifts[number], lengths
 
 
 def groups(sources: npt.NDArray[Any], count: int) -> Iterator[tuple[int, Int64s]]:
@@ -69,15 +113,6 @@ def groups(sources: npt.NDArray[Any], count: int) -> Iterator[tuple[int, Int64s]
     for source, (first, end) in enumerate(pairwise([0, *ends.tolist()])):
         if first < end:
             yield source, places[first:end]
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What one source gave of a batch."""
-
-    rows: Int64s
-    """The rows of the batch that it is for."""
-    batch: Any
 
 
 def read_by_source(
@@ -97,105 +132,44 @@ def read_by_source(
         (read, own, _) = parts[0]
         return read(own, out)
     count = sum(len(rows) for _, _, rows in parts)
-    made = [
-        _Part(np.concatenate([rows + half * count for half in range(rows_each)]), read(own, None))
-        for read, own, rows in parts
-    ]
-    return _joined(made if padding is None else _as_wide(made, padding), out)
+    # rows: those of the batch that each part is for
+    rows = np.concatenate([own + half * count for _, _, own in parts for half in range(rows_each)])
+    return _joined([read(own, None) for read, own, _ in parts], rows.argsort(), padding or {})
 
 
-def _as_wide(parts: list[_Part], padding: Mapping[str, int]) -> list[_Part]:
-    """The same, with arrays as wide as the widest part's."""
-    widest = max(part.batch[name].shape[1] for part in parts for name in padding)
+def _joined(batches: list[Any], order: Int64s, padding: Mapping[str, int]) -> Any:
+    """What the sources gave as one batch, its rows in order, its arrays as wide as the widest."""
 
-    def padded(batch: Any) -> Any:
-        return batch | {
-            name: np.pad(batch[name], ((0, 0), (0, widest - batch[name].shape[1])), constant_values=fill)
-            for name, fill in padding.items()
-        }
+    def joined(name: Any) -> Array:
+        arrays = [batch[name] for batch in batches]
+        if name in padding:
+            widest = max(array.shape[1] for array in arrays)
+            missing = [((0, 0), (0, widest - array.shape[1])) for array in arrays]
+            arrays = [np.pad(*each, constant_values=padding[name]) for each in zip(arrays, missing, strict=True)]
+        return np.concatenate(arrays)[order]
 
-    return [_Part(part.rows, padded(part.batch)) for part in parts]
-
-
-def _joined(parts: list[_Part], out: Any) -> Any:
-    """The parts as one batch, every row at its place."""
-    first = parts[0].batch
-    if isinstance(first, tuple):
-        return tuple(_put(parts, name, None if out is None else out[name]) for name in range(len(first)))
-    joined: dict[str, Any] = {}
-    for name in first:
-        if name == "cu_seqlens":
-            joined[name] = _piece_borders(parts)
-        elif name == "max_seqlen":
-            joined[name] = max(part.batch[name] for part in parts)
-        else:
-            joined[name] = _put(parts, name, None if out is None else out[name])
-    return joined
+    if isinstance(batches[0], tuple):
+        return tuple(map(joined, range(len(batches[0]))))
+    batch: dict[str, Any] = {name: joined(name) for name in batches[0] if name not in OF_A_WHOLE_BATCH}
+    if "cu_seqlens" in batches[0]:
+        positions = batch["position_ids"].reshape(-1)
+        batch["cu_seqlens"] = np.append(np.flatnonzero(positions == 0), len(positions)).astype(np.int32)
+        batch["max_seqlen"] = max(one["max_seqlen"] for one in batches)
+    return batch
 
 
-def _put(parts: list[_Part], name: int | str, out: Array | None) -> Array:
-    like: Array = parts[0].batch[name]
-    count = sum(len(part.rows) for part in parts)
-    rows = np.empty((count, *like.shape[1:]), like.dtype) if out is None else out[:count]
-    for part in parts:
-        rows[part.rows] = part.batch[name]
-    return rows
-
-
-def _piece_borders(parts: list[_Part]) -> Array:
-    """Where pieces of documents begin, over all rows end to end, and the end. No piece goes over the end of a row."""
-    length = parts[0].batch["input_ids"].shape[1]
-    borders = [np.array([length * sum(len(part.rows) for part in parts)])]
-    for part in parts:
-        row, inside = np.divmod(part.batch["cu_seqlens"][:-1], length)
-        borders.append(part.rows[row] * length + inside)
-    return np.sort(np.concatenate(borders)).astype(parts[0].batch["cu_seqlens"].dtype)
-
-
-class MixedReading:
-    """Reads samples of sources from the stream of all."""
-
-    def __init__(self, sources: Sequence[StreamSamples[Any, Any]], reader: Reader) -> None:
-        self._sources, self.reader = Sources(sources), reader
-        # shifts: (sources,), where the stream of each begins among all
-        sizes = (sum(file.tokens for file in source._stream.files) for source in sources)
-        self._shifts: list[int] = [0, *accumulate(sizes)][:-1]
-
-    def look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[Any]:
-        first: Any = self._sources.sources[0]
-        if isinstance(first, Windows):
-            return read_windows(self.reader, self._starts(numbers), first.rules, dtype)
-        form = RowForm(first.rules.seq_len, first.rules.form, dtype)
-        return RowReading(_MixedRows(self._sources, self._shifts), self.reader, numbers, form)
-
-    def spans(self, stretches: Stretches) -> Iterator[tuple[Int64s, Int64s]]:
-        """Begins and lengths of what samples are made of, source by source."""
-        for number, _, local in self._sources.groups(stretches.numbers):
-            source: Any = self._sources.sources[number]
-            starts, lengths = source._lie(Stretches.single(local))
-            yield starts + self._shifts[number], lengths
-
-    def _starts(self, numbers: Int64s) -> Int64s:
-        starts = np.empty_like(numbers)
-        for number, where, local in self._sources.groups(numbers):
-            source: Any = self._sources.sources[number]
-            starts[where] = source._starts(local) + self._shifts[number]
-        return starts
-
-
-def mixed_reading(sources: Sequence[Samples[Any, Any]]) -> MixedReading | None:
+def open_mixed(sources: Sequence[Samples[Any, Any]]) -> Reader | None:
     """What reads all sources at once; None where they can't be: not of one kind and dtype, or not read in one way."""
     found = _of_one_kind(sources)
     if found is None or len({type(source._reader) for source in found}) > 1:
         return None
-    reader = _open_reader(_stream_of_all(found), type(found[0]._reader), len(found))
-    return None if reader is None else MixedReading(found, reader)
+    return _open_reader(_stream_of_all(found), type(found[0]._reader), len(found))
 
 
-def joint_reading(sources: Sequence[Samples[Any, Any]], way: Way) -> MixedReading | None:
+def open_joint(sources: Sequence[Samples[Any, Any]], way: Way) -> Reader | None:
     """The same for sources that have not been read from yet: one reader for all, and none for each."""
     found = _of_one_kind(sources)
-    return None if found is None else MixedReading(found, open_reader(_stream_of_all(found), way))
+    return None if found is None else open_reader(_stream_of_all(found), way)
 
 
 def _of_one_kind(sources: Sequence[Samples[Any, Any]]) -> list[Windows[Any] | PackedRows] | None:
@@ -243,7 +217,9 @@ class _MixedRows(RowFinder):
         for number, where, local in self._sources.groups(rows.numbers):
             source: Any = self._sources.sources[number]
             own = source._rows.pieces(replace(rows[where], numbers=local))
-            parts.append(replace(own, runs=replace(own.runs, starts=own.runs.starts + self._shifts[number])))
+            begins = own.table[:, 0]
+            begins[begins >= 0] += self._shifts[number]
+            parts.append(own)
             placed.append(where)
         if any(part.losses is not None for part in parts):
             parts = [part.with_losses(shifted=self._shifted) for part in parts]
@@ -252,29 +228,10 @@ class _MixedRows(RowFinder):
 
 def _in_order(parts: list[RowPieces], order: Int64s) -> RowPieces:
     """The rows of all parts, by their numbers when these are counted through."""
-    if len(parts) == 1:
-        return parts[0]
-
-    def joined(name: str) -> npt.NDArray[Any]:
-        return np.concatenate([getattr(part, name) for part in parts])
-
-    def joined_runs(name: str) -> npt.NDArray[Any]:
-        return np.concatenate([getattr(part.runs, name) for part in parts])
-
-    pieces, piece_counts = _stretches(joined("counts"), order)
+    pieces, counts = _stretches(np.concatenate([part.counts for part in parts]), order)
+    table = np.concatenate([part.table for part in parts])[pieces]
     of_each = [part.losses for part in parts if part.losses is not None]
-    losses = _losses_in_order(of_each, pieces) if of_each else None
-    runs, run_counts = _stretches(joined_runs("counts"), order)
-    return RowPieces(
-        lengths=joined("lengths")[pieces],
-        documents=joined("documents")[pieces],
-        goes_on=joined("goes_on")[pieces],
-        counts=piece_counts,
-        padding=joined("padding")[order],
-        pad_ids=joined("pad_ids")[order],
-        runs=Runs(joined_runs("starts")[runs], joined_runs("lengths")[runs], run_counts),
-        losses=losses,
-    )
+    return RowPieces(table, counts, _losses_in_order(of_each, pieces) if of_each else None)
 
 
 def _losses_in_order(parts: list[Losses], pieces: Int64s) -> Losses:

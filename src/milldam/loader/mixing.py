@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
+from itertools import accumulate
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypedDict, TypeVar, Unpack, overload
@@ -28,7 +29,7 @@ from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.loader import permutation
 from milldam.loader.feed_samples import FeedSamples
 from milldam.loader.feeds import Feed
-from milldam.loader.mixed_reading import MixedReading, Sources, groups, mixed_reading
+from milldam.loader.mixed_reading import Sources, groups, open_mixed
 from milldam.loader.opening import open_data
 from milldam.loader.order import Order, Shuffle, Stretches
 from milldam.loader.packed import PackedRows
@@ -162,7 +163,8 @@ class MixedSamples(Samples[SampleT, BatchT]):
         _refuse_other_tokenizers(self.sources)
         self.schedule = schedule_of(self.weights)
         """Which source comes when."""
-        self._by_number = Sources(self.sources)
+        # begins: (sources + 1,), the number of the first sample of each, and the end
+        self._begins = np.array([0, *accumulate(source._numbered for source in self.sources)], np.int64)
         self._rows_each = self.sources[0]._rows_each
         self._epochs = _Epochs(_epoch_sizes(self.sources, stop), self.weights, stop)
         self._signed = any(source._signed for source in sources)
@@ -213,15 +215,11 @@ class MixedSamples(Samples[SampleT, BatchT]):
 
     @property
     def _numbered(self) -> int:
-        return int(self._by_number.begins[-1])
+        return int(self._begins[-1])
 
     def __getitem__(self, number: int) -> SampleT:
-        number = int(self._order(False, 0).numbers(np.array([self._number(number)]))[0])
-        for source in _leaves(self):
-            if number < source._numbered:
-                return source._sample(number)
-            number -= source._numbered
-        raise AssertionError("an order gives numbers of samples")
+        wanted: SampleT = self._all.sample(int(self._order(False, 0).numbers(np.array([self._number(number)]))[0]))
+        return wanted
 
     def __getitems__(self, numbers: Sequence[int]) -> NoReturn:
         """torch's DataLoader asks: it would come back to the same samples in every epoch."""
@@ -234,33 +232,24 @@ class MixedSamples(Samples[SampleT, BatchT]):
         return self._look_up(numbers, dtype)(slice(0, len(numbers)), out)
 
     def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[BatchT]:
-        if self._reading is not None:
-            return self._reading.look_up(numbers, dtype)
-        like = next(_leaves(self))
-        return self._by_number.look_up(numbers, dtype, like._padding, like._rows_each)
+        return self._all.look_up(numbers, dtype)
 
     @cached_property
-    def _reading(self) -> MixedReading | None:
-        return mixed_reading(list(_leaves(self)))
+    def _all(self) -> Sources:
+        return Sources(list(_leaves(self)), open_mixed)
 
     def _order(self, shuffle: Shuffle, seed: int) -> MixedOrder:
         # Each source with a seed of its own, else sources of one size would come in one order.
         seeds = [permutation.mix(seed, number, _SOURCE_SEED) for number in range(len(self.sources))]
         orders = [source._order(shuffle, seed) for source, seed in zip(self.sources, seeds, strict=True)]
-        return MixedOrder(orders, self._by_number.begins[:-1], self.weights, self._epochs.end)
+        return MixedOrder(orders, self._begins[:-1], self.weights, self._epochs.end)
 
     @property
     def _readers(self) -> tuple[Reader, ...]:
-        if self._reading is not None:
-            return (self._reading.reader,)
-        return tuple(reader for source in self.sources for reader in source._readers)
+        return self._all.readers
 
     def _spans(self, stretches: Stretches) -> Iterator[tuple[Reader, Int64s, Int64s]]:
-        if self._reading is not None:
-            yield from ((self._reading.reader, *span) for span in self._reading.spans(stretches))
-            return
-        for source, _, local in self._by_number.groups(stretches.numbers):
-            yield from self.sources[source]._spans(Stretches.single(local))
+        return self._all.spans(stretches)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MixedSamples, (self.sources, self.weights, self._stop)
@@ -363,7 +352,7 @@ def _form(samples: Samples[object, Any]) -> str:
 
 def _kind_and_rules(samples: Any) -> tuple[type[Any], Any]:
     if isinstance(samples, FeedSamples):
-        return samples.cut.kind, samples.cut.arguments[0]
+        return samples.cut.kind, samples.cut.rules
     return type(samples), getattr(samples, "rules", None)
 
 

@@ -19,20 +19,20 @@ import mmap
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from milldam.errors import ConfigError, StoreError
+from milldam.errors import StoreError
 from milldam.loader.permutation import Int64s
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.memory import available_bytes
 
 TokenArray = npt.NDArray[np.integer[Any]]
+T = TypeVar("T", bound=np.generic)
 Way = Literal["auto", "map", "pread"]
-WAYS = ("auto", "map", "pread")
 
 MOST_MAPPINGS = 16_384
 """A process may have 65,530 mappings on Linux, and others want some too."""
@@ -59,41 +59,46 @@ def ranges(firsts: Int64s, counts: Int64s) -> Int64s:
     return numbers
 
 
+def gathered(array: npt.NDArray[T], begins: Int64s, lengths: Int64s) -> npt.NDArray[T]:
+    """Stretches of an array, one after the other; of a single one, which may be giant, no copy."""
+    if lengths.sum() < _SHORTEST_SLICE * len(lengths):
+        return array[ranges(begins, lengths)]
+    ends = (begins + lengths).tolist()
+    slices = [array[begin:end] for begin, end in zip(begins.tolist(), ends, strict=True)]
+    return slices[0] if len(slices) == 1 else np.concatenate(slices)
+
+
+def end_to_end(starts: Int64s, lengths: Int64s) -> tuple[Int64s, Int64s]:
+    """The same stretches, of which those that lie end to end are one."""
+    first = np.flatnonzero(np.concatenate(([True], starts[1:] != (starts + lengths)[:-1])))
+    return starts[first], np.add.reduceat(lengths, first)
+
+
+ReadRows = Callable[[slice], TokenArray]
+"""Some of the rows that were looked up: valid until the next call."""
+
+
 class Reader(Protocol):
     """Tokens by position, in the dtype they are stored in."""
 
+    dtype: np.dtype[Any]
     announces: bool
     """Whether it is any use to tell it what comes next."""
 
     def rows(self, starts: Int64s, length: int) -> TokenArray:
         """(len(starts), length): valid until the next call."""
 
-    def places(self, starts: Int64s, lengths: int | Int64s) -> Int64s:
-        """What `rows_at` and `runs_at` take for these stretches; below 0: it has to be read by its start."""
-
-    def rows_at(self, places: Int64s, length: int) -> TokenArray:
-        """Rows whose places were looked up before."""
+    def look_up(self, starts: Int64s, length: int) -> ReadRows:
+        """Rows of which some at a time are read, once all were looked up together."""
 
     def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
         """Stretches of any length, end to end; valid until the next call."""
-
-    def runs_at(self, places: Int64s, lengths: Int64s) -> TokenArray:
-        """Stretches whose places were looked up before."""
-
-    def view(self, start: int, length: int) -> TokenArray:
-        """One stretch to keep: read-only, and without a copy where that can be."""
 
     def announce(self, starts: Int64s, lengths: Int64s) -> None:
         """These stretches are read soon."""
 
     def release(self, starts: Int64s, lengths: Int64s) -> None:
         """These stretches are not read again soon."""
-
-
-def require_way(way: str) -> None:
-    """Refuse a way of reading that there is not."""
-    if way not in WAYS:
-        raise ConfigError(f'read: "{way}"; use {", ".join(WAYS[:-1])} or {WAYS[-1]}.')
 
 
 def open_reader(stream: TokenStream, way: Way = "auto") -> Reader:
@@ -170,7 +175,7 @@ class MappedReader:
                 'read="pread" reads them.'
             )
         self._layout = Layout(stream.files)
-        self._dtype = stream.dtype
+        self.dtype = stream.dtype
         self._space, first_bytes = map_side_by_side(self._layout.files, stream.dtype.itemsize)
         # A token's place in the space is its position plus the shift of its file.
         self._shifts = first_bytes // stream.dtype.itemsize - self._layout.begins
@@ -179,59 +184,49 @@ class MappedReader:
         self._windows: dict[int, TokenArray] = {}
 
     def rows(self, starts: Int64s, length: int) -> TokenArray:
-        places = self.places(starts, length)
-        # What lies in two files is replaced.
-        rows = self.rows_at(np.maximum(places, 0), length)
-        for row in (places < 0).nonzero()[0]:
-            rows[row] = self._joined(starts[row : row + 1], np.array([length]))
-        return rows
+        return self.look_up(starts, length)(slice(None))
+
+    def look_up(self, starts: Int64s, length: int) -> ReadRows:
+        places, windows = self.places(starts, length), self._windows_of(length)
+        in_two = places < 0
+        if not in_two.any():
+            return lambda part: windows[places[part]]
+
+        def read(part: slice) -> TokenArray:
+            rows: TokenArray = windows[np.maximum(places[part], 0)]
+            for row in in_two[part].nonzero()[0]:
+                rows[row] = self._joined(starts[part][row : row + 1], np.array([length]))
+            return rows
+
+        return read
 
     def places(self, starts: Int64s, lengths: int | Int64s) -> Int64s:
+        """Where stretches begin in `tokens`; below 0: they lie in two files."""
         file = self._layout.find(starts)
         places = starts + self._shifts[file]
         places[starts + lengths > self._layout.ends[file]] = -1
         return places
 
-    def rows_at(self, places: Int64s, length: int) -> TokenArray:
-        rows: TokenArray = self._windows_of(length)[places]
-        return rows
-
     def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
         places = self.places(starts, lengths)
         if not len(places) or places.min() < 0:
             return self._joined(starts, lengths)
-        return self.runs_at(places, lengths)
-
-    def runs_at(self, places: Int64s, lengths: Int64s) -> TokenArray:
-        if lengths.sum() >= _SHORTEST_SLICE * len(lengths):
-            tokens, slices = self.tokens, zip(places.tolist(), (places + lengths).tolist(), strict=True)
-            return np.concatenate([tokens[begin:end] for begin, end in slices])
-        gathered: TokenArray = self.tokens[ranges(places, lengths)]
-        return gathered
-
-    def view(self, start: int, length: int) -> TokenArray:
-        parts = list(self._layout.parts(np.array([start]), np.array([length])))
-        if len(parts) == 1:
-            return self._part(*parts[0])
-        tokens = self._joined(np.array([start]), np.array([length]))
-        tokens.flags.writeable = False
-        return tokens
+        return gathered(self.tokens, places, lengths)
 
     def _joined(self, starts: Int64s, lengths: Int64s) -> TokenArray:
-        parts = (self._part(*part) for part in self._layout.parts(starts, lengths))
-        return np.concatenate([self.tokens[:0], *parts])
-
-    def _part(self, file: int, token: int, length: int) -> TokenArray:
-        place = int(self._layout.begins[file] + self._shifts[file]) + token
-        return self.tokens[place : place + length]
+        parts = [self.tokens[:0]]
+        for file, token, length in self._layout.parts(starts, lengths):
+            place = int(self._layout.begins[file] + self._shifts[file]) + token
+            parts.append(self.tokens[place : place + length])
+        return np.concatenate(parts)
 
     def _windows_of(self, length: int) -> TokenArray:
         """The space as rows that begin at every token: an array of strides, no copy."""
         windows = self._windows.get(length)
         if windows is None:
-            width = self._dtype.itemsize
+            width = self.dtype.itemsize
             count = len(self.tokens) - length + 1
-            windows = np.ndarray((count, length), self._dtype, self._space, 0, (width, width))
+            windows = np.ndarray((count, length), self.dtype, self._space, 0, (width, width))
             windows.flags.writeable = False
             self._windows[length] = windows
         return windows
@@ -315,49 +310,33 @@ class PositionedReader(threading.local):
 
     def __init__(self, stream: TokenStream, most_open: int | None = None) -> None:
         self._layout = Layout(stream.files)
-        self._dtype = stream.dtype
+        self.dtype = stream.dtype
         self._most_open = OPEN_FILES if most_open is None else most_open
-        self._first_bytes = np.array([file.first_byte for file in self._layout.files], np.int64)
+        self._first_bytes = [file.first_byte for file in self._layout.files]
         self._descriptors = _Descriptors()
         self._buffer = np.empty(0, np.uint8)
-        self._slots: dict[int, list[memoryview]] = {}
 
     def rows(self, starts: Int64s, length: int) -> TokenArray:
-        files, offsets, whole = self._locate(starts, length)
-        if not whole:
-            return self.runs(starts, np.full(len(starts), length)).reshape(len(starts), length)
-        slots = self._slots_of(len(starts), length * self._dtype.itemsize)
-        for file, offset, slot in zip(files, offsets, slots, strict=False):
-            self._read(file, offset, slot)
-        size = len(starts) * length * self._dtype.itemsize
-        return self._buffer[:size].view(self._dtype).reshape(len(starts), length)
+        return self.runs(starts, np.full(len(starts), length)).reshape(len(starts), length)
+
+    def look_up(self, starts: Int64s, length: int) -> ReadRows:
+        return lambda part: self.rows(starts[part], length)
 
     def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
-        width = self._dtype.itemsize
+        width, first_bytes = self.dtype.itemsize, self._first_bytes
         size = int(lengths.sum()) * width
-        self._grow(size)
-        target = self._buffer.data
-        at = 0
-        for file, token, length in self._layout.parts(starts, lengths):
+        if len(self._buffer) < size:
+            self._buffer = np.empty(size, np.uint8)
+        # Attributes of a `threading.local` are slow: once a batch, not once a row.
+        layout, descriptors, at, target = self._layout, self._descriptors, 0, self._buffer.data
+        for file, token, length in layout.parts(starts, lengths):
             slot = target[at : at + length * width]
-            offset = int(self._first_bytes[file]) + token * width
-            self._read(file, offset, slot)
-            at += len(slot)
-        return self._buffer[:size].view(self._dtype)
-
-    def places(self, starts: Int64s, lengths: int | Int64s) -> Int64s:
-        return starts
-
-    def rows_at(self, places: Int64s, length: int) -> TokenArray:
-        return self.rows(places, length)
-
-    def runs_at(self, places: Int64s, lengths: Int64s) -> TokenArray:
-        return self.runs(places, lengths)
-
-    def view(self, start: int, length: int) -> TokenArray:
-        tokens = self.runs(np.array([start]), np.array([length])).copy()
-        tokens.flags.writeable = False
-        return tokens
+            descriptor = descriptors.get(file)
+            descriptor = self._open(file) if descriptor is None else descriptor
+            if not _fill(slot, descriptor, first_bytes[file] + token * width):
+                raise StoreError(f"{layout.files[file].path}: has become shorter than it was. Make it again.")
+            at += length * width
+        return self._buffer[:size].view(self.dtype)
 
     def announce(self, starts: Int64s, lengths: Int64s) -> None:
         self._advise(starts, lengths, os.POSIX_FADV_WILLNEED)
@@ -366,50 +345,18 @@ class PositionedReader(threading.local):
         self._advise(starts, lengths, os.POSIX_FADV_DONTNEED)
 
     def _advise(self, starts: Int64s, lengths: Int64s, advice: int) -> None:
-        width = self._dtype.itemsize
+        width = self.dtype.itemsize
         for file, token, length in self._layout.parts(starts, lengths):
-            offset = int(self._first_bytes[file]) + token * width
+            offset = self._first_bytes[file] + token * width
             os.posix_fadvise(self._descriptor(file), offset, length * width, advice)
-
-    def _read(self, file: int, offset: int, slot: memoryview) -> None:
-        descriptor = self._descriptor(file)
-        read = os.preadv(descriptor, (slot,), offset)
-        while read < len(slot):
-            # A network file system may give less at a time; nothing more means that the file has shrunk.
-            more = os.preadv(descriptor, (slot[read:],), offset + read)
-            if not more:
-                path = self._layout.files[file].path
-                raise StoreError(f"{path}: has become shorter than it was. Make it again.")
-            read += more
 
     def _descriptor(self, file: int) -> int:
         descriptor = self._descriptors.get(file)
         return self._open(file) if descriptor is None else descriptor
 
-    def _locate(self, starts: Int64s, length: int) -> tuple[list[int], list[int], bool]:
-        """Files and bytes in them where rows begin; whether each lies in one file."""
-        file = self._layout.find(starts)
-        offsets = (starts - self._layout.begins[file]) * self._dtype.itemsize + self._first_bytes[file]
-        whole = bool((starts + length <= self._layout.ends[file]).all())
-        return file.tolist(), offsets.tolist(), whole
-
-    def _slots_of(self, count: int, size: int) -> list[memoryview]:
-        """The buffer in rows of so many bytes, at least `count` of them."""
-        slots = self._slots.get(size, [])
-        if len(slots) < count:
-            self._grow(count * size)
-            slots = [self._buffer.data[at : at + size] for at in range(0, count * size, size)]
-            self._slots[size] = slots
-        return slots
-
-    def _grow(self, size: int) -> None:
-        if len(self._buffer) < size:
-            self._buffer = np.empty(size, np.uint8)
-            self._slots.clear()
-
     def _open(self, file: int) -> int:
         found = self._layout.files[file]
-        descriptor = _open(found, found.first_byte + found.tokens * self._dtype.itemsize)
+        descriptor = _open(found, found.first_byte + found.tokens * self.dtype.itemsize)
         if _CAN_ADVISE:
             # Without it the kernel reads around every sample what nobody asked for.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
@@ -417,6 +364,18 @@ class PositionedReader(threading.local):
         if len(self._descriptors) > self._most_open:
             self._descriptors.close_oldest()
         return descriptor
+
+
+def _fill(slot: memoryview, descriptor: int, offset: int) -> bool:
+    """Read all of a slot; False: the file has shrunk."""
+    read = os.preadv(descriptor, (slot,), offset)
+    while read < len(slot):
+        # A network file system may give less at a time.
+        more = os.preadv(descriptor, (slot[read:],), offset + read)
+        if not more:
+            return False
+        read += more
+    return True
 
 
 class _Descriptors(OrderedDict[int, int]):

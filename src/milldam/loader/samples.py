@@ -11,7 +11,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,12 @@ import numpy.typing as npt
 from milldam.errors import ConfigError
 from milldam.loader.order import Order, Shuffle, Stretches, make_order
 from milldam.loader.permutation import Int64s
-from milldam.loader.reading import Reader, Way, open_reader, require_way
-from milldam.loader.stream import TokenStream
+from milldam.loader.reading import Reader, Way, open_reader
 from milldam.loader.types import Array, BatchT, SampleT, State, TokenPair
 
 if TYPE_CHECKING:
     from milldam.loader.batches import Batches
+    from milldam.loader.views import Trainable
 
 OF_A_WHOLE_BATCH = ("cu_seqlens", "max_seqlen")
 """What packed rows have once a batch, of varying length: no part of a sample that is to be put in a batch."""
@@ -203,14 +203,32 @@ class _KnownLoops:
         return {"samples_seen": epoch * self.epoch}
 
 
+class Rules(Protocol):
+    """How a stream is cut into samples."""
+
+    @property
+    def facts(self) -> State:
+        """What decides which sample has which number."""
+
+
 class StreamSamples(Samples[SampleT, BatchT]):
     """Samples of one stream, read by one reader, which is opened when first needed."""
 
-    def __init__(self, stream: TokenStream, way: Way = "auto") -> None:
-        require_way(way)
-        self._stream = stream
-        self._way = way
+    _kind: str
+
+    def __init__(self, data: Trainable, rules: Rules, way: Way = "auto") -> None:
+        one_of("read", way, Way)
+        self._made_from = (data, rules, way)
+        self._stream, self._way = data.stream(), way
         self._opened: Reader | None = None
+
+    @property
+    def identity(self) -> State:
+        own: State = {"kind": self._kind, "samples": len(self)}
+        return own | self._made_from[1].facts | self._stream.identity
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._made_from
 
     @property
     def _reader(self) -> Reader:
@@ -264,6 +282,13 @@ class StreamSamples(Samples[SampleT, BatchT]):
 
 class NoSamplesError(ConfigError):
     """Data that is too little for a single sample."""
+
+
+def one_of(name: str, value: object, choices: Any) -> None:
+    """Refuse a setting that is none of the values of a `Literal`."""
+    *others, last = get_args(choices)
+    if value not in (*others, last):
+        raise ConfigError(f'{name}: "{value}"; use {", ".join(others)} or {last}.')
 
 
 def at_least(name: str, value: int, least: int = 1, rest: str = "") -> int:

@@ -6,7 +6,7 @@ whoever asks for another `dtype` gets arrays of that one under these names.
 
 from __future__ import annotations
 
-from typing import Any, NotRequired, TypedDict, TypeVar
+from typing import Any, Literal, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,9 @@ TokenPair = tuple[Int64s, Int64s]
 
 State = dict[str, object]
 """Where a loader stands, as small JSON."""
+
+LabelForm = Literal["shifted", "hf"]
+"""Labels: the next token, or the same one for models that shift by themselves."""
 
 SampleT = TypeVar("SampleT", covariant=True)
 BatchT = TypeVar("BatchT")

@@ -18,14 +18,13 @@ import numpy as np
 from milldam.errors import ConfigError
 from milldam.loader.reading import Way
 from milldam.loader.stream import TokenStream
-from milldam.loader.streams import Streams
-from milldam.loader.types import Labelled, TokenPair
-from milldam.loader.windows import Form, WindowRules, Windows
+from milldam.loader.types import LabelForm, Labelled, TokenPair
+from milldam.loader.windows import Form, Streams, WindowRules, Windows
 
 if TYPE_CHECKING:
     from milldam.loader.conversations import Conversations, Pairs, WholeDocuments, WholeTooLong
-    from milldam.loader.packed import LabelForm, PackedRows, Strategy
-    from milldam.loader.row_index import TooLong
+    from milldam.loader.packed import PackedRows, Strategy
+    from milldam.loader.row_pieces import TooLong
 
     WholeT = TypeVar("WholeT", bound=WholeDocuments[Any, Any])
 

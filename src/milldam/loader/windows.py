@@ -1,26 +1,43 @@
-"""Windows: sample k is the tokens from k * stride on, over the borders of documents and files.
+"""Windows and streams. Window k is the tokens from k * stride on, over the borders of documents and files.
 
 Nothing is made when they are asked for: a window is a place in the stream. `(x, y)`: y is x one token on, so a window
 takes seq_len + 1 tokens of the stream. `form="hf"`: `input_ids` and `labels` are the same tokens, as models of HF
 transformers want it, which shift by themselves; a window takes seq_len tokens.
+
+Streams, for models that carry state: B contiguous stretches of tokens, read side by side. Row b of every batch goes on
+where row b of the batch before ended: batch t is tokens [t * T, (t + 1) * T) of each of the B stretches that the data
+is cut into. With several ranks there are B times world_size stretches, and each rank has B of them for good.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError
-from milldam.loader.order import Stretches
+from milldam.loader.order import InSequence, Order, Shuffle, Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Reader, TokenArray, Way
-from milldam.loader.samples import NoSamplesError, ReadPart, StreamSamples, at_least, shifted, widened
-from milldam.loader.types import BatchT, State
+from milldam.loader.samples import (
+    NoSamplesError,
+    ReadPart,
+    Samples,
+    StreamSamples,
+    at_least,
+    counted_number,
+    one_of,
+    shifted,
+    widened,
+)
+from milldam.loader.types import BatchT, State, TokenPair
 
 if TYPE_CHECKING:
+    from milldam.loader.batches import Batches
     from milldam.loader.views import Trainable
 
 Form = Literal["xy", "hf"]
@@ -43,8 +60,7 @@ class WindowRules:
         for name in ("seq_len", "stride", "tokens"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, at_least(name, getattr(self, name)))
-        if self.form not in ("xy", "hf"):
-            raise ConfigError(f'form: "{self.form}"; use xy or hf.')
+        one_of("form", self.form, Form)
 
     @property
     def facts(self) -> State:
@@ -69,18 +85,8 @@ class WindowRules:
 
 def read_windows(reader: Reader, starts: Int64s, rules: WindowRules, dtype: npt.DTypeLike) -> ReadPart[Any]:
     """Look up windows by where they begin, for batches of them that follow."""
-    form, span = rules.form, rules.span
-    places = reader.places(starts, span)
-    crossing = places < 0
-    if not crossing.any():
-        return lambda part, out: _batch(reader.rows_at(places[part], span), form, dtype, out)
-
-    def read(part: slice, out: Any) -> Any:
-        cut = crossing[part].any()
-        rows = reader.rows(starts[part], span) if cut else reader.rows_at(places[part], span)
-        return _batch(rows, form, dtype, out)
-
-    return read
+    rows = reader.look_up(starts, rules.span)
+    return lambda part, out: _batch(rows(part), rules.form, dtype, out)
 
 
 def _batch(rows: TokenArray, form: Form, dtype: npt.DTypeLike, out: Any) -> Any:
@@ -99,9 +105,11 @@ class Windows(StreamSamples[BatchT, BatchT]):
     ((128,), True, True)
     """
 
+    _kind = "windows"
+
     def __init__(self, data: Trainable, rules: WindowRules, way: Way = "auto") -> None:
-        super().__init__(data.stream(), way)
-        self._data, self.rules = data, rules
+        super().__init__(data, rules, way)
+        self.rules = rules
         there, wanted = self._stream.tokens, rules.tokens
         if wanted is not None and wanted > there and not rules.repeat:
             raise ConfigError(
@@ -116,11 +124,6 @@ class Windows(StreamSamples[BatchT, BatchT]):
             )
         self._own = rules.count(self._used)
         self._count = self._own if rules.tokens is None else rules.count(rules.tokens)
-
-    @property
-    def identity(self) -> State:
-        own: State = {"kind": "windows", "samples": len(self)}
-        return own | self.rules.facts | self._stream.identity
 
     @property
     def sample_tokens(self) -> int:
@@ -152,9 +155,133 @@ class Windows(StreamSamples[BatchT, BatchT]):
         starts = self._starts(stretches.firsts)
         return starts, self._starts(stretches.firsts + stretches.counts - 1) + self.rules.span - starts
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Windows, (self._data, self.rules, self._way)
-
     def __repr__(self) -> str:
         rules = self.rules
         return f"Windows({self._stream.name}: {len(self):,} of {rules.seq_len:,} tokens, stride {rules.hop:,})"
+
+
+class StreamBatches(ABC):
+    """What streams of a store and of a feed have in common."""
+
+    def __init__(self, batch_size: int, seq_len: int) -> None:
+        self.batch_size, self.seq_len = at_least("batch_size", batch_size), at_least("seq_len", seq_len)
+
+    @abstractmethod
+    def _steps_of(self, lanes: int) -> Samples[TokenPair, TokenPair]:
+        """Step by step, of so many stretches."""
+
+    def __iter__(self) -> Iterator[TokenPair]:
+        return iter(self.batches())
+
+    def batches(
+        self,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        epochs: int | None = 1,
+        prefetch: int = 0,
+        copy: bool = True,
+        dtype: npt.DTypeLike = np.int64,
+    ) -> Batches[TokenPair]:
+        """The batches in order, with a state that can be saved; options as for `Samples.batches`."""
+        from milldam.loader.batches import Batches, Delivery
+
+        delivery = Delivery(self.batch_size, rank, world_size, epochs)
+        steps = self._steps_of(delivery.step)
+        return Batches(steps, delivery, seed=0, shuffle=False, prefetch=prefetch, copy=copy, dtype=dtype)
+
+
+class Streams(StreamBatches):
+    """`for x, y in store.streams(batch_size, seq_len)`: (x, y) of shape (batch_size, seq_len).
+
+    >>> streams = store.streams(4, 32)
+    >>> (x, y), (later, _) = streams[0], streams[1]
+    >>> x.shape, bool((y[:, -1] == later[:, 0]).all())
+    ((4, 32), True)
+    """
+
+    def __init__(self, data: Trainable, batch_size: int, seq_len: int, way: Way = "auto") -> None:
+        super().__init__(batch_size, seq_len)
+        self._data, self._way = data, way
+        self._steps = self._steps_of(self.batch_size)
+
+    def _steps_of(self, lanes: int) -> Steps:
+        return Steps(self._data, StepRules(lanes, self.seq_len), self._way)
+
+    def __len__(self) -> int:
+        """Batches in the data, for one rank."""
+        return self._steps.steps
+
+    def __getitem__(self, step: int) -> TokenPair:
+        """The batch of one step."""
+        wanted, lanes = counted_number(step, len(self), "step"), self.batch_size
+        return self._steps.read(np.arange(wanted * lanes, (wanted + 1) * lanes))
+
+    def __getitems__(self, steps: Sequence[int]) -> NoReturn:
+        """torch's DataLoader would make batches of batches."""
+        raise ConfigError("Streams are batches already, in their order. Use DataLoader(streams, batch_size=None).")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Streams, (self._data, self.batch_size, self.seq_len, self._way)
+
+    def __repr__(self) -> str:
+        size = f"{self.batch_size:,} x {self.seq_len:,}"
+        return f"Streams({self._steps._stream.name}: {len(self):,} batches of {size} tokens)"
+
+
+@dataclass(frozen=True, slots=True)
+class StepRules:
+    """Data cut into `lanes` stretches, of which a step has `seq_len` tokens each."""
+
+    lanes: int
+    seq_len: int
+
+    @property
+    def facts(self) -> State:
+        return {"streams": self.lanes, "seq_len": self.seq_len}
+
+
+class Steps(StreamSamples[TokenPair, TokenPair]):
+    """Sample t * lanes + b: step t of stretch b."""
+
+    _kind = "streams"
+
+    def __init__(self, data: Trainable, rules: StepRules, way: Way = "auto") -> None:
+        super().__init__(data, rules, way)
+        self.rules, lanes, seq_len = rules, rules.lanes, rules.seq_len
+        # One token at the very end is nothing but a target.
+        self._stretch = (self._stream.tokens - 1) // lanes
+        self.steps = self._stretch // seq_len
+        if self.steps < 1:
+            raise NoSamplesError(
+                f"{self._stream.name}: {self._stream.tokens:,} tokens are too few for {lanes:,} streams of "
+                f"seq_len={seq_len:,}, which take {lanes * seq_len + 1:,}."
+            )
+
+    @property
+    def identity(self) -> State:
+        own: State = {"kind": self._kind}
+        return own | self.rules.facts | self._stream.identity
+
+    @property
+    def sample_tokens(self) -> int:
+        return self.rules.seq_len
+
+    def __len__(self) -> int:
+        return self.steps * self.rules.lanes
+
+    def _order(self, shuffle: Shuffle, seed: int) -> Order:
+        return InSequence(len(self))
+
+    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: TokenPair | None = None) -> TokenPair:
+        return shifted(self._reader.rows(self._starts(numbers), self.rules.seq_len + 1), dtype, out)
+
+    def _starts(self, numbers: Int64s) -> Int64s:
+        step, lane = np.divmod(numbers, self.rules.lanes)
+        starts: Int64s = lane * self._stretch + step * self.rules.seq_len + self._stream.first
+        return starts
+
+    def _lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
+        # Samples side by side are of different stretches of the data.
+        starts = self._starts(stretches.numbers)
+        return starts, np.full(len(starts), self.rules.seq_len + 1)

@@ -1,14 +1,14 @@
 """`milldam.map`: any function over the rows of any source, in flat memory, cached unit by unit.
 
-settings, preparing           what can be said; the function, its identity and the source
+settings, preparing    what can be said; the function, its identity and the source
 plan, sources, file_rows, spooling    anything that has rows -> units, and a reader of their rows
-identity/, carrying           what a function depends on; the function on its way to workers
-calling, schema               batch -> function -> columns of one schema
-working, probing              a unit in a worker; the first batches, for columns, memory and the number of workers
-memory_gate                   who may hold how much, when
-made_units, job               all of it as a job of the frame: planned, resumable, in a memory budget
-cache                         tables for which no folder was named
-text_encoder                  `milldam.TextEncoder`, for use inside a function
+identity/              what a function depends on
+calling, schema        rows -> batches -> function -> columns of one schema
+working, probing       the function and a unit in a worker; the first batches, for columns, memory and number of workers
+memory_gate            who may hold how much, when
+job                    all of it as a job of the frame: planned, resumable, in a memory budget
+cache                  tables for which no folder was named
+text_encoder           `milldam.TextEncoder`, for use inside a function
 
 What it makes is a `milldam.stores.table.Table`.
 """
@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, cast
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from milldam.config.fields import Documents, Executor, InputFormat, InvalidUtf8
+    from milldam.choices import Documents, Executor, InputFormat, InvalidUtf8
     from milldam.mapping.job import MapSummary
-    from milldam.mapping.settings import Format, HuggingFaceNames, MapSettings, OnError
-    from milldam.run.summary import Observer
-    from milldam.stores.table import Table
+    from milldam.mapping.settings import Format, HuggingFaceNames, OnError
+    from milldam.stores.table.reader import Table
 
-__all__ = ["map", "run_map"]
+__all__ = ["map"]
 
 Row: TypeAlias = Mapping[str, object]
 Path: TypeAlias = str | os.PathLike[str]
@@ -98,9 +97,10 @@ def map(
 
 
 def _table_of(given: dict[str, Any]) -> Table:
+    from milldam.mapping.job import run_map
     from milldam.mapping.settings import settings_of
     from milldam.memory import release, usage
-    from milldam.stores.table import Table
+    from milldam.stores.table.reader import Table
 
     release()
     summary = run_map(settings_of(given), held_bytes=usage().anonymous)
@@ -121,10 +121,3 @@ def _warn(summary: MapSummary) -> None:
         log.warning("%s: rejected: %d (%s), in %s", summary.out, sum(summary.rejected.values()), reasons, rejects)
     if summary.over_budget:
         log.warning("%s: %s", summary.out, summary.over_budget)
-
-
-def run_map(settings: MapSettings, observer: Observer | None = None, *, held_bytes: int = 0) -> MapSummary:
-    """The same from settings, with an observer; what it did rather than the table."""
-    from milldam.mapping.job import run_map as run
-
-    return run(settings, observer, held_bytes=held_bytes)

@@ -22,10 +22,11 @@ from pathlib import Path
 from filelock import FileLock
 
 from milldam.errors import ConfigError
-from milldam.files import TEMPORARY_SUFFIX, explain_os_errors
+from milldam.files import TEMPORARY_SUFFIX, explain_os_errors, user_cache
 from milldam.memory import parse_size
-from milldam.remote import default_bytes, default_folder
+from milldam.remote import default_bytes
 from milldam.run.folder import RUN_FOLDER
+from milldam.stores.kinds import Held
 from milldam.stores.table.manifest import IN_USE, NAME
 
 SIZE_VARIABLE = "MILLDAM_MAP_CACHE_SIZE"
@@ -36,7 +37,7 @@ _OWN = (IN_USE, "lock", "memory.csv", "status.json")
 
 
 def cache_folder() -> Path:
-    return default_folder().expanduser().absolute() / "map"
+    return user_cache().expanduser().absolute() / "map"
 
 
 def cache_limit() -> int:
@@ -49,17 +50,14 @@ def cache_limit() -> int:
 def cached_out(key: str) -> Iterator[Path]:
     """The folder for the table of a key, nobody else's while the block runs; then there is room made for it."""
     out = cache_folder() / key
-    while True:
+    held: Held | None = None
+    while held is None or not held.lock():  # not when it was removed meanwhile
         with explain_os_errors(out):
             if not out.exists():
                 _begin(out)
             (out / RUN_FOLDER).mkdir(exist_ok=True, parents=True)
             (out / IN_USE).touch()
-            held = os.open(out / IN_USE, os.O_RDONLY)
-        fcntl.flock(held, fcntl.LOCK_SH)
-        if _is_there(out, held):
-            break
-        os.close(held)  # it was removed meanwhile
+            held = Held(out / IN_USE)
     try:
         with FileLock(out / RUN_FOLDER / "lock"):
             pass  # another process that makes the same table is waited for, then its table is found
@@ -68,14 +66,7 @@ def cached_out(key: str) -> Iterator[Path]:
     finally:
         if key.startswith(ONCE) and not (out / NAME).exists():
             shutil.rmtree(out, ignore_errors=True)  # nobody would go on with it
-        os.close(held)
-
-
-def _is_there(out: Path, held: int) -> bool:
-    try:
-        return os.path.samestat((out / IN_USE).stat(), os.fstat(held))
-    except FileNotFoundError:
-        return False
+        del held
 
 
 def _begin(out: Path) -> None:
@@ -130,8 +121,11 @@ class CachedTable:
 
 def cached_tables() -> list[CachedTable]:
     """Those last used first."""
-    folders = [path for path in cache_folder().glob("*") if path.is_dir() and not path.name.startswith(".")]
-    found = [CachedTable(path, _bytes_of(path), _last_used(path), _is_in_use(path)) for path in folders]
+    found = []
+    for path in cache_folder().glob("*"):
+        if path.is_dir() and not path.name.startswith("."):
+            with _exclusive(path / IN_USE) as is_free:
+                found.append(CachedTable(path, _bytes_of(path), _last_used(path), not is_free))
     return sorted(found, key=lambda table: table.used, reverse=True)
 
 
@@ -150,11 +144,6 @@ def _last_used(folder: Path) -> float:
         return (folder / IN_USE).stat().st_mtime
     except FileNotFoundError:
         return 0.0
-
-
-def _is_in_use(folder: Path) -> bool:
-    with _exclusive(folder / IN_USE) as is_free:
-        return not is_free
 
 
 @contextlib.contextmanager

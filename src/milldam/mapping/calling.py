@@ -1,26 +1,15 @@
-"""Calling the user's function on a batch of rows, and putting what it returns over the columns that it was given.
+"""Rows as they come -> batches -> the user's function -> columns.
 
-As `datasets.map` has it: columns that are not in `remove_columns` stay, those that the function returns take their
-place or are added. Columns that are passed through keep their Arrow type and are not copied. Holds the batch, what the
-function is given (Python lists, numpy arrays, or Arrow) and what it returns. What it does to the lists that it is given
-changes neither the columns that stay nor what a second call gets.
+Batches are greedy and exact: one ends where one row more would be too many, or too large; a row larger than
+`batch_bytes` is a batch of its own. They depend on the rows alone, not on the pieces in which these come.
 
-Functions may be async: a batch is awaited before the next one is read; the rows of a batch run concurrently, and their
-results come in the order of the rows.
+The function is called as by `datasets.map`: columns that are not in `remove_columns` stay, those that it returns (as
+dicts, HF's BatchEncoding, Arrow tables, pandas or polars frames) take their place or are added. Columns that are passed
+through keep their Arrow type and are not copied. What it does to the lists that it is given changes neither the columns
+that stay nor what a second call gets. It may be async: a batch is awaited before the next one is read; the rows of a
+batch run concurrently, and their results come in the order of the rows.
 
-Rows as they come -> batches of at most so many rows and bytes.
-
-Greedy and exact: a batch ends where one row more would be too many, or too large. A row larger than `batch_bytes` is a
-batch of its own. The result depends on the rows alone, not on the pieces in which they come. Holds one batch.
-
-What the probe's calls returned, for a run that goes on in the same process: it is called on no batch twice.
-
-In a file of the run folder that has no name: nothing of it is left, however the process ends. In memory: an offset a
-batch, and one batch's results when they are taken.
-
-What the user's function returned or raised: columns and rows of whatever kind, or errors that say what to do.
-
-Results may be dicts, HF's BatchEncoding, Arrow tables, pandas or polars frames. Nothing is copied that need not be.
+Holds one batch, what the function is given (Python lists, numpy arrays, or Arrow) and what it returns.
 """
 
 from __future__ import annotations
@@ -30,7 +19,6 @@ import contextlib
 import functools
 import inspect
 import json
-import linecache
 import re
 import tempfile
 import threading
@@ -95,18 +83,14 @@ def as_columns(returned: Any) -> Columns:
         return {str(name): values for name, values in returned.items()}
     table = _as_table(returned)
     if table is None:
+        are_rows = isinstance(returned, list) and bool(returned) and isinstance(returned[0], Mapping)
         raise ResultError(
             f"a value of type {type(returned).__name__} was returned. In batched mode return a dict of columns, such "
             'as {"length": [3, 5]}, an Arrow table, or None to leave the rows as they are',
-            *_row_hint(returned),
+            *(("; ", Setting("batched", False), " takes dicts and lists of dicts") if are_rows else ()),
             ".",
         )
     return {name: table.column(name) for name in table.schema.names}
-
-
-def _row_hint(returned: Any) -> tuple[object, ...]:
-    is_rows = isinstance(returned, list) and bool(returned) and isinstance(returned[0], Mapping)
-    return ("; ", Setting("batched", False), " takes dicts and lists of dicts") if is_rows else ()
 
 
 def _as_table(returned: Any) -> pa.Table | pa.RecordBatch | None:
@@ -175,35 +159,28 @@ def gathered(name: str, results: list[Mapping[str, Any] | None], origins: list[i
 
 
 def raised_error(error: BaseException, rows: Rows, *, batched: bool) -> FunctionError:
-    """What the function raised, with its lines and hints."""
-    said = "".join(traceback.format_exception_only(error)).rstrip()
-    lines = "\n".join([*_user_lines(error), said, *_column_hint(error, column_names(rows))])
-    return FunctionError(said.splitlines()[-1], lines, *(_list_hint(error) if batched else ()))
+    """What the function raised: the traceback of user code, and a hint where a column or a value is not as expected."""
+    said, columns = "".join(traceback.format_exception_only(error)).rstrip(), column_names(rows)
+    lines = [*_user_lines(error), said]
+    if isinstance(error, KeyError) and error.args and error.args[0] not in columns:
+        lines.append(f"The input has the columns {', '.join(columns)}.{did_you_mean(str(error.args[0]), columns)}")
+    hint: tuple[object, ...] = ()
+    met_list = re.search(r"\b(list|ndarray|ChunkedArray)\b", str(error))
+    if batched and met_list and isinstance(error, AttributeError | TypeError):
+        hint = "\nThe function is given a batch, a dict of lists; for one row a call: ", Setting("batched", False), "."
+    return FunctionError(said.splitlines()[-1], "\n".join(lines), *hint)
 
 
-def _user_lines(error: BaseException) -> list[str]:
+def _user_lines(error: BaseException) -> Iterator[str]:
     """The traceback from the user's function on."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.endswith(_OURS)]
-    lines = []
     for frame in frames[-_FRAMES:]:
-        lines.append(f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}')
-        source = linecache.getline(frame.filename, frame.lineno or 0).strip()
-        lines += [f"    {source}"] if source else []
-    return lines
+        yield f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}'
+        if frame.line:
+            yield f"    {frame.line}"
 
 
-def _column_hint(error: BaseException, columns: list[str]) -> list[str]:
-    """For a wrong column, those there are."""
-    if isinstance(error, KeyError) and error.args and error.args[0] not in columns:
-        return [f"The input has the columns {', '.join(columns)}.{did_you_mean(str(error.args[0]), columns)}"]
-    return []
-
-
-def _list_hint(error: BaseException) -> tuple[object, ...]:
-    """For a function of one row that met a list."""
-    if isinstance(error, AttributeError | TypeError) and re.search(r"\b(list|ndarray|ChunkedArray)\b", str(error)):
-        return "\nThe function is given a batch, a dict of lists; for one row a call: ", Setting("batched", False), "."
-    return ()
+# ---- calls ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +322,9 @@ class Caller:
         """What each row's call came to; an async function works on all of them at a time."""
         numbered = enumerate(_given_rows(rows, self.rules.format))
         calls = (self._call(given, None if first_row is None else first_row + number) for number, given in numbered)
-        return iter(_await_all(list(calls))) if _is_async(self.function) else calls
+        function = self.function
+        is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+        return iter(_await_all(list(calls))) if is_async else calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,17 +335,13 @@ class _Raised:
 # ---- async functions ----
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
 def _await_all(results: list[Any]) -> list[Any]:
     """The results in order, with what has to be awaited run concurrently; what it raises as a `_Raised`."""
-    return asyncio.run_coroutine_threadsafe(_all_awaited(results), _event_loop()).result()
 
+    async def all_awaited() -> list[Any]:
+        return await asyncio.gather(*map(_awaited, results))
 
-async def _all_awaited(results: list[Any]) -> list[Any]:
-    return list(await asyncio.gather(*map(_awaited, results)))
+    return asyncio.run_coroutine_threadsafe(all_awaited(), _event_loop()).result()
 
 
 async def _awaited(result: Any) -> Any:
@@ -439,6 +414,9 @@ def _at(rows: Rows, name: str, origins: list[int]) -> Any:
     return [values[at] for at in origins] if isinstance(values, list) else values.take(pa.array(origins, "int64"))
 
 
+# ---- batches ----
+
+
 def batches(rows: Iterable[Rows], batch_size: int, batch_bytes: int) -> Iterator[Rows]:
     """
     >>> list(batches([{"n": [1, 2]}, {"n": [3]}], batch_size=2, batch_bytes=100))
@@ -466,20 +444,23 @@ def batches(rows: Iterable[Rows], batch_size: int, batch_bytes: int) -> Iterator
                 if start == total:
                     piece = {}  # not held here while it is worked on
                 count = size = 0
-                yield _taken(held)
+                held[:] = [joined(held)]
+                yield held.pop()  # not held here either
         del piece  # not held while the next one is read
     if held:
         yield joined(held)
 
 
-def _taken(held: list[Rows]) -> Rows:
-    """All of them as one; the list keeps none."""
-    rows = joined(held)
-    held.clear()
-    return rows
+# ---- what was called already ----
 
 
 class KeptResults:
+    """What the probe's calls returned, for a run that goes on in the same process: it is called on no batch twice.
+
+    In a file of the run folder that has no name: nothing of it is left, however the process ends. In memory: an offset
+    a batch, and one batch's results when they are taken.
+    """
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         with explain_os_errors(folder):

@@ -4,11 +4,10 @@ of ours.
 Files are listed anew at each call, so that no list of a million is held (but for a split, which is a list of paths).
 Standard input is copied to the spool first, since workers could not read it.
 
-Input files -> pieces with an identity each; and pieces in so many even groups.
-
-A piece of a large file of lines is known by the hash of its bytes, not by the file's modification time: what is
-appended leaves the pieces before it as they are. That costs one pass over the file at the speed of the disk, when it is
-new or has changed; the hashes are kept in `Hashes`. Everything else is known by path, size and version of its file.
+Files are cut into pieces with an identity each. A piece of a large file of lines is known by the hash of its bytes, not
+by the file's modification time: what is appended leaves the pieces before it as they are. That costs one pass over the
+file at the speed of the disk, when it is new or has changed; the hashes are kept in `Hashes`. Everything else is known
+by path, size and version of its file.
 """
 
 from __future__ import annotations
@@ -28,22 +27,25 @@ import xxhash
 from milldam.errors import ConfigError, InputError
 from milldam.files import NewFile, explain_os_errors, hash_bytes, hash_rest
 from milldam.input_files import COMPRESSIONS, InputState, LeftOut, is_address, is_table, version_of, without_secrets
-from milldam.mapping.plan import HASHES, RowUnit, SourceOptions
+from milldam.mapping.plan import HASHES, RowUnit, hash_json, text_rules
+from milldam.mapping.settings import MapSettings
 from milldam.run.records import Journal
-from milldam.sources.batch import OnReject, TextRules, require_columns
+from milldam.sources.batch import OnReject, Places, TextRules, require_columns
 from milldam.sources.compression import STDIN, open_bytes
 from milldam.sources.csv_records import csv_header, slice_csv
-from milldam.sources.data_sets import RowSlice, resolve_data_set
-from milldam.sources.listing import InputFile, list_inputs
-from milldam.sources.plain_text import LINE, boundary_of
+from milldam.sources.data_sets import Resolved, resolve_data_set
+from milldam.sources.plain_text import boundary_of
 from milldam.sources.reading import FileReader, can_cut, columns_of, rows_between, seen_format, slice_file
-from milldam.sources.records import Boundary
-from milldam.sources.rows import Places, Room, Rows
+from milldam.sources.records import LINE, Boundary
+from milldam.sources.rows import Room, Rows
 from milldam.sources.tables import open_schema
-from milldam.sources.units import Slice, by_bytes, gather, whole
+from milldam.sources.units import InputFile, Slice, by_bytes, gather, list_inputs, whole
 from milldam.stores.table.manifest import TableManifest
 
 _BLOCK, _TAIL = 1 << 20, 1 << 16
+_STDIN = "standard-input"
+_FINE = 16
+"""For a number of shards, pieces are so many times finer than shards."""
 Cuts = list[tuple[int, int | None, str]]
 """(start, stop, hash of what the rows between them depend on)."""
 
@@ -71,7 +73,7 @@ class Hashes:
         if self._known is None:
             lines = Journal(self._folder).read(HASHES)
             self._known = {line["key"]: [tuple(cut) for cut in line["cuts"]] for line in lines}
-        key = hash_bytes(json.dumps([file.path, file.size, file.version, how]).encode())
+        key = hash_json([file.path, file.size, file.version, how])
         if key not in self._known:
             found = find()
             if version_of(os.stat(file.path)) != file.version:
@@ -88,41 +90,36 @@ class Hashes:
 def pieces_of(file: InputFile, shard_size: int, rules: TextRules, hashes: Hashes | None) -> Iterator[Piece]:
     """The file, cut as its format allows. `hashes` None: known by version."""
     # A local file is known by the time of its last change, which can be looked up again.
-    version = file.version if file.version.isdigit() and not is_address(file.path) else None
+    remote = is_address(file.path)
+    version = file.version if file.version.isdigit() and not remote else None
     file = seen_format(file, shard_size)
     # However its path is spelled; but in rows of plain text it stands as it is.
-    name = file.path if file.format == "txt" or is_address(file.path) else os.path.abspath(file.path)
-    if hashes is None or not _is_cut_by_bytes(file, shard_size, rules):
+    name = file.path if file.format == "txt" or remote else os.path.abspath(file.path)
+    by_lines = file.format not in ("parquet", "arrow") and can_cut(file, rules)
+    if hashes is None or remote or not by_lines or file.size <= shard_size * 1.25:
         for slice in slice_file(file, shard_size, rules):
             identity = [name, file.compression, file.size, file.version, slice.start, slice.stop]
             yield Piece(slice, identity, version)
         return
-    how, find = _hashing(file, shard_size, rules)
-    cuts = hashes.cuts(file, how, find)
+    cuts = _find_cuts(file, shard_size, rules, hashes)
     for (start, stop, digest), end in zip(cuts, [*(start for start, _, _ in cuts[1:]), file.size], strict=True):
         yield Piece(Slice(file.path, file.format, None, start, stop, end - start), [name, start, digest], version)
 
 
-def _is_cut_by_bytes(file: InputFile, shard_size: int, rules: TextRules) -> bool:
-    has_bytes = file.format not in ("parquet", "arrow") and can_cut(file, rules)
-    return has_bytes and file.size > shard_size * 1.25 and not is_address(file.path)
-
-
-def _hashing(file: InputFile, shard_size: int, rules: TextRules) -> tuple[str, Callable[[], Cuts]]:
-    """What the cuts of a file depend on beside it, and how to find them."""
+def _find_cuts(file: InputFile, shard_size: int, rules: TextRules, hashes: Hashes) -> Cuts:
     if file.format in ("csv", "tsv"):
-        return f"{file.format} {shard_size}", lambda: _hash_csv(file, shard_size)
+        return hashes.cuts(file, f"{file.format} {shard_size}", lambda: _hash_csv(file, shard_size))
     boundary = LINE if file.format == "jsonl" else boundary_of(rules)
     assert boundary is not None
     how = json.dumps([shard_size, type(boundary).__name__, [one.hex() for one in boundary.separators]])
-    return how, lambda: _hash_records(file, by_bytes(file, shard_size), boundary)
+    return hashes.cuts(file, how, lambda: _hash_records(file, by_bytes(file, shard_size), boundary))
 
 
 def _hash_csv(file: InputFile, shard_size: int) -> Cuts:
     header = csv_header(file.path, None, file.format)
     with open_bytes(file.path) as source:
         return [
-            (one.start, one.stop, _hash([header, _hash_range(source, one.start, one.stop).hexdigest()]))
+            (one.start, one.stop, hash_json([header, _hash_range(source, one.start, one.stop).hexdigest()]))
             for one in slice_csv(file, shard_size)
         ]
 
@@ -200,45 +197,13 @@ def _merged(group: list[Piece]) -> list[Piece]:
     return merged
 
 
-_STDIN = "standard-input"
-_FINE = 16
-"""For a number of shards, pieces are so many times finer than shards."""
-_BLOCK = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """What to list: paths with the format that they are said to have, and which of all rows to take."""
-
-    listed: tuple[tuple[tuple[str, ...], str | None] | Path, ...]
-    """Paths to list, and the format that they are said to have; or the folder of a table of ours."""
-    rows: RowSlice | None = None
-
-    @property
-    def has_stdin(self) -> bool:
-        return any(STDIN in given[0] for given in self.listed if not isinstance(given, Path))
-
-    def files(self, left_out: LeftOut | None = None) -> Iterator[InputFile]:
-        for given in self.listed:
-            yield from _shards(given) if isinstance(given, Path) else list_inputs(*given, left_out)
-
-
-def find_inputs(paths: Sequence[str], options: SourceOptions) -> Inputs:
-    """Look up the names of datasets and tables."""
-    listed: list[tuple[tuple[str, ...], str | None] | Path] = []
-    rows = None
-    for path in paths:
-        if is_table(Path(path)):
-            if options.split is not None or options.subset is not None:
-                raise ConfigError(f"{path}: a table has neither splits nor subsets. Leave them out.")
-            listed.append(Path(path))
-            continue
-        found = resolve_data_set(path, options.split, options.subset, input_format=options.input_format)
-        listed.append((found.inputs, found.input_format))
-        rows = found.rows
-    if rows is not None and len(listed) > 1:
-        raise ConfigError(f'split "{options.split}": a slice is of one dataset; {len(listed)} are given. Give one.')
-    return Inputs(tuple(listed), rows)
+def _look_up(path: str, settings: MapSettings) -> Path | Resolved:
+    """A table of ours, or what a path or name stands for."""
+    if not is_table(Path(path)):
+        return resolve_data_set(path, settings.split, settings.subset, input_format=settings.input_format)
+    if settings.split is not None or settings.subset is not None:
+        raise ConfigError(f"{path}: a table has neither splits nor subsets. Leave them out.")
+    return Path(path)
 
 
 def _shards(folder: Path) -> Iterator[InputFile]:
@@ -292,12 +257,17 @@ def require_unchanged(unit: RowUnit) -> None:
 class FilePlan:
     """Units of files, cut from the names, sizes and versions of the files, and the bytes of large ones, alone."""
 
-    def __init__(self, paths: Sequence[str], options: SourceOptions, spool: Path) -> None:
-        self._inputs, self._options, self.spool_folder = find_inputs(paths, options), options, spool
-        self.needs_spooling = self._inputs.has_stdin
+    def __init__(self, paths: Sequence[str], settings: MapSettings, spool: Path, room: Room | None = None) -> None:
+        self._settings, self.spool_folder, self._room, self.left_out = settings, spool, room, ""
+        self._listed: list[Path | Resolved] = [_look_up(path, settings) for path in paths]
+        """Folders of tables of ours, and paths with the format that they are said to have."""
+        found = [one for one in self._listed if isinstance(one, Resolved)]
+        self._rows = next((one.rows for one in found if one.rows is not None), None)
+        if self._rows is not None and len(paths) > 1:
+            raise ConfigError(f'split "{settings.split}": a slice is of one dataset; {len(paths)} are given. Give one.')
+        self.needs_spooling = any(STDIN in one.inputs for one in found)
         self.unidentified = "standard input can't be read again" if self.needs_spooling else None
-        self.left_out = ""
-        file, wanted = next(self._inputs.files(), None), self._options.columns
+        file, wanted = next(self._as_listed(), None), settings.columns
         there = columns_of(whole(file), self._made_spool_folder()) if file is not None else []
         if file is not None and (there or file.format not in ("jsonl", "json")):
             require_columns(wanted, there, without_secrets(file.path))
@@ -306,9 +276,17 @@ class FilePlan:
 
     # ---- what it reads ----
 
+    def _as_listed(self, left_out: LeftOut | None = None) -> Iterator[InputFile]:
+        for one in self._listed:
+            yield from _shards(one) if isinstance(one, Path) else list_inputs(one.inputs, one.input_format, left_out)
+
     def files(self, left_out: LeftOut | None = None) -> Iterator[InputFile]:
-        for file in self._inputs.files(left_out):
-            yield self._spooled(file) if file.path == STDIN else file
+        for file in self._as_listed(left_out):
+            path = self._stdin_path() if file.path == STDIN else None
+            if path is not None and path.exists():
+                status = path.stat()
+                file = replace(file, path=str(path), size=status.st_size, version=version_of(status))
+            yield file
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -324,7 +302,7 @@ class FilePlan:
     @cached_property
     def schema(self) -> pa.Schema | None:
         """Of the first table, or file that has one."""
-        first = self._inputs.listed[0]
+        first = self._listed[0]
         if isinstance(first, Path):
             return TableManifest.read(first).schema.to_arrow()
         file = next(self.files(), None)
@@ -339,7 +317,7 @@ class FilePlan:
     @property
     def _files(self) -> FileReader:
         names = ((str(self._stdin_path()), STDIN),) if self.needs_spooling else ()
-        return FileReader(self._options.rules, self._options.columns, self._made_spool_folder(), names)
+        return FileReader(text_rules(self._settings), self._settings.columns, self._made_spool_folder(), names)
 
     @property
     def reader(self) -> FileUnits:
@@ -349,16 +327,9 @@ class FilePlan:
 
     def _stdin_path(self) -> Path:
         """Where standard input lies once it is copied."""
-        file = next(file for file in self._inputs.files() if file.path == STDIN)
+        file = next(file for file in self._as_listed() if file.path == STDIN)
         ending = next((end for end, name in COMPRESSIONS.items() if name == file.compression), "")
         return self.spool_folder / f"{_STDIN}.{file.format}{ending}"
-
-    def _spooled(self, file: InputFile) -> InputFile:
-        path = self._stdin_path()
-        if not path.exists():
-            return file
-        status = path.stat()
-        return replace(file, path=str(path), size=status.st_size, version=version_of(status))
 
     def spool(self) -> None:
         """Copy standard input, if it is one of the inputs. Holds a block."""
@@ -375,31 +346,31 @@ class FilePlan:
 
     def units(self) -> Iterator[RowUnit]:
         units = (self._unit(index, group) for index, group in enumerate(self._groups()))
-        if self._inputs.rows is None and not self._options.numbered:
+        if self._rows is None and not self._settings.with_indices:
             return units
         return self._chosen(units)
 
     def _groups(self) -> Iterator[list[Piece]]:
-        options = self._options
-        if options.shards is None:
-            pieces = self._pieces(options.shard_size, Hashes(self.spool_folder))
-            return gather(pieces, options.shard_size, lambda piece: piece.slice)
-        stride = max(1, sum(file.size for file in self.files()) // (_FINE * options.shards))
+        settings = self._settings
+        if settings.shards is None:
+            pieces = self._pieces(settings.unit_bytes, Hashes(self.spool_folder))
+            return gather(pieces, settings.unit_bytes, lambda piece: piece.slice)
+        stride = max(1, sum(file.size for file in self.files()) // (_FINE * settings.shards))
         count = total = 0
         for piece in self._pieces(stride, None):
             count, total = count + 1, total + piece.slice.size
-        return gather_evenly(self._pieces(stride, None), options.shards, count=count, total=total)
+        return gather_evenly(self._pieces(stride, None), settings.shards, count=count, total=total)
 
     def _pieces(self, shard_size: int, hashes: Hashes | None) -> Iterator[Piece]:
         for file in self.files():
-            yield from pieces_of(file, shard_size, self._options.rules, hashes)
+            yield from pieces_of(file, shard_size, text_rules(self._settings), hashes)
 
     def _unit(self, index: int, group: list[Piece]) -> RowUnit:
-        options = self._options
+        settings = self._settings
         # What the rows depend on besides the bytes.
         formats = list(dict.fromkeys(piece.slice.format for piece in group))
-        how = [formats, options.columns, options.documents, options.separator, options.invalid_utf8]
-        key = _hash([how, [piece.identity for piece in group]])
+        how = [formats, settings.columns, settings.documents, settings.separator, settings.invalid_utf8]
+        key = hash_json([how, [piece.identity for piece in group]])
         size = sum(piece.slice.size for piece in group)
         slices = [list(astuple(piece.slice)) for piece in group]
         return RowUnit(index, key, size, {"slices": slices, "versions": [piece.version for piece in group]})
@@ -413,20 +384,20 @@ class FilePlan:
         for number, unit in enumerate(units):
             if position >= last:
                 return
-            known = not self._options.numbered and position >= first and last == math.inf
+            known = not self._settings.with_indices and position >= first and last == math.inf
             count = self._count(number, unit) if not known else 0
             start, stop = max(0, first - position), min(count, last - position)
             if known or start < stop:
                 part = None if known or (start, stop) == (0, count) else (int(start), int(stop))
                 place = unit.place if part is None else unit.place | {"rows": list(part)}
-                numbered = int(position + start - first) if self._options.numbered else None
-                key = unit.key if part is None and numbered is None else _hash([unit.key, part, numbered])
+                numbered = int(position + start - first) if self._settings.with_indices else None
+                key = unit.key if part is None and numbered is None else hash_json([unit.key, part, numbered])
                 yield RowUnit(index, key, unit.size, place, numbered)
                 index += 1
             position += count
 
     def _bounds(self) -> tuple[int, float]:
-        rows = self._inputs.rows
+        rows = self._rows
         if rows is None:
             return 0, math.inf
         if not rows.needs_total:
@@ -436,9 +407,5 @@ class FilePlan:
 
     def _count(self, number: int, unit: RowUnit) -> int:
         if number == len(self._counted):
-            self._counted.append(self._files.count(_slices_of(unit), self._options.room))
+            self._counted.append(self._files.count(_slices_of(unit), self._room))
         return self._counted[number]
-
-
-def _hash(value: Any) -> str:
-    return hash_bytes(json.dumps(value).encode())

@@ -14,38 +14,46 @@ there are follows from the budget and the probe; what they make from function, s
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict
+from typing import TypeAlias, TypedDict
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from milldam.errors import ConfigError, InputError, Setting, StoreError
+from milldam.files import NewFile, record_of, seal_line
 from milldam.mapping.cache import cached_out
+from milldam.mapping.file_rows import can_be_checked
 from milldam.mapping.identity import identify
-from milldam.mapping.made_units import SPOOL, clear_up, forget_unchecked, made_of, records_of
 from milldam.mapping.memory_gate import MemoryGate, Room, remove_gates, this_process
-from milldam.mapping.plan import RowUnit
-from milldam.mapping.preparing import Prepared, outside, prepare, source_options
+from milldam.mapping.plan import HASHES, RowUnit, indices_name
+from milldam.mapping.preparing import Prepared, outside, prepare
 from milldam.mapping.probing import Probe, WorkerNeeds, nothing_left
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
-from milldam.mapping.working import FAILED, Assigned, MapTask
+from milldam.mapping.working import FAILED, Assigned, MapTask, made_of, recorded, rejects_name
 from milldam.markup import counted
 from milldam.memory import Budget, usage
 from milldam.pipeline.rejects import first_reject, gather_rejects
 from milldam.run import job as frame
 from milldam.run.folder import FINISHED, NEW, PLAN, RunFolder
-from milldam.run.planning import SMALL_INPUT, WorkPlan, make_plan
-from milldam.run.pools import Workers
-from milldam.run.records import Records
+from milldam.run.pools import Workers, WorkPlan, make_plan
+from milldam.run.records import Records, sweep
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary, log
 from milldam.sources.compression import STDIN
-from milldam.stores.kinds import TABLE
-from milldam.stores.table.manifest import TableManifest
+from milldam.stores.kinds import TABLE, live_files
+from milldam.stores.table.manifest import NAME, TableManifest
+from milldam.stores.table.writer import ENDING, ROWS
 from milldam.stores.verify import has_every_file
 
+RECORDS, SPOOL = "records.jsonl", "rows"
+"""In the run folder: what is done; what could be read only once, hashes of large files, row numbers of a dataset."""
 _CHANGES_SHOWN = 6
 _GATE_SHARE = 0.9
 """Of the budget, what batches may come to: a batch may take more than those of its size did before."""
@@ -61,31 +69,22 @@ MapSummary: TypeAlias = Summary[MapFacts]
 
 def run_map(settings: MapSettings, observer: Observer | None = None, *, held_bytes: int = 0) -> MapSummary:
     """Make the table, or what is left to make of it. `held_bytes`: memory that the calling program holds already."""
+    job = MapJob(settings, held_bytes)
     if settings.out is not None:
-        options = _options(settings, Path(settings.out), held_bytes)
-        return frame.run(MapJob(settings, held_bytes), options, observer)
-    room = _room(settings, Budget.of(settings.memory, held_bytes), held_bytes)
+        return frame.run(job, job.options(Path(settings.out)), observer)
     with tempfile.TemporaryDirectory() as spool:
-        prepared = prepare(settings, room, Path(spool))
+        prepared = job.look(Budget.of(settings.memory, held_bytes), Path(spool))
         key = prepared.cache_key
     with cached_out(key) as out:
-        options = _options(settings, out, held_bytes)
-        return frame.run(MapJob(settings, held_bytes, prepared), options, observer)
+        return frame.run(MapJob(settings, held_bytes, prepared), job.options(out), observer)
 
 
 def array_of(settings: MapSettings) -> frame.ArrayWork[MapSummary]:
     """The same for tasks of a job array."""
     if settings.out is None:
         raise ConfigError(Setting("out"), ": name a folder for the table: other machines don't see this one's cache.")
-    return frame.ArrayWork(MapJob(settings), _options(settings, Path(settings.out)))
-
-
-def _options(settings: MapSettings, out: Path, held_bytes: int = 0) -> frame.Options:
-    return frame.Options.of(settings, out, held_bytes=held_bytes, adapts=True)
-
-
-def _room(settings: MapSettings, budget: Budget, held_bytes: int) -> Room:
-    return Room(budget.limit_bytes, held_bytes, this_process(), settings.format)
+    job = MapJob(settings)
+    return frame.ArrayWork(job, job.options(Path(settings.out)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +110,14 @@ class MapJob:
         self.settings, self.held_bytes = settings, held_bytes
         self._prepared = prepared
 
+    def options(self, out: Path) -> frame.Options:
+        return frame.Options.of(self.settings, out, held_bytes=self.held_bytes, adapts=True)
+
+    def look(self, budget: Budget, spool: Path) -> Prepared:
+        """Identify function and source. `spool`: a folder for what can be read only once, and what is worth keeping."""
+        room = Room(budget.limit_bytes, self.held_bytes, this_process(), self.settings.format)
+        return prepare(self.settings, room, spool)
+
     def require_shareable(self) -> None:
         settings = self.settings
         if settings.source == STDIN or (isinstance(settings.source, list | tuple) and STDIN in settings.source):
@@ -131,12 +138,8 @@ class MapJob:
     # ---- prepare ----
 
     def prepare(self, session: Session) -> Prepared:
-        folder = session.folder
-        spool = folder.folder / SPOOL
-        if self._prepared is None:
-            prepared = prepare(self.settings, _room(self.settings, session.budget, self.held_bytes), spool)
-        else:
-            prepared = self._prepared.moved_to(spool)
+        folder, before, spool = session.folder, self._prepared, session.folder.folder / SPOOL
+        prepared = self.look(session.budget, spool) if before is None else before.moved_to(spool)
         for doubt in prepared.doubts:
             session.observer.warn(doubt)
         folder.inputs.write((0, file) for file in outside(prepared.source.files(), folder.out, spool))
@@ -183,9 +186,9 @@ class MapJob:
         self, session: Session, needs: WorkerNeeds, probe: Probe, records: Records, changed: tuple[str, ...]
     ) -> MapPlan:
         folder, prepared, sizes = session.folder, needs.prepared, session.folder.units.sizes()
-        pending, told = tuple(records.pending()), f"{_reused(records.complete, len(sizes))}{_because(changed)}"
+        pending, told = tuple(records.pending()), _reused(records.complete, len(sizes), changed)
         wanted = self.settings.workers or session.pool.cores
-        elsewhere = probe.apart and self._wants_processes(records.pending_bytes(sizes))
+        elsewhere = probe.apart and self.settings.wants_processes(records.pending_bytes(sizes))
         useful = max(1, min(wanted, len(pending))) if elsewhere else 1
         parent = usage().anonymous
         workers = needs.workers(parent, useful)
@@ -215,18 +218,12 @@ class MapJob:
             elsewhere=elsewhere,
         )
 
-    def _wants_processes(self, pending_bytes: int) -> bool:
-        """Unless what is left is small, or one worker on this machine is asked for."""
-        if self.settings.executor != "local":
-            return True
-        return pending_bytes > SMALL_INPUT if self.settings.workers is None else self.settings.workers > 1
-
     # ---- map ----
 
     def stages(self, session: Session, prepared: Prepared, plan: MapPlan) -> Generator[Stage, None, None]:
         folder, records, needs = session.folder, plan.records, plan.needs
         limit = int(_GATE_SHARE * session.budget.limit_bytes)
-        gate = MemoryGate(folder.own, limit, needs.first_batch, this_process(), needs.probed.worker_bytes)
+        gate = MemoryGate(folder.own, limit, needs.first_batch, prepared.room.parent, needs.probed.worker_bytes)
         remove_gates(folder.own)
         task = MapTask(
             folder.out,
@@ -256,7 +253,8 @@ class MapJob:
 
     def finish(self, session: Session, prepared: Prepared, plan: MapPlan, done: None) -> MapSummary:
         folder, identity = session.folder, prepared.identity
-        if not prepared.source.needs_spooling and self._input_now(prepared, folder) != identity.input:
+        again = self.settings, folder.folder / SPOOL, prepared.room
+        if not prepared.source.needs_spooling and plan_source(*again).identity != identity.input:
             # Where nothing was left to do, array tasks or an earlier session made them.
             forget_unchecked(folder, plan.records, plan.pending or range(plan.units))
             raise InputError(
@@ -290,9 +288,57 @@ class MapJob:
         clear_up(folder, table)
         return summary
 
-    def _input_now(self, prepared: Prepared, folder: RunFolder) -> dict[str, Any]:
-        options = source_options(prepared.settings, prepared.room)
-        return plan_source(prepared.settings.source, options, folder.folder / SPOOL).identity
+
+# ---- what is done, what is left over ----
+
+
+def records_of(folder: RunFolder, recipe: str, *, anew: bool) -> Records:
+    """What is done, by keys of what a unit reads and of the recipe, all else that rows depend on. `anew`: nothing."""
+    if anew:
+        folder.journal.close()
+        for path in folder.journal.paths(RECORDS):
+            path.unlink()
+    keys = folder.units.keys()
+    mixed = keys.mixed(np.full(len(keys), xxh3_64_intdigest(recipe.encode()), np.uint64))
+    records = Records(folder.journal, RECORDS, folder.out, mixed)
+    if not anew and (folder.out / NAME).exists():
+        # Units of the finished table whose records a run with another function has dropped meanwhile.
+        for unit in TableManifest.read(folder.out).units:
+            rejects = records.out / rejects_name(unit.key)
+            if records.keys.number_of(unit.key) is not None and (not unit.rejected or rejects.exists()):
+                record = recorded(unit, {rejects_name(unit.key): record_of(rejects)} if unit.rejected else {})
+                if records.holds(record):
+                    records.add(record)
+    return records
+
+
+def forget_unchecked(folder: RunFolder, records: Records, made: Iterable[int]) -> None:
+    """Drop the records of units that this session made and that may have read something else than their keys say."""
+    units = ((number, folder.units.at(number, RowUnit.from_json)) for number in made)
+    dropped = {records.keys[number] for number, unit in units if not can_be_checked(unit)}
+    stands = [record for record in records.all() if record.key not in dropped]
+    folder.journal.close()
+    with NewFile(folder.journal.path(RECORDS)) as new:
+        for record in stands:
+            new.write(seal_line(record.as_json()))
+        new.commit()
+
+
+def clear_up(folder: RunFolder, table: TableManifest) -> None:
+    """Remove what a finished table, or one that somebody has open, no longer needs. What a run with another function
+    needs again stays: hashes of large files, and row numbers of the dataset."""
+    folder.tidy()
+    sweep(folder.out, [f"{ROWS}-*{ENDING}"], live_files(folder.out, TABLE))
+    rejects = (Path(rejects_name(unit.key)).name for unit in table.units if unit.rejected)
+    sweep(folder.folder, ["rejects-*.jsonl"], rejects)
+    remove_gates(folder.folder)
+    folder.units.remove()  # it may hold addresses with secrets
+    spool, kept = folder.folder / SPOOL, {HASHES, indices_name(table.input["fingerprint"])}
+    for path in spool.glob("*"):
+        if path.name not in kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        spool.rmdir()
 
 
 # ---- what to say ----
@@ -308,15 +354,11 @@ def _changes(folder: RunFolder, prepared: Prepared) -> tuple[str, ...]:
     return tuple(found or (["input"] if before.input != prepared.identity.input else []))
 
 
-def _because(changed: tuple[str, ...]) -> str:
-    if not changed:
-        return ""
+def _reused(reused: int, units: int, changed: tuple[str, ...] = ()) -> str:
+    """What was reused, and why no more was."""
     more = len(changed) - _CHANGES_SHOWN
-    return f"; changed: {'; '.join(changed[:_CHANGES_SHOWN])}" + (f"; and {more} more" if more > 0 else "")
-
-
-def _reused(reused: int, units: int) -> str:
-    return f"{reused} of {counted(units, 'unit')} reused"
+    why = [*changed[:_CHANGES_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+    return f"{reused} of {counted(units, 'unit')} reused" + (f"; changed: {'; '.join(why)}" if changed else "")
 
 
 def _told_by(table: TableManifest, out: Path) -> MapSummary:

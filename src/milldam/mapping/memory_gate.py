@@ -1,19 +1,23 @@
-"""The memory gate: workers on one machine start large batches only when all of them together stay within the budget.
+"""Memory of a mapped function: which batches run at a time, whether a row fits at all, and whether more and more stays.
 
-A batch may start when three things fit: what every worker holds now (including a row that was read and waits), what
+The memory gate: workers on one machine start large batches only when all of them together stay within the budget. A
+batch may start when three things fit: what every worker holds now (including a row that was read and waits), what
 running batches are still expected to take, and what this batch is expected to take. It may also start when no other
 batch runs. What a batch takes is learned on the way: workers note the most that a batch of each size took. A batch
-larger than any before is expected to take proportionally more. The gate decides when a batch runs, never what comes
-out of it.
+larger than any before is expected to take proportionally more. The gate decides when a batch runs, never what comes out
+of it.
 
-Whether a large row fits into the budget, asked before it is held: by what it takes at least to be read and to be
+Room: whether a large row fits into the budget, asked before it is held: by what it takes at least to be read and to be
 given to the function, in Python and in Arrow. Rows of usual size are not looked at.
+
+The leak check: a function that keeps more memory with every call stops the run before the budget is broken.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import json
 import os
 import threading
@@ -21,14 +25,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from milldam.errors import ResourceError, Setting
-from milldam.memory import format_size, held_bytes, inherited, release, stays_shared, usage
-from milldam.run.planning import WORK_BYTES, WORKER_BYTES
+from milldam.memory import allowance, format_size, held_bytes, inherited, release, stays_shared, usage
+from milldam.run.pools import WORK_BYTES, WORKER_BYTES, enough_memory
 from milldam.sources.rows import NUMBER_OBJECT, Rows, TextWeight, byte_size, column
 
 SMALL_BYTES = 1 << 18
@@ -40,6 +43,13 @@ _AT_LEAST = 6
 """Times its size: what a batch larger than any before is expected to take at least."""
 _START_TIME = 19
 """Position of the start time among the fields of /proc/PID/stat that follow the process's name."""
+MARGIN, ROOM_BYTES = 1.15, 12 * 10**6
+"""What is added to what a batch takes: batches differ, and a shard waits to be written."""
+_LARGE_TIMES = 2
+"""For a row larger than a batch: some readers hold it, and what it left behind, until the next one."""
+_SMALLEST_GROWTH = 10**5
+_FEW = 4
+"""Calls that say little about growth."""
 
 
 class PeakMeter:
@@ -110,14 +120,10 @@ class MemoryGate:
             board.forget_the_dead()
             me, wanted = _identity(os.getpid()), board.expected(size)
             own = max(held_bytes(), self.idle_bytes)
-            held = own + self._parent_bytes() + board.held_by_others(me, self.idle_bytes, inherited()[1])
+            held = own + _held_by(self.parent) + board.held_by_others(me, self.idle_bytes, inherited()[1])
             fits = held + wanted <= self.limit_bytes or not board.is_busy
             board.workers[me] = (own, wanted) if fits else None
             return fits
-
-    def _parent_bytes(self) -> int:
-        machine, pid = self.parent
-        return usage(pid).anonymous if machine == os.uname().nodename else 0
 
     @contextlib.contextmanager
     def board(self) -> Iterator[Board]:
@@ -194,6 +200,12 @@ def this_process() -> tuple[str, int]:
     return os.uname().nodename, os.getpid()
 
 
+def _held_by(process: tuple[str, int]) -> int:
+    """Memory of another process, if it is one of this machine."""
+    machine, pid = process
+    return usage(pid).anonymous if machine == os.uname().nodename and pid != os.getpid() else 0
+
+
 def gate_path(folder: Path) -> Path:
     return folder / f"gate-{os.uname().nodename}.json"
 
@@ -209,28 +221,18 @@ def _identity(pid: int) -> str:
     try:
         status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
-        return _identity_without_proc(pid)
+        import psutil  # for systems without /proc
+
+        try:
+            return f"{pid} {psutil.Process(pid).create_time()}"
+        except psutil.Error:
+            return ""
     # The second field, in brackets, may hold anything.
     return f"{pid} {status.rpartition(')')[2].split()[_START_TIME]}"
 
 
-def _identity_without_proc(pid: int) -> str:
-    if Path("/proc/self").exists():
-        return ""
-    import psutil
-
-    try:
-        return f"{pid} {psutil.Process(pid).create_time()}"
-    except psutil.Error:
-        return ""
-
-
 def _pid(identity: str) -> int:
     return int(identity.partition(" ")[0])
-
-
-MARGIN, ROOM_BYTES = 1.15, 12 * 10**6
-"""What is added to what a batch takes: batches differ, and a shard waits to be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,26 +254,26 @@ class Room:
             release()
         return self._total(needed) <= self.limit_bytes
 
+    @property
+    def is_parent(self) -> bool:
+        """Whether this process is the one that planned."""
+        return self.parent == this_process()
+
     def _total(self, needed: float) -> int:
-        machine, pid = self.parent
-        elsewhere = machine == os.uname().nodename and pid != os.getpid()
-        return held_bytes() + (usage(pid).anonymous if elsewhere else 0) + int(MARGIN * needed) + ROOM_BYTES
+        return held_bytes() + _held_by(self.parent) + int(MARGIN * needed) + ROOM_BYTES
 
     def refusal(self, needed: float, size: int, where: str, *, by_column: bool = False) -> ResourceError:
         """Of a row of so many bytes, which takes `needed`: what would do. `by_column`: columns are read one by one."""
         # With more memory the work may be done in a process of its own, which weighs something, too, as does the one
-        # that forks it. And none weighs the same twice: a little more, so that the size named is not refused in turn.
-        apart = 2 * WORKER_BYTES - stays_shared(WORKER_BYTES) if self.parent[1] == os.getpid() else 0
-        least = max(0, (self._total(needed) + apart) * 103 // 100 - self.held_bytes) // 10**6 + 1
+        # that forks it.
+        apart = 2 * WORKER_BYTES - stays_shared(WORKER_BYTES) if self.is_parent else 0
+        other = ("; or read other columns than the large one with ", Setting("columns", ["..."])) if by_column else ()
         return ResourceError(
             f"{where}: {format_size(size)}, which take about {format_size(needed)} to be read and mapped: more than "
             f"a budget of {format_size(self.limit_bytes - self.held_bytes)} leaves. It takes at least ",
-            Setting("memory", f"{least}MB"),
-            *(
-                ("; or read other columns than the large one with ", Setting("columns", ["..."]), ".")
-                if by_column
-                else (".",)
-            ),
+            enough_memory(self._total(needed) + apart, self.held_bytes),
+            *other,
+            ".",
         )
 
     def for_call(self, rows: Rows, kept: list[str]) -> int:
@@ -281,11 +283,8 @@ class Room:
             return sum(_python_bytes(one, number) for one in rows.columns) if self.format != "arrow" else 0
         stays = byte_size({name: column(rows, name) for name in kept})
         # Python keeps the UTF-8 of a text that is not ASCII, once Arrow has asked for it.
-        return stays if _is_ascii(rows) else 2 * stays
-
-
-def _is_ascii(rows: dict[str, list[Any]]) -> bool:
-    return all(value.isascii() for values in rows.values() for value in values if isinstance(value, str))
+        texts = (value for values in rows.values() for value in values if isinstance(value, str))
+        return stays if all(map(str.isascii, texts)) else 2 * stays
 
 
 def _python_bytes(array: pa.Array, number: int) -> int:
@@ -302,3 +301,75 @@ def _python_bytes(array: pa.Array, number: int) -> int:
     if pa.types.is_struct(kind):
         return sum(_python_bytes(array.field(at), number) for at in range(kind.num_fields))
     return int(array.nbytes) if pa.types.is_binary(kind) else number * len(array)
+
+
+@dataclass(slots=True)
+class LeakCheck:
+    """Compares this process's memory after each batch with what the budget leaves it. Reads one small file a batch."""
+
+    most_bytes: int
+    """What the budget leaves this worker."""
+    batch_bytes: int
+    name: str
+    """Of the function."""
+    is_parent: bool
+    """This process planned the run and can't be replaced by a fresh one."""
+    calls: int = 0
+    first: int = 0
+    """Memory after the first call, which may load something that stays."""
+    last: int = field(default_factory=lambda: usage().anonymous)
+    """Memory after the last call."""
+    read: int = 0
+    """What was read since the last call: the batch, and perhaps a large row that follows it."""
+    leak: tuple[object, ...] = ()
+    """Why another batch would be too much, as parts of a message; empty while all is well."""
+
+    def begin(self, *, is_first: bool) -> None:
+        """Before a batch. Raises ResourceError when too much was held after the last one; not before the first of a
+        unit, since a worker that was too large has just been replaced."""
+        if self.leak and (self.is_parent or not is_first):
+            raise ResourceError(*self.leak)
+        self.read = max(0, usage().anonymous - self.last)
+
+    def end(self, size: int) -> None:
+        """After a batch of this size: is more held than the budget leaves, now or probably after the next one?"""
+        is_large = size > self.batch_bytes
+        most = allowance(self.most_bytes) + (_LARGE_TIMES * size if is_large else 0)
+        held = self._held()
+        self.calls += 1
+        if self.calls == 1:
+            self.first = held
+        if self._after_next(held, is_large=is_large) > most:
+            gc.collect()
+            release()
+            held = self._held()
+        self.leak = self._told(held) if self._after_next(held, is_large=is_large) > most else ()
+
+    def _held(self) -> int:
+        self.last = usage().anonymous
+        return self.last - self.read
+
+    def _growth(self, held: int) -> int:
+        """Bytes a call, on average since the first."""
+        return max(0, held - self.first) // max(1, self.calls - 1)
+
+    def _after_next(self, held: int, *, is_large: bool) -> int:
+        return held + (self._growth(held) if self.calls > _FEW and not is_large else 0)
+
+    def _told(self, held: int) -> tuple[object, ...]:
+        growth = self._growth(held)
+        keeps = f"the function keeps about {format_size(growth)} more after each call (a default argument, a global, "
+        what = keeps + "a cache?)" if growth >= _SMALLEST_GROWTH else "the function loads that much and keeps it"
+        here = (" (with ", Setting("workers", 2), " or more: this one is the program)") if self.is_parent else ()
+        most = allowance(self.most_bytes)
+        return (
+            f"{self.name}: between two calls a worker holds {format_size(held)}, too much for the "
+            f"{format_size(most)} that the budget leaves it: {what}. Every finished unit is safe.\n"
+            "Let it keep less; or use a smaller ",
+            Setting("shard_size"),
+            ", so that workers are replaced between units",
+            *here,
+            "; or give more ",
+            Setting("memory"),
+            ".",
+        )

@@ -1,19 +1,22 @@
-"""The contract between a source of rows and who maps them: options, the plan of units, the reader of a unit."""
+"""The contract between a source of rows and who maps them: the plan of units, the reader of a unit."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from milldam.sources.batch import OnReject, TextRules
-from milldam.sources.listing import InputFile
-from milldam.sources.rows import Places, Room, Rows
-from milldam.sources.units import SHARD_SIZE
+from milldam.files import hash_bytes
+from milldam.sources.batch import OnReject, Places, TextRules
+from milldam.sources.rows import Room, Rows
+from milldam.sources.units import InputFile
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from milldam.mapping.settings import MapSettings
 
 HASHES = "pieces.jsonl"
 """In the spool: the hashes of large files' pieces, which the next run needs too."""
@@ -24,35 +27,17 @@ def indices_name(fingerprint: str) -> str:
     return f"indices-{fingerprint[:16]}.npy"
 
 
-@dataclass(frozen=True, slots=True)
-class SourceOptions:
-    """How a source is read and cut."""
+def hash_json(value: Any) -> str:
+    return hash_bytes(json.dumps(value).encode())
 
-    columns: tuple[str, ...] | None = None
-    """Read only these; None: all."""
-    shard_size: int = SHARD_SIZE
-    """Bytes of input a unit has, about."""
-    shards: int | None = None
-    """So many units of even size instead."""
-    split: str | None = None
-    subset: str | None = None
-    input_format: str | None = None
-    documents: str = "file"
-    separator: str | None = None
-    invalid_utf8: str = "reject"
-    strict: bool = False
-    source_key: str | None = None
-    """Names what a source yields that can't be identified by itself."""
-    room: Room | None = None
-    """For rows that are read before the work begins."""
-    numbered: bool = False
-    """Units say the number of their first row. Files of lines are read once more for that."""
 
-    @property
-    def rules(self) -> TextRules:
-        return TextRules(
-            documents=self.documents, separator=self.separator, invalid_utf8=self.invalid_utf8, strict=self.strict
-        )
+def text_rules(settings: MapSettings) -> TextRules:
+    return TextRules(
+        documents=settings.documents,
+        separator=settings.separator,
+        invalid_utf8=settings.invalid_utf8,
+        strict=settings.strict,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +101,7 @@ class SourcePlan(Protocol):
     def reader(self) -> RowReader: ...
 
     def units(self) -> Iterator[RowUnit]:
-        """In order, made from the input and the options alone; streamed, and the same at each call."""
+        """In order, made from the input and the settings alone; streamed, and the same at each call."""
         ...
 
     def files(self) -> Iterator[InputFile]:

@@ -15,19 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from milldam.errors import ConfigError
-from milldam.files import hash_bytes
 from milldam.input_files import is_address, without_secrets
 from milldam.mapping.cache import ONCE
 from milldam.mapping.calling import CallRules
 from milldam.mapping.identity import FunctionIdentity, identify
 from milldam.mapping.memory_gate import Room
-from milldam.mapping.plan import SourceOptions, SourcePlan
+from milldam.mapping.plan import SourcePlan, hash_json
 from milldam.mapping.schema import given_schema
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
-from milldam.run.folder import Identity
+from milldam.run.units import Identity
 from milldam.sources.compression import STDIN
-from milldam.sources.listing import InputFile
+from milldam.sources.units import InputFile
 from milldam.stores.table.manifest import TableSchema
 
 VERSION = 1
@@ -45,12 +44,13 @@ class Prepared:
 
     @property
     def call_rules(self) -> CallRules:
-        return CallRules(**_shared(CallRules, self.settings) | {"batch_bytes": self.settings.most_batch_bytes})
+        same = {one.name: getattr(self.settings, one.name) for one in fields(CallRules)}
+        return CallRules(**same | {"batch_bytes": self.settings.most_batch_bytes})
 
     @property
     def recipe(self) -> str:
         """A hash of all that rows depend on besides what they are read from and the columns."""
-        return hash_bytes(json.dumps([VERSION, self.function.hash, self.settings.parameters]).encode())
+        return hash_json([VERSION, self.function.hash, self.settings.parameters])
 
     @property
     def is_known(self) -> bool:
@@ -96,7 +96,7 @@ class Prepared:
         if not self.is_known:
             return f"{ONCE}{uuid.uuid4().hex[:16]}"
         how = [self.recipe, self.settings.cuts, None if self.schema is None else self.schema.ipc]
-        return "-".join(hash_bytes(json.dumps(part).encode())[:16] for part in (how, self.source.identity))
+        return "-".join(hash_json(part)[:16] for part in (how, self.source.identity))
 
     def moved_to(self, spool: Path) -> Prepared:
         """The same, with another folder for what must go through the disk; nothing is identified again."""
@@ -108,19 +108,9 @@ class Prepared:
 def prepare(settings: MapSettings, room: Room, spool: Path) -> Prepared:
     """Identify function and source. `spool`: a folder for what can be read only once, and what is worth keeping."""
     function = identify(settings.function, settings.fn_kwargs, key=settings.key)
-    source = plan_source(settings.source, source_options(settings, room), spool)
+    source = plan_source(settings, spool, room)
     schema = given_schema(settings.schema)
     return Prepared(settings, function, source, None if schema is None else TableSchema.of(schema), room)
-
-
-def source_options(settings: MapSettings, room: Room) -> SourceOptions:
-    own = {**settings.cuts, "numbered": settings.with_indices, "room": room}
-    return SourceOptions(**_shared(SourceOptions, settings) | own)
-
-
-def _shared(kind: Any, settings: MapSettings) -> dict[str, Any]:
-    """The settings that another dataclass has under the same names."""
-    return {one.name: getattr(settings, one.name) for one in fields(kind) if hasattr(settings, one.name)}
 
 
 def outside(files: Iterator[InputFile], out: Path, spool: Path) -> Iterator[InputFile]:

@@ -1,10 +1,9 @@
-"""The probe: the first batches through the function, to find the columns it makes and the memory it takes.
+"""The probe: the first batches through the function, to find the columns it makes and the memory it takes. From what it
+saw and the budget follow the number of workers, and when a worker has grown too large.
 
 Reads units in order until every column has a type, and four at most once there are rows. What it finds depends on the
 input and the settings alone. In a process of its own (for inputs that are worth it) its peak is that of a worker. What
 it found is kept for the next run.
-
-From what the probe saw and the budget to a number of workers; and when a worker has grown too large.
 """
 
 from __future__ import annotations
@@ -20,22 +19,19 @@ from typing import Any
 import pyarrow as pa
 
 from milldam.errors import ConfigError, InputError, ResourceError, Setting
+from milldam.files import read_sealed, write_sealed
 from milldam.mapping.calling import ALL, Caller, CallRules, KeptResults, Results
-from milldam.mapping.carrying import Carried, Load
 from milldam.mapping.file_rows import require_unchanged
-from milldam.mapping.memory_gate import MARGIN, ROOM_BYTES, PeakMeter, Room, this_process
+from milldam.mapping.memory_gate import MARGIN, ROOM_BYTES, PeakMeter, Room
 from milldam.mapping.plan import RowUnit
 from milldam.mapping.preparing import Prepared
 from milldam.mapping.schema import fit, infer, is_settled, joined, to_array
-from milldam.mapping.working import FAILED, UnitCalls
+from milldam.mapping.working import FAILED, Carried, Load, UnitCalls
 from milldam.memory import format_size, inherited, release, usage
-from milldam.run.planning import SMALL_INPUT, WORK_BYTES, WORKER_BYTES
-from milldam.run.pools import Workers
+from milldam.run.pools import WORK_BYTES, WORKER_BYTES, Workers, enough_memory
 from milldam.run.session import Session, Stage
 from milldam.run.tasks import PART, Report, Work
 from milldam.run.units import UnitList
-from milldam.sealed import read_sealed, write_sealed
-from milldam.sources.batch import Reject
 from milldam.sources.rows import Rows, byte_size, column, column_names, row_count
 from milldam.stores.table.manifest import TableSchema
 
@@ -90,43 +86,102 @@ class ProbeTask:
     room: Room
     schema: TableSchema | None
     """Given by the user: then one batch is enough."""
-    parent: tuple[str, int]
-    """Machine and process that plan."""
     kept: KeptResults | None = None
     """Takes what the calls return, where the work goes on in this process."""
-
-    def all_units(self) -> Iterator[RowUnit]:
-        return UnitList(*self.units).all(RowUnit.from_json)
 
     def start(self) -> Work:
         load = self.carried.open()
 
         def work(assigned: int, report: Report) -> None:
-            release()
-            before = usage().anonymous
-            with PeakMeter() as meter:
-                probe = _FirstBatches(self, load, meter)
-                schema, units = probe.run()
-            for unit in islice(self.all_units(), units):
-                require_unchanged(unit)
-            release()
-            got, shared = inherited()
-            found = Probed(
-                schema=schema,
-                rows=probe.rows,
-                rejected=dict(probe.rejected),
-                units=units,
-                idle_bytes=usage().anonymous,
-                peak_bytes=meter.peak,
-                reading_bytes=max(0, probe.peak_of_reading - before),
-                batch_bytes=probe.largest_batch,
-                apart=this_process() != self.parent,
-                inherited_bytes=got,
-                shared_bytes=shared,
-            )
-            report(PART, found)
+            report(PART, _FirstBatches(self, load).run())
 
         return work
+
+
+class _FirstBatches:
+    """The first batches, through the function."""
+
+    def __init__(self, task: ProbeTask, load: Load) -> None:
+        self._task, self._load, self._meter = task, load, PeakMeter()
+        self._given = None if task.schema is None else task.schema.to_arrow()
+        self._schema: pa.Schema | None = None
+        """What the rows that were returned have in common."""
+        self._empty: pa.Schema | None = None
+        """Of the first result without a row."""
+        self._rows, self._rejected = 0, Counter[str]()
+        self._largest_batch = self._peak_of_reading = 0
+        """In bytes; the most memory that there was before the function was called."""
+
+    def run(self) -> Probed:
+        release()
+        before = usage().anonymous
+        with self._meter:
+            units = self._look()
+        for unit in islice(self._units(), units):
+            require_unchanged(unit)
+        release()
+        schema, (got, shared) = self._schema or self._given or self._empty, inherited()
+        return Probed(
+            schema=None if schema is None else TableSchema.of(schema),
+            rows=self._rows,
+            rejected=dict(self._rejected),
+            units=units,
+            idle_bytes=usage().anonymous,
+            peak_bytes=self._meter.peak,
+            reading_bytes=max(0, self._peak_of_reading - before),
+            batch_bytes=self._largest_batch,
+            apart=not self._task.room.is_parent,
+            inherited_bytes=got,
+            shared_bytes=shared,
+        )
+
+    def _units(self) -> Iterator[RowUnit]:
+        return UnitList(*self._task.units).all(RowUnit.from_json)
+
+    def _look(self) -> int:
+        """Call the function until the columns are known; how many units it took."""
+        caller = Caller(self._load.function, self._task.rules, self._load.kwargs)
+        looked_at = 0
+        for unit in self._units():
+            looked_at += 1
+            calls = UnitCalls(unit, caller, self._load.reader, self._task.room)
+            # A reject is set aside, and told, when its unit is worked on.
+            for rows in calls.batches(lambda reject: self._rejected.update([reject.reason])):
+                self._call(calls, rows)
+                if self._schema is not None and is_settled(self._schema):
+                    return looked_at
+            if self._schema is not None and looked_at >= MOST_UNITS:
+                break
+        return looked_at
+
+    def _call(self, calls: UnitCalls, rows: Rows) -> None:
+        self._rows += row_count(rows)
+        with calls.batch(rows) as first_row:
+            self._peak_of_reading = self._peak_of_reading or self._meter.peak
+            self._largest_batch = max(self._largest_batch, byte_size(rows))
+            found = calls.caller.results(rows, first_row)
+            arrays = [{name: to_array(name, values) for name, values in one.items()} for one in found.columns]
+            results = Results(arrays, found.failed)
+            if results.failed:
+                self._rejected[FAILED] += len(results.failed)
+            if self._task.kept is not None:
+                self._task.kept.add(calls.unit.index, results)
+            for columns in results.columns:
+                self._learn(columns, rows)
+        release()
+
+    def _learn(self, columns: Mapping[str, Any], rows: Rows) -> None:
+        """From what a call returned."""
+        if self._given is not None:
+            if fit(columns, self._given, optional=column_names(rows), given=True).num_rows:
+                self._schema = self._given
+        elif len(next(iter(columns.values()), ())):
+            self._schema = joined(self._schema, infer(columns))
+        elif self._empty is None:
+            # Columns without a row: an empty list has no type, but a column of the input under its name has.
+            known = set(column_names(rows))
+            untyped = [name for name, values in columns.items() if name in known and pa.types.is_null(values.type)]
+            self._empty = infer({**columns, **{name: column(rows, name) for name in untyped}})
 
 
 class Probe:
@@ -139,15 +194,10 @@ class Probe:
         self._path = session.folder.folder / _PROBED
         load = Load(settings.function, settings.fn_kwargs, prepared.source.reader)
         self.carried = Carried(load, settings.function_spec)
-        self.apart = self._wants_process() and self._can_travel()
+        self.apart = settings.wants_processes(int(self._units.sizes().sum())) and self._can_travel()
         """In a process of its own."""
         self.kept = None if self.apart else session.held.enter_context(closing(KeptResults(session.folder.own)))
         """What its calls return, where the work goes on in this process."""
-
-    def _wants_process(self) -> bool:
-        settings = self._prepared.settings
-        large = int(self._units.sizes().sum()) > SMALL_INPUT if settings.workers is None else settings.workers > 1
-        return large or settings.executor != "local"
 
     def _can_travel(self) -> bool:
         """Whether the function reaches other processes; without that one worker, this process, does it all."""
@@ -193,10 +243,8 @@ class Probe:
 
     def _run(self) -> Probed:
         found: list[Probed] = []
-        prepared = self._prepared
-        facts = (prepared.call_rules, prepared.room, prepared.schema, this_process(), self.kept)
-        task = ProbeTask(self._place, self.carried, *facts)
-        workers = Workers(1, 1, apart=self.apart)
+        prepared, workers = self._prepared, Workers(1, 1, apart=self.apart)
+        task = ProbeTask(self._place, self.carried, prepared.call_rules, prepared.room, prepared.schema, self.kept)
         self._session.work(Stage("probe", task, iter([0]), lambda unit: unit, workers, found.append, total=1))
         probed = found[0]
         if probed.schema is not None and prepared.is_known:
@@ -209,73 +257,6 @@ def nothing_left(prepared: Prepared, read: int, rejected: dict[str, int]) -> str
     what = f"No rows came out of {prepared.function.name}" if read else "No rows in the input"
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in rejected.items())
     return f"{what}{f' (rejected: {reasons})' if reasons else ''}: there is no table to make."
-
-
-class _FirstBatches:
-    """The first batches, through the function."""
-
-    def __init__(self, task: ProbeTask, load: Load, meter: PeakMeter) -> None:
-        self._task, self._load, self._meter = task, load, meter
-        self._given = None if task.schema is None else task.schema.to_arrow()
-        self._schema: pa.Schema | None = None
-        """What the rows that were returned have in common."""
-        self._empty: pa.Schema | None = None
-        """Of the first result without a row."""
-        self.rows, self.rejected = 0, Counter[str]()
-        self.largest_batch = self.peak_of_reading = 0
-        """In bytes; the most memory that there was before the function was called."""
-
-    def run(self) -> tuple[TableSchema | None, int]:
-        """The columns, and how many units it took."""
-        caller = Caller(self._load.function, self._task.rules, self._load.kwargs)
-        looked_at = 0
-        for unit in self._task.all_units():
-            looked_at += 1
-            calls = UnitCalls(unit, caller, self._load.reader, self._task.room)
-            for rows in calls.batches(self._count_reject):
-                self._call(calls, rows)
-                if self._schema is not None and is_settled(self._schema):
-                    return TableSchema.of(self._schema), looked_at
-            if self._schema is not None and looked_at >= MOST_UNITS:
-                break
-        found = self._schema or self._given or self._empty
-        return (None if found is None else TableSchema.of(found)), looked_at
-
-    def _count_reject(self, reject: Reject) -> None:
-        """It is set aside, and told, when its unit is worked on."""
-        self.rejected[reject.reason] += 1
-
-    def _call(self, calls: UnitCalls, rows: Rows) -> None:
-        self.rows += row_count(rows)
-        with calls.batch(rows) as first_row:
-            self.peak_of_reading = self.peak_of_reading or self._meter.peak
-            self.largest_batch = max(self.largest_batch, byte_size(rows))
-            results = _as_arrays(calls.caller.results(rows, first_row))
-            if results.failed:
-                self.rejected[FAILED] += len(results.failed)
-            if self._task.kept is not None:
-                self._task.kept.add(calls.unit.index, results)
-            for columns in results.columns:
-                self._learn(columns, rows)
-        release()
-
-    def _learn(self, columns: Mapping[str, Any], rows: Rows) -> None:
-        """From what a call returned."""
-        if self._given is not None:
-            if fit(columns, self._given, optional=column_names(rows), given=True).num_rows:
-                self._schema = self._given
-        elif len(next(iter(columns.values()), ())):
-            self._schema = joined(self._schema, infer(columns))
-        elif self._empty is None:
-            # Columns without a row: an empty list has no type, but a column of the input under its name has.
-            known = set(column_names(rows))
-            untyped = [name for name, values in columns.items() if name in known and pa.types.is_null(values.type)]
-            self._empty = infer({**columns, **{name: column(rows, name) for name in untyped}})
-
-
-def _as_arrays(results: Results) -> Results:
-    columns = [{name: to_array(name, values) for name, values in one.items()} for one in results.columns]
-    return Results(columns, results.failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,14 +318,12 @@ class WorkerNeeds:
         return taken * self._batch_bytes // max(self._batch_bytes, self.probed.batch_bytes)
 
     def _too_small(self, work: int, alone: int) -> ResourceError:
-        # What the program held before comes on top of what is given.
-        room, settings = self.prepared.room, self.prepared.settings
-        held, name = room.held_bytes, self.prepared.function.name
-        smallest = max(0, alone * 103 // 100 - held) // 10**6 + 1
+        room, settings, held = self.prepared.room, self.prepared.settings, self.prepared.room.held_bytes
         return ResourceError(
-            f"A budget of {format_size(room.limit_bytes - held)} is too small: {name} takes about {format_size(work)} "
-            f"on a batch, beside {format_size(max(0, alone - work - held))} that stay. It takes at least ",
-            Setting("memory", f"{smallest}MB"),
+            f"A budget of {format_size(room.limit_bytes - held)} is too small: {self.prepared.function.name} takes "
+            f"about {format_size(work)} on a batch, beside {format_size(max(0, alone - work - held))} that stay. It "
+            "takes at least ",
+            enough_memory(alone, held),
             ", or a smaller ",
             Setting("batch_bytes"),
             f" (now {format_size(self._batch_bytes)}) or ",

@@ -7,7 +7,7 @@ hold them or to floats, short floats to long, lists to lists), and refused other
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,18 +70,14 @@ def _array(values: Any) -> pa.Array | None:
     if isinstance(values, list | tuple):
         if any(map(_is_array, set(map(type, values)))):
             values = [_nested(value) for value in values]
-        return _plain(_of_values(values))
+        try:
+            return _plain(pa.array(values, from_pandas=False))
+        except OverflowError:  # an integer of 2**63 or more: a hash, say
+            return pa.array(values, pa.uint64())
     values = _numpy(values)
     if values is None or values.ndim == 0:
         return None
     return _plain(_of_numpy(values))
-
-
-def _of_values(values: Sequence[Any]) -> pa.Array:
-    try:
-        return pa.array(values, from_pandas=False)
-    except OverflowError:  # an integer of 2**63 or more: a hash, say
-        return pa.array(values, pa.uint64())
 
 
 def _plain(array: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -215,20 +211,16 @@ def _fit(field: pa.Field, array: pa.Array) -> pa.Array:
         raise ColumnError(f'column "{field.name}": null where the schema has a value in every row.')
     if array.type.equals(field.type):
         return array
-    if fits(array.type, field.type):
-        try:
-            return _cast(array, field.type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise _refused(field, array, f" ({str(error).splitlines()[0]})") from None
-    raise _refused(field, array)
-
-
-def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if not fits(array.type, field.type):
+        raise _refused(field, array)
     try:
-        return array.cast(kind, safe=True)
-    except pa.ArrowNotImplementedError:
-        # What casts of nested types lack: by way of values, whose types are known to fit.
-        return pa.array(array.to_pylist(), kind)
+        try:
+            return array.cast(field.type, safe=True)
+        except pa.ArrowNotImplementedError:
+            # What casts of nested types lack: by way of values, whose types are known to fit.
+            return pa.array(array.to_pylist(), field.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise _refused(field, array, f" ({str(error).splitlines()[0]})") from None
 
 
 def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
@@ -254,15 +246,12 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
-_ALIKE = (_is_text, _is_bytes, pa.types.is_decimal, pa.types.is_duration)
+_ALIKE: tuple[Callable[[pa.DataType], bool], ...] = (
+    lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
+    lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind),
+    pa.types.is_decimal,
+    pa.types.is_duration,
+)
 
 
 def _refused(field: pa.Field, array: pa.Array, detail: str = "") -> ColumnError:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, TypedDict
 
+from milldam.choices import Documents, Executor, InputFormat, InvalidUtf8
 from milldam.config.checking import checked_settings
-from milldam.config.fields import SETTINGS, AtLeastOne, Documents, Executor, InputFormat, InvalidUtf8, Size, SizeRange
 from milldam.errors import ConfigError, Setting
 from milldam.memory import parse_size
+from milldam.rules import SETTINGS, AtLeastOne, Size, SizeRange
+from milldam.run.pools import SMALL_INPUT
 
 Format = Literal["python", "numpy", "arrow"]
 OnError = Literal["raise", "reject"]
@@ -114,10 +116,20 @@ class MapSettings:
         found = {name: getattr(self, name) for name in _PARAMETERS} | {"batch_bytes": self.most_batch_bytes}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
+    def wants_processes(self, input_bytes: int) -> bool:
+        """Unless there is little to do, or one worker on this machine is asked for, the function runs in others."""
+        if self.executor != "local":
+            return True
+        return input_bytes > SMALL_INPUT if self.workers is None else self.workers > 1
+
+    @property
+    def unit_bytes(self) -> int:
+        return parse_size(self.shard_size)
+
     @property
     def cuts(self) -> dict[str, Any]:
         """What changes how the input is cut into units."""
-        return {"shard_size": parse_size(self.shard_size), "shards": self.shards}
+        return {"shard_size": self.unit_bytes, "shards": self.shards}
 
 
 # ---- names of HF `datasets.map` ----

@@ -1,22 +1,18 @@
 """Anything that has rows -> a plan: units, and a reader of their rows.
 
-    files        paths, folders, globs, addresses, names on the Hub, tables of ours             mapping/file_rows.py
-    datasets    datasets.Dataset: row ranges over its Arrow files                              mapping/sources.py
-    the rest     IterableDataset, generator functions, lists of dicts, pa.Table: spooled once   mapping/spooling.py
+    files       paths, folders, globs, addresses, names on the Hub, tables of ours             mapping/file_rows.py
+    datasets    datasets.Dataset: row ranges over its Arrow files                              here
+    the rest    IterableDataset, generator functions, lists of dicts, pa.Table: spooled once   mapping/spooling.py
 
-Reads no data but what the cuts and the identity take.
-
-datasets.Dataset -> row ranges over its Arrow tables, which are mapped, never loaded.
-
-Chosen, shuffled and filtered rows (its indices) and the columns of its format are respected. It is known by its
-fingerprint, and size and time of its files. A worker gets the table by path; the indices by a file in the spool.
+Reads no data but what the cuts and the identity take. The Arrow tables of a dataset are mapped, never loaded. Chosen,
+shuffled and filtered rows (its indices) and the columns of its format are respected. It is known by its fingerprint,
+and size and time of its files. A worker gets the table by path; the indices by a file in the spool.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import json
 import os
 import pickle
 import sys
@@ -37,13 +33,14 @@ from milldam.files import NewFile, hash_bytes
 from milldam.input_files import version_of
 from milldam.mapping.file_rows import FilePlan
 from milldam.mapping.identity import identify
-from milldam.mapping.plan import RowUnit, SourceOptions, SourcePlan, indices_name
+from milldam.mapping.plan import RowUnit, SourcePlan, hash_json, indices_name
+from milldam.mapping.settings import MapSettings
 from milldam.mapping.spooling import SpooledPlan, Stream
 from milldam.sources.arrays import BATCH_BYTES
-from milldam.sources.batch import OnReject, require_columns
+from milldam.sources.batch import OnReject, Places, require_columns
 from milldam.sources.data_sets import ALL, choose_splits, parse_split, split_names
-from milldam.sources.listing import InputFile
-from milldam.sources.rows import Places, Room, Rows, cut_by_size
+from milldam.sources.rows import Room, Rows, cut_by_size
+from milldam.sources.units import InputFile
 
 LARGEST_IN_MEMORY = 16 << 20
 """More bytes than this are not sent to each worker, but spooled."""
@@ -88,17 +85,17 @@ class DataSetPlan:
     left_out: str = ""
     needs_spooling = False
 
-    def __init__(self, dataset: Any, options: SourceOptions, spool: Path) -> None:
+    def __init__(self, dataset: Any, settings: MapSettings, spool: Path) -> None:
         if dataset.format["type"] == "custom":
             raise ConfigError(
                 "The dataset has a transform (with_transform, set_transform), which is applied to rows as they are "
                 "read.\nGive the function to milldam.map instead, and the dataset without it: dataset.with_format(None)"
             )
-        self._dataset, self._options, self.spool_folder = dataset, options, spool
+        self._dataset, self._settings, self.spool_folder = dataset, settings, spool
         shown = dataset.format
         there = list(dataset.column_names if shown["output_all_columns"] else shown["columns"])
-        require_columns(options.columns, there, "the dataset")
-        self.columns: list[str] | None = list(options.columns) if options.columns is not None else there
+        require_columns(settings.columns, there, "the dataset")
+        self.columns: list[str] | None = list(settings.columns) if settings.columns is not None else there
         self._table = dataset.data.select(self.columns)
         self.schema: pa.Schema | None = self._table.schema
 
@@ -106,8 +103,7 @@ class DataSetPlan:
     def identity(self) -> dict[str, Any]:
         files = list(self.files())
         known = [self._dataset._fingerprint, [(Path(file.path).name, file.size, file.version) for file in files]]
-        fingerprint = hash_bytes(json.dumps(known).encode())
-        return {"files": len(files), "bytes": self._bytes, "fingerprint": fingerprint}
+        return {"files": len(files), "bytes": self._bytes, "fingerprint": hash_json(known)}
 
     @property
     def _bytes(self) -> int:
@@ -122,11 +118,11 @@ class DataSetPlan:
 
     def units(self) -> Iterator[RowUnit]:
         rows, size = len(self._dataset), self._bytes
-        count = self._options.shards or round(size / self._options.shard_size)
+        count = self._settings.shards or round(size / self._settings.unit_bytes)
         count = max(1, min(count, rows))
         edges = [rows * k // count for k in range(count + 1)] if rows else [0]
         for index, (start, stop) in enumerate(pairwise(edges)):
-            key = hash_bytes(json.dumps([self.identity["fingerprint"], self.columns, start, stop]).encode())
+            key = hash_json([self.identity["fingerprint"], self.columns, start, stop])
             yield RowUnit(index, key, size * (stop - start) // rows, {"range": [start, stop]}, start)
 
     @property
@@ -166,21 +162,22 @@ _KINDS = "paths, a datasets.Dataset or IterableDataset, a pa.Table, a list of di
 _NO_KEY = "Give source_key a name for its content, and change that when the content changes"
 
 
-def plan_source(source: Any, options: SourceOptions, spool: Path) -> SourcePlan:
-    """Look a source up. `spool`: a folder of the run, for what can be read only once, and what is worth keeping.
+def plan_source(settings: MapSettings, spool: Path, room: Room | None = None) -> SourcePlan:
+    """Look the source up. `spool`: a folder of the run, for what can be read only once, and what is worth keeping;
+    `room`: for rows that are read before the work begins.
 
     Raises ConfigError or InputError for what is no source, or can't be read as one.
     """
-    if options.columns is not None and not options.columns:
+    if settings.columns is not None and not settings.columns:
         raise ConfigError("columns is empty. Name at least one, or leave it out to read all.")
-    paths = _paths(source)
+    source, paths = settings.source, _paths(settings.source)
     if paths is not None:
-        return FilePlan(paths, options, spool)
+        return FilePlan(paths, settings, spool, room)
     if type(source).__module__.split(".")[0] == "datasets":
-        return _plan_data_set(source, options, spool)
-    if options.split is not None or options.subset is not None:
+        return _plan_data_set(source, settings, spool)
+    if settings.split is not None or settings.subset is not None:
         raise ConfigError("split and subset are for files, the Hub and datasets; this source has none. Leave them out.")
-    return SpooledPlan(_stream(source, options), options, spool)
+    return SpooledPlan(_stream(source, settings), settings, spool)
 
 
 def each_split(given: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
@@ -216,7 +213,7 @@ def _paths(source: Any) -> list[str] | None:
 # ---- streams ----
 
 
-def _stream(source: Any, options: SourceOptions) -> Stream:
+def _stream(source: Any, settings: MapSettings) -> Stream:
     if inspect.isgenerator(source):
         raise ConfigError(
             "A generator can be gone through only once, so that nothing made of it could be resumed.\n"
@@ -227,31 +224,30 @@ def _stream(source: Any, options: SourceOptions) -> Stream:
         digest = xxhash.xxh3_128(source.schema.serialize())
         for batch in source.to_batches() if isinstance(source, pa.Table) else [source]:
             digest.update(batch.serialize())
-        stream = _held_stream("the table", lambda: [source], digest.hexdigest(), options)
+        stream = _held_stream("the table", lambda: [source], digest.hexdigest(), settings)
         return replace(stream, columns=tuple(source.schema.names), schema=source.schema)
     if isinstance(source, list | tuple) and all(isinstance(row, dict) for row in source):
-        return _held_stream("the list", lambda: source, _hash_rows(source), options)
+        return _held_stream("the list", lambda: source, _hash_rows(source), settings)
     if callable(source) and not inspect.isclass(source):
-        return _function_stream(source, options)
+        return _function_stream(source, settings)
     raise ConfigError(f"{type(source).__name__}: no source of rows. Known are {_KINDS}.")
 
 
-def _held_stream(name: str, rows: Callable[[], Any], content: str | None, options: SourceOptions) -> Stream:
+def _held_stream(name: str, rows: Callable[[], Any], content: str | None, settings: MapSettings) -> Stream:
     """Rows that lie in memory, known by their content; a key stands for it only where that can't be hashed."""
-    if content is None and options.source_key is None:
-        return Stream(name, rows, None, f"{name} holds a value that can't be hashed. {_NO_KEY}")
-    return Stream(name, rows, hash_bytes(repr([options.source_key, content]).encode()))
+    known = content is not None or settings.source_key is not None
+    fingerprint = hash_bytes(repr([settings.source_key, content]).encode()) if known else None
+    return Stream(name, rows, fingerprint, f"{name} holds a value that can't be hashed. {_NO_KEY}")
 
 
-def _function_stream(function: Callable[[], Any], options: SourceOptions) -> Stream:
+def _function_stream(function: Callable[[], Any], settings: MapSettings) -> Stream:
     """A generator function is known by its code and what that uses; what it reads from files can't be seen."""
     found = identify(function)
     name = f"the generator {found.name}"
-    parts = [options.source_key, None if found.unhashable else found.hash]
-    fingerprint = hash_bytes(repr(parts).encode()) if options.source_key is not None or not found.unhashable else None
+    parts = [settings.source_key, None if found.unhashable else found.hash]
+    fingerprint = hash_bytes(repr(parts).encode()) if parts != [None, None] else None
     why = f"{name} can't be identified: {'; '.join(found.unhashable)}. {_NO_KEY}"
-    rows = functools.partial(_call, function, name)
-    return Stream(name, rows, fingerprint, None if fingerprint is not None else why)
+    return Stream(name, functools.partial(_call, function, name), fingerprint, why)
 
 
 def _call(function: Callable[[], Any], name: str) -> Iterator[Any]:
@@ -275,17 +271,17 @@ def _hash_rows(rows: Sequence[dict[str, Any]]) -> str | None:
 # ---- datasets ----
 
 
-def _plan_data_set(source: Any, options: SourceOptions, spool: Path) -> SourcePlan:
+def _plan_data_set(source: Any, settings: MapSettings, spool: Path) -> SourcePlan:
     from datasets import Dataset, IterableDataset
 
-    if options.subset is not None:
+    if settings.subset is not None:
         raise ConfigError("subset is for names on the Hub; this dataset is loaded already. Leave it out.")
-    source = _choose_split(source, options.split)
+    source = _choose_split(source, settings.split)
     if isinstance(source, IterableDataset):
-        return SpooledPlan(_iterable_stream(source, options), options, spool)
+        return SpooledPlan(_iterable_stream(source, settings), settings, spool)
     if not isinstance(source, Dataset):
         raise ConfigError(f"{type(source).__name__} of datasets: no source of rows. Known are {_KINDS}.")
-    plan = DataSetPlan(source, options, spool)
+    plan = DataSetPlan(source, settings, spool)
     if bytes_in_memory(source.data) <= LARGEST_IN_MEMORY:
         return plan
     columns = plan.columns or []
@@ -295,7 +291,7 @@ def _plan_data_set(source: Any, options: SourceOptions, spool: Path) -> SourcePl
         return plan.reader.read(everything, lambda reject: None)
 
     fingerprint = hash_bytes(repr([plan.identity["fingerprint"], columns]).encode())
-    return SpooledPlan(Stream("the dataset", rows, fingerprint, columns=tuple(columns)), options, spool)
+    return SpooledPlan(Stream("the dataset", rows, fingerprint, columns=tuple(columns)), settings, spool)
 
 
 def _choose_split(source: Any, split: str | None) -> Any:
@@ -315,13 +311,12 @@ def _choose_split(source: Any, split: str | None) -> Any:
     return source.select(range(*asked.rows.bounds(len(source))))
 
 
-def _iterable_stream(source: Any, options: SourceOptions) -> Stream:
+def _iterable_stream(source: Any, settings: MapSettings) -> Stream:
     """A streamed dataset carries no fingerprint, and what it streams from may change: only a key names it."""
     columns = tuple(source.column_names) if source.column_names is not None else None
-    fingerprint = hash_bytes(options.source_key.encode()) if options.source_key is not None else None
-    why = None if fingerprint is not None else f"an IterableDataset has no fingerprint. {_NO_KEY}"
-    rows = functools.partial(_iterable_rows, source)
-    return Stream("the streamed dataset", rows, fingerprint, why, columns)
+    fingerprint = hash_bytes(settings.source_key.encode()) if settings.source_key is not None else None
+    why = f"an IterableDataset has no fingerprint. {_NO_KEY}"
+    return Stream("the streamed dataset", functools.partial(_iterable_rows, source), fingerprint, why, columns)
 
 
 def _iterable_rows(source: Any) -> Iterator[dict[str, Any]]:

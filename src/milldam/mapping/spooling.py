@@ -10,6 +10,7 @@ frame; a larger row is a frame of its own. Disk: the rows as Arrow holds them.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass
@@ -20,14 +21,13 @@ import pyarrow as pa
 import xxhash
 
 from milldam.errors import InputError
-from milldam.files import NewFile, explain_os_errors, hash_bytes, remove_temporaries
+from milldam.files import NewFile, explain_os_errors, is_whole, read_sealed, remove_temporaries, write_sealed
 from milldam.mapping.file_rows import Piece, gather_evenly
-from milldam.mapping.plan import RowUnit, SourceOptions
-from milldam.sealed import is_whole, read_sealed, write_sealed
-from milldam.sources.batch import OnReject, require_columns
-from milldam.sources.listing import InputFile
-from milldam.sources.rows import Places, Room, Rows, byte_size, cut_by_size, from_records, row_count, value_size
-from milldam.sources.units import Slice
+from milldam.mapping.plan import RowUnit, hash_json
+from milldam.mapping.settings import MapSettings
+from milldam.sources.batch import OnReject, Places, require_columns
+from milldam.sources.rows import Room, Rows, byte_size, cut_by_size, from_records, row_count, value_size
+from milldam.sources.units import InputFile, Slice
 
 FRAME_BYTES, FRAME_ROWS = 1 << 20, 4096
 _ROWS, _FRAMES, _COMPLETE = "rows.arrows", "frames.jsonl", "complete.json"
@@ -38,20 +38,37 @@ _REFUSED = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 def frames_of(rows: Iterable[Any], name: str) -> Iterator[pa.RecordBatch]:
-    """Dicts, and Arrow tables where they come, as record batches of about a megabyte.
+    """Dicts, and Arrow tables where they come, as record batches of about a megabyte."""
+    number = 0
+    for are_tables, run in itertools.groupby(rows, lambda row: isinstance(row, pa.RecordBatch | pa.Table)):
+        for batch in _of_tables(run) if are_tables else _of_dicts(run, number, name):
+            number += batch.num_rows
+            yield batch
 
-    Where the values of a column fit no common type, the batch ends: each has types of its own.
-    """
+
+def _of_tables(tables: Iterable[pa.RecordBatch | pa.Table]) -> Iterator[pa.RecordBatch]:
+    """Tables cut and put together to the size of a frame, those of one schema."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for table in tables:
+        for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
+            for part in cut_by_size(batch, FRAME_BYTES):
+                assert isinstance(part, pa.RecordBatch)
+                full = size >= FRAME_BYTES or len(held) >= FRAME_ROWS
+                if held and (full or not part.schema.equals(held[0].schema)):
+                    yield pa.concat_batches(held)
+                    held, size = [], 0
+                held.append(part)
+                size += byte_size(part)
+    if held:
+        yield pa.concat_batches(held)
+
+
+def _of_dicts(rows: Iterable[Any], number: int, name: str) -> Iterator[pa.RecordBatch]:
+    """Where the values of a column fit no common type, the batch ends: each has types of its own."""
     held: list[dict[str, Any]] = []
-    tables = _Tables()
-    size = number = 0
+    size = 0
     for row in rows:
-        if isinstance(row, pa.RecordBatch | pa.Table):
-            yield from _batches(held, number - len(held), name)
-            held, size, number = [], 0, number + row.num_rows
-            yield from tables.add(row)
-            continue
-        yield from tables.flush()
         if not isinstance(row, dict):
             raise InputError(f"{name}: row {number} is of type {type(row).__name__}. Yield rows as dicts.")
         held.append(row)
@@ -61,31 +78,6 @@ def frames_of(rows: Iterable[Any], name: str) -> Iterator[pa.RecordBatch]:
             yield from _batches(held, number - len(held), name)
             held, size = [], 0
     yield from _batches(held, number - len(held), name)
-    yield from tables.flush()
-
-
-class _Tables:
-    """Arrow tables cut and put together to the size of a frame, those of one schema."""
-
-    def __init__(self) -> None:
-        self._held: list[pa.RecordBatch] = []
-        self._bytes = 0
-
-    def add(self, table: pa.RecordBatch | pa.Table) -> Iterator[pa.RecordBatch]:
-        for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
-            for part in cut_by_size(batch, FRAME_BYTES):
-                assert isinstance(part, pa.RecordBatch)
-                if self._held and not part.schema.equals(self._held[0].schema):
-                    yield from self.flush()
-                self._held.append(part)
-                self._bytes += byte_size(part)
-                if self._bytes >= FRAME_BYTES or len(self._held) >= FRAME_ROWS:
-                    yield from self.flush()
-
-    def flush(self) -> Iterator[pa.RecordBatch]:
-        if self._held:
-            yield pa.concat_batches(self._held)
-        self._held, self._bytes = [], 0
 
 
 def _batches(records: list[dict[str, Any]], first: int, name: str) -> Iterator[pa.RecordBatch]:
@@ -102,7 +94,9 @@ def _batches(records: list[dict[str, Any]], first: int, name: str) -> Iterator[p
         yield from _batches(records[half:], first + half, name)
         return
     try:
-        yield _batch([{key: _listed(value) for key, value in records[0].items()}])
+        # Arrays and tensors of any shape as lists.
+        items = records[0].items()
+        yield _batch([{key: value.tolist() if hasattr(value, "tolist") else value for key, value in items}])
     except _REFUSED:
         raise InputError(
             f"{name}: row {first} can't be stored ({' '.join(problem.split())[:200]}).\n"
@@ -117,11 +111,6 @@ def _batch(records: list[dict[str, Any]]) -> pa.RecordBatch:
     if not columns:
         return pa.RecordBatch.from_struct_array(pa.array(records, pa.struct([])))
     return pa.record_batch([pa.array(values) for values in columns.values()], names=list(columns))
-
-
-def _listed(value: Any) -> Any:
-    """Arrays and tensors of any shape as lists."""
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 # ---- frames to disk ----
@@ -165,15 +154,15 @@ class SpoolReader:
             with pa.memory_map(str(Path(self.folder) / slice.path)) as source:
                 source.seek(slice.start)
                 while source.tell() < (slice.stop or 0):
-                    for batch in pa.ipc.open_stream(source):
-                        yield batch if self.columns is None else _select(batch, self.columns)
+                    yield from map(self._wanted, pa.ipc.open_stream(source))
 
-
-def _select(batch: pa.RecordBatch, columns: tuple[str, ...]) -> pa.RecordBatch:
-    """The wanted columns; null where the rows have none."""
-    there = set(batch.schema.names)
-    found = [batch.column(name) if name in there else pa.nulls(batch.num_rows) for name in columns]
-    return pa.record_batch(found, names=list(columns))
+    def _wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The wanted columns; null where the rows have none."""
+        if self.columns is None:
+            return batch
+        there, missing = set(batch.schema.names), pa.nulls(batch.num_rows)
+        found = [batch.column(name) if name in there else missing for name in self.columns]
+        return pa.record_batch(found, names=list(self.columns))
 
 
 # ---- the plan ----
@@ -189,7 +178,8 @@ class Stream:
     """Makes them: dicts, or Arrow tables."""
     fingerprint: str | None
     """What names them; None: they can't be identified."""
-    unidentified: str | None = None
+    why: str = ""
+    """They can't be identified."""
     columns: tuple[str, ...] | None = None
     """The columns that they have, where that is known."""
     schema: pa.Schema | None = None
@@ -199,13 +189,13 @@ class SpooledPlan:
     left_out = ""
     needs_spooling = True
 
-    def __init__(self, stream: Stream, options: SourceOptions, spool: Path) -> None:
-        self._stream, self._options, self.spool_folder = stream, options, spool
-        self.unidentified = stream.unidentified
+    def __init__(self, stream: Stream, settings: MapSettings, spool: Path) -> None:
+        self._stream, self._settings, self.spool_folder = stream, settings, spool
+        self.unidentified = stream.why if stream.fingerprint is None else None
         there = list(stream.columns) if stream.columns is not None else None
         if there is not None:
-            require_columns(options.columns, there, stream.name)
-        self.columns = list(options.columns) if options.columns is not None else there
+            require_columns(settings.columns, there, stream.name)
+        self.columns = list(settings.columns) if settings.columns is not None else there
         self.schema = stream.schema
         self._done = False
 
@@ -220,7 +210,7 @@ class SpooledPlan:
 
     @property
     def reader(self) -> SpoolReader:
-        return SpoolReader(str(self.spool_folder), self._options.columns)
+        return SpoolReader(str(self.spool_folder), self._settings.columns)
 
     def spool(self) -> None:
         """Go through the rows once. What an identified source left complete is used as it is."""
@@ -241,15 +231,15 @@ class SpooledPlan:
         facts = self._facts()
         if not self._done and not (facts and facts["identity"] == self._stream.fingerprint):
             raise RuntimeError("spool the rows first")
-        shards = self._options.shards or max(1, round(facts["bytes"] / self._options.shard_size))
+        shards = self._settings.shards or max(1, round(facts["bytes"] / self._settings.unit_bytes))
         first_row = 0
         groups = gather_evenly(self._pieces(), shards, count=facts["frames"], total=facts["bytes"])
         for index, group in enumerate(groups):
             # identity: (rows, hash) of each frame
             digests = [one for piece in group for one in piece.identity]
             rows = sum(digests[::2])
-            numbered = first_row if self._options.numbered else None
-            key = hash_bytes(json.dumps([self._options.columns, digests, numbered]).encode())
+            numbered = first_row if self._settings.with_indices else None
+            key = hash_json([self._settings.columns, digests, numbered])
             place = {"slices": [list(astuple(piece.slice)) for piece in group]}
             yield RowUnit(index, key, sum(piece.slice.size for piece in group), place, numbered)
             first_row += rows

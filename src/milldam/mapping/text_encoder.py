@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError, Setting
-from milldam.memory import release, usage
-from milldam.run.lean_arrow import keep_arrow_lean
+from milldam.memory import keep_arrow_lean, release, usage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,8 +64,8 @@ class TextEncoder:
         encoder: Literal["auto", "gigatoken", "huggingface"] = "auto",
     ) -> None:
         from milldam.stores.tokens.format import token_dtype
+        from milldam.tokenizers.loading import choose_special_tokens
         from milldam.tokenizers.proof import choose_encoder, expected_ids
-        from milldam.tokenizers.special import choose_special_tokens
 
         keep_arrow_lean()
         if special_text not in ("special", "plain"):
@@ -185,8 +184,7 @@ class _ForgettingEncoder:
 
 def _load(tokenizer: object) -> LoadedTokenizer:
     """By its path or name; of an object a copy, without truncation, padding and dropout."""
-    from milldam.tokenizers.loading import LoadedTokenizer, load_tokenizer
-    from milldam.tokenizers.special import NamedTokens
+    from milldam.tokenizers.loading import LoadedTokenizer, NamedTokens, load_tokenizer
 
     if isinstance(tokenizer, str | Path):
         return load_tokenizer(str(tokenizer))

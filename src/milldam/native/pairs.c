@@ -26,3 +26,9 @@ int64_t milldam_drop(const int64_t *first, const int64_t *second, int64_t edges,
     for (int64_t edge = 0; edge < edges; edge++) dropped[second[edge]] |= !dropped[first[edge]];
     return edges;
 }
+
+/* How often each place occurs. */
+int64_t milldam_count(const int64_t *places, int64_t count, uint32_t *counts) {
+    for (int64_t k = 0; k < count; k++) counts[places[k]]++;
+    return count;
+}

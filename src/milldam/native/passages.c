@@ -4,10 +4,23 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 enum { SEED_LETTERS = 16, REMEMBERED = 4096 };
 static const uint64_t WORD_FACTOR = UINT64_C(0x9FB21C651E98DF25), ORDER_FACTOR = UINT64_C(0xD6E8FEB86659FD93);
 static const uint64_t BASE = UINT64_C(0x9E3779B97F4A7C15), INVERSE = UINT64_C(0xF1DE83E19937733D);
-static const uint64_t TOPS = UINT64_C(0x8080808080808080);
+
+static const uint64_t FIRST[9] = {0, /* so many of eight bytes */
+                                  UINT64_C(0xFF),
+                                  UINT64_C(0xFFFF),
+                                  UINT64_C(0xFFFFFF),
+                                  UINT64_C(0xFFFFFFFF),
+                                  UINT64_C(0xFFFFFFFFFF),
+                                  UINT64_C(0xFFFFFFFFFFFF),
+                                  UINT64_C(0xFFFFFFFFFFFFFF),
+                                  UINT64_C(0xFFFFFFFFFFFFFFFF)};
 
 static uint64_t eight_at(const uint8_t *bytes) {
     uint64_t eight;
@@ -15,22 +28,55 @@ static uint64_t eight_at(const uint8_t *bytes) {
     return eight;
 }
 
-/* ---- letters ---- */
+/* ---- letters, 64 bytes at a time ---- */
+
+typedef struct {
+    uint64_t letters, beyond, borders; /* bytes of words; bytes beyond ASCII; where words may not go on */
+} Block;
 
 /* ASCII letters in lower case and digits, 0 for all else that is ASCII, what is beyond as it is. */
-static void fold_ascii(const uint8_t *restrict raw, int64_t size, uint8_t *restrict folded) {
-    for (int64_t at = 0; at < size; at++) {
+#ifdef __SSE2__
+static Block fold_ascii(const uint8_t *raw, uint8_t *folded) {
+    const __m128i last_letter = _mm_set1_epi8(25), last_digit = _mm_set1_epi8(9);
+    Block found = {0, 0, 0};
+    for (int k = 0; k < 4; k++) {
+        const __m128i some = _mm_loadu_si128((const __m128i *)raw + k), low = _mm_or_si128(some, _mm_set1_epi8(0x20));
+        const __m128i from_a = _mm_sub_epi8(low, _mm_set1_epi8('a')), from_0 = _mm_sub_epi8(some, _mm_set1_epi8('0'));
+        const __m128i letter = _mm_cmpeq_epi8(_mm_min_epu8(from_a, last_letter), from_a);
+        const __m128i digit = _mm_cmpeq_epi8(_mm_min_epu8(from_0, last_digit), from_0);
+        const __m128i kept = _mm_or_si128(digit, _mm_cmplt_epi8(some, _mm_setzero_si128()));
+        _mm_storeu_si128((__m128i *)folded + k, _mm_or_si128(_mm_and_si128(low, letter), _mm_and_si128(some, kept)));
+        found.letters |= (uint64_t)_mm_movemask_epi8(_mm_or_si128(letter, kept)) << 16 * k;
+        found.beyond |= (uint64_t)_mm_movemask_epi8(some) << 16 * k;
+    }
+    return found;
+}
+#else
+/* The first bits of eight bytes, side by side. */
+static uint64_t gathered(uint64_t tops) { return (tops >> 7) * UINT64_C(0x0102040810204080) >> 56; }
+
+static Block fold_ascii(const uint8_t *raw, uint8_t *folded) {
+    const uint64_t tops = UINT64_C(0x8080808080808080);
+    Block found = {0, 0, 0};
+    for (int at = 0; at < 64; at++) {
         const uint8_t byte = raw[at], low = byte | 0x20;
         const uint8_t letter = (uint8_t)(low - 'a') < 26 ? low : 0;
         folded[at] = byte >= 0x80 || (uint8_t)(byte - '0') < 10 ? byte : letter;
     }
+    for (int k = 0; k < 8; k++) {
+        const uint64_t eight = eight_at(folded + 8 * k);
+        found.letters |= gathered((((eight & ~tops) + ~tops) | eight) & tops) << 8 * k;
+        found.beyond |= gathered(eight & tops) << 8 * k;
+    }
+    return found;
 }
+#endif
 
-static void set_bit(uint64_t *bits, int64_t at) { bits[at >> 6] |= UINT64_C(1) << (at & 63); }
+static void set_border(Block *blocks, int64_t at) { blocks[at >> 6].borders |= UINT64_C(1) << (at & 63); }
 
-/* One character beyond ASCII: its letter, or zeros; its size. `borders`: where a character is a word of its own. */
+/* One character beyond ASCII: its letter, or zeros; its size. A character that is a word of its own has borders. */
 static int64_t fold_character(uint8_t *at, int64_t place, int64_t left, const uint16_t *folds, const uint8_t *alone,
-                              uint64_t *borders) {
+                              Block *blocks) {
     const int64_t size = *at < 0xC2 ? 1 : *at < 0xE0 ? 2 : *at < 0xF0 ? 3 : 4;
     if (size == 1 || size > left) return 1; /* not UTF-8 */
     uint32_t own = 1;
@@ -41,6 +87,7 @@ static int64_t fold_character(uint8_t *at, int64_t place, int64_t left, const ui
         own = alone[code];
         if (!letter) {
             memset(at, 0, (size_t)size);
+            for (int64_t k = place; k < place + size; k++) blocks[k >> 6].letters &= ~(UINT64_C(1) << (k & 63));
         } else if (letter != code) {
             at[0] = (uint8_t)(size == 2 ? 0xC0 | letter >> 6 : 0xE0 | letter >> 12);
             at[1] = (uint8_t)(0x80 | (size == 2 ? letter & 0x3F : letter >> 6 & 0x3F));
@@ -48,22 +95,10 @@ static int64_t fold_character(uint8_t *at, int64_t place, int64_t left, const ui
         }
     }
     if (own) {
-        set_bit(borders, place);
-        set_bit(borders, place + size);
+        set_border(blocks, place);
+        set_border(blocks, place + size);
     }
     return size;
-}
-
-static void fold_beyond(uint8_t *folded, int64_t size, const uint16_t *folds, const uint8_t *alone, uint64_t *borders) {
-    int64_t at = 0;
-    while (at < size) {
-        if (folded[at] >= 0x80) {
-            at += fold_character(folded + at, at, size - at, folds, alone, borders);
-            continue;
-        }
-        const uint64_t beyond = eight_at(folded + at) & TOPS; /* behind the texts are zeros */
-        at += beyond ? __builtin_ctzll(beyond) >> 3 : 8;
-    }
 }
 
 typedef struct {
@@ -75,45 +110,47 @@ typedef struct {
     const uint8_t *alone;
 } Texts;
 
-/* `folded`: room for 192 bytes more, which become zeros; `borders`: for `size` bits and 192 more. */
-static void fold(const Texts *texts, uint8_t *folded, uint64_t *borders) {
-    memset(borders, 0, (size_t)(texts->size / 64 + 3) * 8);
-    memset(folded + texts->size, 0, 192);
-    fold_ascii(texts->raw, texts->size, folded);
-    for (int64_t text = 0; text <= texts->texts; text++) set_bit(borders, texts->offsets[text] - texts->offsets[0]);
-    fold_beyond(folded, texts->size, texts->folds, texts->alone, borders);
+/* `folded`: room for 192 bytes more, which become zeros; `blocks`: for three more. */
+static void fold(const Texts *texts, uint8_t *folded, Block *blocks) {
+    const int64_t size = texts->size, whole = size & ~INT64_C(63);
+    uint8_t last[64] = {0};
+    memcpy(last, texts->raw + whole, (size_t)(size - whole));
+    for (int64_t base = 0; base < whole; base += 64) blocks[base >> 6] = fold_ascii(texts->raw + base, folded + base);
+    blocks[whole >> 6] = fold_ascii(last, folded + whole);
+    memset(folded + size, 0, 192);
+    memset(blocks + (whole >> 6) + 1, 0, 2 * sizeof *blocks);
+    for (int64_t text = 0; text <= texts->texts; text++) set_border(blocks, texts->offsets[text] - texts->offsets[0]);
+    for (int64_t base = 0, behind = 0; base < size; base += 64) {
+        uint64_t beyond = blocks[base >> 6].beyond;
+        while (beyond) {
+            const int64_t at = base + __builtin_ctzll(beyond);
+            if (at >= behind) behind = at + fold_character(folded + at, at, size - at, texts->folds, texts->alone, blocks);
+            beyond &= beyond - 1;
+        }
+    }
 }
 
-/* ---- words, 64 bytes at a time ---- */
-
-/* The first bits of eight bytes, side by side. */
-static uint64_t gathered(uint64_t tops) { return (tops >> 7) * UINT64_C(0x0102040810204080) >> 56; }
-
-typedef struct {
-    uint64_t letters, starts; /* bytes of words; where words begin */
-} Block;
+/* ---- words ---- */
 
 typedef struct {
     uint64_t inside; /* whether the block before ends in a word */
     int64_t start;   /* where it begins */
 } Open;
 
-/* A word of more than 64 bytes is cut after each 64. */
-static Block block_at(const uint8_t *folded, int64_t base, uint64_t borders, Open *open) {
-    Block found = {0, 0};
-    for (int k = 0; k < 8; k++) {
-        const uint64_t eight = eight_at(folded + base + 8 * k);
-        found.letters |= gathered((((eight & ~TOPS) + ~TOPS) | eight) & TOPS) << 8 * k;
+/* Where words begin. A word of more than 64 bytes is cut behind the character that has the 64th. */
+static uint64_t starts_in(const Block *block, const uint8_t *folded, int64_t base, Open *open) {
+    uint64_t borders = block->borders;
+    if (open->inside) {
+        const uint64_t ends = ~block->letters | borders;
+        int64_t bit = open->start + 64 - base;
+        if (bit < 0) bit = 0; /* within a character that began in the block before */
+        while (bit < 64 && (folded[base + bit] & 0xC0) == 0x80) bit++;
+        if (bit < 64 && !(ends & ((UINT64_C(2) << bit) - 1))) borders |= UINT64_C(1) << bit;
     }
-    if (open->inside) { /* 64 bytes on is the bit of the same number */
-        const uint64_t ends = ~found.letters | borders;
-        const int64_t bit = open->start & 63;
-        if (!(ends & ((UINT64_C(2) << bit) - 1))) borders |= UINT64_C(1) << bit;
-    }
-    found.starts = found.letters & (~(found.letters << 1 | open->inside) | borders);
-    open->inside = found.letters >> 63;
-    if (found.starts) open->start = base + 63 - __builtin_clzll(found.starts);
-    return found;
+    const uint64_t starts = block->letters & (~(block->letters << 1 | open->inside) | borders);
+    open->inside = block->letters >> 63;
+    if (starts) open->start = base + 63 - __builtin_clzll(starts);
+    return starts;
 }
 
 static int64_t count_bits(uint64_t bits) {
@@ -137,16 +174,16 @@ static int64_t list_bits(uint64_t bits, int64_t base, uint32_t *places, int64_t 
 
 /* Where words begin and where they end. `starts`, `stops`: room for `size` + 8 each. How many words. */
 int64_t milldam_words(const uint8_t *raw, int64_t size, const int64_t *offsets, int64_t texts, const uint16_t *folds,
-                      const uint8_t *alone, uint8_t *folded, uint64_t *borders, uint32_t *starts, uint32_t *stops) {
+                      const uint8_t *alone, uint8_t *folded, uint64_t *blocks, uint32_t *starts, uint32_t *stops) {
     const Texts given = {raw, size, offsets, texts, folds, alone};
     Open open = {0, 0};
     int64_t begun = 0, ended = 0;
-    fold(&given, folded, borders);
+    fold(&given, folded, (Block *)blocks);
     for (int64_t base = 0; base <= size; base += 64) {
-        const uint64_t inside = open.inside;
-        const Block block = block_at(folded, base, borders[base >> 6], &open);
-        begun = list_bits(block.starts, base, starts, begun);
-        ended = list_bits((block.letters << 1 | inside) & (~block.letters | block.starts), base, stops, ended);
+        const Block *block = (Block *)blocks + (base >> 6);
+        const uint64_t inside = open.inside, first = starts_in(block, folded, base, &open);
+        begun = list_bits(first, base, starts, begun);
+        ended = list_bits((block->letters << 1 | inside) & (~block->letters | first), base, stops, ended);
     }
     return begun;
 }
@@ -169,19 +206,19 @@ static int may_hold(const uint64_t *bits, int64_t shift, uint64_t hash) {
 }
 
 /* Where words begin, and the end of the texts; how many words. */
-static int64_t list_words(const uint8_t *folded, int64_t size, const uint64_t *borders, uint32_t *places) {
+static int64_t list_words(const Block *blocks, const uint8_t *folded, int64_t size, uint32_t *places) {
     Open open = {0, 0};
     int64_t count = 0;
     for (int64_t base = 0; base < size; base += 64)
-        count = list_bits(block_at(folded, base, borders[base >> 6], &open).starts, base, places, count);
+        count = list_bits(starts_in(blocks + (base >> 6), folded, base, &open), base, places, count);
     places[count] = (uint32_t)size;
     return count;
 }
 
 /* The first eight letters of a word; up to the next one are zeros. */
 static uint64_t letters_of(const uint8_t *folded, const uint32_t *word) {
-    const int32_t missing = 8 - (int32_t)(word[1] - word[0]), behind = 8 * (missing & ~(missing >> 31));
-    return eight_at(folded + word[0]) << behind >> behind; /* a branch for long words would be guessed wrong */
+    const uint32_t size = word[1] - word[0];
+    return eight_at(folded + word[0]) & FIRST[size < 8 ? size : 8];
 }
 
 /* The words that, with the next one, may be a seed; how many. No branch to guess wrong: what is none is overwritten. */
@@ -206,12 +243,17 @@ static uint64_t key_of(uint64_t low, uint64_t high) {
     return key ^ key >> 32;
 }
 
-/* A number for the sixteen letters from a place on, whatever lies between words. */
-static uint64_t letters_key(const uint8_t *folded, int64_t size, int64_t place) {
-    uint8_t letters[SEED_LETTERS + 1] = {0};
-    for (int64_t filled = 0; place < size && filled < SEED_LETTERS; place++) {
-        letters[filled] = folded[place];
-        filled += folded[place] != 0;
+/* A number for the sixteen letters from a word on, whatever lies between words. */
+static uint64_t letters_key(const uint8_t *folded, const uint32_t *word, const uint32_t *end) {
+    uint8_t letters[SEED_LETTERS + 8] = {0};
+    uint32_t place = word[0];
+    for (int64_t filled = 0; word < end && filled < SEED_LETTERS;) {
+        const uint32_t left = word[1] - place;
+        const uint64_t some = eight_at(folded + place) & FIRST[left < 8 ? left : 8];
+        memcpy(letters + filled, &some, 8);
+        filled += some ? 8 - (__builtin_clzll(some) >> 3) : 0;
+        word += left <= 8;
+        place = left <= 8 ? word[0] : place + 8;
     }
     return key_of(eight_at(letters), eight_at(letters + 8));
 }
@@ -318,7 +360,7 @@ static void compare(Document *document, uint64_t key, const Seeds *seeds, const 
 
 typedef struct {
     uint8_t *folded;
-    uint64_t *borders;
+    Block *blocks;
     uint32_t *places, *likely; /* of words; of those that may begin a seed, which */
 } Room;
 
@@ -326,15 +368,15 @@ static void scan(const Texts *texts, const Room *room, int64_t kinds, const Seed
                  Found *found) {
     const uint8_t *folded = room->folded;
     const int64_t size = texts->size, *offsets = texts->offsets;
-    fold(texts, room->folded, room->borders);
-    const int64_t words = list_words(folded, size, room->borders, room->places);
+    fold(texts, room->folded, room->blocks);
+    const int64_t words = list_words(room->blocks, folded, size, room->places);
     const int64_t likely = list_likely(folded, room->places, words, seeds, room->likely);
     Document document = {folded, 0, 0, 0, 0, 0, 0};
     for (int64_t k = 0, text = -1; k < likely; k++) {
         const uint32_t *word = room->places + room->likely[k];
         for (int64_t kind = 0; kind < kinds; kind++) {
             const uint64_t key = kind ? key_of(letters_of(folded, word), ~letters_of(folded, word + 1))
-                                      : letters_key(folded, size, *word);
+                                      : letters_key(folded, word, room->places + words);
             if (!may_hold(seeds->key_bits, seeds->key_shift, key)) continue;
             while (document.high <= *word) {
                 text++;
@@ -352,10 +394,10 @@ static void scan(const Texts *texts, const Room *room, int64_t kinds, const Seed
    are written.
 
    So much text at a time as the processor's cache holds: `at_once` bytes, or one text that is larger. `folded`,
-   `borders`, `places` and `likely` have room for that, as `words` needs it. `memory`: for `REMEMBERED` regions.
+   `blocks`, `places` and `likely` have room for that, as `words` needs it. `memory`: for `REMEMBERED` regions.
    `kinds`: 2 where some seeds go by their two words instead of sixteen letters. */
 int64_t milldam_regions(const uint8_t *raw, int64_t at_once, const int64_t *offsets, int64_t texts,
-                        const uint16_t *folds, const uint8_t *alone, uint8_t *folded, uint64_t *borders,
+                        const uint16_t *folds, const uint8_t *alone, uint8_t *folded, uint64_t *blocks,
                         uint32_t *places, uint32_t *likely, int64_t *memory, int64_t kinds, const uint64_t *pair_bits,
                         int64_t pair_shift, const uint64_t *key_bits, int64_t key_shift, const uint64_t *seed_keys,
                         const int64_t *seed_letters, const int64_t *seed_passages, int64_t seed_count,
@@ -364,7 +406,7 @@ int64_t milldam_regions(const uint8_t *raw, int64_t at_once, const int64_t *offs
     const Seeds seeds = {pair_bits,    pair_shift,    key_bits,  key_shift, seed_keys,
                          seed_letters, seed_passages, seed_count};
     const Passages passages = {letters, bounds, shortest};
-    const Room room = {folded, borders, places, likely};
+    const Room room = {folded, (Block *)blocks, places, likely};
     Found found = {numbers, 0, capacity, 0, (Region *)memory};
     for (int64_t first = 0, stop; first < texts; first = stop) {
         for (stop = first + 1; stop < texts && offsets[stop + 1] - offsets[first] <= at_once;) stop++;

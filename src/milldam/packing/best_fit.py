@@ -8,8 +8,8 @@ piece of the buffer, and 24 for each piece in an open row.
 Rows come when they are closed, after each `buffer` of pieces; those that are closed together in the order of their
 first documents. Documents in a row are in store order.
 
-Free lengths are bits of Python integers: the fullest row that has room is the lowest set bit above a length. Pieces
-of equal length are placed together. About 1 us a piece on one core.
+Free lengths are a sorted list: the fullest row that has room is found by bisection. Pieces of equal length are placed
+together. About 1 us a piece on one core.
 
 A split's document lengths -> pieces that fit a row, and rows of them end to end, as arrays of bounded size.
 
@@ -19,6 +19,7 @@ come at a time and `CHUNK` pieces, however long a document is.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -130,8 +131,6 @@ def _rows(pieces: Pieces, seq_len: int) -> Rows:
 
 _OPEN_TOKENS = 1 << 21
 _MOST_OPEN = 1 << 10
-_BLOCK_BITS = 11
-_IN_BLOCK = (1 << _BLOCK_BITS) - 1
 
 
 def best_fit_rows(pieces: Iterator[Pieces], seq_len: int, *, buffer: int) -> Iterator[Rows]:
@@ -184,8 +183,8 @@ class _FreeSpace:
         self._row = seq_len
         self._opened = 0
         self._rows: defaultdict[int, list[int]] = defaultdict(list)
-        self._lengths = _LengthSet(seq_len)
-        """Every length that is the room of some row."""
+        self._lengths: list[int] = []
+        """Every length that is the room of some row, ascending."""
 
     def place(self, lengths: Int64s) -> Int64s:
         """The row of each piece; longest pieces first."""
@@ -200,9 +199,10 @@ class _FreeSpace:
 
     def _fill(self, length: int, count: int) -> list[int]:
         """Put up to `count` pieces of one length into the fullest rows that have room for them."""
-        free = self._lengths.at_least(length)
-        if free is None:
-            free = self._open(-(-count // (self._row // length)))
+        at = bisect_left(self._lengths, length)
+        if at == len(self._lengths):
+            self._open(-(-count // (self._row // length)))
+        free = self._lengths[at]
         # The next best row for a piece of this length is the same row again, while it has room.
         each = min(free // length, count)
         rows = self._take(free, -(-count // each))
@@ -215,10 +215,9 @@ class _FreeSpace:
         self._put(free - in_last * length, rows[-1:])
         return placed
 
-    def _open(self, count: int) -> int:
+    def _open(self, count: int) -> None:
         self._put(self._row, list(range(self._opened, self._opened + count)))
         self._opened += count
-        return self._row
 
     def _take(self, free: int, most: int) -> list[int]:
         rows = self._rows[free]
@@ -226,63 +225,25 @@ class _FreeSpace:
             taken = rows[-most:]
             del rows[-most:]
             return taken
-        self._rows[free] = []
-        self._lengths.remove(free)
+        del self._lengths[bisect_left(self._lengths, free)], self._rows[free]
         return rows
 
     def _put(self, free: int, rows: list[int]) -> None:
         if free and rows:
-            if not self._rows[free]:
-                self._lengths.add(free)
+            if free not in self._rows:
+                insort(self._lengths, free)
             self._rows[free] += rows
 
     def keep(self, most: int) -> Int64s:
         """Close all but the emptiest rows; those that stay open."""
         kept: list[int] = []
-        filled = {free: rows for free, rows in self._rows.items() if rows}
-        for free in sorted(filled, reverse=True):
+        for free in reversed(self._lengths):
             room = most - len(kept)
             if room:
                 # Of equally empty rows, the youngest: the others have waited longest to be written.
-                filled[free] = sorted(filled[free])[-room:]
-                kept += filled[free]
+                self._rows[free] = sorted(self._rows[free])[-room:]
+                kept += self._rows[free]
             else:
-                del filled[free]
-                self._lengths.remove(free)
-        self._rows = defaultdict(list, filled)
+                del self._rows[free]
+        self._lengths = sorted(self._rows)
         return np.array(kept, dtype=np.int64)
-
-
-class _LengthSet:
-    """A set of lengths that knows the smallest one at or above another.
-
-    Bits in Python integers: one of them would do, but shifting it costs 40 us when rows have a million tokens.
-    """
-
-    def __init__(self, longest: int) -> None:
-        self._blocks = [0] * ((longest >> _BLOCK_BITS) + 1)
-        self._filled = 0
-        """Bit b is set when block b is not empty."""
-
-    def add(self, length: int) -> None:
-        block = length >> _BLOCK_BITS
-        self._blocks[block] |= 1 << (length & _IN_BLOCK)
-        self._filled |= 1 << block
-
-    def remove(self, length: int) -> None:
-        block = length >> _BLOCK_BITS
-        self._blocks[block] ^= 1 << (length & _IN_BLOCK)
-        if not self._blocks[block]:
-            self._filled ^= 1 << block
-
-    def at_least(self, length: int) -> int | None:
-        block = length >> _BLOCK_BITS
-        above = self._blocks[block] >> (length & _IN_BLOCK)
-        if above:
-            return length + (above & -above).bit_length() - 1
-        later = self._filled >> (block + 1)
-        if not later:
-            return None
-        block += (later & -later).bit_length()
-        bits = self._blocks[block]
-        return (block << _BLOCK_BITS) + (bits & -bits).bit_length() - 1

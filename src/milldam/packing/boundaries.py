@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from milldam.stores.tokens import Store
 from milldam.stores.tokens.format import Index, Int64s
+from milldam.stores.tokens.reader import Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,22 +20,23 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from milldam.errors import ConfigError, MismatchError, StoreError
-from milldam.files import NewFile, explain_os_errors, remove_temporaries, sync_folder, write_file
+from milldam.files import NewFile, explain_os_errors, has_size, remove_temporaries, sync_folder, write_file
 from milldam.loader.boundaries import document_lengths
-from milldam.loader.reading import Reader, TokenArray, open_reader
+from milldam.loader.reading import Reader, end_to_end, open_reader
 from milldam.loader.stores import Store
 from milldam.loader.stream import TokenStream
-from milldam.packing.best_fit import Cutter, Pieces, Rows, best_fit_rows, wrapped_rows
-from milldam.packing.rules import PackingRules
-from milldam.sealed import has_size
+from milldam.packing.best_fit import Cutter, Rows, best_fit_rows, wrapped_rows
 from milldam.stores.tokens.format import DTYPE_CODES, HEADER, MAGIC, MAX_SEQUENCE, VERSION, Int64s
 from milldam.stores.tokens.manifest import NAME, Manifest, Shard
 from milldam.stores.tokens.writer import commit_shard
+
+if TYPE_CHECKING:
+    from milldam.rules import PackingRules
 
 SHARD_BYTES = 256_000_000
 _BATCH_TOKENS = 1 << 20
@@ -76,13 +77,6 @@ def write_shards(stream: TokenStream, split: str, rows: Iterator[Rows], form: Ro
     finally:
         if writer is not None:
             writer.discard()
-
-
-def _read(reader: Reader, pieces: Pieces) -> TokenArray:
-    """The tokens of pieces, end to end; those that lie so in the source are read as one."""
-    ends = pieces.starts + pieces.lengths
-    first = np.flatnonzero(np.concatenate(([True], pieces.starts[1:] != ends[:-1])))
-    return reader.runs(pieces.starts[first], np.add.reduceat(pieces.lengths, first))
 
 
 class IndexColumns:
@@ -149,20 +143,16 @@ class _RowShard:
         row_len, pieces = self.form.seq_len, rows.pieces
         ends = np.cumsum(rows.counts)
         padding = row_len - np.add.reduceat(pieces.lengths, ends - rows.counts)
-        tokens = _read(reader, pieces)
-        self._bin.write((self._padded(tokens, row_len - padding) if padding.any() else tokens).data)
+        tokens = reader.runs(*end_to_end(pieces.starts, pieces.lengths))
         padded = padding > 0
+        if padded.any():
+            padded_rows = np.full((len(rows), row_len), self.form.pad_id, self.form.dtype)
+            padded_rows[np.arange(row_len) < (row_len - padding)[:, None]] = tokens
+            tokens = padded_rows
+        self._bin.write(tokens.data)
         lengths = np.insert(pieces.lengths, ends[padded], padding[padded])
         begins = self.rows * row_len + np.cumsum(lengths) - lengths
         self._index.add(rows.counts + padded, begins * np.dtype(self.form.dtype).itemsize, lengths)
-
-    def _padded(self, tokens: TokenArray, filled: Int64s) -> TokenArray:
-        """(rows, tokens): each row's tokens, and padding behind them."""
-        out = np.full((len(filled), self.form.seq_len), self.form.pad_id, self.form.dtype)
-        ends = np.cumsum(filled)
-        for row, begin, end in zip(out, (ends - filled).tolist(), ends.tolist(), strict=True):
-            row[: end - begin] = tokens[begin:end]
-        return out
 
     def commit(self) -> Shard:
         """Make both files durable under their names, the index last."""

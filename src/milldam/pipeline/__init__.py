@@ -9,15 +9,14 @@ index_lookup        the index that documents are compared with in one pass
 decontaminating     evaluation sets that are kept out (evaluation_sets, contamination)
 arranging           splits and limits that are exact in tokens
 finishing           the manifest, then rows, summary and report
-receipt             the same request again, answered without a look at all this
+starting            before anything is loaded: what is asked for, and whether it is there already
 npy                 the same job, to one .npy file
 tokenizer_training  a sample of the datasets -> a tokenizer
 
 What a worker does with one unit:
 
-documents       a unit -> its cleaned documents, numbered: both passes begin with it
+documents       a unit -> its cleaned documents, numbered: both passes begin with it; kept for the second one
 fingerprinting  the first pass, only with dedup: hashes and signatures (sketching)
-text_cache      cleaned texts, kept by the first pass for the second
 tokenizing      the second pass: read, clean, drop, filter, encode, write; giants, chat_encoding
 judging         what decides on a document by its text: duplicates, samples, filters, splits
 unit_output     what a part of a unit leaves: shards, rejected records, dropped documents

@@ -1,6 +1,6 @@
 """Splits and limits that are exact in tokens: staged shards -> the shards of the splits.
 
-Documents are taken for a split in the order of their keys (the hash of the text, see splitting.py) until it has its
+Documents are taken for a split in the order of their keys (the hash of the text, see judging.py) until it has its
 tokens, the last one cut to make the number exact; a dataset with `max_tokens` gives its first documents in plan
 order. Both are settled by streaming over lengths and keys twice, in bounded memory; then each unit's staged shard is
 copied, unit by unit in parallel. Disk: the tokens twice, until the manifest is written.

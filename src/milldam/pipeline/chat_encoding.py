@@ -19,7 +19,7 @@ from milldam.stores.tokens.format import Spans
 from milldam.stores.tokens.writer import Tokens
 from milldam.text.arrays import Verdicts
 from milldam.tokenizers.document_encoder import EMPTY, DocumentEncoder, add_special_tokens
-from milldam.tokenizers.special import SpecialTokens
+from milldam.tokenizers.loading import SpecialTokens
 
 TOO_LONG, NOTHING_TRAINED = "too_long", "nothing_to_train_on"
 CUT, CUT_TURN = "cut", "cut_turn"

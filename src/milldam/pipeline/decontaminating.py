@@ -16,13 +16,15 @@ import numpy as np
 from milldam.decontamination.deciding import decide
 from milldam.decontamination.index import Index
 from milldam.decontamination.matches import Matches
-from milldam.decontamination.rules import EvaluationSet
+from milldam.files import is_whole, read_sealed, record_of, write_sealed
+from milldam.rules import EvaluationSet
 from milldam.run.tasks import PART, Report
 from milldam.run.units import UnitList
-from milldam.sealed import is_whole, read_sealed, record_of, write_sealed
 from milldam.sources.units import Unit
 
 STAGE = "decontaminate"
+FEW_BYTES = 64 << 20
+"""Of index, which is mapped, and matches."""
 REMOVALS, FINDINGS, _DECIDED = "removals.bin", "contamination.jsonl", "decided.json"
 
 
@@ -66,6 +68,12 @@ class DecideTask:
                 keep = np.array([dropped.of(int(row)) is None for row in matches.row.tolist()])
                 matches = matches.only(keep)
             yield number, matches
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it takes too little time and memory for a process of its own."""
+        files = (self.index, *self.folder.glob("matches-*.bin"))
+        return sum(path.stat().st_size for path in files) <= FEW_BYTES
 
     @property
     def findings(self) -> Path:

@@ -25,7 +25,6 @@ import pyarrow as pa
 
 from milldam.config.settings import Config
 from milldam.errors import ResourceError
-from milldam.filters.judging import Filters
 from milldam.memory import format_size, release, usage
 from milldam.pipeline.documents import Assignment, Documents, Reading, SetRules, UnitReader
 from milldam.pipeline.needs import Load, Machines, Needs, find_needs
@@ -267,6 +266,7 @@ class _Working:
     def __init__(self, config: Config, prepared: Prepared, encoder: str) -> None:
         from milldam.dedup.fingerprints import Fingerprinter
         from milldam.dedup.minhash import MinHasher
+        from milldam.filters.judging import Filters
 
         plain, rules = config.tokenizer_rules.special_text == "plain", config.dedup_rules
         self._encoder = make_encoder(encoder, prepared.tokenizer_json, plain_specials=plain, threads=1)

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from milldam.decontamination.index import BUILDING_FACTOR, LAYOUT, build_index
-from milldam.decontamination.passages import Passage, Passages
-from milldam.decontamination.rules import EvaluationSet
+from milldam.decontamination.passages import Passages
 from milldam.errors import InputError, Setting, did_you_mean
 from milldam.files import hash_bytes
-from milldam.sources.batch import Reject, TextRules, listed_names
+from milldam.pipeline.starting import input_state, places_of
+from milldam.rules import EvaluationSet
+from milldam.sources.batch import Places, Reject, TextRules, listed_names
 from milldam.sources.data_sets import RowSlice, resolve_data_set
-from milldam.sources.listing import list_inputs
 from milldam.sources.reading import FileReader, rows_between
-from milldam.sources.rows import Places, Rows, row_count
-from milldam.sources.units import Slice
+from milldam.sources.rows import Rows, row_count
+from milldam.sources.units import Slice, list_inputs
 
 
 class Evaluation:
@@ -27,6 +27,9 @@ class Evaluation:
 
     def __init__(self, sets: tuple[EvaluationSet, ...], spool: str) -> None:
         self.sets, self._spool = sets, spool
+        # Before they are read: a change in between makes it another state than that of the store.
+        self.input = input_state(places_of(sets))
+        """The state of their files."""
         self._passages: Passages | None = _gather(sets, spool)
         self.digest = self._passages.digest
         """Another one whenever an item is another one."""
@@ -57,38 +60,43 @@ def _gather(sets: tuple[EvaluationSet, ...], spool: str) -> Passages:
     passages = Passages()
     for number, one in enumerate(sets):
         before = passages.read
-        for passage in _read(number, one, spool):
-            passages.add(passage)
+        _read(passages, number, one, spool)
         if passages.read == before:
             raise InputError(Setting(f"decontaminate.{number}.path"), f": {one.path}: no text in its rows.")
     return passages
 
 
-def _read(number: int, one: EvaluationSet, spool: str) -> Iterator[Passage]:
-    columns, item = one.column_names, 0
-    missing = dict.fromkeys(columns, True)
+def _read(passages: Passages, number: int, one: EvaluationSet, spool: str) -> None:
+    columns, before = one.column_names, 0
     seen: dict[str, None] = {}
+    found: set[str] = set()
     for rows in _rows(one, spool):
         records = rows if isinstance(rows, dict) else rows.to_pydict()
         names = list(records)
         seen |= dict.fromkeys(names)
-        for values in zip(*records.values(), strict=True):
+        for item, values in enumerate(zip(*records.values(), strict=True), start=before):
             for name, text in _texts(zip(names, values, strict=True), columns):
-                missing[name] = False
-                yield Passage(number, item, name, text)
-            item += 1
-    gone = next((name for name, nothing in missing.items() if nothing), None)
+                passages.add(number, item, name, text)
+                found.add(name)
+        before += row_count(rows)
+    gone = next((name for name in columns if name not in found), None)
     if gone is not None:
         said = f': {one.path}: no text in a field "{gone}"; its fields are {listed_names(seen)}.'
         raise InputError(Setting(f"decontaminate.{number}.columns"), said + did_you_mean(gone, seen))
 
 
-def _texts(fields: Iterable[tuple[str, Any]], columns: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _texts(fields: Iterable[tuple[str, Any]], columns: tuple[str, ...]) -> list[tuple[str, str]]:
     """The texts of a record that are looked for, with the paths to them."""
     if columns:
         record = dict(fields)
-        return ((name, text) for name in columns for text in _at(record, name))
-    return ((path, text) for name, value in fields for path, text in _all_texts(value, name))
+        return [(name, text) for name in columns for text in _at(record, name)]
+    found = []
+    for name, value in fields:
+        if isinstance(value, str):  # as most are
+            found.append((name, value))
+        else:
+            found += _all_texts(value, name)
+    return found
 
 
 def _rows(one: EvaluationSet, spool: str) -> Iterator[Rows]:

@@ -6,6 +6,7 @@ when they are there, the unit is done.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -17,27 +18,41 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from milldam.decontamination.index import Index
+from milldam.decontamination.letters import letter_tables
 from milldam.decontamination.matches import MatchFinder, match_path
+from milldam.decontamination.scanning import Scanner
 from milldam.dedup.fingerprints import Fingerprinter, FingerprintWriter
 from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureWriter
-from milldam.dedup.rules import DedupRules
 from milldam.files import NewFile
 from milldam.memory import usage
-from milldam.pipeline.documents import HEAD_BYTES, REPORT_SECONDS, Assignment, Documents, Reading, SetRules, UnitReader
+from milldam.pipeline.documents import (
+    HEAD_BYTES,
+    REPORT_SECONDS,
+    Assignment,
+    CacheWriter,
+    Documents,
+    Reading,
+    SetRules,
+    UnitReader,
+    preference_path,
+    print_paths,
+)
 from milldam.pipeline.judging import Chooser, below
-from milldam.pipeline.text_cache import CacheWriter, preference_path, print_paths
+from milldam.rules import CleanRules, DedupRules, NearRules
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report
+from milldam.sources.values import NOTHING, Floats, ValueField
 from milldam.text.arrays import Mask, byte_count, text_offsets
 from milldam.text.cleaning import Cleaner
-from milldam.text.rules import CleanRules
 
 PRINTS = "prints"
 """The folder of fingerprints, in the run folder."""
 _SKIPPED_AT_ONCE = 4096
 _LONGEST = (1 << 28) - 1
 """In bytes; longer documents count as this long, so that a length and a number of a document fit into 64 bits."""
+_LAST = np.uint64((1 << 64) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +69,8 @@ class FingerprintTask:
     """Keep the cleaned texts for the second pass."""
     evaluation: Path | None = None
     """The index of evaluation sets whose items are looked for."""
+    value: ValueField | None = None
+    """The field by which near-duplicates stay."""
 
     def start(self) -> UnitFingerprinter:
         return UnitFingerprinter(self)
@@ -65,14 +82,15 @@ class UnitFingerprinter:
     def __init__(self, task: FingerprintTask) -> None:
         self._task = task
         self._near = MinHasher(task.rules.near) if task.rules.near is not None else None
-        self._scanner = None
         if task.evaluation is not None:
-            from milldam.decontamination.index import Index
-            from milldam.decontamination.scanning import Scanner
-
-            self._scanner = Scanner(Index(task.evaluation))
+            letter_tables()  # there before workers are forked
         if task.clean is not None:
             Cleaner(task.clean)  # what a user's function loads is there before workers are forked
+
+    @functools.cached_property
+    def _scanner(self) -> Scanner | None:
+        """Made in the worker: a mapped file counts as open, and where one is, nothing is forked."""
+        return None if self._task.evaluation is None else Scanner(Index(self._task.evaluation))
 
     def __call__(self, assignment: Assignment, report: Report) -> None:
         task, unit = self._task, assignment.unit
@@ -84,32 +102,35 @@ class UnitFingerprinter:
                 rows=assignment.rows,
                 spool=str(task.out / RUN_FOLDER),
                 ahead=task.threads > 1,
+                value=task.value,
             )
         )
         hash_path, signature_path, text_path = print_paths(task.out / RUN_FOLDER / PRINTS, assignment.key)
         with ExitStack() as stack:
-            hashes = stack.enter_context(FingerprintWriter(hash_path))
             cache = stack.enter_context(CacheWriter(text_path)) if task.keep_texts else None
             near = None
             if self._near is not None:
                 writer = stack.enter_context(SignatureWriter(signature_path))
                 skipped = assignment.rows[0] if assignment.rows else 0
                 near = _Near(self._near, writer, skipped)
-            exact = _Exact(Fingerprinter(task.rules.normalize), hashes)
             sample = Chooser(task.seed, HEAD_BYTES), task.sets[unit.dataset].share(copy=0)
-            # The hashes are committed last.
-            kinds: list[_Kind] = [exact] if near is None else [near, exact]
+            kinds: list[_Kind] = [] if near is None else [near]
+            if not task.rules.is_off:  # committed last
+                hashes = stack.enter_context(FingerprintWriter(hash_path))
+                kinds.append(_Exact(Fingerprinter(task.rules.normalize), hashes))
+            preferences = None
             if task.rules.near is not None and task.rules.near.prefer != "first":
                 path = preference_path(task.out / RUN_FOLDER / PRINTS, assignment.key)
-                new = stack.enter_context(NewFile(path))
-                kinds.insert(0, _Lengths(new, longest=task.rules.near.prefer == "longest", skipped_rows=skipped))
+                preferences = _Preferences(stack.enter_context(NewFile(path)), task.rules.near, skipped)
+                kinds.insert(0, preferences)
             finder = None
             # Validation sets are used whole.
             if self._scanner is not None and task.sets[unit.dataset].split is None:
                 finder = MatchFinder(self._scanner, match_path(hash_path.parent, assignment.key))
             files = _UnitWork(reader, kinds, cache, sample, report, task.sets[unit.dataset], finder).run()
         below = {f"{RUN_FOLDER}/{PRINTS}/{name}": file for name, file in files.items()}
-        report(PART, Record(assignment.key, files=below))
+        facts = {} if preferences is None or task.value is None else {"values": preferences.values}
+        report(PART, Record(assignment.key, files=below, facts=facts))
 
 
 class _Exact:
@@ -118,8 +139,8 @@ class _Exact:
     def __init__(self, fingerprinter: Fingerprinter, writer: FingerprintWriter) -> None:
         self._fingerprinter, self._writer = fingerprinter, writer
 
-    def add(self, texts: pa.LargeStringArray, first_row: int, wanted: Mask) -> None:
-        self._writer.add(self._fingerprinter.hash(texts), first_row, wanted)
+    def add(self, texts: pa.LargeStringArray, documents: Documents, wanted: Mask) -> None:
+        self._writer.add(self._fingerprinter.hash(texts), documents.first_row, wanted)
 
     def feed(self, documents: Documents) -> None:
         self._fingerprinter.feed(documents.bytes)
@@ -143,7 +164,7 @@ class _Near:
             some = min(_SKIPPED_AT_ONCE, skipped_rows - start)
             writer.add(np.full((some, hasher.size), NO_WORDS, dtype=np.uint8))
 
-    def add(self, texts: pa.LargeStringArray, first_row: int, wanted: Mask) -> None:
+    def add(self, texts: pa.LargeStringArray, documents: Documents, wanted: Mask) -> None:
         signatures = self._hasher.signatures(texts)
         signatures[~wanted] = NO_WORDS
         self._writer.add(signatures)
@@ -160,35 +181,57 @@ class _Near:
         return {self._writer.path.name: self._writer.commit()}
 
 
-class _Lengths:
+class _Preferences:
     """What decides on which of near-duplicates stays: a number for each document of a unit, the lowest first."""
 
-    def __init__(self, new: NewFile, *, longest: bool, skipped_rows: int) -> None:
-        self._new, self._longest, self._fed = new, longest, 0
+    def __init__(self, new: NewFile, rules: NearRules, skipped_rows: int) -> None:
+        self._new, self._rules, self._fed = new, rules, 0
+        self.values = [0, 0]
+        """Documents without a value of the field, and with one."""
         for start in range(0, skipped_rows, _SKIPPED_AT_ONCE):
             new.write(np.zeros(min(_SKIPPED_AT_ONCE, skipped_rows - start), np.uint64).data)
 
-    def add(self, texts: pa.LargeStringArray, first_row: int, wanted: Mask) -> None:
-        self._write(np.diff(text_offsets(texts)))
+    def add(self, texts: pa.LargeStringArray, documents: Documents, wanted: Mask) -> None:
+        self._write(np.diff(text_offsets(texts)), documents.values, wanted)
 
     def feed(self, documents: Documents) -> None:
         self._fed += byte_count(documents.texts)
         if documents.last:
-            self._write(np.array([self._fed]))
+            self._write(np.array([self._fed]), documents.values, documents.verdicts.keep)
             self._fed = 0
 
     def cancel(self) -> None:
         self._fed = 0
 
-    def _write(self, lengths: npt.NDArray[np.int64]) -> None:
-        lengths = np.minimum(lengths, _LONGEST)
-        self._new.write((_LONGEST - lengths if self._longest else lengths).astype("<u8").data)
+    def _write(self, lengths: npt.NDArray[np.int64], values: Floats | None, wanted: Mask) -> None:
+        by_field = self._rules.preferred_field
+        if by_field is not None:
+            # Plain text has no fields.
+            values = np.full(len(lengths), NOTHING) if values is None else values
+            counts = np.bincount(~np.isnan(values[wanted]), minlength=2).tolist()
+            self.values = [before + count for before, count in zip(self.values, counts, strict=True)]
+            self._new.write(in_order_of(values, highest=by_field.order == "highest").astype("<u8").data)
+        else:
+            lengths = np.minimum(lengths, _LONGEST)
+            self._new.write((_LONGEST - lengths if self._rules.prefer == "longest" else lengths).astype("<u8").data)
 
     def commit(self) -> dict[str, dict[str, Any]]:
         return {self._new.path.name: self._new.commit()}
 
 
-_Kind = _Exact | _Near | _Lengths
+def in_order_of(values: Floats, *, highest: bool) -> npt.NDArray[np.uint64]:
+    """Whole numbers in the order of the values, the highest or the lowest first; what is none comes last.
+
+    >>> in_order_of(np.array([0.5, 2.0, np.nan, -1.0]), highest=True).argsort().tolist()
+    [1, 0, 3, 2]
+    """
+    bits = (values + 0.0).view(np.uint64)  # -0.0 is 0.0
+    # Of floats, the bits of the positive ones are in their order, those of the negative ones against it.
+    rising = np.where(bits >> np.uint64(63), ~bits, bits | np.uint64(1 << 63))
+    return np.where(np.isnan(values), _LAST, ~rising if highest else rising)
+
+
+_Kind = _Exact | _Near | _Preferences
 
 
 class _UnitWork:
@@ -251,7 +294,7 @@ class _UnitWork:
         elif documents.part:
             kind.feed(documents)
         elif len(documents.texts):
-            kind.add(self._rules.compared(documents), documents.first_row, wanted)
+            kind.add(self._rules.compared(documents), documents, wanted)
 
     def _find_matches(self, finder: MatchFinder, documents: Documents, wanted: Mask) -> None:
         started = time.perf_counter()

@@ -16,22 +16,20 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from milldam.config.settings import TRAIN, VAL, Config, text_columns
 from milldam.errors import InputError, StoreError
-from milldam.files import join_files
+from milldam.files import join_files, read_sealed, write_sealed
 from milldam.markup import counted
 from milldam.pipeline.documents import Reading
 from milldam.pipeline.preparing import Prepared
-from milldam.pipeline.receipt import REPORT
 from milldam.pipeline.rejects import DROPPED as DROPPED_PARTS
 from milldam.pipeline.rejects import REJECTS, first_reject, gather_rejects
+from milldam.pipeline.starting import REPORT
 from milldam.run.folder import RunFolder
-from milldam.run.planning import WorkPlan
+from milldam.run.pools import WorkPlan
 from milldam.run.records import Records, sweep
 from milldam.run.session import Session
 from milldam.run.summary import SUMMARY, Summary
-from milldam.sealed import read_sealed, write_sealed
 from milldam.sources.units import Unit
-from milldam.stores.generations import live_files
-from milldam.stores.kinds import TOKENS
+from milldam.stores.kinds import TOKENS, live_files
 from milldam.stores.place import Folder
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import (

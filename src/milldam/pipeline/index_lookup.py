@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from milldam.config.settings import Config
-from milldam.dedup.rules import DedupRules
 from milldam.dedup.seen import PinnedIndex, lookup_name
-from milldam.files import remove_matching
+from milldam.files import has_size, read_sealed, remove_matching, write_sealed
 from milldam.input_files import RUN_FOLDER
 from milldam.pipeline.resolving import open_index
+from milldam.rules import DedupRules
 from milldam.run.folder import PLAN, RunFolder
-from milldam.sealed import has_size, read_sealed, write_sealed
 
 INPUT = "index"
 """The key of an identity's input."""

@@ -42,15 +42,13 @@ from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
 from milldam.pipeline.judging import Selection
 from milldam.pipeline.needs import Fitting, Machines, Needs
 from milldam.pipeline.preparing import Preparation, Prepared
-from milldam.pipeline.receipt import leave_receipt
+from milldam.pipeline.starting import leave_receipt
 from milldam.pipeline.tokenizing import TokenizeTask
 from milldam.run import job as frame
 from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
 from milldam.run.job import ArrayWork, Options
-from milldam.run.planning import WorkPlan, make_plan, require_room, require_room_for_grouping
-from milldam.run.pools import LocalPool, Workers
+from milldam.run.pools import LocalPool, Workers, WorkPlan, make_plan, require_room, require_room_for_grouping
 from milldam.run.records import RECORDS, Records
-from milldam.run.server_handle import ServerProcess
 from milldam.run.session import Session, Stage, session
 from milldam.run.summary import Observer, Quiet
 from milldam.run.units import KeyArray
@@ -65,6 +63,7 @@ from milldam.tokenizers.proof import Choice
 if TYPE_CHECKING:
     from milldam.dedup.seen import PinnedIndex
     from milldam.pipeline.deduplicating import Deduplication
+    from milldam.run.server_handle import ServerProcess
 
 OUTPUTS = (
     *(f"*.{ending}" for ending in SHARD_FILES),
@@ -215,6 +214,7 @@ class TokenJob:
             left_out=prepared.left_out,
             conversations=prepared.conversations,
             text_columns=text_columns(prepared.identity.settings),
+            preferred=prepared.preferred,
             fitting=fitting,
         )
 

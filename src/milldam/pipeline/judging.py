@@ -21,20 +21,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from milldam.filters.judging import Filters, character_faults
-from milldam.filters.rules import FilterRules
 from milldam.pipeline.documents import HEAD_BYTES, Documents, SetRules
+from milldam.rules import CleanRules, FilterRules
 from milldam.run.units import mixed
 from milldam.sources.units import Unit
 from milldam.stores.tokens.manifest import STAGES
 from milldam.text.arrays import Mask, Verdicts, character_counts, text_offsets
-from milldam.text.rules import CleanRules
 
 if TYPE_CHECKING:
     from milldam.decontamination.removing import Removals
     from milldam.dedup.drops import DropSet
     from milldam.dedup.near_summary import Place
     from milldam.dedup.seen import PinnedIndex, SeenBefore
+    from milldam.filters.judging import Filters
 
 Keys = npt.NDArray[np.uint64]
 _SAMPLE_SALT, _SPLIT_SALT = 0x5A3D, 0x591E
@@ -164,11 +163,20 @@ class Facts:
 
 def preload_rules(filters: FilterRules, clean: CleanRules | None) -> None:
     """Load what rules keep in their modules, a language model or users' code, where workers forked later share it."""
-    Filters(filters)
+    _filters(filters)
     if clean is not None:
         from milldam.text.cleaning import Cleaner
 
         Cleaner(clean)
+
+
+def _filters(rules: FilterRules) -> Filters | None:
+    """None where nothing is filtered: most jobs do not, and load nothing for it."""
+    if rules == FilterRules():
+        return None
+    from milldam.filters.judging import Filters
+
+    return Filters(rules)
 
 
 class Judge:
@@ -179,7 +187,7 @@ class Judge:
         self._whole_split = None if rules.split is None or selection.staged else splits.index(rules.split)
         # A dataset that is a split of its own is used whole.
         self._rules = selection.filters if rules.split is None else FilterRules()
-        self._filters, self._set = Filters(self._rules), rules
+        self._filters, self._set = _filters(self._rules), rules
         self._drops: DropSet | None = None
         if selection.drops is not None:
             from milldam.dedup.drops import DropSet
@@ -238,7 +246,7 @@ class Judge:
             self._book("sample", verdicts, before)
             before = verdicts.counts()
         keep = verdicts.keep
-        if self._rules.on_text and keep.any():
+        if self._filters is not None and self._rules.on_text and keep.any():
             filtered = Verdicts(int(np.count_nonzero(keep)))
             self._filters.judge(texts.filter(pa.array(keep)), filtered, characters)
             verdicts.merge(filtered, keep)
@@ -247,15 +255,15 @@ class Judge:
 
     def judge_characters(self, characters: int) -> str | None:
         """A reason to drop a document whose length is known only now."""
-        faults = character_faults(np.array([characters]), self._rules)
-        reason = next((reason for mask, reason in faults if mask[0]), None)
+        reason = None if self._filters is None else self._filters.character_fault(characters)
         if reason is not None:
             self.drop("filter", reason)
         return reason
 
     def judge_tokens(self, lengths: Any) -> Verdicts:
         verdicts = Verdicts(len(lengths))
-        self._filters.judge_tokens(lengths, verdicts)
+        if self._filters is not None:
+            self._filters.judge_tokens(lengths, verdicts)
         self.dropped["encode"] += verdicts.counts()
         return verdicts
 

@@ -15,23 +15,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from milldam.config.settings import Config
-from milldam.dedup.rules import NearRules
+from milldam.dedup import DECIDE, GROUP, NEAR, RANK, SHINGLE, VERIFY
 from milldam.errors import ResourceError
 from milldam.memory import Budget, format_size, usage
 from milldam.pipeline.preparing import Prepared
-from milldam.pipeline.resolving import DECIDE, GROUP, NEAR, RANK, SHINGLE, VERIFY
-from milldam.run.planning import (
+from milldam.rules import NearRules
+from milldam.run.pools import (
     FILTER_BYTES,
     FUNCTION_BYTES,
     LANGUAGE_BYTES,
-    SCANNING_BYTES,
     SMALL_INPUT,
     TABLE_BYTES,
     WORK_BYTES,
     WORKER_BYTES,
+    Pool,
+    Workers,
     fit_workers,
 )
-from milldam.run.pools import Pool, Workers
 from milldam.sources.compression import STDIN
 from milldam.sources.units import Slice
 
@@ -41,6 +41,8 @@ GROUPING_BYTES = 40
 """While a partition is grouped: 9 to 31, and DuckDB's own files."""
 BAND_BYTES, MARK_BYTES, RANK_BYTES, VERDICT_BYTES = 8, 2, 24, 15
 """A key of a band; marks of each document; ranks, while they are made; what is said of it while it is decided on."""
+PREFERENCE_BYTES = 8
+"""What decides on near-duplicates; as much again while ranks are made, where it takes more bits than fit into a key."""
 PAIR_BYTES, EDGE_BYTES, ALIKE_SHARE = 45, 10, 0.5
 """Pairs depend on the data: 13 where 11 % are near-duplicates, 45 where 25 % are. A pair that is alike; their share."""
 PAIRED_SHARE, SHINGLE_BYTES, SKETCH_BYTES = 0.3, 0.7, 16
@@ -64,7 +66,7 @@ DROP_FILE_SECONDS = 0.65e-3
 ARRANGE_SECONDS, PACK_SECONDS, PACK_TOKEN_SECONDS = 3.0e-9, 1.5e-6, 3.0e-9
 """A byte of tokens; a document; a byte of tokens in rows."""
 REPORT_SECONDS = 10e-9
-SCAN_SECONDS = 6e-9
+SCAN_SECONDS = 1.5e-9
 """A byte of text that is held against evaluation sets."""
 KEPT_TEXT_SECONDS = 0.4e-9
 """A byte of text that is kept between the passes: writing and reading it."""
@@ -193,6 +195,8 @@ def _on_disk(sizes: _Sizes, stage: str, machines: Machines) -> dict[str, int]:
     if sizes.dedup:
         signatures = 0 if near is None else near.bands * near.rows
         kept = {"fingerprints": load.documents * HASH_BYTES, "signatures": load.documents * signatures}
+        if near is not None and near.prefer != "first":
+            kept["preferences"] = load.documents * PREFERENCE_BYTES
         texts = {"texts": load.text_bytes + load.documents * TEXT_OFFSET_BYTES} if load.keeps_texts else {}
     store = {"tokens": load.token_bytes, "idx": sizes.index_bytes}
     own = {
@@ -221,7 +225,8 @@ def _while_grouping(sizes: _Sizes, stage: str, machines: Machines) -> dict[str, 
     if stage == GROUP and sizes.exact:
         return {"grouping": int(documents * GROUPING_BYTES * min(1.0, machines.nodes / sizes.partitions))}
     if stage == RANK:
-        return {"ranks": documents * RANK_BYTES}
+        by_field = near is not None and near.preferred_field is not None
+        return {"ranks": documents * (RANK_BYTES + (PREFERENCE_BYTES if by_field else 0))}
     if stage == NEAR and near is not None:
         at_once = min(machines.nodes * machines.workers, sizes.band_steps)
         bands = BAND_BYTES * -(-near.bands // sizes.band_steps) + MARK_BYTES
@@ -329,7 +334,10 @@ class Fitting:
         wanted = 1 if self.one_process else self.cores
         useful = min(wanted, max(1, units))
         loaded = self.pool.overhead_bytes + (self._filter_bytes if judging else 0)
-        loaded += SCANNING_BYTES if self.config.evaluation_sets else 0
+        if self.config.evaluation_sets:
+            from milldam.decontamination.scanning import scanning_bytes
+
+            loaded += scanning_bytes()
         count = self.fit(loaded, useful, forked=self.pool.forks)
         alone = self.fit(loaded, useful)
         return Workers(count, max(1, self.cores // count), here=self.one_process, alone=alone)

@@ -18,8 +18,8 @@ from milldam.config.settings import Config
 from milldam.errors import ConfigError, MilldamError, MismatchError, Setting, StoreError
 from milldam.files import NewFile, json_bytes, write_file
 from milldam.formats.exporting import RECORD_NAME as EXPORT_RECORD
-from milldam.formats.flat import token_blocks
 from milldam.formats.npy import npy_header
+from milldam.formats.writing import token_blocks
 from milldam.loader.stores import Store
 from milldam.pipeline.finishing import TextSummary, complete
 from milldam.pipeline.job import TokenJob

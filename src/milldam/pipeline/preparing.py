@@ -18,33 +18,31 @@ from typing import TYPE_CHECKING, Any
 
 from milldam.config.settings import VAL, Config
 from milldam.errors import InputError
-from milldam.files import hash_bytes
+from milldam.files import hash_bytes, user_cache
 from milldam.input_files import LeftOut
 from milldam.memory import release
-from milldam.pipeline.ahead import shard_size_of
 from milldam.pipeline.documents import Reading, SetRules, UnitReader
 from milldam.pipeline.judging import preload_rules
-from milldam.remote import default_folder
-from milldam.run.folder import Identity, RunFolder
-from milldam.run.planning import TOKENIZER_FACTOR, WORK_BYTES
+from milldam.pipeline.starting import shard_size_of
+from milldam.run.folder import RunFolder
+from milldam.run.pools import TOKENIZER_FACTOR, WORK_BYTES
+from milldam.run.units import Identity
 from milldam.sources.batch import TextRules
-from milldam.sources.columns import find_text_column
+from milldam.sources.columns import find_text_column, find_value_field
 from milldam.sources.compression import STDIN
 from milldam.sources.data_sets import resolve_data_set
-from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.reading import slice_file
-from milldam.sources.units import Slice, Unit, plan_units
-from milldam.text.user_functions import function_hash
-from milldam.tokenizers.loading import TokenizerText, read_tokenizer, tokenizer_state
+from milldam.sources.units import InputFile, Slice, Unit, list_inputs, plan_units
+from milldam.tokenizers.loading import SpecialTokens, TokenizerText, read_tokenizer, tokenizer_state
 from milldam.tokenizers.proof import Choice, KnownTokenizer, Question, find_out, settle_encoder
-from milldam.tokenizers.special import SpecialTokens
 
 if TYPE_CHECKING:
     from milldam.chat.loading import TemplateSource
     from milldam.chat.reading import ChatRecipe
-    from milldam.chat.rules import ChatRules
     from milldam.pipeline.evaluation_sets import Evaluation
     from milldam.pipeline.index_lookup import IndexLookup
+    from milldam.rules import ChatRules, PreferredField
+    from milldam.sources.values import ValueField
 
 SAMPLE_BYTES = 64 << 10
 _CHAT_HEAD = 2 * SAMPLE_BYTES
@@ -90,6 +88,10 @@ class Prepared:
     """The index whose documents are dropped in one pass."""
     tokenizer_state: str | None = None
     """Of its files, before they were read."""
+    value: ValueField | None = None
+    """The field by which near-duplicates stay."""
+    preferred: str = ""
+    """Which of them does, in words."""
 
     @property
     def tokenizer_json(self) -> str:
@@ -141,7 +143,7 @@ class Prepared:
 
     def choose_encoder(self) -> Choice:
         """The encoder to encode with, proved on samples."""
-        return settle_encoder(self.question, self.known, default_folder() / KNOWN_TOKENIZERS)
+        return settle_encoder(self.question, self.known, user_cache() / KNOWN_TOKENIZERS)
 
     def units(self, folder: RunFolder) -> Iterator[Unit]:
         """Every unit in plan order."""
@@ -184,10 +186,11 @@ class Preparation:
         input_identity = self.list_input()
         shard_size = shard_size_of(self._config)
         sources = self.look_up_sources()
+        value = self._find_value_field()
         # Before it is loaded: a change in between makes it another state than that of the store.
         state = tokenizer_state(self._config.tokenizer_rules.path)
         # The loaded tokenizer is needed for this step alone: it must not stay in memory.
-        prepared = self._with_tokenizer(self._read_tokenizer(), input_identity, shard_size, sources)
+        prepared = self._with_tokenizer(self._read_tokenizer(), input_identity, shard_size, sources, value)
         release()
         return dataclasses.replace(prepared, tokenizer_state=state)
 
@@ -227,6 +230,21 @@ class Preparation:
         column = find_text_column(slices, given.text_column, str(self._folder.folder), f"{place}.text_column")
         text = dataclasses.replace(rules, text_column=column)
         return Source(SetRules(text, given.weight, split), self._resolved[number][0].rows, given.max_documents)
+
+    @property
+    def _preferred_field(self) -> PreferredField | None:
+        rules = self._config.dedup_rules
+        return None if rules is None or rules.near is None else rules.near.preferred_field
+
+    def _find_value_field(self) -> ValueField | None:
+        """The field by which near-duplicates stay, looked for in what is trained on: validation always stays."""
+        preferred = self._preferred_field
+        if preferred is None:
+            return None
+        numbers = range(len(self._config.validation_sets), len(self._config.sources))
+        files = (file for number in numbers for file in listed_files(self._folder, number))
+        slices = (Slice(file.path, file.format, file.compression) for file in files)
+        return find_value_field(slices, preferred.field, str(self._folder.folder), "dedup.near.prefer.field")
 
     def _recipe(self, rules: ChatRules, slices: Iterator[Slice]) -> ChatRecipe:
         from milldam.chat.masks import train_on
@@ -268,13 +286,19 @@ class Preparation:
         return read_tokenizer(rules.path)
 
     def _with_tokenizer(
-        self, text: TokenizerText, input_identity: dict[str, Any], shard_size: int, sources: tuple[Source, ...]
+        self,
+        text: TokenizerText,
+        input_identity: dict[str, Any],
+        shard_size: int,
+        sources: tuple[Source, ...],
+        value: ValueField | None,
     ) -> Prepared:
         rules = self._config.tokenizer_rules
         plain = rules.special_text == "plain"
         question = Question(text, rules.encoder, rules.bos, rules.eos, plain, self._samples(sources[-1]))
-        known = find_out(question, default_folder() / KNOWN_TOKENIZERS)
+        known = find_out(question, user_cache() / KNOWN_TOKENIZERS)
         tokenizer_hash = hash_bytes(known.json.encode())
+        preferred = self._preferred_field
         settled = {
             "tokenizer": tokenizer_hash,
             "bos": known.special.bos_token,
@@ -288,24 +312,30 @@ class Preparation:
             known=known,
             sources=tuple(_with_special_tokens(one, known.added) for one in sources),
             shard_size=shard_size,
-            identity=Identity(settled | self._settings(sources), input_identity, text.name),
+            identity=Identity(settled | self._settings(sources, value), input_identity, text.name),
             left_out=str(self.left_out),
             preparation=self,
             evaluation=self._evaluation,
             index=self._index,
+            value=value,
+            preferred="" if preferred is None or value is None else preferred.described(value.kind),
         )
 
-    def _settings(self, sources: tuple[Source, ...]) -> dict[str, Any]:
+    def _settings(self, sources: tuple[Source, ...], value: ValueField | None) -> dict[str, Any]:
         """The configuration's settings, with what "auto" stands for settled, so that it is compared as what it is."""
         settings = self._config.settings()
         if self._config.chat is not None:
             settings["chat"] |= _chat_settings(sources)
+        if value is not None:
+            settings["dedup"]["near"]["prefer"]["kind"] = value.kind
         columns = [source.rules.text.text_column for source in sources]
         for one, column in zip(settings["validation"] + settings["datasets"], columns, strict=True):
             one["text_column"] = column
         for stage in ("clean", "filters"):
             function = (settings[stage] or {}).get("function")
             if function is not None:
+                from milldam.text.user_functions import function_hash
+
                 settings[stage]["function_hash"] = function_hash(function)
         return settings
 

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from milldam.errors import StoreError
-from milldam.files import NewFile
+from milldam.files import NewFile, seal_line, unseal_line
 from milldam.input_files import is_address
-from milldam.sealed import seal_line, unseal_line
 from milldam.sources.batch import Reject
 from milldam.sources.compression import open_bytes, read_blocks
 from milldam.sources.records import count_line_ends

@@ -14,20 +14,22 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milldam.dedup.rules import DedupRules
+from milldam.dedup import DECIDE, GROUP, NEAR, RANK, SHINGLE, VERIFY
 from milldam.errors import StoreError
+from milldam.files import is_whole, read_sealed, record_of, replace_unsynced, seal_file, write_sealed
 from milldam.memory import held_bytes
-from milldam.run.folder import Identity
+from milldam.rules import DedupRules
 from milldam.run.tasks import PART, Report
-from milldam.sealed import is_whole, read_sealed, record_of, write_sealed
+from milldam.run.units import Identity
 
 if TYPE_CHECKING:
     from milldam.dedup.candidates import NearWork
     from milldam.dedup.index import DedupIndex
 
-GROUP, RANK, NEAR, SHINGLE, VERIFY, DECIDE = "group", "rank", "near", "shingle", "verify", "decide"
-"""The stages."""
 NEAR_STAGES = (RANK, NEAR, SHINGLE, VERIFY, DECIDE)
+WORK_STAGES = (RANK, NEAR, VERIFY)
+"""What these leave is checked by its hash before it is used again, and made again where it is not whole: nothing waits
+for the disk."""
 FEW_DOCUMENTS, FEW_BYTES = 50_000, 64 << 20
 """So many are looked through for near-duplicates in this process, in a second or two, with so much memory."""
 
@@ -52,7 +54,7 @@ class ResolveTask:
     def start(self) -> Callable[[int, Report], None]:
         if self.rules.near is not None:
             # What every worker needs is there before they are forked.
-            from milldam.dedup import near, near_summary  # noqa: F401
+            from milldam.dedup import near  # noqa: F401
         return self._resolve
 
     def _resolve(self, step: int, report: Report) -> None:
@@ -61,7 +63,11 @@ class ResolveTask:
         stage = self._stage_of(step)
         found = self._exact(step, left) if stage == GROUP else self._near(stage, step - self.stages[stage][0], left)
         files = {path.name: record_of(path) for path in self._files(stage, step)}
-        write_sealed(resolved_path(self.folder, step), {"found": found, "files": files})
+        told = {"found": found, "files": files}
+        if stage in WORK_STAGES:
+            replace_unsynced(resolved_path(self.folder, step), seal_file(told))
+        else:
+            write_sealed(resolved_path(self.folder, step), told)
         if stage == DECIDE:
             from milldam.dedup.near import remove_work
 
@@ -137,12 +143,13 @@ class ResolveTask:
             exempt_below=self.exempt_below,
             memory_bytes=memory_bytes,
             mark_all=self.rules.index is not None,
+            threads=self.threads,
         )
 
     def _near(self, stage: str, number: int, memory_bytes: int) -> dict[str, Any]:
-        from milldam.dedup.candidates import find_pairs, rank
+        from milldam.dedup.candidates import find_pairs
         from milldam.dedup.near import decide, verify_pairs
-        from milldam.dedup.near_summary import summarize
+        from milldam.dedup.ranking import rank
 
         work = self.near_work(memory_bytes)
         if stage == RANK:
@@ -152,8 +159,7 @@ class ResolveTask:
             return {"pairs": find_pairs(work, number)}
         if stage == VERIFY:
             return {"pairs": verify_pairs(work, number, len(self.stages[VERIFY]))}
-        found = decide(work, sum(self.found(step)["pairs"] for step in self.stages[VERIFY]))
-        return asdict(found) | {"shown": asdict(summarize(sorted(self.folder.glob("drops-near-*.parquet"))))}
+        return asdict(decide(work, sum(self.found(step)["pairs"] for step in self.stages[VERIFY])))
 
     def is_small(self, stage: str) -> bool:
         """Whether a stage takes too little time and memory for a process of its own."""

@@ -20,17 +20,25 @@ from milldam.dedup.candidates import Bools, Documents, NearWork, marked_rows
 from milldam.dedup.minhash import unit_name
 from milldam.dedup.sketches import Sketcher, SketchWriter, sketch_paths
 from milldam.filters.judging import Filters
-from milldam.filters.rules import FilterRules
 from milldam.memory import usage
-from milldam.pipeline.documents import HEAD_BYTES, REPORT_SECONDS, Assignment, Reading, SetRules, UnitReader
+from milldam.pipeline.documents import (
+    HEAD_BYTES,
+    REPORT_SECONDS,
+    Assignment,
+    CachedReader,
+    Reading,
+    SetRules,
+    UnitReader,
+    open_reader,
+    print_paths,
+)
 from milldam.pipeline.documents import Documents as Batch
 from milldam.pipeline.fingerprinting import PRINTS
-from milldam.pipeline.text_cache import CachedReader, open_reader, print_paths
+from milldam.rules import CleanRules, FilterRules
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report
 from milldam.text.arrays import Verdicts, character_counts
-from milldam.text.rules import CleanRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,7 @@ class UnitSketcher:
         if marked.any():
             with SketchWriter(*sketch_paths(task.work.folder, unit_name(unit))) as writer:
                 _UnitWork(task, assignment, marked, writer).run(report)
-                files = writer.commit()
+                files = writer.put_in_place()
         below = task.work.folder.relative_to(task.out)
         report(PART, Record(assignment.key, files={f"{below}/{name}": file for name, file in files.items()}))
 

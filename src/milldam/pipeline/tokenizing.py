@@ -20,12 +20,19 @@ import numpy as np
 import pyarrow as pa
 
 from milldam.memory import allowance, release, usage
-from milldam.pipeline.documents import REPORT_SECONDS, Assignment, Documents, Reading, SetRules
+from milldam.pipeline.documents import (
+    REPORT_SECONDS,
+    Assignment,
+    Documents,
+    Reading,
+    SetRules,
+    open_reader,
+    print_paths,
+)
 from milldam.pipeline.judging import Facts, Judge, Selection, no_drops, preload_rules
-from milldam.pipeline.text_cache import open_reader, print_paths
 from milldam.pipeline.unit_output import STAGED, Committed, UnitOutput
 from milldam.run.folder import RUN_FOLDER
-from milldam.run.planning import BATCHES_BYTES
+from milldam.run.pools import BATCHES_BYTES
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report
 from milldam.sources.units import Unit
@@ -33,7 +40,7 @@ from milldam.stores.tokens.manifest import READ
 from milldam.stores.tokens.writer import Tokens
 from milldam.tokenizers.document_encoder import DocumentEncoder, bare_form
 from milldam.tokenizers.encoders import HUGGINGFACE, FrugalEncoder, GrowingEncoder, make_encoder
-from milldam.tokenizers.special import SpecialTokens
+from milldam.tokenizers.loading import SpecialTokens
 
 if TYPE_CHECKING:
     from milldam.chat.reading import ChatRecipe, Sides

@@ -25,9 +25,8 @@ from milldam.pipeline.rejects import DROPPED, REJECTS, DroppedFile, RejectFile
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Files
 from milldam.sources.batch import Reject
-from milldam.stores.tokens import ShardWriter
 from milldam.stores.tokens.manifest import SHARD_FILES, Shard
-from milldam.stores.tokens.writer import Tokens
+from milldam.stores.tokens.writer import ShardWriter, Tokens
 from milldam.text.arrays import Verdicts
 
 if TYPE_CHECKING:

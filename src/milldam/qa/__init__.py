@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from milldam.qa.selection import Selection
     from milldam.qa.sources import Answer, Example, examples_of
     from milldam.qa.spans import stretches
-    from milldam.stores.features import FeatureStore
+    from milldam.stores.features.reader import FeatureStore
 
 __all__ = [
     "Answer",
@@ -54,25 +54,18 @@ __all__ = [
 ]
 
 # Loaded when first used: reading features needs numpy alone, and not what made them.
-_HOMES = {
-    "Answer": "milldam.qa.sources",
-    "DocumentSamples": "milldam.qa.batches",
-    "Example": "milldam.qa.sources",
-    "FeatureStore": "milldam.stores.features",
-    "Lanes": "milldam.qa.lanes",
-    "Prediction": "milldam.qa.answering",
-    "Predictions": "milldam.qa.answering",
-    "Scores": "milldam.qa.evaluation",
-    "Selection": "milldam.qa.selection",
-    "TimeSteps": "milldam.qa.batches",
-    "WindowSamples": "milldam.qa.batches",
-    "answers": "milldam.qa.answering",
-    "evaluate": "milldam.qa.evaluation",
-    "examples_of": "milldam.qa.sources",
-    "prepare": "milldam.qa.job",
-    "stretches": "milldam.qa.spans",
-    "to_tensors": "milldam.qa.batches",
+_NAMES = {
+    "qa.answering": ("Prediction", "Predictions", "answers"),
+    "qa.batches": ("DocumentSamples", "TimeSteps", "WindowSamples", "to_tensors"),
+    "qa.evaluation": ("Scores", "evaluate"),
+    "qa.job": ("prepare",),
+    "qa.lanes": ("Lanes",),
+    "qa.selection": ("Selection",),
+    "qa.sources": ("Answer", "Example", "examples_of"),
+    "qa.spans": ("stretches",),
+    "stores.features.reader": ("FeatureStore",),
 }
+_HOMES = {name: f"milldam.{home}" for home, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -5,10 +5,8 @@ before the begin, not too long), and of these the best; over the windows of an e
 the context once. Ties go to what comes first in the context, then to the earlier window: the result depends on the
 logits alone, not on how they were cut into chunks.
 
-Holds some hundred windows and the answers of one example, whatever the size; logits may be a memory map or come in
-chunks. Needs numpy alone.
-
-Logits as they are given (arrays, memory maps, tensors, chunks of these) -> chunks that fit, windows ascending.
+Holds some hundred windows and the answers of one example, whatever the size; logits may be arrays, memory maps, tensors
+or chunks of these. Needs numpy alone.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +28,7 @@ from milldam.files import NewFile
 from milldam.qa.spans import stretches
 
 if TYPE_CHECKING:
-    from milldam.stores.features import FeatureStore
+    from milldam.stores.features.reader import FeatureStore
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -49,41 +47,30 @@ class Logits:
     """Logits as they were given -> (numbers of windows, start, end), windows ascending."""
 
     def __init__(self, start: Any, end: Any, windows: Ints | None, count: int) -> None:
-        self._start, self._end, self._windows, self._count = start, end, windows, count
+        self._windows, self._expected = windows, count if windows is None else len(windows)
+        self._rows: Ints | None = None
+        """In which order to take the rows of an array, where it is not theirs."""
+        ascending = windows is None or bool((windows[1:] >= windows[:-1]).all())
         if hasattr(start, "shape"):
-            shape = tuple(self._start.shape)
-            if not hasattr(self._end, "shape") or tuple(self._end.shape) != shape:
-                raise InputError(f"answers: start_logits are {shape}, end_logits {getattr(self._end, 'shape', None)}.")
-            if len(shape) != 2 or shape[0] != self._expected:
-                raise InputError(
-                    f"answers: logits of {shape}; there are {self._expected:,} windows, so (windows, L) begins with "
-                    "that. Give `windows` when the logits are of some windows only."
-                )
+            self._check_shapes(tuple(start.shape), getattr(end, "shape", None))
+            start, end = [start], [end]
+            self._rows = None if windows is None or ascending else np.argsort(windows, kind="stable")
+        elif not ascending:
+            raise InputError("answers: chunks must come in the order of the store; `windows` is not ascending.")
+        self._start, self._end = start, end
 
-    @property
-    def _expected(self) -> int:
-        return self._count if self._windows is None else len(self._windows)
+    def _check_shapes(self, start: tuple[int, ...], end: Any) -> None:
+        if end is None or tuple(end) != start:
+            raise InputError(f"answers: start_logits are {start}, end_logits {end}.")
+        if len(start) != 2 or start[0] != self._expected:
+            raise InputError(
+                f"answers: logits of {start}; there are {self._expected:,} windows, so (windows, L) begins with "
+                "that. Give `windows` when the logits are of some windows only."
+            )
 
     def chunks(self, size: int) -> Iterator[tuple[Ints, Floats, Floats]]:
-        if hasattr(self._start, "shape"):
-            return self._of_arrays(size)
-        return self._of_chunks(size)
-
-    def _of_arrays(self, size: int) -> Iterator[tuple[Ints, Floats, Floats]]:
-        numbers = self._windows
-        # Rows in any order may be given, as long as they can be fetched in the order of the store.
-        rows = None if numbers is None or _ascending(numbers) else np.argsort(numbers, kind="stable")
-        for first in range(0, self._expected, size):
-            stop = min(first + size, self._expected)
-            part: Any = slice(first, stop) if rows is None else rows[first:stop]
-            of = np.arange(first, stop) if numbers is None else numbers[part]
-            yield of, _floats(self._start[part]), _floats(self._end[part])
-
-    def _of_chunks(self, size: int) -> Iterator[tuple[Ints, Floats, Floats]]:
-        if self._windows is not None and not _ascending(self._windows):
-            raise InputError("answers: chunks must come in the order of the store; `windows` is not ascending.")
         row = 0
-        for start, end in self._pairs():
+        for start, end in self._start if self._end is None else zip(self._start, self._end, strict=True):
             if row + len(start) > self._expected or len(start) != len(end):
                 raise InputError(
                     f"answers: a chunk of {len(start):,} start and {len(end):,} end logits from row {row:,} on; "
@@ -91,21 +78,13 @@ class Logits:
                 )
             for first in range(0, len(start), size):
                 stop = min(first + size, len(start))
-                of = np.arange(row + first, row + stop)
-                numbers = of if self._windows is None else self._windows[of]
-                yield numbers, _floats(start[first:stop]), _floats(end[first:stop])
+                part: Any = slice(first, stop) if self._rows is None else self._rows[first:stop]
+                rows = np.arange(row + first, row + stop) if self._rows is None else part
+                numbers = rows if self._windows is None else self._windows[rows]
+                yield numbers, _floats(start[part]), _floats(end[part])
             row += len(start)
         if row != self._expected:
             raise InputError(f"answers: logits of {row:,} windows; there are {self._expected:,}.")
-
-    def _pairs(self) -> Iterable[tuple[Any, Any]]:
-        if self._end is None:
-            return ((start, end) for start, end in self._start)
-        return zip(self._start, self._end, strict=True)
-
-
-def _ascending(numbers: Ints) -> bool:
-    return bool((numbers[1:] >= numbers[:-1]).all())
 
 
 def _floats(logits: Any) -> Floats:
@@ -147,13 +126,7 @@ class Candidate:
     stop: int | None = None
 
     def as_dict(self) -> NBestEntry:
-        return {
-            "text": self.text,
-            "probability": self.probability,
-            "score": self.score,
-            "start_logit": self.start_logit,
-            "end_logit": self.end_logit,
-        }
+        return cast("NBestEntry", {name: getattr(self, name) for name in NBestEntry.__annotations__})
 
 
 @dataclass(frozen=True, slots=True)

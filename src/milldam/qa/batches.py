@@ -5,17 +5,14 @@
         for step in steps: ...                                       a dict of arrays, one row a document
 
 Shuffled, ranks, epochs, reading ahead and states are those of every loader (loader/batches.py). A plain batch costs its
-own arrays. A time-step batch is as long as its longest document: choose segments (selection.py) where documents are
-long, or let rows take the next document when one ends (lanes.py).
-
-Windows of a feature store -> rows of a batch: the columns that models take, and rows of padding in the same form.
-
-A read is one call of the store for all windows, whatever shards they lie in. Holds the windows asked for, no more.
+own arrays; all windows are read by one call of the store, whatever shards they lie in. A time-step batch is as long as
+its longest document: choose segments (selection.py) where documents are long, or let rows take the next document when
+one ends (lanes.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, cast, overload
 
@@ -34,7 +31,7 @@ from milldam.stores.features.format import FeatureForm
 if TYPE_CHECKING:
     import torch
 
-    from milldam.stores.features import FeatureStore
+    from milldam.stores.features.reader import FeatureStore
 
 GROUPED = 32
 """Documents of about one length that stay together."""
@@ -80,14 +77,6 @@ class LaneBatch(StepBatch):
 _KNOWN = tuple(WindowBatch.__annotations__)
 COLUMNS = tuple(name for name in _KNOWN if name not in ("offset_mapping", "context_begin", "context_tokens"))
 """What a batch has unless told otherwise."""
-_MADE_OF: dict[str, tuple[str, ...]] = {
-    "attention_mask": ("length",),
-    "has_answer": ("start_positions", "cls_index"),
-    "segment_index": ("segment",),
-    "total_segments": ("segments",),
-    "offset_mapping": ("offsets",),
-}
-"""Columns that are stored under another name, or computed."""
 _OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids")
 _POSITIONS = ("start_positions", "end_positions", "cls_index")
 _PADS = {"example": -1, "window": -1, "segment_index": -1, "context_begin": 0, "context_tokens": 0, "total_segments": 0}
@@ -115,19 +104,16 @@ class WindowColumns:
 
     def read(self, store: FeatureStore, numbers: Int64s, dtype: npt.DTypeLike, out: Rows | None = None) -> Rows:
         """Windows by number. `out`: columns of as many rows or more, which are overwritten."""
-        names = [name for name in self.names if name != "window"]
-        wanted = dict.fromkeys(stored for name in names for stored in _MADE_OF.get(name, (name,)))
-        stored = {"window": numbers, **store.rows(numbers, tuple(wanted))}
-        return {name: self._column(name, stored, store.form, dtype, out[name] if out else None) for name in self.names}
-
-    def _column(
-        self, name: str, stored: Mapping[str, Array], form: FeatureForm, dtype: npt.DTypeLike, out: Array | None
-    ) -> Array:
-        if name == "attention_mask":
-            return form.attention_mask(stored["length"], dtype, out)
-        if name == "has_answer":
-            return widened(stored["start_positions"] != stored["cls_index"], np.bool_, out)
-        return widened(stored[_MADE_OF.get(name, (name,))[0]], _dtype_of(name, dtype), out)
+        # The mask is made from lengths, in the dtype of the batch and in its place.
+        asked = ["length" if name == "attention_mask" else name for name in self.names if name != "window"]
+        stored, found = {"window": numbers, **store.rows(numbers, asked)}, {}
+        for name in self.names:
+            place = out[name] if out else None
+            if name == "attention_mask":
+                found[name] = store.form.attention_mask(stored["length"], dtype, place)
+            else:
+                found[name] = widened(stored[name], _dtype_of(name, dtype), place)
+        return found
 
     def padding(self, form: FeatureForm, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Rows:
         """Rows without a window: (*shape, ...) of every column, as a window would be that has no token."""
@@ -344,6 +330,6 @@ def to_tensors(batch: Any, device: torch.device | str | None = None) -> Any:
     """
     import torch
 
-    from milldam.torch.staging import converted
+    from milldam.torch.tensors import converted
 
     return converted(batch, lambda array: torch.from_numpy(array).to(device or "cpu"))

@@ -4,18 +4,16 @@ A chunk is JSON lines, one an example: [id, title, question, context, [[text, st
 the line before is null. Which examples a chunk has follows from its file alone, and its name from its content: so a
 file that is added or changed leaves the chunks of others as they are. Holds an example at a time.
 
-Examples -> what a worker takes to make windows of them, so that one that is too heavy is known when it is read.
-
-A context is encoded whole. What that takes follows from its bytes and its tokens, and these from samples: 16 stretches
-of a long context, which are encoded. Bounds of what was measured on seven kinds of text with three tokenizers
-(docs/log.md). Short examples are in what every worker takes.
+What a worker takes to make windows of an example is estimated, so that one that is too heavy is known when it is
+read. A context is encoded whole: what that takes follows from its bytes and its tokens, and these from 16 samples of
+a long one. Bounds of what was measured on seven kinds of text with three tokenizers (docs/log.md). Short examples are
+in what every worker takes.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -24,20 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from milldam.files import NewFile
-from milldam.memory import usage
 from milldam.qa.settings import QARules
 from milldam.qa.sources import Answer, Example, Limits, Reject, read_examples, stop_at_reject
 from milldam.qa.template import Template
+from milldam.run.one_stage import Telling
 from milldam.run.records import Record
-from milldam.run.tasks import PART, PROGRESS, Report, Work
+from milldam.run.tasks import PART, Report, Work
 from milldam.run.units import key_of
-from milldam.sources.listing import InputFile
+from milldam.sources.units import InputFile
 from milldam.stores.kinds import FileRecord
 
 CHUNKS = "chunks"
 EXAMPLES, CHARACTERS = 1024, 32 << 20
 """A chunk ends with so many examples, or so many characters."""
-REPORT_SECONDS = 0.25
 _MOST_CHUNKS, _SHARDS_WANTED = 64, 16
 
 
@@ -118,7 +115,8 @@ class ReadTask:
 
     def _work(self, reading: Reading, report: Report) -> None:
         with NewFile(self.folder / f"rejects-{reading.key}.jsonl") as rejects:
-            tally = _Tally(rejects, self.limits, report)
+            size = sum(file.size for file in reading.files)
+            tally = _Tally(rejects, self.limits, Telling(report, size))
             chunks: list[list[FileRecord]] = []
             for file in reading.files:
                 on_reject = stop_at_reject if self.strict else tally.reject
@@ -136,12 +134,10 @@ class ReadTask:
 class _Tally:
     rejects: NewFile
     limits: Limits
-    report: Report
+    telling: Telling
     examples: int = 0
-    characters: int = 0
     heaviest: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
-    told: float = 0.0
 
     def reject(self, found: Reject) -> None:
         self.rejected[found.reason] += 1
@@ -150,14 +146,8 @@ class _Tally:
 
     def count(self, example: Example, characters: int) -> None:
         self.examples += 1
-        self.characters += characters
         self.heaviest = max(self.heaviest, self.limits.weigh(example.size_bytes, example))
-
-    def tell(self) -> None:
-        if time.monotonic() - self.told > REPORT_SECONDS:
-            self.told = time.monotonic()
-            counts = {"documents": self.examples, "text_bytes": self.characters}
-            self.report(PROGRESS, {"counts": counts, "seconds": {}, "anonymous_bytes": usage().anonymous})
+        self.telling.add(documents=1, text_bytes=characters)
 
 
 def _write_chunks(folder: Path, examples: Iterator[Example], tally: _Tally) -> Iterator[FileRecord]:
@@ -167,7 +157,6 @@ def _write_chunks(folder: Path, examples: Iterator[Example], tally: _Tally) -> I
         with NewFile(folder / CHUNKS / "new.jsonl") as new:
             ahead = _write_chunk(new, ahead, examples, tally)
             yield new.commit(chunk_path(folder, new.record).name)
-        tally.tell()
 
 
 def _write_chunk(new: NewFile, first: Example, examples: Iterator[Example], tally: _Tally) -> Example | None:

@@ -4,11 +4,8 @@ Answers are compared in lower case, without ASCII punctuation, English articles 
 language. F1 is over the words of both, with repeats. The best of the gold answers counts; a question without a gold
 answer wants an empty one. A question without a prediction counts, with 0 (so does v1.1's script; that of v2 fails).
 
-Held are ids, gold answers, predictions and scores; contexts are not.
-
-What scores are made of: the gold answers of files, records or a feature store; predictions and null odds.
-
-Questions are read one after the other, of each its id and answers alone.
+Gold answers come from files, records or a feature store: questions are read one after the other, of each its id and
+answers alone. Held are ids, gold answers, predictions and scores; contexts are not.
 """
 
 from __future__ import annotations
@@ -23,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from milldam.errors import ConfigError, InputError
-from milldam.qa.sources import Example
+from milldam.qa.sources import Example, described
 from milldam.stores.kinds import FEATURES, store_kind
 
 if TYPE_CHECKING:
     from milldam.qa.answering import Predictions
-    from milldam.stores.features import FeatureStore
+    from milldam.stores.features.reader import FeatureStore
 
 References: TypeAlias = "str | Path | FeatureStore | Mapping[str, Any] | Iterable[Mapping[str, Any] | Example]"
 """A file, folder or dataset; a feature store or its path; SQuAD's object; flat records."""
@@ -45,7 +42,7 @@ def gold_answers(references: References, split: str) -> tuple[dict[str, Gold], i
     """The answers to every question, by its id; and how many examples a feature store was made without."""
     left_out = 0
     if isinstance(references, str | Path) and store_kind(references) is FEATURES:
-        from milldam.stores.features import FeatureStore
+        from milldam.stores.features.reader import FeatureStore
 
         references = FeatureStore(Path(references))
     if hasattr(references, "manifest"):
@@ -108,30 +105,14 @@ def _gold(record: Any, where: str) -> tuple[str, Gold]:
     return str(id), tuple(texts)
 
 
-def read_predictions(predictions: Predicted) -> dict[str, str]:
-    """{id: text}"""
-    if not isinstance(predictions, Mapping | str | Path):
-        return predictions.texts()
-    return _checked(predictions, str, "a text", "{question id: answer}")
-
-
-def read_null_odds(odds: NullOdds) -> dict[str, float]:
-    return _checked(odds, (int, float), "a number", "{question id: number}")
-
-
 def _checked(source: Any, kind: Any, called: str, form: str) -> dict[str, Any]:
     found = source if isinstance(source, Mapping) else _read_json(Path(source))
     if not isinstance(found, Mapping):
-        raise InputError(f"{named(source)}: a JSON object {form} is needed; found {_called(found)}.")
+        raise InputError(f"{named(source)}: a JSON object {form} is needed; found {described(found)}.")
     for id, value in found.items():
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise InputError(f'{named(source)}: "{id}" has {_called(value)} where {called} is needed, as in {form}.')
+            raise InputError(f'{named(source)}: "{id}" has {described(value)} where {called} is needed, as in {form}.')
     return dict(found)
-
-
-def _called(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a text", type(None): "null", bool: "true or false"}
-    return names.get(type(value), "a number")
 
 
 def named(source: Any) -> str:
@@ -332,15 +313,20 @@ def evaluate(
     if threshold not in (None, OFFICIAL_THRESHOLD) and null_odds is None:
         raise ConfigError("threshold: it applies to null odds; give null_odds as well.")
     questions, left_out = gold_answers(references, split)
-    texts, odds = read_predictions(predictions), None if null_odds is None else read_null_odds(null_odds)
+    if isinstance(predictions, Mapping | str | Path):
+        texts = _checked(predictions, str, "a text", "{question id: answer}")
+    else:
+        texts = predictions.texts()
+    odds = None if null_odds is None else _checked(null_odds, (int, float), "a number", "{question id: number}")
     chosen = version or ("2.0" if not all(questions.values()) else "1.1")
     tally = _scored(questions, texts, chosen)
     missing = tuple(id for id in questions if id not in texts)
+    best = None
     if odds is not None:
         _require_odds(odds, [id for id in questions if id in texts], null_odds)
-    best = None if odds is None else _best(tally, texts, odds)
-    if odds is not None and threshold is not None:
-        _apply_threshold(tally, odds, threshold, set(missing))
+        best = Best(*_best_of(tally, tally.exact, texts, odds), *_best_of(tally, tally.f1, texts, odds))
+        for id in () if threshold is None else (id for id in questions if id in texts and odds[id] > threshold):
+            tally.exact[id] = tally.f1[id] = float(not tally.answerable(id))
     unknown = sum(id not in questions for id in texts)
     return Scores(chosen, tally.groups(), missing, unknown, best, left_out)
 
@@ -366,16 +352,6 @@ def _require_odds(odds: Mapping[str, float], ids: list[str], source: Any) -> Non
             f'{named(source)}: no null odds for {len(without):,} of {len(ids):,} predictions, such as "{without[0]}". '
             "Make both files in one run."
         )
-
-
-def _apply_threshold(tally: _Tally, odds: Mapping[str, float], threshold: float, missing: set[str]) -> None:
-    for id in tally.kinds:
-        if id not in missing and odds[id] > threshold:
-            tally.exact[id] = tally.f1[id] = float(not tally.answerable(id))
-
-
-def _best(tally: _Tally, texts: dict[str, str], odds: Mapping[str, float]) -> Best:
-    return Best(*_best_of(tally, tally.exact, texts, odds), *_best_of(tally, tally.f1, texts, odds))
 
 
 def _best_of(

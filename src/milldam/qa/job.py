@@ -24,32 +24,28 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from milldam.config.checking import checked_settings
 from milldam.errors import InputError, StoreError
-from milldam.files import NewFile, hash_bytes
-from milldam.input_files import InputState
+from milldam.files import NewFile, hash_bytes, is_whole
 from milldam.memory import format_size, release, usage
 from milldam.qa.chunks import CHUNKS, Read, Reading, ReadTask, Scale, WindowUnit, chunk_path, readings, window_units
-from milldam.qa.records import list_files
+from milldam.qa.records import input_state, list_files
 from milldam.qa.settings import First, PaddingSide, QASettings
 from milldam.qa.sources import Limits
 from milldam.qa.windowing import WindowTask
 from milldam.qa.windows import VERSION as WINDOWS_VERSION
 from milldam.qa.windows import QATokenizer, load_qa_tokenizer
 from milldam.run import job as frame
-from milldam.run.folder import NEW, Identity, RunFolder
-from milldam.run.planning import TOKENIZER_FACTOR, WorkPlan, enough_memory, fit_workers, least_bytes, make_plan
-from milldam.run.pools import Workers
+from milldam.run.folder import NEW, RunFolder
+from milldam.run.pools import TOKENIZER_FACTOR, Workers, WorkPlan, enough_memory, fit_workers, least_bytes, make_plan
 from milldam.run.records import Record, Records, sweep
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary
-from milldam.run.units import Keys
-from milldam.sealed import is_whole
+from milldam.run.units import Identity, Keys
 from milldam.stores.features.manifest import FeatureManifest, FeatureShard, template_facts
-from milldam.stores.generations import live_files
-from milldam.stores.kinds import FEATURES
+from milldam.stores.kinds import FEATURES, live_files
 from milldam.stores.verify import has_every_file
 
 if TYPE_CHECKING:
-    from milldam.config.fields import Executor
+    from milldam.choices import Executor
     from milldam.stores.features.reader import FeatureStore
 
 READS, RECORDS = "read.jsonl", "records.jsonl"
@@ -311,10 +307,7 @@ class QAJob:
         folder, records = session.folder, plan.records
         if records.complete != plan.units:
             raise StoreError(f"{folder.out}: {plan.units - records.complete} units are not done.")
-        state = InputState()
-        for file in list_files(self._settings.inputs, self._settings.split):
-            state.add(file.path, file.size, file.version)
-        if state.as_json() != prepared.identity.input:
+        if input_state(self._settings.inputs, self._settings.split) != prepared.identity.input:
             raise InputError(_CHANGED)
         made = [record for _, record in records.in_plan_order()]
         _gather(folder.out, ANSWERS, made)

@@ -4,11 +4,8 @@
 
 Document i of the global order goes to rank i mod world_size, there to the first lane that is free. A lane is padding
 only at the very end, when there is no document left for it. Ranks end with the same step: those that are through
-before go on with steps of padding. Holds a step, those made ahead, and the next documents' places.
-
-Which window each lane reads next: a rank's documents in order, each given to the first lane that is free.
-
-Holds the places of the next `DOCUMENTS_AT_ONCE` documents; reads no windows.
+before go on with steps of padding. Holds a step, those made ahead, and the places of the next `DOCUMENTS_AT_ONCE`
+documents.
 """
 
 from __future__ import annotations
@@ -24,8 +21,7 @@ import numpy.typing as npt
 
 from milldam.checked import checked
 from milldam.errors import MismatchError, StoreError
-from milldam.loader.batches import Delivery, differences, wide_enough
-from milldam.loader.looping import Loop, handed_out
+from milldam.loader.batches import Delivery, Loop, differences, handed_out, wide_enough
 from milldam.loader.order import Order, Shuffle
 from milldam.loader.permutation import Int64s
 from milldam.loader.samples import at_least
@@ -35,7 +31,7 @@ from milldam.qa.batches import COLUMNS, DocumentSamples, LaneBatch, placed
 from milldam.qa.selection import Selection
 
 if TYPE_CHECKING:
-    from milldam.stores.features import FeatureStore
+    from milldam.stores.features.reader import FeatureStore
 
 DOCUMENTS_AT_ONCE = 1024
 """Documents whose order and windows are looked up in one call."""

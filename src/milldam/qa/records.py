@@ -17,16 +17,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from milldam.errors import ConfigError, InputError
-from milldam.input_files import is_address, kind_of
+from milldam.input_files import InputState, is_address, kind_of
 from milldam.sources.batch import MalformedError
 from milldam.sources.compression import STDIN, DamagedError, compression_of, open_bytes, read_blocks
 from milldam.sources.data_sets import parse_split, resolve_data_set
 from milldam.sources.giant_line import parts_of_line
 from milldam.sources.json_stream import BLOCK_BYTES, LARGEST_VALUE, JsonError, JsonStream, TooLarge
 from milldam.sources.jsonl import json_blocks
-from milldam.sources.listing import InputFile, list_inputs
 from milldam.sources.records import WHOLE, Block
-from milldam.sources.units import whole
+from milldam.sources.units import InputFile, list_inputs, whole
 
 SQUAD, ARRAY = "squad", "json"
 """What a .json file may hold: SQuAD's object, or a list of records."""
@@ -68,6 +67,14 @@ def list_files(inputs: Sequence[str], split: str = "train") -> Iterator[InputFil
         named = os.path.isfile(given) or is_address(given) or (glob.has_magic(given) and not os.path.isdir(given))
         paths = (given,) if named else _of_split(given, split)
         yield from (_described(file) for file in list_inputs(paths, ARRAY))
+
+
+def input_state(inputs: Sequence[str], split: str) -> dict[str, Any]:
+    """Number, size and fingerprint of the files behind inputs, as they are now."""
+    state = InputState()
+    for file in list_files(inputs, split):
+        state.add(file.path, file.size, file.version)
+    return state.as_json()
 
 
 def _of_split(given: str, split: str) -> tuple[str, ...]:

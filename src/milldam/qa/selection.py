@@ -1,12 +1,12 @@
-"""Which segments of a document are read: all, or a continuous stretch of at most `max_segments`.
+"""Which segments of a document are read: all, or a continuous stretch of at most `max_segments`; and in which order
+documents come.
 
 Chosen when loading, from the store, the document's number and the epoch alone: batch sizes, ranks and workers change
 nothing. To find answers it reads three numbers a window, and only of documents that are longer than the stretch.
 
-The order in which documents come, and how a document's number says in which epoch it is.
-
-number = epoch * documents + document. So whoever reads a number knows the epoch, which decides the segments that are
-chosen at random, and needs nothing else: not the place, the rank nor the batch.
+A document's number says in which epoch it is: number = epoch * documents + document. So whoever reads a number knows
+the epoch, which decides the segments that are chosen at random, and needs nothing else: not the place, the rank nor
+the batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from milldam.loader.permutation import Int64s, hashed, mix
 from milldam.loader.reading import ranges
 
 if TYPE_CHECKING:
-    from milldam.stores.features import FeatureStore
+    from milldam.stores.features.reader import FeatureStore
 
 Strategy = Literal["first_n", "answer_centered", "random_continuous"]
 _RANDOM_KEY = 0x7365_676D_656E_7473

@@ -8,8 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, MinLen
 
-from milldam.config.fields import SETTINGS, AtLeastOne, Executor, Size
+from milldam.choices import Executor
 from milldam.errors import ConfigError, Setting
+from milldam.rules import SETTINGS, AtLeastOne, Size
 
 First = Literal["auto", "question", "context"]
 PaddingSide = Literal["auto", "left", "right"]

@@ -1,9 +1,7 @@
-"""Records -> examples, one at a time: SQuAD v1.1 and v2, and HF's flat form.
+"""Records -> examples, one at a time, each a question with its context and answers: SQuAD v1.1 and v2, HF's flat form.
 
 A record that can't be used is told with its place and the reason, and left out. What is larger than `Limits` allow is
 passed over without being held, and rejected by its id, field and size.
-
-A question, its context, and the answers in it.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from milldam.memory import format_size
 from milldam.qa.records import KEPT_CHARS, WANTED, flat_records, list_files, read_records
 from milldam.sources.batch import MalformedError
 from milldam.sources.json_stream import LARGEST_VALUE, TooLarge
-from milldam.sources.listing import InputFile
+from milldam.sources.units import InputFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,5 +213,5 @@ def _answers(given: Any) -> Iterator[Answer]:
 
 def described(value: Any) -> str:
     """The kind of a JSON value, in words."""
-    names = {type(None): "nothing", str: "a text", dict: "an object", list: "a list", bool: "true or false"}
+    names = {type(None): "null", str: "a text", dict: "an object", list: "a list", bool: "true or false"}
     return names.get(type(value), "a number")

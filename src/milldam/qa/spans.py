@@ -3,14 +3,11 @@
 A token belongs to an answer when they share a character: exact also where an answer begins or ends inside a token. An
 answer that does not lie where the data says is looked for nearby, and what was done about it is told.
 
-Windows -> the characters that each token stands for: its offsets, and beside them what the tokenizer dropped.
-
-Normalisation takes off accents and vowel signs, and leaves out what can't be seen (joiners, soft hyphens, control
-characters). Offsets end before them, and an answer cut out by offsets would lack them. Here such a character belongs to
-the token before it; where white space or nothing is before it, to the token behind it. No token gains white space, or a
-character that another token has.
-
-Holds the windows asked for, their neighbours and one context. Needs numpy alone.
+The characters that a token stands for are its offsets, and beside them what the tokenizer dropped: normalisation takes
+off accents and vowel signs, and leaves out what can't be seen (joiners, soft hyphens, control characters). Offsets end
+before them, and an answer cut out by offsets would lack them. Here such a character belongs to the token before it;
+where white space or nothing is before it, to the token behind it. No token gains white space, or a character that
+another token has. Holds the windows asked for, their neighbours and one context. Needs numpy alone.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ import numpy.typing as npt
 from milldam.qa.sources import Answer, Example
 
 if TYPE_CHECKING:
-    from milldam.stores.features import FeatureStore
+    from milldam.stores.features.reader import FeatureStore
 
 Status = Literal["ok", "repaired", "unrepairable", "none"]
 NEARBY = 64

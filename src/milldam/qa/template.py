@@ -3,9 +3,8 @@
     before + [MEM_READ_i] + first text + between + second text + [MEM_WRITE_i] + after, and padding on one side
 
 Taken from what the tokenizer does with a pair of texts, so BERT ([CLS] question [SEP] context [SEP]), RoBERTa, XLNet
-(context <sep> question <sep> <cls>, padded on the left) and tokenizers without special tokens all work.
-
-Memory tokens, really added: [MEM_READ_i] in front of the texts of a window, [MEM_WRITE_i] behind them.
+(context <sep> question <sep> <cls>, padded on the left) and tokenizers without special tokens all work. Memory tokens
+are really added to the vocabulary.
 """
 
 from __future__ import annotations
@@ -63,38 +62,43 @@ class Template:
 def template_of(tokenizer: Any, rules: QARules, facts: dict[str, Any] | None = None) -> Template:
     """The template of a `tokenizers.Tokenizer` under these rules. `facts`: what lies beside it says of padding."""
     facts = facts or {}
-    pair = _pair(tokenizer)
-    cls_id = _first_known(tokenizer, [facts.get("cls_token"), *_CLS_NAMES], among=_all_ids(pair))
-    left = _pads_left(pair, cls_id, rules, facts)
-    return replace(
-        pair,
-        cls_id=cls_id,
-        pad_left=left,
-        pad_id=_pad_id(tokenizer, facts),
-        pad_type=_XLNET_PAD_TYPE if _XLNET_CLS_TYPE in pair.after.types else 0,
+    (before, between, after), (first_type, second_type) = _pair(tokenizer)
+    special = {*before.ids, *between.ids, *after.ids}
+    cls_id = _first_known(tokenizer, [facts.get("cls_token"), *_CLS_NAMES], among=special)
+    sides = [side for side in (rules.padding_side, facts.get("padding_side")) if side in ("left", "right")]
+    # A model that reads its answer off the last token, as XLNet, has its text at the end.
+    left = sides[0] == "left" if sides else cls_id in after.ids and cls_id not in before.ids
+    return Template(
+        before,
+        between,
+        after,
+        first_type,
+        second_type,
         context_first=left if rules.first == "auto" else rules.first == "context",
+        pad_id=_pad_id(tokenizer, facts),
+        pad_type=_XLNET_PAD_TYPE if _XLNET_CLS_TYPE in after.types else 0,
+        pad_left=left,
+        cls_id=cls_id,
     )
 
 
-def _pair(tokenizer: Any) -> Template:
-    """What the tokenizer puts around two texts; a WordPiece vocabulary without a template gets BERT's."""
+def _pair(tokenizer: Any) -> tuple[list[Special], list[int]]:
+    """What the tokenizer puts before, between and after two texts, and the types of the texts; a WordPiece vocabulary
+    without a template gets BERT's."""
     text = _some_text(tokenizer)
     encoded = tokenizer.encode(text, text)
     cls, sep = (tokenizer.token_to_id(name) for name in ("[CLS]", "[SEP]"))
     if None not in encoded.sequence_ids and None not in (cls, sep):
-        return _bare(Special((cls,), (0,)), Special((sep,), (0,)), Special((sep,), (1,)), (0, 1))
-    parts: list[list[int]] = [[], [], []]
-    types: list[list[int]] = [[], [], []]
+        return [Special((cls,), (0,)), Special((sep,), (0,)), Special((sep,), (1,))], [0, 1]
+    parts: list[list[tuple[int, int]]] = [[], [], []]
     text_types = [0, 0]
     seen = 0
     for token, kind, sequence in zip(encoded.ids, encoded.type_ids, encoded.sequence_ids, strict=True):
         if sequence is None:
-            parts[seen].append(token)
-            types[seen].append(kind)
+            parts[seen].append((token, kind))
         else:
             seen, text_types[sequence] = sequence + 1, kind
-    before, between, after = (Special(tuple(ids), tuple(kinds)) for ids, kinds in zip(parts, types, strict=True))
-    return _bare(before, between, after, (text_types[0], text_types[1]))
+    return [Special(tuple(id for id, _ in part), tuple(kind for _, kind in part)) for part in parts], text_types
 
 
 def _some_text(tokenizer: Any) -> str:
@@ -105,30 +109,12 @@ def _some_text(tokenizer: Any) -> str:
     raise InputError("The tokenizer makes no tokens of any text.")
 
 
-def _bare(before: Special, between: Special, after: Special, types: tuple[int, int]) -> Template:
-    """A template that knows nothing of CLS and padding yet."""
-    return Template(before, between, after, *types, False, 0, 0, False, None)
-
-
-def _all_ids(pair: Template) -> set[int]:
-    return {*pair.before.ids, *pair.between.ids, *pair.after.ids}
-
-
 def _first_known(tokenizer: Any, names: list[Any], among: set[int] | None = None) -> int | None:
     for name in names:
         found = tokenizer.token_to_id(name) if isinstance(name, str) else None
         if found is not None and (among is None or found in among):
             return int(found)
     return None
-
-
-def _pads_left(pair: Template, cls_id: int | None, rules: QARules, facts: dict[str, Any]) -> bool:
-    if rules.padding_side != "auto":
-        return rules.padding_side == "left"
-    if facts.get("padding_side") in ("left", "right"):
-        return bool(facts["padding_side"] == "left")
-    # A model that reads its answer off the last token, as XLNet, has its text at the end.
-    return cls_id is not None and cls_id in pair.after.ids and cls_id not in pair.before.ids
 
 
 def _pad_id(tokenizer: Any, facts: dict[str, Any]) -> int:

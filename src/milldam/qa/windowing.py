@@ -7,21 +7,21 @@ Holds one batch: as many examples as have 256,000 characters in different contex
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from milldam.files import NewFile
-from milldam.memory import release, usage
-from milldam.qa.chunks import REPORT_SECONDS, WindowUnit, chunk_path, read_chunk
+from milldam.memory import release
+from milldam.qa.chunks import WindowUnit, chunk_path, read_chunk
 from milldam.qa.settings import QARules
 from milldam.qa.sources import Example
 from milldam.qa.template import Template
 from milldam.qa.windows import Prepared, Windower, load_windower
+from milldam.run.one_stage import Telling
 from milldam.run.records import Record
-from milldam.run.tasks import PART, PROGRESS, Report, Work
+from milldam.run.tasks import PART, Report, Work
 from milldam.stores.features.format import FeatureForm
 from milldam.stores.features.writer import FeatureShardWriter
 from milldam.stores.kinds import FileRecord
@@ -45,27 +45,23 @@ class WindowTask:
         windower = load_windower(self.out / "tokenizer.json", self.rules, self.template)
 
         def work(unit: WindowUnit, report: Report) -> None:
-            _Unit(self, windower, report).make(unit)
+            report(PART, _Unit(self, windower, Telling(report, unit.size)).make(unit))
 
         return work
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Unit:
     """One unit, being made."""
 
     task: WindowTask
     windower: Windower
-    report: Report
+    telling: Telling
     counts: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
-    seconds: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "write": 0.0})
-    shown: Counter[str] = field(default_factory=Counter)
-    """For progress."""
-    told: float = 0.0
 
-    def make(self, unit: WindowUnit) -> None:
-        """Its files are durable before this is told."""
+    def make(self, unit: WindowUnit) -> Record:
+        """Its files are durable then."""
         task = self.task
         shard, files = None, {}
         with (
@@ -79,43 +75,32 @@ class _Unit:
             if writer.windows:
                 shard = writer.commit().as_dict()
         release()
-        self._tell(force=True)
+        self.telling.end()
         outputs = {} if shard is None else shard.pop("files")
         done = {"documents": 0 if shard is None else shard["examples"], "tokens": self.counts["tokens"]}
         facts = {"shard": shard, "counts": dict(self.counts), "dropped": dict(self.dropped)}
-        self.report(PART, Record(unit.key, outputs=outputs, files=files, counts=done, facts=facts))
+        return Record(unit.key, outputs=outputs, files=files, counts=done, facts=facts)
 
     def _examples(self, chunks: Iterable[FileRecord]) -> Iterator[Example]:
         for chunk in chunks:
             for example, size in read_chunk(chunk_path(self.task.folder, chunk)):
-                self.shown["input_bytes"] += size
+                self.telling.add(input_bytes=size)
                 yield example
 
     def _append(self, batch: list[Example], writer: FeatureShardWriter, answers: NewFile) -> None:
-        begun = time.perf_counter()
+        self.telling.lap()
         prepared = self.windower(batch)
-        made = time.perf_counter()
+        self.telling.lap("encode")
         writer.append(prepared.features, batch, prepared.chosen)
         answers.write(b"".join(_to_look_at(batch, prepared)))
-        self.seconds["encode"] += made - begun
-        self.seconds["write"] += time.perf_counter() - made
-        features = prepared.features
+        self.telling.lap("write")
+        features, tokens = prepared.features, int(prepared.features.length.sum())
         self.dropped.update(prepared.dropped.values())
-        kept = (answer.status for number, answer in enumerate(prepared.chosen) if number not in prepared.dropped)
-        self.counts.update(kept)
-        self.counts["windows"] += len(features)
-        self.counts["windows_with_answers"] += int(features.has_answer.sum())
-        self.counts["tokens"] += int(features.length.sum())
-        self.shown["documents"] += len(batch)
-        self.shown["tokens"] = self.counts["tokens"]
-        self.shown["characters"] += sum(len(example.question) + len(example.context) for example in batch)
-        self._tell(force=False)
-
-    def _tell(self, *, force: bool) -> None:
-        if force or time.monotonic() - self.told > REPORT_SECONDS:
-            self.told = time.monotonic()
-            told = {"counts": dict(self.shown), "seconds": self.seconds}
-            self.report(PROGRESS, told | {"anonymous_bytes": usage().anonymous})
+        self.counts.update(one.status for k, one in enumerate(prepared.chosen) if k not in prepared.dropped)
+        answered = int(features.has_answer.sum())
+        self.counts.update(windows=len(features), windows_with_answers=answered, tokens=tokens)
+        characters = sum(len(example.question) + len(example.context) for example in batch)
+        self.telling.add(documents=len(batch), tokens=tokens, characters=characters)
 
 
 def _most_characters(task: WindowTask) -> int:

@@ -1,11 +1,9 @@
 """Examples -> windows: a question with one stretch of its context after the other, as columns.
 
 Texts are encoded apart, each distinct context of a batch once, and put together by the template: the ids are those
-that the tokenizer gives for the pair. Holds one batch of examples; the columns are filled row by row.
-
-A user's word for a tokenizer -> what windows are made with: tokenizer.json with memory tokens, and the template.
-
-The columns of windows: what is computed, stored and read again. One row a window, in the order of the examples.
+that the tokenizer gives for the pair. One row a window, in the order of the examples. Holds one batch of examples; the
+columns are filled row by row. And a user's word for a tokenizer -> what windows are made with: tokenizer.json with
+memory tokens, and the template.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from milldam.qa.settings import QARules
 from milldam.qa.sources import Example
 from milldam.qa.spans import Chosen, choose_answer, overlapping_tokens
 from milldam.qa.template import Special, Template, add_memory_tokens, template_of, with_memory
-from milldam.stores.features.format import FeatureForm
+from milldam.stores.features.format import NUMBERS, FeatureForm
 from milldam.tokenizers.loading import load_tokenizer
 
 Ints = npt.NDArray[np.integer[Any]]
@@ -71,14 +69,14 @@ class Features:
 
 
 COLUMNS = tuple(field.name for field in fields(Features))
-NUMBERS = tuple(name for name in COLUMNS if name not in ("input_ids", "token_type_ids", "offsets", "example"))
-"""Those of one number a window, in the order in which they are stored."""
+_COUNTED = NUMBERS[:-1]
+"""Those of one number a window, in the order in which they are stored; but for `example`, which counts in a store."""
 _WORD_MARKER = "\u2581"
 QUESTION_TOO_LONG = "question_too_long"
 NO_TOKENS = "no_tokens"
+"""Neither text has any, and the tokenizer adds none."""
 VERSION = 1
 """Another number for every change that gives other windows."""
-"""Neither text has any, and the tokenizer adds none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +144,7 @@ class Windower:
             [example.question.lstrip() for example in examples], add_special_tokens=False
         )
         questions = [np.array(found.ids, np.int32) for found in encoded]
-        contexts = self._encode_once([example.context for example in examples])
+        contexts = self._encode([example.context for example in examples])
         chosen = [choose_answer(example) for example in examples]
         windows: list[_Window] = []
         dropped: dict[int, str] = {}
@@ -156,14 +154,20 @@ class Windower:
             if not cut:
                 dropped[number] = QUESTION_TOO_LONG if len(question) else NO_TOKENS
         rows = _Rows(len(windows), self.rules.max_seq_length, self.template, self._dtype)
-        spans = [_span(answer, context) for answer, context in zip(chosen, contexts, strict=True)]
+        spans = [
+            overlapping_tokens(context.offsets, answer.start, answer.stop) if answer else None
+            for answer, context in zip(chosen, contexts, strict=True)
+        ]
         for row, window in enumerate(windows):
             rows.fill(row, window, questions[window.example], contexts[window.example], spans[window.example])
         return Prepared(rows.features(), chosen, dropped)
 
     def _encode(self, texts: list[str]) -> list[_Encoded]:
-        encoded = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        return [self._arrays(found.ids, found.offsets) for found in encoded]
+        """Questions on one context follow each other: it is encoded once."""
+        distinct = list(dict.fromkeys(texts))
+        encoded = self._tokenizer.encode_batch(distinct, add_special_tokens=False)
+        known = {text: self._arrays(one.ids, one.offsets) for text, one in zip(distinct, encoded, strict=True)}
+        return [known[text] for text in texts]
 
     def _arrays(self, ids: list[int], offsets: list[tuple[int, int]]) -> _Encoded:
         made = _Encoded(np.array(ids, np.int32), np.array(offsets, np.int32).reshape(-1, 2))
@@ -174,12 +178,6 @@ class Windower:
             alone = alone[made.offsets[alone + 1, 0] < made.offsets[alone, 1]]
             made.offsets[alone, 1] = made.offsets[alone, 0]
         return made
-
-    def _encode_once(self, texts: list[str]) -> list[_Encoded]:
-        """Questions on one context follow each other: it is encoded once."""
-        numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
-        encoded = self._encode(list(numbers))
-        return [encoded[numbers[text]] for text in texts]
 
     def _has_edge(self) -> bool:
         """Whether a window without a question has a token that is not of the context, for "no answer" to point to."""
@@ -201,11 +199,6 @@ class Windower:
             yield _Window(example, segment, kept, first, min(first + room, context))
 
 
-def _span(chosen: Chosen, context: _Encoded) -> tuple[int, int] | None:
-    """The tokens of the context that an answer is made of."""
-    return overlapping_tokens(context.offsets, chosen.start, chosen.stop) if chosen else None
-
-
 class _Rows:
     """The columns, being filled: a row is a few writes of whole parts, since rows are many and parts are short."""
 
@@ -214,7 +207,7 @@ class _Rows:
         self._ids = np.full((count, length), template.pad_id, dtype)
         self._types = np.full((count, length), template.pad_type, np.uint8)
         self._offsets = np.full((count, length, 2), -1, np.int32)
-        self._numbers = np.empty((count, len(NUMBERS)), np.int32)
+        self._numbers = np.empty((count, len(_COUNTED)), np.int32)
         self._example = np.empty(count, np.int64)
         own = template
         read, write = Special(own.memory_read, (own.first_type,)), Special(own.memory_write, (own.second_type,))
@@ -266,7 +259,7 @@ class _Rows:
         return 0
 
     def features(self) -> Features:
-        numbers = {name: np.ascontiguousarray(self._numbers[:, at]) for at, name in enumerate(NUMBERS)}
+        numbers = {name: np.ascontiguousarray(self._numbers[:, at]) for at, name in enumerate(_COUNTED)}
         return Features(
             input_ids=self._ids, token_type_ids=self._types, offsets=self._offsets, example=self._example, **numbers
         )

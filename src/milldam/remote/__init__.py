@@ -5,13 +5,13 @@ fsspec is loaded when the first file is read; nothing of this is loaded for stor
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from milldam.errors import ConfigError
+from milldam.files import user_cache
 from milldam.input_files import is_address
 from milldam.memory import parse_size
 from milldam.stores.place import Folder, Place
@@ -39,19 +39,11 @@ def place_at(
         return Folder(Path(given))
     from milldam.remote.place import RemotePlace
 
-    folder = (Path(cache_dir) if cache_dir is not None else default_folder()).expanduser().absolute()
+    folder = (Path(cache_dir) if cache_dir is not None else user_cache()).expanduser().absolute()
     size = default_bytes(folder) if cache is None else parse_size(cache)
     if size < 1:
         raise ConfigError(f"cache: {cache}; use a size such as 10GB.")
     return RemotePlace(str(given), cache_bytes=size, cache_dir=folder, storage_options=storage_options)
-
-
-def default_folder() -> Path:
-    """MILLDAM_CACHE, or the user's cache folder."""
-    own, home = os.environ.get("MILLDAM_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    if own:
-        return Path(own)
-    return (Path(home) if home else Path.home() / ".cache") / "milldam"
 
 
 def default_bytes(folder: Path, pattern: str = "shards/*") -> int:

@@ -3,8 +3,6 @@
 Only the manifest and the index are needed. What `run/summary.json` and `run/memory.csv` tell comes on top; a damaged or
 missing one costs only what it would tell: a page with less in it is better than none.
 
-The documents of a store, for the page: how long they are, and a few to look at.
-
 Lengths are counted, not collected: half a megabyte a split however many documents there are, read in blocks. Exact up
 to 65,535 tokens a document, by powers of two beyond. A billion documents are some 4 GB of index to read. Of the
 samples, spread evenly over the store, only the first tokens are decoded, so a document of gigabytes costs no more than
@@ -25,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
+from milldam.files import read_sealed
 from milldam.markup import shorten
 from milldam.report.timeline import Timeline, read_timeline
-from milldam.sealed import read_sealed
-from milldam.stores.tokens import Store, open_store
 from milldam.stores.tokens.format import Index, Int64s
 from milldam.stores.tokens.manifest import Manifest
+from milldam.stores.tokens.reader import Store, open_store
 
 MAX_SPLITS = 50
 _EXACT = 1 << 16

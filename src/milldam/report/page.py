@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from milldam.markup import counted, duration, escape, escape_plain, moment, share, short_count, shorten
 from milldam.memory import format_size
-from milldam.report.contamination import contamination
-from milldam.report.contents import conversations, duplicates, lengths, packing, samples, splits
-from milldam.report.drawing import page_style
+from milldam.report.contents import contamination, conversations, duplicates, lengths, packing, samples, splits
+from milldam.report.drawing import Section, Tile, gauge, page_style, show_section, show_tiles
 from milldam.report.facts import Facts
-from milldam.report.layout import Section, Tile, gauge, show_section, show_tiles
 from milldam.report.work import configuration, flow, memory, sources, throughput, versions
 from milldam.stores.tokens.manifest import Tally
 

@@ -9,9 +9,8 @@ import yaml
 
 from milldam.markup import counted, duration, escape, share, short_count, shorten
 from milldam.memory import format_size
-from milldam.report.drawing import memory_chart
+from milldam.report.drawing import Section, Tile, bar, chart, facts_table, memory_chart, paragraphs, show_tiles, table
 from milldam.report.facts import Facts
-from milldam.report.layout import Section, Tile, bar, chart, facts_table, paragraphs, show_tiles, table
 from milldam.stores.kinds import TOKENS
 
 _REASONS_SHOWN = 40

@@ -1,17 +1,17 @@
 """The frame of every job: lock, plan, records, workers, progress. A job tells what only it knows; the rest is here.
 
 job          the protocol of a job, and the only loop; the same job as tasks of a job array
-folder       the run folder, locked: what was planned, what is done; identity: what a result depends on
-presence     who is at work in it, and what they tell
-units        the plan on disk: the input and what changed since; units and their keys
+folder       the run folder, locked: what was planned, what is done, who is at work in it
+units        what a result depends on; the plan on disk: the input and what changed since, units and their keys
 records      what is done of a stage, by key, in lines appended durably
 session      runs the units of a stage on a pool of workers, and reports progress
-planning     from the budget to a number of workers
 summary      what a run tells, while it works and when it is done, the same for every job
-monitor      memory of a process tree over time; watching: of any command
+monitor      memory of a process tree over time
+watching     the same of any command
 one_stage    what jobs of one stage have in common
 
 tasks        what executors know of work; what one of several machines does of a stage
-pools        who works on a stage: this process, local (server_handle, server, worker), ray_cluster (ray_node)
-array_jobs   the script that queues the tasks of a job array
+pools        who works on a stage, and how many the budget holds: this process, local workers, a Ray cluster
+local        worker processes here; server_handle, server, worker: how they are started, and what they do
+ray_cluster  units on the machines of a Ray cluster; ray_node: what runs there
 """

@@ -5,13 +5,15 @@
     units.jsonl     the units, one a line, in plan order; units.offsets: where each line is, the unit's size and key
     *.jsonl         records of finished units, stage by stage (records.py)
     memory.csv      the memory timeline
-    receipt.json    what a finished run was asked for, and of what files it was made (pipeline/receipt.py)
-    lock, status.json, tasks/   who is at work, and what they tell of it (presence.py)
+    receipt.json    what a finished run was asked for, and of what files it was made (pipeline/starting.py)
+    lock            held while a run is at work
+    status.json     what is going on now, for `milldam status`
+    tasks/          a folder for each task of a job array, with a lock and a status of its own
 
 The manifest in the output folder is what makes it a store. While a plan is there that the manifest was not made from,
 the store is being made, or updated: until the new manifest takes its place, the old store stays whole.
 
-`Identity` is what a result depends on. `WorkFolder` is for a job whose result is no run folder of its own:
+`WorkFolder` is for a job whose result is no run folder of its own:
 
     beside OUT: `.OUT.milldam-JOB`    OUT appears at once, when it is whole: a rename on the same disk
     in OUT: `OUT/.milldam-JOB`        OUT is updated in place, and may be a mount point
@@ -19,107 +21,152 @@ the store is being made, or updated: until the new manifest takes its place, the
 
 It has `run/`, as of any job (plan, records, lock, status), and `files/`, what will be OUT, or in it. When the job is
 done it is removed; what OUT was made from is kept in OUT.
+
+Array tasks work beside each other; a run that is no array's works beside nobody.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import glob
 import itertools
-import json
+import os
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from milldam.errors import ConfigError, MismatchError, NotReadyError, ResourceError, Setting, StoreError
-from milldam.files import hash_bytes, names_matching, refuse_address, remove_matching, remove_temporaries, write_file
-from milldam.markup import counted
-from milldam.run.presence import LOCK, Presence
+from filelock import FileLock, Timeout
+
+from milldam.errors import (
+    ConfigError,
+    MismatchError,
+    NotReadyError,
+    ResourceError,
+    RunHeldError,
+    Setting,
+    StoreError,
+    TaskHeldError,
+)
+from milldam.files import (
+    explain_os_errors,
+    hash_bytes,
+    is_whole,
+    names_matching,
+    read_sealed,
+    refuse_address,
+    remove_matching,
+    remove_temporaries,
+    replace_unsynced,
+    seal_file,
+    write_file,
+    write_sealed,
+)
 from milldam.run.records import Journal
 from milldam.run.tasks import ArrayTask
-from milldam.run.units import InputList, PlannedUnit, UnitList
-from milldam.sealed import is_whole, read_sealed, write_sealed
-from milldam.stores.kinds import KINDS, Kind, result_id, store_kind
-from milldam.stores.place import Folder
+from milldam.run.units import Identity, InputList, PlannedUnit, UnitList
+from milldam.stores.kinds import KINDS, Kind, store_kind
+
+LOCK = "lock"
+_TASKS, _STATUS = "tasks", "status.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What a result depends on: two runs with equal identities give equal bytes."""
+class Presence:
+    """This process in a run folder, or any that looks at it. `task`: None: it has the run to itself."""
 
-    settings: dict[str, Any]
-    input: dict[str, Any]
-    """Number of files, bytes, and a fingerprint of names, sizes and versions."""
-    tokenizer_name: str | None = field(default=None, compare=False)
-    """What people call the tokenizer, which the settings hold as a hash: the same one may have another name."""
+    def __init__(self, folder: Path, task: ArrayTask | None) -> None:
+        self._folder, self._task = folder, task
+        self.own = folder if task is None else folder / _TASKS / task.label
+        """Folder for what others need not see: what is just being listed, status, memory timeline."""
+        self._lock = FileLock(self.own / LOCK)
 
-    @classmethod
-    def of_store(cls, out: Path, kind: Kind) -> Identity:
-        """Of a finished store. Raises StoreError when that can't be told."""
-        head = kind.head(Folder(out))
-        return cls(head["settings"], head["input"], head.get("tokenizer", {}).get("name"))
+    def enter(self, name: Path) -> None:
+        """Take the lock. Raises TaskHeldError when the same task is at work, RunHeldError when another run is."""
+        with explain_os_errors(self.own):
+            self.own.mkdir(parents=True, exist_ok=True)
+            try:
+                # A little patience: `milldam status` takes the lock for a moment to see whether it is free.
+                self._lock.acquire(timeout=0.2, poll_interval=0.01)
+            except Timeout:
+                if self._task is not None:
+                    raise TaskHeldError(f"{name}: another task is running {self._task.label}.") from None
+                raise _held(name) from None
+        if any(map(_is_held, self._rivals())):
+            self.leave()
+            raise _held(name)
 
-    @property
-    def run_id(self) -> str:
-        """Names the result."""
-        return result_id(self.settings, self.input)
+    def _rivals(self) -> list[Path]:
+        """Who would do the same units: a whole run, any task beside it, and tasks that are cut in another way."""
+        tasks = self._task_folders()
+        if self._task is None:
+            return tasks
+        return [self._folder, *(folder for folder in tasks if self._task.overlaps(folder.name))]
 
-    def differences(self, other: Identity) -> list[str]:
-        """What differs, a line each; empty when nothing does."""
-        before, now = _flat(self.settings), _flat(other.settings)
-        lone = {name: told for name in {**self.settings, **other.settings} if (told := self._alone(name, other))}
-        found = [f"{name}: {told}" for name, told in lone.items()]
-        found += [
-            f"{name}: {other._shown(name, now)} (made with {self._shown(name, before)})"
-            for name in dict.fromkeys([*before, *now])
-            if before.get(name) != now.get(name) and name.partition(".")[0] not in lone
-        ]
-        # What else the input has, such as evaluation sets, is in the settings where only one of both has it.
-        if self.input != other.input and (not found or self._files() != other._files()):
-            same = "other content" if self._files() == other._files() else other._files()
-            found.append(f"input: {same} (made from {self._files()})")
-        return found
+    def leave(self) -> None:
+        self._lock.release()
 
-    def _alone(self, name: str, other: Identity) -> str:
-        """Of a part with settings of its own that only one of both has."""
-        before, now = self.settings.get(name), other.settings.get(name)
-        if (before is None) is (now is None) or not isinstance(now if before is None else before, dict | list):
-            return ""
-        return "given (made without)" if before is None else "not given (made with it)"
+    def is_anybody_here(self) -> bool:
+        """Whether a run is at work, seen from another process."""
+        return any(map(_is_held, (self._folder, *self._task_folders())))
 
-    def _files(self) -> str:
-        return f"{counted(self.input['files'], 'file')}, {self.input['bytes']:,} bytes"
+    def _task_folders(self) -> list[Path]:
+        return sorted((self._folder / _TASKS).glob("*"))
 
-    def _shown(self, name: str, flat: dict[str, Any]) -> str:
-        shown = _short(flat.get(name))
-        is_tokenizer = name.rpartition(".")[2] == "tokenizer" and self.tokenizer_name is not None
-        return f'"{self.tokenizer_name}", hash {shown}' if is_tokenizer else shown
+    # ---- what is going on, for another terminal ----
 
+    def tell(self, status: dict[str, Any]) -> None:
+        value = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time(), **status}
+        with explain_os_errors(self.own / _STATUS):
+            replace_unsynced(self.own / _STATUS, seal_file(value))
 
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Nested settings by dotted names.
+    def told(self) -> dict[str, Any]:
+        """What was last told; nothing when that is damaged: it is not synced, and a power failure may tear it."""
+        return _read(self.own)
 
-    >>> _flat({"a": 1, "b": {"c": [2, {"d": 3}]}})
-    {'a': 1, 'b.c.0': 2, 'b.c.1.d': 3}
-    """
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else None
-    if items is None:
-        return {name: value}
-    found: dict[str, Any] = {}
-    for key, inner in items:
-        found |= _flat(inner, f"{name}.{key}" if name else str(key))
-    return found
+    def forget(self) -> None:
+        (self.own / _STATUS).unlink(missing_ok=True)
+
+    def told_by_tasks(self) -> dict[str, dict[str, Any]]:
+        """What each array task last told, by its label; `held`: whether it is at work."""
+        return {folder.name: _read(folder) | {"held": _is_held(folder)} for folder in self._task_folders()}
+
+    def forget_tasks(self) -> None:
+        """Drop what array tasks of an earlier round told: they come again."""
+        for folder in self._task_folders():
+            (folder / _STATUS).unlink(missing_ok=True)
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _held(name: Path) -> RunHeldError:
+    return RunHeldError(f"{name}: another run is using it. `milldam status {name}` shows it.")
 
+
+def _read(folder: Path) -> dict[str, Any]:
+    return read_sealed(folder / _STATUS) or {}
+
+
+def _is_held(folder: Path) -> bool:
+    try:
+        with (folder / LOCK).open("rb") as file:
+            # Shared: many may look at the same time, and none takes another who looks for the holder.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        # ENOSYS: a file system without locks, where the file is there as long as somebody holds it.
+        if error.errno in (errno.EACCES, errno.EAGAIN, errno.ENOSYS):
+            return True
+        raise
+
+
+# ---- the folder ----
 
 RUN_FOLDER, PLAN = "run", "plan.json"
 PREPARE_FIRST = "milldam run-units --stage prepare COMMAND..."

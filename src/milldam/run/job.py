@@ -15,18 +15,20 @@ import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from milldam.errors import ConfigError, MilldamError, NotReadyError, Setting
 from milldam.memory import Budget
-from milldam.run.folder import FINISHED, NEW, PREPARE_FIRST, UNFINISHED, Identity, RunFolder
-from milldam.run.planning import WorkPlan
-from milldam.run.pools import pool_for
-from milldam.run.server_handle import ServerProcess
+from milldam.run.folder import FINISHED, NEW, PREPARE_FIRST, UNFINISHED, RunFolder
+from milldam.run.pools import WorkPlan, pool_for
 from milldam.run.session import Session, Stage, session
 from milldam.run.summary import Observer, Quiet
 from milldam.run.tasks import FINISH, PREPARE, ArrayTask
+from milldam.run.units import Identity
 from milldam.stores.kinds import Kind
+
+if TYPE_CHECKING:
+    from milldam.run.server_handle import ServerProcess
 
 
 class Prepared(Protocol):

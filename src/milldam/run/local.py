@@ -15,9 +15,20 @@ from typing import Any
 
 from milldam.errors import WorkerError
 from milldam.memory import shared_bytes, usage
-from milldam.run.server import CAN_FORK
 from milldam.run.server_handle import ADVICE, RETRIES, ServerProcess, Servers, cause_of
-from milldam.run.tasks import CRASH, DONE, ERROR, PAUSE_SECONDS, READY, TASK, WORK, Event, NothingYetError, Task
+from milldam.run.tasks import (
+    CAN_FORK,
+    CRASH,
+    DONE,
+    ERROR,
+    PAUSE_SECONDS,
+    READY,
+    TASK,
+    WORK,
+    Event,
+    NothingYetError,
+    Task,
+)
 
 
 @dataclass(slots=True)

@@ -1,18 +1,18 @@
 """What jobs have in common whose units all go through one stage: plan, stage, and how a worker tells of its unit.
 
-Import, export, push and pull are such jobs.
+Import, export, push and pull are such jobs; the units of map and qa tell of themselves in the same way.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
 from milldam.memory import usage
 from milldam.run.folder import RunFolder
-from milldam.run.planning import SMALL_INPUT, WorkPlan, fit_workers, make_plan
-from milldam.run.pools import Workers
+from milldam.run.pools import SMALL_INPUT, Workers, WorkPlan, fit_workers, make_plan
 from milldam.run.records import Records
 from milldam.run.session import Session, Stage
 from milldam.run.tasks import PROGRESS, Report, Task
@@ -62,22 +62,37 @@ def stage_of(
 
 
 class Telling:
-    """Tells now and then how a unit gets on."""
+    """Tells now and then how a unit gets on, and where its time goes."""
 
     def __init__(self, report: Report, size: int) -> None:
         self._report, self._size = report, size
-        self._counts = {"documents": 0, "tokens": 0, "input_bytes": 0}
-        self._last = time.monotonic()
+        self._counts: Counter[str] = Counter(documents=0, tokens=0, input_bytes=0)
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._last, self._lap = time.monotonic(), time.perf_counter()
 
-    def add(self, *, documents: int = 0, tokens: int = 0, input_bytes: int = 0) -> None:
-        counts = self._counts
-        counts["documents"] += documents
-        counts["tokens"] += tokens
+    def lap(self, step: str | None = None) -> None:
+        """Book the time since the last lap under a step, or leave it out."""
+        now = time.perf_counter()
+        if step is not None:
+            self._seconds[step] += now - self._lap
+        self._lap = now
+
+    def add(self, **counts: int) -> None:
+        self._counts.update(counts)
         # Of what is compressed, what comes out of it is more than what it takes.
-        counts["input_bytes"] = min(self._size, counts["input_bytes"] + input_bytes)
+        self._counts["input_bytes"] = min(self._size, self._counts["input_bytes"])
         if time.monotonic() - self._last > REPORT_SECONDS:
             self.tell()
 
+    def reached(self, input_bytes: int) -> None:
+        """So much of its input is through."""
+        self._counts["input_bytes"] = input_bytes
+        self.tell()
+
+    def end(self) -> None:
+        self.reached(self._size)
+
     def tell(self) -> None:
         self._last = time.monotonic()
-        self._report(PROGRESS, {"counts": dict(self._counts), "seconds": {}, "anonymous_bytes": usage().anonymous})
+        told = {"counts": dict(self._counts), "seconds": dict(self._seconds)}
+        self._report(PROGRESS, told | {"anonymous_bytes": usage().anonymous})

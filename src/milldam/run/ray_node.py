@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from milldam.errors import InputError, MilldamError
-from milldam.memory import usage
-from milldam.run.lean_arrow import keep_arrow_lean
+from milldam.memory import keep_arrow_lean, usage
 from milldam.run.tasks import DONE, MEMORY, Work
 
 ERROR = "error"

@@ -11,7 +11,7 @@ Records are lines of a journal. A line reaches the kernel before `append` return
 It is synced to disk at once when the last sync is more than a moment ago, else with the lines that follow: a power
 failure costs at most what was done within that moment, which is then done again.
 
-A line says itself whether it is whole (`milldam.sealed`): what was torn by a crash, or damaged since, is passed over,
+A line says itself whether it is whole (`milldam.files`): what was torn by a crash, or damaged since, is passed over,
 and what it told of is done again.
 
 A task of a job array, which works beside others on other machines, appends to files of its own: `records@<task>.jsonl`
@@ -35,9 +35,18 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from milldam.files import NewFile, explain_os_errors, names_matching
+from milldam.files import (
+    NewFile,
+    ended,
+    explain_os_errors,
+    has_size,
+    is_sealed,
+    is_whole,
+    names_matching,
+    seal_line,
+    unseal_line,
+)
 from milldam.run.units import Keys
-from milldam.sealed import ended, has_size, is_sealed, is_whole, seal_line, unseal_line
 
 SYNC_SECONDS = 0.2
 

@@ -26,16 +26,14 @@ from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import Any, NoReturn
 
-from milldam.memory import Inherited, inherit, release, usage
-from milldam.run.lean_arrow import keep_arrow_lean
-from milldam.run.tasks import APART, END, ENDED, ERROR, FORK, IMPORT, LOADED, TASK, Loading, Work
+from milldam.memory import Inherited, inherit, keep_arrow_lean, release, usage
+from milldam.run.tasks import APART, END, ENDED, ERROR, FORK, IMPORT, LOADED, ONE_THREAD, TASK, Loading, Work
 from milldam.run.worker import GONE, as_sent, attach, die_with, serve
 
-CAN_FORK = sys.platform == "linux"
 _LAST_THREADS_SECONDS = 0.2
 """A thread that was waited for may still be ending."""
-ONE_THREAD = "01"
-"""For OPENBLAS_NUM_THREADS: tells what milldam has set from what a user has."""
+_LEFT_BYTES = 4 << 20
+"""So little may stay of tasks in cycles of objects: to look for them among all that is imported takes 20 ms."""
 _SET_BLAS_THREADS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 _HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random", "/dev/zero")
 
@@ -58,6 +56,8 @@ class _Server:
         """Number of a worker -> its process."""
         self._work: Work | None = None
         self._inherited = Inherited()
+        self._bare_bytes = 0
+        """What was held without a task, when that was last looked for."""
         self._threads = 1
         self._ended, self._bell = socket.socketpair()
         for end in (self._ended, self._bell):
@@ -98,8 +98,12 @@ class _Server:
     def _load(self, loading: Loading) -> None:
         # What the task before held must be gone before this one takes its place.
         self._work = None
-        gc.unfreeze()
-        gc.collect()
+        release()
+        if usage().anonymous > self._bare_bytes + _LEFT_BYTES:
+            gc.unfreeze()
+            gc.collect()
+            release()
+            self._bare_bytes = usage().anonymous
         os.environ |= loading.environment
         open_before = _open_files()
         self._work = loading.task.start()
@@ -158,11 +162,12 @@ class _Server:
         for number, pid in list(self._workers.items()):
             self._take_note(number, *os.waitpid(pid, os.WNOHANG))
 
-    def _end(self, number: int) -> None:
-        """End a worker now: what it has not committed is not kept, so nothing needs to be wound up."""
-        pid = self._workers.get(number)
-        if pid is not None:
+    def _end(self, numbers: list[int]) -> None:
+        """End workers now, side by side: what they have not committed is not kept, nothing needs to be wound up."""
+        ending = {number: self._workers[number] for number in numbers if number in self._workers}
+        for pid in ending.values():
             os.kill(pid, signal.SIGKILL)
+        for number, pid in ending.items():
             self._take_note(number, *os.waitpid(pid, 0))
 
     def _take_note(self, number: int, pid: int, status: int) -> None:

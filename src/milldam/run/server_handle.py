@@ -20,8 +20,7 @@ from typing import Any
 
 from milldam.errors import Setting, WorkerError
 from milldam.memory import Inherited
-from milldam.run.server import CAN_FORK, ONE_THREAD
-from milldam.run.tasks import APART, END, ENDED, ERROR, FORK, IMPORT, LOADED, TASK, Loading, Task
+from milldam.run.tasks import APART, CAN_FORK, END, ENDED, ERROR, FORK, IMPORT, LOADED, ONE_THREAD, TASK, Loading, Task
 
 log = logging.getLogger(__name__)
 
@@ -120,8 +119,7 @@ class ServerProcess:
         """End some workers; when this returns, their memory is free."""
         numbers = list(numbers)
         with self._noticing_loss():
-            for number in numbers:
-                self.control.send((END, number))
+            self.control.send((END, numbers))
         for number in numbers:
             self.code(number)
 

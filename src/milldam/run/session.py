@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from milldam.memory import Budget, release
+from milldam.memory import Budget, keep_arrow_lean, release
 from milldam.run.folder import RunFolder
-from milldam.run.lean_arrow import keep_arrow_lean
 from milldam.run.monitor import Monitor
-from milldam.run.planning import cores
 from milldam.run.pools import Pool, Workers
 from milldam.run.summary import Observer, Snapshot, Summary, describe_machine, package_versions
-from milldam.run.tasks import CRASH, DONE, MEMORY, PART, PROGRESS, Event, Task
+from milldam.run.tasks import CRASH, DONE, MEMORY, PART, PROGRESS, Event, Task, cores
 
 F = TypeVar("F", bound=Mapping[str, object])
 

@@ -16,13 +16,16 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from milldam.files import write_sealed
 from milldam.markup import counted
 from milldam.memory import format_size
-from milldam.run.monitor import MemoryUse
-from milldam.run.planning import WorkPlan, cores
-from milldam.sealed import write_sealed
+from milldam.run.tasks import cores
+
+if TYPE_CHECKING:
+    from milldam.run.monitor import MemoryUse
+    from milldam.run.pools import WorkPlan
 
 SUMMARY = "summary.json"
 Facts = TypeVar("Facts", bound=Mapping[str, object])

@@ -11,6 +11,7 @@ shared by all of them.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,6 +24,9 @@ IMPORT, TASK, WORK, FORK, END = "import", "task", "work", "fork", "end"
 """What worker processes, and the server that forks them, are sent."""
 READY, LOADED, ENDED, APART, ERROR = "ready", "loaded", "ended", "apart", "error"
 """What they answer, besides events; "apart": workers can't be forked, and each must load for itself."""
+CAN_FORK = sys.platform == "linux"
+ONE_THREAD = "01"
+"""For OPENBLAS_NUM_THREADS: tells what milldam has set from what a user has."""
 PAUSE_SECONDS = 0.02
 """Until units are asked for again that did not come yet."""
 Report = Callable[[str, Any], None]

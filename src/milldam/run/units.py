@@ -1,4 +1,5 @@
-"""The plan on disk: the input it is made from, and its units, written once, read in order or by number, never held.
+"""The plan: what it is made from, and on disk its input and its units, written once, read in order or by number, never
+held. `Identity` is what a result depends on.
 
 `units.jsonl` has a unit a line; `units.offsets` for each the byte where its line begins, its size in bytes of input and
 its key, so that any unit is found by one read, and the sizes and keys of a million are read at once.
@@ -16,21 +17,96 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from milldam.files import explain_os_errors, hash_bytes, hash_file, write_file
+from milldam.files import explain_os_errors, hash_bytes, hash_file, record_of, write_file
 from milldam.input_files import InputState, changed_files, listed_files
-from milldam.sealed import record_of
+from milldam.markup import counted
+from milldam.stores.kinds import Kind, result_id
+from milldam.stores.place import Folder
 
 _ENTRY = np.dtype([("offset", "<i8"), ("size", "<i8"), ("key", "<u8")])
 _HELD, _BUFFER_BYTES = 4096, 1 << 16
 KeyArray = npt.NDArray[np.uint64]
 UnitT = TypeVar("UnitT")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a result depends on: two runs with equal identities give equal bytes."""
+
+    settings: dict[str, Any]
+    input: dict[str, Any]
+    """Number of files, bytes, and a fingerprint of names, sizes and versions."""
+    tokenizer_name: str | None = field(default=None, compare=False)
+    """What people call the tokenizer, which the settings hold as a hash: the same one may have another name."""
+
+    @classmethod
+    def of_store(cls, out: Path, kind: Kind) -> Identity:
+        """Of a finished store. Raises StoreError when that can't be told."""
+        head = kind.head(Folder(out))
+        return cls(head["settings"], head["input"], head.get("tokenizer", {}).get("name"))
+
+    @property
+    def run_id(self) -> str:
+        """Names the result."""
+        return result_id(self.settings, self.input)
+
+    def differences(self, other: Identity) -> list[str]:
+        """What differs, a line each; empty when nothing does."""
+        before, now = _flat(self.settings), _flat(other.settings)
+        lone = {name: told for name in {**self.settings, **other.settings} if (told := self._alone(name, other))}
+        found = [f"{name}: {told}" for name, told in lone.items()]
+        found += [
+            f"{name}: {other._shown(name, now)} (made with {self._shown(name, before)})"
+            for name in dict.fromkeys([*before, *now])
+            if before.get(name) != now.get(name) and name.partition(".")[0] not in lone
+        ]
+        # What else the input has, such as evaluation sets, is in the settings where only one of both has it.
+        if self.input != other.input and (not found or self._files() != other._files()):
+            same = "other content" if self._files() == other._files() else other._files()
+            found.append(f"input: {same} (made from {self._files()})")
+        return found
+
+    def _alone(self, name: str, other: Identity) -> str:
+        """Of a part with settings of its own that only one of both has."""
+        before, now = self.settings.get(name), other.settings.get(name)
+        if (before is None) is (now is None) or not isinstance(now if before is None else before, dict | list):
+            return ""
+        return "given (made without)" if before is None else "not given (made with it)"
+
+    def _files(self) -> str:
+        return f"{counted(self.input['files'], 'file')}, {self.input['bytes']:,} bytes"
+
+    def _shown(self, name: str, flat: dict[str, Any]) -> str:
+        shown = _short(flat.get(name))
+        is_tokenizer = name.rpartition(".")[2] == "tokenizer" and self.tokenizer_name is not None
+        return f'"{self.tokenizer_name}", hash {shown}' if is_tokenizer else shown
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Nested settings by dotted names.
+
+    >>> _flat({"a": 1, "b": {"c": [2, {"d": 3}]}})
+    {'a': 1, 'b.c.0': 2, 'b.c.1.d': 3}
+    """
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else None
+    if items is None:
+        return {name: value}
+    found: dict[str, Any] = {}
+    for key, inner in items:
+        found |= _flat(inner, f"{name}.{key}" if name else str(key))
+    return found
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 class PlannedUnit(Protocol):

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from milldam.errors import MilldamError
-from milldam.run.lean_arrow import keep_arrow_lean
+from milldam.memory import keep_arrow_lean
 from milldam.run.tasks import DONE, ERROR, READY, TASK, Work
 
 GONE = (EOFError, BrokenPipeError, ConnectionResetError)

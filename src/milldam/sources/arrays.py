@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,9 @@ from milldam.sources.batch import Batch, MalformedError, Reading, Reject, TextRu
 from milldam.sources.compression import DamagedError
 from milldam.sources.decoding import HEAD_BYTES, HEAD_CHARACTERS, decode_text
 from milldam.text.arrays import text_offsets
+
+if TYPE_CHECKING:
+    from milldam.sources.values import Floats
 
 BATCH_BYTES = 2 << 20
 _PART = 1 << 20
@@ -216,11 +221,20 @@ def bounded(array: pa.Array) -> Iterator[pa.Array]:
     yield from bounded(array[half:])
 
 
-def batches_of(texts: pa.LargeStringArray, bytes_read: int) -> Iterator[Batch]:
+def batches_of(texts: pa.LargeStringArray, bytes_read: int, values: Floats | None = None) -> Iterator[Batch]:
     """The texts of a block in bounded batches; an empty one when there are none, so that rejects do not pile up."""
-    parts = list(bounded(texts)) or [texts]
+    parts, at = list(bounded(texts)) or [texts], 0
     for part in parts:
-        yield Batch(part, bytes_read=bytes_read // len(parts))
+        some = None if values is None else values[at : at + len(part)]
+        yield Batch(part, bytes_read=bytes_read // len(parts), values=some)
+        at += len(part)
+
+
+def with_value(batches: Iterator[Batch], value: Callable[[], float] | None) -> Iterator[Batch]:
+    """The batches of one document, the last with its number, which is asked for then."""
+    for batch in batches:
+        ends = not batch.open and not batch.cancel
+        yield replace(batch, values=np.array([value()])) if value is not None and ends else batch
 
 
 def _bounded_dictionary(array: pa.DictionaryArray) -> Iterator[pa.Array]:

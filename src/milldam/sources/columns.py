@@ -15,14 +15,16 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from milldam.errors import InputError, Setting
+from milldam.errors import InputError, Setting, did_you_mean
 from milldam.sources.batch import listed_names, no_such_column
 from milldam.sources.compression import DamagedError, compression_of, describe_head, open_head, read_blocks
 from milldam.sources.decoding import other_encoding
-from milldam.sources.json_items import is_json_lines
 from milldam.sources.units import Slice
+
+if TYPE_CHECKING:
+    from milldam.sources.values import ValueField, ValueKind
 
 _HEAD_BYTES = 1 << 16
 _TABLES = {b"PAR1": "parquet", b"ARROW1": "arrow"}
@@ -102,6 +104,8 @@ def _of_header(head: bytes) -> str:
 
 def _of_lines(head: bytes, format: str) -> str:
     """JSON of which no record is an object."""
+    from milldam.sources.json_items import is_json_lines
+
     if format == "jsonl" and not is_json_lines(head):
         what = "a JSON array" if head.lstrip().startswith(b"[") else "JSON that goes over several lines"
         return f"it is {what}, not one record a line. Name it .json, or set input_format to json."
@@ -168,7 +172,7 @@ def _of_fields(kinds: dict[str, str], what: str) -> str:
 
 _USUAL = ("text", "content", "body", "raw_content", "document", "article", "passage", "story")
 _FILES = 100
-_RECORDS = 100
+_RECORDS, _RECORDS_SEARCHED = 100, 10_000
 _HEAD_CHARACTERS = 1 << 20
 _CHARACTERS_TRIED = 1000
 # Digits and what stands between them; T, Z and E where a date, a time or a number has them.
@@ -215,6 +219,59 @@ def find_text_column(
     if not looked_at:
         return None
     raise InputError(_no_text(looked_at, spool))
+
+
+def find_value_field(slices: Iterable[Slice], wanted: str, spool: str | None, setting: str) -> ValueField:
+    """A field that holds numbers or dates, and which of these, by the heads of the first files.
+
+    Raises InputError, with the fields there are, when no head has it, or none holds anything of the kind.
+    """
+    from milldam.sources.values import ValueField, kind_of
+
+    there: dict[str, None] = {}
+    path, told = "", ""
+    for slice in itertools.islice((slice for slice in slices if slice.format not in WITHOUT_FIELDS), _FILES):
+        names, values = _values_of(slice, wanted, spool)
+        there |= dict.fromkeys(names)
+        kind = values if isinstance(values, str) else kind_of(values)
+        if kind is not None:
+            return ValueField(wanted, kind)
+        other = next((value for value in values if value not in (None, "")), None)
+        told = told or ("" if other is None else json.dumps(other, ensure_ascii=False, default=str)[:60])
+        path = path if path and not told else slice.path
+    if told:
+        raise InputError(f'{path}: the field "{wanted}" holds neither numbers nor dates, but {told}. Change {setting}.')
+    if wanted in there:
+        return ValueField(wanted)  # nothing in it so far: numbers, then
+    if not path:
+        raise InputError(f"Plain text has no fields to choose by. Leave out {setting}.")
+    advice = did_you_mean(wanted, there) or f" Set {setting} to one of them."
+    raise InputError(f'{path}: no field "{wanted}" in the first records; found {listed_names(there)}.{advice}')
+
+
+def _values_of(slice: Slice, wanted: str, spool: str | None) -> tuple[Iterable[str], ValueKind | list[Any]]:
+    """The fields of a file; and what one of them holds by its type, or in the first records."""
+    if slice.format in ("csv", "tsv"):
+        from milldam.sources.csv_records import csv_head
+
+        rows = csv_head(slice.path, slice.compression, slice.format)
+        header = next(rows, [])
+        return header, [value for name, value in _cells(header, rows) if name == wanted]
+    if slice.format in ("jsonl", "json"):
+        # As many as there are in the first block: not every record need have it.
+        records = [dict(_leaves(record, "")) for record in _first_records(slice, _RECORDS_SEARCHED)]
+        return [name for record in records for name in record], [record.get(wanted) for record in records]
+    from milldam.sources.tables import first_values
+
+    return first_values(slice, wanted, spool)
+
+
+def _leaves(record: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in record.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def _is_in_a_list(slice: Slice, fields: _Fields, spool: str | None) -> bool:
@@ -286,10 +343,10 @@ def _text_fields(slice: Slice, spool: str | None) -> _Fields:
     return _Fields(dict.fromkeys(columns, 0), in_bytes if len(in_bytes) < len(columns) else frozenset())
 
 
-def _first_records(slice: Slice) -> list[dict[str, Any]]:
+def _first_records(slice: Slice, limit: int = _RECORDS) -> list[dict[str, Any]]:
     from milldam.sources.jsonl import first_records
 
-    return first_records(slice, _RECORDS)
+    return first_records(slice, limit)
 
 
 def _schema(slice: Slice, spool: str | None) -> Any:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from milldam.errors import InputError
-from milldam.sources.arrays import BATCH_BYTES, decode_array, gathered, open_batches, require_array
+from milldam.sources.arrays import BATCH_BYTES, decode_array, gathered, open_batches, require_array, with_value
 from milldam.sources.batch import (
     KEPT_RECORD_CHARS,
     Batch,
@@ -38,11 +38,10 @@ from milldam.sources.batch import (
 from milldam.sources.compression import DamagedError, open_bytes, open_head, read_blocks
 from milldam.sources.decoding import HEAD_BYTES, decode_text
 from milldam.sources.giant_line import GiantRecord
-from milldam.sources.listing import InputFile
-from milldam.sources.plain_text import make_damage_reject
-from milldam.sources.records import BLOCK_BYTES, GIANT_BYTES
+from milldam.sources.records import BLOCK_BYTES, GIANT_BYTES, make_damage_reject
 from milldam.sources.rows import LargeRow, TextWeight
-from milldam.sources.units import Slice, whole
+from milldam.sources.units import InputFile, Slice, whole
+from milldam.sources.values import LONGEST, NOTHING
 
 LARGEST_FIELD = 64 << 20
 DELIMITERS = {"csv": ",", "tsv": "\t"}
@@ -291,8 +290,13 @@ def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
     if wanted not in names:
         raise no_such_column(slice.path, wanted, names)
     reader = _Reader(slice, reading, names, (wanted,))
-    for found in reader.read(lambda giant: open_batches(reader.text_in_parts(giant))):
-        yield found if isinstance(found, Batch) else Batch(found.column(0), bytes_read=found.nbytes)
+    number = None if reading.value is None else lambda: reader.number
+    for found in reader.read(lambda giant: with_value(open_batches(reader.text_in_parts(giant)), number)):
+        if isinstance(found, Batch):
+            yield found
+            continue
+        texts, values = found.column(0), None if reading.value is None else found.column(1).to_numpy()
+        yield Batch(texts, bytes_read=texts.nbytes, values=values)
 
 
 def read_rows(slice: Slice, reading: Reading) -> Iterator[pa.RecordBatch]:
@@ -311,6 +315,9 @@ class _Reader:
         self._slice, self._reading = slice, reading
         self._width, self._wanted = len(names), list(wanted)
         self._at = [names.index(name) for name in wanted]
+        self._value, self.number = reading.value, NOTHING
+        """The field whose numbers are one more column, and its number in a giant record."""
+        self._value_at = names.index(self._value.name) if self._value and self._value.name in names else None
 
     def read(self, of_giant: Callable[[GiantRecord], Iterator[Made]]) -> Iterator[pa.RecordBatch | Made]:
         slice, held, size = self._slice, list[Record](), 0
@@ -346,12 +353,17 @@ class _Reader:
                 raise ValueError
             columns = [pa.array([record.fields[at] for record in held], pa.large_string()) for at in self._at]
         except ValueError:  # UnicodeEncodeError is one
-            rows = self._sound_rows(held)
+            held, rows = self._sound_rows(held)
             columns = [pa.array([row[k] for row in rows], pa.large_string()) for k in range(len(self._at))]
-        return pa.record_batch(columns, names=self._wanted)
+        if self._value is None:
+            return pa.record_batch(columns, names=self._wanted)
+        at = self._value_at
+        numbers = self._value.of_all(None if at is None else record.fields[at] for record in held)
+        return pa.record_batch([*columns, pa.array(numbers)], names=[*self._wanted, self._value.name])
 
-    def _sound_rows(self, held: list[Record]) -> list[list[str]]:
-        """The wanted fields of each record that has nothing wrong with it; the others are rejected."""
+    def _sound_rows(self, held: list[Record]) -> tuple[list[Record], list[list[str]]]:
+        """The records that have nothing wrong with them and their wanted fields; the others are rejected."""
+        sound: list[Record] = []
         rows: list[list[str]] = []
         for record in held:
             row: list[str] = []
@@ -361,8 +373,9 @@ class _Reader:
             except MalformedError as error:
                 self._reject(record.line, error, DELIMITERS[self._slice.format].join(record.fields), len(rows))
             else:
+                sound.append(record)
                 rows.append(row)
-        return rows
+        return sound, rows
 
     def _require_width(self, width: int, problem: str = "") -> None:
         if problem or width != self._width:
@@ -392,11 +405,22 @@ class _Reader:
 
     def text_in_parts(self, row: GiantRecord) -> Iterator[pa.LargeStringArray]:
         head: bytes | None = None
-        wanted = (part for field, part in self._parts(row) if field == self._at[0])
-        for part in gathered(wanted):
+        beside: list[str] = []
+        for part in gathered(self._wanted_parts(row, beside)):
             raw = part.encode("utf-8", "surrogateescape")
             head = raw[:HEAD_BYTES] if head is None else head
             yield require_array(raw, self._reading.rules, head)
+        self.number = self._value.of("".join(beside)) if self._value is not None else NOTHING
+
+    def _wanted_parts(self, row: GiantRecord, beside: list[str]) -> Iterator[str]:
+        """The parts of the text; those of the field beside it, as far as they may tell its number, go to `beside`."""
+        room = LONGEST + 1
+        for field, part in self._parts(row):
+            if field == self._value_at:
+                beside.append(part[:room])
+                room -= len(beside[-1])
+            if field == self._at[0]:
+                yield part
 
     def _parts(self, row: GiantRecord) -> Iterator[tuple[int, str]]:
         """(number of the field, a part of it); raises MalformedError for a field that is too large, and a row that has

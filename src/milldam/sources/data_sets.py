@@ -28,7 +28,7 @@ from milldam.errors import ConfigError, InputError, did_you_mean
 from milldam.files import stays_in_folder
 from milldam.input_files import FORMATS, is_address, kind_of, nearby, why_no_hub
 from milldam.sources.compression import STDIN, open_bytes
-from milldam.sources.listing import list_inputs
+from milldam.sources.units import list_inputs
 
 TRAIN, ALL = "train", "all"
 _KEYWORDS = {

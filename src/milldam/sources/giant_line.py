@@ -1,6 +1,6 @@
-"""One JSON line of any size -> the text of one field, in batches of bounded size.
+"""One JSON line of any size -> the text of one field, in batches of bounded size, and the number of another.
 
-The line is read once, as it comes. Whatever is not the text is checked and passed over. The text is handed on before
+The line is read once, as it comes. Whatever is neither is checked and passed over. The text is handed on before
 the end of the line is seen, and taken back when the line turns out to be no JSON, or to have the field once more: the
 last one counts. Memory: a few blocks.
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from milldam.sources.arrays import gathered, one_text, open_batches, whole_characters
+from milldam.sources.arrays import gathered, one_text, open_batches, whole_characters, with_value
 from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, MalformedError, TextRules
 from milldam.sources.compression import DamagedError
 from milldam.sources.decoding import (
@@ -30,6 +30,7 @@ from milldam.sources.decoding import (
 )
 from milldam.sources.json_stream import JsonError, JsonStream
 from milldam.sources.records import LAST, Block
+from milldam.sources.values import LONGEST, NOTHING, ValueField
 
 _OUTLINE, _SAMPLE, _LEVELS = 1 << 20, 1 << 12, 16
 """Characters of an outline and of each text in it; objects within objects."""
@@ -51,8 +52,9 @@ def parts_of_line(first: Block, blocks: Iterator[Block]) -> Iterator[bytes]:
 class GiantLine:
     """Reads the parts of a line, to their end whatever is wrong with them."""
 
-    def __init__(self, parts: Iterator[bytes], rules: TextRules) -> None:
+    def __init__(self, parts: Iterator[bytes], rules: TextRules, value: ValueField | None = None) -> None:
         self._parts, self._rules = parts, rules
+        self._value, self._number = value, NOTHING
         self._head, self._size, self._told, self._room = b"", 0, 0, _OUTLINE
         errors = _ERRORS.get(rules.invalid_utf8, "strict")
         self._stream = JsonStream(self._next_part, strict=True, errors=errors)
@@ -72,13 +74,14 @@ class GiantLine:
 
     def batches(self, path: list[str]) -> Iterator[Batch]:
         """The text at a path, in open batches where it is long; raises MalformedError when there is none."""
-        for batch in open_batches(self._checked(path)):
+        number = None if self._value is None else lambda: self._number
+        for batch in with_value(open_batches(self._checked(path)), number):
             yield replace(batch, bytes_read=self.bytes_read())
 
     def _checked(self, path: list[str]) -> Iterator[pa.LargeStringArray | None]:
         try:
             try:
-                fault = yield from self._find(path, ".".join(path))
+                fault = yield from self._find(path, None if self._value is None else self._value.path, ".".join(path))
                 self._stream.require_end()
             except JsonError as error:
                 # As in a small line: what is no UTF-8 further on says more.
@@ -93,8 +96,8 @@ class GiantLine:
         if fault is not None:
             raise fault
 
-    def _find(self, path: list[str], field: str) -> _Parts:
-        """The text at a path from the value that is next."""
+    def _find(self, path: list[str], beside: list[str] | None, field: str) -> _Parts:
+        """The text at a path from the value that is next; on the way, the number at another."""
         if not path:
             return (yield from self._text(field))
         fault: MalformedError | None = MalformedError("no_field", f'no field "{field}"')
@@ -102,12 +105,39 @@ class GiantLine:
             self._stream.skip()
             return fault
         for key in self._stream.fields():
+            inside = None
+            if beside and key == beside[0]:
+                inside, self._number = beside[1:], NOTHING
             if key == path[0]:
                 yield None
-                fault = yield from self._find(path[1:], field)
+                fault = yield from self._find(path[1:], inside, field)
+            elif inside is not None:
+                self._find_number(inside)
             else:
                 self._stream.skip()
         return fault
+
+    def _find_number(self, path: list[str]) -> None:
+        """What the number at a path from the value that is next is."""
+        opening = self._stream.peek()
+        if path and opening == "{":
+            for key in self._stream.fields():
+                if key == path[0]:
+                    self._number = NOTHING
+                    self._find_number(path[1:])
+                else:
+                    self._stream.skip()
+        elif path or opening in ("[", "{"):
+            self._stream.skip()
+        else:
+            assert self._value is not None
+            self._number = self._value.of(self._short_text() if opening == '"' else self._stream.value())
+
+    def _short_text(self) -> str:
+        text = ""
+        for part in self._stream.string_parts():
+            text += part[: LONGEST + 1 - len(text)]
+        return text
 
     def _text(self, field: str) -> _Parts:
         opening = self._stream.peek()

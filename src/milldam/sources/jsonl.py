@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,23 +25,33 @@ from milldam.sources.arrays import batches_of
 from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, MalformedError, Reading, TextRules
 from milldam.sources.compression import DamagedError, open_bytes, open_head, read_blocks
 from milldam.sources.decoding import decode_json, decode_text, mended, parse_json
-from milldam.sources.giant_line import GiantLine, parts_of_line
-from milldam.sources.json_items import as_json_lines
-from milldam.sources.plain_text import BOM, LINE, make_damage_reject, make_line_reject
-from milldam.sources.records import BLOCK_BYTES, WHOLE, Block, record_blocks, split_records
-from milldam.sources.rows import JsonWeight, LargeRow, from_records
+from milldam.sources.records import (
+    BLOCK_BYTES,
+    BOM,
+    LINE,
+    WHOLE,
+    Block,
+    make_damage_reject,
+    make_line_reject,
+    record_blocks,
+    split_records,
+)
 from milldam.sources.units import Slice
 
+if TYPE_CHECKING:
+    from milldam.sources.values import Floats, ValueField
+
 _MISSING = object()
-_LINE_END, _BRACE = 10, 123
+_LINE_END, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
+_CASE, _MOST_BRACKETS = 0x20, 500
+"""By this bit square brackets and braces differ; so many that open on a line are surely not nested too deeply."""
 _LINES_SEEN = 10_000
 _TEXTS_KERNEL = (np.uint8, int, np.uint8, int, int, np.uint8, np.int64)
-_LONG_LINE = 1 << 10
-"""Bytes from which on a search from line to line is faster than a look at every byte."""
 _NULL_BEHIND_OBJECT = re.compile(rb"\}\s*null")
 _SURROGATE = re.compile(rb"\\u[dD][89abcdefABCDEF]")
 _DECODER = json.JSONDecoder()
 Value = TypeVar("Value")
+_TextsAndValues = tuple[pa.LargeStringArray | None, "Floats | None"]
 
 
 # ---- lines ----
@@ -53,6 +63,8 @@ def json_blocks(file: IO[bytes], slice: Slice) -> Iterator[Block]:
     Where the file is damaged, DamagedError comes behind every whole record before the damage.
     """
     if slice.format == "json":
+        from milldam.sources.json_items import as_json_lines
+
         blocks = split_records(as_json_lines(read_blocks(file, slice.compression, BLOCK_BYTES)), LINE)
     else:
         blocks = record_blocks(file, slice.compression, LINE, slice.start, slice.stop)
@@ -124,36 +136,49 @@ class _Lines:
 
 def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
     lines = _Lines(slice, reading)
-    return lines.read(_Texts(lines, reading.rules).of_block)
+    return lines.read(_Texts(lines, reading).of_block)
 
 
 class _Texts:
-    def __init__(self, lines: _Lines, rules: TextRules) -> None:
+    def __init__(self, lines: _Lines, reading: Reading) -> None:
+        rules, self._value = reading.rules, reading.value
         assert rules.text_column is not None
         self._lines, self._rules, self._path = lines, rules, rules.text_column.split(".")
-        schema = pa.schema([(self._path[0], _nested_type(self._path[1:]))])
-        self._options = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+        fields = _fields(self._path, self._value)
+        schema = None if fields is None else pa.schema(_typed(fields))
+        self._options = schema and pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
         # A lone surrogate from the command line: no line has such a name.
         self._name = np.frombuffer(self._path[0].encode("utf-8", "surrogatepass"), np.uint8)
-        self._kernel = kernel("json_texts", *_TEXTS_KERNEL) if len(self._path) == 1 else None
+        alone = len(self._path) == 1 and self._value is None
+        self._kernel = kernel("json_texts", *_TEXTS_KERNEL) if alone else None
 
     def of_block(self, block: Block, blocks: Iterator[Block]) -> Iterator[Batch]:
         if block.kind != WHOLE:
             yield from self._giant(block, blocks)
             return
-        texts = self._take_block(block)
+        texts, values = (self._take_block(block), None) if self._kernel else self._parse_block(block)
         if texts is None:
-            texts = self._parse_block(block)
-        if texts is None:
+            texts, values = self._read_lines(block)
+        yield from batches_of(texts, len(block.data), values)
+
+    def _read_lines(self, block: Block) -> _TextsAndValues:
+        value = self._value
+        if value is None:
             found = self._lines.parsed(block, lambda line: text_of_line(line, self._path, self._rules))
-            texts = pa.array(found, pa.large_string())
-        yield from batches_of(texts, len(block.data))
+            return pa.array(found, pa.large_string()), None
+
+        def parse(line: bytes) -> tuple[str, float]:
+            record = parse_json(line, self._rules)
+            return text_of(record, self._path, self._rules), value.of_record(record)
+
+        pairs = self._lines.parsed(block, parse)
+        texts = pa.array([text for text, _ in pairs], pa.large_string())
+        return texts, np.array([number for _, number in pairs], np.float64)
 
     def _take_block(self, block: Block) -> pa.LargeStringArray | None:
-        """All texts of a block as most are; None when anything in it is odd, or there is no kernel."""
+        """All texts of a block as most are; None when anything in it is odd."""
+        assert self._kernel is not None
         data, lines = np.frombuffer(block.data, np.uint8), _count_lines(block)
-        if self._kernel is None:
-            return None
         texts, offsets = pa.allocate_buffer(len(data), resizable=True), pa.allocate_buffer(8 * (lines + 1))
         ends, room = np.frombuffer(offsets, np.int64), np.frombuffer(texts, np.uint8)
         if self._kernel(data, len(data), self._name, len(self._name), lines, room, ends) < 0:
@@ -162,29 +187,26 @@ class _Texts:
         texts.resize(int(ends[-1]), shrink_to_fit=True)
         return pa.LargeStringArray.from_buffers(lines, offsets, texts)
 
-    def _parse_block(self, block: Block) -> pa.LargeStringArray | None:
+    def _parse_block(self, block: Block) -> _TextsAndValues:
         """All texts of a flawless block; None when any line needs a closer look."""
-        data, lines = block.data, _count_lines(block)
-        # One object a line, and nothing else: neither blank lines nor an object over several. And a null outside of all
-        # objects would end the process: Arrow takes it for a value of an object that is not there.
-        if _count_objects(data, lines) != lines or _NULL_BEHIND_OBJECT.search(data):
-            return None
+        data, lines, values = block.data, _count_lines(block), None
+        if self._options is None or not _is_plain(data, lines):
+            return None, None
         options = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
         try:
             table = pyarrow.json.read_json(pa.BufferReader(data), read_options=options, parse_options=self._options)
-            column = table.column(0)
-            if self._path[1:]:
-                import pyarrow.compute as pc
-
-                column = pc.struct_field(column, self._path[1:])
-            texts = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+            texts = _leaf(table, self._path)
             texts.validate(full=True)
+            if self._value is not None:
+                values = self._value.of_column(_leaf(table, self._value.path))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            return None
-        return texts if texts.null_count == 0 and len(texts) == lines else None
+            return None, None
+        return (texts, values) if texts.null_count == 0 and len(texts) == lines else (None, None)
 
     def _giant(self, block: Block, blocks: Iterator[Block]) -> Iterator[Batch]:
-        line = GiantLine(parts_of_line(block, blocks), self._rules)
+        from milldam.sources.giant_line import GiantLine, parts_of_line
+
+        line = GiantLine(parts_of_line(block, blocks), self._rules, self._value)
         try:
             yield from line.batches(self._path)
         except MalformedError as error:
@@ -196,26 +218,70 @@ def _count_lines(block: Block) -> int:
     return block.line_ends + (not block.data.endswith(b"\n"))
 
 
-def _count_objects(data: bytes, lines: int) -> int:
-    """How many of its lines begin with a brace."""
-    if len(data) > _LONG_LINE * lines:
-        found, end = int(data.startswith(b"{")), data.find(b"\n")
-        while end >= 0:
-            found += data.startswith(b"{", end + 1)
-            end = data.find(b"\n", end + 1)
-        return found
-    array = np.frombuffer(data, dtype=np.uint8)
-    begins = np.flatnonzero(array[:-1] == _LINE_END) + 1
-    return int(np.count_nonzero(array[begins] == _BRACE)) + data.startswith(b"{")
+def _is_plain(data: bytes, lines: int) -> bool:
+    """Whether Arrow may have a block: what it makes of it is then what is made of it line by line.
+
+    Every line must begin and end with a brace: then no object goes over several, and there are as many as lines only
+    if each has one. Arrow skips fields without checking their UTF-8, takes what is nested deeper than Python's json
+    does, and a null outside of all objects ends the process (pyarrow 26).
+    """
+    if not data:
+        return False
+    array = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(array == _LINE_END)
+    begins = np.concatenate(([0], ends + 1))[:lines]
+    ends = np.append(ends, len(array))[:lines] - 1
+    ends -= array[ends] == _RETURN
+    if not (array[begins] == _OPEN).all() or not (array[ends] == _CLOSE).all() or _NULL_BEHIND_OBJECT.search(data):
+        return False
+    brackets = np.flatnonzero(array | _CASE == _OPEN)
+    if (np.diff(np.searchsorted(brackets, np.append(begins, len(array)))) > _MOST_BRACKETS).any():
+        return False
+    try:
+        buffers = pa.py_buffer(np.array([0, len(data)])), pa.py_buffer(data)
+        pa.LargeStringArray.from_buffers(1, *buffers).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
-def _nested_type(path: list[str]) -> pa.DataType:
-    return pa.struct([(path[0], _nested_type(path[1:]))]) if path else pa.large_string()
+def _fields(path: list[str], value: ValueField | None) -> dict[str, Any] | None:
+    """What Arrow is to look for: the text, and a field beside it; None where one is within the other."""
+    wanted = [(path, pa.large_string())]
+    if value is not None:
+        shorter = min(len(path), len(value.path))
+        if path[:shorter] == value.path[:shorter]:
+            return None
+        wanted.append((value.path, pa.float64() if value.kind == "number" else pa.large_string()))
+    fields: dict[str, Any] = {}
+    for names, kind in wanted:
+        here = fields
+        for name in names[:-1]:
+            here = here.setdefault(name, {})
+        here[names[-1]] = kind
+    return fields
+
+
+def _typed(fields: dict[str, Any]) -> list[tuple[str, pa.DataType]]:
+    return [(name, pa.struct(_typed(kind)) if isinstance(kind, dict) else kind) for name, kind in fields.items()]
+
+
+def _leaf(table: pa.Table, path: list[str]) -> pa.Array:
+    column = table.column(path[0])
+    if path[1:]:
+        import pyarrow.compute as pc
+
+        column = pc.struct_field(column, path[1:])
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
 def text_of_line(line: bytes, path: list[str], rules: TextRules) -> str:
     """The document on one line; raises MalformedError with what is wrong."""
-    record = text = parse_json(line, rules)
+    return text_of(parse_json(line, rules), path, rules)
+
+
+def text_of(record: Any, path: list[str], rules: TextRules) -> str:
+    text = record
     for name in path:
         text = text.get(name, _MISSING) if isinstance(text, dict) else _MISSING
     if text is _MISSING:
@@ -232,6 +298,8 @@ def text_of_line(line: bytes, path: list[str], rules: TextRules) -> str:
 
 def read_rows(slice: Slice, reading: Reading) -> Iterator[dict[str, list[Any]]]:
     """Dicts as they are, a list for each column; a column that a row lacks is None."""
+    from milldam.sources.rows import from_records
+
     lines = _Lines(slice, reading)
     for records in lines.read(_Records(lines, reading).of_block):
         ready = [records] if records else []
@@ -248,6 +316,9 @@ class _Records:
         if block.kind == WHOLE:
             yield self._lines.parsed(block, lambda line: record_of_line(line, self._rules))
             return
+        from milldam.sources.giant_line import parts_of_line
+        from milldam.sources.rows import JsonWeight, LargeRow
+
         giant = LargeRow(self._reading.room, self._reading.places, JsonWeight)
         parts, block = parts_of_line(block, blocks), replace(block, data=b"")
         for part in parts:
@@ -334,6 +405,8 @@ def first_records(slice: Slice, limit: int, *, outlines: bool = True) -> list[di
             if first is None:
                 return []
             if first.kind != WHOLE:
+                from milldam.sources.giant_line import GiantLine, parts_of_line
+
                 return [GiantLine(parts_of_line(first, blocks), lenient).outline()] if outlines else []
     except (DamagedError, ValueError, RecursionError):
         return []

@@ -6,7 +6,6 @@ parts of it have been handed on, a cancelled batch takes them back.
 
 from __future__ import annotations
 
-import codecs
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,14 +24,25 @@ from milldam.sources.arrays import (
     split_paragraphs,
     without_blank,
 )
-from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, MalformedError, Reading, Reject, TextRules
+from milldam.sources.batch import Batch, MalformedError, Reading, Reject, TextRules
 from milldam.sources.compression import DamagedError, open_bytes, raising, read_blocks
-from milldam.sources.records import BLOCK_BYTES, LAST, PART, WHOLE, BlankLine, Block, Boundary, record_blocks
+from milldam.sources.records import (
+    BLOCK_BYTES,
+    BOM,
+    LAST,
+    LINE,
+    PART,
+    WHOLE,
+    BlankLine,
+    Block,
+    Boundary,
+    make_damage_reject,
+    make_line_reject,
+    record_blocks,
+)
 from milldam.sources.rows import LargeRow, TextWeight
 from milldam.sources.units import Slice
 
-BOM = codecs.BOM_UTF8
-LINE = Boundary(b"\n")
 PARAGRAPH = BlankLine()
 TEXT_COLUMNS = ("text", "file")
 _BLANK = "blank"
@@ -96,32 +106,6 @@ def _split(block: Block, slice: Slice, reading: Reading, boundary: Boundary) -> 
 
 
 _SPLITTERS = {LINE: split_lines, PARAGRAPH: split_paragraphs}
-
-
-def make_line_reject(slice: Slice, block: Block, line: int, reason: str, detail: str, raw: bytes) -> Reject:
-    record = raw.decode("utf-8", "backslashreplace")
-    return _placed(Reject(slice.path, reason, detail, record, line=line, origin=block.origin), slice)
-
-
-def _placed(reject: Reject, slice: Slice) -> Reject:
-    """The items of a .json file come a line each, and are counted as rows are."""
-    if slice.format != "json" or reject.line is None:
-        return reject
-    return replace(reject, line=None, row=reject.line - 1)
-
-
-def make_damage_reject(slice: Slice, error: DamagedError) -> Reject:
-    """What a damaged file lost: the record that was cut off, if one was, and all that may follow."""
-    reject = Reject(
-        slice.path,
-        error.reason,
-        str(error),
-        (error.cut or b"")[: 4 * KEPT_RECORD_CHARS].decode("utf-8", "backslashreplace"),
-        line=error.line,
-        records=0 if error.cut is None else 1,
-        unproven_bytes=error.unproven_bytes,
-    )
-    return _placed(reject, slice)
 
 
 def _without_end(data: bytes, boundary: Boundary) -> bytes:

@@ -17,15 +17,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from milldam.errors import InputError
 from milldam.input_files import is_address, without_secrets
-from milldam.sources.batch import Batch, OnReject, Reading, TextRules
+from milldam.sources.batch import Batch, OnReject, Places, Reading, TextRules
 from milldam.sources.compression import STDIN, open_bytes
-from milldam.sources.listing import InputFile
-from milldam.sources.rows import Places, Room, Rows, row_count, take
-from milldam.sources.units import Slice, Unit, by_bytes, whole
+from milldam.sources.units import InputFile, Slice, Unit, by_bytes, whole
+
+if TYPE_CHECKING:
+    from milldam.sources.rows import Room, Rows
+    from milldam.sources.values import ValueField
 
 _TABLES = ("parquet", "arrow")
 _READERS = {
@@ -96,10 +98,13 @@ def columns_of(slice: Slice, spool: str | None) -> list[str]:
 # ---- texts ----
 
 
-def read_unit(unit: Unit, rules: TextRules, on_reject: OnReject, spool: str | None = None) -> Iterator[Batch]:
-    """All documents of a unit. `spool`: a folder for what must go through the disk."""
+def read_unit(
+    unit: Unit, rules: TextRules, on_reject: OnReject, spool: str | None = None, value: ValueField | None = None
+) -> Iterator[Batch]:
+    """All documents of a unit. `spool`: a folder for what must go through the disk; `value`: a field to read as well,
+    which changes neither the texts nor how they are cut into batches."""
     try:
-        yield from _read_slices(unit, Reading(rules, on_reject, spool))
+        yield from _read_slices(unit, Reading(rules, on_reject, spool, value=value))
     except FileNotFoundError as error:
         gone = [one.path for one in unit.slices if is_address(one.path) or not Path(one.path).exists()]
         if not gone:
@@ -132,6 +137,8 @@ class FileReader:
 
     def rows(self, slices: Iterable[Slice], on_reject: OnReject, places: Places, room: Room | None) -> Iterator[Rows]:
         """`places` is told which file they come from; `room` is asked before a large row is held."""
+        from milldam.sources.rows import row_count
+
         reading = Reading(self.rules, on_reject, self.spool, self.columns, places, room, self._name)
         before: Slice | None = None
         for slice in slices:
@@ -148,6 +155,8 @@ class FileReader:
 
     def count(self, slices: Iterable[Slice], room: Room | None = None) -> int:
         """How many rows slices have. Files of lines are read for it, tables only looked at."""
+        from milldam.sources.rows import row_count
+
         found = 0
         for slice in slices:
             if slice.format in _TABLES:
@@ -163,6 +172,8 @@ class FileReader:
 
 def rows_between(rows: Iterator[Rows], first: int, stop: int) -> Iterator[Rows]:
     """The rows from number `first` to `stop` of those that come."""
+    from milldam.sources.rows import row_count, take
+
     position = 0
     for piece in rows:
         count = row_count(piece)

@@ -7,19 +7,23 @@ any record.
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO
 
 import numpy as np
 
 from milldam.native import kernel
+from milldam.sources.batch import KEPT_RECORD_CHARS, Reject
 from milldam.sources.compression import DamagedError, read_blocks
+from milldam.sources.units import Slice
 
 BLOCK_BYTES = 1 << 20
 GIANT_BYTES = 2 << 20
 
+BOM = codecs.BOM_UTF8
 WHOLE, PART, LAST = "whole", "part", "last"
 _LINE_END = 10
 
@@ -66,6 +70,9 @@ class Boundary:
             return max((at + size for at, size in found if at >= 0), default=None)
         ends = [match.end() for match in re.finditer(re.escape(self.separators[0]), data)]
         return ends[-1] if ends else None
+
+
+LINE = Boundary(b"\n")
 
 
 class BlankLine(Boundary):
@@ -217,3 +224,32 @@ class _Splitter:
         self._position += len(data)
         self._line += block.line_ends
         return block
+
+
+# ---- what could not be read ----
+
+
+def make_line_reject(slice: Slice, block: Block, line: int, reason: str, detail: str, raw: bytes) -> Reject:
+    record = raw.decode("utf-8", "backslashreplace")
+    return _placed(Reject(slice.path, reason, detail, record, line=line, origin=block.origin), slice)
+
+
+def _placed(reject: Reject, slice: Slice) -> Reject:
+    """The items of a .json file come a line each, and are counted as rows are."""
+    if slice.format != "json" or reject.line is None:
+        return reject
+    return replace(reject, line=None, row=reject.line - 1)
+
+
+def make_damage_reject(slice: Slice, error: DamagedError) -> Reject:
+    """What a damaged file lost: the record that was cut off, if one was, and all that may follow."""
+    reject = Reject(
+        slice.path,
+        error.reason,
+        str(error),
+        (error.cut or b"")[: 4 * KEPT_RECORD_CHARS].decode("utf-8", "backslashreplace"),
+        line=error.line,
+        records=0 if error.cut is None else 1,
+        unproven_bytes=error.unproven_bytes,
+    )
+    return _placed(reject, slice)

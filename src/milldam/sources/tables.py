@@ -19,17 +19,27 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from milldam.errors import InputError
 from milldam.input_files import is_address
-from milldam.sources.arrays import BATCH_BYTES, MakeReject, bounded, checked_text, decoded_parts, open_batches
+from milldam.sources.arrays import (
+    BATCH_BYTES,
+    MakeReject,
+    bounded,
+    checked_text,
+    decoded_parts,
+    open_batches,
+    with_value,
+)
 from milldam.sources.batch import (
     KEPT_RECORD_CHARS,
     Batch,
     MalformedError,
+    Place,
     Reading,
     Reject,
     no_such_column,
@@ -37,10 +47,10 @@ from milldam.sources.batch import (
 )
 from milldam.sources.compression import DamagedError, open_bytes, read_blocks
 from milldam.sources.decoding import decode_text
-from milldam.sources.listing import InputFile
-from milldam.sources.rows import Place, Room, cut_by_size
-from milldam.sources.units import Slice, by_parts, whole
+from milldam.sources.rows import Room, cut_by_size
+from milldam.sources.units import InputFile, Slice, by_parts, whole
 from milldam.sources.unpacking import batch_sizes, dearest_page
+from milldam.sources.values import NOTHING, Floats, ValueField, ValueKind, is_text, kind_of_type, texts_of
 from milldam.text.arrays import text_offsets
 
 FORMATS = {"parquet": "parquet", "arrow": "Arrow"}
@@ -49,6 +59,7 @@ Choose = Callable[[pa.Schema], Sequence[str] | None]
 _BUFFER = 1 << 20
 _ROWS, _REPEATED = 8192, 32
 _NUMBER = 8
+_FIRST_VALUES = 100
 _PAGE_COPIES = 3
 """Copies that Arrow holds of a Parquet page: the page before, the page, its value."""
 _ROW_COPIES = 2
@@ -343,6 +354,41 @@ def _text_fields(name: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataTyp
             yield from _text_fields(f"{name}.{inner.name}", inner.type)
 
 
+def column_type(schema: pa.Schema, name: str) -> pa.DataType | None:
+    """The type of a column, by its name or by dots into structs; None: there is none."""
+    if name in schema.names:
+        return schema.field(name).type
+    first, *path = name.split(".")
+    kind = schema.field(first).type if first in schema.names else None
+    for part in path:
+        if kind is None or not pa.types.is_struct(kind) or kind.get_field_index(part) < 0:
+            return None
+        kind = kind.field(part).type
+    return kind
+
+
+def leaf_names(schema: pa.Schema) -> Iterator[str]:
+    """Dotted names of all columns, structs opened."""
+    fields = list(schema)
+    while fields:
+        field = fields.pop(0)
+        if pa.types.is_struct(field.type):
+            fields[:0] = [inner.with_name(f"{field.name}.{inner.name}") for inner in field.type]
+        else:
+            yield field.name
+
+
+def first_values(slice: Slice, name: str, spool: str | None) -> tuple[list[str], ValueKind | list[str]]:
+    """The columns of a file; and what one of them holds by its type, or the texts that it begins with."""
+    schema = open_schema(slice, spool)
+    kind, names = column_type(schema, name), list(leaf_names(schema))
+    if kind is None or not is_text(kind):
+        return names, [] if kind is None else kind_of_type(kind) or [str(kind)]
+    _, batch = next(table_batches(slice, lambda _: [name], spool), (0, None))
+    values = [] if batch is None else texts_of(batch.column(0).slice(0, _FIRST_VALUES))
+    return names, [value for value in values if value]
+
+
 def holds_bytes(kind: pa.DataType) -> bool:
     """Whether a column is of bytes, which may be text or anything else."""
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -374,15 +420,39 @@ def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
             raise no_such_column(slice.path, wanted, there)
         return [wanted]
 
+    values = None if reading.value is None else _Values(slice, reading.value, reading.spool)
     with damage_told(slice.path, slice.format):
         columns = _columns(table_batches(slice, choose, reading.spool))
         for row, column in _gathered(columns) if slice.format == "parquet" else columns:
             parts = bounded(column)
             del column  # as all that leads to a large text: it must be gone when the next is unpacked
             for part in parts:
-                yield from _batches(part, reading, _rejects_at(row, slice))
+                some = None if values is None else values.take(len(part))
+                yield from _batches(part, reading, _rejects_at(row, slice), some)
                 row += len(part)
                 del part
+
+
+class _Values:
+    """The numbers of a field, row after row: read beside the texts, so that these are cut as without it."""
+
+    def __init__(self, slice: Slice, field: ValueField, spool: str | None) -> None:
+        self._read: Iterator[Floats] | None = None
+        if field.reads(column_type(open_schema(slice, spool), field.name)):
+            columns = _columns(table_batches(slice, lambda _: [field.name], spool))
+            self._read = (field.of_column(column) for _, column in columns)
+        self._held = np.empty(0)
+
+    def take(self, count: int) -> Floats:
+        """Those of the next rows."""
+        if self._read is None:
+            return np.full(count, NOTHING)
+        parts, there = [self._held], len(self._held)
+        while there < count:
+            parts.append(next(self._read))
+            there += len(parts[-1])
+        taken, self._held = np.split(np.concatenate(parts), [count])
+        return taken
 
 
 def _columns(batches: Iterator[tuple[int, pa.RecordBatch]]) -> Iterator[tuple[int, pa.Array]]:
@@ -432,17 +502,25 @@ def _rejects_at(row: int, slice: Slice) -> MakeReject:
     return make_reject
 
 
-def _batches(part: pa.Array, reading: Reading, make_reject: MakeReject) -> Iterator[Batch]:
+def _batches(part: pa.Array, reading: Reading, make_reject: MakeReject, values: Floats | None) -> Iterator[Batch]:
     # A string column is not checked by its reader: go through bytes, so that invalid UTF-8 is found here.
     raw = part.cast(pa.large_binary())
+    lost: list[int] = []
+
+    def lose(position: int, reason: str, detail: str, record: bytes) -> Reject:
+        lost.append(position)
+        return make_reject(position, reason, detail, record)
+
     if len(part) > 1 or part.nbytes <= BATCH_BYTES:
-        yield Batch(checked_text(raw, reading, make_reject), bytes_read=part.nbytes)
+        texts = checked_text(raw, reading, lose)
+        yield Batch(texts, bytes_read=part.nbytes, values=None if values is None else np.delete(values, lost))
         return
     begin, end = map(int, text_offsets(raw))
     data = raw.buffers()[2]  # not by as_buffer, which copies it
     try:
         pieces = (data[at : min(end, at + BATCH_BYTES)].to_pybytes() for at in range(begin, end, BATCH_BYTES))
-        yield from open_batches(decoded_parts(pieces, reading.rules))
+        number = None if values is None else lambda: float(values[0])
+        yield from with_value(open_batches(decoded_parts(pieces, reading.rules)), number)
     except MalformedError as error:
         shown = data[begin : min(end, begin + KEPT_RECORD_CHARS + 1)].to_pybytes()
         reading.reject(make_reject(0, error.reason, error.detail, shown))

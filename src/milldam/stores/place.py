@@ -14,8 +14,7 @@ from typing import IO, Protocol, TypeVar
 
 from milldam.errors import MismatchError, StoreError
 from milldam.files import file_blocks
-from milldam.stores.generations import Held, hold, kept_manifest
-from milldam.stores.kinds import TOKENS, FileRecord
+from milldam.stores.kinds import TOKENS, FileRecord, Held, hold, kept_manifest
 
 BLOCK_BYTES = 1 << 20
 

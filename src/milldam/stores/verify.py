@@ -12,8 +12,7 @@ from typing import Any
 
 import xxhash
 
-from milldam.files import hash_bytes
-from milldam.sealed import has_size
+from milldam.files import has_size, hash_bytes
 from milldam.stores.kinds import TOKENS, Kind, StoreManifest, store_kind
 from milldam.stores.place import Folder, Place
 

@@ -18,9 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from milldam.rules import CleanRules
 from milldam.text.arrays import Verdicts, text_offsets
-from milldam.text.rules import CleanRules
-from milldam.text.user_functions import FAILED, UserFunction
+from milldam.text.user_functions import UserFunction
 
 HELD_CHARACTERS: Final = 1 << 16
 """The most that is held back of a document in parts, for want of a place to cut."""
@@ -102,7 +102,7 @@ class Cleaner:
         if result is None:
             verdicts.drop_one(position, DROPPED)
             return ""
-        if result is FAILED or (isinstance(result, str) and not _is_encodable(result)):
+        if result is self._function.FAILED or (isinstance(result, str) and not _is_encodable(result)):
             verdicts.drop_one(position, FAILURE)
             return ""
         if not isinstance(result, str):

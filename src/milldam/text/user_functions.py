@@ -29,13 +29,6 @@ _loaded: dict[str, str] = {}
 """Modules that came in by this room, with the hash of their source: an edited one is loaded again."""
 
 
-class Failed:
-    """What `UserFunction` gives for a document on which the function raised."""
-
-
-FAILED: Final = Failed()
-
-
 def load_function(spec: str) -> Callable[..., Any]:
     """The function of that name.
 
@@ -71,6 +64,8 @@ class UserFunction:
     `FIRST_DOCUMENTS` texts: a ConfigError that shows the exception.
     """
 
+    FAILED: Final = object()
+
     def __init__(self, spec: str) -> None:
         self.spec = spec
         self._function = load_function(spec)
@@ -87,7 +82,7 @@ class UserFunction:
                     f'"{self.spec}" failed on each of the first {FIRST_DOCUMENTS} documents, last with\n'
                     f"{type(error).__name__}: {error}\non the text that begins {shown(text)}"
                 ) from error
-            return FAILED
+            return self.FAILED
         self._has_worked = True
         return result
 

@@ -21,7 +21,7 @@ from milldam.stores.tokens.format import Int64s
 from milldam.stores.tokens.writer import Tokens
 from milldam.text.arrays import byte_count, text_offsets
 from milldam.tokenizers.encoders import Encoder, Ids, Offsets, json_model_type
-from milldam.tokenizers.special import SpecialTokens
+from milldam.tokenizers.loading import SpecialTokens
 
 if TYPE_CHECKING:
     from milldam.tokenizers.cutting import Cutter

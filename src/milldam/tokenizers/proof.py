@@ -25,12 +25,10 @@ import numpy as np
 
 from milldam import __version__
 from milldam.errors import ConfigError, Setting
-from milldam.files import hash_bytes
+from milldam.files import hash_bytes, replace_unsynced, seal_line, unseal_line
 from milldam.memory import release
-from milldam.sealed import replace_unsynced, seal_line, unseal_line
 from milldam.tokenizers.encoders import GIGATOKEN, HUGGINGFACE, Ids, encode_by_huggingface, encode_each, make_encoder
-from milldam.tokenizers.loading import TokenizerText
-from milldam.tokenizers.special import SpecialTokens, choose_special_tokens
+from milldam.tokenizers.loading import SpecialTokens, TokenizerText, choose_special_tokens
 
 _ADDED = 500
 

@@ -16,13 +16,12 @@ import torch.utils.data
 from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError
 from milldam.loader.batches import NEVER, Batches, differences
-from milldam.loader.feeds import FeedStreams
 from milldam.loader.mixing import MixedSamples
 from milldam.loader.order import Shuffle
 from milldam.loader.samples import Samples
-from milldam.loader.streams import Streams
 from milldam.loader.types import State
-from milldam.torch.staging import converted
+from milldam.loader.windows import StreamBatches
+from milldam.torch.tensors import converted
 
 _START_BYTES = 16 * 1024
 
@@ -71,7 +70,7 @@ class MapDataset(torch.utils.data.Dataset[Any]):
 
 
 def _require_samples(name: str, samples: Any) -> None:
-    if isinstance(samples, Streams | FeedStreams):
+    if isinstance(samples, StreamBatches):
         raise ConfigError(
             f"{name}: streams come in one order, in this process. Use tensors(store.streams(...).batches())."
         )

@@ -1,9 +1,7 @@
-"""Values of well known libraries -> plain values and bytes that say what they are.
+"""What is known of libraries: their values in plain terms, and whether code is theirs or the user's own.
 
-For what plain pickling would tell wrongly: too much (a tokenizer's caches, what its last call set), too little, or
-nothing at all. Imports none of the libraries: who has such a value has the library.
-
-Whose code is it: the user's own, or of an installed library?
+Values of well known libraries, where plain pickling would tell too much (a tokenizer's caches, what its last call set),
+too little, or nothing at all. Imports none of the libraries: who has such a value has the library.
 
 The standard library, what lies in site-packages, and milldam itself count as libraries: they are known by name and
 version. Everything else is the user's and is looked into. Reads the metadata of installed packages, imports nothing.
@@ -264,13 +262,9 @@ def library_version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        found = [f"{one} {metadata.version(one)}" for one in sorted(set(_distributions().get(package, [])))]
+        installed = sorted(set(metadata.packages_distributions().get(package, [])))
+        found = [f"{one} {metadata.version(one)}" for one in installed]
         return ", ".join(found) or str(getattr(sys.modules.get(package), "__version__", "of unknown version"))
-
-
-@functools.cache
-def _distributions() -> Any:
-    return metadata.packages_distributions()
 
 
 def library_name(value: Any) -> str | None:

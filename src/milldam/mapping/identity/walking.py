@@ -4,11 +4,10 @@ A function refers to others by the names of their parts, so that functions which
 change shows in the part where it was made and in no other. Parts are met breadth first, names in order: the same
 walk in every process. Costs the size of what is reachable, once.
 
-What a code object does, without where it stands: its instructions with their operands written out.
-
-File, line numbers, comments and docstrings are not in it. Beside it, what the code reaches for: global names and
-captured variables with the attributes asked of them (`mylib.text.clean`), and what it imports while it runs. Of names
-that are made up at run time (`eval`, `import_module`) it can only be told that there are some.
+Code counts by what it does, without where it stands: its instructions with their operands written out, without file,
+line numbers, comments and docstrings; and by what it reaches for: global names and captured variables with the
+attributes asked of them (`mylib.text.clean`), and what it imports while it runs. Of names that are made up at run time
+(`eval`, `import_module`) it can only be told that there are some.
 """
 
 from __future__ import annotations
@@ -277,7 +276,9 @@ class Walk:
     def has_name(self, value: Any) -> bool:
         """Functions, classes, modules, and what a library has under a name of its own (a ufunc)."""
         if isinstance(value, NAMED):
-            return not isinstance(value, types.BuiltinMethodType) or _is_of_module(value)
+            # A built-in function is bound to its module; one that is bound to a value is a method of that.
+            owner = value.__self__ if isinstance(value, types.BuiltinMethodType) else None
+            return owner is None or isinstance(owner, types.ModuleType)
         return callable(value) and hasattr(value, "__qualname__") and library_name(value) is not None
 
     def named(self, value: Any, where: str) -> Digest:
@@ -437,10 +438,6 @@ class Walk:
             self._values.digest(annotated, where),
             self._values.attributes("attributes", told, where),
         ).hex()
-
-
-def _is_of_module(value: Any) -> bool:
-    return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
 
 
 def _member(module: Any, name: str) -> Any:

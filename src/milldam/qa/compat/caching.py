@@ -1,6 +1,5 @@
-"""Datasets -> features in a cache folder that is named by everything that decides them.
-
-Tokenizers as scripts have them (of transformers or tokenizers, or paths): memory tokens added, files on disk.
+"""Datasets -> features in a cache folder that is named by everything that decides them; with tokenizers as scripts have
+them (of transformers or tokenizers, or paths): memory tokens added, files on disk.
 """
 
 from __future__ import annotations
@@ -75,19 +74,31 @@ def memory_count(tokenizer: Any) -> int:
 
 
 class CachedTokenizer:
-    """A tokenizer as it is put on disk, where workers find it."""
+    """A tokenizer as it is put on disk, where workers find it: of transformers or tokenizers, or the path of one."""
 
     def __init__(self, given: Any) -> None:
         import tokenizers
 
-        text, facts = _content(given)
+        from milldam.qa.windows import facts_beside
+        from milldam.tokenizers.loading import load_tokenizer
+
+        if given is None:
+            raise ConfigError("tokenizer: none given. Windows can't be made, nor found again, without it.")
+        if isinstance(given, str | Path):
+            # Loaded first: what lies beside a name on the Hub may come with it.
+            text, self._facts = load_tokenizer(str(given)).json, facts_beside(str(given))
+        else:
+            told = {name: getattr(given, name, None) for name in _FACTS}
+            text, self._facts = (
+                _backend(given).to_str(),
+                {name: str(one) for name, one in told.items() if one is not None},
+            )
         # Whoever calls a tokenizer of transformers leaves truncation and padding in it: they are not part of it.
         tokenizer = tokenizers.Tokenizer.from_str(text)
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._json, self._facts = tokenizer.to_str(), facts
-        self.memory_tokens = memory_count(tokenizer)
-        self.hash = hash_bytes(json.dumps([self._json, facts]).encode("utf-8", "surrogatepass"))
+        self._json, self.memory_tokens = tokenizer.to_str(), memory_count(tokenizer)
+        self.hash = hash_bytes(json.dumps([self._json, self._facts]).encode("utf-8", "surrogatepass"))
 
     def saved(self, cache: Path) -> Path:
         folder = cache / "tokenizers" / self.hash[:16]
@@ -96,21 +107,6 @@ class CachedTokenizer:
             write_file(folder / "tokenizer_config.json", json.dumps(self._facts).encode())
             write_file(folder / "tokenizer.json", self._json.encode("utf-8", "surrogatepass"))
         return folder
-
-
-def _content(given: Any) -> tuple[str, dict[str, str]]:
-    """A tokenizer as JSON, and what it says of padding and CLS."""
-    if given is None:
-        raise ConfigError("tokenizer: none given. Windows can't be made, nor found again, without it.")
-    if not isinstance(given, str | Path):
-        facts = {name: getattr(given, name, None) for name in _FACTS}
-        return _backend(given).to_str(), {name: str(one) for name, one in facts.items() if one is not None}
-    from milldam.qa.windows import facts_beside
-    from milldam.tokenizers.loading import load_tokenizer
-
-    # Loaded first: what lies beside a name on the Hub may come with it.
-    text = load_tokenizer(str(given)).json
-    return text, facts_beside(str(given))
 
 
 log = logging.getLogger("milldam")
@@ -141,14 +137,12 @@ def process_and_cache_dataset(
     from milldam.qa.job import prepare
 
     _require_sizes(streaming_chunk_size, max_memory_gb)
-    cached = CachedTokenizer(tokenizer)
-    settings = {"max_examples": max_examples, "max_seq_length": max_seq_length}
-    settings |= {"doc_stride": doc_stride, "max_n_segs": max_n_segs}
-    folder = _folder(Path(cache_dir), str(dataset_name), split, cached, settings)
+    cached, cache = CachedTokenizer(tokenizer), Path(cache_dir)
+    settings = _settings(max_examples, max_seq_length, doc_stride, max_n_segs)
     made = prepare(
         dataset_name,
-        folder,
-        tokenizer=cached.saved(Path(cache_dir)),
+        _folder(cache, str(dataset_name), split, cached, settings),
+        tokenizer=cached.saved(cache),
         split=split,
         max_examples=max_examples,
         max_seq_length=max_seq_length,
@@ -174,12 +168,16 @@ def create_dataset_from_cache(
     streaming_chunk_size: int = 1000,
 ) -> SquadDataset:
     """Open what `process_and_cache_dataset` made with the same arguments; nothing is loaded."""
-    settings = {"max_examples": max_examples, "max_seq_length": max_seq_length}
-    settings |= {"doc_stride": doc_stride, "max_n_segs": max_n_segs}
+    settings = _settings(max_examples, max_seq_length, doc_stride, max_n_segs)
     folder = _folder(Path(cache_dir), str(dataset_name), split, CachedTokenizer(tokenizer), settings)
     if not (folder / NAME).exists():
         raise _missing(folder, str(dataset_name), split, settings)
     return SquadDataset(folder)
+
+
+def _settings(*values: int | None) -> dict[str, int | None]:
+    """What decides the features of a dataset, beside its split and tokenizer."""
+    return dict(zip(("max_examples", "max_seq_length", "doc_stride", "max_n_segs"), values, strict=True))
 
 
 def _folder(cache: Path, dataset: str, split: str, tokenizer: CachedTokenizer, settings: dict[str, Any]) -> Path:
@@ -191,15 +189,12 @@ def _folder(cache: Path, dataset: str, split: str, tokenizer: CachedTokenizer, s
 
 def _identity(dataset: str, split: str) -> str:
     """Changes when the data does; a dataset on the Hub is known by its name."""
-    from milldam.input_files import InputState, is_address
-    from milldam.qa.records import list_files
+    from milldam.input_files import is_address
+    from milldam.qa.records import input_state
 
     if not (Path(dataset).exists() or glob.has_magic(dataset) or is_address(dataset)):
         return dataset
-    state = InputState()
-    for file in list_files([dataset], split):
-        state.add(file.path, file.size, file.version)
-    return json.dumps(state.as_json(), sort_keys=True)
+    return json.dumps(input_state([dataset], split), sort_keys=True)
 
 
 def _missing(folder: Path, dataset: str, split: str, settings: dict[str, Any]) -> StoreError:

@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from milldam.errors import ConfigError, StoreError, did_you_mean
 from milldam.loader.permutation import Int64s
-from milldam.loader.reading import Reader, Way, open_reader, require_way
+from milldam.loader.reading import Reader, Way, open_reader
+from milldam.loader.samples import one_of
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.memory import format_size
 from milldam.stores.features.format import (
@@ -135,7 +136,8 @@ class _Texts:
             raise self._files.damaged(f"{index} names bytes that are not there")
         if begin == end:
             return b""
-        return self._files.reader(file, np.dtype(np.uint8)).view(int(begins[shard]) + begin, end - begin).tobytes()
+        reader = self._files.reader(file, np.dtype(np.uint8))
+        return reader.rows(begins[shard : shard + 1] + begin, end - begin).tobytes()
 
 
 class FeatureStore:
@@ -150,7 +152,7 @@ class FeatureStore:
         self.place = path if isinstance(path, Folder) else Folder(Path(path))
         self.path = self.place.folder
         self.manifest = read_manifest(self.place)
-        require_way(read)
+        one_of("read", read, Way)
         self._way = read
         self.form = self.manifest.form
         self.fingerprint = self.manifest.fingerprint
@@ -324,7 +326,7 @@ class FeatureStore:
         wanted = np.uint64(hash_id(example_id))
         for begin in range(0, self.examples, _BLOCK_IDS):
             count = min(_BLOCK_IDS, self.examples - begin)
-            hashes = self._files.reader(IDS, np.dtype("<u8")).view(begin, count)
+            hashes = self._files.reader(IDS, np.dtype("<u8")).rows(np.array([begin]), count)[0]
             for place in np.flatnonzero(hashes == wanted).tolist():
                 # Two ids may share a hash.
                 if self._texts.example(begin + place)["id"] == example_id:

@@ -84,13 +84,6 @@ class MadeUnit:
     def rows(self) -> int:
         return self.shard.rows if self.shard is not None else 0
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any], path: str | Path = "unit") -> MadeUnit:
-        return checked(cls, value, path)
-
 
 @dataclass(frozen=True, slots=True)
 class TableManifest:
@@ -140,19 +133,9 @@ class TableManifest:
         return hash_bytes((self.schema.ipc + "".join(shard.xxh3 for shard in self.shards)).encode())
 
     def write(self, folder: Path) -> None:
-        TABLE.write(folder, self.as_json())
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "totals": self.totals,
-            "fingerprint": self.fingerprint,
-            "schema": asdict(self.schema),
-            "settings": self.settings,
-            "input": self.input,
-            "probe": self.probe,
-            "counts": self.counts,
-            "units": [unit.as_json() for unit in self.units],
-        }
+        told = {"totals": self.totals, "fingerprint": self.fingerprint, "schema": asdict(self.schema)}
+        told |= {"settings": self.settings, "input": self.input, "probe": self.probe, "counts": self.counts}
+        TABLE.write(folder, told | {"units": [asdict(unit) for unit in self.units]})
 
     @classmethod
     def read(cls, folder: Path) -> TableManifest:

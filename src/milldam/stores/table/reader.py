@@ -4,10 +4,8 @@ Opening reads the manifest and nothing else; a shard is mapped when a row of it 
 stay open. Rows that are read are the only memory it takes; what is mapped the kernel takes back at will. A table
 pickles as its path, so that a worker process opens it anew.
 
-Rows of Arrow in the form that a caller wants: Python lists, numpy arrays, or Arrow itself.
-
-Numbers without nulls become numpy arrays without a copy; lists of equal fixed length a 2-D array; lists of any length
-an array of arrays; texts an array of `str` objects.
+Rows come as Python lists, numpy arrays, or Arrow itself. Numbers without nulls become numpy arrays without a copy;
+lists of equal fixed length a 2-D array; lists of any length an array of arrays; texts an array of `str` objects.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from milldam.errors import ConfigError, StoreError, did_you_mean
 from milldam.files import address_of
 from milldam.markup import counted, in_notebook
 from milldam.memory import format_size
-from milldam.stores.generations import Held, hold
+from milldam.stores.kinds import Held, hold
 from milldam.stores.place import Folder, same_generation
 from milldam.stores.table.manifest import IN_USE, NAME, TableManifest, read
 

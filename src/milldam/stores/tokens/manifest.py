@@ -32,8 +32,7 @@ import xxhash
 
 from milldam.checked import checked, parse_json
 from milldam.errors import StoreError
-from milldam.files import TEMPORARY_SUFFIX, explain_os_errors, file_blocks, hash_bytes, stays_in_folder
-from milldam.sealed import is_whole_text
+from milldam.files import TEMPORARY_SUFFIX, explain_os_errors, file_blocks, hash_bytes, is_whole_text, stays_in_folder
 from milldam.stores.kinds import TOKENS, ChatFacts, FileRecord, InputFacts, TokenDtype, TokenizerFacts
 from milldam.stores.place import Folder, Place
 

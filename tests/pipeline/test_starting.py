@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.guards.test_guards import HEAVY, loaded_after
 from tests.kit.jobs import TOKENIZER, documents, invoke, write_lines
-from tests.kit.preprocess_jobs import config_of, write_config
+from tests.kit.preprocess_jobs import config_of, summary_of, write_config
 from tests.kit.quick import first_quick
 
 MAIN = "import sys; from milldam.cli import main; main(sys.argv[1:], standalone_mode=False)"
@@ -62,6 +62,18 @@ def test_so_does_a_configuration(place: Path) -> None:
     (place / "out" / "run" / "report.html").unlink()
     assert told("preprocess", str(config))["up_to_date"]
     assert (place / "out" / "run" / "report.html").exists()
+
+
+def test_so_does_one_with_evaluation_sets(place: Path) -> None:
+    """As long as their files are what they were."""
+    evals = write_lines(place / "evals.jsonl", ["Which of the answers to the second question is the longest one?"])
+    config = configured(place, decontaminate=[{"path": str(evals), "columns": "text"}])
+    told("preprocess", str(config))
+    assert told("preprocess", str(config))["up_to_date"]
+    assert loaded_after(MAIN, "preprocess", config, "-q") & HEAVY == {"yaml"}
+    append(evals)
+    assert not told("preprocess", str(config))["up_to_date"]
+    assert summary_of(place / "out")["contamination"]["sets"][0]["searched"]["items"] == 2
 
 
 @pytest.mark.parametrize("options", [[], ["--limit", "25"]])

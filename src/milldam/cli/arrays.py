@@ -1,0 +1,260 @@
+"""A job as arrays of tasks for a scheduler: `slurm` queues its stages, each behind the one before; `run-units` is what
+a task runs, which any scheduler can start.
+
+`prepare` is one task, then each stage that can be cut into pieces is a job array, then `finish` is one task. The
+stages, their order and their pieces are those of the job's plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from milldam.cli.commands import described_job
+from milldam.errors import EXIT_INTERRUPTED, ConfigError, NotReadyError, TaskHeldError
+from milldam.run.tasks import FINISH, PREPARE
+
+if TYPE_CHECKING:
+    from milldam.run.summary import Observer
+    from milldam.run.tasks import ArrayTask
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@described_job
+@click.option("--nodes", type=click.IntRange(min=1), required=True, help="Machines that run at the same time.")
+@click.option("--tasks", type=click.IntRange(min=1), help="Most tasks per array. [default: as many as nodes]")
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="Write the script here. [default: standard output]")
+@click.option("--cpus", type=click.IntRange(min=1), help="Cores per task (sbatch --cpus-per-task).")
+@click.option("--mem", metavar="SIZE", help="Memory per task (sbatch --mem), such as 64G.")
+@click.option("--time", "time_limit", metavar="TIME", help="Time limit per task (sbatch --time).")
+@click.option("--partition", metavar="NAME", help="Partition to queue in (sbatch --partition).")
+@click.option("--account", metavar="NAME", help="Account to charge (sbatch --account).")
+@click.option(
+    "--sbatch",
+    "more",
+    multiple=True,
+    metavar="OPTION",
+    help="Any other sbatch option, passed on as is; may be repeated.",
+)
+@click.option("--setup", default="", metavar="COMMANDS", help="Shell commands to run first: source .venv/bin/activate")
+@click.option("--milldam", "program", default="milldam", show_default=True, help="Command that starts milldam there.")
+def slurm(
+    command: tuple[str, ...],
+    nodes: int,
+    tasks: int | None,
+    out: Path | None,
+    cpus: int | None,
+    mem: str | None,
+    time_limit: str | None,
+    partition: str | None,
+    account: str | None,
+    more: tuple[str, ...],
+    setup: str,
+    program: str,
+) -> None:
+    """Write a script that queues a job on Slurm.
+
+    Each stage is a job array that waits for the previous stage.
+
+    COMMAND: any job as you would run it: tokenize, preprocess, qa, map, import or export, with its options. It is
+    checked first. The tasks run in the current folder; it, the input and the output folder must be on a file system
+    that all machines share. Each task runs `milldam run-units`; a task that is queued again does only the rest.
+
+    \b
+    milldam slurm --nodes 16 --cpus 32 --mem 64G --time 8:00:00 -o job.sh preprocess config.yaml
+    milldam slurm --nodes 4 -o job.sh qa train-v2.0.json -o squad.milldam --tokenizer bert-base-uncased/
+    bash job.sh
+    """
+    from milldam.cli.commands import array_of_command
+    from milldam.files import write_file
+
+    work, _ = array_of_command(command)
+    pieces = work.job.pieces()
+    named = {"cpus-per-task": cpus, "mem": mem, "time": time_limit, "partition": partition, "account": account}
+    options = (*(f"--{name}={value}" for name, value in named.items() if value is not None), *more)
+    settings = ArraySettings(nodes, tasks, options, setup, milldam=program)
+    script = slurm_script(command, Path.cwd(), pieces, settings)
+    if out is None:
+        click.echo(script, nl=False)
+        return
+    write_file(out, script.encode())
+    stages = ", ".join(("prepare", *pieces, "finish"))
+    click.echo(f"{out}: {stages}; {nodes} machines. Queue it: bash {shlex.quote(str(out))}")
+
+
+# ---- a task ----
+
+S = TypeVar("S")
+_LOOK_AGAIN_SECONDS = 2.0
+
+
+@click.command("run-units", context_settings={"allow_interspersed_args": False})
+@described_job
+@click.option("--stage", required=True, help="prepare, a stage of the job (`milldam slurm` names them), or finish.")
+@click.option("--index", type=int, metavar="I", help="Number of this array task, from 0.")
+@click.option("--of", type=int, metavar="N", help="Number of array tasks of the stage.")
+@click.option(
+    "--wait",
+    type=click.FloatRange(min=0),
+    default=0,
+    metavar="SECONDS",
+    help="How long to wait for results of earlier stages that a slow file system shows late. [default: 0]",
+)
+def run_units(command: tuple[str, ...], stage: str, index: int | None, of: int | None, wait: float) -> None:
+    """Run one array task of a stage, on any scheduler.
+
+    COMMAND: the job as you would run it on one machine. Does every N-th unit of the stage, starting with unit I. If
+    it is run again, it does only the rest; if the same task is already running, it waits for it. All tasks of earlier
+    stages must be done; `prepare` comes first and `finish` last, each as one task. `milldam slurm` writes a script of
+    them. Exit code 0 means that the task is done.
+
+    \b
+    milldam run-units --stage prepare preprocess config.yaml
+    milldam run-units --stage tokenize --index 3 --of 8 preprocess config.yaml
+    milldam run-units --stage finish preprocess config.yaml
+    """
+    from milldam.cli.commands import array_of_command, as_interrupt
+    from milldam.cli.summaries import make_observer, show_summary
+
+    task = _task_of(stage, index, of)
+    work, showing = array_of_command(command)
+    signal.signal(signal.SIGTERM, as_interrupt)
+    try:
+        # What a function prints goes where that of worker processes goes: standard output is for the summary.
+        with make_observer(quiet=showing["quiet"]) as observer, contextlib.redirect_stdout(sys.stderr):
+            summary = _patiently(partial(work.run, task), observer, wait)
+    except KeyboardInterrupt:
+        click.echo("\nInterrupted. Everything finished is safe. To resume, run or queue the same task again.", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    if summary is not None:
+        show_summary(summary, **showing)
+
+
+def _task_of(stage: str, index: int | None, of: int | None) -> ArrayTask:
+    from milldam.run.tasks import FINISH, PREPARE, ArrayTask
+
+    if stage in (PREPARE, FINISH):
+        if index or (of or 1) > 1:
+            raise ConfigError(f"--stage {stage} is for one task alone: leave out --index and --of.")
+        return ArrayTask(stage, 0, 1)
+    if index is None or of is None:
+        raise ConfigError(f"--stage {stage} is done by array tasks: say which one, such as --index 0 --of 1.")
+    return ArrayTask(stage, index, of)
+
+
+def _patiently(work: Callable[[Observer], S], observer: Observer, seconds: float) -> S:
+    """Where the same task is running already, wait for it, then do what it left, if anything."""
+    begun, told = time.monotonic(), False
+    while True:
+        try:
+            return work(observer)
+        except TaskHeldError as error:
+            if not told:
+                observer.warn(f"{error} Waiting for it.")
+                told = True
+        except NotReadyError:
+            if time.monotonic() - begun >= seconds:
+                raise
+        time.sleep(_LOOK_AGAIN_SECONDS)
+
+
+# ---- the script ----
+
+WAIT_SECONDS = 120
+"""NFS may hide from a machine for a minute what another has written."""
+ALWAYS = ("--requeue", "--open-mode=append", "--kill-on-invalid-dep=yes")
+"""A task may run again, its messages follow those of the first time, and what can't begin any more leaves the queue."""
+_HEAD = """\
+#!/bin/bash
+# Made by `milldam slurm`: queues a job stage by stage, each behind the one before. Run it with bash.
+# Run it again after a failure, when nothing of it is queued any more: what is done is found and left alone.
+set -euo pipefail
+cd {folder}
+
+# What every task does first.
+setup={setup}
+# What it does: $run_units, its options, then the command that describes the job.
+run_units={run_units}
+job={job}
+options=({options})
+
+# queue COMMAND OPTION...: hands a task, or an array of them, to Slurm; prints the number of the job.
+queue() {{
+  local id command=$1
+  shift
+  id=$(printf '#!/bin/bash\\n%s\\n%s\\n' "$setup" "$command" | sbatch --parsable "${{options[@]}}" "$@") || return
+  # The name of a cluster may follow.
+  printf '%s\\n' "${{id%%;*}}"
+}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySettings:
+    """How the arrays are queued."""
+
+    nodes: int
+    """Tasks of an array that work at the same time, a machine each."""
+    tasks: int | None = None
+    """Tasks of an array; None: as many as nodes."""
+    options: tuple[str, ...] = ()
+    """More options for sbatch, as they are."""
+    setup: str = ""
+    """Shell commands that come first on every machine, such as the activation of an environment."""
+    name: str = "milldam"
+    milldam: str = "milldam"
+    """How milldam is started there: shell words."""
+
+
+def slurm_script(
+    command: Sequence[str], folder: Path, pieces: Mapping[str, int | None], settings: ArraySettings
+) -> str:
+    """The script: an array for each stage, with the one before as its dependency.
+
+    `command`: the words that describe the job, as after `milldam`. `folder`: where the tasks run, from which its paths
+    are seen. `pieces`: the stages that are shared, and into how many pieces each can be cut, where that is known.
+    """
+    head = _HEAD.format(
+        folder=shlex.quote(str(folder)),
+        setup=shlex.quote(settings.setup),
+        run_units=shlex.quote(f"{settings.milldam} run-units --wait {WAIT_SECONDS}"),
+        job=shlex.quote(shlex.join(command)),
+        options=shlex.join([*ALWAYS, *settings.options]),
+    )
+    most = settings.tasks or settings.nodes
+    tasks = {stage: max(1, most if count is None else min(count, most)) for stage, count in pieces.items()}
+    stages: dict[str, int | None] = {PREPARE: None, **tasks, FINISH: None}
+    lines = [head]
+    before = None
+    for stage, count in stages.items():
+        lines.append(_queued(stage, count, before, settings))
+        before = stage
+    numbers = " ".join(f"${_variable(stage)}" for stage in stages)
+    return "\n".join([*lines, f'\necho "queued: {numbers}"\n'])
+
+
+def _queued(stage: str, tasks: int | None, before: str | None, settings: ArraySettings) -> str:
+    command = f"$run_units --stage {stage}"
+    options = [f"--job-name={shlex.quote(f'{settings.name}-{stage}')}"]
+    if tasks is not None:
+        # Put in on the machine that runs the task.
+        command += f" --index \\$SLURM_ARRAY_TASK_ID --of {tasks}"
+        at_once = f"%{settings.nodes}" if tasks > settings.nodes else ""
+        options.append(f"--array=0-{tasks - 1}{at_once}")
+    if before is not None:
+        options.append(f'--dependency="afterok:${_variable(before)}"')
+    return f'{_variable(stage)}=$(queue "{command} $job" \\\n  {" ".join(options)})'
+
+
+def _variable(stage: str) -> str:
+    return f"job_{stage}"

@@ -1,0 +1,180 @@
+"""Tokens to and from elsewhere: `export` to files that other tools read, `import` of what they wrote; `push` to the
+Hugging Face Hub and `pull` from there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from milldam.cli.commands import JobCommand, Request, job_options, json_option, run_and_show
+from milldam.errors import EXIT_INTERRUPTED
+from milldam.formats import FORMATS
+
+if TYPE_CHECKING:
+    from milldam.formats.exporting import ExportSummary
+    from milldam.formats.importing import ImportSummary
+
+
+@click.command(cls=JobCommand)
+@click.argument("store")
+@click.option("--to", type=click.Choice(FORMATS), required=True, help="Format to write.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="File, file pair or folder to write.")
+@click.option("--split", metavar="NAME", help="Write only this split. [default: all, if the format can hold them]")
+@click.option("--seq-len", type=int, metavar="N", help="Rows of N tokens, end to end. [default: one document per row]")
+@click.option("--dtype", metavar="D", help="Type of the tokens, such as uint16 or int32. [default: by format]")
+@click.option(
+    "--shard-size", default="256MB", metavar="SIZE", show_default=True, help="Size of the files, if there are several."
+)
+@job_options()
+def export(store: str, to: str, out: Path, **options: Any) -> Request[ExportSummary]:
+    """Write a store as files that other tools read.
+
+    Memory is bounded. If it is interrupted or killed, run the same command to resume. Files appear when
+    they are complete.
+
+    \b
+    milldam export corpus.milldam --to nanogpt -o train.bin
+    milldam export corpus.milldam --to megatron -o corpus_text_document
+    milldam export corpus.milldam --to hf -o corpus-hf --seq-len 2048
+    """
+    from milldam.config.checking import checked_settings
+    from milldam.formats.exporting import ExportSettings, array_of, run_export
+
+    settings = checked_settings(ExportSettings, {"to": to, "out": out, **options})
+    return Request(partial(run_export, store, settings), partial(array_of, store, settings))
+
+
+@click.command("import", cls=JobCommand)
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), required=True, metavar="STORE", help="Folder for the store."
+)
+@click.option(
+    "--from", "format", type=click.Choice(FORMATS), help="Format of SOURCE. [default: recognised from the files]"
+)
+@click.option(
+    "--tokenizer", metavar="NAME", help="Tokenizer that made the tokens: a folder, file or Hub name. [default: none]"
+)
+@click.option("--column", metavar="NAME", help="Column with the token ids. [default: input_ids or tokens]")
+@click.option(
+    "--masks",
+    metavar="NAME",
+    help="Column with the loss mask, or none. [default: labels, assistant_masks or completion_mask]",
+)
+@click.option("--eos", type=int, metavar="ID", help="Join all rows and cut documents after this id.")
+@click.option("--bos", type=int, metavar="ID", help="The same, but cut before this id, as in llm.c's files.")
+@click.option(
+    "--dtype", metavar="DTYPE", help="Type of the tokens in .bin files and columns of bytes. [default: uint16]"
+)
+@click.option("--split", metavar="NAME", help="Split to read, and its name in the store. [default: all, or train]")
+@click.option(
+    "--vocab-size",
+    type=int,
+    metavar="N",
+    help="Size of the vocabulary, if there is no tokenizer. [default: the largest id + 1]",
+)
+@click.option("--shard-size", default="256MB", metavar="SIZE", show_default=True, help="Size of the store's files.")
+@job_options()
+def import_(sources: tuple[str, ...], out: Path, **options: Any) -> Request[ImportSummary]:
+    """Make a store from tokens that another tool wrote.
+
+    SOURCE: .npy, .bin of nanoGPT or llm.c, a .bin/.idx pair of Megatron, Parquet, Arrow, or a folder of save_to_disk,
+    MDS or litdata. Each row, or each flat file, becomes one document. With --eos all are joined and cut after each such
+    token, with --bos before it. If it is interrupted or killed, run the same command to resume; if the source has
+    changed, only the files that changed are imported again.
+
+    \b
+    milldam import train.bin -o owt.milldam --eos 50256 --tokenizer gpt2/
+    milldam import tokenized_dataset/ -o corpus.milldam --column input_ids
+    """
+    from milldam.config.checking import checked_settings
+    from milldam.formats.importing import ImportSettings, array_of, run_import
+
+    settings = checked_settings(ImportSettings, {"source": sources, "out": out, **options})
+    return Request(partial(run_import, settings), partial(array_of, settings))
+
+
+_quiet = click.option("-q", "--quiet", is_flag=True, help="No progress or summary.")
+
+
+@click.command()
+@click.argument("store", type=click.Path(path_type=Path))
+@click.argument("repo", metavar="USER/NAME")
+@click.option("--public", is_flag=True, help="Let anyone read it. [default: private]")
+@click.option("--revision", metavar="BRANCH", help="Branch to push to; created if it does not exist. [default: main]")
+@click.option("--message", help="Commit message.")
+@click.option("--dry-run", is_flag=True, help="Show what would be sent and removed; change nothing.")
+@json_option
+@_quiet
+def push(
+    store: Path,
+    repo: str,
+    public: bool,
+    revision: str | None,
+    message: str | None,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Push a store to the Hugging Face Hub, with a card.
+
+    STORE: tokens, question-answering features or a table. Private unless --public. Files that are already
+    there are not sent again; if it is interrupted or killed, run the same command to resume. The access token comes
+    from the variable HF_TOKEN or `hf auth login`. Only the files of the store and its card are sent: no run folder, no
+    rejects.
+
+    \b
+    milldam push corpus.milldam anna/corpus
+    milldam push corpus.milldam anna/corpus --public --dry-run
+    """
+    from milldam.hub.pushing import PushRequest, push_store
+
+    request = PushRequest(store, repo, public=public, revision=revision, message=message, dry_run=dry_run)
+    with _exit_at_once():
+        run_and_show(partial(push_store, request), as_json=as_json, quiet=quiet)
+
+
+@click.command()
+@click.argument("repo", metavar="USER/NAME")
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for the store. [default: NAME]")
+@click.option("--revision", metavar="REVISION", help="Branch, tag or commit. [default: main]")
+@click.option("--split", metavar="NAME", help="Fetch only this split of a token store.")
+@json_option
+@_quiet
+def pull(repo: str, out: Path | None, revision: str | None, split: str | None, as_json: bool, quiet: bool) -> None:
+    """Fetch a store from the Hugging Face Hub.
+
+    Fetches what `milldam push` sent, and compares every file with the manifest. Files that are here and complete are
+    kept; if it is interrupted or killed, run the same command to resume. The store then opens memory-mapped, like any
+    local one.
+
+    \b
+    milldam pull anna/corpus -o corpus.milldam
+    milldam pull anna/corpus -o val.milldam --split val
+    """
+    from milldam.hub.pulling import PullRequest, pull_store
+
+    request = PullRequest(repo, out, revision, split)
+    with _exit_at_once():
+        run_and_show(partial(pull_store, request), as_json=as_json, quiet=quiet)
+
+
+@contextmanager
+def _exit_at_once() -> Iterator[None]:
+    """Interrupted, do not wait for the threads of huggingface_hub, which wait for the network: a kill does no harm."""
+    try:
+        yield
+    except SystemExit as end:
+        if end.code == EXIT_INTERRUPTED:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(EXIT_INTERRUPTED)
+        raise

@@ -1,0 +1,286 @@
+"""Which of near-duplicates stays by a field of the record: compared with a plain choice, cluster by cluster."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.kit.chat_jobs import write_template
+from tests.kit.jobs import TOKENIZER, invoke
+from tests.kit.preprocess_jobs import (
+    CRASHED,
+    cleaned,
+    config_of,
+    fresh_texts,
+    preprocess,
+    run_in,
+    summary_of,
+    texts_in,
+    tokenizer,
+    tree_bytes,
+    write_config,
+)
+from tests.kit.quick import first_quick
+
+import milldam
+from milldam.errors import InputError, MismatchError
+
+BY_SCORE: dict[str, Any] = {"near": {"prefer": {"field": "score"}}}
+CLUSTERS = 25
+
+
+@dataclass(frozen=True)
+class Row:
+    """A record: which cluster it is of, its text, and its value."""
+
+    cluster: int
+    text: str
+    score: Any = None
+
+
+def make_rows(seed: int, *, clusters: int = CLUSTERS, each: int = 6) -> list[Row]:
+    """Near-duplicates in no order, some equal, some that cleaning changes or empties, some without a value."""
+    rng = random.Random(seed)
+    rows = [Row(-1, rng.choice(["", " \n"]), 9.0) for _ in range(10)]
+    for cluster, text in enumerate(fresh_texts(clusters, words=(150, 200))):
+        for _ in range(rng.randrange(1, each)):
+            words = text.split()
+            words[rng.randrange(3)] = f"changed{rng.randrange(4)}"
+            version = f"{rng.choice(['', ' ', chr(7)])}{' '.join(words)}"
+            score = rng.choice([None, float("nan"), round(rng.random(), 1), rng.randrange(3), str(rng.random())])
+            rows.append(Row(cluster, version, score))
+    rng.shuffle(rows)
+    return rows
+
+
+def value_of(score: Any) -> float:
+    return float("-inf") if score is None or score != score else float(score)
+
+
+def chosen(rows: list[Row], *, sign: int = 1) -> list[str]:
+    """What stays: of every cluster the text with the best value, which is the best of its copies; else the first."""
+    best: dict[int, dict[str, tuple[float, int]]] = {}
+    for position, row in enumerate(rows):
+        text = cleaned(row.text)
+        if text:
+            values = best.setdefault(row.cluster, {})
+            known = values.get(text, (float("inf"), position))
+            value = value_of(row.score)
+            key = -sign * value if value > float("-inf") else float("inf")
+            values[text] = (min(known[0], key), known[1])
+    stays = (min((key, position, text) for text, (key, position) in texts.items()) for texts in best.values())
+    return [text for _, _, text in sorted(stays, key=lambda one: one[1])]
+
+
+def write_rows(path: Path, rows: list[Row]) -> Path:
+    records = [{"id": k, "text": row.text, "score": row.score} for k, row in enumerate(rows)]
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(one) + "\n" for one in records))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(records))
+    elif path.suffix == ".csv":
+        import csv
+
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, ["id", "text", "score"])
+            writer.writeheader()
+            writer.writerows(records)
+    else:
+        scores = [None if one["score"] is None else float(one["score"]) for one in records]
+        table = pa.table({"text": [one["text"] for one in records], "score": scores})
+        if path.suffix == ".parquet":
+            pq.write_table(table, path, row_group_size=13)
+        else:
+            with pa.ipc.new_stream(path, table.schema) as stream:
+                stream.write_table(table, max_chunksize=7)
+    return path
+
+
+# ---- what stays ----
+
+
+@pytest.mark.parametrize("ending", first_quick(["jsonl", "csv", "parquet", "arrow", "json"], 3))
+def test_what_stays_is_the_plain_choice_in_every_format(tmp_path: Path, ending: str) -> None:
+    """Texts that are cleaned, emptied, equal or without a value among them; in units of any size."""
+    rows = make_rows(1)
+    # A CSV record that is blank is none; its empty fields are texts.
+    path = write_rows(tmp_path / f"rows.{ending}", rows)
+    store = preprocess(tmp_path / "out", path, dedup=BY_SCORE, shard_size="100KB")
+    assert texts_in(store) == chosen(rows)
+    without = sum(value_of(row.score) == float("-inf") for row in rows if cleaned(row.text))
+    told = summary_of(tmp_path / "out")["near"]["prefer"]
+    there = sum(bool(cleaned(row.text)) for row in rows) - without
+    assert told == {"stays": 'the highest number in "score"', "with": there, "without": without}
+    report = (tmp_path / "out" / "run" / "report.html").read_text(encoding="utf-8")
+    assert f"{without} of {there + without} documents have none and give way" in report
+
+
+def test_the_result_is_the_same_for_any_workers_and_memory(tmp_path: Path) -> None:
+    """And the lowest stays where that is asked for."""
+    rows = make_rows(2, clusters=100)
+    near = {"near": {"prefer": {"field": "score", "order": "lowest"}}}
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    one = preprocess(tmp_path / "one", path, dedup=near, shard_size="100KB")
+    assert texts_in(one) == chosen(rows, sign=-1)
+    preprocess(tmp_path / "three", path, dedup=near, shard_size="100KB", workers=3, memory="600MB")
+    assert tree_bytes(tmp_path / "one") == tree_bytes(tmp_path / "three")
+
+
+def test_the_latest_date_stays(tmp_path: Path) -> None:
+    """Zones and precisions are compared as moments; what is no date comes last."""
+    text = fresh_texts(1, words=(150, 200))[0]
+    days = ["2023", "2024-05-01T12:00:00+02:00", "2024-05-01T10:00:00.000001Z", "2024-05-01", "yesterday", 2_000_000]
+    lines = (json.dumps({"text": f"{text} {k}", "meta": {"day": day}}) + "\n" for k, day in enumerate(days))
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    store = preprocess(tmp_path / "out", tmp_path / "a.jsonl", dedup={"near": {"prefer": {"field": "meta.day"}}})
+    assert texts_in(store) == [f"{text} 2"]
+    assert summary_of(tmp_path / "out")["near"]["prefer"] == {
+        "stays": 'the latest date in "meta.day"',
+        "with": 4,
+        "without": 2,
+    }
+
+
+def test_the_value_decides_before_the_order_of_datasets(tmp_path: Path) -> None:
+    """Which decides between equal values; plain text, which has no field, gives way, and validation never does."""
+    one, two, three, four = fresh_texts(4, words=(150, 200))
+    first = [Row(0, f"{one} a", 1), Row(1, f"{two} a", 2), Row(2, f"{three} a", None)]
+    second = [Row(0, f"{one} b", 5), Row(1, f"{two} b", 2), Row(3, f"{four} b", 7)]
+    (tmp_path / "plain.txt").write_text(f"{three} c\n{one} c\n")
+    (tmp_path / "val.jsonl").write_text(json.dumps({"text": four}) + "\n")
+    datasets = [
+        {"path": tmp_path / "plain.txt", "documents": "line"},
+        write_rows(tmp_path / "a.jsonl", first),
+        write_rows(tmp_path / "b.csv", second),
+    ]
+    store = preprocess(tmp_path / "out", datasets, validation=tmp_path / "val.jsonl", dedup=BY_SCORE)
+    assert texts_in(store, "train") == [f"{three} c", f"{two} a", f"{one} b"]
+    assert texts_in(store, "val") == [four]
+    # Validation is not counted.
+    assert summary_of(tmp_path / "out")["near"]["prefer"]["without"] == 3
+
+
+def test_filters_and_samples_leave_every_document_its_value(tmp_path: Path) -> None:
+    """What a filter drops makes no other document give way, though its value is the best."""
+    base = fresh_texts(30, words=(150, 200))
+    rows = [row for k, text in enumerate(base) for row in (Row(k, text, 9), Row(k, f"{text} longer", k % 3))]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    kept = [row.text for row in rows if row.text.endswith("longer")]
+    filters = {"function": f"{tmp_path / 'rules.py'}:only_longer"}
+    (tmp_path / "rules.py").write_text("def only_longer(text):\n    return text.endswith('longer')\n")
+    store = preprocess(tmp_path / "out", path, dedup=BY_SCORE, filters=filters)
+    assert texts_in(store) == kept
+    some = preprocess(tmp_path / "some", {"path": path, "split": "train[7:31]"}, dedup=BY_SCORE)
+    assert texts_in(some) == chosen(rows[7:31])
+
+
+def test_what_earlier_runs_kept_stays_whatever_its_value(tmp_path: Path) -> None:
+    """The index knows texts, and no values."""
+    text = fresh_texts(1, words=(150, 200))[0]
+    near = BY_SCORE | {"index": str(tmp_path / "seen")}
+    preprocess(tmp_path / "one", write_rows(tmp_path / "a.jsonl", [Row(0, text, 1)]), dedup=near)
+    rows = [Row(0, f"{text} better", 9), Row(1, "something else", None)]
+    store = preprocess(tmp_path / "two", write_rows(tmp_path / "b.jsonl", rows), dedup=near)
+    assert texts_in(store) == ["something else"]
+
+
+def test_conversations_stay_by_a_field_beside_them(tmp_path: Path) -> None:
+    """Of records that are rejected or not rendered, no value goes to another."""
+    texts = fresh_texts(12, words=(150, 200))
+    lines, kept = [], []
+    for number, text in enumerate(texts):
+        scores = random.Random(number).sample(range(10), 3)
+        for k, score in enumerate(scores):
+            role = "fail" if k == 1 and number % 3 == 0 else "assistant"
+            said = [{"role": "user", "content": text}, {"role": role, "content": f"answer {k}"}]
+            lines.append(json.dumps({"messages": said if number % 4 or k != 2 else 7, "facts": {"score": score}}))
+        there = [(score, k) for k, score in enumerate(scores) if not (k == 1 and number % 3 == 0)]
+        kept.append(max((score, k) for score, k in there if number % 4 or k != 2)[1])
+    path = tmp_path / "chat.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    settings = {"datasets": str(path), "tokenizer": str(TOKENIZER), "out": str(tmp_path / "out")}
+    chat = {"template": str(write_template(tmp_path))}
+    store = milldam.preprocess(settings | {"chat": chat, "dedup": {"near": {"prefer": {"field": "facts.score"}}}})
+    rendered = tokenizer().decode_batch([one.tolist() for one in milldam.open(store.path)], skip_special_tokens=False)
+    answers = [text.partition("<assistant>\n")[2][:8] for text in rendered]
+    assert answers == [f"answer {k}" for k in kept]
+
+
+# ---- what is refused ----
+
+
+def test_a_field_without_a_value_anywhere_is_refused(tmp_path: Path) -> None:
+    """By name, with what there is; nothing is made."""
+    rows = [Row(k, text, None) for k, text in enumerate(fresh_texts(5))]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(InputError, match='None of 5 documents has a number in the field "score"'):
+        preprocess(tmp_path / "out", path, dedup=BY_SCORE)
+    with pytest.raises(InputError, match=r'no field "scoer" .* found "id", "text", "score". Did you mean "score"'):
+        preprocess(tmp_path / "out", path, dedup={"near": {"prefer": {"field": "scoer"}}})
+    assert not (tmp_path / "out" / "milldam.json").exists()
+
+
+def test_another_field_or_order_is_another_store(tmp_path: Path) -> None:
+    """Refused without overwrite, by the command line too; the plan says what stays."""
+    path = write_rows(tmp_path / "rows.jsonl", make_rows(3))
+    config = write_config(tmp_path / "c.yaml", config_of(tmp_path / "out", path, dedup=BY_SCORE))
+    done = invoke("preprocess", config)
+    assert done.exit_code == 0 and 'Near-duplicates: the highest number in "score" stays' in done.stderr
+    assert 'Near-duplicates: the highest number in "score" stays;' in done.stdout
+    for change in ("order=lowest", "field=id"):
+        refused = invoke("preprocess", config, "--set", f"dedup.near.prefer.{change}")
+        assert refused.exit_code and f"dedup.near.prefer.{change.partition('=')[0]}" in refused.stderr
+    with pytest.raises(MismatchError, match=r"dedup\.near\.prefer"):
+        preprocess(tmp_path / "out", path, dedup={"near": {"prefer": "longest"}})
+    assert invoke("preprocess", config, "--set", "dedup.near.prefer.order=lowest", "--overwrite").exit_code == 0
+
+
+# ---- killed, and updated ----
+
+
+def test_a_file_more_costs_its_units(tmp_path: Path) -> None:
+    """And the result is that of a run from nothing."""
+    (tmp_path / "in").mkdir()
+    rows = [make_rows(seed, clusters=100) for seed in (4, 4, 5)]
+    for number, some in enumerate(rows[:2]):
+        write_rows(tmp_path / "in" / f"{number}.jsonl", some)
+    settings = {"dedup": BY_SCORE, "shard_size": "100KB"}
+    preprocess(tmp_path / "out", tmp_path / "in", **settings)
+    prints = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out" / "run" / "prints").iterdir()}
+    assert sum(name.startswith("preferences") for name in prints) > 2
+    write_rows(tmp_path / "in" / "2.jsonl", rows[2])
+    store = preprocess(tmp_path / "out", tmp_path / "in", **settings)
+    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out" / "run" / "prints").iterdir()}
+    assert prints.items() <= after.items() and len(after) > len(prints)
+    fresh = preprocess(tmp_path / "fresh", tmp_path / "in", **settings)
+    assert tree_bytes(store.path) == tree_bytes(fresh.path)
+    # All the documents are counted, also those of units that were not read again.
+    assert summary_of(store.path)["near"]["prefer"] == summary_of(fresh.path)["near"]["prefer"]
+
+
+@pytest.mark.parametrize(
+    "crash", first_quick([(("rank", "after", 1),), (("signatures", "after", 2),), (("record", "after", 1),)])
+)
+def test_killed_and_resumed_the_result_is_the_same(tmp_path: Path, crash: tuple[str, str, int]) -> None:
+    """While values are written, after a unit, and once documents are ranked."""
+    rows = make_rows(6, clusters=150)
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    config = config_of(tmp_path / "out", path, dedup=BY_SCORE, shard_size="100KB")
+    context = multiprocessing.get_context("spawn")
+    codes = []
+    for point in (crash, None):
+        process = context.Process(target=run_in, args=(tmp_path, config, point))
+        process.start()
+        process.join()
+        codes.append(process.exitcode)
+    assert codes == [CRASHED, 0]
+    assert texts_in(tmp_path / "out") == chosen(rows)
+    preprocess(tmp_path / "whole", path, dedup=BY_SCORE, shard_size="100KB")
+    assert tree_bytes(tmp_path / "out") == tree_bytes(tmp_path / "whole")

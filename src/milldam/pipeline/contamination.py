@@ -78,7 +78,7 @@ def find_contamination(
     ):
         folder = Path(place)
         evaluation = Evaluation(sets, place)
-        require_room(budget, usage().anonymous + evaluation.building_bytes, "evaluation sets")
+        require_room(budget, {"evaluation sets": usage().anonymous + evaluation.building_bytes})
         index = evaluation.provide_index(folder)
         units = _scan(work, ScanTask(store, index, folder), machine.workers)
 

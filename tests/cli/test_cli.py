@@ -467,6 +467,12 @@ def test_inspect_counts_from_the_end_and_cuts_long_documents(store: Path) -> Non
     assert f"... {len(documents(store)[2]) - 5} more tokens" in shown
 
 
+def test_inspect_of_fewer_than_no_tokens_is_refused(store: Path) -> None:
+    """No end of the document is meant, nor shown."""
+    refused = invoke("inspect", store, "--tokens", -5)
+    assert refused.exit_code == 2 and "-5 is not in the range" in refused.output
+
+
 def test_inspect_keeps_the_bytes_of_a_character_together(tmp_path: Path) -> None:
     """A character that several tokens share is shown once, with their ids; the sign for a lost one stays itself."""
     text = "naïve 水車 🦆🦆 \ufffd\ufffdx"

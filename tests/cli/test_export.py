@@ -41,7 +41,7 @@ def test_export_says_what_it_made_and_then_that_it_is_up_to_date(store: Store, t
     first = run(*arguments).splitlines()
     assert first[0] == f"{tmp_path / 'train.bin'}: 3 documents, 1,005 tokens, 2 KB on disk"
     assert first[1].startswith("nanogpt: 1 file, ")
-    assert first[1].endswith(" MB/s")
+    assert first[1].endswith("B/s")
     assert run(*arguments) == f"{tmp_path / 'train.bin'} is up to date: 3 documents, 1,005 tokens.\n"
     np.testing.assert_array_equal(np.fromfile(tmp_path / "train.bin", np.uint16), flat_tokens(store))
 
@@ -105,7 +105,7 @@ def test_interrupted_export_says_how_to_go_on(store: Store, tmp_path: Path, numb
     assert "Interrupted. Everything finished is safe." in said
     assert f"--to nanogpt -o {tmp_path / 'train.bin'}" in said
     printed = run(store.path, "--to", "nanogpt", "-o", tmp_path / "train.bin")
-    assert "MB/s" not in printed  # of a part, no rate is told
+    assert "B/s" not in printed  # of a part, no rate is told
     np.testing.assert_array_equal(np.fromfile(tmp_path / "train.bin", np.uint16), flat_tokens(store))
 
 
@@ -114,7 +114,7 @@ def test_summary_tells_of_rows_and_of_what_is_left_out() -> None:
     counts = {"rows": 12, "tokens_left_out": 7}
     counts |= {"documents": 3, "tokens": 1000, "files": 4}
     lines = summary_lines(Summary("export", "out", {"to": "hf"}, counts=counts, output_bytes=4_000, seconds=2.0))
-    assert lines[1] == "hf: 4 files, 2.0 s, 0 MB/s"
+    assert lines[1] == "hf: 4 files, 2.0 s, 2 KB/s"
     assert lines[2:] == ["12 rows", "7 tokens at the end fill no row and are left out"]
 
 

@@ -156,6 +156,7 @@ def test_without_proc_psutil_is_asked(tmp_path: Path, monkeypatch: pytest.Monkey
         (["/usr/bin/python3", "-u", "a/train.py"], "python3", "python3 train.py"),
         (["python", "-m", "http.server"], "python", "python -m http.server"),
         (["python", "-c", "from multiprocessing.spawn import x"], "python", "python (multiprocessing)"),
+        (["/usr/bin/python3", "/usr/bin/milldam", "demo"], "milldam", "milldam"),
         (["gzip", "file"], "gzip", "gzip"),
         ([], "python", "python"),
         (["bash", "evil\n\x1b[2J.sh"], "bash", "bash evil??[2J.sh"),

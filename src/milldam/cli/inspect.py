@@ -43,7 +43,9 @@ _LONGEST_CHARACTER = 6
 @click.option(
     "--documents", type=click.IntRange(min=1), default=3, show_default=True, help="Number of documents to show."
 )
-@click.option("--tokens", default=200, show_default=True, help="Tokens to show of each document.")
+@click.option(
+    "--tokens", type=click.IntRange(min=0), default=200, show_default=True, help="Tokens to show of each document."
+)
 @click.option("--ids", is_flag=True, help="Show each token's id after it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per document.")
 def inspect(store: str, split: str | None, start: int, documents: int, tokens: int, ids: bool, as_json: bool) -> None:

@@ -246,7 +246,7 @@ def _import_lines(summary: Summary[Any]) -> list[str]:
 def _export_lines(summary: Summary[Any]) -> list[str]:
     counts, size = summary.counts, summary.output_bytes
     # What an earlier call wrote is in the size, its time is not in the seconds.
-    rate = "" if summary.reused else f", {size / max(summary.seconds, 1e-9) / 1e6:,.0f} MB/s"
+    rate = "" if summary.reused else f", {format_size(size / max(summary.seconds, 1e-9))}/s"
     lines = [f"{summary.facts['to']}: {counted(counts['files'], 'file')}, {summary.seconds:.1f} s{rate}"]
     lines += [counted(counts["rows"], "row")] if "rows" in counts else []
     left = counts.get("tokens_left_out")

@@ -196,7 +196,7 @@ def name_of(words: list[str], kernel_name: str) -> str:
             name += f" -m {words[flag + 1]}"
         elif "-c" in words[1:]:
             name += " -c"
-        elif script:
+        elif Path(script).name not in ("", name):  # a script may give the process its own name
             name += f" {Path(script).name}"
     printable = "".join(letter if letter.isprintable() and letter != "," else "?" for letter in name)
     return printable[:_NAME_CHARACTERS]

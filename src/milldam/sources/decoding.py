@@ -16,9 +16,9 @@ from milldam.sources.batch import MalformedError, TextRules
 
 HEAD_CHARACTERS = 4096
 HEAD_BYTES = 4 * HEAD_CHARACTERS
+"""They hold the head of any document."""
 _MOST_DIGITS = 4000
 """Of a whole number, less than what Python reads by default."""
-"""They hold the head of any document."""
 _FEW = 16
 # UTF-32 first: its little-endian mark begins with that of UTF-16.
 _OTHER_MARKS = {

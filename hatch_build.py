@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import sysconfig
 from importlib.util import module_from_spec, spec_from_file_location
@@ -17,7 +16,7 @@ class KernelsHook(BuildHookInterface[Any]):
     """A wheel with the library is for one platform and any Python; without a compiler it is a wheel for all."""
 
     def dependencies(self) -> list[str]:
-        return ["ziglang"] if self._wanted() and not _kernels(self.root).compilers() else []
+        return ["ziglang"] if self._wanted() and not _kernels(self.root).can_compile() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if not self._wanted():
@@ -31,7 +30,7 @@ class KernelsHook(BuildHookInterface[Any]):
         build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")
 
     def _wanted(self) -> bool:
-        return self.target_name == "wheel" and not os.environ.get("MILLDAM_WITHOUT_KERNELS")
+        return self.target_name == "wheel" and not _kernels(self.root).unwanted()
 
 
 def _kernels(root: str) -> ModuleType:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.jobs import small_disk
+from tests.kit.jobs import TOKENIZER, run_milldam, small_disk, write_corpus
 
 from milldam import files
 from milldam.errors import ResourceError
@@ -142,6 +144,17 @@ def test_a_full_disk_is_a_resource_error(tmp_path: Path, code: int) -> None:
         raise OSError(code, os.strerror(code))
     assert caught.value.exit_code == 4
     assert str(tmp_path / "a.bin") in str(caught.value) and "run the same command again" in str(caught.value)
+
+
+def test_a_file_that_may_not_grow_so_large_is_a_resource_error(tmp_path: Path) -> None:
+    """`ulimit -f`, and file systems that hold no large files: the command names the file and what to do."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", 300_000).path
+    asked = ("tokenize", corpus, "-o", tmp_path / "s", "--tokenizer", TOKENIZER, "--workers", 1)
+    limited = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
+    said = run_milldam(*asked, code=4, preexec_fn=limited).stderr
+    assert "files may not be that large here" in said and "run the same command again" in said
+    assert "bug" not in said
+    run_milldam(*asked)
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])

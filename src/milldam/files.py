@@ -331,6 +331,12 @@ def explain_os_errors(path: Path) -> Iterator[None]:
                 f"The disk is full: {path} could not be written.\n"
                 "Everything finished so far is safe. Free some space and run the same command again."
             ) from None
+        if error.errno == errno.EFBIG:
+            raise ResourceError(
+                f"{path} could not be written: files may not be that large here (a limit of ulimit -f, or of the "
+                "file system).\nEverything finished so far is safe. Raise the limit, or choose another place, and run "
+                "the same command again."
+            ) from None
         if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EISDIR):
             raise ConfigError(f"{path}: can't be made ({error.strerror}). Choose another place.") from None
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

@@ -190,6 +190,18 @@ def recorded(out: Path) -> int:
 
 
 @contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """A folder in which nothing can be written, not even by root; skips the test where that is not allowed."""
+    mounted = [["mount", "--bind", folder, folder], ["mount", "-o", "remount,ro,bind", folder]]
+    if os.geteuid() != 0 or any(subprocess.run(one, capture_output=True, check=False).returncode for one in mounted):
+        pytest.skip("mounting a folder needs root")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[None]:
     """A file system of its own in a folder; skips the test where that is not allowed."""
     folder.mkdir(exist_ok=True)

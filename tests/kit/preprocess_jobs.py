@@ -255,7 +255,7 @@ PATCHES = {
     "index_record": "milldam.dedup.index:write_json",
     "index_orphans": "milldam.dedup.index:DedupIndex._remove_orphans",
     "rejects": "milldam.pipeline.finishing:gather_rejects",
-    "dropped": "milldam.pipeline.finishing:_gather_dropped",
+    "dropped": "milldam.pipeline.finishing:_gather",
     "manifest": "milldam.stores.tokens.manifest:Manifest.write_with",
     "pack": "milldam.pipeline.finishing:pack_store",
     "row_shard": "milldam.packing.rows:_RowShard.commit",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit.jobs import TOKENIZER, run_here, write_lines
 from tests.kit.kernels import without_kernels
 
 from milldam import native
@@ -57,6 +58,41 @@ def test_without_a_compiler_the_build_says_so(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("CC", "/nowhere/cc")
     assert str(build.build()).startswith("/nowhere/cc: ")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("compiler", ["/nowhere/cc", "gcc '", "false"])
+def test_a_compiler_that_does_not_work_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str
+) -> None:
+    """The next one is tried; where none works, the build can know before and ask for ziglang."""
+    monkeypatch.setattr(build, "LIBRARY", tmp_path / "kernels.so")
+    monkeypatch.setattr(build, "find_spec", lambda name: None)
+    monkeypatch.setenv("CC", compiler)
+    assert build.can_compile()
+    assert build.build() is None and build.LIBRARY.exists()
+    broken = tmp_path / "bin" / "gcc"
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\necho stdint.h: no such file >&2; exit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", str(broken.parent))
+    assert not build.can_compile()
+    assert str(build.build()).endswith("gcc: stdint.h: no such file")
+
+
+@pytest.mark.parametrize(("value", "used"), [("1", False), ("true", False), ("0", True), ("", True), ("no", True)])
+def test_kernels_are_off_when_the_variable_says_so(monkeypatch: pytest.MonkeyPatch, value: str, used: bool) -> None:
+    monkeypatch.setenv("MILLDAM_WITHOUT_KERNELS", value)
+    assert (native.library.__wrapped__() is not None) is used
+
+
+def test_a_run_without_kernels_says_so(tmp_path: Path) -> None:
+    """In its plan, which a quiet run does not print."""
+    corpus = write_lines(tmp_path / "corpus.jsonl", ["The mill stands."])
+    asked = ("tokenize", corpus, "--tokenizer", TOKENIZER, "-o")
+    assert "Kernels" not in run_here(*asked, tmp_path / "with").stderr
+    with without_kernels():
+        assert "Kernels: none, numpy instead" in run_here(*asked, tmp_path / "without").stderr
+        assert run_here(*asked, tmp_path / "quiet", "-q").stderr == ""
 
 
 @given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 300), max_size=60), st.integers(0, 64))

@@ -329,6 +329,19 @@ def test_evaluation_sets_that_the_budget_does_not_hold_are_refused(tmp_path: Pat
         lines_job(tmp_path, PLAIN, decontaminate=[{"path": evals}], memory="200MB")
 
 
+def test_a_finished_store_says_that_it_was_made_without(tmp_path: Path) -> None:
+    """And nothing of what did not change."""
+    evals = write_evals(tmp_path / "evals.jsonl")
+    path = write_lines(tmp_path / "corpus.jsonl", planted())
+    config = write_config(tmp_path / "config.yaml", config_of(tmp_path / "out", path))
+    run_here("preprocess", config)
+    refused = run_here("preprocess", config, "--decontaminate", evals, code=2).stderr.splitlines()
+    assert refused[1:-1] == ["  decontaminate: given (made without)"]
+    write_lines(path, planted(10)[:5])
+    refused = run_here("preprocess", config, "--decontaminate", evals, code=2).stderr
+    assert "input: 1 file, " in refused and "(made from 1 file, " in refused
+
+
 def test_a_store_is_looked_through_by_any_workers_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -346,6 +359,18 @@ def test_a_store_is_looked_through_by_any_workers_alike(
     assert "not forked" not in caplog.text
     with pytest.raises(milldam.ResourceError, match="too small"):
         milldam.contamination(store.path, evals, memory="20MB")
+
+
+def test_a_set_of_which_nothing_is_looked_for_is_told_of(tmp_path: Path) -> None:
+    """Once, also by a quiet run: it would pass for a set that is not in the corpus."""
+    short = write_evals(tmp_path / "short.jsonl", ["Who knows?", "Why?", "Who knows?"])
+    evals = write_evals(tmp_path / "evals.jsonl")
+    path = write_lines(tmp_path / "corpus.jsonl", planted())
+    config = write_config(tmp_path / "config.yaml", config_of(tmp_path / "clean", path))
+    said = run_here("preprocess", config, "-q", "--decontaminate", short, "--decontaminate", evals).stderr
+    why = "nothing of this evaluation set is looked for (passages: 2 too short, 1 repeated)."
+    assert said == f"Warning: {short}: {why}\n"
+    assert run_here("contamination", tmp_path / "clean", "--against", short).stderr == said
 
 
 def test_the_command_line_has_all_of_it(tmp_path: Path) -> None:

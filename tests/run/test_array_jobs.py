@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -244,14 +245,15 @@ def test_the_same_share_at_once_waits_for_the_first(prepared: Job, monkeypatch: 
     monkeypatch.setattr(run_units, "_LOOK_AGAIN_SECONDS", 0.01)
     share = ArrayTask("tokenize", 0, 2)
     tries: list[str] = []
-    first = RunFolder(prepared.out, TOKENS, task=share)
-    first.__enter__()
+    first = ExitStack()
+    first.enter_context(RunFolder(prepared.out, TOKENS, task=share))
 
     def second(observer: Any) -> None:
         tries.append("try")
         if len(tries) == 3:
-            first.__exit__()
-        RunFolder(prepared.out, TOKENS, task=share).__enter__().__exit__()
+            first.close()
+        with RunFolder(prepared.out, TOKENS, task=share):
+            pass
 
     with pytest.raises(TaskHeldError, match="another task is running tokenize-0-of-2"):
         run_task(prepared.config(), share)

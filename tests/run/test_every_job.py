@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tests.kit.chat_jobs import TEMPLATE, make_conversations, write_messages
 from tests.kit.document_stores import random_documents, store_of
-from tests.kit.jobs import MILLDAM, TOKENIZER, invoke, run_milldam, write_lines
+from tests.kit.jobs import MILLDAM, TOKENIZER, invoke, read_only, run_milldam, write_lines
 from tests.kit.preprocess_jobs import fresh_texts, tree_bytes, write_config
 from tests.kit.qa_jobs import SIZES, write_examples
 from tests.kit.quick import first_quick
@@ -189,6 +189,20 @@ def test_the_tasks_of_a_finished_job_do_nothing(job: Case) -> None:
         which = () if stage in ("prepare", "finish") else ("--index", 0, "--of", 2)
         done(*job.task("out", stage, *which))
     assert before == {path: path.stat().st_mtime_ns for path in before}
+
+
+@pytest.mark.parametrize("name", first_quick(["chat", "preprocess", "qa", "tokenize", "import"], 2))
+def test_a_finished_store_is_up_to_date_where_nothing_can_be_written(tmp_path: Path, name: str) -> None:
+    """The long way, without a receipt, too; what would have to be made again is refused."""
+    job = JOBS[name](tmp_path)
+    done(*job.to("out"), "--quiet")
+    (job.path("out") / "run" / "receipt.json").unlink(missing_ok=True)
+    with read_only(job.path("out")):
+        assert " is up to date" in done(*job.to("out"))
+        if "preprocess" in job.words:
+            assert done("report", job.path("out")).strip() == str(job.path("out") / "run" / "report.html")
+        refused = invoke(*job.to("out"), "--overwrite")
+        assert refused.exit_code == 4 and "not writable" in refused.output
 
 
 def test_ctrl_c_says_how_to_resume(job: Case, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import os
+import re
 import subprocess
 import sys
 import time
@@ -12,7 +14,8 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.jobs import TOKENIZER, run_apart, run_milldam, write_lines
+from tests.kit.jobs import TOKENIZER, run_apart, run_milldam, write_corpus, write_lines
+from tests.kit.preprocess_jobs import write_config
 
 from milldam import memory
 from milldam.errors import ConfigError, ResourceError
@@ -293,3 +296,16 @@ def test_the_machine_that_holds_most_counts(tmp_path: Path) -> None:
     assert f",b:8,{4 * here},0,\n" in rows
     timeline = read_timeline(tmp_path / "memory.csv")
     assert timeline is not None and timeline.peak.anonymous == 7 * here
+
+
+def test_the_budget_that_a_refusal_names_does_with_and_without_a_cache(tmp_path: Path, shared_data: Path) -> None:
+    """It is the largest of all needs, and allows for a tokenizer of which nothing is known yet."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", 100_000).path
+    rules = {"datasets": str(corpus), "tokenizer": str(shared_data / "tokenizers" / "gpt2"), "dedup": "near"}
+    asked = ("preprocess", write_config(tmp_path / "c.yaml", rules | {"out": str(tmp_path / "s")}), "--workers", 1)
+    named, cache = [], {"MILLDAM_CACHE": str(tmp_path / "cache")}
+    for _ in range(2):
+        said = run_milldam(*asked, "--memory", "150MB", code=4, env=os.environ | cache)
+        named += re.findall(r"too small for dedup: it takes at least --memory (\d+)MB", said.stderr)
+    assert len(named) == 2 and abs(int(named[0]) - int(named[1])) <= 6
+    run_milldam(*asked, "--memory", f"{named[1]}MB", env=os.environ | {"MILLDAM_CACHE": str(tmp_path / "empty")})

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from milldam.cli.commands import json_option, machine_options
+from milldam.cli.naming import visible
 from milldam.markup import counted
 
 _SHOWN = 3
@@ -51,6 +52,7 @@ def contamination(
     """
     from milldam.cli.commands import as_interrupt
     from milldam.cli.summaries import make_observer
+    from milldam.decontamination.deciding import warning_of
     from milldam.errors import EXIT_INTERRUPTED
     from milldam.pipeline.contamination import Machine, evaluation_sets, find_contamination
     from milldam.stores.tokens.reader import Store
@@ -69,17 +71,19 @@ def contamination(
     else:
         for line in contamination_lines(figures):
             click.echo(line)
+    for warning in filter(None, (warning_of(one["set"], one["searched"]) for one in figures["sets"])):
+        click.echo(visible(f"Warning: {warning}"), err=True)
     sys.exit(1 if any(one["findings"] for one in figures["sets"]) else 0)
 
 
 def contamination_lines(figures: dict[str, Any]) -> list[str]:
     """What was found of each evaluation set, a line each, and the worst of it."""
+    from milldam.decontamination.deciding import left_out
+
     lines = []
     for one in figures["sets"]:
         searched, found = one["searched"], one["items_found"]
-        left = {name: searched[name] for name in ("too_short", "repeated", "common") if searched[name]}
-        left |= {"everywhere": one["common"]} if one["common"] else {}
-        not_searched = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in left.items())
+        not_searched = left_out(searched | {"everywhere": one["common"]})
         shown = f" (passages not searched: {not_searched})" if not_searched else ""
         where = f" in {counted(one['documents'], 'document')}, action: {one['action']}" if found else ""
         lines.append(f"{one['set']}: {found:,} of {counted(searched['items'], 'item')} found{where}{shown}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,24 @@ class SetFigures:
             "common": self.common,
             "worst": self.worst,
         }
+
+
+def left_out(searched: Mapping[str, int]) -> str:
+    """Why passages of a set are not looked for, with their numbers; empty: all are."""
+    names = ("too_short", "repeated", "common", "everywhere")
+    return ", ".join(f"{searched[name]:,} {name.replace('_', ' ')}" for name in names if searched.get(name))
+
+
+def warning_of(name: str, searched: Mapping[str, int]) -> str | None:
+    """What to say of a set of which nothing is looked for: it would pass for one that is not in the corpus."""
+    if searched["too_short"] + searched["common"] < max(1, searched["passages"]):
+        return None
+    return f"{name}: nothing of this evaluation set is looked for (passages: {left_out(searched)})."
+
+
+def warnings_of(index: Index, sets: tuple[EvaluationSet, ...]) -> Iterator[str]:
+    told = (warning_of(_name(one), index.searched(number)) for number, one in enumerate(sets))
+    return filter(None, told)
 
 
 class Decision:

@@ -38,9 +38,11 @@ DEVIATIONS = 3
 """A pair is worth a look from so many standard deviations of the estimate below the threshold on."""
 WINDOW, PAIRS_KEPT = 4, 4
 _BANDS_AT_ONCE, _KEY_BYTES = 4, 8
+_ROWS_AT_ONCE, _KEYS_AT_ONCE, _RUN_KEYS = 1 << 13, 1 << 17, 1 << 20
+"""However much memory there is: what caches hold, and malloc gives again without asking the system, takes less time."""
 _SMALLEST_BLOCK = 1024
-_MOST_PAIRS, _MOST_VALUES = 1 << 25, 2048
-"""Of pairs at once, and more than a signature has values: two numbers of pairs and one of values fit into 64 bits."""
+_MOST_VALUES = 2048
+"""More than a signature has: two numbers of pairs at once and one of values fit into 64 bits."""
 _MARKED_AT_ONCE = 1 << 23
 RANKS, POSITIONS = "ranks.bin", "positions.bin"
 """Files of `ranking.rank`: the rank of each position, and the position of each rank."""
@@ -169,7 +171,7 @@ class _Search:
         count = 0
         for group, keys in enumerate(self._bucket_pairs(bands) if self._documents.count else []):
             with NewFile(self._work.folder / f"pairs-{group:05d}-{step:03d}.keys") as new:
-                at_once = min(self._work.share(200), _MOST_PAIRS)
+                at_once = min(self._work.share(200), _KEYS_AT_ONCE)
                 for block in keys.blocks(at_once, together=self._layout.together):
                     worth = self._worth_a_look(group, each_once(block))
                     new.write(worth.data)
@@ -185,7 +187,8 @@ class _Search:
         pairs = [SortedKeys(self._folder / f"pairs-{k}", share(96 * len(groups))) for k in groups]
         for band in self._band_keys(bands):
             for part in band:
-                for found in bucket_pairs(part.blocks(share(400), read_keys=share(48)), self._layout):
+                blocks = part.blocks(min(share(400), _KEYS_AT_ONCE), read_keys=min(share(48), _RUN_KEYS))
+                for found in bucket_pairs(blocks, self._layout):
                     for first, second in found:
                         new = second >= self._documents.exempt
                         self._layout.add_pairs(pairs, first[new], second[new])
@@ -195,7 +198,7 @@ class _Search:
     def _band_keys(self, bands: range) -> list[list[SortedKeys]]:
         """The keys of some bands, from one pass over the signatures."""
         sections = range(self._layout.hash_sections)
-        run_keys = self._work.share(32 * len(bands) * len(sections))
+        run_keys = min(self._work.share(32 * len(bands) * len(sections)), _RUN_KEYS)
         keys = [[SortedKeys(self._folder / f"band-{k}-{part}", run_keys) for part in sections] for k in bands]
         rows = self._work.rules.rows
         for positions, signatures in self._taking_part():
@@ -213,7 +216,9 @@ class _Search:
     def _taking_part(self) -> Iterator[tuple[Int64s, Signatures]]:
         """(positions, signatures) of the documents that have words and are not dropped already."""
         dropped = self._dropped_before()
-        for base, signatures in self._signatures.blocks(self._work.share(8 * self._signatures.size)):
+        for base, signatures in self._signatures.blocks(
+            min(self._work.share(8 * self._signatures.size), _ROWS_AT_ONCE)
+        ):
             # Only rows without words hold this value at all.
             part = signatures[:, 0] != NO_WORDS
             if dropped is not None:

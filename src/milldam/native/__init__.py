@@ -7,7 +7,6 @@ function takes numpy arrays and counts, allocates nothing and keeps nothing; the
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -19,14 +18,12 @@ import numpy.typing as npt
 from milldam.native import build
 
 Kernel = Callable[..., int]
-OFF = "MILLDAM_WITHOUT_KERNELS"
-"""Set in the environment, numpy does it all: for tests, and to tell whether a fault is in C."""
 
 
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled library, where it is to be had and of these C files."""
-    if os.environ.get(OFF) or sys.byteorder != "little":
+    if build.unwanted() or sys.byteorder != "little":
         return None
     try:
         found = ctypes.CDLL(str(build.LIBRARY))

@@ -29,14 +29,7 @@ from milldam.pipeline.evaluation_sets import Evaluation
 from milldam.rules import REPORT, EvaluationSet
 from milldam.run.folder import RunFolder
 from milldam.run.one_stage import Telling
-from milldam.run.pools import (
-    SMALL_INPUT,
-    TOKENIZER_FACTOR,
-    LocalPool,
-    Workers,
-    fit_workers,
-    require_room,
-)
+from milldam.run.pools import SMALL_INPUT, TOKENIZER_FACTOR, LocalPool, Workers, fit_workers, require_room
 from milldam.run.session import Session, Stage, session
 from milldam.run.summary import Observer, Quiet
 from milldam.run.tasks import Report
@@ -85,7 +78,7 @@ def find_contamination(
     ):
         folder = Path(place)
         evaluation = Evaluation(sets, place)
-        require_room(budget, usage().anonymous + evaluation.building_bytes, "evaluation sets")
+        require_room(budget, {"evaluation sets": usage().anonymous + evaluation.building_bytes})
         index = evaluation.provide_index(folder)
         units = _scan(work, ScanTask(store, index, folder), machine.workers)
 

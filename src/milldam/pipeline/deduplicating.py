@@ -20,6 +20,8 @@ import pyarrow.parquet as pq
 from xxhash import xxh3_64_hexdigest
 
 from milldam.config.settings import Config
+from milldam.decontamination.deciding import warnings_of
+from milldam.decontamination.index import Index
 from milldam.decontamination.matches import match_path
 from milldam.decontamination.removing import removal_digests
 from milldam.dedup import DECIDE, NEAR, SHINGLE, VERIFY
@@ -83,7 +85,9 @@ class Deduplication:
         # Settled once, for now and for when it resumes.
         self.index = pin_index(self._rules, self.folder, self._prepared.identity, self._out)
         if self._prepared.evaluation is not None:
-            self._prepared.evaluation.provide_index(self._session.folder.folder)
+            index = Index(self._prepared.evaluation.provide_index(self._session.folder.folder))
+            for warning in warnings_of(index, self._prepared.evaluation.sets):
+                self._session.observer.warn(warning)
         records = Records(self._session.folder.journal, RECORDS, self._session.folder.out, self.keys)
         originals = np.fromiter((unit.index for unit in self._units() if not unit.copy), np.int64)
         todo = originals[[number not in records for number in originals.tolist()]]

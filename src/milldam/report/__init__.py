@@ -8,22 +8,33 @@ store's tokenizer, which is the largest part.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
+from milldam.errors import ResourceError
 from milldam.files import explain_os_errors, write_file
 from milldam.report.facts import gather
 from milldam.report.page import render
 
 NAME = "report.html"
+log = logging.getLogger("milldam")
 
 __all__ = ["NAME", "write_report"]
 
 
 def write_report(out: Path) -> Path:
-    """Make the page of a finished store anew; its path. Equal files give equal bytes."""
+    """Make the page of a finished store anew; its path. Equal files give equal bytes.
+
+    Where nothing can be written, the page that the run made stays.
+    """
     page = render(gather(out))
     path = out / "run" / NAME
-    with explain_os_errors(path):
-        path.parent.mkdir(exist_ok=True)
-    write_file(path, page.encode())
+    try:
+        with explain_os_errors(path):
+            path.parent.mkdir(exist_ok=True)
+        write_file(path, page.encode())
+    except ResourceError as error:
+        if not path.exists():
+            raise
+        log.warning("The report is the one that the run made: %s", error)
     return path

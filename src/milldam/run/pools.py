@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -116,17 +116,21 @@ def enough_memory(least: int, held_bytes: int = 0) -> Setting:
     return Setting("memory", f"{max(0, least * 103 // 100 - held_bytes) // 10**6 + 1}MB")
 
 
-def require_room_for_grouping(budget: Budget, parent_bytes: int) -> None:
-    """Raise ResourceError with the smallest budget that would do when dedup could not group in a process of its own."""
-    require_room(budget, parent_bytes + GROUPING_WORKER_BYTES + LEAST_GROUPING_BYTES, "dedup")
+def least_grouping_bytes(parent_bytes: int) -> int:
+    """What dedup takes to group in a process of its own."""
+    return parent_bytes + GROUPING_WORKER_BYTES + LEAST_GROUPING_BYTES
 
 
-def require_room(budget: Budget, needed: int, what: str) -> None:
-    """Raise ResourceError when a budget does not hold so much."""
-    if budget.limit_bytes < needed:
+def require_room(budget: Budget, needed: Mapping[str, int], *, another_time: int = 0) -> None:
+    """Raise ResourceError when a budget does not hold all of these, by name, one at a time; it names the largest.
+
+    `another_time`: what the same job may take beside it then, so that the budget it names does whenever it is tried.
+    """
+    what, most = max(needed.items(), key=lambda one: one[1])
+    if budget.limit_bytes < most:
         raise ResourceError(
             f"A budget of {format_size(budget.limit_bytes)} is too small for {what}: it takes at least ",
-            enough_memory(needed),
+            enough_memory(most + another_time),
             ".",
         )
 

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from milldam.files import explain_os_errors, hash_bytes, hash_file, record_of, write_file
 from milldam.input_files import InputState, changed_files, listed_files
+from milldam.markup import counted
 from milldam.stores.kinds import Kind, result_id
 from milldam.stores.place import Folder
 
@@ -59,17 +60,28 @@ class Identity:
     def differences(self, other: Identity) -> list[str]:
         """What differs, a line each; empty when nothing does."""
         before, now = _flat(self.settings), _flat(other.settings)
-        found = [
+        lone = {name: told for name in {**self.settings, **other.settings} if (told := self._alone(name, other))}
+        found = [f"{name}: {told}" for name, told in lone.items()]
+        found += [
             f"{name}: {other._shown(name, now)} (made with {self._shown(name, before)})"
             for name in dict.fromkeys([*before, *now])
-            if before.get(name) != now.get(name)
+            if before.get(name) != now.get(name) and name.partition(".")[0] not in lone
         ]
-        if self.input != other.input:
-            found.append(
-                f"input: {other.input['files']:,} files, {other.input['bytes']:,} bytes"
-                f" (made from {self.input['files']:,} files, {self.input['bytes']:,} bytes)"
-            )
+        # What else the input has, such as evaluation sets, is in the settings where only one of both has it.
+        if self.input != other.input and (not found or self._files() != other._files()):
+            same = "other content" if self._files() == other._files() else other._files()
+            found.append(f"input: {same} (made from {self._files()})")
         return found
+
+    def _alone(self, name: str, other: Identity) -> str:
+        """Of a part with settings of its own that only one of both has."""
+        before, now = self.settings.get(name), other.settings.get(name)
+        if (before is None) is (now is None) or not isinstance(now if before is None else before, dict | list):
+            return ""
+        return "given (made without)" if before is None else "not given (made with it)"
+
+    def _files(self) -> str:
+        return f"{counted(self.input['files'], 'file')}, {self.input['bytes']:,} bytes"
 
     def _shown(self, name: str, flat: dict[str, Any]) -> str:
         shown = _short(flat.get(name))

@@ -371,7 +371,9 @@ def test_long_words_in_parts_are_those_of_the_whole(
         assert runs_of(whole) == runs_of(parts)
     said = document.encode()
     read = Matches.read(whole.path)
-    assert len(read.row)
+    _, first, stop = joined(read)
+    held = {gram for run in zip(first.tolist(), stop.tolist(), strict=True) for gram in range(*run)}
+    assert held == set(range(len(grams(plain_words(" ".join(passage)), ngram))))
     for start, end in zip(read.start.tolist(), read.end.tolist(), strict=True):
         assert set(plain_words(said[start:end].decode())) <= set(plain_words(document))
 

@@ -29,7 +29,9 @@ def store(tmp_path: Path) -> Store:
 
 def run(*arguments: object) -> str:
     """What the command prints; its errors are raised."""
-    result = CliRunner().invoke(export, [str(argument) for argument in arguments], standalone_mode=False)
+    # The names of help are kept by the command, for who asks for it later.
+    options = {"standalone_mode": False, "help_option_names": ["-h", "--help"]}
+    result = CliRunner().invoke(export, [str(argument) for argument in arguments], **options)
     if result.exception is not None:
         raise result.exception
     return result.stdout

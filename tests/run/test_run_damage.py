@@ -153,7 +153,7 @@ def damage_and_resume(name: str, source: Path, share: float, rng: random.Random,
         for file in rng.sample(files, min(len(files), most)):
             for damage in rng.sample((*BYTES, not_utf8), max(1, most // 40)):
                 shutil.rmtree(folder / "again", ignore_errors=True)
-                shutil.copytree(folder / "begun", folder / "again")
+                shutil.copytree(folder / "begun", folder / "again", symlinks=True)
                 path = folder / "again" / file
                 path.write_bytes(damage(path.read_bytes(), rng))
                 told = f"{name} {share}: {file} {damage.__name__}"

@@ -176,7 +176,7 @@ def test_a_maker_that_dies_at_the_very_end_is_replaced(truth: Truth, tmp_path: P
     assert store_bytes(store) == store_bytes(truth.store)
 
 
-@pytest.mark.parametrize(("kills", "seed"), first_quick([(1, 0), (200, 1)]))
+@pytest.mark.parametrize(("kills", "seed"), first_quick([(1, 0), (3, 0), (200, 1)]))
 def test_no_sample_is_lost_or_comes_twice(truth: Truth, tmp_path: Path, kills: int, seed: int) -> None:
     """Whoever is killed, and with whatever ranks, workers and batches it goes on."""
     training = Training(truth, tmp_path, seed)

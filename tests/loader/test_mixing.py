@@ -144,7 +144,7 @@ def most_off(shares: tuple[Fraction, ...], first: int, places: int) -> list[Frac
     return farthest
 
 
-@settings(max_examples=15)
+@settings(max_examples=25)
 @given(weights=WEIGHTS, first=st.one_of(st.just(0), st.integers(0, 10**12)))
 def test_every_prefix_has_every_source_within_one_of_its_share(weights: list[Any], first: int) -> None:
     """Whatever the weights, from the begin and far out, over the seams of cycles and blocks."""
@@ -359,7 +359,7 @@ def test_weights_of_another_scale_are_the_same_weights() -> None:
     loop.load_state_dict(mixed([10, 10], [1, 3]).batches(2).state_dict())
 
 
-@settings(max_examples=15)
+@settings(max_examples=25)
 @given(
     counts=st.lists(st.integers(1, 30), min_size=3, max_size=3),
     weights=st.lists(st.lists(st.integers(1, 3), min_size=3, max_size=3), min_size=2, max_size=4),

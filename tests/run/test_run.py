@@ -454,8 +454,8 @@ def test_all_differences_are_named_at_once() -> None:
         ({"datasets": [{"weight": 2.0}]}, ["datasets.0.weight: 2.0 (made with 1.0)"]),
         ({"datasets": [{"weight": 1.0}, {"weight": 0.5}]}, ["datasets.1.weight: 0.5 (made with null)"]),
         ({"datasets": []}, ["datasets.0.weight: null (made with 1.0)"]),
-        ({"clean": {"strip": True, "unicode": None}}, ["clean: given (made without)"]),
-        ({"clean": {"strip": {"a": [1, {"b": 2}]}}}, ["clean: given (made without)"]),
+        ({"clean": {"strip": True, "unicode": None}}, ["clean.strip: true (made with null)"]),
+        ({"clean": {"strip": {"a": [1, {"b": 2}]}}}, ["clean.strip.a.0: 1 (made", "clean.strip.a.1.b: 2 (made"]),
     ],
 )
 def test_a_nested_setting_is_named_with_dots(change: dict[str, Any], named: list[str]) -> None:

@@ -74,9 +74,9 @@ class Identity:
         return found
 
     def _alone(self, name: str, other: Identity) -> str:
-        """Of a part with settings of its own that only one of both has."""
+        """Of a list of parts, such as evaluation sets, that only one of both has."""
         before, now = self.settings.get(name), other.settings.get(name)
-        if (before is None) is (now is None) or not isinstance(now if before is None else before, dict | list):
+        if (before is None) is (now is None) or not isinstance(now if before is None else before, list):
             return ""
         return "given (made without)" if before is None else "not given (made with it)"
 

@@ -359,7 +359,7 @@ def test_weights_of_another_scale_are_the_same_weights() -> None:
     loop.load_state_dict(mixed([10, 10], [1, 3]).batches(2).state_dict())
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     counts=st.lists(st.integers(1, 30), min_size=3, max_size=3),
     weights=st.lists(st.lists(st.integers(1, 3), min_size=3, max_size=3), min_size=2, max_size=4),

@@ -78,7 +78,7 @@ def listing(units: int) -> Iterator[tuple[int, InputFile]]:
 
 
 def shard_name(unit: int, split: str = SPLITS[0]) -> str:
-    return f"{split}-{unit:012x}"
+    return f"{split}-{unit:032x}"
 
 
 def shard(unit: int, split: str, share: int) -> dict[str, Any]:

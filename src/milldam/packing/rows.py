@@ -168,7 +168,7 @@ class _RowShard:
         self._bin.__exit__(None, None, None)
 
 
-_SHARD_FILE = re.compile(r"[A-Za-z]\w*-[0-9a-f]{12}\.(bin|idx)")
+_SHARD_FILE = re.compile(r"[A-Za-z]\w*-[0-9a-f]{32}\.(bin|idx)")
 
 
 @dataclass(frozen=True, slots=True)

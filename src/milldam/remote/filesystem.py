@@ -142,6 +142,7 @@ class RemoteFolder:
             raise ConfigError(f"{self.name}: a package for {scheme}:// is missing: {how}") from None
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{self.name}: {_told(error)}") from None
+        filesystem.invalidate_cache()  # fsspec keeps listings as long as the process lives
         return filesystem, str(folder).rstrip("/")
 
     def __reduce__(self) -> tuple[Any, ...]:

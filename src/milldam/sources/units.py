@@ -164,6 +164,7 @@ def is_as_listed(path: str, state: str) -> bool:
 
 def _list_address(address: str, input_format: str | None, left_out: LeftOut) -> Iterator[InputFile]:
     filesystem, path = open_filesystem(address)
+    filesystem.invalidate_cache()  # fsspec keeps listings as long as the process lives: what is new would not be seen
     is_folder = False
     try:
         if glob.has_magic(path):
@@ -221,8 +222,8 @@ def _refuse_ours(filesystem: Any, folder: str, address: str) -> None:
 
 def _remote_file(filesystem: Any, detail: dict[str, Any], input_format: str | None) -> InputFile:
     kind, compression = _required_kind(detail["name"], input_format)
-    keys = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_commit", "created")
-    version = next((str(detail[key]) for key in keys if key in detail), "")
+    keys = ("ETag", "etag", "md5Hash", "blob_id", "mtime", "LastModified", "last_commit", "created")
+    version = next((str(detail[key]) for key in keys if detail.get(key) is not None), "")
     return InputFile(filesystem.unstrip_protocol(detail["name"]), kind, compression, int(detail["size"]), version)
 
 

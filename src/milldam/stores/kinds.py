@@ -38,7 +38,6 @@ from milldam.files import NewFile, hash_bytes, is_whole_text, json_bytes, sealed
 if TYPE_CHECKING:
     from milldam.stores.place import Place
 
-_DIGITS = 12
 _CLOSED = b"\n}\n"
 
 
@@ -216,15 +215,15 @@ def store_kind(folder: str | Path) -> Kind | None:
 
 
 def shard_name(split: str, *files: dict[str, Any]) -> str:
-    """The name of a shard: its split, then a hash of its content (the records of its files).
+    """The name of a shard: its split, then a hash of its content, all 128 bits of it (the records of its files).
 
     So two shards share a name only when they share their bytes: a store can be updated while it is read
     (docs/decisions/0023).
 
     >>> shard_name("train", {"bytes": 2, "xxh3": "d0"}, {"bytes": 58, "xxh3": "9a"})
-    'train-bc274ec07b8e'
+    'train-bc274ec07b8ef97bb493fc18d040e7a6'
     """
-    return f"{split}-{hash_bytes(''.join(file['xxh3'] for file in files).encode())[:_DIGITS]}"
+    return f"{split}-{hash_bytes(''.join(file['xxh3'] for file in files).encode())}"
 
 
 # ---- what several manifests have ----

@@ -63,6 +63,14 @@ def is_address(given: str | Path) -> bool:
     return "://" in str(given)
 
 
+def missing_package(address: str, error: ImportError) -> str:
+    """What to install to read an address of this kind."""
+    scheme = address.partition("://")[0].rpartition("::")[2]
+    extra = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "hf": "hf"}.get(scheme)
+    how = f'pip install "milldam[{extra}]"' if extra else str(error)
+    return f"{without_secrets(address)}: a package for {scheme}:// is missing: {how}"
+
+
 def without_secrets(text: str) -> str:
     """An address without its user, password and query; what is no address stays as it is.
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from milldam.errors import ConfigError
+from milldam.errors import ConfigError, Setting
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -81,10 +81,15 @@ class Budget:
 
         `held_bytes`: what the calling program already holds, which is added to a given limit.
         """
-        if memory is not None:
-            beside = f", beside {format_size(held_bytes)} that this program holds" if held_bytes else ""
-            return cls(parse_size(memory) + held_bytes, f"given{beside}")
         available, origin = available_bytes()
+        if memory is not None:
+            limit = parse_size(memory)
+            if limit < 10**6 and str(memory).strip().isdecimal():
+                what = f": {memory} is {memory} bytes; the unit is missing. Write {memory}MB or {memory}GB."
+                raise ConfigError(Setting("memory"), what)
+            beside = f", beside {format_size(held_bytes)} that this program holds" if held_bytes else ""
+            more = f", more than the {format_size(available)} free {origin}" if limit > available else ""
+            return cls(limit + held_bytes, f"given{more}{beside}")
         return cls(available // 2, f"half of the {format_size(available)} free {origin}")
 
 

@@ -63,6 +63,6 @@ def test_a_table_counts_units_of_its_plan_and_rows(source: Path, tmp_path: Path)
     found = json.loads(invoke("status", out, "--json").output)
     assert found["units"] == UNITS and 0 < found["safe"]["units_done"] < UNITS
     assert f"({found['safe']['units_done']}/4 units)" in shown and f"{found['safe']['rows']:,} rows." in shown
-    assert "the same command, or call milldam.map as before, to resume" in shown and "tokens" not in shown
+    assert "Make the same call, or run the same command, again to resume." in shown and "tokens" not in shown
     mapped(source, out, last=ROWS)
     assert invoke("status", out).output == f"{out}: finished; 4 units, 4,000 rows.\n"

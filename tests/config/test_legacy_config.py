@@ -179,15 +179,15 @@ def test_krills_files_are_known_by_its_own_keys(source: dict[str, Any], legacy: 
 
 def test_a_missing_tokenizer_is_named_with_the_ways_to_give_it(complaint: Callable[..., str], load: Load) -> None:
     """The document's own examples have none."""
-    said = "krill.yaml: tokenizer is missing. In a file of Krill they are called hub_tokenizer_id and datasets."
-    assert complaint(BASIC) == said
+    said = "krill.yaml: tokenizer is missing. A configuration of Krill needs at least:"
+    assert complaint(BASIC).startswith(said) and "  hub_tokenizer_id: " in complaint(BASIC)
     for line in (
         "hub_tokenizer_id:",
         "vocab_size: 5",
         "tokenizer: {hub_id: null}",
         "tokenizer: {hub_id: , vocab_size: 5}",
     ):
-        assert complaint(BASIC + line) == said
+        assert complaint(BASIC + line).startswith(said)
     assert "datasets and tokenizer are missing" in complaint(CACHED)
     assert load(BASIC, "tokenizer=gpt2/").config.tokenizer == "gpt2/"
     assert load(BASIC, "hub_tokenizer_id=gpt2/").config.tokenizer == "gpt2/"

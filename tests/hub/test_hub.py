@@ -413,7 +413,7 @@ def test_a_push_or_pull_is_watched_and_locked_as_any_job(hub: HubServer, tmp_pat
         with pytest.raises(ConfigError, match=f"another run is using it. `milldam status {asked}` shows it"):
             push(folder, REPO) if command == "push" else pull(REPO, out)
     told = invoke("status", asked).output
-    assert f"{asked}: ended before it was done" in told and "Run the same command again to resume" in told
+    assert f"{asked}: ended before it was done" in told and "To resume, run the same command again" in told
     push(folder, REPO) if command == "push" else pull(REPO, out)
     assert without_card(hub.contents(REPO)) == stored(folder)
     told = invoke("status", asked)

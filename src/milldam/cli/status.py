@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -47,11 +48,15 @@ def _run_folder(out: Path) -> Path:
     if beside is not None or out.exists():
         return beside or out
     from milldam.hub.pushing import push_folder
+    from milldam.input_files import nearby
 
     repo, _, revision = str(out).partition("@")
     pushing = push_folder(repo, revision or None)
     if not pushing.exists():
-        raise ConfigError(f"{out}: nothing there, and no push to a repository of that name is under way.")
+        raise ConfigError(
+            f"{out}: no such file or folder, and no push to a repository of that name is under way.{nearby(str(out))}\n"
+            "Name what a run makes: what was given to it as -o or out."
+        )
     return pushing
 
 
@@ -72,7 +77,7 @@ def read_status(out: Path) -> dict[str, Any]:
     run = RunFolder(folder, kind)
     state = run.state()
     if state == NEW and not run.presence.is_anybody_here():
-        raise StoreError(f"{out}: no run and no store here.")
+        raise StoreError(f"{out}: no run and no store here.\nName what a run makes: what was given to it as -o or out.")
     last = run.presence.told()
     counted_kind = run.plan().get("kind", kind.name)
     safe = dict.fromkeys(_COUNTED.get(counted_kind, ()), 0) | safe_counts(run.journal, "records.jsonl")
@@ -114,9 +119,13 @@ def _lines(out: Path, found: dict[str, Any]) -> list[str]:
         return [f"{out}: finished; {kept}."]
     tasks = _task_lines(found.get("array_tasks", {}))
     if found["state"] == "ended":
-        same = "command, or call milldam.map as before," if "rows" in safe else "command again"
-        again = f"Run the same {same} to resume." if not tasks else "Queue the job again to resume."
-        return [f"{out}: ended before it was done ({units}).", f"Safe: {kept}.", *tasks, again]
+        lines = [f"{out}: ended before it was done ({units}).", f"Safe: {kept}.", *tasks]
+        if tasks:
+            return [*lines, "Queue the job again to resume."]
+        if not found.get("command"):
+            return [*lines, "Make the same call, or run the same command, again to resume."]
+        there = "" if Path.cwd() == Path(found["directory"]) else f" in {shlex.quote(found['directory'])}"
+        return [*lines, f"To resume, run the same command again{there}:", f"  {shlex.join(found['command'])}"]
     if tasks and not found.get("pid"):
         return [f"{out}: {found['state']}, in array tasks, {units}", f"Safe: {kept}.", *tasks]
     lines = [

@@ -249,8 +249,13 @@ def _export_lines(summary: Summary[Any]) -> list[str]:
     rate = "" if summary.reused else f", {format_size(size / max(summary.seconds, 1e-9))}/s"
     lines = [f"{summary.facts['to']}: {counted(counts['files'], 'file')}, {summary.seconds:.1f} s{rate}"]
     lines += [counted(counts["rows"], "row")] if "rows" in counts else []
-    left = counts.get("tokens_left_out")
-    return lines + ([f"{left:,} tokens at the end fill no row and are left out"] if left else [])
+    left, documents = counts.get("tokens_left_out"), counts.get("documents_left_out")
+    if documents:
+        what = counted(documents, "conversation")
+        lines += [f"{what} longer than a row left out, {left:,} tokens. To keep more, use a larger --seq-len"]
+    elif left:
+        lines += [f"{left:,} tokens at the end fill no row and are left out"]
+    return lines
 
 
 def _push_lines(summary: Summary[Any]) -> list[str]:
@@ -317,6 +322,8 @@ def make_observer(*, quiet: bool) -> Iterator[Observer]:
 
 class QuietDisplay:
     """Warnings only."""
+
+    command = ("milldam", *sys.argv[1:])
 
     def planned(self, plan: WorkPlan) -> None:
         pass

@@ -409,8 +409,10 @@ class _Problems:
         if key not in blocks and meant is not None and meant.split(".")[0] in blocks:
             *above, near = (part for part in meant.split(".") if not part.isdecimal())
             return _meant_key(near, ".".join(above), block)
-        found = key if key in blocks else nearest(key, keys_of(block)) or nearest(key, blocks)
-        return "" if found is None else _meant_key(found, blocks[found], block)
+        here = nearest(key, keys_of(block))
+        found = key if key in blocks else here or nearest(key, blocks)
+        hint = "" if found is None else _meant_key(found, blocks[found], block)
+        return hint.replace("mean ", f'mean "{here}", or ', 1) if here and here != found else hint
 
 
 _CALLED: dict[type, str] = {dict: "a block of keys", list: "a list", tuple: "a list", type(None): "empty"}

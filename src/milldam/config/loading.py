@@ -26,7 +26,9 @@ _EXAMPLE = """A configuration needs at least:
   datasets: corpus.jsonl
   tokenizer: gpt2/
   out: corpus.milldam"""
-_KRILLS = "In a file of Krill they are called hub_tokenizer_id and datasets."
+_KRILLS = """A configuration of Krill needs at least:
+  datasets: [{path: roneneldan/TinyStories}]
+  hub_tokenizer_id: gpt2"""
 
 
 @dataclass(frozen=True, slots=True)

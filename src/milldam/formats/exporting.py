@@ -355,8 +355,9 @@ class ExportJob:
         rows, store, seq_len = sum(one["rows"] for one in made), self._export.store, self._export.seq_len
         if store.has_spans and seq_len is not None and self._settings.to in _MASKED:
             # Rows are padded; what is left out is what is too long for one.
-            parts = split_parts(store).values()
-            return {"rows": rows, "tokens_left_out": sum(part.packed(seq_len).too_long.tokens for part in parts)}
+            found = [part.packed(seq_len).too_long for part in split_parts(store).values()]
+            left = {"tokens_left_out": sum(one.tokens for one in found)}
+            return {"rows": rows, "documents_left_out": sum(one.documents for one in found)} | left
         kept = sum(one["tokens"] for one in made)
         return {"rows": rows, "tokens_left_out": store.tokens - kept}
 

@@ -13,6 +13,7 @@ reading it all. A look costs a `stat` a file of the input; no text is read.
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
 import shlex
@@ -239,6 +240,12 @@ def open_data(
     foreign = foreign_path(given)
     if foreign is not None:
         return _open_one(foreign, split, dtype)
+    if not given.exists() and any(glob.iglob(str(given))):
+        made = f"{Path(given.parts[0]).stem if len(given.parts) > 1 else 'corpus'}{STORE_ENDING}"
+        raise InputError(
+            f"{given}: a pattern that several files have. What is opened is the store that was made of them.\n"
+            f"Make it: {command_for(given, Path(made))}"
+        )
     if not given.exists():
         raise StoreError(f"{given}: no such file or folder.{_hint(given)}")
     # "." and ".." are no names, and what lies beside a folder is found by its name.

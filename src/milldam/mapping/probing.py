@@ -319,14 +319,19 @@ class WorkerNeeds:
 
     def _too_small(self, work: int, alone: int) -> ResourceError:
         room, settings, held = self.prepared.room, self.prepared.settings, self.prepared.room.held_bytes
+        # A batch of one row can't be made smaller.
+        smaller = (
+            ", or a smaller ",
+            Setting("batch_bytes"),
+            f" (now {format_size(self._batch_bytes)}) or ",
+            Setting("batch_size"),
+            f" (now {settings.batch_size})",
+        )
         return ResourceError(
             f"A budget of {format_size(room.limit_bytes - held)} is too small: {self.prepared.function.name} takes "
             f"about {format_size(work)} on a batch, beside {format_size(max(0, alone - work - held))} that stay. It "
             "takes at least ",
             enough_memory(alone, held),
-            ", or a smaller ",
-            Setting("batch_bytes"),
-            f" (now {format_size(self._batch_bytes)}) or ",
-            Setting("batch_size"),
-            f" (now {settings.batch_size}).",
+            *(smaller if settings.batch_size > 1 else ()),
+            ".",
         )

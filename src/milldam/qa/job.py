@@ -26,6 +26,7 @@ from milldam.config.checking import checked_settings
 from milldam.errors import InputError, StoreError
 from milldam.files import NewFile, hash_bytes, is_whole
 from milldam.memory import format_size, release, usage
+from milldam.pipeline.rejects import first_reject
 from milldam.qa.chunks import CHUNKS, Read, Reading, ReadTask, Scale, WindowUnit, chunk_path, readings, window_units
 from milldam.qa.records import input_state, list_files
 from milldam.qa.settings import First, PaddingSide, QASettings
@@ -426,5 +427,5 @@ def _nothing_left(manifest: FeatureManifest, out: Path) -> str:
     if not lost:
         return "No examples in the input: nothing to write."
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in lost.items())
-    where = f"\nThe rejected records are in {out / REJECTS}." if manifest.counts["rejected"] else ""
-    return f"No examples left: {reasons}.{where}"
+    first = first_reject(out) if manifest.counts["rejected"] else ""
+    return f"No examples left: {reasons}.{first}"

@@ -165,6 +165,10 @@ def _example(record: Any, limits: Limits) -> Example:
     number = record.get("id")
     given = {**record, "id": str(number) if isinstance(number, int) and not isinstance(number, bool) else number}
     for name in ("id", "context", "question"):
+        if name not in record:
+            found = ", ".join(key for key in record if key != "title" or record[key]) or "none"
+            needed = 'Needed are the texts "id", "context" and "question", and "answers" as SQuAD has them'
+            raise MalformedError(f"no_{name}", f'no field "{name}"; found {found}. {needed}')
         if not isinstance(given.get(name), str):
             raise MalformedError(f"no_{name}", f'"{name}" must be a text, not {described(given.get(name))}')
     if not given["context"].strip():

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from milldam.errors import ConfigError, InputError, MilldamError, StoreError
-from milldam.input_files import without_secrets
+from milldam.input_files import missing_package, without_secrets
 
 _BLOCK_BYTES = 8 << 20
 _GROUP_BYTES = 4 * _BLOCK_BYTES
 _ATTEMPTS = 5
 _FIRST_WAIT_S = 0.5
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "hf": "hf"}
 _WITH_BUCKETS = ("s3", "s3a", "gs", "gcs")
 _CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError", "LocalTokenNotFoundError")
 
@@ -133,13 +132,10 @@ class RemoteFolder:
     def _connect(self) -> tuple[Any, str]:
         import fsspec
 
-        scheme = self._address.partition("://")[0].rpartition("::")[2]
         try:
             filesystem, folder = fsspec.core.url_to_fs(self._address, **self._options)
         except ImportError as error:
-            extra = _EXTRAS.get(scheme)
-            how = f'pip install "milldam[{extra}]"' if extra else str(error)
-            raise ConfigError(f"{self.name}: a package for {scheme}:// is missing: {how}") from None
+            raise ConfigError(missing_package(self._address, error)) from None
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{self.name}: {_told(error)}") from None
         filesystem.invalidate_cache()  # fsspec keeps listings as long as the process lives

@@ -9,6 +9,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from milldam.memory import Budget, keep_arrow_lean, release
@@ -166,6 +167,8 @@ class Session:
             self._written = now
             self.folder.presence.tell(
                 {
+                    "command": self.observer.command,
+                    "directory": str(Path.cwd()),
                     "stage": self.monitor.stage,
                     "units": snapshot.units,
                     "units_done": snapshot.units_done,

@@ -161,6 +161,11 @@ class Snapshot:
 class Observer(Protocol):
     """Who wants to know: the command line's progress display, or nobody."""
 
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The words of the command line that began the run, for who resumes it; none in a program."""
+        ...
+
     def planned(self, plan: WorkPlan) -> None: ...
     def progress(self, snapshot: Snapshot) -> None: ...
     def warn(self, message: str) -> None: ...
@@ -168,6 +173,8 @@ class Observer(Protocol):
 
 class Quiet:
     """The library's own observer: warnings go to `logging`, the rest nowhere."""
+
+    command = ()
 
     def planned(self, plan: WorkPlan) -> None:
         sizes = format_size(plan.input_bytes), format_size(plan.budget.limit_bytes)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from milldam.errors import ConfigError
-from milldam.input_files import is_address
+from milldam.input_files import is_address, missing_package
 
 MAGIC = {"gz": b"\x1f\x8b", "zst": b"\x28\xb5\x2f\xfd", "bz2": b"BZh", "xz": b"\xfd7zXZ\x00"}
 _SKIPPABLE = b"\x2a\x4d\x18"
@@ -216,7 +216,9 @@ def open_filesystem(address: str) -> tuple[Any, str]:
 
     try:
         filesystem, path = fsspec.core.url_to_fs(address)
-    except (ImportError, ValueError) as error:
+    except ImportError as error:
+        raise ConfigError(missing_package(address, error)) from None
+    except ValueError as error:
         raise ConfigError(f"{address}: {error}") from None
     return filesystem, str(path)
 

@@ -8,6 +8,7 @@ import glob
 import itertools
 import json
 import logging
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,11 @@ def configure_memory_tokens(tokenizer: Any, memory_num_tokens: int) -> dict[str,
     """
     if memory_num_tokens < 0:
         raise ConfigError(f"memory_num_tokens: {memory_num_tokens}; use 0 or more.")
+    if isinstance(tokenizer, str | os.PathLike):
+        raise ConfigError(
+            f"tokenizer: {os.fspath(tokenizer)} is a path. The tokens are added to a tokenizer in memory: load it with "
+            "transformers' AutoTokenizer.from_pretrained or tokenizers.Tokenizer.from_file, and pass that."
+        )
     backend = _backend(tokenizer)
     there = memory_count(backend)
     if there > memory_num_tokens:

@@ -1,0 +1,117 @@
+"""Messages that a new user meets: what is wrong, where, and what to do about it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from tests.kit.chat_stores import Chat, chat_store
+from tests.kit.jobs import MILLDAM, TOKENIZER, invoke, run_here, run_milldam
+
+import milldam
+from milldam.errors import ConfigError, InputError, ResourceError
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"text": "one of two texts"}\n{"text": "and the other"}\n')
+    return path
+
+
+def test_a_budget_without_a_unit_is_refused(text: Path, tmp_path: Path) -> None:
+    """512 bytes is no budget that anybody means."""
+    asked = ("tokenize", text, "-o", tmp_path / "out", "--tokenizer", TOKENIZER, "--memory", "512")
+    assert "--memory: 512 is 512 bytes; the unit is missing. Write 512MB or 512GB." in invoke(*asked).stderr
+    with pytest.raises(ConfigError, match="the unit is missing"):
+        milldam.tokenize(text, tokenizer=TOKENIZER, out=tmp_path / "out", memory=512)
+
+
+def test_a_budget_beyond_the_machine_is_named_in_the_plan(text: Path, tmp_path: Path) -> None:
+    """The budget holds, but cannot protect the machine."""
+    done = run_here("tokenize", text, "-o", tmp_path / "out", "--tokenizer", TOKENIZER, "--memory", "900TB")
+    assert "Memory: 900 TB (given, more than the " in done.output
+
+
+def test_a_key_that_is_near_one_here_and_equal_to_one_elsewhere_names_both(text: Path, tmp_path: Path) -> None:
+    """`split` at the top is meant for `splits`, or for a dataset's."""
+    config = {"datasets": str(text), "tokenizer": str(TOKENIZER), "out": str(tmp_path / "out"), "split": {"val": 0.1}}
+    with pytest.raises(ConfigError, match=r'Did you mean "splits", or "split" under datasets\?'):
+        milldam.preprocess(config)
+
+
+def test_a_pattern_is_no_store(text: Path) -> None:
+    """What it names is there: the command that makes a store of it is told, not that nothing is."""
+    with pytest.raises(InputError, match=r"(?s)a pattern that .*Make it: milldam tokenize '.*\*\.jsonl' -o "):
+        milldam.open(text.parent / "*.jsonl")
+
+
+def test_status_of_nothing_says_what_to_name(tmp_path: Path) -> None:
+    (tmp_path / "corpus.milldam").mkdir()
+    missing = invoke("status", tmp_path / "corpus.mildam")
+    assert missing.exit_code == 2 and f'Did you mean "{tmp_path / "corpus.milldam"}"?' in missing.stderr
+    empty = invoke("status", tmp_path / "corpus.milldam")
+    assert empty.exit_code == 3 and "no run and no store here.\nName what a run makes" in empty.stderr
+
+
+def test_status_of_an_ended_run_shows_the_command_to_resume_it(tmp_path: Path) -> None:
+    """As it was typed, quoted for a shell, and the folder that it was typed in."""
+    (tmp_path / "two words.jsonl").write_text('{"text": "one"}\n{"text": \n')
+    asked = ("tokenize", "two words.jsonl", "-o", "out", "--tokenizer", TOKENIZER, "--strict", "--workers", "1")
+    run_milldam(*asked, code=3, cwd=tmp_path)
+    command = shlex.join(["milldam", *map(str, asked)])
+    shown = invoke("status", tmp_path / "out").stdout
+    assert f"To resume, run the same command again in {tmp_path}:\n  {command}\n" in shown
+    assert "again:\n" in run_milldam("status", "out", cwd=tmp_path).stdout
+    (tmp_path / "two words.jsonl").write_text('{"text": "one"}\n')
+    run_milldam(*shlex.split(command)[1:], cwd=tmp_path)
+    assert MILLDAM and len(milldam.open(tmp_path / "out")) == 1
+
+
+def test_qa_on_other_data_names_the_fields_that_it_found(tmp_path: Path) -> None:
+    (tmp_path / "qa.jsonl").write_text('{"q": "who?", "a": "me"}\n')
+    done = invoke("qa", tmp_path / "qa.jsonl", "-o", tmp_path / "out", "--tokenizer", TOKENIZER)
+    assert done.exit_code == 3 and 'no field "id"; found q, a. Needed are the texts "id", "context" ' in done.output
+
+
+@pytest.mark.parametrize("open_it", ["open", "tokenize"])
+def test_a_missing_package_names_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, open_it: str
+) -> None:
+    """For input as for stores."""
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(ConfigError, match=r's3:// is missing: pip install "milldam\[s3\]"'):
+        if open_it == "open":
+            milldam.open("s3://bucket-of-nobody/x.milldam")
+        else:
+            milldam.tokenize("s3://bucket-of-nobody/x.jsonl", tokenizer=TOKENIZER, out=tmp_path / "out")
+
+
+def test_memory_tokens_are_not_added_to_a_path() -> None:
+    from milldam.qa.compat import configure_memory_tokens
+
+    with pytest.raises(ConfigError, match=r"tokenizer\.json is a path\. The tokens are added to a tokenizer in memory"):
+        configure_memory_tokens(TOKENIZER, 16)
+
+
+def test_a_batch_of_one_row_is_not_to_be_made_smaller(text: Path, tmp_path: Path) -> None:
+    """A smaller batch is advice only where there is one."""
+
+    def grow(rows: dict[str, list[str]]) -> dict[str, list[int]]:
+        held = [0] * 30_000_000
+        return {"n": [len(held)] * len(rows["text"])}
+
+    for batch_size, advised in ((1, False), (2, True)):
+        with pytest.raises(ResourceError) as caught:
+            milldam.map(text, grow, tmp_path / "out", batch_size=batch_size, memory="150MB", workers=2)
+        assert ("smaller" in str(caught.value)) == advised
+
+
+def test_an_export_says_that_a_conversation_is_too_long(tmp_path: Path) -> None:
+    """It is no tail of the store, and a longer row would hold it."""
+    chat_store(tmp_path / "made", [[Chat([5] * length, [True] * length) for length in (10, 100)]])
+    done = run_here("export", tmp_path / "made", "--to", "hf", "-o", tmp_path / "hf", "--seq-len", "64")
+    assert "1 conversation longer than a row left out, 100 tokens. To keep more, use a larger --seq-len" in done.output
+    assert "at the end" not in done.output

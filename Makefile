@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 # A version that has a build for CPUs on the package index in use: without one, pip fetches gigabytes for GPUs.
 TORCH ?= torch==2.13.0
 
-# Exports are read back with the readers of Megatron-LM, litdata and MosaicML; they would pull in GPU packages, which
-# they do not need for that: so they are installed without what they ask for, and with this.
-READERS := brotli catalogue lightning-utilities packaging pillow python-snappy requests tqdm transformers zstd
+# Exports are read back with the readers of Megatron-LM (make test), MosaicML and litdata (make test-all). These would
+# pull in GPU packages, which reading does not need: so they are installed without their requirements, and with this.
+READERS := brotli catalogue lightning-utilities pillow python-snappy requests tqdm zstd
 
 # Tests start milldam some hundred times: without bytecode each start would compile it again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -44,17 +44,17 @@ $(VENV)/installed: pyproject.toml
 
 $(VENV)/installed-dev: $(VENV)/installed pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]" "$(TORCH)" torchdata
-	$(BIN)/pip install --quiet --disable-pip-version-check $(READERS)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps litdata megatron-core mosaicml-streaming
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps megatron-core
 	touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed-dev
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[docs]"
 	touch $@
 
-# What the examples train with.
-$(VENV)/installed-peers: $(VENV)/installed-dev
-	$(BIN)/pip install --quiet --disable-pip-version-check accelerate lightning jax
+# The other readers, what the examples train with, and what builds the site.
+$(VENV)/installed-peers: $(VENV)/installed-docs
+	$(BIN)/pip install --quiet --disable-pip-version-check accelerate lightning jax $(READERS)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps litdata mosaicml-streaming
 	touch $@
 
 # The installation has compiled them; after that, when a C file changed. Without a compiler milldam runs in numpy.

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.testing import CliRunner
 from mkdocs.structure.files import File, Files
 
 PROJECT = Path(__file__).parents[1]
@@ -199,10 +200,9 @@ def _help(command: click.Command) -> str:
 
 
 def settings() -> str:
-    from milldam.config.checking import json_schema
-    from milldam.config.settings import Config
+    from milldam.cli import main
 
-    schema: dict[str, Any] = json_schema(Config, "milldam preprocess")
+    schema: dict[str, Any] = json.loads(CliRunner().invoke(main, ["schema"], catch_exceptions=False).stdout)
     parts = ["# Settings\n\nEvery key of a configuration file, from the JSON schema that `milldam schema` prints.\n"]
     parts.append(_table("The file", schema))
     parts += [_table(name, schema["$defs"][name]) for name in sorted(schema["$defs"])]

@@ -1,4 +1,4 @@
-"""What milldam writes, read by the packages it is written for. Needs them installed: `make test-slow` does that."""
+"""What milldam writes, read by the packages it is written for. Needs them installed: `make test-all` does that."""
 
 from __future__ import annotations
 

@@ -77,9 +77,7 @@ class NewFile:
         self._hash.update(view)
         self.size += len(view)
         with explain_os_errors(self.path):
-            while view:
-                written = self._file.write(view)
-                view = view[written:]
+            write_whole(self._file.fileno(), view)
         if self.size - self._begun >= _BEGIN_BYTES:
             _begin_writing(self._file.fileno(), self._begun, self.size)
             self._begun = self.size
@@ -193,6 +191,13 @@ def _begin_writing(descriptor: int, start: int, stop: int) -> None:
     sync_file_range = _load_sync_file_range()
     if sync_file_range is not None:
         sync_file_range(descriptor, start, stop - start, _SYNC_FILE_RANGE_WRITE)
+
+
+def write_whole(descriptor: int, data: bytes | memoryview, at_once: int | None = None) -> None:
+    """Write all bytes, `at_once` at a time: the system may take fewer than it is offered, and that is no error."""
+    left = memoryview(data).cast("B")
+    while left:
+        left = left[os.write(descriptor, left[:at_once]) :]
 
 
 def write_file(path: Path, data: bytes) -> dict[str, Any]:

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from tests.kit.chat_jobs import TEMPLATE, make_conversations, write_messages
-from tests.kit.document_stores import random_documents, store_of
-from tests.kit.jobs import MILLDAM, TOKENIZER, invoke, read_only, run_milldam, write_lines
-from tests.kit.preprocess_jobs import fresh_texts, tree_bytes, write_config
-from tests.kit.qa_jobs import SIZES, write_examples
+from tests.kit.every_job import JOBS, Case
+from tests.kit.jobs import MILLDAM, invoke, read_only, run_milldam
 from tests.kit.quick import first_quick
 
 from milldam.run.session import Session
 
-FUNCTION = """
-def count(rows):
-    return {"text": rows["text"], "letters": [len(text) for text in rows["text"]]}
-"""
 DIES = """
 import os, signal, sys
 from milldam.cli import main
@@ -42,93 +32,6 @@ Records.add = add_and_die
 main(sys.argv[1:])
 """
 """A run that is killed when its first unit is recorded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A job by its words on the command line, and where its result lies."""
-
-    words: tuple[object, ...]
-    stages: tuple[str, ...]
-    folder: Path
-    ending: str = ""
-
-    def path(self, out: str) -> Path:
-        return self.folder / f"{out}{self.ending}"
-
-    def to(self, out: str) -> tuple[object, ...]:
-        return (*self.words, "-o", self.path(out), "--workers", 1)
-
-    def made(self, out: str) -> dict[str, bytes]:
-        """Every file of the result, but for what tells of the run."""
-        path = self.path(out)
-        return tree_bytes(path) if path.is_dir() else {"": path.read_bytes()}
-
-    def task(self, out: str, stage: str, *which: object) -> tuple[object, ...]:
-        return ("run-units", "--stage", stage, *which, *self.to(out))
-
-
-def lines(folder: Path) -> list[Path]:
-    return [write_lines(folder / f"in-{k}.jsonl", fresh_texts(1200, k)) for k in range(4)]
-
-
-def tokenize_job(folder: Path) -> Case:
-    return Case(("tokenize", *lines(folder), "--tokenizer", TOKENIZER, "--shard-size", "100KB"), ("tokenize",), folder)
-
-
-def preprocess_job(folder: Path) -> Case:
-    datasets = [str(path) for path in lines(folder)]
-    rules = {"dedup": "exact", "splits": {"val": 0.2}, "shard_size": "100KB"}
-    config = {"datasets": datasets, "tokenizer": str(TOKENIZER), "out": str(folder / "never"), **rules}
-    path = write_config(folder / "config.yaml", config)
-    return Case(("preprocess", path), ("fingerprint", "group", "tokenize"), folder)
-
-
-def chat_job(folder: Path) -> Case:
-    """Its template has no tags: every mask is proven, by whoever does the unit."""
-    datasets = [str(write_messages(folder / f"c-{k}.jsonl", make_conversations(300, k))) for k in range(4)]
-    plain = re.sub("{% (end)?generation %}", "", TEMPLATE)
-    prompt = '{% if add_generation_prompt %}{{ "<assistant>\\n" }}{% endif %}'
-    (folder / "plain.jinja").write_text(plain + prompt, "utf-8")
-    chat = {"template": str(folder / "plain.jinja"), "dedup_on": "prompt", "group_by": "prompt"}
-    rules = {"dedup": "exact", "splits": {"val": 0.2}, "shard_size": "100KB", "chat": chat}
-    config = {"datasets": datasets, "tokenizer": str(TOKENIZER), "out": str(folder / "never"), **rules}
-    path = write_config(folder / "config.yaml", config)
-    return Case(("preprocess", path), ("fingerprint", "group", "tokenize"), folder)
-
-
-def qa_job(folder: Path) -> Case:
-    examples = [write_examples(folder / f"q-{k}.jsonl", 40, seed=k) for k in range(4)]
-    return Case(("qa", *examples, "--tokenizer", TOKENIZER, *SIZES), ("window",), folder)
-
-
-def map_job(folder: Path) -> Case:
-    (folder / "letters.py").write_text(FUNCTION)
-    words = ("map", f"{folder / 'letters.py'}:count", *lines(folder), "--shards", 6)
-    return Case(words, ("map",), folder)
-
-
-def import_job(folder: Path) -> Case:
-    for k in range(4):
-        np.save(folder / f"tokens-{k}.npy", np.arange(k, 5000 + k, dtype=np.uint16))
-    return Case(("import", *sorted(folder.glob("tokens-*.npy"))), ("scan", "import"), folder)
-
-
-def export_job(folder: Path, to: str, *options: object) -> Case:
-    store_of(folder / "store", {"train": random_documents([50] * 4000)})
-    return Case(("export", folder / "store", "--to", to, *options), ("export",), folder, ".npy" if to == "npy" else "")
-
-
-JOBS: dict[str, Callable[[Path], Case]] = {
-    "preprocess": preprocess_job,
-    "qa": qa_job,
-    "map": map_job,
-    "export of a folder": lambda folder: export_job(folder, "parquet", "--shard-size", "100KB"),
-    "tokenize": tokenize_job,
-    "chat": chat_job,
-    "import": import_job,
-    "export of a file": lambda folder: export_job(folder, "npy"),
-}
 
 
 @pytest.fixture(params=first_quick(JOBS, 4))

@@ -8,10 +8,9 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator, Sequence
-from io import FileIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -150,7 +149,7 @@ class SortedKeys:
         self.flush()
         if not self._samples:
             return
-        with self._path.open("rb", buffering=0) as file:
+        with self._path.open("rb") as file:
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             for low, high in pairwise(self._edges(max(block_keys, read_keys), together)):
@@ -169,7 +168,7 @@ class SortedKeys:
         inner = np.unique(samples[step::step] // np.uint64(together) * np.uint64(together))
         return [0, *inner[inner > 0].tolist(), 1 << 64]
 
-    def _read(self, file: FileIO, low: int, high: int) -> Hashes:
+    def _read(self, file: IO[bytes], low: int, high: int) -> Hashes:
         """The numbers from `low` up to `high`, in order."""
         spans = []
         for (start, stop), samples in zip(pairwise(self._stops), self._samples, strict=True):
@@ -183,7 +182,8 @@ class SortedKeys:
         for first, count in spans:
             if count > 0:
                 file.seek(first * 8)
-                keys = np.fromfile(file, np.uint64, count)
+                # Not by np.fromfile, which takes an error for the end of the file.
+                keys = np.frombuffer(file.read(count * 8), np.uint64)
                 parts.append(keys[between(keys, low, high)])
         return _merge(parts)
 

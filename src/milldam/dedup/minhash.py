@@ -229,7 +229,8 @@ class SignatureFiles:
         for path, (base, stop) in zip(self._paths, pairwise(self.bases.tolist()), strict=True):
             with path.open("rb") as file:
                 for start in range(base, stop, rows):
-                    block = np.fromfile(file, np.uint8, min(rows, stop - start) * self.size)
+                    # Not by np.fromfile, which takes an error for the end of the file.
+                    block = np.frombuffer(file.read(min(rows, stop - start) * self.size), np.uint8)
                     yield start, block.reshape(-1, self.size)
 
     def agreements(self, first: Int64s, second: Int64s) -> Int64s:

@@ -147,13 +147,13 @@ def token_dtype_of(given: npt.DTypeLike) -> np.dtype[Any]:
 
 def _sample(path: Path, first: int) -> bytes:
     """Blocks of a file spread evenly from a byte to the end, both ends included; all of it when it is small."""
-    with path.open("rb", buffering=0) as file:
+    with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size - first
         if size <= _BLOCKS * _BLOCK_BYTES:
             file.seek(first)
             return file.read()
         places = (first + k * (size - _BLOCK_BYTES) // (_BLOCKS - 1) for k in range(_BLOCKS))
-        return b"".join(os.pread(file.fileno(), _BLOCK_BYTES, place) for place in places)
+        return b"".join(file.read(_BLOCK_BYTES) for place in places if file.seek(place) == place)
 
 
 def verify(file: ForeignFile) -> Iterator[str]:

@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from milldam.errors import StoreError
-from milldam.files import explain_os_errors, hash_bytes, hash_rest, sync_folder
+from milldam.files import explain_os_errors, hash_bytes, hash_rest, sync_folder, write_whole
 from milldam.loader.reading import Reader, TokenArray, open_reader
 from milldam.stores.tokens.format import Int64s
 from milldam.stores.tokens.reader import in_blocks
@@ -231,8 +231,7 @@ class GrowingFile:
         self.size += len(left)
         self._hash.update(left)
         with explain_os_errors(self.path):
-            while left:
-                left = left[os.write(self._file, left[:_WRITE_BYTES]) :]
+            write_whole(self._file, left, _WRITE_BYTES)
         if self.size - self._durable >= CHECKPOINT_BYTES:
             self._checkpoint(self.sync())
 

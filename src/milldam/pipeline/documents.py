@@ -372,7 +372,7 @@ class CachedReader:
         self.seconds = {"read": 0.0, "clean": 0.0}
 
     def __iter__(self) -> Iterator[Documents]:
-        with self._path.open("rb", buffering=0) as file:
+        with self._path.open("rb") as file:
             while True:
                 started = time.perf_counter()
                 documents = self._read_frame(file)
@@ -408,7 +408,7 @@ class CachedReader:
             *sizes, wanted = _HEADER.unpack(header)
             size, count, text_bytes = sizes
             if size + 8 * (count + 1) + text_bytes <= os.fstat(file.fileno()).st_size:
-                parts = [_read_up_to(file, part) for part in (size, 8 * (count + 1), text_bytes)]
+                parts = [file.read(part) for part in (size, 8 * (count + 1), text_bytes)]
                 if _hash((size, count, text_bytes), parts) == wanted:
                     return (size, count, text_bytes), parts
         # Without it, the unit is read from the input.
@@ -421,14 +421,6 @@ def _hash(sizes: tuple[int, int, int], parts: Iterable[Any]) -> int:
     for part in parts:
         digest.update(part)
     return int(digest.intdigest())
-
-
-def _read_up_to(file: IO[bytes], size: int) -> bytes:
-    """As many bytes, unless the file ends before."""
-    data = file.read(size)
-    while len(data) < size and (more := file.read(size - len(data))):
-        data += more
-    return data
 
 
 _END = _HEADER.pack(0, 0, 0, _hash((0, 0, 0), ()))

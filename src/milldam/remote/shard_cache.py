@@ -30,6 +30,7 @@ from pathlib import Path
 import xxhash
 
 from milldam.errors import ResourceError, StoreError
+from milldam.files import write_whole
 from milldam.memory import format_size
 
 _PART, _LEASE, _LOCK = ".part", ".lease", "lock"
@@ -165,9 +166,7 @@ class ShardCache:
             for block in download():
                 digest.update(block)
                 size += len(block)
-                view = memoryview(block)
-                while view:
-                    view = view[os.write(descriptor, view) :]
+                write_whole(descriptor, block)
             os.fsync(descriptor)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -266,9 +265,7 @@ class ShardCache:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             # Nobody else can have it, as leftovers are removed under the cache's lock: nothing to wait for.
             _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            names = "\n".join({content.xxh3 for content in contents}).encode()
-            while names:
-                names = names[os.write(descriptor, names) :]
+            write_whole(descriptor, "\n".join({content.xxh3 for content in contents}).encode())
         return Lease(descriptor, path)
 
     def _leased(self) -> set[str]:

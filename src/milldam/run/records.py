@@ -35,6 +35,7 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
+from milldam.errors import StoreError
 from milldam.files import (
     NewFile,
     ended,
@@ -45,6 +46,7 @@ from milldam.files import (
     names_matching,
     seal_line,
     unseal_line,
+    write_whole,
 )
 from milldam.run.units import Keys
 
@@ -62,9 +64,15 @@ class Journal:
 
     def append(self, name: str, value: dict[str, Any]) -> None:
         line = seal_line(value)
-        with explain_os_errors(self._folder):
+        with explain_os_errors(self._folder / name):
             file = self._open.get(name) or self._open_file(name)
-            file.write(line)
+            try:
+                write_whole(file.fileno(), line)
+            except OSError:
+                # Opened again, it is seen not to end a line.
+                self._open.pop(name).close()
+                self._unsynced.discard(name)
+                raise
             self._unsynced.add(name)
             if time.monotonic() - self._synced > SYNC_SECONDS:
                 self.sync()
@@ -75,7 +83,7 @@ class Journal:
         self._open[name] = file
         # A line that was torn by a crash must not take the next one with it.
         if file.tell() and not _ends_a_line(file):
-            file.write(b"\n")
+            write_whole(file.fileno(), b"\n")
         return file
 
     def sync(self) -> None:
@@ -229,6 +237,8 @@ class Records:
         """The last record of each unit that is begun and not complete."""
         self.counts: Counter[str] = Counter()
         """Of what is recorded."""
+        self._booked = 0
+        """Records."""
         self._read()
         self.reused, self.before = len(self._complete), self.counts.copy()
         """Units that were complete, and what was recorded, when the run began."""
@@ -248,7 +258,7 @@ class Records:
 
     def _mend(self) -> None:
         """Gather the records that stand, and no others, in one file."""
-        self._complete, self._partial = UnitSet(), {}
+        self._complete, self._partial, self._booked = UnitSet(), {}, 0
         self.counts.clear()
         self._journal.close()
         paths, path = self._journal.paths(self._name), self._journal.path(self._name)
@@ -302,6 +312,7 @@ class Records:
     def _book(self, record: Record) -> None:
         number = self.keys.number_of(record.key)
         assert number is not None
+        self._booked += 1
         self.counts.update(record.counts)
         if record.last:
             self._complete.add(number)
@@ -351,9 +362,18 @@ class Records:
         return (record for line in self._journal.lines(self._name) if (record := parse_record(line)) is not None)
 
     def in_plan_order(self) -> Iterator[tuple[int, Record]]:
-        """The records of the plan's units with their numbers, by unit and part, whatever the order of work."""
+        """The records of the plan's units with their numbers, by unit and part, whatever the order of work.
+
+        Raises StoreError when fewer are there than were recorded.
+        """
         paths = self._journal.paths(self._name)
         table = _places(paths, self.keys)
+        there = len(table) - int((table[1:, 2:] == table[:-1, 2:]).all(axis=1).sum())
+        if there < self._booked:
+            raise StoreError(
+                f"{self._journal.path(self._name)}: damaged: {there:,} of {self._booked:,} records can be read.\n"
+                "Run the same command again: it makes what is missing."
+            )
         with ExitStack() as stack:
             opened = [stack.enter_context(path.open("rb", buffering=1 << 18)) for path in paths]
             done = (-1, -1)

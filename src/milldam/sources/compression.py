@@ -223,15 +223,26 @@ def open_filesystem(address: str) -> tuple[Any, str]:
     return filesystem, str(path)
 
 
+class _NamedFile(io.FileIO):
+    """A file that errors of reading name, as those of opening do."""
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        try:
+            return super().readinto(buffer)
+        except OSError as error:
+            error.filename = self.name
+            raise
+
+
 def open_bytes(path: str) -> IO[bytes]:
-    """The raw bytes of a file, wherever it lies."""
+    """The bytes of a file, wherever it lies: as many as are asked for, fewer only at its end."""
     if path == STDIN:
         return standard_input()  # type: ignore[return-value]
     if is_address(path):
         filesystem, inner = open_filesystem(path)
         file: IO[bytes] = filesystem.open(inner, "rb")
         return file
-    return open(path, "rb", buffering=0)
+    return io.BufferedReader(_NamedFile(path))
 
 
 def open_head(path: str) -> IO[bytes]:

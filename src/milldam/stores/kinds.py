@@ -306,7 +306,9 @@ class Held:
         try:
             return mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError):  # it is empty, or can't be mapped
-            return os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
+            with open(self._descriptor, "rb", closefd=False) as file:
+                file.seek(0)
+                return file.read()
 
     def touch(self) -> None:
         """Note that it is used now."""

@@ -1,0 +1,46 @@
+"""Faults of a disk, in every job: the result is right, or the run says what failed, where, and what to do.
+
+A job is added in `tests/kit/every_job.py`: its words on the command line and where its result lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.kit.every_job import JOBS, NO_ARRAYS, Case
+from tests.kit.faults import SHORT, Fault, Faults, build_shim
+from tests.kit.jobs import run_milldam
+from tests.kit.quick import first_quick
+
+ALWAYS = 1 << 60
+ALL_JOBS: dict[str, Callable[[Path], Case]] = JOBS | NO_ARRAYS
+ORDER = ["near", "export of a folder", "tokenize", *(name for name in ALL_JOBS)]
+NAMES = list(dict.fromkeys(ORDER))
+"""The first of them are looked at by `make test`."""
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_shim(tmp_path_factory.mktemp("shim"))
+
+
+@pytest.fixture
+def faults(shim: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faults]:
+    monkeypatch.setenv("MILLDAM_CACHE", str(tmp_path / "cache"))
+    yield Faults(tmp_path, shim)
+
+
+@pytest.mark.parametrize("name", first_quick(NAMES))
+@pytest.mark.parametrize("call", ["write", "read"])
+def test_what_is_written_or_read_only_in_part_is_completed(
+    name: str, call: str, faults: Faults, tmp_path: Path
+) -> None:
+    """The system takes, or gives, half of what it is asked for, every time: the same bytes."""
+    job = ALL_JOBS[name](tmp_path)
+    run_milldam(*job.to("clean"))
+    met = faults.run(Fault(call, SHORT, times=ALWAYS), job.to("out"))
+    assert met.returncode == 0, met.stderr
+    assert faults.calls > 20
+    assert job.made("out") == job.made("clean")

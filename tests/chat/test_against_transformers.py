@@ -70,6 +70,7 @@ def _mask(finder: TokenSpans, ids: list[int], text: str, renderer_output: Any) -
         pa.array([text], pa.large_string()),
         renderer_output.stretches,
         renderer_output.offsets,
+        renderer_output.derived,
     )
     mask = [0] * len(ids)
     for begin, end in spans.tolist():

@@ -52,7 +52,7 @@ def _found(shared_data: Path, done: RenderedBatch) -> dict[int, tuple[str, list[
     texts = pa.array(done.texts, pa.large_string())
     ids, id_offsets = encoder.encode(texts)
     id_offsets = np.asarray(id_offsets, np.int64)
-    spans, offsets = finder.find(ids, id_offsets, texts, done.stretches, done.offsets)
+    spans, offsets = finder.find(ids, id_offsets, texts, done.stretches, done.offsets, done.derived)
     found = {}
     for at, number in enumerate(done.numbers):
         mine = ids[id_offsets[at] : id_offsets[at + 1]].tolist()

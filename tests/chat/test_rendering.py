@@ -150,7 +150,7 @@ def test_tokens_of_stretches_hold_what_is_trained_on(
     id_offsets = np.cumsum([0, *(len(one.ids) for one in encoded)])
     ids = np.array([number for one in encoded for number in one.ids], np.uint32)
     texts = pa.array(done.texts, pa.large_string())
-    spans, offsets = finder.find(ids, id_offsets, texts, done.stretches, done.offsets)
+    spans, offsets = finder.find(ids, id_offsets, texts, done.stretches, done.offsets, done.derived)
     for n, one in enumerate(encoded):
         (begin, end), (first, last) = done.stretches[n], spans[offsets[n] : offsets[n + 1]][0]
         start, stop = (len(done.texts[n].encode()[:at].decode()) for at in (begin, end))
@@ -168,5 +168,5 @@ def test_nothing_to_find_is_nothing_found(demo_tokenizer: Path) -> None:
         ids = np.array([n for text in texts for n in tokenizer.encode(text).ids], np.uint32)
         offsets = np.zeros(len(texts) + 1, np.int64)
         ends = np.array([0, len(ids)][: len(texts) + 1], np.int64)
-        spans, found = finder.find(ids, ends, pa.array(texts, pa.large_string()), nothing, offsets)
+        spans, found = finder.find(ids, ends, pa.array(texts, pa.large_string()), nothing, offsets, ends[1:] > 0)
         assert (len(spans), found.tolist()) == (0, offsets.tolist())

@@ -53,6 +53,9 @@ _MEDIA = {
     "has_video": ("video", "videos", "video_url"),
 }
 _MEDIA_NAMES = {name: reason for reason, names in _MEDIA.items() for name in names}
+WEIGHT_FIELDS = ("weight", "loss_weight", "train")
+"""Of a message, or of its parts: whether it is trained on."""
+_TRAINED_IN_PART = "trained_in_part"
 _RESERVED = ("messages", "tools", "add_generation_prompt")
 _OLD_TOOLS = "functions"
 """What OpenAI had before it had tools."""
@@ -163,8 +166,7 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_nulls(one) for one in value]
     if isinstance(value, dict):
-        # A content of null is a message's that calls tools.
-        return {key: _without_nulls(one) for key, one in value.items() if one is not None or key == "content"}
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
     return value
 
 
@@ -365,8 +367,8 @@ def plain_roles(messages: Any) -> tuple[str, ...] | None:
 def _message(given: Any) -> Message:
     if not isinstance(given, dict):
         raise BadRowError("bad_message", f"a message is {str(given)[:80]!r}")
-    # A column of Parquet has every key in every message.
-    message = {key: value for key, value in given.items() if value is not None or key == "content"}
+    # As transformers does: of null, templates would write "None". And a column of Parquet has every key in each.
+    message = {key: value for key, value in given.items() if value is not None}
     role = message.pop("from", None) if "role" not in message else message["role"]
     if not isinstance(role, str) or not role:
         raise BadRowError("no_role", "a message has no role")
@@ -377,6 +379,8 @@ def _message(given: Any) -> Message:
     if message["role"] == "function_call":
         return _function_call(message)
     _refuse_media(message)
+    if message.get("train_detail"):
+        raise BadRowError(_TRAINED_IN_PART, f"train_detail: a message of {message['role']} can't be trained on in part")
     if isinstance(message.get("function_call"), dict):
         message["tool_calls"] = [*(message.get("tool_calls") or ()), message.pop("function_call")]
     if isinstance(message.get("content"), (list, tuple)):
@@ -415,11 +419,26 @@ def _join_parts(message: Message) -> None:
             calls += _tool_calls(said)
         else:
             texts["reasoning_content" if kind in ("reasoning", "thinking") else "content"].append(said)
+    message |= _weights_of_parts(message)
     message["content"] = "".join(texts["content"])
     if texts["reasoning_content"]:
         message["reasoning_content"] = "".join(texts["reasoning_content"])
     if calls:
         message["tool_calls"] = [*_tool_calls(message.get("tool_calls") or []), *calls]
+
+
+def _weights_of_parts(message: Message) -> Message:
+    """The weights that all parts of a message agree on, as those of the message."""
+    found = {}
+    for name in WEIGHT_FIELDS:
+        weights = [part.get(name) if isinstance(part, dict) else None for part in message["content"]]
+        if any(weight is not None for weight in weights):
+            if any(weight != weights[0] for weight in weights):
+                raise BadRowError(
+                    _TRAINED_IN_PART, f"{name} of its parts: a message of {message['role']} can't be trained on in part"
+                )
+            found[name] = weights[0]
+    return found
 
 
 def _part(part: Any) -> tuple[str, Any]:
@@ -440,7 +459,8 @@ def _part(part: Any) -> tuple[str, Any]:
 
 def _function_call(message: Message) -> Message:
     """ShareGPT's turn of a function call -> an assistant's message that calls tools."""
-    return {"role": "assistant", "content": "", "tool_calls": _tool_calls(message.get("content"))}
+    weights = {name: message[name] for name in WEIGHT_FIELDS if name in message}
+    return {"role": "assistant", "content": "", "tool_calls": _tool_calls(message.get("content")), **weights}
 
 
 def _tool_calls(value: Any) -> list[Any]:

@@ -26,13 +26,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from milldam.chat.bounds import TemplateRefusedError
+from milldam.chat.forms import WEIGHT_FIELDS
 from milldam.chat.template import ChatTemplate, Message, Rendering, Stretch, joined
 from milldam.errors import ConfigError, MilldamError
 
 ASSISTANT, LAST, ALL = "assistant", "last", "all"
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """What a message's reasoning may be called."""
-WEIGHT_FIELDS = ("weight", "loss_weight", "train")
 _WORDS = ("Aq7", "Zk3w")
 """What no template treats in a way of its own."""
 _LETTERS = str.maketrans(
@@ -53,7 +53,7 @@ class NothingToTrainError(NotProvenError):
 
 @dataclass(frozen=True, slots=True)
 class TrainOn:
-    """Which messages are trained on: those of `roles`, or those whose `field` is not 0."""
+    """Which messages are trained on: those of `roles`, or those whose `field` is 1; never one with a weight of 0."""
 
     roles: tuple[str, ...] = (ASSISTANT,)
     last: bool = False
@@ -66,9 +66,11 @@ class TrainOn:
     def messages(self, messages: Sequence[Message]) -> list[int]:
         """The numbers of the messages that are trained on."""
         if self.field is not None:
-            return [n for n, one in enumerate(messages) if _weight(one, self.field)]
-        chosen = [n for n, one in enumerate(messages) if one["role"] in self.roles]
-        return chosen[-1:] if self.last else chosen
+            chosen = [n for n, one in enumerate(messages) if _weight(one, self.field, one["role"] == ASSISTANT)]
+        else:
+            chosen = [n for n, one in enumerate(messages) if one["role"] in self.roles]
+        chosen = chosen[-1:] if self.last else chosen
+        return [n for n in chosen if all(_weight(messages[n], name, True) for name in WEIGHT_FIELDS)]
 
 
 def train_on(words: str | Sequence[str], *, turn_end: bool = True) -> TrainOn:
@@ -88,11 +90,10 @@ def train_on(words: str | Sequence[str], *, turn_end: bool = True) -> TrainOn:
     return TrainOn((ASSISTANT if words == LAST else words,), last=words == LAST, turn_end=turn_end)
 
 
-def _weight(message: Message, field: str) -> bool:
+def _weight(message: Message, field: str, default: bool) -> bool:
     value = message.get(field)
     if value is None:
-        # A field that says nothing of an assistant's message does not take it out.
-        return bool(message["role"] == ASSISTANT)
+        return default
     if isinstance(value, (bool, int, float)) and value in (0, 1):
         return bool(value)
     raise NotProvenError(f"{field} is {value!r}, and only 0 and 1 can be trained by")
@@ -131,6 +132,8 @@ class Masks:
         The first `prompt_messages` are never trained on, unless everything is.
         """
         if self.rule.everything:
+            if not all(_weight(one, name, True) for one in messages for name in WEIGHT_FIELDS):
+                raise NotProvenError("a message has a weight of 0, and all is to be trained on")
             return joined([(0, len(rendering.text))])
         wanted = self.wanted(messages, prompt_messages)
         if self.tagged(messages, wanted):

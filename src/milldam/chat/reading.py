@@ -41,6 +41,7 @@ _JSON = ("jsonl", "json")
 _SAID = ("content", "reasoning_content", "thinking", "reasoning")
 ROLES = ("system", "developer", "user", "assistant", "tool", "other")
 """What turns are counted by."""
+_ARRAYS = ("cuts", "stretches", "counts", "turns", "derived")
 _ROLE_NUMBERS = {role: number for number, role in enumerate(ROLES)}
 
 Int64s = npt.NDArray[np.int64]
@@ -85,6 +86,8 @@ class Sides:
     """Stretches of each side."""
     turns: Int64s
     """(sides, roles): messages of each side by ROLES."""
+    derived: npt.NDArray[np.bool_]
+    """(sides,): whether the stretches of each are derived."""
     labels: npt.NDArray[np.uint8] | None = None
     """A label a record."""
 
@@ -95,7 +98,8 @@ class Sides:
         both = np.repeat(keep, self.count)
         labels = None if self.labels is None else self.labels[keep]
         stretches = self.stretches[np.repeat(both, self.counts)]
-        return Sides(self.count, self.cuts[keep], stretches, self.counts[both], self.turns[both], labels)
+        derived = self.derived[both]
+        return Sides(self.count, self.cuts[keep], stretches, self.counts[both], self.turns[both], derived, labels)
 
     def texts(self, records: pa.LargeStringArray) -> pa.LargeStringArray:
         """The text of each side, of the texts of the records."""
@@ -113,15 +117,16 @@ class Sides:
         return np.concatenate(([0], np.cumsum(self.counts)))
 
     def as_json(self) -> dict[str, Any]:
-        arrays = {name: getattr(self, name).ravel().tolist() for name in ("cuts", "stretches", "counts", "turns")}
+        arrays = {name: getattr(self, name).ravel().tolist() for name in _ARRAYS}
         return {"count": self.count, **arrays, "labels": None if self.labels is None else self.labels.tolist()}
 
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> Sides:
-        arrays = [np.array(told[name], dtype=np.int64) for name in ("cuts", "stretches", "counts", "turns")]
+        arrays = [np.array(told[name], dtype=np.int64) for name in _ARRAYS]
         labels = None if told["labels"] is None else np.array(told["labels"], dtype=np.uint8)
-        cuts, stretches, counts, turns = arrays
-        return cls(told["count"], cuts, stretches.reshape(-1, 2), counts, turns.reshape(-1, len(ROLES)), labels)
+        cuts, stretches, counts, turns, derived = arrays
+        table = turns.reshape(-1, len(ROLES))
+        return cls(told["count"], cuts, stretches.reshape(-1, 2), counts, table, derived.astype(bool), labels)
 
     def turn_counts(self, which: npt.NDArray[np.bool_]) -> Counter[str]:
         """Messages of the sides of a mask, in all and by role."""
@@ -290,7 +295,9 @@ def _as_batch(done: RenderedBatch, dropped: dict[int, str], recipe: ChatRecipe) 
     labelled = bool(done.sides) and done.sides[0].label is not None
     labels = np.array([side.label for side in done.sides[::sides]], dtype=np.uint8) if labelled else None
     turns = _turns(done.sides)
-    sides_of = Sides(sides, np.diff(offsets)[::sides], done.stretches, np.diff(done.offsets), turns, labels)
+    sides_of = Sides(
+        sides, np.diff(offsets)[::sides], done.stretches, np.diff(done.offsets), turns, done.derived, labels
+    )
     return ChatBatch(texts, sides_of, verdicts, prompts, int(offsets[-1] - offsets[0]), done.with_special_tokens)
 
 

@@ -54,6 +54,8 @@ class RenderedBatch:
     """(stretches, 2): bytes of the text in UTF-8, from and to, that are trained on."""
     offsets: Int64s = field(default_factory=lambda: np.zeros(1, np.int64))
     """(texts + 1,): where the stretches of each text begin."""
+    derived: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """(texts,): whether the stretches of each were derived; else they are everything, or what the template tags."""
     rejects: list[Rejected] = field(default_factory=list)
     with_special_tokens: int = 0
     """Texts of conversations in which special tokens are said."""
@@ -86,7 +88,7 @@ class Renderer:
         """Looks at each once: what is read as it is asked for is rendered while it is in the processor's caches."""
         done = RenderedBatch()
         pairs: list[Stretch] = []
-        ends = [0]
+        ends, derived = [0], []
         for number, one in enumerate(batch):
             sides = (one.chosen, one.rejected) if isinstance(one, Pair) else (one,)
             try:
@@ -100,9 +102,10 @@ class Renderer:
                 done.texts.append(text)
                 done.numbers.append(number)
                 done.sides.append(side)
+                derived.append(self._template_for(side).derives(side))
                 done.with_special_tokens += self._says_special(side)
         done.stretches = np.array(pairs, np.int64).reshape(-1, 2)
-        done.offsets = np.array(ends, np.int64)
+        done.offsets, done.derived = np.array(ends, np.int64), np.array(derived, np.bool_)
         return done
 
     def _text(self, conversation: Conversation) -> Done:
@@ -123,7 +126,9 @@ class Renderer:
         except TemplateRefusedError as error:
             raise BadRowError(REFUSED, str(error)) from None
         except NothingToTrainError as error:
-            reason = NO_ASSISTANT if self._rule.roles == (ASSISTANT,) and self._rule.field is None else NOTHING
+            answers = any(one["role"] == ASSISTANT for one in conversation.messages[conversation.prompt_messages :])
+            asked = self._rule.roles == (ASSISTANT,) and self._rule.field is None
+            reason = NO_ASSISTANT if asked and not answers else NOTHING
             raise BadRowError(reason, str(error)) from None
         except NotProvenError as error:
             raise BadRowError(NOT_PROVEN, str(error)) from None
@@ -211,6 +216,16 @@ class _Template:
             tools, prompt = conversation.tools, conversation.prompt_messages
             self.shapes.learn(messages, tools, prompt, (rendering.text, stretches))
         return rendering, stretches
+
+    def derives(self, conversation: Conversation) -> bool:
+        """Whether its stretches are derived."""
+        rule = self._masks.rule
+        if not self.template.tagged or rule.everything:
+            return not rule.everything
+        if rule.field is None and rule.roles == (ASSISTANT,):
+            return False
+        messages = conversation.messages
+        return not self._masks.tagged(messages, self._masks.wanted(messages, conversation.prompt_messages))
 
     def _rendered(self, messages: list[Message], conversation: Conversation) -> tuple[Rendering, list[Stretch]]:
         tools, variables = conversation.tools, conversation.variables

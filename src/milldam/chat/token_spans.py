@@ -7,7 +7,8 @@ WordPiece), are encoded again by HF tokenizers, which says where each token lies
 
 Borders within a token follow transformers' rule: a stretch reaches from the token that holds its first character to the
 first token that holds its last one. Where no token holds it (WordPiece drops white space), the tokens within count;
-transformers would go on to the end of the text, or leave the stretch out.
+transformers would go on to the end of the text, or leave the stretch out. A derived stretch may end in white space that
+the tokenizer joins to what the next turn begins with: a token that has nothing else of the stretch is not trained on.
 """
 
 from __future__ import annotations
@@ -50,12 +51,19 @@ class TokenSpans:
         return self._bytes_of_id is None
 
     def find(
-        self, ids: Ids, id_offsets: Int64s, texts: pa.LargeStringArray, stretches: Int64s, offsets: Int64s
+        self,
+        ids: Ids,
+        id_offsets: Int64s,
+        texts: pa.LargeStringArray,
+        stretches: Int64s,
+        offsets: Int64s,
+        derived: npt.NDArray[np.bool_],
     ) -> tuple[Int64s, Int64s]:
         """Stretches of bytes of each text, in order -> stretches of its tokens, those that touch as one.
 
         ids: flat, those of text i from id_offsets[i] to id_offsets[i + 1]; stretches: (n, 2), those of text i from
-        offsets[i] to offsets[i + 1]. -> The same for tokens: (m, 2), and offsets.
+        offsets[i] to offsets[i + 1]; derived: (texts,), whether those of a text are.
+        -> The same for tokens: (m, 2), and offsets.
         """
         places = text_offsets(texts)
         owner = np.repeat(np.arange(len(texts)), np.diff(offsets))
@@ -68,11 +76,11 @@ class TokenSpans:
             proven = self._proven(ends[id_offsets], texts, places)
             data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)
             here = proven[owner]
-            spans[here] = _by_bytes(ends, id_offsets, data, places, stretches[here], owner[here])
+            spans[here] = _by_bytes(ends, id_offsets, data, places, stretches[here], owner[here], derived)
         for number in np.flatnonzero(~proven).tolist():
             mine = slice(int(offsets[number]), int(offsets[number + 1]))
             count = int(id_offsets[number + 1] - id_offsets[number])
-            spans[mine] = self._by_offsets(texts[number].as_py(), count, stretches[mine])
+            spans[mine] = self._by_offsets(texts[number].as_py(), count, stretches[mine], derived=derived[number])
         return _joined(spans, owner, len(texts))
 
     def _proven(self, begins: Int64s, texts: pa.LargeStringArray, places: Int64s) -> npt.NDArray[np.bool_]:
@@ -91,7 +99,7 @@ class TokenSpans:
             return unicodedata.is_normalized(self._normalizer, text)
         return bool(self._huggingface.normalizer.normalize_str(text) == text)
 
-    def _by_offsets(self, text: str, count: int, stretches: Int64s) -> Int64s:
+    def _by_offsets(self, text: str, count: int, stretches: Int64s, *, derived: bool) -> Int64s:
         """Where HF's encoder says that they are. (n, 2)"""
         encoded = self._huggingface.encode(text, add_special_tokens=False)
         if len(encoded.ids) != count:
@@ -100,12 +108,24 @@ class TokenSpans:
                 f"be told for {text[:60]!r}."
             )
         places = np.array(encoded.offsets, np.int64).reshape(-1, 2)
-        found = [_tokens_within(places, begin, end) for begin, end in _in_characters(text, stretches)]
+        found = []
+        for begin, end in _in_characters(text, stretches):
+            first, stop = _tokens_within(places, begin, end)
+            reaches_beyond = stop > first and places[stop - 1, 1] > end
+            if derived and reaches_beyond and text[max(begin, int(places[stop - 1, 0])) : end].isspace():
+                stop -= 1
+            found.append((first, stop))
         return np.array(found, np.int64).reshape(-1, 2)
 
 
 def _by_bytes(
-    ends: Int64s, id_offsets: Int64s, data: npt.NDArray[np.uint8], places: Int64s, stretches: Int64s, owner: Int64s
+    ends: Int64s,
+    id_offsets: Int64s,
+    data: npt.NDArray[np.uint8],
+    places: Int64s,
+    stretches: Int64s,
+    owner: Int64s,
+    derived: npt.NDArray[np.bool_],
 ) -> Int64s:
     """Tokens within their text. ends: (ids + 1,); stretches, owner: (n, 2), (n,)"""
     last = places[owner] + stretches[:, 1] - 1
@@ -118,6 +138,10 @@ def _by_bytes(
     tokens = np.searchsorted(ends, np.stack([first_byte, last_byte], 1), side="right") - 1
     spans: Int64s = tokens - id_offsets[owner][:, None]
     spans[:, 1] += 1
+    for at in np.flatnonzero(derived[owner] & (ends[tokens[:, 1] + 1] > base + stretches[:, 1])).tolist():
+        begin, end = stretches[at].tolist()
+        begin, text = max(begin, int(ends[tokens[at, 1]] - base[at])), int(places[owner[at]])
+        spans[at, 1] -= data[text + begin : text + end].tobytes().isspace()
     return spans
 
 

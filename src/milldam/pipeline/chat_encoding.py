@@ -69,7 +69,7 @@ class ChatEncoder:
         both = sides.texts(texts)
         flat, lengths = self._ids(both)
         offsets = np.concatenate(([0], np.cumsum(lengths)))
-        pairs, begins = self._finder.find(flat, offsets, both, sides.stretches, sides.offsets)
+        pairs, begins = self._finder.find(flat, offsets, both, sides.stretches, sides.offsets, sides.derived)
         labels = None if sides.labels is None else np.repeat(sides.labels, sides.count)
         spans = Spans(pairs, np.diff(begins), labels)
         verdicts = Verdicts(len(texts))

@@ -46,6 +46,8 @@ _LINE_END, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
 _CASE, _MOST_BRACKETS = 0x20, 500
 """By this bit square brackets and braces differ; so many that open on a line are surely not nested too deeply."""
 _LINES_SEEN = 10_000
+_LARGEST_LOOKED_AT = 8 << 20
+"""Of a record at a file's head."""
 _TEXTS_KERNEL = (np.uint8, int, np.uint8, int, int, np.uint8, np.int64)
 _NULL_BEHIND_OBJECT = re.compile(rb"\}\s*null")
 _SURROGATE = re.compile(rb"\\u[dD][89abcdefABCDEF]")
@@ -395,35 +397,49 @@ def _mended(value: Any, rules: TextRules) -> Any:
 def first_records(slice: Slice, limit: int, *, outlines: bool = True) -> list[dict[str, Any]]:
     """The records at a file's head; those with bytes that are no UTF-8 only where there are no others.
 
-    `outlines`: of a giant record, its fields and what their texts begin with; else nothing.
+    `outlines`: of a giant record, its fields and what their texts begin with; else all of it, and where it is larger
+    than `_LARGEST_LOOKED_AT`, the records after it.
     """
-    lenient = TextRules(invalid_utf8="replace")
     try:
         with open_head(slice.path) as file:
             blocks = json_blocks(file, slice)
-            first = next(blocks, None)
-            if first is None:
-                return []
-            if first.kind != WHOLE:
-                from milldam.sources.giant_line import GiantLine, parts_of_line
+            for block in blocks:
+                if block.kind == WHOLE:
+                    return _objects([line for _, line in islice(lines_of(block), limit)])
+                if outlines:
+                    from milldam.sources.giant_line import GiantLine, parts_of_line
 
-                return [GiantLine(parts_of_line(first, blocks), lenient).outline()] if outlines else []
+                    return [GiantLine(parts_of_line(block, blocks), TextRules(invalid_utf8="replace")).outline()]
+                if found := _objects(_of_bounded_size(block, blocks)):
+                    return found
     except (DamagedError, ValueError, RecursionError):
-        return []
-    lines = [line for _, line in islice(lines_of(first), limit)]
-    return _objects(lines, TextRules()) or _objects(lines, lenient)
+        pass
+    return []
 
 
-def _objects(lines: list[bytes], rules: TextRules) -> list[dict[str, Any]]:
-    found = []
-    for line in lines:
-        try:
-            found.append(record_of_line(line, rules))
-        except MalformedError:
-            continue
+def _of_bounded_size(block: Block, blocks: Iterator[Block]) -> list[bytes]:
+    """The giant line that a block begins; nothing if it is larger than `_LARGEST_LOOKED_AT`."""
+    from milldam.sources.giant_line import parts_of_line
+
+    line: list[bytes] = []
+    size = 0
+    for part in parts_of_line(block, blocks):
+        size += len(part)
+        line = [*line, part] if size <= _LARGEST_LOOKED_AT else []
+    return [b"".join(line)] if line else []
+
+
+def _objects(lines: list[bytes]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for rules in (TextRules(), TextRules(invalid_utf8="replace")):
+        for line in lines if not found else ():
+            try:
+                found.append(record_of_line(line, rules))
+            except MalformedError:
+                continue
     return found
 
 
 def json_columns(slice: Slice) -> list[str]:
-    """The fields of the records at a file's head; empty when there are none, or the first is larger than a block."""
+    """The fields of the records at a file's head; empty when there are none."""
     return list(dict.fromkeys(name for record in first_records(slice, _LINES_SEEN, outlines=False) for name in record))

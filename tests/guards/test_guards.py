@@ -109,7 +109,7 @@ ABOVE = {
     # Other jobs.
     "mapping", "qa", "feeding",
     # What tells of it, and who asks for it.
-    "api", "cli", "report", "torch",
+    "__main__", "api", "cli", "report", "torch",
     # What goes to other tools and places, and comes from there.
     "hub",
 }  # fmt: skip
@@ -460,6 +460,18 @@ def test_the_file_tree_for_contributors_is_the_one_there_is() -> None:
     below = {path.name for path in PACKAGE.rglob("*") if path.suffix == ".py"} | rooms
     assert sorted(named - below) == [], "named, but not there"
     assert sorted(rooms - named) == [], "there, but not named"
+
+
+def test_the_first_commands_of_the_readme_work_in_a_clone() -> None:
+    """They are targets of the Makefile, and installations of what lies here: milldam is in no registry yet."""
+    block = (PROJECT / "README.md").read_text(encoding="utf-8").split("```sh elsewhere\n")[1].partition("```")[0]
+    commands = [re.sub(r"\s*#.*", "", line) for line in block.splitlines()]
+    makefile = (PROJECT / "Makefile").read_text(encoding="utf-8")
+    for command in commands:
+        target = re.fullmatch(r"make ([a-z-]+)", command)
+        assert re.fullmatch(r'pip install "?\.(\[[a-z,]+\])?"?', command) or (
+            target and re.search(rf"^{target[1]}:", makefile, re.MULTILINE)
+        ), command
 
 
 def test_the_readme_is_short() -> None:

@@ -10,7 +10,7 @@ import click
 
 
 @click.command()
-@click.option("--out", type=click.Path(path_type=Path), help="Keep the store here. [default: a temporary folder]")
+@click.option("--out", type=click.Path(path_type=Path), help="Put the store here. [default: a new temporary folder]")
 def demo(out: Path | None) -> None:
     """Take a small corpus from text to training batches.
 
@@ -21,19 +21,13 @@ def demo(out: Path | None) -> None:
     milldam demo
     milldam demo --out demo.milldam
     """
-    if out is not None:
-        _run(out)
-        return
-    with tempfile.TemporaryDirectory(prefix="milldam-demo-") as folder:
-        _run(Path(folder) / "demo.milldam")
-
-
-def _run(out: Path) -> None:
     from milldam.cli.feed import feed
     from milldam.cli.inspect import inspect, report, verify
     from milldam.cli.preprocess import preprocess
     from milldam.cli.stats import stats
 
+    # It stays: the last line shows where its report is.
+    out = out or Path(tempfile.mkdtemp(prefix="milldam-demo-")) / "demo.milldam"
     data = Path(__file__).parent.parent / "demo_data"
     paths = [f"datasets.0.path={data / 'corpus.jsonl'}", f"datasets.1.path={data / 'notes.txt'}"]
     paths.append(f"tokenizer={data / 'tokenizer.json'}")

@@ -34,6 +34,23 @@ def test_an_array_of_another_type_is_refused() -> None:
         compare(np.zeros(6, np.uint32)[::2])
 
 
+def test_arrays_that_are_too_small_are_refused() -> None:
+    """Before anything is read or written beyond them, in kernels with and without room of the caller's."""
+    keys, counts = np.arange(9, dtype=np.uint64), np.zeros(3, np.uint32)
+    text, offsets = np.frombuffer(b"ab", np.uint8), np.array([0, 3])
+    for name, arguments in {
+        "sort": (keys, keys[:8].copy()),
+        "count": (np.array([0, 3]), counts),
+        "count_characters": (text, offsets, np.zeros(1, np.int64)),
+        "gather": (counts, np.array([2]), np.array([2]), np.empty(2, np.uint32)),
+        "json_texts": (text, text, np.empty(1, np.uint8), offsets),
+    }.items():
+        kernel = native.kernel(name, *(one.dtype.type for one in arguments))
+        assert kernel is not None
+        with pytest.raises(ValueError, match=f"milldam_{name} in C refuses arrays"):
+            kernel(*arguments)
+
+
 def copied(folder: Path) -> Path:
     shutil.copytree(build.FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
@@ -98,11 +115,11 @@ def test_a_run_without_kernels_says_so(tmp_path: Path) -> None:
 @given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 300), max_size=60), st.integers(0, 64))
 def test_numbers_are_sorted(values: list[int], shift: int) -> None:
     """Also where some or all of their bytes are the same."""
-    sort = native.kernel("sort", np.uint64, np.uint64, int)
+    sort = native.kernel("sort", np.uint64, np.uint64)
     assert sort is not None
     numbers = np.array([value >> shift for value in values], np.uint64)
     expected = np.sort(numbers)
-    sort(numbers, np.empty_like(numbers), len(numbers))
+    sort(numbers, np.empty_like(numbers))
     assert np.array_equal(numbers, expected)
 
 

@@ -74,22 +74,21 @@ class Room:
     """What kernels are given of texts, and the memory that they write to. It is kept for the next texts: taking it anew
     costs as much as the work."""
 
-    TYPES = (np.uint8, int, np.int64, int, np.uint16, np.bool_, np.uint8, np.uint64, np.uint32, np.uint32)
+    TYPES = (np.uint8, np.int64, np.uint16, np.bool_, np.uint8, np.uint64, np.uint32, np.uint32)
 
     def __init__(self) -> None:
         self._tables = letter_tables()
         self.folded, self._blocks = np.empty(0, np.uint8), np.empty(0, np.uint64)
         self.places, self.others = np.empty(0, np.uint32), np.empty(0, np.uint32)
 
-    def given(self, data: bytes | memoryview, offsets: Int64s, at_once: int) -> tuple[npt.NDArray[Any] | int, ...]:
+    def given(self, data: bytes | memoryview, offsets: Int64s, at_once: int) -> tuple[npt.NDArray[Any], ...]:
         """UTF-8 texts that lie end to end, so many bytes of them at once. offsets: (texts + 1,)."""
-        assert at_once < 1 << 32
-        if len(self.places) < at_once + 8:
+        if len(self.folded) < at_once + _PADDING:
             self.folded = np.empty(at_once + _PADDING, np.uint8)
             self._blocks = np.empty(3 * (at_once // 64 + 3), np.uint64)
-            self.places, self.others = (np.empty(at_once + 9, np.uint32) for _ in range(2))
-        raw, texts = np.frombuffer(data, np.uint8), len(offsets) - 1
-        return raw, at_once, offsets, texts, *self._tables, self.folded, self._blocks, self.places, self.others
+            self.places, self.others = (np.empty(at_once + 8, np.uint32) for _ in range(2))
+        raw = np.frombuffer(data, np.uint8)
+        return raw, offsets, *self._tables, self.folded, self._blocks, self.places, self.others
 
 
 def words_of(data: bytes | memoryview, offsets: Int64s) -> Words:

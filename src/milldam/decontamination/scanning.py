@@ -127,8 +127,8 @@ class _Regions:
     def __init__(self, index: Index) -> None:
         self._index, self._room = index, Room()
         tables = int, np.uint64, int, np.uint64, int
-        seeds = np.uint64, np.int64, np.int64, int, np.uint8, np.int64, np.int64
-        self._kernel = native.kernel("regions", *Room.TYPES, np.int64, *tables, *seeds, np.int64, int)
+        seeds = np.uint64, np.int64, np.int64, np.uint8, np.int64, np.int64
+        self._kernel = native.kernel("regions", *Room.TYPES, int, np.int64, *tables, *seeds, np.int64)
         self._memory, self._found = np.empty(_REMEMBERED, np.int64), np.empty((_EXPECTED, 4), np.int64)
 
     def find(self, data: bytes | memoryview, offsets: Int64s) -> Int64s:
@@ -138,13 +138,13 @@ class _Regions:
             return self._find(words_of(data, offsets), offsets)
         index, at_once = self._index, max(AT_ONCE, int(np.diff(offsets).max(initial=0)))
         tables = index.pair_bits, int(shift_of(index.pair_bits)), index.key_bits, int(shift_of(index.key_bits))
-        seeds = index.seed_keys, index.seed_letters, index.seed_passages, len(index.seed_keys)
+        seeds = index.seed_keys, index.seed_letters, index.seed_passages
         rules = index.kinds, *tables, *seeds, index.letters, index.bounds, index.shortest
-        given = *self._room.given(data, offsets, at_once), self._memory, *rules
-        count = self._kernel(*given, self._found, len(self._found))
+        given = *self._room.given(data, offsets, at_once), at_once, self._memory, *rules
+        count = self._kernel(*given, self._found)
         if count > len(self._found):
             self._found = np.empty((count, 4), np.int64)
-            self._kernel(*given, self._found, count)
+            self._kernel(*given, self._found)
         return self._found[:count].copy()
 
     # ---- the kernel's twin ----

@@ -77,11 +77,11 @@ class MinHasher:
 
     def signatures(self, texts: pa.LargeStringArray) -> Signatures:
         """A row for each document of the batch."""
-        if found := kernel("signatures", *TEXTS, int, *_BINS, np.uint8):
+        if found := kernel("signatures", *TEXTS, *_BINS, np.uint8):
             rows = np.empty((len(texts), self.size), np.uint8)
             bins = self._order, self._ranks, self._factors, *(np.empty(self.size, kind) for kind in _BINS[3:])
             data, offsets = raw(texts)
-            found(data, offsets, len(texts), self._ngram, lower_case(), self.size, *bins, rows)
+            found(data, offsets, self._ngram, lower_case(), *bins, rows)
             return rows
         parts = [self._giant(part) if is_giant(part) else self._batch(part) for part in slices(texts)]
         return np.concatenate(parts) if parts else np.empty((0, self.size), np.uint8)
@@ -238,8 +238,8 @@ class SignatureFiles:
         positions, where = numbered(np.concatenate((first, second)))
         rows, one, other = self._at(positions), where[: len(first)], where[len(first) :]
         equal = np.empty(len(first), np.int64)
-        if count := kernel("agreements", np.uint8, int, np.int64, np.int64, int, np.int64):
-            count(rows, self.size, one, other, len(first), equal)
+        if count := kernel("agreements", np.uint8, int, np.int64, np.int64, np.int64):
+            count(rows, self.size, one, other, equal)
         else:
             np.sum(rows[one] == rows[other], axis=1, out=equal)
         return equal

@@ -49,8 +49,8 @@ class NearDrops:
     def book(self, of: Int64s) -> None:
         """Count what others are dropped for; in one thread."""
         self.count += len(of)
-        if count := kernel("count", np.int64, int, np.uint32):
-            count(of, len(of), self._others)
+        if count := kernel("count", np.int64, np.uint32):
+            count(of, self._others)
         else:
             np.add.at(self._others, of, np.uint32(1))
 

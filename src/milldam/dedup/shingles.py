@@ -61,13 +61,13 @@ def shingle(texts: pa.LargeStringArray, ngram: int) -> Shingles:
     if found := kernel("shingles", *TEXTS, np.uint64, np.int64):
         data, starts = raw(texts)
         hashes, offsets = np.empty(most_words(data, len(texts)), np.uint64), np.empty(len(starts), np.int64)
-        return Shingles(hashes[: found(data, starts, len(texts), ngram, lower_case(), hashes, offsets)], offsets)
+        return Shingles(hashes[: found(data, starts, ngram, lower_case(), hashes, offsets)], offsets)
     hashes, offsets = word_hashes(*lowered(texts))
     return ngrams(hashes, offsets, ngram)
 
 
-TEXTS = (np.uint8, np.int64, int, int, np.uint32)
-"""What a kernel takes to read texts: their bytes, where each begins, how many, words in an n-gram, `lower_case`."""
+TEXTS = (np.uint8, np.int64, int, np.uint32)
+"""What a kernel takes to read texts: their bytes, where each begins, words in an n-gram, `lower_case`."""
 
 
 def most_words(data: Bytes, texts: int) -> int:
@@ -301,11 +301,11 @@ class OpenText:
         return ngrams(self._words, np.array([0, len(self._words)]), self._ngram).flat
 
     def _native(self, part: Bytes, *, last: bool) -> Hashes | None:
-        shingle_part = kernel("shingle_part", np.uint64, np.uint8, int, int, int, np.uint32, np.uint64)
+        shingle_part = kernel("shingle_part", np.uint64, np.uint8, int, int, np.uint32, np.uint64)
         if shingle_part is None:
             return None
         hashes = np.empty(most_words(part, 1) + 1, np.uint64)
-        given = self._state, part, len(part), last, self._ngram, lower_case(), hashes
+        given = self._state, part, last, self._ngram, lower_case(), hashes
         return hashes[: shingle_part(*given)]
 
     def _add(self, words: Hashes) -> Hashes:

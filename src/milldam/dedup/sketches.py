@@ -78,7 +78,7 @@ class Sketcher:
             if len(self._spare) < room:
                 self._spare = np.empty(room, np.uint64)
             values = np.empty(room, np.uint32)
-            given = data, offsets, len(texts), self._ngram, lower_case(), MOST, self._spare, values
+            given = data, offsets, self._ngram, lower_case(), MOST, self._spare, values
             return values[: sketches(*given, counts)], counts
         found = shingle(texts, self._ngram)
         keys = np.repeat(np.arange(len(texts), dtype=np.uint64), np.diff(found.offsets)) << _HALF
@@ -215,9 +215,9 @@ class Spans:
         counts = np.minimum(self.counts, most)
         few = int(counts.sum()) * 4 * _SCATTERED < path.stat().st_size and counts.any()
         values: Values = mapped(path, "<u4", wanted=self._bytes(counts) if few else None)
-        if gather := kernel("gather", np.uint32, np.int64, np.int64, int, np.uint32):
+        if gather := kernel("gather", np.uint32, np.int64, np.int64, np.uint32):
             found = np.empty(int(counts.sum()), np.uint32)
-            gather(values, self.starts, counts, len(counts), found)
+            gather(values, self.starts, counts, found)
             return found
         return values[_runs(self.starts, counts)]
 
@@ -249,7 +249,7 @@ def _runs(starts: Int64s, counts: Int64s) -> Int64s:
     return places
 
 
-_COMPARED = (np.uint32, np.int64, np.int64, np.int64, np.int64, np.uint32, int, np.int64, np.int64)
+_COMPARED = (np.uint32, np.int64, np.int64, np.int64, np.int64, np.uint32, np.int64, np.int64)
 
 
 class Sets:
@@ -264,7 +264,7 @@ class Sets:
         bounds = np.minimum(self._complete_to(first), self._complete_to(second))
         if compare := kernel("compare_sets", *_COMPARED):
             common, either = np.empty((2, len(first)), np.int64)
-            compare(self._values, self._starts, self._counts, first, second, bounds, len(first), common, either)
+            compare(self._values, self._starts, self._counts, first, second, bounds, common, either)
             return common, either
         one, other = self._keys(first, bounds), self._keys(second, bounds)
         both = np.concatenate((one, other))

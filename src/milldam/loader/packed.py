@@ -279,7 +279,7 @@ class _Found:
             batch["max_seqlen"] = _fill_by_numpy(tokens, table, self._labels, batch)
         else:
             arrays = (batch[name] for name in _PER_TOKEN)
-            batch["max_seqlen"] = self._fill(tokens, table, len(table), self._labels, *arrays, borders)
+            batch["max_seqlen"] = self._fill(tokens, table, self._labels, *arrays, borders)
         if self._losses is not None:
             mask, before = batch["loss_mask"].reshape(-1), first * self._seq_len
             begins, ends = (some[self._loss_at[first] : self._loss_at[stop]] - before for some in self._losses)
@@ -300,7 +300,7 @@ class _Found:
 def _fill_kernel(token: np.dtype[Any], number: np.dtype[Any]) -> Kernel | None:
     if token not in (np.uint16, np.int32) or number not in (np.int32, np.int64):
         return None
-    types = (token.type, np.int64, int, int, *(number.type,) * 3, np.int64, np.bool_, np.int32)
+    types = (token.type, np.int64, int, *(number.type,) * 3, np.int64, np.bool_, np.int32)
     return kernel(f"fill_rows_{token}_{number}", *types)
 
 

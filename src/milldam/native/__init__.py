@@ -18,6 +18,7 @@ import numpy.typing as npt
 from milldam.native import build
 
 Kernel = Callable[..., int]
+_INT, _REFUSED = ctypes.c_int64, -(1 << 63)
 
 
 @cache
@@ -37,28 +38,33 @@ def library() -> ctypes.CDLL | None:
 def kernel(name: str, *types: type) -> Kernel | None:
     """The C function `milldam_<name>`, which gives a whole number.
 
-    `types` are those of its arguments: `int`, or what an array holds. An array of something else is refused, since C
-    would read past its end.
+    `types` are those of its arguments: `int`, or what an array holds. An array of something else is refused. C gets
+    with each array the number of its entries, and refuses what it would read or write beyond them.
     """
     found = library()
     if found is None:
         return None
     function = found[f"milldam_{name}"]
     kinds = [None if kind is int else np.dtype(kind) for kind in types]
-    function.argtypes = [ctypes.c_int64 if kind is None else ctypes.c_void_p for kind in kinds]
-    function.restype = ctypes.c_int64
+    pairs: list[list[Any]] = [[_INT] if kind is None else [ctypes.c_void_p, _INT] for kind in kinds]
+    function.argtypes = [one for pair in pairs for one in pair]
+    function.restype = _INT
 
-    def call(*given: npt.NDArray[Any] | int) -> int:
-        found: int = function(*[_argument(one, kind) for one, kind in zip(given, kinds, strict=True)])
-        return found
+    def call(*arguments: npt.NDArray[Any] | int) -> int:
+        numbers = [number for one, kind in zip(arguments, kinds, strict=True) for number in _numbers(one, kind)]
+        result: int = function(*numbers)
+        if result == _REFUSED:
+            raise ValueError(f"milldam_{name} in C refuses arrays that are too small for each other: {numbers}")
+        return result
 
     return call
 
 
-def _argument(given: npt.NDArray[Any] | int, kind: np.dtype[Any] | None) -> int:
+def _numbers(argument: npt.NDArray[Any] | int, kind: np.dtype[Any] | None) -> tuple[int, ...]:
+    """A number, or where an array is and how many entries it has."""
     if kind is None:
-        return int(given)
-    assert isinstance(given, np.ndarray)
-    if given.dtype != kind or not given.flags.c_contiguous:
-        raise TypeError(f"a kernel wants {kind} end to end, not {given.dtype}")
-    return given.ctypes.data
+        return (int(argument),)
+    assert isinstance(argument, np.ndarray)
+    if argument.dtype != kind or not argument.flags.c_contiguous:
+        raise TypeError(f"a kernel wants {kind} end to end, not {argument.dtype}")
+    return argument.ctypes.data, argument.size

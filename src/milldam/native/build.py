@@ -23,8 +23,8 @@ FLAGS = ["-O3", "-std=c11", "-shared", "-fPIC", "-fno-strict-aliasing", "-Wall",
 
 
 def sources() -> list[Path]:
-    """The C files, in order."""
-    return sorted(FOLDER.glob("*.c"))
+    """The C files and their headers, in order."""
+    return sorted(FOLDER.glob("*.[ch]"))
 
 
 def digest() -> str:
@@ -76,7 +76,7 @@ def _words(command: str) -> list[str]:
 
 def _compile(compiler: list[str], files: list[Path], library: Path) -> str | None:
     """None when it worked, else what the compiler or the system says."""
-    command = [*compiler, *FLAGS, *map(str, files), "-o", str(library)]
+    command = [*compiler, *FLAGS, *(str(file) for file in files if file.suffix == ".c"), "-o", str(library)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:

@@ -3,8 +3,9 @@
    A line is taken when it is one JSON object by the letter of RFC 8259, in valid UTF-8, that has the field once, as a
    string without halves of surrogate pairs. Of anything else nothing is said: another reader looks into it. */
 
+#include "arrays.h"
+
 #include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
 #ifdef __SSE2__
@@ -254,8 +255,10 @@ static int is_utf8(Place at, int64_t size) {
 
 /* The texts of so many lines, end to end; `texts` has the room of `data`, `offsets` one entry more than there are lines.
    Gives the number of lines, or -1 when any of them is not to be taken. */
-int64_t milldam_json_texts(const uint8_t *data, int64_t size, const uint8_t *name, int64_t name_size, int64_t lines,
-                           uint8_t *texts, int64_t *offsets) {
+int64_t milldam_json_texts(const uint8_t *data, int64_t size, const uint8_t *name, int64_t name_size, uint8_t *texts,
+                           int64_t room, int64_t *offsets, int64_t offsets_count) {
+    NEEDS(room >= size && offsets_count > 0);
+    const int64_t lines = offsets_count - 1;
     Place at = data, end = data + size;
     uint8_t *out = texts;
     offsets[0] = 0;

@@ -1,12 +1,14 @@
 /* Pairs of documents: in how many places their signatures agree, and who is dropped for whom. */
 
-#include <stdint.h>
+#include "arrays.h"
 
 #define AT_ONCE 128
 
 /* For each pair of rows of `size` bytes, how many places are equal. */
-int64_t milldam_agreements(const uint8_t *rows, int64_t size, const int64_t *first, const int64_t *second, int64_t pairs,
-                           int64_t *equal) {
+int64_t milldam_agreements(const uint8_t *rows, int64_t bytes, int64_t size, const int64_t *first, int64_t pairs,
+                           const int64_t *second, int64_t second_count, int64_t *equal, int64_t equal_count) {
+    NEEDS(size > 0 && second_count == pairs && equal_count == pairs);
+    NEEDS(are_below(first, pairs, bytes / size) && are_below(second, pairs, bytes / size));
     for (int64_t pair = 0; pair < pairs; pair++) {
         const uint8_t *a = rows + first[pair] * size, *b = rows + second[pair] * size;
         int64_t found = 0, at = 0;
@@ -22,13 +24,16 @@ int64_t milldam_agreements(const uint8_t *rows, int64_t size, const int64_t *fir
 }
 
 /* Edges in the order of the second: a document is dropped when the first of one of its edges stays. */
-int64_t milldam_drop(const int64_t *first, const int64_t *second, int64_t edges, uint8_t *dropped) {
+int64_t milldam_drop(const int64_t *first, int64_t edges, const int64_t *second, int64_t second_count, uint8_t *dropped,
+                     int64_t documents) {
+    NEEDS(second_count == edges && are_below(first, edges, documents) && are_below(second, edges, documents));
     for (int64_t edge = 0; edge < edges; edge++) dropped[second[edge]] |= !dropped[first[edge]];
     return edges;
 }
 
 /* How often each place occurs. */
-int64_t milldam_count(const int64_t *places, int64_t count, uint32_t *counts) {
+int64_t milldam_count(const int64_t *places, int64_t count, uint32_t *counts, int64_t counts_count) {
+    NEEDS(are_below(places, count, counts_count));
     for (int64_t k = 0; k < count; k++) counts[places[k]]++;
     return count;
 }

@@ -1,7 +1,8 @@
 /* Texts -> their letters and words, and where they are equal to passages of evaluation sets. The twins, and the rules,
    are in decontamination/letters.py and decontamination/scanning.py. */
 
-#include <stdint.h>
+#include "arrays.h"
+
 #include <string.h>
 
 #ifdef __SSE2__
@@ -101,6 +102,19 @@ static int64_t fold_character(uint8_t *at, int64_t place, int64_t left, const ui
     return size;
 }
 
+enum { CHARACTERS = 1 << 16, PADDING = 192 };
+
+/* Whether texts lie within some bytes, and the room for so many of them at once is large enough. */
+static int texts_fit(int64_t raw, const int64_t *offsets, int64_t offsets_count, int64_t folds, int64_t alone,
+                     int64_t at_once, int64_t folded, int64_t blocks, int64_t starts, int64_t stops) {
+    if (!lie_within(offsets, offsets_count, INT64_MAX) || offsets[offsets_count - 1] - offsets[0] > raw) return 0;
+    for (int64_t k = 1; k < offsets_count; k++)
+        if (offsets[k] - offsets[k - 1] > at_once) at_once = offsets[k] - offsets[k - 1];
+    return at_once < UINT32_MAX - PADDING && folds == CHARACTERS && alone == CHARACTERS &&
+           folded >= at_once + PADDING && blocks >= 3 * (at_once / 64 + 3) && starts >= at_once + 8 &&
+           stops >= at_once + 8;
+}
+
 typedef struct {
     const uint8_t *raw;
     int64_t size;
@@ -173,9 +187,14 @@ static int64_t list_bits(uint64_t bits, int64_t base, uint32_t *places, int64_t 
 }
 
 /* Where words begin and where they end. `starts`, `stops`: room for `size` + 8 each. How many words. */
-int64_t milldam_words(const uint8_t *raw, int64_t size, const int64_t *offsets, int64_t texts, const uint16_t *folds,
-                      const uint8_t *alone, uint8_t *folded, uint64_t *blocks, uint32_t *starts, uint32_t *stops) {
-    const Texts given = {raw, size, offsets, texts, folds, alone};
+int64_t milldam_words(const uint8_t *raw, int64_t size, const int64_t *offsets, int64_t offsets_count,
+                      const uint16_t *folds, int64_t folds_count, const uint8_t *alone, int64_t alone_count,
+                      uint8_t *folded, int64_t folded_count, uint64_t *blocks, int64_t blocks_count, uint32_t *starts,
+                      int64_t starts_count, uint32_t *stops, int64_t stops_count) {
+    NEEDS(texts_fit(size, offsets, offsets_count, folds_count, alone_count, size, folded_count, blocks_count,
+                    starts_count, stops_count));
+    NEEDS(offsets[offsets_count - 1] - offsets[0] == size);
+    const Texts given = {raw, size, offsets, offsets_count - 1, folds, alone};
     Open open = {0, 0};
     int64_t begun = 0, ended = 0;
     fold(&given, folded, (Block *)blocks);
@@ -278,6 +297,7 @@ static int64_t first_seed(const uint64_t *keys, int64_t seeds, uint64_t key) {
 typedef struct {
     const uint8_t *letters;
     const int64_t *bounds, *shortest;
+    int64_t size, count; /* letters, passages */
 } Passages;
 
 typedef struct { /* what is equal, so that a seed inside of it is not looked at again */
@@ -321,7 +341,7 @@ static int64_t letters_before(Document *document) {
 }
 
 typedef struct {
-    int64_t *numbers, count, capacity;
+    int64_t *numbers, count, capacity; /* a count of REFUSED: the index is none */
     int64_t base; /* where the texts lie that are looked at */
     Region *regions;
 } Found;
@@ -338,6 +358,11 @@ static void compare(Document *document, uint64_t key, const Seeds *seeds, const 
         const int64_t passage = seeds->passages[seed], letter = seeds->letters[seed];
         const uint8_t *letters = passages->letters + letter;
         const int64_t *bounds = passages->bounds + passage;
+        if (passage < 0 || passage >= passages->count || bounds[0] < 0 || letter < bounds[0] || letter > bounds[1] ||
+            bounds[1] > passages->size) {
+            found->count = REFUSED;
+            return;
+        }
         Region *region = NULL;
         int64_t stop, beside = 0;
         if (document->remembered) {
@@ -390,6 +415,7 @@ static void scan(const Texts *texts, const Room *room, int64_t kinds, const Seed
             }
             document.place = *word;
             compare(&document, key, seeds, passages, found);
+            if (found->count < 0) return;
         }
     }
 }
@@ -401,16 +427,27 @@ static void scan(const Texts *texts, const Room *room, int64_t kinds, const Seed
    So much text at a time as the processor's cache holds: `at_once` bytes, or one text that is larger. `folded`,
    `blocks`, `places` and `likely` have room for that, as `words` needs it. `memory`: for `REMEMBERED` regions.
    `kinds`: 2 where some seeds go by their two words instead of sixteen letters. */
-int64_t milldam_regions(const uint8_t *raw, int64_t at_once, const int64_t *offsets, int64_t texts,
-                        const uint16_t *folds, const uint8_t *alone, uint8_t *folded, uint64_t *blocks,
-                        uint32_t *places, uint32_t *likely, int64_t *memory, int64_t kinds, const uint64_t *pair_bits,
-                        int64_t pair_shift, const uint64_t *key_bits, int64_t key_shift, const uint64_t *seed_keys,
-                        const int64_t *seed_letters, const int64_t *seed_passages, int64_t seed_count,
-                        const uint8_t *letters, const int64_t *bounds, const int64_t *shortest, int64_t *numbers,
-                        int64_t capacity) {
+int64_t milldam_regions(const uint8_t *raw, int64_t raw_count, const int64_t *offsets, int64_t offsets_count,
+                        const uint16_t *folds, int64_t folds_count, const uint8_t *alone, int64_t alone_count,
+                        uint8_t *folded, int64_t folded_count, uint64_t *blocks, int64_t blocks_count,
+                        uint32_t *places, int64_t places_count, uint32_t *likely, int64_t likely_count,
+                        int64_t at_once, int64_t *memory, int64_t memory_count, int64_t kinds,
+                        const uint64_t *pair_bits, int64_t pair_bits_count, int64_t pair_shift,
+                        const uint64_t *key_bits, int64_t key_bits_count, int64_t key_shift, const uint64_t *seed_keys,
+                        int64_t seed_count, const int64_t *seed_letters, int64_t seed_letters_count,
+                        const int64_t *seed_passages, int64_t seed_passages_count, const uint8_t *letters,
+                        int64_t letters_count, const int64_t *bounds, int64_t bounds_count, const int64_t *shortest,
+                        int64_t shortest_count, int64_t *numbers, int64_t numbers_count) {
+    const int64_t texts = offsets_count - 1, capacity = numbers_count / 4;
+    NEEDS(texts_fit(raw_count, offsets, offsets_count, folds_count, alone_count, at_once, folded_count, blocks_count,
+                    places_count, likely_count));
+    NEEDS(memory_count >= REMEMBERED * (int64_t)(sizeof(Region) / sizeof *memory) && bounds_count == shortest_count + 1);
+    NEEDS(seed_letters_count == seed_count && seed_passages_count == seed_count);
+    NEEDS(pair_shift > 0 && pair_shift < 64 && (uint64_t)pair_bits_count > UINT64_MAX >> pair_shift);
+    NEEDS(key_shift > 0 && key_shift < 64 && (uint64_t)key_bits_count > UINT64_MAX >> key_shift);
     const Seeds seeds = {pair_bits,    pair_shift,    key_bits,  key_shift, seed_keys,
                          seed_letters, seed_passages, seed_count};
-    const Passages passages = {letters, bounds, shortest};
+    const Passages passages = {letters, bounds, shortest, letters_count, shortest_count};
     const Room room = {folded, (Block *)blocks, places, likely};
     Found found = {numbers, 0, capacity, 0, (Region *)memory};
     for (int64_t first = 0, stop; first < texts; first = stop) {
@@ -419,6 +456,7 @@ int64_t milldam_regions(const uint8_t *raw, int64_t at_once, const int64_t *offs
         const int64_t size = offsets[stop] - offsets[first];
         const Texts some = {raw + found.base, size, offsets + first, stop - first, folds, alone};
         scan(&some, &room, kinds, &seeds, &passages, &found);
+        if (found.count < 0) break;
     }
     return found.count;
 }

@@ -1,15 +1,28 @@
 /* Sorted sets of hashes, compared. */
 
-#include <stdint.h>
+#include "arrays.h"
+
 #include <string.h>
 
 typedef uint32_t four __attribute__((vector_size(16)));
 
+/* Whether sets, each a start and a count, lie within so many values. */
+static int sets_within(const int64_t *starts, const int64_t *counts, int64_t sets, int64_t values) {
+    int beyond = 0;
+    for (int64_t k = 0; k < sets; k++)
+        beyond |= starts[k] < 0 || counts[k] < 0 || counts[k] > values || starts[k] > values - counts[k];
+    return !beyond;
+}
+
 /* For each pair of sets of `values` (ascending, each value once): how many values up to the pair's bound are in both,
    and how many are in one or both. A set is a start and a count. */
-int64_t milldam_compare_sets(const uint32_t *values, const int64_t *starts, const int64_t *counts, const int64_t *first,
-                          const int64_t *second, const uint32_t *bounds, int64_t pairs, int64_t *common,
-                          int64_t *either) {
+int64_t milldam_compare_sets(const uint32_t *values, int64_t values_count, const int64_t *starts, int64_t sets,
+                             const int64_t *counts, int64_t counts_count, const int64_t *first, int64_t pairs,
+                             const int64_t *second, int64_t second_count, const uint32_t *bounds, int64_t bounds_count,
+                             int64_t *common, int64_t common_count, int64_t *either, int64_t either_count) {
+    NEEDS(counts_count == sets && sets_within(starts, counts, sets, values_count));
+    NEEDS(second_count == pairs && bounds_count == pairs && common_count == pairs && either_count == pairs);
+    NEEDS(are_below(first, pairs, sets) && are_below(second, pairs, sets));
     for (int64_t pair = 0; pair < pairs; pair++) {
         const uint32_t *a = values + starts[first[pair]], *a_end = a + counts[first[pair]];
         const uint32_t *b = values + starts[second[pair]], *b_end = b + counts[second[pair]];
@@ -40,8 +53,10 @@ int64_t milldam_compare_sets(const uint32_t *values, const int64_t *starts, cons
 }
 
 /* Some runs of `values`, end to end. */
-int64_t milldam_gather(const uint32_t *values, const int64_t *starts, const int64_t *counts, int64_t runs,
-                       uint32_t *gathered) {
+int64_t milldam_gather(const uint32_t *values, int64_t values_count, const int64_t *starts, int64_t runs,
+                       const int64_t *counts, int64_t counts_count, uint32_t *gathered, int64_t room) {
+    NEEDS(counts_count == runs && sets_within(starts, counts, runs, values_count));
+    for (int64_t run = 0; run < runs; run++) NEEDS((room -= counts[run]) >= 0);
     for (int64_t run = 0; run < runs; run++) {
         memcpy(gathered, values + starts[run], counts[run] * sizeof(uint32_t));
         gathered += counts[run];

@@ -3,8 +3,9 @@
    The rules of words and the hashes are those of dedup/shingles.py. Texts are valid UTF-8; what is not is read as
    something, within its bounds. `lower` has the lower case of each character below `LOWERED`. */
 
+#include "arrays.h"
+
 #include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
 #define LOWERED 0x20000
@@ -192,10 +193,20 @@ static inline void end_text(struct reader *reader, uint64_t ngram, struct sink *
     if (reader->words && reader->words < ngram) give(sink, reader->chain);
 }
 
-/* The n-grams that are complete with the next part of a text, or with its end; how many. `open` has
-   sizeof(struct reader) bytes, zeros at first; `hashes` has room for one for each two bytes of the part, and two. */
-int64_t milldam_shingle_part(uint64_t *open, const uint8_t *part, int64_t size, int64_t last, int64_t ngram,
-                             const uint32_t *lower, uint64_t *hashes) {
+/* Words that texts of so many bytes can have at most: two that touch have at least four bytes. */
+static inline int64_t most_words(int64_t bytes, int64_t texts) { return bytes / 2 + texts; }
+
+static inline int can_read(const int64_t *offsets, int64_t offsets_count, int64_t size, int64_t ngram, int64_t lowered) {
+    return lie_within(offsets, offsets_count, size) && ngram >= 1 && ngram <= MOST_NGRAM && lowered >= LOWERED;
+}
+
+/* The n-grams that are complete with the next part of a text, or with its end; how many. `open` holds a reader, zeros at
+   first; `hashes` has room for all words of the part and the one before it. */
+int64_t milldam_shingle_part(uint64_t *open, int64_t open_count, const uint8_t *part, int64_t size, int64_t last,
+                             int64_t ngram, const uint32_t *lower, int64_t lowered, uint64_t *hashes, int64_t room) {
+    const int64_t whole[2] = {0, size};
+    NEEDS(can_read(whole, 2, size, ngram, lowered) && room >= most_words(size, 2));
+    NEEDS(open_count >= (int64_t)(sizeof(struct reader) / sizeof *open));
     struct reader *reader = (struct reader *)open;
     struct sink sink = {hashes, 0, 0};
     if (!reader->out_factor) begin(reader, ngram);
@@ -205,8 +216,12 @@ int64_t milldam_shingle_part(uint64_t *open, const uint8_t *part, int64_t size, 
 }
 
 /* The n-grams of whole texts that lie end to end, and where those of each begin. */
-int64_t milldam_shingles(const uint8_t *texts, const int64_t *offsets, int64_t count, int64_t ngram,
-                         const uint32_t *lower, uint64_t *hashes, int64_t *begins) {
+int64_t milldam_shingles(const uint8_t *texts, int64_t size, const int64_t *offsets, int64_t offsets_count,
+                         int64_t ngram, const uint32_t *lower, int64_t lowered, uint64_t *hashes, int64_t room,
+                         int64_t *begins, int64_t begins_count) {
+    const int64_t count = offsets_count - 1;
+    NEEDS(can_read(offsets, offsets_count, size, ngram, lowered) && begins_count == offsets_count);
+    NEEDS(room >= most_words(offsets[count] - offsets[0], count));
     struct sink sink = {hashes, 0, 0};
     for (int64_t k = 0; k < count; k++) {
         struct reader reader;
@@ -219,8 +234,8 @@ int64_t milldam_shingles(const uint8_t *texts, const int64_t *offsets, int64_t c
     return begins[count];
 }
 
-/* Signatures (dedup/minhash.py): `minima` has room for a number for each bin, `best` for each of 16 bits; `order` has for
-   each bin whom it asks, `ranks` for each bin when each other asks it. A text without words gets 255s. */
+/* Signatures (dedup/minhash.py): `minima` and `best` have room for a number for each bin; `order` has for each bin whom it
+   asks, `ranks` for each bin when each other asks it. A text without words gets 255s. */
 struct bins {
     int64_t count;
     const int16_t *order, *ranks;
@@ -231,7 +246,7 @@ struct bins {
 
 static void borrow_by_asking(const struct bins *bins, int64_t bin) {
     const int16_t *asked = bins->order + bin * bins->count;
-    while (bins->minima[*asked] == EMPTY) asked++;
+    for (int64_t k = 1; k < bins->count && bins->minima[*asked] == EMPTY; k++) asked++;
     bins->best[bin] = *asked;
 }
 
@@ -262,9 +277,22 @@ static void store(const struct bins *bins, uint8_t *signature) {
     }
 }
 
-int64_t milldam_signatures(const uint8_t *texts, const int64_t *offsets, int64_t count, int64_t ngram,
-                           const uint32_t *lower, int64_t size, const int16_t *order, const int16_t *ranks,
-                           const uint64_t *factors, uint64_t *minima, int16_t *best, uint8_t *signatures) {
+static int bins_fit(const int16_t *order, int64_t order_count, const int16_t *ranks, int64_t ranks_count, int64_t size) {
+    int beyond = size < 1 || size > INT16_MAX || order_count != size * size || ranks_count != size * size;
+    for (int64_t k = 0; !beyond && k < size * size; k += size)
+        for (int64_t at = k; at < k + size; at++) beyond |= (uint16_t)order[at] >= size || (uint16_t)ranks[at] >= size;
+    return !beyond;
+}
+
+int64_t milldam_signatures(const uint8_t *texts, int64_t bytes, const int64_t *offsets, int64_t offsets_count,
+                           int64_t ngram, const uint32_t *lower, int64_t lowered, const int16_t *order,
+                           int64_t order_count, const int16_t *ranks, int64_t ranks_count, const uint64_t *factors,
+                           int64_t size, uint64_t *minima, int64_t minima_count, int16_t *best, int64_t best_count,
+                           uint8_t *signatures, int64_t signatures_count) {
+    const int64_t count = offsets_count - 1;
+    NEEDS(can_read(offsets, offsets_count, bytes, ngram, lowered));
+    NEEDS(bins_fit(order, order_count, ranks, ranks_count, size) && minima_count == size && best_count == size);
+    NEEDS(signatures_count == count * size);
     const struct bins bins = {size, order, ranks, factors, minima, best};
     for (int64_t k = 0; k < count; k++) {
         struct sink sink = {0, minima, size};
@@ -310,9 +338,13 @@ static void sort(uint32_t *values, uint32_t *spare, int64_t count) {
 }
 
 /* Of each text the upper halves of its hashes, ascending, each once, at most `most`; how many in all. `hashes` and
-   `values` have room for one for each two bytes of the texts and one for each text. */
-int64_t milldam_sketches(const uint8_t *texts, const int64_t *offsets, int64_t count, int64_t ngram,
-                         const uint32_t *lower, int64_t most, uint64_t *hashes, uint32_t *values, int64_t *counts) {
+   `values` have room for all words of the texts. */
+int64_t milldam_sketches(const uint8_t *texts, int64_t size, const int64_t *offsets, int64_t offsets_count,
+                         int64_t ngram, const uint32_t *lower, int64_t lowered, int64_t most, uint64_t *hashes,
+                         int64_t hashes_count, uint32_t *values, int64_t values_count, int64_t *counts, int64_t count) {
+    NEEDS(can_read(offsets, offsets_count, size, ngram, lowered) && offsets_count == count + 1 && most >= 0);
+    const int64_t words = most_words(offsets[count] - offsets[0], count);
+    NEEDS(hashes_count >= words && values_count >= words);
     uint32_t *const first = values;
     for (int64_t k = 0; k < count; k++) {
         struct sink sink = {hashes, 0, 0};

@@ -1,10 +1,11 @@
 /* Numbers of 64 bits, sorted by their bytes: in one pass for each byte that differs at all. */
 
-#include <stdint.h>
+#include "arrays.h"
+
 #include <string.h>
 
-/* `spare` has room for as many. */
-int64_t milldam_sort(uint64_t *keys, uint64_t *spare, int64_t count) {
+int64_t milldam_sort(uint64_t *keys, int64_t count, uint64_t *spare, int64_t spare_count) {
+    NEEDS(spare_count >= count);
     int64_t places[8][256] = {{0}};
     uint64_t *from = keys, *to = spare;
     for (int64_t k = 0; k < count; k++)

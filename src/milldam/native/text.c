@@ -1,6 +1,6 @@
 /* Bytes of text, counted. */
 
-#include <stdint.h>
+#include "arrays.h"
 
 enum { SOME = 240 }; /* so few that a byte can count them, and the compiler takes 16 at a time */
 
@@ -16,7 +16,9 @@ int64_t milldam_count_byte(const uint8_t *bytes, int64_t size, int64_t wanted) {
 }
 
 /* The characters of texts that lie end to end in valid UTF-8: each byte but those that continue one. */
-int64_t milldam_count_characters(const uint8_t *bytes, const int64_t *offsets, int64_t texts, int64_t *counts) {
+int64_t milldam_count_characters(const uint8_t *bytes, int64_t size, const int64_t *offsets, int64_t offsets_count,
+                                 int64_t *counts, int64_t texts) {
+    NEEDS(offsets_count == texts + 1 && lie_within(offsets, offsets_count, size));
     for (int64_t text = 0; text < texts; text++) {
         int64_t total = 0;
         for (int64_t start = offsets[text]; start < offsets[text + 1]; start += SOME) {

@@ -1,12 +1,14 @@
 /* Ids of documents -> tokens as they are stored: special tokens around each document, ids narrowed. */
 
-#include <stddef.h>
-#include <stdint.h>
+#include "arrays.h"
 
 /* `bos` and `eos`: below zero there is none; a document that has them already gets no second one, an empty one none. `out`
-   has room for two more a document, 2 or 4 bytes each. `lengths` become those with them; gives how many tokens there are. */
-int64_t milldam_place_tokens(const uint32_t *ids, int64_t *lengths, int64_t documents, int64_t bos, int64_t eos,
-                             int64_t width, uint8_t *out) {
+   has room for two more a document, `width` bytes each. `lengths` become those with them; gives how many tokens there are. */
+int64_t milldam_place_tokens(const uint32_t *ids, int64_t ids_count, int64_t *lengths, int64_t documents, int64_t bos,
+                             int64_t eos, int64_t width, uint8_t *out, int64_t bytes) {
+    NEEDS((width == 2 || width == 4) && bytes / width >= ids_count + 2 * documents);
+    for (int64_t document = 0, left = ids_count; document < documents; document++)
+        NEEDS(lengths[document] >= 0 && (left -= lengths[document]) >= 0);
     uint16_t *narrow = (uint16_t *)(void *)out;
     uint32_t *wide = (uint32_t *)(void *)out;
     int64_t placed = 0;

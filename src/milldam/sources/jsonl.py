@@ -48,7 +48,7 @@ _CASE, _MOST_BRACKETS = 0x20, 500
 _LINES_SEEN = 10_000
 _LARGEST_LOOKED_AT = 8 << 20
 """Of a record at a file's head."""
-_TEXTS_KERNEL = (np.uint8, int, np.uint8, int, int, np.uint8, np.int64)
+_TEXTS_KERNEL = (np.uint8, np.uint8, np.uint8, np.int64)
 _NULL_BEHIND_OBJECT = re.compile(rb"\}\s*null")
 _SURROGATE = re.compile(rb"\\u[dD][89abcdefABCDEF]")
 _DECODER = json.JSONDecoder()
@@ -183,7 +183,7 @@ class _Texts:
         data, lines = np.frombuffer(block.data, np.uint8), _count_lines(block)
         texts, offsets = pa.allocate_buffer(len(data), resizable=True), pa.allocate_buffer(8 * (lines + 1))
         ends, room = np.frombuffer(offsets, np.int64), np.frombuffer(texts, np.uint8)
-        if self._kernel(data, len(data), self._name, len(self._name), lines, room, ends) < 0:
+        if self._kernel(data, self._name, room, ends) < 0:
             return None
         del room  # numpy holds the buffer until then
         texts.resize(int(ends[-1]), shrink_to_fit=True)

@@ -44,8 +44,8 @@ class Block:
 def count_line_ends(data: bytes) -> int:
     """As data.count(b"\\n"), many times as fast."""
     array = np.frombuffer(data, dtype=np.uint8)
-    if count := kernel("count_byte", np.uint8, int, int):
-        return count(array, len(array), _LINE_END)
+    if count := kernel("count_byte", np.uint8, int):
+        return count(array, _LINE_END)
     return int(np.count_nonzero(array == _LINE_END))
 
 

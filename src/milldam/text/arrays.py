@@ -25,13 +25,13 @@ def text_offsets(texts: pa.LargeStringArray) -> npt.NDArray[np.int64]:
 def character_counts(texts: pa.LargeStringArray) -> npt.NDArray[np.int64]:
     """How many characters each text has."""
     data = texts.buffers()[2] if len(texts) else None
-    count = kernel("count_characters", np.uint8, np.int64, int, np.int64)
+    count = kernel("count_characters", np.uint8, np.int64, np.int64)
     if data is None or count is None:
         import pyarrow.compute as pc
 
         return np.asarray(pc.utf8_length(texts), dtype=np.int64)
     counts = np.empty(len(texts), np.int64)
-    count(np.frombuffer(data, np.uint8), text_offsets(texts), len(texts), counts)
+    count(np.frombuffer(data, np.uint8), text_offsets(texts), counts)
     return counts
 
 

@@ -194,13 +194,13 @@ def add_special_tokens(
     >>> add_special_tokens(np.array([5, 6, 7, 0]), np.array([2, 2]), SpecialTokens(None, 0), np.dtype("uint16"))
     (array([5, 6, 0, 7, 0], dtype=uint16), array([3, 2]))
     """
-    place = kernel("place_tokens", np.uint32, np.int64, int, int, int, int, np.uint8)
+    place = kernel("place_tokens", np.uint32, np.int64, int, int, int, np.uint8)
     if place is None:
         return _insert_special_tokens(flat, lengths, special, dtype)
     bos, eos = (-1 if mark is None else mark for mark in (special.bos, special.eos))
     lengths, out = lengths.copy(), np.empty(len(flat) + 2 * len(lengths), dtype)
     ids = np.ascontiguousarray(flat, np.uint32)
-    size = place(ids, lengths, len(lengths), bos, eos, dtype.itemsize, out.view(np.uint8))
+    size = place(ids, lengths, bos, eos, dtype.itemsize, out.view(np.uint8))
     return out[:size], lengths
 
 

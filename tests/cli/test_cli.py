@@ -77,7 +77,7 @@ COMMANDS = (
     "cache", "chat-check", "completion", "contamination", "dedup-index", "demo", "export", "feed", "import", "inspect",
     "map", "migrate", "plan", "preprocess", "pull", "push", "qa", "qa-eval", "report", "run-units", "schema", "slurm",
     "stats", "status",
-    "tokenize", "train-tokenizer", "verify", "watch",
+    "tokenize", "train-tokenizer", "verify",
 )  # fmt: skip
 
 

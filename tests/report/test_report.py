@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -27,9 +26,9 @@ from milldam.errors import StoreError
 from milldam.files import write_sealed
 from milldam.markup import escape, escape_plain
 from milldam.report import write_report
-from milldam.report.drawing import Column, column_chart, memory_chart, memory_picture
+from milldam.report.drawing import Column, column_chart, memory_chart
 from milldam.report.facts import Lengths, count_lengths, gather, sample_dropped
-from milldam.report.timeline import POINTS, growth_of, read_timeline
+from milldam.report.timeline import POINTS, read_timeline
 from milldam.stores.tokens import format
 from milldam.stores.tokens.manifest import Manifest, Shard, Tally
 from milldam.stores.tokens.writer import ShardWriter, Tokens
@@ -517,69 +516,6 @@ def test_a_row_cut_off_by_a_kill_is_passed_over(tmp_path: Path) -> None:
     assert len(timeline_of(tmp_path, ["1,a,1,5,5,job\n", "2,a,1", "3,a,1,9,9,job\n", "8,a,1,5,job\n"]).points) == 1
     assert timeline_of(tmp_path, []) is None
     assert read_timeline(tmp_path / "nowhere.csv") is None
-
-
-@given(st.floats(-1e6, 1e6), st.lists(st.integers(0, 99), max_size=15, unique=True))
-def test_growth_is_found_below_spikes(slope: float, spikes: list[int]) -> None:
-    """A steady slope is found whatever a seventh of the points are."""
-    points = [(float(k), 1e9 + slope * k + (5e9 if k in spikes else 0.0)) for k in range(100)]
-    growth = growth_of(points)
-    assert growth is not None
-    assert growth / 60 == pytest.approx(slope, abs=abs(slope) * 0.35 + 1)
-
-
-def test_a_leak_is_told_from_a_start(tmp_path: Path) -> None:
-    """Memory that is filled and then kept is no leak; memory that rises to the end may be one."""
-    leaking = timeline_of(tmp_path, (f"{k * 0.2},a,1,{100 * MB + k * MB // 2},5,job\n" for k in range(600)))
-    assert leaking.grows_to_the_end and leaking.growth == pytest.approx(150 * MB, rel=0.05)
-    filled = timeline_of(tmp_path, (f"{k * 0.2},a,1,{min(k, 100) * 4 * MB},5,job\n" for k in range(600)))
-    assert not filled.grows_to_the_end
-
-
-def test_over_too_short_a_time_there_is_no_growth() -> None:
-    """Nobody can tell from a few samples."""
-    assert growth_of([(0.0, 1.0), (9.0, 2.0)]) is None
-    assert growth_of([(k / 100, float(k)) for k in range(100)]) is None
-    assert growth_of([(k / 10, float(k)) for k in range(299)]) is None
-    assert growth_of([(k / 10, float(k)) for k in range(302)]) == pytest.approx(600)
-
-
-def test_what_was_given_back_is_no_growth() -> None:
-    """A process that grew for a while and fell back has no rate; one that only ends falls, too, and keeps its own."""
-    rising = [(k * 0.2, 1e8 + k * 1e7) for k in range(500)]
-    assert growth_of(rising) == pytest.approx(3e9)
-    assert growth_of([*rising, *((100 + k * 0.2, 1e7) for k in range(50))]) is None
-    assert growth_of([*rising, (100.0, 1e7), (100.2, 1e6)]) == pytest.approx(3e9)
-
-
-def test_processes_are_told_apart(tmp_path: Path) -> None:
-    """The largest first; the kernel gives a process number away again."""
-    rows = ["0,a,1,5,1,main\n", "0,a,7,90,2,old\n", "1,a,1,6,3,main\n", "2,a,1,4,1,main\n", "2,a,7,70,1,new\n"]
-    processes = timeline_of(tmp_path, rows).processes
-    assert [(one.name, one.first_seen, one.peak) for one in processes] == [
-        ("old", 0, 90),
-        ("new", 2, 70),
-        ("main", 0, 6),
-    ]
-    main = processes[2]
-    assert (main.start, main.final, main.peak_file, main.last_seen) == (5, 4, 3, 2.0)
-
-
-def test_a_limit_is_compared_over_time(tmp_path: Path) -> None:
-    """How long it was exceeded, and the mean by time, not by samples."""
-    rows = [f"{t},a,1,{size},{size},job\n" for t, size in ((0, 10), (1, 90), (4, 10), (5, 10))]
-    timeline = timeline_of(tmp_path, rows)
-    assert timeline.seconds_over(50) == pytest.approx(3, abs=0.1) and timeline.seconds_over(90) == 0
-    assert timeline.mean == (pytest.approx(58, abs=3), pytest.approx(58, abs=3))
-
-
-def test_the_picture_is_sound_and_escapes_names(tmp_path: Path) -> None:
-    """A parser reads it, the limit is drawn, and a hostile command stays text."""
-    timeline = timeline_of(tmp_path, [f"{t},watch,1,{100 * MB},5,job\n" for t in range(10)])
-    root = ET.fromstring(memory_picture(timeline, 300 * MB, '"><script>', "peak 100 MB"))
-    names = {element.tag.rpartition("}")[2] for element in root.iter()}
-    assert "script" not in names and "polyline" in names
-    assert "limit 300 MB" in "".join(root.itertext()) and "><script>" in "".join(root.itertext())
 
 
 def test_the_budget_is_drawn_unless_it_is_far_above(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from tests.kit.jobs import TOKENIZER, invoke
 from tests.kit.token_stores import write_store
 
 import milldam
-from milldam.cli.watch import _make_room
 from milldam.errors import ConfigError, InputError, MilldamError, ResourceError, StoreError
 from milldam.qa import FeatureStore
 from milldam.stores.tokens.manifest import Manifest
@@ -44,7 +43,6 @@ WRITERS: dict[str, Callable[[str], Any]] = {
     "export": lambda out: milldam.export("st", "npy", f"{out}.npy"),
     "export a folder": lambda out: milldam.export("st", "mds", out),
     "import": lambda out: milldam.import_tokens("tokens.npy", out),
-    "watch": lambda out: _make_room(Path(out)),
     "pull": lambda out: milldam.pull("anna/corpus", out),
 }
 

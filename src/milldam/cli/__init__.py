@@ -27,7 +27,7 @@ GROUPS = {
         *("tokenize", "preprocess", "plan", "qa", "map", "train-tokenizer", "chat-check", "dedup-index"),
         *("migrate", "schema"),
     ),
-    "Look": ("inspect", "stats", "verify", "contamination", "report", "status", "watch", "cache"),
+    "Look": ("inspect", "stats", "verify", "contamination", "report", "status", "cache"),
     "Train": ("feed", "qa-eval"),
     "Move": ("export", "import", "push", "pull"),
     "Run elsewhere": ("slurm", "run-units"),

@@ -86,10 +86,10 @@ def drawn_limit(limit: int | None, peak: int) -> int | None:
     return limit if limit is not None and limit <= 8 * peak else None
 
 
-def limit_line(panel: Panel, limit: int | None, drawn: int | None, name: str) -> list[str]:
+def limit_line(panel: Panel, limit: int | None, drawn: int | None) -> list[str]:
     if limit is None:
         return []
-    label = f"{name} {format_size(limit)}"
+    label = f"budget {format_size(limit)}"
     if drawn is None:
         return [text(panel.right - 6, panel.top + 16, f"{label}, far above", "budget", "end")]
     y = panel.y(drawn)
@@ -113,30 +113,6 @@ def peak_mark(panel: Panel, seconds: float, peak: int, limit: int | None) -> lis
 
 
 def memory_chart(timeline: Timeline, budget: int | None) -> str:
-    """The curve as a part of a page."""
-    return svg(WIDTH, CHART_HEIGHT, "Memory over time", memory_curve(timeline, budget, "budget"))
-
-
-def memory_picture(timeline: Timeline, limit: int | None, title: str, said: str) -> str:
-    """The curve as a file of its own, on light and dark ground."""
-    size = f'viewBox="-24 -70 {WIDTH + 48} {CHART_HEIGHT + 80}" width="{WIDTH + 48}" height="{CHART_HEIGHT + 80}"'
-    label = escape_plain(f"Memory of {title} over time")
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">',
-        f"<style>{page_style()}</style>",
-        '<rect x="-24" y="-70" width="100%" height="100%" class="paper"/>',
-        text(0, -34, shorten(title, 96), "title"),
-        text(0, -12, said),
-        *memory_curve(timeline, limit, "limit"),
-    ]
-    return "\n".join([*parts, "</svg>\n"])
-
-
-def page_style() -> str:
-    return resources.files("milldam.report").joinpath("page.css").read_text(encoding="utf-8")
-
-
-def memory_curve(timeline: Timeline, budget: int | None, called: str) -> list[str]:
     """Anonymous memory against the budget above, file-backed memory below, both over the same time and stages."""
     peak = timeline.peak.anonymous
     drawn = drawn_limit(budget, peak)
@@ -150,7 +126,12 @@ def memory_curve(timeline: Timeline, budget: int | None, called: str) -> list[st
         text(above.left, below.top - 10, "file-backed", "name"),
         *peak_mark(above, timeline.peak.seconds, peak, drawn),
     ]
-    return parts + limit_line(above, budget, drawn, called)
+    parts += limit_line(above, budget, drawn)
+    return svg(WIDTH, CHART_HEIGHT, "Memory over time", parts)
+
+
+def page_style() -> str:
+    return resources.files("milldam.report").joinpath("page.css").read_text(encoding="utf-8")
 
 
 def _stage_bands(spans: Sequence[Span], above: Panel, below: Panel) -> list[str]:

@@ -1,4 +1,4 @@
-"""`memory.csv` -> a curve of bounded size, the stages and processes it is of, and how fast it grew.
+"""`memory.csv` -> a curve of bounded size, and the stages it is of.
 
 The curve has the highest use in each of at most `POINTS` stretches of time. The file is read once, line by line; its
 lines are sums over processes only when put together. Time is that of work: what lies between a run that was ended and
@@ -7,12 +7,10 @@ the one that resumed it is left out, and where is marked.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 
 POINTS = 900
 MAX_SPANS = 200
@@ -20,10 +18,6 @@ _GAP_SECONDS = 60.0
 """Without a sample for so long, a process is taken for another with the same number."""
 _FIRST_STEP = 0.05
 _LINE_BYTES = 1000
-_FIT_POINTS, _FIT_SECONDS = 80, 30.0
-"""Over less time, nobody can tell growth from beginning."""
-_END = 0.02
-"""The share of the time at its end in which a fall is only the process ending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +38,12 @@ class Span:
     stop: float
 
 
-@dataclass(slots=True)
-class Process:
-    """One process, from when it was first seen to when it was last seen, in seconds and bytes."""
-
-    pid: str
-    name: str
-    first_seen: float
-    last_seen: float
-    start: int
-    peak: int = 0
-    final: int = 0
-    peak_file: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Timeline:
     points: tuple[Point, ...]
     spans: tuple[Span, ...]
     restarts: tuple[float, ...]
     """When another process took over: the run had been ended."""
-    processes: tuple[Process, ...]
-    """The largest first."""
     seconds: float
 
     @property
@@ -76,71 +54,6 @@ class Timeline:
     @property
     def peak_file(self) -> int:
         return max(point.file for point in self.points)
-
-    @property
-    def mean(self) -> tuple[int, int]:
-        """Anonymous and file-backed, over time: points are not evenly spaced."""
-        if len(self.points) == 1:
-            return self.points[0].anonymous, self.points[0].file
-        pairs = list(itertools.pairwise(self.points))
-        whole = max(self.points[-1].seconds - self.points[0].seconds, 1e-9)
-        weights = [(after.seconds - before.seconds) / whole for before, after in pairs]
-        return (
-            int(sum(weight * before.anonymous for weight, (before, _) in zip(weights, pairs, strict=True))),
-            int(sum(weight * before.file for weight, (before, _) in zip(weights, pairs, strict=True))),
-        )
-
-    def seconds_over(self, limit: int) -> float:
-        """How long anonymous memory was above a limit."""
-        return sum(
-            after.seconds - before.seconds
-            for before, after in itertools.pairwise(self.points)
-            if before.anonymous > limit
-        )
-
-    @property
-    def growth(self) -> float | None:
-        """Of anonymous memory, in bytes a minute; see `growth_of`."""
-        return growth_of([(point.seconds, point.anonymous) for point in self.points])
-
-    @property
-    def grows_to_the_end(self) -> bool:
-        """Whether memory rose all along, by a tenth of its peak or more: perhaps a leak.
-
-        A program that fills its memory and then keeps it does not: its second half is flat.
-        """
-        growth, half = self.growth, self.seconds / 2
-        later = growth_of([(one.seconds, one.anonymous) for one in self.points if one.seconds >= half])
-        if growth is None or later is None:
-            return False
-        return growth * self.seconds / 60 > self.peak.anonymous / 10 and later > growth / 2
-
-
-def growth_of(points: Sequence[tuple[float, float]]) -> float | None:
-    """Bytes a minute by the median of the slopes between all pairs (Theil and Sen), on at most 80 points.
-
-    Up to about a quarter of the points can be anything, such as a start or spikes, without moving it. None when they
-    are of less than half a minute, or when what had grown was given back before the end: that is no rate to go on with.
-
-    >>> growth_of([(k, 1000.0 * k + (9e9 if k % 10 == 5 else 0)) for k in range(60)])
-    60000.0
-    """
-    if len(points) < 8 or points[-1][0] - points[0][0] < _FIT_SECONDS:
-        return None
-    size = -(-len(points) // _FIT_POINTS)
-    groups = [points[start : start + size] for start in range(0, len(points), size)]
-    few = [(median(point[0] for point in group), median(point[1] for point in group)) for group in groups]
-    slope = median((b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.combinations(few, 2) if b[0] > a[0])
-    return None if _fell_back(points, slope, few) else 60 * slope
-
-
-def _fell_back(points: Sequence[tuple[float, float]], slope: float, few: Sequence[tuple[float, float]]) -> bool:
-    """Whether the end lies below the fitted line by more than half of what it rises, and by a tenth of all."""
-    end, span = points[-1][0], points[-1][0] - points[0][0]
-    reached = max(amount for seconds, amount in points if seconds >= end - _END * span)
-    expected = median(amount - slope * seconds for seconds, amount in few) + slope * end
-    highest = max(amount for _, amount in few)
-    return slope > 0 and expected - reached > max(slope * span / 2, highest / 10)
 
 
 # ---- reading the file ----
@@ -215,8 +128,6 @@ class _Curve:
         self._peaks: dict[int, tuple[int, int]] = {}
         self._spans: list[Span] = []
         self._restarts: list[float] = []
-        self._processes: list[Process] = []
-        self._alive: dict[str, Process] = {}
 
     def is_of_another_run(self, sample: _Sample, begin: float) -> bool:
         """Whether all so far was written before `begin`, by a process that has ended."""
@@ -236,24 +147,12 @@ class _Curve:
             self._spans[-1].stop = self._clock
         if not self._spans or (self._spans[-1].stage != sample.stage and len(self._spans) < MAX_SPANS):
             self._spans.append(Span(sample.stage, self._clock, self._clock))
-        # A number that was away for a sample and comes back is another process.
-        self._alive = {pid: self._process(pid, row) for pid, row in sample.rows.items()}
         while self._clock >= POINTS * self._step:
             merged: dict[int, tuple[int, int]] = {}
             for position, peak in self._peaks.items():
                 self._raise(merged, position // 2, peak)
             self._peaks, self._step = merged, self._step * 2
         self._raise(self._peaks, int(self._clock / self._step), sample.most)
-
-    def _process(self, pid: str, row: tuple[int, int, str]) -> Process:
-        anonymous, file, name = row
-        one = self._alive.get(pid)
-        if one is None:
-            one = Process(pid, name, self._clock, self._clock, anonymous)
-            self._processes.append(one)
-        one.name, one.last_seen, one.final = name, self._clock, anonymous
-        one.peak, one.peak_file = max(one.peak, anonymous), max(one.peak_file, file)
-        return one
 
     @staticmethod
     def _raise(peaks: dict[int, tuple[int, int]], position: int, to: tuple[int, int]) -> None:
@@ -267,5 +166,4 @@ class _Curve:
         points = (
             Point(min((position + 0.5) * self._step, seconds), *peak) for position, peak in sorted(self._peaks.items())
         )
-        largest = sorted(self._processes, key=lambda one: -one.peak)
-        return Timeline(tuple(points), tuple(self._spans), tuple(self._restarts), tuple(largest), seconds)
+        return Timeline(tuple(points), tuple(self._spans), tuple(self._restarts), seconds)

@@ -7,7 +7,6 @@ records      what is done of a stage, by key, in lines appended durably
 session      runs the units of a stage on a pool of workers, and reports progress
 summary      what a run tells, while it works and when it is done, the same for every job
 monitor      memory of a process tree over time
-watching     the same of any command
 one_stage    what jobs of one stage have in common
 
 tasks        what executors know of work; what one of several machines does of a stage

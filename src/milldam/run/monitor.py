@@ -7,24 +7,21 @@ in memory.
 A sample that takes longer than a fiftieth of the interval makes the interval longer, so that the cost stays under
 about 2 % of a core.
 
-A process belongs to the tree once its parent does, and stays in it when that parent ends. With `adopting`, processes
-that lost their parents come to us (PR_SET_CHILD_SUBREAPER), so that none gets away between two looks, not even one that
-began a session of its own. A look costs a listing of /proc, a file for each new process of the machine, and a file
-for each process of the tree. What a forked worker shares with the process that forked it is left out of what it holds;
-since the kernel walks all pages for that, it is looked at for a few workers at a time.
+A process belongs to the tree once its parent does, and stays in it when that parent ends. A look costs a listing of
+/proc, a file for each new process of the machine, and a file for each process of the tree. What a forked worker shares
+with the process that forked it is left out of what it holds; since the kernel walks all pages for that, it is looked at
+for a few workers at a time.
 Without /proc, psutil is asked: then all resident memory counts as anonymous.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -32,14 +29,12 @@ from typing import NotRequired, TypedDict
 from milldam.memory import FORKED, Usage, process_tree, shared_bytes, usage
 
 _HAS_PROC = Path("/proc/self/status").exists()
-_STATUS = re.compile(rb"^(Name|VmHWM|Rss\w+):\s+(.*)$", re.MULTILINE)
-_ROLLUP = re.compile(rb"^(Pss_Anon|Pss_Shmem|Pss_File):\s+(\d+)", re.MULTILINE)
+_STATUS = re.compile(rb"^(Name|Rss\w+):\s+(.*)$", re.MULTILINE)
 _INTERPRETERS = re.compile(r"python|pypy|ruby|perl|node|bash|^sh$|zsh|dash|java|milldam|pt_")
 _NAME_CHARACTERS = 48
 _NAME_LOOKS = 3
 _SHARED_SECONDS = 0.002
 """To spend at each look on what forked workers share."""
-_SET_CHILD_SUBREAPER, _GET_CHILD_SUBREAPER = 36, 37
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +44,15 @@ class Reading:
     pid: int
     name: str
     use: Usage
-    resident_peak: int = 0
-    """The most it ever had resident, file-backed too, by the kernel's own count: no spike is missed."""
 
 
 class ProcessTree:
     """The processes below a root, looked up again and again. Holds a number for each process of the machine."""
 
-    def __init__(
-        self, root: int, *, alone: bool = False, adopting: bool = False, strangers: frozenset[int] = frozenset()
-    ) -> None:
-        """`alone`: without what is below it. `strangers`: what ran before the root and is none of its processes."""
+    def __init__(self, root: int, *, alone: bool = False) -> None:
+        """`alone`: without what is below it."""
         self._root, self._members, self._alone = root, {root}, alone
-        self._adopting = os.getpid() if adopting else None
-        self._strangers = set(strangers) - {root}
+        self._strangers: set[int] = set()
         self._names: dict[int, tuple[bytes, str, int]] = {}
         self._shared: dict[int, int] = {}
         """Of forked workers, those first that were not looked at for longest."""
@@ -75,44 +65,22 @@ class ProcessTree:
         if not self._alone:
             self._look()
         self._look_at_shared()
-        readings = [found for pid in sorted(self._members) if (found := self._reading(pid)) is not None]
-        for pid in self._members - {self._root, *(one.pid for one in readings)}:
-            # Ended, and its parent before it: nobody but us takes note of it.
-            if self._adopting is not None and _parent(pid) == self._adopting:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
-        return readings
-
-    def count_once(self) -> Usage | None:
-        """Memory with each page counted once, however many processes share it; None where nobody tells.
-
-        The kernel walks all pages for it: about a second for 100 GB.
-        """
-        total = Usage()
-        for pid in tuple(self._members):
-            with contextlib.suppress(OSError):
-                found = {name: int(n) for name, n in _ROLLUP.findall(Path(f"/proc/{pid}/smaps_rollup").read_bytes())}
-                anonymous = found.get(b"Pss_Anon", 0) + found.get(b"Pss_Shmem", 0)
-                total += Usage(1024 * anonymous, 1024 * found.get(b"Pss_File", 0))
-        return total if total.anonymous + total.file else None
+        return [found for pid in sorted(self._members) if (found := self._reading(pid)) is not None]
 
     def _look(self) -> None:
-        present = listed()
+        present = {int(name) for name in os.listdir("/proc") if name.isdigit()}
         self._members &= present
         self._strangers &= present
         for pid in self._names.keys() - self._members:
             del self._names[pid]
             self._shared.pop(pid, None)
         parents = {pid: _parent(pid) for pid in present - self._members - self._strangers}
-        while found := {pid for pid, parent in parents.items() if self._is_ours(parent)}:
+        while found := {pid for pid, parent in parents.items() if parent in self._members}:
             self._members |= found
             for pid in found:
                 del parents[pid]
         # One whose parent has just ended may still turn out to be ours: it is looked at again.
         self._strangers |= {pid for pid, parent in parents.items() if parent == 0 or parent in present}
-
-    def _is_ours(self, parent: int | None) -> bool:
-        return parent is not None and (parent in self._members or parent == self._adopting)
 
     def _reading(self, pid: int) -> Reading | None:
         try:
@@ -126,7 +94,7 @@ class ProcessTree:
         shared = self._shared_by(pid) if found[b"Name"] == FORKED.encode() else 0
         anonymous = max(0, sizes[b"RssAnon"] - shared) + sizes.get(b"RssShmem", 0)
         use = Usage(anonymous, sizes.get(b"RssFile", 0))
-        return Reading(pid, self._name(pid, found[b"Name"]), use, sizes.get(b"VmHWM", 0))
+        return Reading(pid, self._name(pid, found[b"Name"]), use)
 
     def _shared_by(self, pid: int) -> int:
         if pid not in self._shared:
@@ -152,11 +120,6 @@ class ProcessTree:
             name = _describe(pid, kernel_name.decode(errors="replace"))
             self._names[pid] = (kernel_name, name, looks + 1 if before == kernel_name else 1)
         return name
-
-
-def listed() -> set[int]:
-    """Every process of the machine."""
-    return {int(name) for name in os.listdir("/proc") if name.isdigit()} if _HAS_PROC else set()
 
 
 def _parent(pid: int) -> int | None:
@@ -208,24 +171,6 @@ def _read_without_proc(pid: int) -> Reading | None:
     with contextlib.suppress(psutil.Error):
         return Reading(pid, name_of([], psutil.Process(pid).name()), usage(pid))
     return None
-
-
-@contextmanager
-def adopting_orphans() -> Iterator[bool]:
-    """While it lasts, processes below us that lose their parent become our children; False where that can't be."""
-    try:
-        prctl = ctypes.CDLL(None, use_errno=True).prctl
-    except (OSError, AttributeError, TypeError):
-        yield False
-        return
-    before = ctypes.c_int(0)
-    known = prctl(_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0) == 0
-    adopting = known and prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
-    try:
-        yield adopting
-    finally:
-        if adopting:
-            prctl(_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
 SAMPLE_SECONDS = 0.2
@@ -284,22 +229,15 @@ class Monitor:
         *,
         stage: str = "start",
         here: str = "",
-        tree: ProcessTree | None = None,
-        every: float = SAMPLE_SECONDS,
     ) -> None:
-        """`here`: what notes call this machine; its own process counts there, and what is below it tells of itself.
-
-        `tree`: this process and all below it unless given.
-        """
+        """`here`: what notes call this machine; its own process counts there, and what is below it tells of itself."""
         self.stage = stage
         self.now = self.peak = Usage()
         self.machines: dict[str, int] = {}
         """Peak of anonymous memory on each machine of which something is noted."""
-        self.resident_peak = 0
-        """The most that one process had resident, by the kernel's count."""
-        self._here, self._every = here, every
+        self._here = here
         # A cluster may run below this process: its workers tell of themselves, and what else it takes is not ours.
-        self._tree = tree or ProcessTree(os.getpid(), alone=bool(here))
+        self._tree = ProcessTree(os.getpid(), alone=bool(here))
         self._stages: dict[str, _Stage] = {}
         self._elsewhere: dict[tuple[str, int], _Noted] = {}
         self._timeline = _Timeline(timeline)
@@ -349,7 +287,6 @@ class Monitor:
                 booked.final = self.now
                 booked.peak = _larger(booked.peak, self.now)
                 self.peak = _larger(self.peak, self.now)
-                self.resident_peak = max([self.resident_peak, *(one.resident_peak for one in readings)])
                 rows = [(str(one.pid), one.use, one.name) for one in readings]
                 rows += [(f"{machine}:{pid}", one, "") for (machine, pid), one in elsewhere.items()]
                 self._timeline.add(self.stage, self.now.anonymous, rows, last=last)
@@ -380,11 +317,11 @@ class Monitor:
             self.sample()
 
     def _waits(self) -> Iterator[float]:
-        """Seconds to the next sample: few at the start, for brief runs; then `every`, or more when sampling is dear."""
-        wait = min(_FIRST_WAIT, self._every)
+        """Seconds to the next sample: few at the start, for brief runs; then five a second; fewer when it is dear."""
+        wait = min(_FIRST_WAIT, SAMPLE_SECONDS)
         while True:
-            yield max(wait, self._cost * _SHARE_OF_CORE if wait >= self._every else 0.0)
-            wait = min(wait * 1.25, self._every)
+            yield max(wait, self._cost * _SHARE_OF_CORE if wait >= SAMPLE_SECONDS else 0.0)
+            wait = min(wait * 1.25, SAMPLE_SECONDS)
 
     def use(self, budget_bytes: int) -> MemoryUse:
         """What was measured, of a budget."""

@@ -66,9 +66,19 @@ class MilldamError(Exception):
     def __str__(self) -> str:
         return self.spelled(str)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By its message, whatever a subclass is made from: errors come from other processes.
+        return _restored, (type(self), self.args, self.__dict__)
+
     def spelled(self, spell: Callable[[Setting], str]) -> str:
         """The message, each setting in it as `spell` writes it."""
         return "".join(spell(part) if isinstance(part, Setting) else str(part) for part in self.args)
+
+
+def _restored(kind: type[MilldamError], message: tuple[Any, ...], attributes: dict[str, Any]) -> MilldamError:
+    error = kind.__new__(kind, *message)
+    error.__dict__.update(attributes)
+    return error
 
 
 class ConfigError(MilldamError):

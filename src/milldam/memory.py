@@ -11,8 +11,8 @@ counts twice, so the figures err on the safe side.
 pyarrow without pandas, until somebody wants pandas.
 
 For the first array of Python values, pyarrow loads pandas where it is installed: 40 MB in every process, for nothing.
-`keep_arrow_lean` lets it find that there is none. When a program, or a user's function, imports pandas itself, pyarrow
-is told at once, and treats pandas' types as ever.
+In processes of milldam's own, `keep_arrow_lean` lets it find that there is none. When a user's function imports pandas
+itself, pyarrow is told at once, and treats pandas' types as ever.
 """
 
 from __future__ import annotations
@@ -198,6 +198,34 @@ def _usage_without_proc(pid: int | str) -> Usage:
         return Usage()
 
 
+_START_TIME = 19
+"""Position of the start time among the fields of /proc/PID/stat that follow the process's name."""
+
+
+def process_identity(pid: int) -> str:
+    """A process's number and start time, since numbers are used again; empty when there is no such process."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        import psutil  # for systems without /proc
+
+        try:
+            return f"{pid}.{psutil.Process(pid).create_time()}"
+        except psutil.Error:
+            return ""
+    # The second field, in brackets, may hold anything.
+    return f"{pid}.{status.rpartition(')')[2].split()[_START_TIME]}"
+
+
+def pid_of(process: str) -> int:
+    return int(process.partition(".")[0])
+
+
+def is_alive(process: str) -> bool:
+    """Whether a process of this machine, by its identity, is still there."""
+    return process_identity(pid_of(process)) == process
+
+
 FORKED = "milldam-worker"
 """The name, as the kernel has it, of a process that shares memory with the one that forked it."""
 _PR_SET_NAME = 15
@@ -378,8 +406,13 @@ class _Finder:
         return found
 
 
+own_process = False
+"""Whether this process is the command line's, and no program's that uses milldam."""
+
+
 def keep_arrow_lean() -> None:
-    """Once is enough; where pandas or pyarrow's use of it is there already, it stays."""
+    """For processes that are milldam's alone: it changes how every thread imports. Once is enough; where pandas or
+    pyarrow's use of it is there already, it stays."""
     if "pandas" in sys.modules or any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     import pyarrow

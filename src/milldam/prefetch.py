@@ -13,6 +13,21 @@ Item = TypeVar("Item")
 Made = TypeVar("Made")
 
 _END = object()
+_this_thread = threading.local()
+
+
+class _ClosedError(BaseException):
+    """Nobody takes the items any more."""
+
+
+def leave_if_closed() -> None:
+    """End the work of a thread that reads ahead for an iterator that was closed; nothing in any other thread.
+
+    Called wherever an item may be long in coming.
+    """
+    stopped = getattr(_this_thread, "stopped", None)
+    if stopped is not None and stopped.is_set():
+        raise _ClosedError
 
 
 def prefetched(items: Iterator[Item], ahead: int) -> Iterator[Item]:
@@ -56,11 +71,11 @@ def in_threads(make: Callable[[Item], Made], items: Iterable[Item], threads: int
 
 
 def _work(items: Iterator[Any], waiting: queue.Queue[Any], stopped: threading.Event) -> None:
+    _this_thread.stopped = stopped
     try:
         for item in items:
             _hand_over((item, None), waiting, stopped)
-            if stopped.is_set():
-                return
+            leave_if_closed()
         _hand_over((_END, None), waiting, stopped)
     except BaseException as error:
         _hand_over((_END, error), waiting, stopped)

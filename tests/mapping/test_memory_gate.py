@@ -118,7 +118,7 @@ def test_who_is_killed_holds_no_turn(tmp_path: Path) -> None:
     other.process.join()
     assert enters(gate, MB)
     with gate.board() as board:
-        board.workers = {f"{os.getppid()} 1": (MB, MB)}
+        board.workers = {f"{os.getppid()}.1": (MB, MB)}
     assert enters(gate, MB)
     remove_gates(tmp_path)
     assert list(tmp_path.glob("gate-*")) == []

@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from milldam import __version__
+from milldam import __version__, memory
 from milldam.cli.naming import DESCRIBED, as_option, explained, visible
 from milldam.errors import EXIT_INTERRUPTED, MilldamError
 
@@ -76,6 +76,7 @@ class _Group(click.Group):
                 formatter.write_dl([(name, one.get_short_help_str(formatter.width - width - 6)) for name, one in found])
 
     def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:
+        memory.own_process = args is None
         try:
             return super().main(args, *others, **options)
         except SystemExit as end:

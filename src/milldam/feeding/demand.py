@@ -1,6 +1,6 @@
 """Which units loaders wait for: a small file of the run folder for each loader, on any machine that sees the folder.
 
-`demand/HOST-PID-n.json` lists the next units in the order in which they are needed. What is no longer wanted costs
+`demand/HOST-PROCESS-n.json` lists the next units in the order in which they are needed. What is no longer wanted costs
 nothing but time: every unit is made some day. So a file whose process is gone is removed by who sees it on its own
 machine, and one that nobody has touched for long is passed over.
 
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from milldam.files import read_sealed, replace_unsynced, seal_file
 from milldam.loader.unit_order import splits_asked
+from milldam.memory import is_alive, process_identity
 from milldam.run.units import KnownKeys
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Demand:
     @property
     def _path(self) -> Path:
         # By the process that asks: a forked one has wishes of its own.
-        return self._folder / f"{socket.gethostname()}-{os.getpid()}-{self._number}.json"
+        return self._folder / f"{socket.gethostname()}-{process_identity(os.getpid())}-{self._number}.json"
 
     def put(self, units: Sequence[int]) -> None:
         """Want these units, in this order."""
@@ -92,21 +93,10 @@ def _read(path: Path) -> list[int]:
 
 
 def _is_dead(path: Path) -> bool:
-    host, pid, _ = path.stem.rsplit("-", 2)
+    host, process, _ = path.stem.rsplit("-", 2)
     if host != socket.gethostname():
         return time.time() - path.stat().st_mtime > _STALE_SECONDS
-    return not is_alive(int(pid))
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process of this machine is there."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    return not is_alive(process)
 
 
 NAME, DECIDED = "feed.json", "decided-"
@@ -122,8 +112,8 @@ class Planned:
     name: str
     """What was asked for: who asks for something else does not share it."""
     host: str
-    pid: int
-    """Of the maker."""
+    process: str
+    """The maker."""
     identity: str = ""
     """Of the store that is being made; empty: nothing is planned yet."""
     units: int = 0
@@ -143,7 +133,7 @@ class Planned:
     @classmethod
     def here(cls, name: str) -> Planned:
         """By a maker that is this process, before it has planned."""
-        return cls(name, socket.gethostname(), os.getpid())
+        return cls(name, socket.gethostname(), process_identity(os.getpid()))
 
     def with_plan(self, prepared: Prepared, plan: TokenPlan) -> Planned:
         chat = prepared.chat_facts(Counter())
@@ -173,7 +163,7 @@ class Planned:
         if told is None:
             return None
         planned = Planned(**told | {"splits": tuple(told["splits"])})
-        return planned if planned.host != socket.gethostname() or is_alive(planned.pid) else None
+        return planned if planned.host != socket.gethostname() or is_alive(planned.process) else None
 
     @staticmethod
     def forget(run_folder: Path) -> None:

@@ -25,6 +25,7 @@ from milldam.files import has_size
 from milldam.input_files import RUN_FOLDER
 from milldam.loader.stores import Store, token_file
 from milldam.loader.unit_order import FeedFacts, FinishedParts, Part, Parts
+from milldam.prefetch import leave_if_closed
 from milldam.run.folder import Presence
 from milldam.run.records import RECORDS, Record, UnitSet, parse_record, record_head
 from milldam.run.units import Identity, Keys, UnitList
@@ -103,7 +104,9 @@ class GrowingParts:
                 if not self._demand.is_known():
                     self._demand.renew()
                 self._making.tend(self._planned.identity, len(self._made))
-                time.sleep(pause)
+                leave_if_closed()
+                # Others look meanwhile how far the feed is.
+                threading.Condition(self._lock).wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
         finally:
             self._waited += time.monotonic() - began

@@ -54,8 +54,10 @@ def _end_with(parent: int) -> None:
 
 def _make(connection: Connection) -> None:
     from milldam.feeding.job import FeedJob
+    from milldam.memory import keep_arrow_lean
     from milldam.run import job as frame
 
+    keep_arrow_lean()
     config, name, asked = connection.recv()
     job = FeedJob(config, name=name, report=asked.report, request=asked.name)
     frame.run(job, frame.Options.of(config))

@@ -25,6 +25,7 @@ from milldam.errors import MilldamError, MismatchError, RunHeldError, WorkerErro
 from milldam.feeding.demand import Planned
 from milldam.files import hash_bytes, read_sealed
 from milldam.input_files import RUN_FOLDER
+from milldam.memory import process_identity
 from milldam.run.folder import Presence
 from milldam.run.server_handle import ADVICE, cause_of
 from milldam.run.tasks import ERROR
@@ -102,7 +103,7 @@ class Making:
         """What the maker that is at work has told; not what one that is gone has left."""
         planned = Planned.read(self._run)
         if self._process is not None:
-            return planned if planned is not None and planned.pid == self._process.pid else None
+            return planned if planned is not None and planned.process == process_identity(self._process.pid) else None
         return planned if self._presence.is_anybody_here() else None
 
     def tend(self, identity: str, made: int) -> None:

@@ -30,7 +30,18 @@ import numpy as np
 import pyarrow as pa
 
 from milldam.errors import ResourceError, Setting
-from milldam.memory import allowance, format_size, held_bytes, inherited, release, stays_shared, usage
+from milldam.memory import (
+    allowance,
+    format_size,
+    held_bytes,
+    inherited,
+    is_alive,
+    pid_of,
+    process_identity,
+    release,
+    stays_shared,
+    usage,
+)
 from milldam.run.pools import WORK_BYTES, WORKER_BYTES, enough_memory
 from milldam.sources.rows import NUMBER_OBJECT, Rows, TextWeight, byte_size, column
 
@@ -41,8 +52,6 @@ _READING = 3
 """Times its size: what reading a large row takes."""
 _AT_LEAST = 6
 """Times its size: what a batch larger than any before is expected to take at least."""
-_START_TIME = 19
-"""Position of the start time among the fields of /proc/PID/stat that follow the process's name."""
 MARGIN, ROOM_BYTES = 1.15, 12 * 10**6
 """What is added to what a batch takes: batches differ, and a shard waits to be written."""
 _LARGE_TIMES = 2
@@ -93,7 +102,7 @@ class MemoryGate:
     def join(self) -> None:
         """Count this process from now on, even while it has no large batch."""
         with self.board() as board:
-            board.workers[_identity(os.getpid())] = None
+            board.workers[process_identity(os.getpid())] = None
 
     @contextlib.contextmanager
     def passed(self, size: int, *, is_first: bool = False) -> Iterator[None]:
@@ -109,7 +118,7 @@ class MemoryGate:
                 yield
         finally:
             with self.board() as board:
-                board.workers[_identity(os.getpid())] = None
+                board.workers[process_identity(os.getpid())] = None
                 # What the function loads and keeps in its first call is no part of the next batch.
                 stays = usage().anonymous if is_first else 0
                 board.learn(size, meter.peak - max(before, stays))
@@ -118,7 +127,7 @@ class MemoryGate:
         """Whether a batch of this size may start now; then it counts as running."""
         with self.board() as board:
             board.forget_the_dead()
-            me, wanted = _identity(os.getpid()), board.expected(size)
+            me, wanted = process_identity(os.getpid()), board.expected(size)
             own = max(held_bytes(), self.idle_bytes)
             held = own + _held_by(self.parent) + board.held_by_others(me, self.idle_bytes, inherited()[1])
             fits = held + wanted <= self.limit_bytes or not board.is_busy
@@ -174,7 +183,7 @@ class Board:
         return max(most << (bits - max(self.taken)), _AT_LEAST * size)
 
     def forget_the_dead(self) -> None:
-        for name in [name for name in self.workers if _identity(_pid(name)) != name]:
+        for name in [name for name in self.workers if not is_alive(name)]:
             del self.workers[name]
 
     @property
@@ -188,7 +197,7 @@ class Board:
         `shared_bytes`: what of that each of them shares with this one.
         """
         others = {other: entry for other, entry in self.workers.items() if other != me}
-        held = (max(usage(_pid(other)).anonymous, idle_bytes, sum(entry or ())) for other, entry in others.items())
+        held = (max(usage(pid_of(other)).anonymous, idle_bytes, sum(entry or ())) for other, entry in others.items())
         held = (max(0, one - shared_bytes) for one in held)
         # One of those without a batch may be reading a row as large as any.
         reading = _READING * self.largest if None in others.values() else 0
@@ -214,25 +223,6 @@ def remove_gates(folder: Path) -> None:
     """Forget what an earlier run noted: a process of now may have the number of one that was killed."""
     for path in folder.glob("gate-*"):
         path.unlink(missing_ok=True)
-
-
-def _identity(pid: int) -> str:
-    """A process's number and start time, since numbers are used again; empty when there is no such process."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        import psutil  # for systems without /proc
-
-        try:
-            return f"{pid} {psutil.Process(pid).create_time()}"
-        except psutil.Error:
-            return ""
-    # The second field, in brackets, may hold anything.
-    return f"{pid} {status.rpartition(')')[2].split()[_START_TIME]}"
-
-
-def _pid(identity: str) -> int:
-    return int(identity.partition(" ")[0])
 
 
 @dataclass(frozen=True, slots=True)

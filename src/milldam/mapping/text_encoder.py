@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError, Setting
-from milldam.memory import keep_arrow_lean, release, usage
+from milldam.memory import release, usage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,7 +67,6 @@ class TextEncoder:
         from milldam.tokenizers.loading import choose_special_tokens
         from milldam.tokenizers.proof import choose_encoder, expected_ids
 
-        keep_arrow_lean()
         if special_text not in ("special", "plain"):
             raise ConfigError(Setting("special_text"), f': must be special or plain, not "{special_text}".')
         loaded = _load(tokenizer)

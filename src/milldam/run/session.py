@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from milldam.memory import Budget, keep_arrow_lean, release
+from milldam import memory
+from milldam.memory import Budget, release
 from milldam.run.folder import RunFolder
 from milldam.run.monitor import Monitor
 from milldam.run.pools import Pool, Workers
@@ -70,7 +71,8 @@ class Session:
         pool: Pool,
         held: contextlib.ExitStack,
     ) -> None:
-        keep_arrow_lean()
+        if memory.own_process:
+            memory.keep_arrow_lean()
         self.folder, self.observer, self.monitor, self.budget, self.pool = folder, observer, monitor, budget, pool
         self.held = held
         """Takes what a job wants closed at the end."""

@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from milldam.errors import ConfigError
 from milldam.input_files import is_address, missing_package
+from milldam.prefetch import leave_if_closed
 
 MAGIC = {"gz": b"\x1f\x8b", "zst": b"\x28\xb5\x2f\xfd", "bz2": b"BZh", "xz": b"\xfd7zXZ\x00"}
 _SKIPPABLE = b"\x2a\x4d\x18"
@@ -35,7 +36,7 @@ class DamagedError(Exception):
     """The data ends too early or is damaged; the message says how."""
 
     def __init__(self, reason: str, detail: str, unproven_bytes: int = 0) -> None:
-        super().__init__(detail)
+        super().__init__(reason, detail, unproven_bytes)
         self.reason = reason
         self.unproven_bytes = unproven_bytes
         """Bytes handed on before that come from the damaged member, frame or stream."""
@@ -43,6 +44,9 @@ class DamagedError(Exception):
         """What there is of the record that was cut off, set by who splits into records; None: there is none."""
         self.line: int | None = None
         """Its line."""
+
+    def __str__(self) -> str:
+        return str(self.args[1])
 
 
 def raising(error: DamagedError) -> Iterator[bytes]:
@@ -60,9 +64,12 @@ def read_blocks(file: IO[bytes], compression: str | None, block_bytes: int) -> I
     """Decompressed blocks of at most `block_bytes`."""
     if compression is None:
         while block := file.read(block_bytes):
+            leave_if_closed()
             yield block
         return
-    yield from _decompress(file, compression, block_bytes)
+    for block in _decompress(file, compression, block_bytes):
+        leave_if_closed()
+        yield block
 
 
 def _decompress(file: IO[bytes], compression: str, block_bytes: int) -> Iterator[bytes]:

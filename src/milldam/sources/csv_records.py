@@ -17,6 +17,7 @@ import csv
 import io
 import itertools
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -50,7 +51,7 @@ _CSV_ERRORS = {
 }
 _QUOTE, _NEWLINE, _RETURN = 34, 10, 13
 _BETWEEN_QUOTES = re.compile(rb'[^"](?=[^"])')
-csv.field_size_limit(LARGEST_FIELD)
+_limit_lock = threading.Lock()
 Positions = npt.NDArray[np.int64]
 
 
@@ -209,13 +210,24 @@ def records(blocks: Iterator[bytes], delimiter: str) -> Iterator[Record | GiantR
             lines.go_on_behind(giant)
 
 
+def _next_row(reader: Iterator[list[str]]) -> list[str] | None:
+    """The next row, whose fields may be large. The csv module has one limit for the whole process: the program that
+    uses milldam gets its own back."""
+    with _limit_lock:
+        before = csv.field_size_limit(LARGEST_FIELD)
+        try:
+            return next(reader, None)
+        finally:
+            csv.field_size_limit(before)
+
+
 def _small_records(lines: _Lines, delimiter: str) -> Iterator[Record]:
     """Records up to the end, or to a giant one."""
     reader, before = csv.reader(lines, delimiter=delimiter), lines.count
     while True:
         line = before + reader.line_num + 1
         try:
-            row = next(reader, None)
+            row = _next_row(reader)
         except csv.Error as error:
             problem = _CSV_ERRORS.get(str(error).split(" - ")[0], str(error))
             row, problem = [lines.taken.rstrip("\r\n")], problem

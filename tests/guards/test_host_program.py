@@ -1,0 +1,113 @@
+"""milldam in a program of somebody else's: what it leaves as it was, and what reaches it across processes."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import os
+import pickle
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.kit.jobs import TOKENIZER, wait_until, write_lines
+
+import milldam
+from milldam import MilldamError
+from milldam.errors import Setting
+
+OPTIONS: dict[str, Any] = {"tokenizer": TOKENIZER, "memory": "1GB", "workers": 1}
+
+
+def error_kinds() -> Iterator[type[Exception]]:
+    """Every error that is made anywhere in milldam."""
+    package = Path(milldam.__file__).parent
+    for path in package.rglob("*.py"):
+        for name in re.findall(r"^class (\w+)\(\w*(?:Error|Exception)\):", path.read_text(), re.MULTILINE):
+            module = ".".join(("milldam", *path.relative_to(package).with_suffix("").parts))
+            yield getattr(importlib.import_module(module.removesuffix(".__init__")), name)
+
+
+def test_every_error_survives_pickling_with_its_message() -> None:
+    """Whatever a subclass is made from: errors come from workers."""
+    kinds = set(error_kinds())
+    assert {getattr(milldam, name) for name in milldam.__all__ if name.endswith("Error")} <= kinds
+    for kind in kinds:
+        if issubclass(kind, MilldamError):
+            error = kind.__new__(kind, "line 3: ", Setting("text_column", "body"), ".")
+            error.reason = "no_field"
+            again = pickle.loads(pickle.dumps(error))
+            assert type(again) is kind and again.reason == "no_field", kind
+            assert str(again) == "line 3: text_column='body'.", kind
+            assert again.spelled(lambda setting: "--" + setting.name) == "line 3: --text_column."
+
+
+def test_csv_keeps_the_limit_of_the_program(tmp_path: Path) -> None:
+    """Fields beyond the csv module's own limit are read all the same."""
+    before = csv.field_size_limit(77_777)
+    try:
+        (tmp_path / "corpus.csv").write_text(f'text\n"{"mill race " * 10_000}"\n')
+        assert milldam.tokenize(tmp_path / "corpus.csv", tmp_path / "store", **OPTIONS).tokens > 20_000
+        assert csv.field_size_limit() == 77_777
+    finally:
+        csv.field_size_limit(before)
+
+
+def test_nothing_stays_in_the_import_system(tmp_path: Path) -> None:
+    """Nor is a package hidden from the program's threads meanwhile."""
+    corpus = write_lines(tmp_path / "corpus.jsonl", ["some text"] * 10)
+    program = (
+        "import sys, milldam\n"
+        f"milldam.tokenize({str(corpus)!r}, 'store', tokenizer={str(TOKENIZER)!r}, workers=1)\n"
+        f"milldam.map({str(corpus)!r}, lambda rows: {{'n': [1] * len(rows['text'])}}, 'table', workers=1)\n"
+        "assert not [one for one in sys.meta_path if one.__module__.startswith('milldam')], sys.meta_path\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=60)
+
+
+def slow_config(folder: Path) -> dict[str, Any]:
+    """Text whose last unit takes minutes."""
+    (folder / "slow.py").write_text(
+        "import time\ndef clean(text):\n    if 'slow' in text:\n        time.sleep(90)\n    return text\n"
+    )
+    texts = [f"{number} quick as water over the wheel" for number in range(10_000)] + ["slow"]
+    return {
+        "datasets": str(write_lines(folder / "corpus.jsonl", texts)),
+        "tokenizer": str(TOKENIZER),
+        "out": str(folder / "store"),
+        "clean": {"function": f"{folder}/slow.py:clean"},
+        "dedup": "off",
+        "shard_size": "100KB",
+        "workers": 1,
+        "memory": "1GB",
+    }
+
+
+def test_a_loader_that_is_gone_stops_reading_ahead(tmp_path: Path) -> None:
+    """Also while it waits for a unit that takes long to make."""
+    before = set(threading.enumerate())
+    with milldam.open(slow_config(tmp_path), kind="feed") as feed:
+        batches = feed.windows(16).batches(4, shuffle=False, prefetch=10_000)
+        next(batches)
+        wait_until(lambda: feed.stats()["units_made"] == feed.stats()["units"] - 1)
+        time.sleep(0.5)  # now it waits for the slow one
+        del batches
+        wait_until(lambda: not set(threading.enumerate()) - before)
+
+
+def test_wishes_of_a_loader_that_is_gone_are_forgotten(tmp_path: Path) -> None:
+    """Also where another process has its number by now: the system gives numbers again."""
+    wishes = tmp_path / "store/run/demand"
+    with milldam.open(slow_config(tmp_path), kind="feed") as feed:
+        next(iter(feed.windows(16).batches(4, shuffle=False, prefetch=0)))
+        gone = wishes / f"{socket.gethostname()}-{os.getpid()}.1-0.json"
+        wishes.mkdir(exist_ok=True)
+        gone.write_text("[1]")
+        wait_until(lambda: not gone.exists())
+        assert list(wishes.iterdir())

@@ -143,7 +143,7 @@ class DedupRules:
 
 # ---- evaluation sets ----
 
-DROP, CUT, REPORT = "drop", "cut", "report"
+DROP, REPORT = "drop", "report"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +169,7 @@ class EvaluationSet:
     common_share: Annotated[float, Gt(0), Le(1)] = 0.05
     """N-grams that occur in more than this share of the documents, and in more than 20, do not count."""
     action: Action = "drop"
-    """Drop the document, cut the passage out of it, or only report it."""
+    """Drop the document, or only report it."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
 

@@ -74,17 +74,6 @@ def test_documents_that_hold_an_item_are_dropped(tmp_path: Path) -> None:
     assert QUESTIONS[3] in report and QUESTIONS[3].upper().rstrip("?") in report
 
 
-def test_only_the_stretch_is_cut_out(tmp_path: Path) -> None:
-    """What stands before and after it stays; a document of nothing else is dropped."""
-    evals = write_evals(tmp_path / "evals.jsonl")
-    texts = [*planted(), QUESTIONS[20]]
-    store = lines_job(tmp_path, texts, decontaminate=[{"path": evals, "columns": "question", "action": "cut"}])
-    expected = [text if number % 5 else f"{text}\n\n; {text[::-1]}" for number, text in enumerate(PLAIN)]
-    assert texts_in(store) == [*expected, "?"]
-    assert drops_by_stage(store.path) == {}
-    assert milldam.contamination(store.path, evals, columns="question")["sets"][0]["findings"] == 0
-
-
 def test_a_report_changes_nothing(tmp_path: Path) -> None:
     """The same tokens as without, and the same findings as a drop."""
     evals = write_evals(tmp_path / "evals.jsonl")
@@ -96,7 +85,7 @@ def test_a_report_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_stretch_of_a_giant_document_is_cut_out(tmp_path: Path) -> None:
+def test_items_in_a_giant_document_are_found(tmp_path: Path) -> None:
     """A document that comes in parts: at its beginning, far inside and at its end."""
     rng = random.Random(4)
     filler = [make_words(rng, 150_000) for _ in range(4)]
@@ -104,14 +93,12 @@ def test_a_stretch_of_a_giant_document_is_cut_out(tmp_path: Path) -> None:
     text = " ".join([marks[0], *(f"{one} | {mark} |" for one, mark in zip(filler, marks[1:], strict=True))])
     assert len(text) > 3 << 20
     evals = write_evals(tmp_path / "evals.jsonl")
-    store = lines_job(
-        tmp_path, [text, *PLAIN[:3]], decontaminate=[{"path": evals, "columns": "question", "action": "cut"}]
-    )
-    left = " ".join(["?", *(f"{one} | ? |" for one in filler)])
-    assert texts_in(store) == [left, *PLAIN[:3]]
+    store = lines_job(tmp_path, [text, *PLAIN[:3]], decontaminate=[{"path": evals}])
+    assert texts_in(store) == PLAIN[:3]
     assert [one["item"] for one in findings(store.path)] == [0, 1, 2, 3, 4]
-    dropped = lines_job(tmp_path, [text, *PLAIN[:3]], "dropped", decontaminate=[{"path": evals}])
-    assert texts_in(dropped) == PLAIN[:3]
+    said = text.encode()
+    for one in findings(store.path):
+        assert said[one["start"] : one["end"]].decode() == one["document"] == QUESTIONS[one["item"]].rstrip("?")
 
 
 def test_a_share_of_the_ngrams_is_enough_and_less_is_not(tmp_path: Path) -> None:
@@ -161,8 +148,8 @@ def test_validation_sets_are_used_whole(tmp_path: Path) -> None:
 
 
 def test_no_document_is_dropped_for_one_that_is_removed(tmp_path: Path) -> None:
-    """The first of two near-duplicates is contaminated, or nothing is left of it: the second stays. So it is when the
-    item comes later, and when the first one is of an earlier run."""
+    """The first of two near-duplicates is contaminated: the second stays. So it is when the item comes later, and when
+    the first one is of an earlier run."""
     (text, other), question = fresh_texts(2, words=(150, 200)), QUESTIONS[0]
     first = f"{text} {question}"
     empty = write_evals(tmp_path / "evals.jsonl", QUESTIONS[1:3])
@@ -173,12 +160,6 @@ def test_no_document_is_dropped_for_one_that_is_removed(tmp_path: Path) -> None:
     assert texts_in(store) == [text, other]
     assert drops_by_stage(store.path) == {"decontaminate": {"contaminated": 1}}
     assert tree_bytes(lines_job(tmp_path, [first, text, other], "fresh", **rules).path) == tree_bytes(store.path)
-    long = write_evals(tmp_path / "long.jsonl", [text])
-    cut = {"dedup": "near", "decontaminate": [{"path": long, "action": "cut"}]}
-    assert texts_in(lines_job(tmp_path / "cut", [text, f"{text} and some more", other], **cut)) == [
-        " and some more",
-        other,
-    ]
     index = {"dedup": {"near": {}, "index": str(tmp_path / "index")}, "decontaminate": [{"path": evals}]}
     assert texts_in(lines_job(tmp_path / "earlier", [first, other], **index)) == [other]
     assert texts_in(lines_job(tmp_path / "later", [text, f"{other} more"], **index)) == [text]
@@ -186,11 +167,11 @@ def test_no_document_is_dropped_for_one_that_is_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", first_quick(range(3)))
 def test_every_near_duplicate_is_like_a_document_of_the_store(tmp_path: Path, seed: int) -> None:
-    """Versions of texts in any order, some with an item that is dropped or cut out, some too short for a filter; for
+    """Versions of texts in any order, some with an item, some too short for a filter; for
     any number of workers."""
     rng = random.Random(seed)
     drop = write_evals(tmp_path / "drop.jsonl", QUESTIONS[:15])
-    cut = write_evals(tmp_path / "cut.jsonl", QUESTIONS[15:])
+    report = write_evals(tmp_path / "report.jsonl", QUESTIONS[15:])
     texts = []
     for text in fresh_texts(60, seed, words=(90, 150)):
         words, item = text.split(), rng.choice(QUESTIONS)
@@ -199,7 +180,7 @@ def test_every_near_duplicate_is_like_a_document_of_the_store(tmp_path: Path, se
     rng.shuffle(texts)
     rules: dict[str, Any] = {
         "dedup": "near",
-        "decontaminate": [{"path": drop}, {"path": cut, "action": "cut"}],
+        "decontaminate": [{"path": drop}, {"path": report, "action": "report"}],
         "filters": {"min_characters": 780},
         "write_dropped": True,
         "shard_size": "100KB",
@@ -214,7 +195,7 @@ def test_every_near_duplicate_is_like_a_document_of_the_store(tmp_path: Path, se
     assert tree_bytes(two.path) == tree_bytes(store.path)
 
 
-@pytest.mark.parametrize("action", first_quick(["cut", "drop"]))
+@pytest.mark.parametrize("action", first_quick(["drop", "report"]))
 def test_bytes_are_equal_for_any_workers_and_without_dedup(
     tmp_path: Path, action: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -257,7 +238,7 @@ def test_killed_anywhere_the_same_comes_out(tmp_path: Path, crash: tuple[str, st
 def _kill_job(folder: Path) -> dict[str, Any]:
     evals = write_evals(folder / "evals.jsonl")
     path = write_lines(folder / "corpus.jsonl", [f"{text} {k}" for k in range(12) for text in planted()])
-    rules = {"decontaminate": [{"path": evals, "action": "cut"}], "shard_size": "100KB", "dedup": "near"}
+    rules = {"decontaminate": [{"path": evals}], "shard_size": "100KB", "dedup": "near"}
     return config_of(Path("out"), path, **rules)
 
 
@@ -302,7 +283,7 @@ def test_evaluation_sets_of_every_kind_are_read(tmp_path: Path) -> None:
 
 
 def test_what_can_not_be_meant_is_refused(tmp_path: Path) -> None:
-    """A column that is not there, a set without text, a line that is no JSON, a missing file, cutting conversations."""
+    """A column that is not there, a set without text, a line that is no JSON, a missing file."""
     evals = write_evals(tmp_path / "evals.jsonl")
     (tmp_path / "broken.jsonl").write_text('{"question": "a"}\n{"question": \n')
     (tmp_path / "numbers.jsonl").write_text('{"id": 1}\n')
@@ -318,8 +299,6 @@ def test_what_can_not_be_meant_is_refused(tmp_path: Path) -> None:
     for name, value in {"ngram": 1, "action": "remove", "min_share": 2}.items():
         with pytest.raises(ConfigError, match=name):
             lines_job(tmp_path, PLAIN, decontaminate=[{"path": evals, name: value}])
-    with pytest.raises(ConfigError, match=r"action: cut"):
-        lines_job(tmp_path, PLAIN, chat={}, decontaminate=[{"path": evals, "action": "cut"}])
 
 
 def test_evaluation_sets_that_the_budget_does_not_hold_are_refused(tmp_path: Path) -> None:

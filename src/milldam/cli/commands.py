@@ -216,8 +216,7 @@ evaluation_options = _together(
     click.option(
         "--decontaminate-action",
         type=choice(Action),
-        help="What to do with a document that holds an item: drop it, cut the passage out, or only report it. "
-        "[default: drop]",
+        help="What to do with a document that contains an item: drop it, or only report it. [default: drop]",
     ),
 )
 """Which evaluation sets are kept out of the data."""

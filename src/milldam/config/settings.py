@@ -18,7 +18,6 @@ from milldam.choices import Documents, Encoder, Executor, InputFormat, InvalidUt
 from milldam.errors import ConfigError, Setting
 from milldam.memory import parse_size
 from milldam.rules import (
-    CUT,
     SETTINGS,
     AtLeastOne,
     ChatRules,
@@ -147,7 +146,7 @@ class Config:
     dedup: Literal["off", "exact", "near", "bloom"] | DedupRules = "exact"
     """Which duplicates to drop; near means exact and near."""
     decontaminate: str | EvaluationSet | tuple[str | EvaluationSet, ...] = ()
-    """Evaluation sets whose items are kept out: documents that contain one are dropped, cut or only reported."""
+    """Evaluation sets whose items are kept out: documents that contain one are dropped, or only reported."""
     filters: FilterRules = field(default_factory=FilterRules)
     """Which documents to drop for their length, quality or language."""
     write_dropped: bool = False
@@ -393,10 +392,6 @@ def _check_chat(config: Config, chat: ChatRules) -> None:
     if config.tokenizer_rules.special_text == "plain":
         said = ": plain would take the template's special tokens for text. Leave it out."
         raise ConfigError(Setting("tokenizer.special_text"), said)
-    for number, one in enumerate(config.evaluation_sets):
-        if one.action == CUT:
-            said = ": cut: a conversation without some of its words would train on other words. Use drop or report."
-            raise ConfigError(Setting(f"decontaminate.{number}.action"), said)
     if config.packing_rules is not None and config.packing_rules.write:
         said = ": rows that are written do not say what is trained on. Leave it out: conversations are packed when the "
         raise ConfigError(Setting("packing.write"), f"{said}store is read.")

@@ -1,4 +1,4 @@
-"""The matches of all units -> which documents hold a passage, and what is removed of them. One pass over small files.
+"""The matches of all units -> which documents hold a passage, and which of them are dropped. One pass over small files.
 
 A passage is found in a document that holds at least `min_share` of its n-grams, as far as they count: those of common
 phrases do not. Common are n-grams in more than `max_items` passages (the index knows) and n-grams in more than
@@ -18,22 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from milldam.decontamination.array_file import write_arrays
 from milldam.decontamination.index import Index
 from milldam.decontamination.letters import Int64s
 from milldam.decontamination.matches import Matches, counted_grams, joined
 from milldam.files import NewFile
-from milldam.rules import CUT, REPORT, EvaluationSet
+from milldam.rules import DROP, REPORT, EvaluationSet
 
 COMMON_DOCUMENTS = 20
-NEAR_BYTES = 64
-"""Stretches that are cut out are joined when no more lies between them."""
 TEXT_SHOWN = 600
 SHOWN = 20
 """Findings of each set that a summary has."""
-STRONGEST = ("drop", "cut", "report")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,20 +142,6 @@ class Decision:
                 int(match[k]),
             )
 
-    def stretches(self, unit: Matches, row: int, passages: list[int]) -> list[tuple[int, int]]:
-        """What to cut out of a document: all that it has of some passages, in order."""
-        low, high = np.searchsorted(unit.row, [row, row + 1]).tolist()
-        mine = np.flatnonzero(np.isin(unit.passage[low:high], passages)) + low
-        # Not of a common phrase alone.
-        mine = mine[self._below[unit.stop[mine]] > self._below[unit.first[mine]]]
-        found: list[tuple[int, int]] = []
-        for start, end in sorted(zip(unit.start[mine].tolist(), unit.end[mine].tolist(), strict=True)):
-            if found and start <= found[-1][1] + NEAR_BYTES:
-                found[-1] = found[-1][0], max(found[-1][1], end)
-            else:
-                found.append((start, end))
-        return found
-
 
 def decide(
     index: Index,
@@ -169,7 +151,7 @@ def decide(
     removals: Path,
     findings: Path,
 ) -> dict[str, Any]:
-    """Write what is removed (`removals`) and what was found (`findings`); the figures.
+    """Write which documents are dropped (`removals`) and what was found (`findings`); the figures.
 
     `units`: the matches of each unit, in plan order, of documents that dedup leaves; gone through twice. `place`: what
     to say of where a unit lies.
@@ -187,7 +169,7 @@ def decide(
                 new.write((json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
         new.commit()
     writing.finish()
-    write_arrays(removals, writing.removed.arrays())
+    write_arrays(removals, {name: np.array(values, np.int64) for name, values in writing.dropped.items()})
     actions = dict(writing.actions)
     return {"documents": documents, "actions": actions, "sets": [one.as_json() for one in figures]}
 
@@ -196,35 +178,13 @@ def _name(one: EvaluationSet) -> str:
     return ", ".join(filter(None, (one.path, one.subset, one.split)))
 
 
-@dataclass(slots=True)
-class _Removed:
-    """Documents to remove something of, in plan order."""
-
-    unit: list[int] = field(default_factory=list)
-    row: list[int] = field(default_factory=list)
-    first: list[int] = field(default_factory=lambda: [0])
-    """Where the stretches of each begin; none: all of it."""
-    start: list[int] = field(default_factory=list)
-    end: list[int] = field(default_factory=list)
-
-    def add(self, unit: int, row: int, stretches: list[tuple[int, int]]) -> None:
-        self.unit.append(unit)
-        self.row.append(row)
-        for start, end in stretches:
-            self.start.append(start)
-            self.end.append(end)
-        self.first.append(len(self.start))
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        return {name: np.array(getattr(self, name), np.int64) for name in ("unit", "row", "first", "start", "end")}
-
-
 class _Writing:
     def __init__(
         self, decision: Decision, index: Index, sets: tuple[EvaluationSet, ...], figures: list[SetFigures]
     ) -> None:
         self._decision, self._index, self._sets, self._figures = decision, index, sets, figures
-        self.removed = _Removed()
+        self.dropped: dict[str, list[int]] = {"unit": [], "row": []}
+        """Documents in plan order."""
         self.actions: Counter[str] = Counter()
         """Documents by what becomes of them."""
 
@@ -233,24 +193,18 @@ class _Writing:
         for found in self._decision.found(matches):
             by_row.setdefault(found.row, []).append(found)
         for row, several in by_row.items():
-            action = min((self._action(one) for one in several), key=STRONGEST.index)
-            self._remove(number, row, several, matches, action)
+            holders = {int(self._index.sets[one.passage]) for one in several}
+            action = DROP if any(self._sets[holder].action == DROP for holder in holders) else REPORT
+            if action == DROP:
+                self.dropped["unit"].append(number)
+                self.dropped["row"].append(row)
             self.actions[action] += 1
-            for holder in {int(self._index.sets[one.passage]) for one in several}:
+            for holder in holders:
                 self._figures[holder].documents += 1
             for one in several:
                 line = self._describe(one, matches, action) | place(number) | {"unit": number, "row": row}
                 self._book(one, line)
                 yield line
-
-    def _action(self, found: Found) -> str:
-        return self._sets[int(self._index.sets[found.passage])].action
-
-    def _remove(self, number: int, row: int, several: list[Found], matches: Matches, action: str) -> None:
-        if action == REPORT:
-            return
-        cut = [one.passage for one in several if self._action(one) == CUT]
-        self.removed.add(number, row, self._decision.stretches(matches, row, cut) if action == CUT else [])
 
     def _describe(self, found: Found, matches: Matches, action: str) -> dict[str, Any]:
         index = self._index

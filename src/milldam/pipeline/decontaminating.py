@@ -17,7 +17,7 @@ import numpy as np
 from milldam.decontamination.deciding import decide
 from milldam.decontamination.index import Index
 from milldam.decontamination.matches import Matches
-from milldam.decontamination.removing import whole_removals
+from milldam.decontamination.removing import all_removals
 from milldam.dedup.candidates import REMOVED
 from milldam.files import NewFile, is_whole, read_sealed, record_of, write_sealed
 from milldam.rules import EvaluationSet
@@ -56,7 +56,7 @@ class DecideTask:
         )
         units.close()
         with NewFile(self.folder / REMOVED) as new:
-            new.write(whole_removals(self.folder / REMOVALS).tobytes())
+            new.write(all_removals(self.folder / REMOVALS).tobytes())
             new.commit()
         files = {name: record_of(self.folder / name) for name in (REMOVALS, FINDINGS, REMOVED)}
         write_sealed(self.folder / _DECIDED, {"figures": figures, "files": files})

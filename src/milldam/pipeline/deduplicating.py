@@ -146,7 +146,7 @@ class Deduplication:
         todo = originals[[number not in records for number in originals.tolist()]]
         work = task.near_work(0)
         rules = self._config.clean_rules, self._config.filters
-        sketch = SketchTask(folder.out, self._prepared.sets, *rules, work, self.removals, judges.threads)
+        sketch = SketchTask(folder.out, self._prepared.sets, *rules, work, judges.threads)
 
         def assigned(number: int) -> Assignment:
             return replace(assign(number), key=keys[number], prints=self.keys[number])

@@ -28,7 +28,6 @@ class _Giant:
     waiting: list[pa.LargeStringArray] = field(default_factory=list)
     """Parts that are not encoded yet."""
     head: bytes = b""
-    bytes_read: int = 0
     """Of its parts, with what is cut out of them."""
     text_bytes: int = 0
     characters: int = 0
@@ -76,7 +75,7 @@ class Giants:
         giant = self._giant
         if self._judge.seen is not None:
             self._judge.seen.feed(documents.bytes)
-        giant.add(self._without_removed(documents.texts, giant))
+        giant.add(documents.texts)
         if not giant.judged and (len(giant.head) >= HEAD_BYTES or documents.last):
             self._judge_head(giant)
         if documents.last:
@@ -84,15 +83,6 @@ class Giants:
             self._end(giant, documents.verdicts)
         elif giant.judged and giant.reason is None:
             self._encode(giant)
-
-    def _without_removed(self, texts: pa.LargeStringArray, giant: _Giant) -> pa.LargeStringArray:
-        """A part without the stretches that are cut out of its document."""
-        if self._judge.removals is None:
-            return texts
-        data, before = bytes(texts[0].as_buffer()), giant.bytes_read
-        giant.bytes_read += len(data)
-        left = self._judge.removals.part(giant.row, data, before)
-        return texts if len(left) == len(data) else pa.array([left.decode()], pa.large_string())
 
     def _judge_head(self, giant: _Giant) -> None:
         started = time.perf_counter()

@@ -108,7 +108,7 @@ class Selection:
     drops: Path | None = None
     """Folder of the drop sets; None: no dedup."""
     removals: Path | None = None
-    """What decontamination removes; None: nothing is looked for."""
+    """What decontamination drops; None: nothing is looked for."""
     seen: PinnedIndex | None = None
     """The index whose documents are dropped without a first pass; None: there is none."""
     seen_by: tuple[str, ...] = ()
@@ -197,26 +197,26 @@ class Judge:
         # A dataset that is a split of its own is not deduplicated.
         if selection.seen is not None and rules.split is None:
             self.seen = selection.seen.open()
-        self.removals: Removals | None = None
+        self._removals: Removals | None = None
         if selection.removals is not None:
             from milldam.decontamination.removing import Removals
 
-            self.removals = Removals(selection.removals, unit.origin)
+            self._removals = Removals(selection.removals, unit.origin)
         self._share = rules.share(unit.copy)
         self._chooser = Chooser(selection.seed, HEAD_BYTES)
         self._shares, self._staged = selection.shares, selection.staged
         self._seen_by = selection.seen_by
         self.dropped = no_drops()
 
-    def judge(self, documents: Documents) -> pa.LargeStringArray:
-        """The texts to go on with: without what is cut out of them."""
+    def judge(self, documents: Documents) -> None:
+        """By their texts."""
         texts, verdicts, first_row = documents.texts, documents.verdicts, documents.first_row
         self._book("clean", verdicts, Counter())
         if self.seen is not None:
             before = verdicts.counts()
             self.seen.apply(self._set.compared(documents), first_row, verdicts)
             self._book("dedup", verdicts, before)
-        return self._judge(texts, verdicts, first_row, None)
+        self._judge(texts, verdicts, first_row, None)
 
     def judge_head(self, head: pa.LargeStringArray, verdicts: Verdicts, row: int) -> None:
         """By the beginning of a document whose length is not known yet."""
@@ -225,24 +225,18 @@ class Judge:
         self._book("clean", verdicts, Counter())
         self._judge(head, verdicts, row, any_length)
 
-    def _judge(
-        self, texts: pa.LargeStringArray, verdicts: Verdicts, first_row: int, characters: Any
-    ) -> pa.LargeStringArray:
+    def _judge(self, texts: pa.LargeStringArray, verdicts: Verdicts, first_row: int, characters: Any) -> None:
         before = verdicts.counts()
         if self._drops is not None:
             self._drops.apply(first_row, verdicts)
             self._book("dedup", verdicts, before)
             before = verdicts.counts()
-        # By the text as it was read: so the first pass chose.
-        sampled = below(self._chooser.sample_keys(texts), self._share) if self._share < 1 else None
-        if self.removals is not None:
-            self.removals.drop(first_row, verdicts)
-            # What is cut out of the head of a longer document is gone already.
-            texts = texts if characters is not None else self.removals.cut(texts, first_row, verdicts)
+        if self._removals is not None:
+            self._removals.drop(first_row, verdicts)
             self._book("decontaminate", verdicts, before)
             before = verdicts.counts()
-        if sampled is not None:
-            verdicts.drop(~sampled, NOT_SAMPLED)
+        if self._share < 1:
+            verdicts.drop(~below(self._chooser.sample_keys(texts), self._share), NOT_SAMPLED)
             self._book("sample", verdicts, before)
             before = verdicts.counts()
         keep = verdicts.keep
@@ -251,7 +245,6 @@ class Judge:
             self._filters.judge(texts.filter(pa.array(keep)), filtered, characters)
             verdicts.merge(filtered, keep)
             self._book("filter", verdicts, before)
-        return texts
 
     def judge_characters(self, characters: int) -> str | None:
         """A reason to drop a document whose length is known only now."""

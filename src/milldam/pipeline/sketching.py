@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from milldam.decontamination.removing import Removals
 from milldam.dedup.candidates import Bools, Documents, NearWork, marked_rows
 from milldam.dedup.minhash import unit_name
 from milldam.dedup.sketches import Sketcher, SketchWriter, sketch_paths
@@ -51,8 +50,6 @@ class SketchTask:
     clean: CleanRules | None
     filters: FilterRules
     work: NearWork
-    removals: Path | None
-    """What decontamination removes."""
     threads: int
 
     def start(self) -> UnitSketcher:
@@ -89,8 +86,7 @@ class _UnitWork:
         # A dataset that is a split of its own is used whole.
         self._filters = Filters(task.filters if self._set.split is None else FilterRules())
         self._sketcher = Sketcher(task.work.rules.ngram)
-        self._head, self._characters, self._read = b"", 0, 0
-        self._removals = None if task.removals is None else Removals(task.removals, assignment.unit.index)
+        self._head, self._characters = b"", 0
 
     def run(self, report: Report) -> None:
         unit, last = self._assignment.unit, int(np.flatnonzero(self._marked)[-1])
@@ -119,21 +115,18 @@ class _UnitWork:
     def _add(self, batch: Batch) -> None:
         if batch.cancel:
             self._sketcher.cancel()
-            self._head, self._characters, self._read = b"", 0, 0
+            self._head, self._characters = b"", 0
         elif batch.part:
             if self._marked[batch.first_row]:
                 self._feed(batch)
         elif len(batch.texts):
-            cut = Verdicts(len(batch.texts))
-            if self._removals is not None:
-                batch = replace(batch, texts=self._removals.cut(batch.texts, batch.first_row, cut))
             rows = np.flatnonzero(self._marked[batch.first_row : batch.first_row + len(batch.texts)])
             verdicts = Verdicts(len(rows))
             self._filters.judge(batch.texts.take(pa.array(rows)), verdicts)
             done = 0
             for values, counts in self._sketcher.sketches(self._set.compared(batch).take(pa.array(rows))):
                 part = slice(done, done + len(counts))
-                keep = (verdicts.keep & cut.keep[rows])[part]
+                keep = verdicts.keep[part]
                 if not keep.all():
                     values = values[np.repeat(keep, counts)]
                 self._writer.add(batch.first_row + rows[part], values, np.where(keep, counts, 0))
@@ -141,9 +134,6 @@ class _UnitWork:
 
     def _feed(self, batch: Batch) -> None:
         data = batch.bytes
-        if self._removals is not None:
-            data = self._removals.part(batch.first_row, batch.bytes, self._read)
-            self._read += len(batch.bytes)
         self._sketcher.feed(data)
         self._head += data[: max(0, HEAD_BYTES - len(self._head))]
         self._characters += int(character_counts(pa.array([data.decode()], pa.large_string())).sum())
@@ -152,7 +142,7 @@ class _UnitWork:
             self._filters.judge(pa.array([head], pa.large_string()), verdicts, np.array([self._characters]))
             values = self._sketcher.finish()[: None if verdicts.keep[0] else 0]
             self._writer.add(np.array([batch.first_row]), values, np.array([len(values)]))
-            self._head, self._characters, self._read = b"", 0, 0
+            self._head, self._characters = b"", 0
 
 
 def _progress(counts: Counter[str], seconds: dict[str, float]) -> dict[str, object]:

@@ -255,7 +255,7 @@ class _UnitWork:
         texts, verdicts = documents.texts, documents.verdicts
         self._read += len(texts)
         self._chat_counts += Counter(special_tokens_in_content=documents.with_special_tokens)
-        texts = self._judge.judge(documents)
+        self._judge.judge(documents)
         keep = verdicts.keep
         if not keep.all():
             self._output.set_aside(texts, verdicts, documents.first_row + np.arange(len(texts)))

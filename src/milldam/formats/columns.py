@@ -303,16 +303,20 @@ def _array(values: Array, lengths: Int64s | None) -> pa.Array:
 
 def read_column(source: SourceFile, rules: ReadRules, format: str) -> Iterator[Tokens]:
     """The column of token ids of a parquet or Arrow file, a few megabytes at a time."""
+    from milldam.sources.compression import DamagedError
     from milldam.sources.tables import table_batches
     from milldam.sources.units import Slice
 
     def choose(schema: pa.Schema) -> TokenColumns:
         return choose_columns(schema, rules.column, rules.masks, source.path)
 
-    for _, batch in table_batches(Slice(str(source.path), format, None), lambda schema: choose(schema).names):
-        columns = choose(batch.schema)
-        read = _documents_of if len(columns.ids) == 1 else _answers_of
-        yield from _in_blocks(read(batch, columns, source.path))
+    try:
+        for _, batch in table_batches(Slice(str(source.path), format, None), lambda schema: choose(schema).names):
+            columns = choose(batch.schema)
+            read = _documents_of if len(columns.ids) == 1 else _answers_of
+            yield from _in_blocks(read(batch, columns, source.path))
+    except DamagedError as error:
+        raise InputError(f"{source.path}: {error}. Get or make it again.") from None
 
 
 def _in_blocks(documents: Tokens) -> Iterator[Tokens]:

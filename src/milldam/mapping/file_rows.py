@@ -18,8 +18,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import pyarrow as pa
 import xxhash
@@ -31,17 +32,18 @@ from milldam.mapping.plan import HASHES, RowUnit, hash_json, text_rules
 from milldam.mapping.settings import MapSettings
 from milldam.run.records import Journal
 from milldam.sources.batch import OnReject, Places, TextRules, require_columns
-from milldam.sources.compression import STDIN, open_bytes
+from milldam.sources.compression import STDIN, DamagedError, open_bytes
 from milldam.sources.csv_records import csv_header, slice_csv
 from milldam.sources.data_sets import Resolved, resolve_data_set
 from milldam.sources.plain_text import boundary_of
-from milldam.sources.reading import FileReader, can_cut, columns_of, rows_between, seen_format, slice_file
+from milldam.sources.reading import TABLES, FileReader, can_cut, columns_of, rows_between, seen_format, slice_file
 from milldam.sources.records import LINE, Boundary
 from milldam.sources.rows import Room, Rows
 from milldam.sources.tables import open_schema
 from milldam.sources.units import InputFile, Slice, by_bytes, gather, list_inputs, whole
 from milldam.stores.table.manifest import TableManifest
 
+Seen = TypeVar("Seen")
 _BLOCK, _TAIL = 1 << 20, 1 << 16
 _STDIN = "standard-input"
 _FINE = 16
@@ -267,12 +269,13 @@ class FilePlan:
             raise ConfigError(f'split "{settings.split}": a slice is of one dataset; {len(paths)} are given. Give one.')
         self.needs_spooling = any(STDIN in one.inputs for one in found)
         self.unidentified = "standard input can't be read again" if self.needs_spooling else None
-        file, wanted = next(self._as_listed(), None), settings.columns
-        there = columns_of(whole(file), self._made_spool_folder()) if file is not None else []
+        file, there = self._first_sound(self._as_listed(), columns_of)
+        there, wanted = there or [], settings.columns
         if file is not None and (there or file.format not in ("jsonl", "json")):
             require_columns(wanted, there, without_secrets(file.path))
         self.columns = list(wanted) if wanted is not None else there or None
         self._counted: list[int] = []
+        self._only_file = len(list(islice(self._as_listed(), 2))) == 1
 
     # ---- what it reads ----
 
@@ -305,9 +308,25 @@ class FilePlan:
         first = self._listed[0]
         if isinstance(first, Path):
             return TableManifest.read(first).schema.to_arrow()
-        file = next(self.files(), None)
-        is_table = file is not None and file.format in ("parquet", "arrow")
-        return open_schema(whole(file), str(self.spool_folder)) if file is not None and is_table else None
+
+        def look(file: Slice, spool: str) -> pa.Schema | None:
+            return open_schema(file, spool) if file.format in TABLES else None
+
+        return self._first_sound(self.files(), look)[1]
+
+    def _first_sound(
+        self, files: Iterator[InputFile], look: Callable[[Slice, str], Seen]
+    ) -> tuple[InputFile | None, Seen | None]:
+        """The first file that is not damaged, and what is seen in it; the others are set aside when they are read."""
+        damaged: InputError | None = None
+        for file in files:
+            try:
+                return file, look(whole(file), self._made_spool_folder())
+            except DamagedError as error:
+                damaged = damaged or InputError(f"{without_secrets(file.path)}: {error}. Get or make it again.")
+        if damaged is not None:
+            raise damaged
+        return None, None
 
     def _made_spool_folder(self) -> str:
         """Tables are unpacked into it."""
@@ -317,7 +336,8 @@ class FilePlan:
     @property
     def _files(self) -> FileReader:
         names = ((str(self._stdin_path()), STDIN),) if self.needs_spooling else ()
-        return FileReader(text_rules(self._settings), self._settings.columns, self._made_spool_folder(), names)
+        rules = replace(text_rules(self._settings), only_file=self._only_file)
+        return FileReader(rules, self._settings.columns, self._made_spool_folder(), names)
 
     @property
     def reader(self) -> FileUnits:

@@ -217,7 +217,14 @@ class Preparation:
 
     def _source(self, number: int) -> Source:
         config, given = self._config, self._config.sources[number]
-        rules = TextRules(given.documents, given.separator, given.text_column, config.invalid_utf8, config.strict)
+        rules = TextRules(
+            given.documents,
+            given.separator,
+            given.text_column,
+            config.invalid_utf8,
+            config.strict,
+            only_file=len(list(itertools.islice(listed_files(self._folder, number), 2))) == 1,
+        )
         slices = (Slice(file.path, file.format, file.compression) for file in listed_files(self._folder, number))
         before = len(config.validation_sets)
         split = VAL if number < before else None

@@ -39,10 +39,13 @@ class Damage:
     files: int = 0
     unproven_bytes: int = 0
     first: list[str] = field(default_factory=list)
+    _last: str = ""
 
     def add(self, reject: dict[str, Any]) -> None:
-        self.files += 1
         self.unproven_bytes += reject["unproven_bytes"]
+        if reject["file"] == self._last:
+            return  # another slice of the same file
+        self.files, self._last = self.files + 1, reject["file"]
         if len(self.first) < _FILES_SHOWN:
             self.first.append(f"{reject['file']}: {reject['reason']}: {reject['detail']}")
 

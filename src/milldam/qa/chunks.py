@@ -107,6 +107,8 @@ class ReadTask:
     folder: Path
     """Of the run."""
     strict: bool
+    alone: bool
+    """There is one file."""
     limits: Limits
 
     def start(self) -> Work:
@@ -120,7 +122,7 @@ class ReadTask:
             chunks: list[list[FileRecord]] = []
             for file in reading.files:
                 on_reject = stop_at_reject if self.strict else tally.reject
-                found = read_examples(file, on_reject, limits=self.limits, spool=str(self.folder))
+                found = read_examples(file, on_reject, limits=self.limits, spool=str(self.folder), alone=self.alone)
                 left = None if reading.most is None else reading.most - tally.examples
                 chunks.append(list(_write_chunks(self.folder, itertools.islice(found, left), tally)))
                 if tally.examples == reading.most:

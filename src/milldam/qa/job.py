@@ -214,9 +214,10 @@ class QAJob:
                 records.add(record)
 
         todo = [] if folder.task is not None else sorted(again) or list(records.pending())
+        alone = prepared.identity.input["files"] == 1
         stage = Stage(
             "read",
-            ReadTask(folder.folder, self._settings.strict, self._limits(session, prepared)),
+            ReadTask(folder.folder, self._settings.strict, alone, self._limits(session, prepared)),
             todo,
             lambda number: replace(prepared.readings[number], key=keys[number]),
             Workers(1, 1, here=True),

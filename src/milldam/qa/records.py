@@ -301,8 +301,13 @@ def _read_table(
             )
         return [name for name in columns if name in schema.names]
 
-    for row, batch in table_batches(whole(file), choose, spool):
-        yield from _rows(batch, row, largest)
+    behind = "the beginning"
+    try:
+        for row, batch in table_batches(whole(file), choose, spool):
+            yield from _rows(batch, row, largest)
+            behind = f"behind row {row + batch.num_rows - 1}"
+    except DamagedError as error:
+        yield Record(behind, None, error=MalformedError(error.reason, str(error)))
 
 
 def _rows(batch: Any, first: int, largest: int) -> Iterator[Record]:

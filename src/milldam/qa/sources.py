@@ -123,15 +123,23 @@ def examples_of(
     'what year did the city pay'
     """
     given = [inputs] if isinstance(inputs, str | Path) else inputs
-    files = list_files([str(one) for one in given], split)
+    files = list(list_files([str(one) for one in given], split))
     told = stop_at_reject if strict else on_reject or (lambda reject: None)
-    return itertools.islice((example for file in files for example in read_examples(file, told)), max_examples)
+    return itertools.islice(
+        (example for file in files for example in read_examples(file, told, alone=len(files) == 1)), max_examples
+    )
 
 
 def read_examples(
-    file: InputFile, on_reject: OnReject, *, limits: Limits | None = None, spool: str | None = None
+    file: InputFile,
+    on_reject: OnReject,
+    *,
+    limits: Limits | None = None,
+    spool: str | None = None,
+    alone: bool = False,
 ) -> Iterator[Example]:
-    """The examples of a listed file. `spool`: where compressed tables are unpacked to."""
+    """The examples of a listed file. `spool`: where compressed tables are unpacked to. `alone`: there is no other file,
+    so that a damaged table is an error."""
     limits = limits or Limits()
 
     def reject(where: str, why: MalformedError, record: Any) -> None:
@@ -140,6 +148,8 @@ def read_examples(
 
     for record in read_records(file, spool=spool, largest=limits.value_bytes):
         if record.error is not None:
+            if alone and record.error.reason == "damaged_table":
+                raise InputError(f"{file.path}: {record.error.detail}. Get or make it again.")
             reject(record.where, record.error, record.value)
             continue
         for where, value in flat_records(record.where, record.value, record.title):

@@ -86,6 +86,8 @@ class TextRules:
     """"reject" the record, "replace" the bytes by U+FFFD, "drop" them (see decoding.py), or stop ("strict")."""
     strict: bool = False
     """Stop at the first record that can't be read."""
+    only_file: bool = False
+    """There is no other input: a damaged table is an error, not set aside."""
 
 
 class MalformedError(Exception):

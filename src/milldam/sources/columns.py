@@ -14,6 +14,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,10 @@ WITHOUT_FIELDS = ("txt",)
 def why_no_text(slice: Slice, records: list[dict[str, Any]], spool: str | None) -> str:
     """`records`: the first ones of a JSON file, as far as they could be parsed."""
     if slice.format in ("parquet", "arrow"):
-        return _of_fields({field.name: str(field.type) for field in _schema(slice, spool)}, "columns")
+        try:
+            return _of_fields({field.name: str(field.type) for field in _schema(slice, spool)}, "columns")
+        except DamagedError as error:
+            return f"{error}. Get or make it again."
     head, damage = _read_head(slice)
     if not head.strip() or (damage is not None and not records):
         if damage is None:
@@ -263,7 +267,10 @@ def _values_of(slice: Slice, wanted: str, spool: str | None) -> tuple[Iterable[s
         return [name for record in records for name in record], [record.get(wanted) for record in records]
     from milldam.sources.tables import first_values
 
-    return first_values(slice, wanted, spool)
+    try:
+        return first_values(slice, wanted, spool)
+    except DamagedError:
+        return [], []  # set aside when it is read
 
 
 def _leaves(record: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -311,7 +318,8 @@ def _obvious(fields: _Fields, slice: Slice, spool: str | None, setting: str) -> 
     if slice.format in ("parquet", "arrow"):
         from milldam.sources.tables import column_sizes
 
-        sizes = column_sizes(slice, spool)
+        with suppress(DamagedError):
+            sizes = column_sizes(slice, spool)
     advice = Setting(setting, max(usual or candidates or fields.sizes, key=lambda name: sizes.get(name, 0)))
     if not candidates:
         names = listed_names(fields.sizes)
@@ -338,7 +346,10 @@ def _text_fields(slice: Slice, spool: str | None) -> _Fields:
         return _looked_at(pair for record in _first_records(slice) for pair in _string_fields(record, ""))
     from milldam.sources.tables import holds_bytes, text_columns
 
-    columns = dict(text_columns(_schema(slice, spool)))
+    try:
+        columns = dict(text_columns(_schema(slice, spool)))
+    except DamagedError:
+        return _Fields({})  # set aside when it is read
     in_bytes = frozenset(name for name, kind in columns.items() if holds_bytes(kind))
     return _Fields(dict.fromkeys(columns, 0), in_bytes if len(in_bytes) < len(columns) else frozenset())
 

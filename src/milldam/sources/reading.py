@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from milldam.sources.rows import Room, Rows
     from milldam.sources.values import ValueField
 
-_TABLES = ("parquet", "arrow")
+TABLES = ("parquet", "arrow")
 _READERS = {
     "txt": "plain_text",
     "jsonl": "jsonl",
@@ -92,7 +92,7 @@ def columns_of(slice: Slice, spool: str | None) -> list[str]:
         return list(reader.json_columns(slice))
     if slice.format in ("csv", "tsv"):
         return list(reader.csv_columns(slice.path, slice.compression, slice.format))
-    return list(reader.open_schema(slice, spool).names if slice.format in _TABLES else reader.TEXT_COLUMNS)
+    return list(reader.open_schema(slice, spool).names if slice.format in TABLES else reader.TEXT_COLUMNS)
 
 
 # ---- texts ----
@@ -143,7 +143,7 @@ class FileReader:
         before: Slice | None = None
         for slice in slices:
             is_next = before is not None and (before.path, before.stop) == (slice.path, slice.start)
-            if not is_next and slice.format not in _TABLES:
+            if not is_next and slice.format not in TABLES:
                 places.begin(self._name(slice.path), origin=slice.start)
             before = slice
             for rows in _reader(slice.format).read_rows(slice, reading):
@@ -159,7 +159,7 @@ class FileReader:
 
         found = 0
         for slice in slices:
-            if slice.format in _TABLES:
+            if slice.format in TABLES:
                 found += _reader(slice.format).count_rows(slice, self.spool)
             else:
                 found += sum(map(row_count, self.rows([slice], lambda reject: None, Places(), room)))

@@ -12,6 +12,7 @@ its row. A damaged file may hold offsets that lead anywhere: they are looked at 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -47,6 +48,7 @@ from milldam.sources.batch import (
 )
 from milldam.sources.compression import DamagedError, open_bytes, read_blocks
 from milldam.sources.decoding import decode_text
+from milldam.sources.records import make_damage_reject
 from milldam.sources.rows import Room, cut_by_size
 from milldam.sources.units import InputFile, Slice, by_parts, whole
 from milldam.sources.unpacking import batch_sizes, dearest_page
@@ -85,38 +87,40 @@ def open_seekable(path: str, compression: str | None, spool: str | None) -> Iter
             yield pa.PythonFile(file, mode="r")
             return
         with tempfile.TemporaryFile(dir=spool) as unpacked:
-            _unpack(file, compression, unpacked, path)
+            _unpack(file, compression, unpacked)
             yield pa.PythonFile(unpacked, mode="r")
 
 
-def _unpack(file: IO[bytes], compression: str, unpacked: IO[bytes], path: str) -> None:
+def _unpack(file: IO[bytes], compression: str, unpacked: IO[bytes]) -> None:
     try:
         for block in read_blocks(file, compression, _BUFFER):
             unpacked.write(block)
     except DamagedError as error:
-        raise InputError(f"{path}: {error}. Get the file again.") from None
+        raise DamagedError("damaged_table", str(error)) from None
     unpacked.seek(0)
 
 
 @contextmanager
-def damage_told(path: str, format: str) -> Iterator[None]:
-    """What Arrow finds wrong, as an error of the input."""
+def damage_told(format: str) -> Iterator[None]:
+    """What Arrow finds wrong, as damage of the input."""
     try:
         yield
     except (pa.ArrowInvalid, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the system's, not Arrow's
         reason = str(error).splitlines()[0][:160]
-        raise InputError(f"{path}: not a whole {FORMATS[format]} file ({reason}). Get or make it again.") from None
+        raise DamagedError("damaged_table", f"not a whole {FORMATS[format]} file ({reason})") from None
 
 
-def _open_parquet(source: Any, path: str) -> pq.ParquetFile:
-    with damage_told(path, "parquet"):
+def _open_parquet(source: Any) -> pq.ParquetFile:
+    with damage_told("parquet"):
         return pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)
 
 
 @contextmanager
 def open_parquet(path: str, compression: str | None, spool: str | None) -> Iterator[pq.ParquetFile]:
     with open_seekable(path, compression, spool) as source:
-        yield _open_parquet(source, path)
+        yield _open_parquet(source)
 
 
 @contextmanager
@@ -125,7 +129,7 @@ def open_arrow(path: str, compression: str | None, spool: str | None) -> Iterato
     with open_seekable(path, compression, spool) as source:
         is_file = source.read(6) == b"ARROW1"
         source.seek(0)
-        with damage_told(path, "arrow"):
+        with damage_told("arrow"):
             yield pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
 
 
@@ -133,30 +137,33 @@ def open_arrow(path: str, compression: str | None, spool: str | None) -> Iterato
 
 
 def slice_parquet(file: InputFile, shard_size: int, column: str | None = None) -> Iterator[Slice]:
-    """Runs of row groups. `column`: the one that will be read, whose pages are looked at."""
-    if file.compression is not None:
-        yield whole(file)
-        return
-    with open_parquet(file.path, None, None) as parquet:
-        metadata = parquet.metadata
-        sizes = (metadata.row_group(k).total_byte_size for k in range(metadata.num_row_groups))
-        for slice in by_parts(file, sizes, shard_size):
-            yield replace(slice, unpacking=_dearest_page(slice, metadata, column)[0])
+    """Runs of row groups; of a damaged file, all of it. `column`: the one that will be read, whose pages are looked
+    at."""
+    slices = [whole(file)]
+    if file.compression is None:
+        with contextlib.suppress(DamagedError), open_parquet(file.path, None, None) as parquet:
+            metadata = parquet.metadata
+            sizes = (metadata.row_group(k).total_byte_size for k in range(metadata.num_row_groups))
+            cut = by_parts(file, sizes, shard_size)
+            slices = [replace(slice, unpacking=_dearest_page(slice, metadata, column)[0]) for slice in cut]
+    yield from slices
 
 
 def slice_arrow(file: InputFile, shard_size: int) -> Iterator[Slice]:
-    """Runs of record batches. Those of the stream format are known only by reading through it, as is done of a large
-    local file."""
+    """Runs of record batches; of a damaged file, all of it. Those of the stream format are known only by reading
+    through it, as is done of a large local file."""
     if file.compression is not None:
         yield whole(file)
         return
-    with open_arrow(file.path, None, None) as reader:
+    slices = [whole(file)]
+    with contextlib.suppress(DamagedError), open_arrow(file.path, None, None) as reader:
         count = getattr(reader, "num_record_batches", None)
         sizes = [file.size // count] * count if count else []
         if count is None and file.size > shard_size and not is_address(file.path):
             sizes = _stream_sizes(reader)
-    for slice in by_parts(file, sizes, shard_size) if sizes else [whole(file)]:
-        yield replace(slice, unpacking=_dearest_batch(slice)[0])
+        cut = by_parts(file, sizes, shard_size) if sizes else slices
+        slices = [replace(slice, unpacking=_dearest_batch(slice)[0]) for slice in cut]
+    yield from slices
 
 
 def _stream_sizes(reader: Any) -> list[int]:
@@ -220,10 +227,10 @@ def table_batches(
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """(number of its first row in the file, record batch) of the chosen columns, through a slice.
 
-    Raises InputError where the file is damaged, and ResourceError where `room` has none for a page.
+    Raises DamagedError where the file is damaged, and ResourceError where `room` has none for a page.
     """
     read = _parquet_batches(slice, choose, spool, room) if slice.format == "parquet" else None
-    with damage_told(slice.path, slice.format):
+    with damage_told(slice.format):
         yield from read if read is not None else _arrow_batches(slice, choose, spool)
 
 
@@ -231,7 +238,7 @@ def _parquet_batches(
     slice: Slice, choose: Choose, spool: str | None, room: Room | None
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     with open_seekable(slice.path, slice.compression, spool) as source:
-        parquet = _open_parquet(source, slice.path)
+        parquet = _open_parquet(source)
         columns, metadata = choose(parquet.schema_arrow), parquet.metadata
         row = sum(metadata.row_group(k).num_rows for k in range(slice.start))
         for number in _numbers(slice, metadata.num_row_groups):
@@ -314,12 +321,16 @@ def _leaf(batch: pa.RecordBatch, path: list[str]) -> pa.Array:
 
 
 def count_rows(slice: Slice, spool: str | None) -> int:
-    """Rows of a slice, without reading them."""
-    if slice.format == "parquet":
-        with open_parquet(slice.path, slice.compression, spool) as parquet:
-            groups = _numbers(slice, parquet.metadata.num_row_groups)
-            return sum(parquet.metadata.row_group(k).num_rows for k in groups)
-    return sum(batch.num_rows for _, batch in table_batches(slice, lambda schema: None, spool))
+    """Rows of a slice, without reading them; where it is damaged, those before."""
+    count = 0
+    with contextlib.suppress(DamagedError):
+        if slice.format == "parquet":
+            with open_parquet(slice.path, slice.compression, spool) as parquet:
+                groups = _numbers(slice, parquet.metadata.num_row_groups)
+                return sum(parquet.metadata.row_group(k).num_rows for k in groups)
+        for _, batch in table_batches(slice, lambda schema: None, spool):
+            count += batch.num_rows
+    return count
 
 
 def row_count(slice: Slice) -> int | None:
@@ -420,8 +431,8 @@ def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
             raise no_such_column(slice.path, wanted, there)
         return [wanted]
 
-    values = None if reading.value is None else _Values(slice, reading.value, reading.spool)
-    with damage_told(slice.path, slice.format):
+    with _rejecting_damage(slice, reading), damage_told(slice.format):
+        values = None if reading.value is None else _Values(slice, reading.value, reading.spool)
         columns = _columns(table_batches(slice, choose, reading.spool))
         for row, column in _gathered(columns) if slice.format == "parquet" else columns:
             parts = bounded(column)
@@ -431,6 +442,17 @@ def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
                 yield from _batches(part, reading, _rejects_at(row, slice), some)
                 row += len(part)
                 del part
+
+
+@contextmanager
+def _rejecting_damage(slice: Slice, reading: Reading) -> Iterator[None]:
+    """What comes behind the damage is set aside as one reject."""
+    try:
+        yield
+    except DamagedError as error:
+        if reading.rules.only_file:
+            raise InputError(f"{reading.name(slice.path)}: {error}. Get or make it again.") from None
+        reading.reject(make_damage_reject(slice, error))
 
 
 class _Values:
@@ -468,17 +490,22 @@ def _gathered(columns: Iterator[tuple[int, pa.Array]]) -> Iterator[tuple[int, pa
     """Small arrays put together."""
     held: list[pa.Array] = []
     first = size = 0
-    for row, column in columns:
-        if held and column.nbytes >= BATCH_BYTES:
-            # A large one is not copied to go with them.
+    try:
+        for row, column in columns:
+            if held and column.nbytes >= BATCH_BYTES:
+                # A large one is not copied to go with them.
+                yield first, _taken(held)
+            if not held:
+                first, size = row, 0
+            held.append(column)
+            size += column.nbytes
+            del column
+            if size >= BATCH_BYTES // 2:
+                yield first, _taken(held)
+    except (DamagedError, pa.ArrowInvalid):
+        if held:
             yield first, _taken(held)
-        if not held:
-            first, size = row, 0
-        held.append(column)
-        size += column.nbytes
-        del column
-        if size >= BATCH_BYTES // 2:
-            yield first, _taken(held)
+        raise
     if held:
         yield first, _taken(held)
 
@@ -537,7 +564,7 @@ def read_rows(slice: Slice, reading: Reading) -> Iterator[pa.RecordBatch]:
         require_columns(reading.columns, schema.names, slice.path)
         return reading.columns
 
-    with damage_told(slice.path, slice.format):
+    with _rejecting_damage(slice, reading), damage_told(slice.format):
         for row, batch in table_batches(slice, choose, reading.spool, reading.room):
             for number, sound in _sound(batch, row, slice, reading):
                 reading.places.begin(name, number)

@@ -1,0 +1,129 @@
+"""Parquet and Arrow files that are damaged, beside sound ones: set aside, counted and named, as any damaged file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+from tests.kit.jobs import TOKENIZER, documents, expected_ids, run_here
+
+import milldam
+from milldam import InputError, qa
+
+ROWS = 40
+
+
+def _page_in_the_middle(data: bytes) -> bytes:
+    half = len(data) // 2
+    return data[:half] + bytes(200) + data[half + 200 :]
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "footer": lambda data: data[:-20] + bytes(20),
+    "truncated": lambda data: data[: len(data) // 2],
+    "a page in the middle": _page_in_the_middle,
+    "no table": lambda data: b"<html>404</html>" * 20,
+    "zero bytes": lambda data: b"\0" * len(data),
+    "empty": lambda data: b"",
+}
+
+
+def _texts(name: str) -> list[str]:
+    return [f"{name} {number} " + "some words " * 20 for number in range(ROWS)]
+
+
+def _write(path: Path, table: pa.Table) -> None:
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=10, compression="snappy")
+    else:
+        feather.write_feather(table, str(path), compression="lz4", chunksize=10)
+
+
+def _folder(tmp_path: Path, ending: str, damage: str) -> Path:
+    """Three tables, of which the first is damaged."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in "abc":
+        _write(folder / f"{name}.{ending}", pa.table({"text": _texts(name)}))
+    broken = folder / f"a.{ending}"
+    broken.write_bytes(DAMAGE[damage](broken.read_bytes()))
+    return folder
+
+
+def _rejects(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for path in out.rglob("rejects*.jsonl") for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_table_in_a_folder_is_set_aside(tmp_path: Path, ending: str, damage: str) -> None:
+    """What lies before the damage is read, the other files are read whole; the file is counted and named."""
+    folder, out = _folder(tmp_path, ending, damage), tmp_path / "out"
+    told = run_here("tokenize", folder, "-o", out, "--tokenizer", TOKENIZER, "--workers", 1).output
+    found, sound = documents(out), expected_ids(_texts("b") + _texts("c"))
+    assert found[-2 * ROWS :] == sound
+    assert found[: -2 * ROWS] == expected_ids(_texts("a"))[: len(found) - 2 * ROWS]
+    if damage == "a page in the middle":
+        assert 0 < len(found) - 2 * ROWS < ROWS
+    (reject,) = {line["file"]: line for line in _rejects(out)}.values()
+    assert Path(reject["file"]).name == f"a.{ending}"
+    assert "1 input file is damaged" in told
+    assert f"a.{ending}" in told
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_map_sets_a_damaged_table_aside(tmp_path: Path, ending: str) -> None:
+    """The first file need not be the one that shows the columns."""
+    folder = _folder(tmp_path, ending, "truncated")
+    made = milldam.map(
+        str(folder), lambda row: {"size": len(row["text"])}, batched=False, out=tmp_path / "out", workers=1
+    )
+    assert len(made) == 2 * ROWS
+    assert {Path(line["file"]).name for line in _rejects(tmp_path / "out")} == {f"a.{ending}"}
+
+
+def test_question_answering_sets_a_damaged_table_aside(tmp_path: Path) -> None:
+    """As a damaged file of JSON lines."""
+    (tmp_path / "in").mkdir()
+    for name in "ab":
+        rows = [{"id": f"{name}{k}", "context": "It was 1912.", "question": "When?", "answers": None} for k in range(9)]
+        _write(tmp_path / f"in/{name}.parquet", pa.Table.from_pylist(rows))
+    broken = tmp_path / "in/a.parquet"
+    broken.write_bytes(broken.read_bytes()[:-30])
+    rejects: list[Any] = []
+    found = list(qa.examples_of(sorted(map(str, (tmp_path / "in").iterdir())), on_reject=rejects.append))
+    assert [one.id for one in found] == [f"b{k}" for k in range(9)]
+    assert [Path(one.file).name for one in rejects] == ["a.parquet"]
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_a_damaged_table_alone_is_an_error(tmp_path: Path, ending: str) -> None:
+    """Of a few lines, with what to do."""
+    path = _folder(tmp_path, ending, "truncated") / f"a.{ending}"
+    word = "parquet" if ending == "parquet" else "Arrow"
+    with pytest.raises(InputError, match=rf"a\.{ending}: .*not a whole {word} file.*Get or make it again") as caught:
+        milldam.tokenize(path, tmp_path / "out", tokenizer=TOKENIZER)
+    assert len(str(caught.value).splitlines()) <= 4
+    with pytest.raises(InputError, match=rf"not a whole {word} file"):
+        milldam.map(str(path), lambda row: row, batched=False, out=tmp_path / "mapped")
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_a_table_alone_that_is_damaged_in_the_middle_is_an_error(tmp_path: Path, ending: str) -> None:
+    """The rest of the only file is not left out with a warning."""
+    path = _folder(tmp_path, ending, "a page in the middle") / f"a.{ending}"
+    with pytest.raises(InputError, match=rf"a\.{ending}: not a whole .* file.*Get or make it again"):
+        milldam.tokenize(path, tmp_path / "out", tokenizer=TOKENIZER)
+
+
+def test_strict_stops_at_a_damaged_table(tmp_path: Path) -> None:
+    """It is named."""
+    folder = _folder(tmp_path, "parquet", "truncated")
+    with pytest.raises(InputError, match=r"a\.parquet: damaged_table: not a whole parquet file"):
+        milldam.tokenize(folder, tmp_path / "out", tokenizer=TOKENIZER, strict=True)

@@ -75,7 +75,7 @@ def job(lines: Path, out: Path, *options: object) -> list[object]:
 
 COMMANDS = (
     "cache", "chat-check", "completion", "contamination", "dedup-index", "demo", "export", "feed", "import", "inspect",
-    "map", "migrate", "plan", "preprocess", "pull", "push", "qa", "qa-eval", "report", "run-units", "schema", "slurm",
+    "map", "plan", "preprocess", "pull", "push", "qa", "qa-eval", "report", "run-units", "schema", "slurm",
     "stats", "status",
     "tokenize", "train-tokenizer", "verify",
 )  # fmt: skip
@@ -146,7 +146,6 @@ def test_version_is_that_of_the_package() -> None:
         (["preprocess", "missing.yaml", "--workers", "many"], 2),
         (["plan", "missing.yaml"], 2),
         (["train-tokenizer", "missing.yaml"], 2),
-        (["migrate", "missing.yaml"], 2),
         (["schema", "more"], 2),
         (["report", "missing"], 3),
         (["report", "."], 3),

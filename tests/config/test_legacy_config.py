@@ -1,4 +1,4 @@
-"""Files of Krill: they run as they are, and `milldam migrate` writes them in today's form."""
+"""Files of Krill: they run as they are."""
 
 from __future__ import annotations
 
@@ -8,17 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner, Result
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.config.conftest import Load
-from tests.conftest import PROJECT
 
-from milldam.cli.preprocess import migrate
 from milldam.config.legacy import _LEGACY, convert, is_legacy
 from milldam.config.loading import LoadedConfig, load_config
 from milldam.config.settings import DataSet
-from milldam.errors import ConfigError
 from milldam.rules import DedupRules, NearRules, PackingRules
 
 # The two examples of seed 002, with what its "other config" has to hold.
@@ -125,7 +119,6 @@ def test_every_key_of_krill_is_understood() -> None:
         made = convert(source)
         assert made.problems == []
         assert not is_legacy(made.config)
-        assert not any("neither Krill nor milldam" in note for note in made.notes)
     named = set(yaml.safe_load(FLAT)) | {
         f"{a}.{b}" for a, keys in yaml.safe_load(NESTED).items() for b in keys if a != "datasets"
     }
@@ -133,10 +126,10 @@ def test_every_key_of_krill_is_understood() -> None:
 
 
 def test_notes_name_what_is_ignored_or_needless(load: Load) -> None:
-    """Training keys, keys that nobody knows, keys that are no longer needed, and what is another thing now."""
+    """Keys of training, keys that nobody knows, keys that are no longer needed, and what is another thing now."""
     notes = "\n".join(load(FLAT + "zebra: 1\noutput_dir: x\ntrain: {arch: x}").notes)
-    assert "Ignored, since they are about training: hub_model_id, num_epochs, output_dir, train." in notes
-    assert "Ignored, since neither Krill nor milldam knows them: zebra." in notes
+    ignored = "hub_model_id, num_epochs, zebra, output_dir, train"
+    assert f"Ignored, since preparing data takes no such keys: {ignored}." in notes
     assert "No longer needed: preprocess_chunk_size, preprocess_memory_efficient." in notes
     assert "shard_size is the input that makes one shard" in notes
 
@@ -220,7 +213,7 @@ def test_keys_of_both_kinds_may_be_mixed(load: Load) -> None:
         (NESTED + "dedup: off\n", "krill.yaml:13: preprocess.dedup_cache_dir: contradicts dedup"),
         (NESTED.replace("chunk_size", "chunk_sise"), 'krill.yaml:11: preprocess.chunk_sise: no such key. Did you mean'),
         (FLAT + "preproces_chunk_size: 1\n", 'krill.yaml:15: preproces_chunk_size: no such key. Did you mean "'),
-        (FLAT + "min_length: 1\n", "krill.yaml:15: min_length: no such key here; it belongs under preprocess."),
+        (FLAT + "min_length: 1\n", "krill.yaml:15: min_length: no such key. It belongs under preprocess."),
         (FLAT + "preprocess: 1\n", "krill.yaml:15: preprocess: must be a block of keys."),
         (NESTED.replace("1024", "long"), 'krill.yaml:9: preprocess.sequence_len: must be a whole number, not "long".'),
         (NESTED.replace("100MB", "5XB"), 'krill.yaml:12: preprocess.save_shard_size: "5XB" is not a size.'),
@@ -249,82 +242,3 @@ def test_keys_of_krill_mean_nothing_to_a_file_of_ours(complaint: Callable[..., s
     """An override does not turn a file into an old one."""
     said = complaint("datasets: a\ntokenizer: b\nout: c\n", "hub_tokenizer_id=x")
     assert said == 'overrides hub_tokenizer_id: no such key. Did you mean "tokenizer"?'
-
-
-# ---- milldam migrate ----
-
-
-def run_migrate(*arguments: object) -> Result:
-    return CliRunner().invoke(migrate, [str(one) for one in arguments])
-
-
-@pytest.mark.parametrize("text", [FLAT, NESTED, BASIC + REST, CACHED + REST + "datasets: x"])
-def test_the_migrated_file_is_the_same_configuration(tmp_path: Path, text: str) -> None:
-    """In today's form, with what each key was beside it, and the notes on standard error."""
-    old, new = tmp_path / "old.yaml", tmp_path / "deep/new.yaml"
-    old.write_text(text, encoding="utf-8")
-    done = run_migrate(old, "-o", new)
-    assert done.exit_code == 0
-    assert load_config(new).config == load_config(old).config
-    assert load_config(new).comments == {}
-    assert done.stderr.splitlines() == load_config(old).notes
-    assert done.stdout == ""
-    assert "# was " in new.read_text(encoding="utf-8")
-
-
-def test_migrate_prints_without_a_file_to_write() -> None:
-    """Standard output has the new form alone."""
-    done = run_migrate(PROJECT / "examples/seed-002-basic.yaml")
-    assert done.stdout.startswith("# Made by milldam migrate from seed-002-basic.yaml.\n")
-    assert "\ntokenizer: src/milldam/demo_data/tokenizer.json  # was hub_tokenizer_id\n" in done.stdout
-    assert yaml.safe_load(done.stdout)["seq_len"] == 2048
-    assert "learning_rate" in done.stderr
-
-
-def test_migrate_does_not_overwrite_unasked(tmp_path: Path) -> None:
-    """An existing file is kept, the old one above all."""
-    old = tmp_path / "old.yaml"
-    old.write_text(FLAT, encoding="utf-8")
-    refused = run_migrate(old, "-o", old)
-    assert isinstance(refused.exception, ConfigError)
-    assert "--overwrite" in str(refused.exception)
-    assert old.read_text(encoding="utf-8") == FLAT
-    assert run_migrate(old, "-o", old, "--overwrite").exit_code == 0
-    assert isinstance(run_migrate(old).exception, ConfigError), "it is in today's form now"
-
-
-def test_migrate_takes_overrides(tmp_path: Path) -> None:
-    """What an old file lacks can be given."""
-    old = tmp_path / "old.yaml"
-    old.write_text(BASIC, encoding="utf-8")
-    done = run_migrate(old, "--set", "tokenizer=gpt2/", "--set", "out=o")
-    assert "tokenizer: gpt2/  # given by --set\nout: o  # given by --set\n" in done.stdout
-
-
-lines = FLAT.splitlines()[3:]
-words = st.text(st.characters(min_codepoint=32, max_codepoint=0x3000, exclude_categories=("Cs", "Cc")), min_size=1)
-
-
-@given(st.lists(st.sampled_from(lines), unique=True), words, words)
-def test_any_file_of_krill_survives_migration(tmp_path: Path, given_lines: list[str], path: str, column: str) -> None:
-    """Whatever keys it has, and whatever its names are made of."""
-    old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
-    data = [{"path": path, "text_column": column}]
-    source = (yaml.safe_load("\n".join(given_lines)) or {}) | {"datasets": data, "hub_tokenizer_id": path}
-    old.write_text(yaml.safe_dump(source, allow_unicode=True), encoding="utf-8")
-    if path == "-":
-        return
-    loaded = load_config(old)
-    assert loaded.config.sources == (DataSet(path=path, text_column=column, split="train"),)
-    assert run_migrate(old, "-o", new, "--overwrite").exit_code == 0
-    assert load_config(new).config == loaded.config
-
-
-@pytest.mark.parametrize(("a", "b"), [("out", "seed"), ("out", "limit"), ("seed", "limit")])
-def test_keys_of_the_new_form_stand_in_one_order(tmp_path: Path, a: str, b: str) -> None:
-    """That of the documentation, whatever the order in the old file."""
-    text = f"{b}: 1\n{a}: 1\nhub_tokenizer_id: x\ndatasets: y\n"
-    (tmp_path / "old.yaml").write_text(text, encoding="utf-8")
-    keys = list(yaml.safe_load(run_migrate(tmp_path / "old.yaml").stdout))
-    assert keys.index(a) < keys.index(b)
-    assert keys[:2] == ["datasets", "tokenizer"]

@@ -25,7 +25,7 @@ from milldam.errors import EXIT_INTERRUPTED, MilldamError
 GROUPS = {
     "Prepare": (
         *("tokenize", "preprocess", "plan", "qa", "map", "train-tokenizer", "chat-check", "dedup-index"),
-        *("migrate", "schema"),
+        "schema",
     ),
     "Look": ("inspect", "stats", "verify", "contamination", "report", "status", "cache"),
     "Train": ("feed", "qa-eval"),
@@ -35,7 +35,7 @@ GROUPS = {
 }
 """Commands as `milldam --help` lists them."""
 _MODULES = (
-    dict.fromkeys(("plan", "train-tokenizer", "migrate", "schema"), "preprocess")
+    dict.fromkeys(("plan", "train-tokenizer", "schema"), "preprocess")
     | dict.fromkeys(("verify", "report"), "inspect")
     | dict.fromkeys(("export", "import", "push", "pull"), "moving")
     | dict.fromkeys(("slurm", "run-units"), "arrays")

@@ -1,5 +1,5 @@
 """Commands that take a configuration file: `preprocess` and `plan`, raw datasets to a ready store; `train-tokenizer`;
-`migrate`, a file of Krill in milldam's form; `schema`, what a file may say, for editors.
+`schema`, what a file may say, for editors.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from milldam.cli.commands import (
     json_option,
     machine_options,
 )
-from milldam.cli.naming import visible
-from milldam.errors import ConfigError
 from milldam.markup import counted, duration
 from milldam.memory import format_size
 
@@ -170,39 +168,6 @@ def _plan_lines(planned: PlannedJob, config: Config) -> list[str]:
 def _dedup_steps(needs: Needs) -> str:
     steps = {("partition", "hashes"): needs.partitions, ("step", "bands"): needs.band_steps}
     return "".join(f", {counted(number, one)} of {what}" for (one, what), number in steps.items() if number)
-
-
-@click.command()
-@config_file
-@click.option("-o", "--out", type=click.Path(path_type=Path), help="File to write. [default: standard output]")
-@click.option("--overwrite", is_flag=True, help="Replace the file.")
-def migrate(config: Path, out: Path | None, overrides: tuple[str, ...], overwrite: bool) -> None:
-    """Convert a Krill configuration to milldam's form.
-
-    A comment beside each key says what it was.
-
-    \b
-    milldam migrate krill.yaml -o preprocess.yaml
-    """
-    from milldam.config.loading import as_yaml, load_config
-
-    if out is not None and out.exists() and not overwrite:
-        raise ConfigError(f"{out} exists. Choose another name, or add --overwrite.")
-    loaded = load_config(config, overrides)
-    if not loaded.comments:
-        raise ConfigError(f"{config}: has no keys of Krill; it is in today's form already.")
-    header = [f"Made by milldam migrate from {config.name}.", *loaded.notes]
-    written = as_yaml(loaded.source, loaded.comments, header)
-    if out is None:
-        click.echo(written, nl=False)
-    else:
-        from milldam.files import explain_os_errors, write_file
-
-        with explain_os_errors(out):
-            out.parent.mkdir(parents=True, exist_ok=True)
-        write_file(out, written.encode())
-    for note in loaded.notes:
-        click.echo(visible(note), err=True)
 
 
 @click.command()

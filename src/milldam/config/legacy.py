@@ -1,4 +1,4 @@
-"""Configuration files of Krill -> ours. Each key is moved, named as no longer needed, or named as ignored.
+"""Configuration files of Krill -> ours, by a table of keys. What is in no table is named as ignored.
 
 Krill knows flat keys (`hub_tokenizer_id`, `preprocess_chunk_size`) and, in newer files, the same ones in blocks
 (`tokenizer`, `preprocess`, `train`). What Krill did without being asked is set as well: rows are packed and written,
@@ -51,18 +51,6 @@ _COMMON = {"sequence_len"}
 _IN_PREPROCESS = {str(path[1]) for path in _LEGACY if path[0] == "preprocess"}
 _OURS = {one.name for one in fields(Config)}
 
-# Keys that Krill's training reads, and those of trainers like it.
-_TRAINING = {
-    "arch", "attn_implementation", "batch_size", "bf16", "config_name", "epochs", "eval_steps", "fp16",
-    "gradient_accumulation_steps", "gradient_checkpointing", "hidden_size", "hub_model_id", "hub_private",
-    "intermediate_size", "learning_rate", "logging_steps", "lr", "lr_scheduler", "lr_scheduler_type", "max_grad_norm",
-    "max_position_embeddings", "max_steps", "micro_batch_size", "model", "model_config_name", "muon_implementation",
-    "num_attention_heads", "num_epochs", "num_hidden_layers", "num_key_value_heads", "num_train_epochs", "optimizer",
-    "output_dir", "per_device_train_batch_size", "push_to_hub", "report_to", "resume", "resume_from_checkpoint",
-    "save_steps", "save_total_limit", "steps", "torch_compile", "torch_dtype", "train", "wandb", "wandb_entity",
-    "wandb_name", "wandb_project", "warmup_ratio", "warmup_steps", "weight_decay",
-}  # fmt: skip
-
 
 @dataclass(slots=True)
 class Conversion:
@@ -71,8 +59,6 @@ class Conversion:
     config: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     """Sentences for the user."""
-    comments: dict[KeyPath, str] = field(default_factory=dict)
-    """What each key of ours was."""
     origins: dict[KeyPath, KeyPath] = field(default_factory=dict)
     """Where the keys that moved stood."""
     problems: list[tuple[KeyPath, str]] = field(default_factory=list)
@@ -105,18 +91,27 @@ def drop_superseded(source: dict[str, Any], path: KeyPath) -> None:
 def convert(source: dict[str, Any]) -> Conversion:
     """Our form of a file of Krill; the source is left as it is."""
     made = Conversion({key: deepcopy(source[key]) for key in source if key in _OURS})
-    made.comments = {(key,): "as it was" for key in made.config}
+    config = made.config
     for old, value in _present(source):
         if old[0] == "tokenizer":
-            made.config["tokenizer"].pop(old[1], None)
+            config["tokenizer"].pop(old[1], None)
         if old in _MOVED and value is not None:
             _move(made, old, _MOVED[old], value)
-    _convert_data_sets(made)
+    tokenizer = config.get("tokenizer")
+    if isinstance(tokenizer, dict) and "path" not in tokenizer and tokenizer.keys() <= {"train"}:
+        del config["tokenizer"]  # a block without a path is no tokenizer, and is missed as such
+    elif isinstance(tokenizer, dict) and tokenizer.keys() == {"path"}:
+        config["tokenizer"] = tokenizer["path"]
+        made.origins["tokenizer",] = made.origins.pop(("tokenizer", "path"), ("tokenizer",))
+    data_sets = config.get("datasets")
+    for number, one in enumerate(data_sets if isinstance(data_sets, list) else []):
+        if isinstance(one, dict):
+            if "name" in one and "subset" not in one:
+                one["subset"] = one.pop("name")
+                made.origins["datasets", number, "subset"] = ("datasets", number, "name")
+            one.setdefault("split", "train")
     _add_defaults(made)
-    _shorten_tokenizer(made)
     _name_the_rest(made, source)
-    order = [one.name for one in fields(Config) if one.name in made.config]
-    made.config = {name: made.config[name] for name in order}
     return made
 
 
@@ -143,24 +138,6 @@ def _move(made: Conversion, old: KeyPath, new: KeyPath, value: Any) -> None:
         return
     here[new[-1]] = value
     made.origins.setdefault(new, old)
-    made.comments[new] = f"was {dotted(old)}"
-    made.comments.pop(("tokenizer",), None)
-
-
-def _convert_data_sets(made: Conversion) -> None:
-    """Krill calls the subset `name`, and takes the split train unless another one is named."""
-    data_sets = made.config.get("datasets")
-    for number, one in enumerate(data_sets if isinstance(data_sets, list) else []):
-        if not isinstance(one, dict):
-            continue
-        here: KeyPath = ("datasets", number)
-        if "name" in one and "subset" not in one:
-            one["subset"] = one.pop("name")
-            made.origins[(*here, "subset")] = (*here, "name")
-            made.comments[(*here, "subset")] = "was name"
-        if "split" not in one:
-            one["split"] = "train"
-            made.comments[(*here, "split")] = "Krill's default"
 
 
 def _add_defaults(made: Conversion) -> None:
@@ -168,69 +145,42 @@ def _add_defaults(made: Conversion) -> None:
     config = made.config
     filters = config["filters"] = config.get("filters") or {}
     if isinstance(filters, dict):
-        shortest = {"min_characters": (MIN_CHARACTERS, "Krill's rule"), "min_tokens": (MIN_TOKENS, "Krill's default")}
-        for key, (default, comment) in shortest.items():
+        for key, default in (("min_characters", MIN_CHARACTERS), ("min_tokens", MIN_TOKENS)):
             if key not in filters:
                 filters[key] = default
-                made.comments[("filters", key)] = comment
                 made.notes.append(f"filters.{key}: {default} is set, since Krill drops shorter texts by itself.")
     if "out" not in config:
         config["out"] = DEFAULT_OUT
-        made.comments[("out",)] = "dataset_prepared_path was not given"
         made.notes.append(f"dataset_prepared_path is not given: the store goes to {DEFAULT_OUT}/.")
     if config.get("seq_len") is None:
         made.notes.append("sequence_len is not given: no packed rows are written.")
-    elif "packing" not in config:
-        config["packing"] = {"strategy": "wrapped", "write": True}
-        made.comments[("packing",)] = "Krill packs rows of sequence_len tokens and writes them"
+    else:
+        config.setdefault("packing", {"strategy": "wrapped", "write": True})
     if "shard_size" in config:
         made.notes.append(
             "The save shard size was the size of output files; shard_size is the input that makes one shard."
         )
 
 
-def _shorten_tokenizer(made: Conversion) -> None:
-    """A path needs no block; a block without a path is no tokenizer, and is missed as such."""
-    tokenizer = made.config.get("tokenizer")
-    if isinstance(tokenizer, dict) and tokenizer.keys() <= {"train"}:
-        del made.config["tokenizer"]
-    elif isinstance(tokenizer, dict) and tokenizer.keys() == {"path"}:
-        made.config["tokenizer"] = tokenizer["path"]
-        made.origins[("tokenizer",)] = made.origins.pop(("tokenizer", "path"), ("tokenizer",))
-        made.comments[("tokenizer",)] = made.comments.pop(("tokenizer", "path"), "as it was")
-
-
 def _name_the_rest(made: Conversion, source: dict[str, Any]) -> None:
-    """Keys that have no place in our form: no longer needed, about training, unknown, or misspelt."""
+    """Keys that have no place in our form: no longer needed, none of data's, or misspelt."""
     gone = [dotted(path) for path, _ in _present(source) if path in _GONE]
     if gone:
         made.notes.append(
             f"No longer needed: {', '.join(gone)}. There is one way of working, within memory, whatever the size."
         )
-    known = _FLAT | _OURS | {"preprocess", "train"}
-    training = [key for key in source if key in _TRAINING]
-    others = _unknown(made, (), [key for key in source if key not in known | _TRAINING], known | _IN_PREPROCESS)
+    ignored: list[KeyPath] = [(key,) for key in source if key not in _FLAT | _OURS | {"preprocess"}]
     block = source.get("preprocess")
     if isinstance(block, dict):
-        strange = [key for key in block if key not in _IN_PREPROCESS]
-        others += _unknown(made, ("preprocess",), strange, _IN_PREPROCESS)
+        ignored += [("preprocess", key) for key in block if key not in _IN_PREPROCESS]
     elif block is not None:
         made.problems.append((("preprocess",), "must be a block of keys."))
-    if training:
-        made.notes.append(f"Ignored, since they are about training: {', '.join(training)}.")
-    if others:
-        made.notes.append(f"Ignored, since neither Krill nor milldam knows them: {', '.join(others)}.")
-
-
-def _unknown(made: Conversion, block: KeyPath, keys: list[str], known: set[str]) -> list[str]:
-    """Names to mention as ignored; those near a known one are problems."""
-    ignored = []
-    for key in keys:
-        hint = did_you_mean(key, known)
-        if key in known:
-            made.problems.append(((*block, key), "no such key here; it belongs under preprocess."))
-        elif hint:
-            made.problems.append(((*block, key), f"no such key.{hint}"))
-        else:
-            ignored.append(dotted((*block, key)))
-    return ignored
+    for path in tuple(ignored):
+        hint = did_you_mean(str(path[-1]), _FLAT | _IN_PREPROCESS if len(path) == 1 else _IN_PREPROCESS)
+        if path[-1] in _IN_PREPROCESS:
+            hint = " It belongs under preprocess."
+        if hint:
+            made.problems.append((path, f"no such key.{hint}"))
+            ignored.remove(path)
+    if ignored:
+        made.notes.append(f"Ignored, since preparing data takes no such keys: {', '.join(map(dotted, ignored))}.")

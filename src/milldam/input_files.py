@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypedDict
 
 from milldam.checked import checked
-from milldam.errors import InputError, nearest
+from milldam.errors import InputError, MilldamError, nearest
 from milldam.files import hash_bytes, stays_in_folder
 from milldam.stores.kinds import KINDS, TABLE
 from milldam.stores.place import Folder
@@ -69,6 +69,61 @@ def missing_package(address: str, error: ImportError) -> str:
     extra = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "hf": "hf"}.get(scheme)
     how = f'pip install "milldam[{extra}]"' if extra else str(error)
     return f"{without_secrets(address)}: a package for {scheme}:// is missing: {how}"
+
+
+_NO_CREDENTIALS = (
+    *("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError", "LocalTokenNotFoundError"),
+    *("DefaultCredentialsError", "RefreshError", "ProfileNotFound"),
+)
+_WITH_BUCKETS = ("s3", "s3a", "gs", "gcs")
+
+
+@contextlib.contextmanager
+def explain_address_errors(address: str) -> Iterator[None]:
+    """Turn what a service, its client or the network raises into an error that says what to do.
+
+    A file that is not there stays a FileNotFoundError.
+    """
+    try:
+        yield
+    except (MilldamError, FileNotFoundError):
+        raise
+    except Exception as error:  # each client has error types of its own
+        raise address_error(address, error) from error
+
+
+def address_error(address: str, error: Exception, tried: str = "") -> InputError:
+    """What to say of an address that can't be read; never the options, which may hold secrets."""
+    told, name = first_line(error), without_secrets(address)
+    if is_refusal(error):
+        return InputError(
+            f"{name}: no permission: {told}.\nCredentials come from where the service's own tools have them "
+            "(environment, configuration files), or from storage_options; see docs/remote.md."
+        )
+    return InputError(
+        f"{name}: can't be read: {told}{tried}.\nCheck the network and the endpoint (AWS_ENDPOINT_URL, "
+        "storage_options; see docs/remote.md), then run it again: what is here already stays."
+    )
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether somebody without permission, or without credentials, is sent away: to ask again is of no use."""
+    return isinstance(error, PermissionError) or type(error).__name__ in _NO_CREDENTIALS
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error, not too long, and with no secret of an address in it."""
+    text = str(error).strip() or type(error).__name__
+    return without_secrets(text.splitlines()[0][:300]).rstrip(".")
+
+
+def missing_bucket(filesystem: Any, address: str, path: str) -> str:
+    """That the bucket of an address is not there, for a message; empty when it is, or when nobody can tell."""
+    bucket = path.partition("/")[0]
+    if address.partition("://")[0] in _WITH_BUCKETS:
+        with contextlib.suppress(Exception):
+            return "" if filesystem.exists(bucket) else f'there is no bucket "{bucket}"'
+    return ""
 
 
 def without_secrets(text: str) -> str:

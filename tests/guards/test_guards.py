@@ -276,7 +276,7 @@ def test_formats_read_stores_as_training_does() -> None:
 
 def test_nothing_but_the_command_line_imports_the_command_line() -> None:
     """The library never prints or exits by way of its commands."""
-    assert offences({room(name) for name in MODULES} - {"cli"}, forbidden={"cli"}) == []
+    assert offences({room(name) for name in MODULES} - {"__main__", "cli"}, forbidden={"cli"}) == []
 
 
 def test_the_library_neither_prints_nor_exits() -> None:

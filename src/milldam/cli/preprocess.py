@@ -59,13 +59,13 @@ def preprocess(config: Path, overrides: tuple[str, ...], dry_run: bool, **option
     shown = click.get_current_context().params
     read = _read(config, overrides, quiet=shown["quiet"], options=evaluation_sets(options))
     if dry_run:
-        _show_plan(read.checked().config, as_json=shown["as_json"])
+        _show_plan(_checked(read), as_json=shown["as_json"])
         return None
 
     def array() -> ArrayWork[TextSummary]:
         from milldam.pipeline.job import array_of
 
-        return array_of(read.checked().config)
+        return array_of(_checked(read))
 
     asked = Asked.of(read.given.data, read.said)
     return Request(partial(run_asked, asked, lambda: read.checked().config), array, _show_sample)
@@ -109,7 +109,16 @@ def plan(
 
 def load(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[str, Any]) -> Config:
     """The configuration of a file, with options put over it."""
-    return _read(path, overrides, quiet=quiet, options=options).checked().config
+    return _checked(_read(path, overrides, quiet=quiet, options=options))
+
+
+def _checked(read: ReadConfig) -> Config:
+    """Its configuration, with the options of its addresses for as long as the command runs."""
+    from milldam.sources.compression import storage_options
+
+    config = read.checked().config
+    click.get_current_context().find_root().with_resource(storage_options(config.storage_options))
+    return config
 
 
 def _read(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[str, Any]) -> ReadConfig:

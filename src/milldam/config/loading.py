@@ -74,7 +74,10 @@ def read_config(
             drop_superseded(read.data, (name,))
         read.put(name, value)
     notes = _convert(read) if legacy else []
-    return ReadConfig(read, (text, tuple(overrides), dict(options or {})), legacy, notes)
+    # What may hold secrets is not remembered, not as a hash either.
+    secret = "storage_options" in read.data
+    said = ("",) if secret else (text, tuple(overrides), dict(options or {}))
+    return ReadConfig(read, said, legacy, notes)
 
 
 def load_settings(kind: type[T], path: Path, options: Mapping[str, Any]) -> T:

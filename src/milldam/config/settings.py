@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, NoReturn
 from annotated_types import Ge, Le, MinLen
 
 from milldam.choices import Documents, Encoder, Executor, InputFormat, InvalidUtf8, SpecialText
-from milldam.errors import ConfigError, Setting
+from milldam.errors import ConfigError, Setting, did_you_mean
 from milldam.memory import parse_size
 from milldam.rules import (
     SETTINGS,
@@ -174,6 +174,9 @@ class Config:
     """Address of the Ray cluster, such as 10.0.0.1:6379. Default: the one running here, else a new one is started."""
     overwrite: bool = False
     """Replace a result that was made with other settings or input."""
+    storage_options: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    """Options for the file systems behind addresses, by protocol, such as {s3: {endpoint_url: "http://minio:9000"}}.
+    Passed to fsspec; never written to the store. Does not change the result."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
 
@@ -317,6 +320,14 @@ def _check(config: Config) -> None:
     _check_rules(config)
     if config.chat is not None:
         _check_chat(config, config.chat)
+    for protocol in config.storage_options:
+        from fsspec import available_protocols
+
+        if protocol not in available_protocols():
+            said = (
+                f": fsspec knows no such protocol.{did_you_mean(protocol, available_protocols())} Use s3, gs, hf, ..."
+            )
+            raise ConfigError(Setting(f"storage_options.{protocol}"), said)
     if config.executor == "local" and config.address is not None:
         raise ConfigError(Setting("address"), ": goes with ", Setting("executor", "ray"), ".")
     if config.packing_rules is not None and config.seq_len is None:

@@ -56,11 +56,13 @@ def _make(connection: Connection) -> None:
     from milldam.feeding.job import FeedJob
     from milldam.memory import keep_arrow_lean
     from milldam.run import job as frame
+    from milldam.sources.compression import storage_options
 
     keep_arrow_lean()
     config, name, asked = connection.recv()
     job = FeedJob(config, name=name, report=asked.report, request=asked.name)
-    frame.run(job, frame.Options.of(config))
+    with storage_options(config.storage_options):
+        frame.run(job, frame.Options.of(config))
 
 
 if __name__ == "__main__":

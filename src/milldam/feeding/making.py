@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("milldam")
 
-_HOW = ("out", "memory", "workers", "overwrite", "executor", "address")
+_HOW = ("out", "memory", "workers", "overwrite", "executor", "address", "storage_options")
 """Settings that do not change what is made."""
 _STDERR = 2
 _LOOK_SECONDS = 0.25

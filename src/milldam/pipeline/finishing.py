@@ -205,12 +205,14 @@ class Finish:
         near = self._with_examples(near)
         asked = [*self.config.split_shares, *self.config.split_tokens, *([VAL] if self.config.validation_sets else [])]
         splits = summary.facts["splits"]
+        config = dataclasses.asdict(self.config)
+        del config["storage_options"]  # may hold secrets
         facts: TextFacts = {
             "splits": splits | {name: {"documents": 0, "tokens": 0} for name in asked if name not in splits},
             "session_text_bytes": records.counts["text_bytes"] - records.before["text_bytes"],
             "dedup": dedup,
             "near": near,
-            "config": _plain(dataclasses.asdict(self.config)),
+            "config": _plain(config),
         }
         decided = None if self.made.dedup is None else self.made.dedup.decontamination
         if decided is not None:

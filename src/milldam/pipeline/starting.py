@@ -26,7 +26,7 @@ from milldam.files import hash_bytes, record_of, replace_unsynced, seal_line, un
 from milldam.input_files import RUN_FOLDER, InputState
 from milldam.run.summary import Summary
 from milldam.run.tasks import CAN_FORK
-from milldam.sources.compression import STDIN
+from milldam.sources.compression import STDIN, storage_options
 from milldam.sources.data_sets import resolve_data_set
 from milldam.sources.units import CHAT_SHARD_SIZE, SHARD_SIZE, list_inputs
 from milldam.stores.kinds import TOKENS
@@ -60,8 +60,9 @@ class Asked:
     def of(cls, settings: Mapping[str, Any], said: Any = None, *, report: bool = True) -> Asked:
         """`said`: where the settings come from, when they do not say all."""
         out = settings.get("out")
-        known = isinstance(out, str | Path) and not settings.get("overwrite")
-        left = {name: value for name, value in settings.items() if name not in ("out", "overwrite")}
+        # What a service shows may depend on who asks: that is not told by a receipt.
+        known = isinstance(out, str | Path) and not settings.get("overwrite") and not settings.get("storage_options")
+        left = {name: value for name, value in settings.items() if name not in ("out", "overwrite", "storage_options")}
         name = hash_bytes(repr((__version__, report, said, left)).encode("utf-8", "backslashreplace"))
         return cls(Path(out) if out is not None and known else None, name, report)
 
@@ -82,7 +83,7 @@ def run_asked(
         return found
 
     config = check()
-    with server_ahead(config) as server:
+    with storage_options(config.storage_options), server_ahead(config) as server:
         from milldam.pipeline.job import run_job
 
         return run_job(config, observer, held_bytes=held_bytes, report=asked.report, request=asked.name, server=server)
@@ -170,7 +171,7 @@ def _is_told_by_files(config: Config) -> bool:
     has_function = config.filters.function is not None or (clean is not None and clean.function is not None)
     from_stdin = any(STDIN in one.paths for one in config.sources)
     plain = config.packing_rules is None and config.chat is None
-    return not has_function and not from_stdin and plain
+    return not has_function and not from_stdin and plain and not config.storage_options
 
 
 # ---- the server, begun ahead ----

@@ -13,15 +13,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from milldam.errors import ConfigError, InputError, MilldamError, StoreError
-from milldam.input_files import missing_package, without_secrets
+from milldam.errors import ConfigError, StoreError
+from milldam.input_files import (
+    address_error,
+    first_line,
+    is_refusal,
+    missing_bucket,
+    missing_package,
+    without_secrets,
+)
 
 _BLOCK_BYTES = 8 << 20
 _GROUP_BYTES = 4 * _BLOCK_BYTES
 _ATTEMPTS = 5
 _FIRST_WAIT_S = 0.5
-_WITH_BUCKETS = ("s3", "s3a", "gs", "gcs")
-_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError", "LocalTokenNotFoundError")
 
 log = logging.getLogger("milldam")
 
@@ -59,19 +64,11 @@ class RemoteFolder:
         except FileNotFoundError:
             return None
 
-    def missing_bucket(self) -> str | None:
-        """The bucket, when it is not there; None when it is, or when nobody can tell."""
-
-        def look(filesystem: Any, path: str) -> str | None:
-            bucket = path.partition("/")[0]
-            return None if filesystem.exists(bucket) else bucket
-
-        if self._address.partition("://")[0] not in _WITH_BUCKETS:
-            return None
-        try:
-            return self._tried("", look)
-        except (OSError, MilldamError):
-            return None
+    def missing_bucket(self) -> str:
+        """That the bucket is not there, for a message; empty when it is, or when nobody can tell."""
+        if self._connection is None:
+            return ""
+        return missing_bucket(self._connection[1], self._address, self._connection[2])
 
     def blocks(self, file: str, size: int) -> Iterator[bytes]:
         """The first `size` bytes of a file in blocks; fewer when it is shorter."""
@@ -111,23 +108,13 @@ class RemoteFolder:
             except (FileNotFoundError, ConfigError):
                 raise
             except Exception as error:
-                if isinstance(error, PermissionError) or type(error).__name__ in _CREDENTIALS:
-                    raise InputError(self._refused(file, error)) from None
-                if attempt == _ATTEMPTS:
-                    raise InputError(
-                        f"{self.name}/{file}: can't be read: {_told(error)} (tried {_ATTEMPTS} times).\n"
-                        "What is here already stays; run it again when the network is back."
-                    ) from None
-                log.info("%s/%s: %s; again in %.1f s", self.name, file, _told(error), wait)
+                where = f"{self._address}/{file}"
+                if is_refusal(error) or attempt == _ATTEMPTS:
+                    raise address_error(where, error, f" (tried {_ATTEMPTS} times)") from None
+                log.info("%s: %s; again in %.1f s", without_secrets(where), first_line(error), wait)
             time.sleep(wait)
             wait *= 2
         raise AssertionError
-
-    def _refused(self, file: str, error: Exception) -> str:
-        return (
-            f"{self.name}/{file}: no permission: {_told(error)}.\nCredentials come from where the service's own tools "
-            "have them (environment, configuration files), or from storage_options={...}."
-        )
 
     def _connect(self) -> tuple[Any, str]:
         import fsspec
@@ -137,7 +124,7 @@ class RemoteFolder:
         except ImportError as error:
             raise ConfigError(missing_package(self._address, error)) from None
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"{self.name}: {_told(error)}") from None
+            raise ConfigError(f"{self.name}: {first_line(error)}") from None
         filesystem.invalidate_cache()  # fsspec keeps listings as long as the process lives
         return filesystem, str(folder).rstrip("/")
 
@@ -155,9 +142,3 @@ def _exactly(opened: Any, size: int) -> bytes:
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
-
-
-def _told(error: Exception) -> str:
-    """The first line of an error, not too long, and with no secret of an address in it."""
-    text = str(error).strip() or type(error).__name__
-    return without_secrets(text.splitlines()[0][:300]).rstrip(".")

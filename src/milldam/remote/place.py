@@ -123,8 +123,8 @@ class RemotePlace:
                     "`milldam pull` or copy it here first."
                 )
         missing = self._remote.missing_bucket()
-        if missing is not None:
-            return f'{self.name}: no store there: there is no bucket "{missing}". Is the address right?'
+        if missing:
+            return f"{self.name}: no store there: {missing}. Is the address right?"
         return f"{self.name}: no store there (no {TOKENS.manifest}). Is the address right, and the upload complete?"
 
     def _shards(self) -> int:

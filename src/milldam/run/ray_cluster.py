@@ -280,7 +280,8 @@ class _RayExecutor:
         import cloudpickle
 
         self._on_event = on_event
-        stored = self._ray.put(cloudpickle.dumps(task))
+        options = {name: value for name, value in os.environ.items() if name.startswith("FSSPEC_")}
+        stored = self._ray.put(cloudpickle.dumps((task, options)))
         ahead = iter(units)
         try:
             while self._hand_out(stored, ahead, assign) or self._running:

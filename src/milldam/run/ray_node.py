@@ -81,7 +81,13 @@ class Hand:
 
             assert self._task is not None
             keep_arrow_lean()
-            self._work = cloudpickle.loads(self._task).start()
+            task, options = cloudpickle.loads(self._task)
+            os.environ |= options
+            if options:
+                from fsspec.config import conf, set_conf_env
+
+                set_conf_env(conf)  # where Ray has imported it already
+            self._work = task.start()
             self._task = None
         return self._work
 

@@ -11,17 +11,19 @@ The raw bytes of an input, wherever it lies: a path, an fsspec address, or stand
 from __future__ import annotations
 
 import bz2
+import contextlib
 import functools
 import io
+import json
 import lzma
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
-from milldam.errors import ConfigError
-from milldam.input_files import is_address, missing_package
+from milldam.errors import ConfigError, InputError
+from milldam.input_files import explain_address_errors, first_line, is_address, missing_package, without_secrets
 from milldam.prefetch import leave_if_closed
 
 MAGIC = {"gz": b"\x1f\x8b", "zst": b"\x28\xb5\x2f\xfd", "bz2": b"BZh", "xz": b"\xfd7zXZ\x00"}
@@ -217,17 +219,75 @@ STDIN = "-"
 _HEAD_BYTES, _LONGEST_HEAD = 1 << 16, 8 << 20
 
 
+@contextlib.contextmanager
+def storage_options(options: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+    """Give options to fsspec's file systems, by protocol, in this process and in those that it starts meanwhile.
+
+    They go the way of fsspec's own variables (FSSPEC_S3): nothing that is pickled, recorded or hashed holds them.
+    """
+    if not options:
+        yield
+        return
+    from fsspec.config import conf
+
+    before, environment = dict(conf), dict(os.environ)
+    for protocol, chosen in options.items():
+        conf[protocol] = {**conf.get(protocol, {}), **chosen}
+        os.environ[f"FSSPEC_{protocol.upper()}"] = json.dumps(conf[protocol])
+    try:
+        yield
+    finally:
+        for protocol in options:
+            name = f"FSSPEC_{protocol.upper()}"
+            for kept, was, key in ((conf, before, protocol), (os.environ, environment, name)):
+                del kept[key]
+                if key in was:
+                    kept[key] = was[key]
+
+
 def open_filesystem(address: str) -> tuple[Any, str]:
     """The fsspec file system behind an address, and the path in it."""
     import fsspec
 
     try:
-        filesystem, path = fsspec.core.url_to_fs(address)
-    except ImportError as error:
-        raise ConfigError(missing_package(address, error)) from None
-    except ValueError as error:
-        raise ConfigError(f"{address}: {error}") from None
+        with explain_address_errors(address):
+            filesystem, path = fsspec.core.url_to_fs(address)
+    except InputError as error:
+        if isinstance(error.__cause__, ImportError):
+            raise ConfigError(missing_package(address, error.__cause__)) from None
+        if isinstance(error.__cause__, ValueError | TypeError):
+            raise ConfigError(f"{without_secrets(address)}: {first_line(error.__cause__)}") from None
+        raise
     return filesystem, str(path)
+
+
+class _RemoteFile(io.RawIOBase):
+    """A file of fsspec, whose errors of reading say what to do."""
+
+    def __init__(self, address: str, file: IO[bytes]) -> None:
+        self._address, self._file = address, file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._file.seekable()
+
+    def readinto(self, buffer: Any, /) -> int:
+        with explain_address_errors(self._address):
+            data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, position: int, whence: int = os.SEEK_SET, /) -> int:
+        return self._file.seek(position, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 class _NamedFile(io.FileIO):
@@ -247,8 +307,8 @@ def open_bytes(path: str) -> IO[bytes]:
         return standard_input()  # type: ignore[return-value]
     if is_address(path):
         filesystem, inner = open_filesystem(path)
-        file: IO[bytes] = filesystem.open(inner, "rb")
-        return file
+        with explain_address_errors(path):
+            return io.BufferedReader(_RemoteFile(path, filesystem.open(inner, "rb")))
     return io.BufferedReader(_NamedFile(path))
 
 

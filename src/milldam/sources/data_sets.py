@@ -318,7 +318,11 @@ def _read_json(folder: str, name: str) -> dict[str, Any]:
         with open_bytes(f"{folder.rstrip('/')}/{name}") as file:
             value = json.loads(file.read())
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return {}  # no permission: so do some stores call what does not exist
+        return {}
+    except InputError as error:
+        if isinstance(error.__cause__, PermissionError):
+            return {}  # so do some stores call what does not exist
+        raise
     except OSError as error:
         raise InputError(f"{folder}: can't be read ({error}). Try again, or check the address.") from None
     except ValueError as error:

@@ -36,10 +36,12 @@ from milldam.input_files import (
     FORMATS,
     RUN_FOLDER,
     LeftOut,
+    explain_address_errors,
     files_below,
     is_address,
     is_input,
     kind_of,
+    missing_bucket,
     nearby,
     version_of,
     without_secrets,
@@ -152,7 +154,8 @@ def is_as_listed(path: str, state: str) -> bool:
         if is_address(path):
             filesystem, inside = open_filesystem(path)
             filesystem.invalidate_cache()
-            found = _remote_file(filesystem, filesystem.info(inside), "txt")
+            with explain_address_errors(path):
+                found = _remote_file(filesystem, filesystem.info(inside), "txt")
         else:
             found = _local_file(path, "txt")
     except FileNotFoundError:
@@ -165,25 +168,33 @@ def is_as_listed(path: str, state: str) -> bool:
 def _list_address(address: str, input_format: str | None, left_out: LeftOut) -> Iterator[InputFile]:
     filesystem, path = open_filesystem(address)
     filesystem.invalidate_cache()  # fsspec keeps listings as long as the process lives: what is new would not be seen
-    is_folder = False
+    is_folder = found = False
     try:
-        if glob.has_magic(path):
-            found = sorted(filesystem.glob(path, detail=True).items())
-            files = (detail for _, detail in found if detail["type"] == "file")
-            details = (detail for detail in files if not PurePosixPath(detail["name"]).name.startswith("."))
-        else:
-            given = filesystem.info(path)
-            is_folder = given["type"] == "directory"
-            if is_folder:
-                _refuse_ours(filesystem, path, address)
-            details = (detail for detail in (_walk(filesystem, path) if is_folder else [given]))
-        for detail in details:
-            if not is_folder or input_format is not None or is_input(detail["name"]):
-                yield _remote_file(filesystem, detail, input_format)
+        with explain_address_errors(address):
+            if glob.has_magic(path):
+                matching = sorted(filesystem.glob(path, detail=True).items())
+                files = (detail for _, detail in matching if detail["type"] == "file")
+                details = (detail for detail in files if not PurePosixPath(detail["name"]).name.startswith("."))
             else:
-                left_out.add(detail["name"])
+                given = filesystem.info(path)
+                is_folder = given["type"] == "directory"
+                if is_folder:
+                    _refuse_ours(filesystem, path, address)
+                details = (detail for detail in (_walk(filesystem, path) if is_folder else [given]))
+            for detail in details:
+                if not is_folder or input_format is not None or is_input(detail["name"]):
+                    found = True
+                    yield _remote_file(filesystem, detail, input_format)
+                else:
+                    left_out.add(detail["name"])
     except FileNotFoundError:
-        raise InputError(f"{address}: nothing there.") from None
+        pass
+    else:
+        if found or str(left_out):
+            return
+    why = missing_bucket(filesystem, address, path)
+    if why or not is_folder:
+        raise InputError(f"{without_secrets(address)}: {why or 'nothing there'}. Is the address right?")
 
 
 def _walk(filesystem: Any, folder: str) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,8 @@ Batches are greedy and exact: one ends where one row more would be too many, or 
 `batch_bytes` is a batch of its own. They depend on the rows alone, not on the pieces in which these come.
 
 The function is called as by `datasets.map`: columns that are not in `remove_columns` stay, those that it returns (as
-dicts, HF's BatchEncoding, Arrow tables, pandas or polars frames) take their place or are added. Columns that are passed
+dicts or HF's BatchEncoding) take their place or are added; an Arrow table, a pandas or polars frame takes the place of
+all. From a batch that it was given and returns itself, the columns in `remove_columns` go. Columns that are passed
 through keep their Arrow type and are not copied. What it does to the lists that it is given changes neither the columns
 that stay nor what a second call gets. It may be async: a batch is awaited before the next one is read; the rows of a
 batch run concurrently, and their results come in the order of the rows.
@@ -40,6 +41,18 @@ from milldam.stores.table.reader import columns_as
 ALL = "all"
 _FRAMES = 8
 _OURS = "mapping/calling.py"
+
+
+class Given(dict[str, Any]):
+    """A batch or a row as the function gets it. Returned itself, it also loses the columns that are to be removed."""
+
+    def __or__(self, other: Any) -> Given:  # type: ignore[override]
+        return Given({**self, **other})
+
+    def copy(self) -> Given:
+        return Given(self)
+
+
 Columns = dict[str, Any]
 """Name -> values: a list, a numpy array, a tensor, an Arrow array; of one length."""
 
@@ -269,12 +282,20 @@ class Caller:
         kept = {name: column(rows, name) for name in self.kept(rows)}
         if returned is None:
             return kept
-        made = as_columns(returned)
+        made = as_columns(self._without_removed(returned, rows))
         length = common_length(made)
+        if _as_table(returned) is not None:
+            return made
         left = [name for name in kept if name not in made]
         if made and left and length != count:
             raise stays_beside(left, length, count)
         return kept | made
+
+    def _without_removed(self, returned: Any, rows: Rows) -> Any:
+        if not isinstance(returned, Given):
+            return returned
+        removed = set(column_names(rows)) - set(self.kept(rows))
+        return {name: values for name, values in returned.items() if name not in removed}
 
     def _call(self, given: Any, indices: Any) -> Any:
         """What the function returns, or a `_Raised`; of an async one, what has to be awaited."""
@@ -300,11 +321,15 @@ class Caller:
     def _rows(self, rows: Rows, first_row: int | None) -> Columns:
         results: list[Mapping[str, Any] | None] = []
         origins: list[int] = []
-        kept = self.kept(rows)
+        kept, tables = self.kept(rows), 0
         for number, result in enumerate(self._calls(rows, first_row)):
             try:
-                returned = as_rows(self._result(result, rows))
-                if len(returned) > 1:
+                value = self._without_removed(self._result(result, rows), rows)
+                returned, is_table = as_rows(value), _as_table(value) is not None
+                tables += is_table
+                if tables not in (0, number + 1):
+                    raise ResultError("a table was returned for some rows and not for others. Return one kind.")
+                if len(returned) > 1 and not is_table:
                     left = [name for name in kept if not all(row and name in row for row in returned)]
                     if left:
                         raise stays_beside(left, len(returned), 1)
@@ -315,7 +340,7 @@ class Caller:
             origins += [number] * len(returned)
         names = list(dict.fromkeys(name for result in results if result is not None for name in result))
         made = {name: gathered(name, results, origins, rows) for name in names}
-        order = dict.fromkeys([*kept, *made])
+        order = dict.fromkeys(made if tables else [*kept, *made])
         return {name: made[name] if name in made else _at(rows, name, origins) for name in order}
 
     def _calls(self, rows: Rows, first_row: int | None) -> Iterator[Any]:
@@ -366,9 +391,10 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 def _given(rows: Rows, format: str) -> Any:
     if isinstance(rows, dict):
         if format == "python":
-            return {name: _copied(values) for name, values in rows.items()}
+            return Given({name: _copied(values) for name, values in rows.items()})
         rows = _as_arrow(rows, format)
-    return columns_as(rows, format)
+    given = columns_as(rows, format)
+    return Given(given) if isinstance(given, dict) else given
 
 
 def _copied(value: Any) -> Any:
@@ -399,12 +425,12 @@ def _given_rows(rows: Rows, format: str) -> Iterator[Any]:
         table = _given(rows, format)
         yield from (table.slice(number, 1) for number in range(table.num_rows))
     elif format == "python" and not isinstance(rows, dict):
-        yield from rows.to_pylist()
+        yield from map(Given, rows.to_pylist())
     else:
         columns = _given(rows, format)
         names = list(columns)
         for values in zip(*columns.values(), strict=True):
-            yield dict(zip(names, values, strict=True))
+            yield Given(zip(names, values, strict=True))
 
 
 def _at(rows: Rows, name: str, origins: list[int]) -> Any:

@@ -8,6 +8,7 @@ it found is kept for the next run.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -18,14 +19,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from milldam.errors import ConfigError, InputError, ResourceError, Setting
+from milldam.errors import ConfigError, InputError, MilldamError, ResourceError, Setting
 from milldam.files import read_sealed, write_sealed
 from milldam.mapping.calling import ALL, Caller, CallRules, KeptResults, Results
 from milldam.mapping.file_rows import require_unchanged
 from milldam.mapping.memory_gate import MARGIN, ROOM_BYTES, PeakMeter, Room
 from milldam.mapping.plan import RowUnit
 from milldam.mapping.preparing import Prepared
-from milldam.mapping.schema import fit, infer, is_settled, joined, to_array
+from milldam.mapping.schema import fit, infer, is_settled, joined, to_array, with_features
 from milldam.mapping.working import FAILED, Carried, Load, UnitCalls
 from milldam.memory import format_size, inherited, release, usage
 from milldam.run.pools import WORK_BYTES, WORKER_BYTES, Workers, enough_memory
@@ -217,6 +218,9 @@ class Probe:
         schema = probed.schema or self._schema_of_source(probed)
         if schema is None:
             raise InputError(nothing_left(self._prepared, probed.rows, probed.rejected))
+        if self._prepared.schema is None:
+            with contextlib.suppress(MilldamError):  # a first file that is damaged is told by who reads it
+                schema = TableSchema.of(with_features(schema.to_arrow(), self._prepared.source.schema))
         return replace(probed, schema=schema)
 
     def _schema_of_source(self, probed: Probed) -> TableSchema | None:

@@ -7,6 +7,8 @@ hold them or to floats, short floats to long, lists to lists), and refused other
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +24,9 @@ _NARROW = {
     "special_tokens_mask": pa.int8(),
 }
 """Integers under the names that tokenizers use, as HF datasets stores them too: a half to an eighth of the bytes."""
+_HF = b"huggingface"
+_PLAIN_FEATURES = {"Value", "Sequence", "List", "LargeList"}
+"""What the types of Arrow tell as well."""
 _NO_VALUES = (ValueError, TypeError, OverflowError)
 _SHOWN = 80
 _SCHEMA = "schema= of milldam.map"
@@ -158,6 +163,23 @@ def joined(before: pa.Schema | None, now: pa.Schema) -> pa.Schema:
         return pa.unify_schemas([before, now], promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise ColumnError(f"the first rows do not agree on their columns: {error}") from None
+
+
+def with_features(made: pa.Schema, source: pa.Schema | None) -> pa.Schema:
+    """The columns with what HF `datasets` knows of those that come from the source: ClassLabel, Translation, Image."""
+    told = {} if source is None else json.loads((source.metadata or {}).get(_HF, b"{}"))
+    known = (told.get("info") or {}).get("features") or {}
+    kept = {
+        name: known[name]
+        for name in made.names
+        if name in known
+        and set(re.findall(r'"_type": "(\w+)"', json.dumps(known[name]))) - _PLAIN_FEATURES
+        and source is not None
+        and source.get_field_index(name) >= 0
+        and source.field(name).type.equals(made.field(name).type)
+    }
+    features = {_HF: json.dumps({"info": {"features": kept}}).encode()} if kept else {}
+    return made.with_metadata({**(made.metadata or {}), **features}) if features else made
 
 
 def is_settled(schema: pa.Schema) -> bool:

@@ -5,7 +5,7 @@
     the rest    IterableDataset, generator functions, lists of dicts, pa.Table: spooled once   mapping/spooling.py
 
 Reads no data but what the cuts and the identity take. The Arrow tables of a dataset are mapped, never loaded. Chosen,
-shuffled and filtered rows (its indices) and the columns of its format are respected. It is known by its fingerprint,
+shuffled and filtered rows (its indices) are respected. It is known by its fingerprint,
 and size and time of its files. A worker gets the table by path; the indices by a file in the spool.
 """
 
@@ -92,8 +92,7 @@ class DataSetPlan:
                 "read.\nGive the function to milldam.map instead, and the dataset without it: dataset.with_format(None)"
             )
         self._dataset, self._settings, self.spool_folder = dataset, settings, spool
-        shown = dataset.format
-        there = list(dataset.column_names if shown["output_all_columns"] else shown["columns"])
+        there = list(dataset.column_names)
         require_columns(settings.columns, there, "the dataset")
         self.columns: list[str] | None = list(settings.columns) if settings.columns is not None else there
         self._table = dataset.data.select(self.columns)
@@ -291,7 +290,9 @@ def _plan_data_set(source: Any, settings: MapSettings, spool: Path) -> SourcePla
         return plan.reader.read(everything, lambda reject: None)
 
     fingerprint = hash_bytes(repr([plan.identity["fingerprint"], columns]).encode())
-    return SpooledPlan(Stream("the dataset", rows, fingerprint, columns=tuple(columns)), settings, spool)
+    return SpooledPlan(
+        Stream("the dataset", rows, fingerprint, columns=tuple(columns), schema=plan.schema), settings, spool
+    )
 
 
 def _choose_split(source: Any, split: str | None) -> Any:
@@ -316,7 +317,8 @@ def _iterable_stream(source: Any, settings: MapSettings) -> Stream:
     columns = tuple(source.column_names) if source.column_names is not None else None
     fingerprint = hash_bytes(settings.source_key.encode()) if settings.source_key is not None else None
     why = f"an IterableDataset has no fingerprint. {_NO_KEY}"
-    return Stream("the streamed dataset", functools.partial(_iterable_rows, source), fingerprint, why, columns)
+    schema = source.features.arrow_schema if source.features is not None else None
+    return Stream("the streamed dataset", functools.partial(_iterable_rows, source), fingerprint, why, columns, schema)
 
 
 def _iterable_rows(source: Any) -> Iterator[dict[str, Any]]:

@@ -182,10 +182,7 @@ def test_tokenizers_know_of_the_store_only_what_they_hand_over() -> None:
 EXECUTORS = {
     "tasks",
     "pools",
-    "local",
-    "server",
-    "server_handle",
-    "worker",
+    "fork",
     "ray_cluster",
     "ray_node",
 }
@@ -287,7 +284,7 @@ def test_the_library_neither_prints_nor_exits() -> None:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-            if called == "print" or (called in ("sys.exit", "exit") and name != "milldam.run.worker"):
+            if called == "print" or (called in ("sys.exit", "exit") and name != "milldam.run.fork"):
                 found.append(f"{name}: {called}")
     assert found == []
 

@@ -15,7 +15,7 @@ from tests.kit.jobs import wait_until
 from tests.kit.worker_tasks import Deadly, DiesAfterwards, Environment, Failing, Hoarder, Square
 
 from milldam.errors import InputError, WorkerError
-from milldam.run.local import LocalExecutor
+from milldam.run.fork import ForkedWorkers
 from milldam.run.pools import SerialExecutor
 from milldam.run.tasks import CRASH, DONE, PART, PROGRESS, Event, Executor, NothingYetError, Task
 
@@ -30,10 +30,16 @@ def workers_left() -> list[psutil.Process]:
     return found
 
 
-def run(executor: Executor, task: Task, units: int, assign: Any = lambda unit: unit) -> list[Event]:
-    """All events of a job over some units."""
+def run(
+    executor: Executor, task: Task, units: int, assign: Any = lambda unit: unit, *, keep: bool = False
+) -> list[Event]:
+    """All events of a job over some units. `keep`: the executor is used again."""
     events: list[Event] = []
-    executor.run(task, range(units), assign, events.append)
+    try:
+        executor.run(task, range(units), assign, events.append)
+    finally:
+        if isinstance(executor, ForkedWorkers) and not keep:
+            executor.close()
     return events
 
 
@@ -41,7 +47,7 @@ def values(events: list[Event], kind: str = PART) -> list[Any]:
     return [event.value for event in events if event.kind == kind]
 
 
-@pytest.mark.parametrize("executor", [SerialExecutor(), LocalExecutor(1), LocalExecutor(2)])
+@pytest.mark.parametrize("executor", [SerialExecutor(), ForkedWorkers(1), ForkedWorkers(2)])
 def test_every_unit_is_done_once(executor: Executor) -> None:
     """Each unit's assignment gives its parts, then is done."""
     events = run(executor, Square(), 7, lambda unit: unit + 10)
@@ -54,12 +60,12 @@ def test_every_unit_is_done_once(executor: Executor) -> None:
 
 def test_no_units_no_work() -> None:
     """A job without units ends at once."""
-    assert run(LocalExecutor(2), Square(), 0) == []
+    assert run(ForkedWorkers(2), Square(), 0) == []
 
 
 def test_work_is_in_other_processes_that_are_gone_afterwards() -> None:
     """Local workers are processes of their own, known by their ids, and none stays."""
-    events = run(LocalExecutor(2), Square(), 8)
+    events = run(ForkedWorkers(2), Square(), 8)
     pids = set(values(events, PROGRESS))
     assert os.getpid() not in pids and pids == {event.pid for event in events}
     assert not any(psutil.pid_exists(pid) for pid in pids)
@@ -74,14 +80,15 @@ def test_assignments_are_made_when_they_are_handed_out() -> None:
         seen.append(len(done))
         return unit
 
-    LocalExecutor(1).run(Square(), range(4), assign, lambda event: done.append(1) if event.kind == DONE else None)
+    with contextlib.closing(ForkedWorkers(1)) as executor:
+        executor.run(Square(), range(4), assign, lambda event: done.append(1) if event.kind == DONE else None)
     assert seen == [0, 1, 2, 3]
 
 
 def test_workers_know_how_many_threads_they_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker's encoder is told its share of the cores; the folder is that of the command."""
     monkeypatch.chdir(tmp_path)
-    (seen,) = values(run(LocalExecutor(1, threads=3), Environment(), 1))
+    (seen,) = values(run(ForkedWorkers(1, threads=3), Environment(), 1))
     assert seen == {"threads": "3", "cwd": str(tmp_path)}
 
 
@@ -90,7 +97,7 @@ def test_workers_know_how_many_threads_they_may_use(tmp_path: Path, monkeypatch:
 )
 def test_a_worker_that_dies_once_is_replaced(tmp_path: Path, number: int, cause: str) -> None:
     """The unit is given to a fresh worker, the crash is reported with its cause, and nothing is lost."""
-    events = run(LocalExecutor(2), Deadly(tmp_path, 2, 1, number), 5)
+    events = run(ForkedWorkers(2), Deadly(tmp_path, 2, 1, number), 5)
     assert sorted(values(events)) == [0, 1, 2, 3, 4]
     (crash,) = [event for event in events if event.kind == CRASH]
     assert crash.unit == 2 and cause in crash.value
@@ -99,7 +106,7 @@ def test_a_worker_that_dies_once_is_replaced(tmp_path: Path, number: int, cause:
 def test_a_unit_that_always_kills_its_worker_ends_the_run(tmp_path: Path) -> None:
     """After the second death on the same unit the run ends, naming it, and leaves no process."""
     with pytest.raises(WorkerError, match="Unit 2 ended its worker process 2 times") as caught:
-        run(LocalExecutor(2), Deadly(tmp_path, 2, 99), 5)
+        run(ForkedWorkers(2), Deadly(tmp_path, 2, 99), 5)
     assert caught.value.exit_code == 4
     assert "was killed (signal 9)" in str(caught.value) and "Every finished unit is safe" in str(caught.value)
     assert len(list(tmp_path.iterdir())) == 2
@@ -110,8 +117,8 @@ def test_two_units_may_each_lose_a_worker(tmp_path: Path) -> None:
     """The count is per unit: a bad day is not a bad unit."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    first = run(LocalExecutor(2), Deadly(tmp_path / "a", 1, 1), 4)
-    second = run(LocalExecutor(1), Deadly(tmp_path / "b", 3, 1), 4)
+    first = run(ForkedWorkers(2), Deadly(tmp_path / "a", 1, 1), 4)
+    second = run(ForkedWorkers(1), Deadly(tmp_path / "b", 3, 1), 4)
     assert sorted(values(first)) == sorted(values(second)) == [0, 1, 2, 3]
 
 
@@ -123,12 +130,12 @@ def test_a_worker_killed_between_two_units_is_replaced(tmp_path: Path) -> None:
             time.sleep(0.8)
         return unit
 
-    events = run(LocalExecutor(1), DiesAfterwards(tmp_path), 3, assign)
+    events = run(ForkedWorkers(1), DiesAfterwards(tmp_path), 3, assign)
     assert sorted(values(events)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("at_start", [False, True])
-@pytest.mark.parametrize("executor", [SerialExecutor(), LocalExecutor(2)])
+@pytest.mark.parametrize("executor", [SerialExecutor(), ForkedWorkers(2)])
 def test_our_errors_come_back_as_they_are(executor: Executor, at_start: bool) -> None:
     """An error of ours in a worker is that error here, with its message and exit code."""
     with pytest.raises(InputError, match=r"corpus\.jsonl:7: not readable"):
@@ -139,7 +146,7 @@ def test_our_errors_come_back_as_they_are(executor: Executor, at_start: bool) ->
 def test_other_exceptions_come_back_with_their_traceback(kind: str) -> None:
     """A bug in a worker can be found: its type, message and place are in what is raised here."""
     with pytest.raises(RuntimeError) as caught:
-        run(LocalExecutor(1), Failing(kind), 3)
+        run(ForkedWorkers(1), Failing(kind), 3)
     shown = str(caught.value)
     assert "worker_tasks.py" in shown and "in _fail" in shown
     assert ("ZeroDivisionError" if kind == "other" else "Unpicklable") in shown
@@ -148,7 +155,7 @@ def test_other_exceptions_come_back_with_their_traceback(kind: str) -> None:
 def test_an_error_ends_all_workers(tmp_path: Path) -> None:
     """No worker goes on after the run has failed."""
     with pytest.raises(InputError):
-        run(LocalExecutor(3), Failing("ours"), 10)
+        run(ForkedWorkers(3), Failing("ours"), 10)
     assert workers_left() == []
 
 
@@ -158,18 +165,18 @@ def test_an_interrupt_ends_all_workers() -> None:
     def stop(event: Event) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        LocalExecutor(2).run(Square(), range(10), lambda unit: unit, stop)
+    with pytest.raises(KeyboardInterrupt), contextlib.closing(ForkedWorkers(2)) as executor:
+        executor.run(Square(), range(10), lambda unit: unit, stop)
     assert workers_left() == []
 
 
 def test_a_kept_server_takes_another_task() -> None:
     """The same server forks the workers of the next task, as many as ever; closed, it is gone."""
-    executor = LocalExecutor(2, keep=True)
-    run(executor, Square(), 6)
+    executor = ForkedWorkers(2)
+    run(executor, Square(), 6, keep=True)
     (server,) = executor.pids
     assert psutil.Process(server).children() == []
-    assert sorted(values(run(executor, Square(), 6), PART)) == [unit**2 for unit in range(6)]
+    assert sorted(values(run(executor, Square(), 6, keep=True))) == [unit**2 for unit in range(6)]
     assert executor.pids == [server]
     executor.close()
     assert not psutil.pid_exists(server) and workers_left() == []
@@ -177,12 +184,12 @@ def test_a_kept_server_takes_another_task() -> None:
 
 def test_a_kept_server_that_died_is_replaced() -> None:
     """Killed while it had nothing to do, it costs the next task nothing."""
-    executor = LocalExecutor(2, keep=True)
-    run(executor, Square(), 6)
+    executor = ForkedWorkers(2)
+    run(executor, Square(), 6, keep=True)
     (server,) = executor.pids
     os.kill(server, signal.SIGKILL)
     wait_until(lambda: psutil.Process(server).status() == psutil.STATUS_ZOMBIE)
-    assert sorted(values(run(executor, Square(), 6), PART)) == [unit**2 for unit in range(6)]
+    assert sorted(values(run(executor, Square(), 6, keep=True))) == [unit**2 for unit in range(6)]
     executor.close()
     assert workers_left() == []
 
@@ -190,9 +197,9 @@ def test_a_kept_server_that_died_is_replaced() -> None:
 def test_a_worker_over_its_share_of_memory_makes_room_for_a_fresh_one() -> None:
     """What a function keeps does not add up: over the limit, the next unit is for another process."""
     hoarding = Hoarder(60 * 10**6)
-    pids = values(run(LocalExecutor(1, worker_bytes=70 * 10**6), hoarding, 3))
+    pids = values(run(ForkedWorkers(1, worker_bytes=70 * 10**6), hoarding, 3))
     assert len(set(pids)) == 3
-    pids = values(run(LocalExecutor(1, worker_bytes=10**9), hoarding, 3))
+    pids = values(run(ForkedWorkers(1, worker_bytes=10**9), hoarding, 3))
     assert len(set(pids)) == 1
 
 
@@ -215,11 +222,13 @@ class Trickle:
         return unit
 
 
-@pytest.mark.parametrize("executor", [SerialExecutor(), LocalExecutor(2)])
+@pytest.mark.parametrize("executor", [SerialExecutor(), ForkedWorkers(2)])
 def test_units_may_come_later(executor: Executor) -> None:
     """While there is none to hand out, workers wait and are asked to do what comes."""
     events: list[Event] = []
     executor.run(Square(), Trickle(4, events), lambda unit: unit, events.append)
+    if isinstance(executor, ForkedWorkers):
+        executor.close()
     assert values(events) == [0, 1, 4, 9]
 
 
@@ -237,5 +246,6 @@ def test_an_idle_worker_that_dies_is_replaced_where_units_may_come(tmp_path: Pat
                 time.sleep(0.1)
             return unit
 
-    LocalExecutor(2).run(Square(), AfterKills(5, events), lambda unit: unit, events.append)
+    with contextlib.closing(ForkedWorkers(2)) as executor:
+        executor.run(Square(), AfterKills(5, events), lambda unit: unit, events.append)
     assert sorted(values(events)) == [0, 1, 4, 9, 16]

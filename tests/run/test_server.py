@@ -3,6 +3,7 @@ a server that is killed costs nothing but time."""
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import random
@@ -19,7 +20,7 @@ from tests.run.test_executors import run, values, workers_left
 
 from milldam.errors import WorkerError
 from milldam.memory import Inherited, shared_bytes, usage
-from milldam.run.local import LocalExecutor
+from milldam.run.fork import ForkedWorkers
 from milldam.run.monitor import ProcessTree
 from milldam.run.tasks import CRASH, DONE, Event
 
@@ -30,7 +31,7 @@ linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="workers
 @pytest.mark.parametrize("leaves", ["", "ended thread"])
 def test_a_task_is_started_once_for_all_workers(tmp_path: Path, leaves: str) -> None:
     """Workers are forked from the process that has started the task."""
-    told = values(run(LocalExecutor(3), Started(tmp_path, leaves), 9))
+    told = values(run(ForkedWorkers(3), Started(tmp_path, leaves), 9))
     assert len(list(tmp_path.iterdir())) == 1
     assert len(told) == 9 and len({one["worker"] for one in told}) > 1
     assert all(one["started"] == one["parent"] != one["worker"] for one in told)
@@ -43,7 +44,7 @@ def test_what_can_not_be_forked_is_started_by_each_worker(
 ) -> None:
     """Where loading leaves a thread or an open file, workers share nothing, and do the same."""
     with caplog.at_level("INFO"):
-        told = values(run(LocalExecutor(3), Started(tmp_path, leaves), 9))
+        told = values(run(ForkedWorkers(3), Started(tmp_path, leaves), 9))
     assert len(told) == 9
     assert all(one["started"] == one["worker"] for one in told)
     assert ("runs 2 threads" if leaves == "thread" else f"has left {tmp_path}/open open") in caplog.text
@@ -53,7 +54,7 @@ def test_what_can_not_be_forked_is_started_by_each_worker(
 @linux
 def test_fewer_workers_may_load_for_themselves(tmp_path: Path) -> None:
     """What is held once by forked workers is held by each of the others: as many as the budget holds."""
-    told = values(run(LocalExecutor(3, alone=2), Started(tmp_path, "thread"), 9))
+    told = values(run(ForkedWorkers(3, alone=2), Started(tmp_path, "thread"), 9))
     assert len(told) == 9 and len({one["worker"] for one in told}) <= 2
     assert len(list(tmp_path.iterdir())) <= 3  # the server, and two workers
 
@@ -61,21 +62,22 @@ def test_fewer_workers_may_load_for_themselves(tmp_path: Path) -> None:
 @linux
 def test_a_server_that_could_not_fork_is_not_kept(tmp_path: Path) -> None:
     """The next task, which may be forked, is."""
-    executor = LocalExecutor(2, keep=True)
-    run(executor, Started(tmp_path, "thread"), 4)
-    assert executor.pids == [] and workers_left() == []
-    assert sorted(values(run(executor, Square(), 4))) == [0, 1, 4, 9]
-    assert len(executor.pids) == 1
+    executor = ForkedWorkers(2)
+    run(executor, Started(tmp_path, "thread"), 4, keep=True)
+    before = executor.pids
+    assert sorted(values(run(executor, Square(), 4, keep=True))) == [0, 1, 4, 9]
+    assert len(executor.pids) == 1 and executor.pids != before
     executor.close()
+    assert workers_left() == []
 
 
 @linux
 def test_what_is_expected_is_imported_before_the_task_comes(tmp_path: Path) -> None:
     """The server that was started early takes the task; a module that can't be imported is no matter yet."""
-    executor = LocalExecutor(2, keep=True)
+    executor = ForkedWorkers(2)
     executor.expect(["tests.kit.worker_tasks", "no_such_module"])
     (server,) = executor.pids
-    told = values(run(executor, Started(tmp_path), 4))
+    told = values(run(executor, Started(tmp_path), 4, keep=True))
     assert len(told) == 4 and {one["parent"] for one in told} == {server}
     executor.close()
     assert workers_left() == []
@@ -84,7 +86,7 @@ def test_what_is_expected_is_imported_before_the_task_comes(tmp_path: Path) -> N
 @linux
 def test_what_is_expected_in_vain_ends(tmp_path: Path) -> None:
     """A server that gets no task goes with the executor, whatever it is importing."""
-    executor = LocalExecutor(2, keep=True)
+    executor = ForkedWorkers(2)
     executor.expect(["numpy", "pyarrow"])
     executor.close()
     assert executor.pids == [] and workers_left() == []
@@ -94,8 +96,8 @@ def test_what_is_expected_in_vain_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_numpy_in_a_worker_may_use_its_threads(threads: int) -> None:
     """It was loaded without any, so that it could be forked."""
-    executor = LocalExecutor(1, threads, keep=True)
-    assert values(run(executor, Multiplies(), 2)) == [threads, threads]
+    executor = ForkedWorkers(1, threads)
+    assert values(run(executor, Multiplies(), 2, keep=True)) == [threads, threads]
     assert len(executor.pids) == 1  # it was forked
     executor.close()
 
@@ -103,7 +105,7 @@ def test_numpy_in_a_worker_may_use_its_threads(threads: int) -> None:
 @linux
 def test_a_killed_server_is_replaced_and_its_units_are_done(tmp_path: Path) -> None:
     """Its workers end with it, what they worked on is told as lost, and counts against no unit."""
-    events = run(LocalExecutor(2), KillsServer(tmp_path, 3, 1), 8)
+    events = run(ForkedWorkers(2), KillsServer(tmp_path, 3, 1), 8)
     assert sorted(values(events)) == list(range(8))
     lost = [event for event in events if event.kind == CRASH]
     assert 3 in {event.unit for event in lost}
@@ -115,7 +117,7 @@ def test_a_killed_server_is_replaced_and_its_units_are_done(tmp_path: Path) -> N
 def test_a_server_that_is_killed_again_and_again_ends_the_run(tmp_path: Path) -> None:
     """Two servers in a row without a finished unit are enough."""
     with pytest.raises(WorkerError, match="no unit was finished between them") as caught:
-        run(LocalExecutor(1), KillsServer(tmp_path, 0, 99), 3)
+        run(ForkedWorkers(1), KillsServer(tmp_path, 0, 99), 3)
     assert "The process that starts the workers was killed (signal 9)" in str(caught.value)
     assert workers_left() == []
 
@@ -125,7 +127,7 @@ def test_a_server_that_is_killed_again_and_again_ends_the_run(tmp_path: Path) ->
 def test_loading_that_ends_its_process_ends_the_run(number: int, cause: str) -> None:
     """A task that can't be loaded is tried twice, and the cause is told."""
     with pytest.raises(WorkerError, match=cause):
-        run(LocalExecutor(2), DiesLoading(number), 3)
+        run(ForkedWorkers(2), DiesLoading(number), 3)
     assert workers_left() == []
 
 
@@ -152,7 +154,8 @@ def test_random_kills_of_server_and_workers_lose_nothing(seed: int, tmp_path: Pa
     killer = threading.Thread(target=kill_some)
     killer.start()
     try:
-        LocalExecutor(3).run(Started(tmp_path), range(40), lambda unit: unit, on_event)
+        with contextlib.closing(ForkedWorkers(3)) as executor:
+            executor.run(Started(tmp_path), range(40), lambda unit: unit, on_event)
     finally:
         done.set()
         killer.join()
@@ -175,8 +178,8 @@ def test_workers_of_a_killed_server_do_not_stay(tmp_path: Path) -> None:
         assert alive == []
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        LocalExecutor(3).run(Started(tmp_path), range(9), lambda unit: unit, stop)
+    with pytest.raises(KeyboardInterrupt), contextlib.closing(ForkedWorkers(3)) as executor:
+        executor.run(Started(tmp_path), range(9), lambda unit: unit, stop)
     assert len(pids) == 3
 
 
@@ -238,7 +241,7 @@ def test_a_file_just_written_and_mapped_does_not_hide_what_is_shared(tmp_path: P
 @linux
 def test_a_server_that_is_just_starting_does_not_hear_ctrl_c(tmp_path: Path) -> None:
     """Which reaches the whole group: what it means is decided elsewhere, and no traceback is printed."""
-    executor = LocalExecutor(2)
+    executor = ForkedWorkers(2)
     executor.expect(["json"])
     (server,) = executor.pids
     os.kill(server, signal.SIGINT)

@@ -26,8 +26,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _leave)
     with contextlib.suppress(OSError, AttributeError):
         os.nice(NICENESS)
-    from milldam.run.tasks import ERROR
-    from milldam.run.worker import as_sent
+    from milldam.run.fork import ERROR, as_sent
 
     try:
         _make(connection)

@@ -27,8 +27,7 @@ from milldam.files import hash_bytes, read_sealed
 from milldam.input_files import RUN_FOLDER
 from milldam.memory import process_identity
 from milldam.run.folder import Presence
-from milldam.run.server_handle import ADVICE, cause_of
-from milldam.run.tasks import ERROR
+from milldam.run.fork import ADVICE, ERROR, cause_of
 from milldam.run.units import Identity
 
 if TYPE_CHECKING:

@@ -64,7 +64,7 @@ from milldam.tokenizers.proof import Choice
 if TYPE_CHECKING:
     from milldam.dedup.seen import PinnedIndex
     from milldam.pipeline.deduplicating import Deduplication
-    from milldam.run.server_handle import ServerProcess
+    from milldam.run.fork import ForkedWorkers
 
 OUTPUTS = (
     *(f"*.{ending}" for ending in SHARD_FILES),
@@ -83,7 +83,7 @@ def run_job(
     held_bytes: int = 0,
     report: bool = True,
     request: str | None = None,
-    server: ServerProcess | None = None,
+    server: ForkedWorkers | None = None,
 ) -> TextSummary:
     """Do the job, or what is left of it.
 

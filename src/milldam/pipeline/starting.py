@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from milldam.pipeline.finishing import TextSummary
     from milldam.pipeline.preparing import Prepared
     from milldam.rules import EvaluationSet
-    from milldam.run.server_handle import ServerProcess
+    from milldam.run.fork import ForkedWorkers
     from milldam.run.summary import Observer
 
 RECEIPT, REPORT = "receipt.json", "report.html"
@@ -191,14 +191,14 @@ def shard_size_of(config: Config) -> int:
 
 
 @contextlib.contextmanager
-def server_ahead(config: Config) -> Iterator[ServerProcess | None]:
+def server_ahead(config: Config) -> Iterator[ForkedWorkers | None]:
     """The server of a job that surely needs one, while it imports what workers need; None: that is not sure yet."""
     if not (CAN_FORK and config.executor == "local" and _is_needed(config)):
         yield None
         return
-    from milldam.run.server_handle import ServerProcess
+    from milldam.run.fork import ForkedWorkers
 
-    server = ServerProcess({}, apart=False)
+    server = ForkedWorkers(1)
     try:
         server.expect(WORKER_MODULES if config.chat is None else WORKER_MODULES + _CHAT_MODULES)
         yield server

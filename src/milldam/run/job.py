@@ -28,7 +28,7 @@ from milldam.run.units import Identity
 from milldam.stores.kinds import Kind
 
 if TYPE_CHECKING:
-    from milldam.run.server_handle import ServerProcess
+    from milldam.run.fork import ForkedWorkers
 
 
 class Prepared(Protocol):
@@ -94,7 +94,7 @@ class Options:
     """Memory that the calling program holds already; the limit comes on top of it."""
     adapts: bool = False
     """What was made with other settings is not refused: its units have other keys, and are made again."""
-    server: ServerProcess | None = None
+    server: ForkedWorkers | None = None
     """Begun ahead, to start workers."""
 
     @classmethod

@@ -17,8 +17,7 @@ from milldam.memory import Budget, format_size, stays_shared, usage
 from milldam.run.tasks import CAN_FORK, DONE, PAUSE_SECONDS, Event, Executor, NothingYetError, Task, cores
 
 if TYPE_CHECKING:
-    from milldam.run.local import LocalExecutor
-    from milldam.run.server_handle import ServerProcess
+    from milldam.run.fork import ForkedWorkers
 
 # Measured (docs/log.md): a worker's imports, what batches on their way may take, a loaded tokenizer by its file's size.
 WORKER_BYTES = 42 * 10**6
@@ -225,7 +224,7 @@ class Pool(Protocol):
         ...
 
 
-def pool_for(executor: str, address: str | None, budget_bytes: int, server: ServerProcess | None) -> Pool:
+def pool_for(executor: str, address: str | None, budget_bytes: int, server: ForkedWorkers | None) -> Pool:
     """The pool of an executor, "local" or "ray"; `budget_bytes`: for each machine. `server`: begun ahead, here."""
     if executor == "local":
         return LocalPool(budget_bytes, server)
@@ -237,9 +236,9 @@ def pool_for(executor: str, address: str | None, budget_bytes: int, server: Serv
 class LocalPool:
     """This machine. The process that starts workers is kept for the next stage; its workers end with theirs."""
 
-    def __init__(self, budget_bytes: int, server: ServerProcess | None = None) -> None:
+    def __init__(self, budget_bytes: int, server: ForkedWorkers | None = None) -> None:
         self._budget_bytes = budget_bytes
-        self._local: LocalExecutor | None = None if server is None else _local_executor(0, kept=server)
+        self._forked = server
         if not self._has_room():
             self.close()
 
@@ -248,19 +247,22 @@ class LocalPool:
             if self._budget_bytes - self._held() < ROOM_BYTES:
                 self.close()
             return SerialExecutor()
+        forked = self._start()
         count = 1 if workers.apart else workers.count
-        local = _local_executor(
-            count, workers.threads, keep=True, worker_bytes=workers.worker_bytes, alone=workers.alone
-        )
-        if self._local is not None:
-            local.take_over(self._local)
-        self._local = local
-        return local
+        forked.set(count, workers.threads, worker_bytes=workers.worker_bytes, alone=workers.alone)
+        return forked
 
     def expect(self, modules: Sequence[str]) -> None:
         if self._has_room():
-            self._local = self._local or _local_executor(0)
-            self._local.expect(modules)
+            self._start().expect(modules)
+
+    def _start(self) -> ForkedWorkers:
+        if self._forked is None:
+            # Loaded for who needs workers: one that works in this process does not.
+            from milldam.run.fork import ForkedWorkers
+
+            self._forked = ForkedWorkers(1)
+        return self._forked
 
     def _has_room(self) -> bool:
         """For a process that starts workers, and for what this one still loads itself."""
@@ -278,18 +280,11 @@ class LocalPool:
         """There is one machine."""
 
     def _held(self) -> int:
-        return sum(usage(pid).anonymous for pid in (os.getpid(), *(() if self._local is None else self._local.pids)))
+        return sum(usage(pid).anonymous for pid in (os.getpid(), *(self._forked.pids if self._forked else ())))
 
     def close(self) -> None:
-        if self._local is not None:
-            self._local.close()
+        if self._forked is not None:
+            self._forked.close()
 
     def leave(self) -> None:
         self.close()
-
-
-def _local_executor(*given: Any, **options: Any) -> LocalExecutor:
-    """Loaded for who needs workers: one that works in this process does not."""
-    from milldam.run.local import LocalExecutor
-
-    return LocalExecutor(*given, **options)

@@ -20,10 +20,6 @@ from milldam.errors import ConfigError, Setting
 
 PART, PROGRESS, DONE, CRASH, MEMORY = "part", "progress", "done", "crash", "memory"
 """What an event tells; "memory": bytes that a worker on another machine holds, 0 when it has ended."""
-IMPORT, TASK, WORK, FORK, END = "import", "task", "work", "fork", "end"
-"""What worker processes, and the server that forks them, are sent."""
-READY, LOADED, ENDED, APART, ERROR = "ready", "loaded", "ended", "apart", "error"
-"""What they answer, besides events; "apart": workers can't be forked, and each must load for itself."""
 CAN_FORK = sys.platform == "linux"
 ONE_THREAD = "01"
 """For OPENBLAS_NUM_THREADS: tells what milldam has set from what a user has."""
@@ -48,17 +44,6 @@ class Task(Protocol):
         left open, prevents forking, and is not forbidden.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """A task, as the server gets it."""
-
-    task: Task
-    environment: dict[str, str]
-    workers: int
-    threads: int
-    """Of each worker."""
 
 
 @dataclass(frozen=True, slots=True)

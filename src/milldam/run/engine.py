@@ -1,0 +1,223 @@
+"""Jobs as units -> read -> steps -> sink -> record: what a job has to say, and what is done for it.
+
+    prepare    everything that can be wrong is found; the identity: what the result depends on
+    units      slices of the input, each with a key, listed on disk; as many workers as the budget holds
+    stages     one after the other, as the job yields them: the keys of a stage may need what an earlier one decided
+    finish     the manifest, written last: there is a result if and only if it is there
+
+A stage brings a `Load`, which pickles; a worker builds `make` of it once. `make` takes a unit, reads it batch by batch,
+sends each batch through its steps into a sink, and yields a record for every part whose files are durable. A unit whose
+last record is there is never made again; one that is begun goes on behind its last part, with what that record says.
+
+Jobs of this kind: export, import, map. The others stand on run/job.py until they have moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from milldam.memory import usage
+from milldam.run import job as frame
+from milldam.run.folder import NEW, RunFolder
+from milldam.run.one_stage import Telling
+from milldam.run.pools import SMALL_INPUT, Workers, WorkPlan, fit_workers, make_plan
+from milldam.run.records import RECORDS, Record, Records
+from milldam.run.session import Session
+from milldam.run.session import Stage as PooledStage
+from milldam.run.summary import Observer
+from milldam.run.tasks import PART, Report, Work
+from milldam.run.units import Identity, PlannedUnit
+from milldam.stores.kinds import Kind
+
+S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """A unit as a worker gets it."""
+
+    unit: Any
+    key: str
+    size: int
+    """Bytes of input."""
+    begun: Record | None = None
+    """The last part that an earlier run left; None: the unit is not begun."""
+
+    @property
+    def next_part(self) -> int:
+        return 0 if self.begun is None else self.begun.part + 1
+
+
+Make = Callable[[Assigned, Telling], Iterator[Record]]
+
+
+class Load(Protocol):
+    """What crosses to a worker: settings, and where to find the rest."""
+
+    def load(self) -> Make: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What is made of the units that have no complete record."""
+
+    name: str
+    load: Load
+    records: Records
+    parse: Callable[[dict[str, Any]], Any]
+    """The unit of a line of the plan."""
+    workers: Workers | None = None
+    """None: as many as are planned."""
+
+
+class Job(Protocol[S_co]):
+    """What only one kind of job knows."""
+
+    kind: Kind
+    outputs: tuple[str, ...]
+    """What it leaves in its folder besides the manifest, by pattern: removed when a run begins anew."""
+    workers: int | None
+    """As many as the user asks for; None: as many as are useful."""
+    shared_stages: tuple[str, ...]
+    """The stages that tasks of a job array can share, in order."""
+
+    def prepare(self, run: Session) -> Identity:
+        """Look at settings and input (`run.folder.inputs.write`)."""
+        ...
+
+    def units(self, run: Session) -> Iterable[PlannedUnit]: ...
+
+    def files(self, run: Session) -> dict[str, bytes]:
+        """Small files of the result that are there from the start."""
+        ...
+
+    def stages(self, run: Session, plan: WorkPlan) -> Iterator[Stage]: ...
+
+    def finish(self, run: Session, plan: WorkPlan) -> S_co:
+        """Gather what units left, write the manifest last; the summary."""
+        ...
+
+    def up_to_date(self, run: Session) -> S_co | None:
+        """The summary of a result that was made from the same; None: it is not whole, so that something is to do."""
+        ...
+
+
+def run(job: Job[S], options: frame.Options, observer: Observer | None = None) -> S:
+    """Do a job, or what is left of it."""
+    return frame.run(_InFrame(job), options, observer)
+
+
+def array_of(
+    job: Job[S],
+    options: frame.Options,
+    made_before: Callable[[bool], S | None] = lambda anew: None,
+    publish: Callable[[], None] = lambda: None,
+) -> frame.ArrayWork[S]:
+    """The same for tasks of a job array."""
+    return frame.ArrayWork(_InFrame(job), options, made_before, publish)
+
+
+@dataclass(frozen=True, slots=True)
+class _Identified:
+    identity: Identity
+
+
+class _InFrame(Generic[S]):
+    """A job as run/job.py takes it."""
+
+    def __init__(self, job: Job[S]) -> None:
+        self._job, self.kind = job, job.kind
+
+    def require_shareable(self) -> None:
+        """What other machines can't do is refused when the job is made."""
+
+    def pieces(self) -> dict[str, int | None]:
+        return dict.fromkeys(self._job.shared_stages)
+
+    def prepare(self, run: Session) -> _Identified:
+        return _Identified(self._job.prepare(run))
+
+    def has_results(self, folder: RunFolder) -> bool:
+        return next(folder.journal.read(RECORDS), None) is not None
+
+    def plan(self, run: Session, prepared: _Identified, begin: str) -> WorkPlan:
+        folder = run.folder
+        if folder.needs_plan(prepared.identity, begin):
+            folder.stage(self._job.units(run))
+            folder.start(prepared.identity, self._job.files(run), outputs=self._job.outputs if begin == NEW else None)
+        return plan_work(run, self._job.shared_stages, self._job.workers)
+
+    def stages(self, run: Session, prepared: _Identified, plan: WorkPlan) -> Generator[PooledStage, None, None]:
+        for stage in self._job.stages(run, plan):
+            yield _pooled(stage, run.folder, plan)
+
+    def finish(self, run: Session, prepared: _Identified, plan: WorkPlan, done: None) -> S:
+        return self._job.finish(run, plan)
+
+    def up_to_date(self, run: Session, prepared: _Identified) -> S | None:
+        return self._job.up_to_date(run)
+
+
+def plan_work(run: Session, stages: tuple[str, ...], workers: int | None) -> WorkPlan:
+    """As many workers for the listed units as are wanted, useful and fit into the budget."""
+    sizes = run.folder.units.sizes()
+    units, input_bytes, held = len(sizes), int(sizes.sum()), usage().anonymous
+    cores = run.pool.cores if workers is None else workers
+    useful = 1 if input_bytes < SMALL_INPUT else max(1, min(units, cores))
+    return make_plan(
+        run.budget,
+        kind=WorkPlan,
+        workers=fit_workers(run.budget, held, 0, useful),
+        useful=useful,
+        cores=cores,
+        held_bytes=held,
+        units=units,
+        input_bytes=input_bytes,
+        shard_size=input_bytes // max(1, units),
+        encoder="",
+        encoder_note="",
+        stages=stages,
+        pieces=dict.fromkeys(stages, units),
+    )
+
+
+def _pooled(stage: Stage, folder: RunFolder, plan: WorkPlan) -> PooledStage:
+    """A stage as executors take it."""
+    records, sizes = stage.records, folder.units.sizes()
+
+    def assign(number: int) -> Assigned:
+        unit = folder.units.at(number, stage.parse)
+        return Assigned(unit, records.keys[number], int(sizes[number]), records.begun(number))
+
+    return PooledStage(
+        stage.name,
+        _Making(stage.load),
+        records.pending(),
+        assign,
+        stage.workers or Workers(plan.workers, 1),
+        records.add,
+        total=len(records.keys),
+        done=records.complete,
+        input_bytes=records.pending_bytes(sizes),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """The task of a stage: every record goes to the journal as it comes."""
+
+    loads: Load
+
+    def start(self) -> Work:
+        make = self.loads.load()
+
+        def work(assigned: Assigned, report: Report) -> None:
+            telling = Telling(report, assigned.size)
+            for record in make(assigned, telling):
+                report(PART, record)
+            telling.end()
+
+        return work

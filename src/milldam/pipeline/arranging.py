@@ -2,8 +2,9 @@
 
 Documents are taken for a split in the order of their keys (the hash of the text, see judging.py) until it has its
 tokens, the last one cut to make the number exact; a dataset with `max_tokens` gives its first documents in plan
-order. Both are settled by streaming over lengths and keys twice, in bounded memory; then each unit's staged shard is
-copied, unit by unit in parallel. Disk: the tokens twice, until the manifest is written.
+order. Both are settled by streaming over lengths and keys, once and once more for each split; then each unit's staged
+shard is copied, unit by unit in parallel. Memory: 16 bytes a shard. Disk: the tokens twice, until the manifest is
+written.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from milldam.run.pools import Workers
 from milldam.run.records import Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.tasks import PART, Report
-from milldam.run.units import Keys, key_of
+from milldam.run.units import Keys, UnitList, key_of
 from milldam.stores.tokens.format import Index
 from milldam.stores.tokens.writer import Tokens
 
@@ -74,6 +75,23 @@ class Staged:
     @property
     def dataset(self) -> int:
         return int(self.record.facts["dataset"])
+
+    @property
+    def size(self) -> int:
+        return int(self.shard["bin"]["bytes"])
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "unit": self.unit,
+            "record": self.record.as_json(),
+            "cap": None if self.cap is None else asdict(self.cap),
+            "key": self.key,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Staged:
+        cap = None if value["cap"] is None else Cap(**value["cap"])
+        return cls(value["unit"], Record(**value["record"]), cap, value["key"])
 
     @property
     def shard(self) -> dict[str, Any]:
@@ -186,32 +204,46 @@ class Arrangement:
         session.enter("arrange")
         config, out = self._config, self._folder.out
         validation = len(config.validation_sets)
-        shards = self._capped(Staged(unit, record) for unit, record in staged.in_plan_order() if record.facts["shards"])
-        free = [one for one in shards if one.dataset >= validation]
-        boundaries = find_boundaries(out, lambda: iter(free), config.split_tokens) if shards else []
-        task = ArrangeTask(
-            out=out,
-            splits=tuple(config.split_tokens),
-            boundaries=tuple(boundaries),
-            shares=config.split_shares,
-            validation=frozenset(range(validation)),
-            dtype=self._dtype,
-        )
-        shards = [replace(one, key=_key(one, boundaries)) for one in shards]
-        records = Records(self._folder.journal, RECORDS, out, Keys.of(one.key for one in shards))
-        todo = list(records.pending())
-        yield Stage("arrange", task, iter(todo), shards.__getitem__, readers, records.add, total=len(todo))
+        # In a file: what is known of each shard would otherwise be held of all of them, several times over.
+        listed = UnitList(self._folder.own, "arrange")
+        try:
+            count = listed.write(self._capped(staged))
+
+            def free() -> Iterator[Staged]:
+                return (one for one in listed.all(Staged.from_json) if one.dataset >= validation)
+
+            boundaries = find_boundaries(out, free, config.split_tokens) if count else []
+            task = ArrangeTask(
+                out=out,
+                splits=tuple(config.split_tokens),
+                boundaries=tuple(boundaries),
+                shares=config.split_shares,
+                validation=frozenset(range(validation)),
+                dtype=self._dtype,
+            )
+            keys = Keys.of(_key(one, boundaries) for one in listed.all(Staged.from_json))
+            records = Records(self._folder.journal, RECORDS, out, keys)
+
+            def assign(number: int) -> Staged:
+                return replace(listed.at(number, Staged.from_json), key=keys[number])
+
+            left = count - records.complete
+            yield Stage("arrange", task, records.pending(), assign, readers, records.add, total=left)
+        finally:
+            listed.remove()
         return records
 
-    def _capped(self, staged: Iterator[Staged]) -> list[Staged]:
+    def _capped(self, records: Records) -> Iterator[Staged]:
+        """The staged shards in plan order, each with what its dataset's limit leaves of it."""
         rooms = {k: one.max_tokens for k, one in enumerate(self._config.sources) if one.max_tokens is not None}
-        capped = []
-        for one in staged:
+        for unit, record in records.in_plan_order():
+            if not record.facts["shards"]:
+                continue
+            one = Staged(unit, record, key=record.key)
             if one.dataset in rooms:
                 cap, rooms[one.dataset] = find_cap(self._folder.out, one, rooms[one.dataset])
                 one = replace(one, cap=cap)
-            capped.append(one)
-        return capped
+            yield one
 
 
 def _key(staged: Staged, boundaries: list[Boundary]) -> str:

@@ -13,12 +13,14 @@ import json
 import os
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import xxhash
-from tests.kit.jobs import DEMO, TOKENIZER, make_texts, write_lines
+from tests.kit.chat_jobs import make_conversations, write_messages, write_template
+from tests.kit.jobs import DEMO, TOKENIZER, make_texts, wait_until, write_lines
 from tests.kit.preprocess_jobs import giant_text, texts_with_copies, write_parquet, zstd
 from tests.kit.qa_recipe import WORDS, tokenizer_json
 
@@ -50,6 +52,16 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_lines(tmp_path / "near.jsonl", _near_copies(random.Random(7), texts))
     write_lines(tmp_path / "giant.jsonl", [giant_text(9_000_000, seed=2), "short"])
     write_lines(tmp_path / "held-out.jsonl", texts_with_copies(60, seed=6))
+    rng = random.Random(8)
+    copied = [" ".join([*rng.choices(texts, k=1), item]) for item in texts[:40]] + texts[40:200]
+    write_lines(tmp_path / "contaminated.jsonl", copied)
+    write_lines(tmp_path / "items.jsonl", texts[:40])
+    (tmp_path / "broken.jsonl").write_bytes(b'{"text": "one"}\n{"text": 1}\nnot json\n{"text": "caf\xe9"}\n' + lines)
+    said = make_conversations(120, seed=9)
+    write_messages(tmp_path / "chat.jsonl", said)
+    pairs = [{"prompt": one[:1], "chosen": one[1:2], "rejected": two[1:2]} for one, two in pairwise(said)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8")
+    write_template(tmp_path)
     (tmp_path / "bert.json").write_text(tokenizer_json("bert"), encoding="utf-8")
     (tmp_path / "squad.json").write_text(json.dumps(_questions(random.Random(11))), encoding="utf-8")
     return tmp_path
@@ -113,7 +125,24 @@ def _qa(**options: Any) -> Callable[[str], object]:
     )
 
 
+def _second_run_on_an_index(out: str) -> object:
+    index = {"dedup": {"method": "exact", "index": "seen"}}
+    _preprocess("e.jsonl.gz", **index)("seen-first")
+    return _preprocess("e.jsonl.gz", "a.jsonl", **index)(out)
+
+
+def _feed(out: str) -> object:
+    """Made in the order in which it is read, then finished."""
+    options: dict[str, Any] = {"tokenizer": TOKENIZER, "workers": 1, "memory": "1GB", "shard_size": "100KB"}
+    with milldam.open("a.jsonl", store=out, **options) as feed:
+        for _ in feed.windows(64).batches(16, seed=1):
+            pass
+        wait_until(lambda: feed.finished)
+    return feed
+
+
 BEST_FIT = {"packing": {"strategy": "best_fit", "write": True}, "seq_len": 256}
+CHAT = {"template": "template.jinja"}
 TWO: dict[str, Any] = {"workers": 2}
 """For some jobs: elsewhere it is tested that the number changes no byte."""
 JOBS: dict[str, Callable[[str], object]] = {
@@ -142,6 +171,12 @@ JOBS: dict[str, Callable[[str], object]] = {
         filters={"min_characters": 50, "gopher_repetition": True},
         clean={"unicode": "NFC", "whitespace": True},
     ),
+    "rejects, dropped": _preprocess("broken.jsonl", dedup="exact", write_dropped=True),
+    "decontaminated": _preprocess("contaminated.jsonl", decontaminate="items.jsonl", dedup="near"),
+    "second run on an index": _second_run_on_an_index,
+    "chat": _tokenize("chat.jsonl", chat=CHAT),
+    "pairs": _tokenize("pairs.jsonl", chat=CHAT),
+    "feed": _feed,
     "map": lambda out: milldam.map(["a.jsonl", "c.txt"], _count, out, shard_size="100KB", workers=1, columns=["text"]),
     "qa": _qa(),
     "qa, memory tokens": _qa(memory_tokens=4, first="context", padding_side="left"),
@@ -150,6 +185,7 @@ JOBS: dict[str, Callable[[str], object]] = {
     "export nanogpt": _export("nanogpt", "x.bin"),
     "export megatron": _export("megatron", "x"),
     "export parquet": _export("parquet", "x", seq_len=128),
+    "export hf": _export("hf", "x"),
     "export mds": _export("mds", "x"),
     "export litdata": _export("litdata", "x", seq_len=128),
 }
@@ -170,6 +206,8 @@ def frozen(out: Path) -> dict[str, str]:
             found[name] = json.dumps({key: manifest.get(key) for key in ("totals", "fingerprint", "sources")})
         elif path.suffix == ".parquet":
             found[name] = _rows_of_parquet(path)
+        elif path.suffix == ".zst":  # each version of the library packs in its own way
+            found[name] = xxhash.xxh3_64_hexdigest(zstd.decompress(path.read_bytes()))
         else:
             found[name] = xxhash.xxh3_64_hexdigest(path.read_bytes())
     if any(name.startswith("rows-") for name in found):  # tables: names carry the function's hash, content does not

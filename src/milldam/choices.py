@@ -12,3 +12,5 @@ Encoder = Literal["auto", "gigatoken", "huggingface"]
 Executor = Literal["local", "ray"]
 ChatForm = Literal["auto", "messages", "conversations", "instruction", "completion", "preference"]
 Action = Literal["drop", "report"]
+Side = Literal["chosen", "rejected"]
+"""Of a preference pair."""

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from milldam.choices import Side
+from milldam.cli.commands import choice
 from milldam.cli.naming import visible
 from milldam.errors import EXIT_INTERRUPTED, ConfigError
 from milldam.markup import counted
@@ -54,6 +56,7 @@ _STEADY_SECONDS = 0.5
 @click.option(
     "--packed", type=click.Choice(["wrapped", "best_fit"]), help="Packed rows of documents instead of windows."
 )
+@click.option("--side", type=choice(Side), help="Of preference pairs, with --packed best_fit: rows of this side.")
 @click.option("--streams", is_flag=True, help="Contiguous streams, one per row, instead of windows.")
 @click.option(
     "--shuffle",
@@ -127,6 +130,8 @@ def _refuse_contradictions(options: dict[str, Any], workers: int | None) -> None
                 raise ConfigError(f"--{name} and --streams: streams are contiguous. Leave one of them out.")
         if workers is not None:
             raise ConfigError("--workers and --streams: streams come in one order, in one process.")
+    if options["side"] and not options["packed"]:
+        raise ConfigError("--side: takes --packed best_fit. Windows and streams have the tokens of both sides.")
     if options["packed"] and options["stride"] is not None:
         raise ConfigError("--stride and --packed: rows have no stride. Leave one of them out.")
     if workers is not None and (workers < 0 or not options["copy"]):
@@ -224,7 +229,7 @@ class _Feeding:
         if given["streams"]:
             return data.streams(given["batch_size"], given["seq_len"], read=given["read"]).batches(**self.how)
         if given["packed"]:
-            samples = data.packed(given["seq_len"], strategy=given["packed"], read=given["read"])
+            samples = data.packed(given["seq_len"], strategy=given["packed"], side=given["side"], read=given["read"])
         else:
             samples = data.windows(given["seq_len"], stride=given["stride"], read=given["read"])
         return samples.batches(given["batch_size"], **self.how)

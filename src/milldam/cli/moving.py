@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.cli.commands import JobCommand, Request, job_options, json_option, run_and_show
+from milldam.choices import Side
+from milldam.cli.commands import JobCommand, Request, choice, job_options, json_option, run_and_show
 from milldam.errors import EXIT_INTERRUPTED
 from milldam.formats import FORMATS
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 @click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="File, file pair or folder to write.")
 @click.option("--split", metavar="NAME", help="Write only this split. [default: all, if the format can hold them]")
 @click.option("--seq-len", type=int, metavar="N", help="Rows of N tokens, end to end. [default: one document per row]")
+@click.option("--side", type=choice(Side), help="Of preference pairs, write only this side. [default: pairs]")
 @click.option("--dtype", metavar="D", help="Type of the tokens, such as uint16 or int32. [default: by format]")
 @click.option(
     "--shard-size", default="256MB", metavar="SIZE", show_default=True, help="Size of the files, if there are several."

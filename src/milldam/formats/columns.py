@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from milldam.choices import Side
 from milldam.errors import InputError, Setting
 from milldam.formats.finding import USUAL_COLUMNS, ReadRules, SourceFile, choose_column
 from milldam.loader.reading import ranges
@@ -155,16 +156,21 @@ def spans_of(mask: Bools, lengths: Int64s) -> Spans:
 class MaskedRows:
     """The rows of a store with stretches, as columns of arrays: (values, tokens of each row), or values a row."""
 
-    def __init__(self, store: Store, seq_len: int | None, dtype: np.dtype[Any]) -> None:
-        self._store, self._seq_len, self._dtype = store, seq_len, dtype
+    def __init__(self, store: Store, seq_len: int | None, dtype: np.dtype[Any], side: Side | None) -> None:
+        self._store, self._seq_len, self._side = store, seq_len, side
+        self._in_pairs = store.stream().pairs and seq_len is None and side is None
         signed = dtype if dtype.kind == "i" else np.dtype(np.int32 if dtype.itemsize < 4 else np.int64)
-        self.types: dict[str, tuple[np.dtype[Any], bool]] = _types(store, seq_len, dtype, signed)
+        self.types: dict[str, tuple[np.dtype[Any], bool]] = (
+            dict.fromkeys(("prompt_ids", "chosen_ids", "rejected_ids"), (dtype, True))
+            if self._in_pairs
+            else _types(store, seq_len, dtype, signed)
+        )
         """Each column's dtype, and whether it holds lists."""
 
     @cached_property
     def packed(self) -> PackedRows:
         assert self._seq_len is not None
-        return self._store.packed(self._seq_len, form="hf", read="pread")
+        return self._store.packed(self._seq_len, form="hf", side=self._side, read="pread")
 
     def row_lengths(self) -> Iterator[Int64s]:
         """Tokens of each row in order, many at a time."""
@@ -202,10 +208,10 @@ class MaskedRows:
     @cached_property
     def _whole(self) -> Any:
         store = self._store
-        return store.pairs(read="pread") if store.stream().pairs else store.conversations(read="pread")
+        return store.pairs(read="pread") if self._in_pairs else store.conversations(side=self._side, read="pread")
 
     def _documents(self, numbers: Int64s) -> dict[str, tuple[Array, Int64s | None]]:
-        if self._store.stream().pairs:
+        if self._in_pairs:
             pairs = self._whole.__getitems__(numbers.tolist())
             return {
                 name: _joined([pair[name] for pair in pairs]) for name in ("prompt_ids", "chosen_ids", "rejected_ids")
@@ -240,8 +246,6 @@ def _types(
     store: Store, seq_len: int | None, dtype: np.dtype[Any], signed: np.dtype[Any]
 ) -> dict[str, tuple[np.dtype[Any], bool]]:
     stream, whole = store.stream(), seq_len is None
-    if stream.pairs and whole:
-        return dict.fromkeys(("prompt_ids", "chosen_ids", "rejected_ids"), (dtype, True))
     types: dict[str, tuple[np.dtype[Any], bool]] = {"input_ids": (dtype, True), "labels": (signed, True)}
     types["assistant_masks"] = (np.dtype(np.int8), True)
     if not whole:
@@ -265,7 +269,7 @@ def column_types(export: Export, store: Store) -> dict[str, tuple[np.dtype[Any],
     """Each column's dtype, and whether it holds lists."""
     if not store.has_spans:
         return {COLUMN: (export.dtype, True)}
-    return MaskedRows(store, export.seq_len, export.dtype).types
+    return MaskedRows(store, export.seq_len, export.dtype, export.side).types
 
 
 def schema(rows: FileRows) -> pa.Schema:
@@ -282,7 +286,7 @@ def batches(rows: FileRows) -> Iterator[pa.RecordBatch]:
 
     form = schema(rows)
     if rows.store.has_spans:
-        masked = MaskedRows(rows.store, rows.seq_len, rows.dtype)
+        masked = MaskedRows(rows.store, rows.seq_len, rows.dtype, rows.export.side)
         for columns in masked.blocks(rows.file.first, rows.file.rows, rows.lengths):
             yield pa.record_batch([_array(*columns[name]) for name in form.names], schema=form)
         return

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, TypedDict
 import numpy as np
 
 from milldam.checked import read_json
-from milldam.choices import Executor
+from milldam.choices import Executor, Side
 from milldam.errors import ConfigError, MismatchError, Setting
 from milldam.files import (
     explain_os_errors,
@@ -178,6 +178,8 @@ class ExportSettings:
     split: str | None = None
     seq_len: AtLeastOne | None = None
     """Tokens of a row; None: a document a row."""
+    side: Side | None = None
+    """Of preference pairs: write the documents of one side; None: both, as pairs."""
     dtype: str | None = None
     shard_size: Size = "256MB"
     """Of a file, about, in formats of several files."""
@@ -243,6 +245,7 @@ class ExportJob:
         format, out = load_format(settings.to), Path(settings.out)
         _check(format, store, out, settings)
         chosen = _chosen_part(format, store, out, settings)
+        _check_sides(chosen, settings)
         if chosen.has_spans and settings.to not in _MASKED:
             told = "has no place for what is trained on: all tokens look alike there. hf and parquet have"
             log.warning(f"{chosen.name}: {settings.to} {told}.")
@@ -250,7 +253,7 @@ class ExportJob:
         self.place = Place(format, settings.to, chosen, out)
         self._settings, self._format = settings, format
         size = parse_size(settings.shard_size)
-        self._export = Export(chosen, out, self.place.files, dtype, settings.seq_len, size)
+        self._export = Export(chosen, out, self.place.files, dtype, settings.seq_len, size, settings.side)
         # The only split is the whole store, named or not.
         asked: dict[str, Any] = {"to": settings.to, "split": chosen.split_name if len(chosen.splits) > 1 else None}
         asked |= {"store": chosen.fingerprint} | {name: getattr(settings, name) for name in format.OPTIONS}
@@ -355,7 +358,7 @@ class ExportJob:
         rows, store, seq_len = sum(one["rows"] for one in made), self._export.store, self._export.seq_len
         if store.has_spans and seq_len is not None and self._settings.to in _MASKED:
             # Rows are padded; what is left out is what is too long for one.
-            found = [part.packed(seq_len).too_long for part in split_parts(store).values()]
+            found = [part.packed(seq_len, side=self._export.side).too_long for part in split_parts(store).values()]
             left = {"tokens_left_out": sum(one.tokens for one in found)}
             return {"rows": rows, "documents_left_out": sum(one.documents for one in found)} | left
         kept = sum(one["tokens"] for one in made)
@@ -410,13 +413,26 @@ class ExportTask:
 
 def _check(format: Format, store: Store, out: Path, settings: ExportSettings) -> None:
     refuse_address(out)
-    for name in ("seq_len", "dtype"):
+    for name in ("seq_len", "dtype", "side"):
         if getattr(settings, name) is not None and name not in format.OPTIONS:
             raise ConfigError(f"{settings.to}: ", Setting(name), " does not apply to this format. Leave it out.")
     if out.name in ("", ".."):
         raise ConfigError(f"{out}: name what is to be made, such as {settings.to}-data.")
     if store.place.folder is not None and out.resolve() == store.place.folder.resolve():
         raise ConfigError(f"{out}: is the store itself. Choose another place.")
+
+
+def _check_sides(store: Store, settings: ExportSettings) -> None:
+    """Of preference pairs, both sides look alike in rows that are packed, and in formats without columns for them."""
+    pairs = store.manifest.chat is not None and store.manifest.chat["pairs"]
+    if settings.side is not None and not pairs:
+        raise ConfigError(Setting("side", settings.side), f": {store.name} is not a store of pairs. Leave it out.")
+    if pairs and settings.to not in _MASKED:
+        told = f"{store.name}: {settings.to} has no place for preference pairs: chosen and rejected answers would look"
+        raise ConfigError(f"{told} alike. Use ", Setting("to", "hf"), " or ", Setting("to", "parquet"), ".")
+    if pairs and settings.side is None and settings.seq_len is not None:
+        told = f"{store.name}: rows would have chosen and rejected answers alike. Name one side: "
+        raise ConfigError(told, Setting("side", "chosen"), "; or leave out ", Setting("seq_len"), ".")
 
 
 def _chosen_part(format: Format, store: Store, out: Path, settings: ExportSettings) -> Store:

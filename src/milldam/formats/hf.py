@@ -25,7 +25,7 @@ from milldam.formats.writing import Export, has_splits, split_parts
 from milldam.stores.tokens.writer import Tokens
 
 SUFFIXES = (".arrow", ".feather")
-SHAPE, ALL_SPLITS, OPTIONS, DTYPES = "folder", True, rows.OPTIONS, rows.DTYPES
+SHAPE, ALL_SPLITS, OPTIONS, DTYPES = "folder", True, (*rows.OPTIONS, "side"), rows.DTYPES
 _DICT, _STATE = "dataset_dict.json", "state.json"
 
 

@@ -19,7 +19,7 @@ from milldam.formats.rows import FileRows, RowFormat
 from milldam.stores.tokens.writer import Tokens
 
 SUFFIXES = (".parquet", ".pq")
-SHAPE, ALL_SPLITS, OPTIONS, DTYPES = "folder", True, rows.OPTIONS, rows.DTYPES
+SHAPE, ALL_SPLITS, OPTIONS, DTYPES = "folder", True, (*rows.OPTIONS, "side"), rows.DTYPES
 
 
 def read(source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:

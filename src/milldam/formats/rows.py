@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
+from milldam.choices import Side
 from milldam.errors import ConfigError, Setting
 from milldam.files import NewFile, explain_os_errors
 from milldam.formats.columns import MaskedRows
@@ -62,7 +63,9 @@ class FileRows:
         elif self.file.documents_each > 1:
             each = self.file.documents_each
             documents = lengths_of(self.store, self.file.first * each, self.file.rows * each)
-            self.lengths = documents.reshape(-1, each).sum(axis=1)
+            sides = documents.reshape(-1, each)
+            side = self.export.side
+            self.lengths = sides.sum(axis=1) if side is None else sides[:, get_args(Side).index(side)]
         else:
             self.lengths = lengths_of(self.store, self.file.first, self.file.rows)
 
@@ -111,7 +114,7 @@ class RowFormat:
         for split, store in split_parts(export.store).items():
             masked = self.masked and store.has_spans
             lengths = (
-                MaskedRows(store, export.seq_len, export.dtype).row_lengths()
+                MaskedRows(store, export.seq_len, export.dtype, export.side).row_lengths()
                 if masked
                 else _row_lengths(store, export.seq_len)
             )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from milldam.choices import Side
 from milldam.errors import StoreError
 from milldam.files import explain_os_errors, hash_bytes, hash_rest, sync_folder, write_whole
 from milldam.loader.reading import Reader, TokenArray, open_reader
@@ -54,6 +55,8 @@ class Export:
     """Tokens of a row; None: a document a row."""
     shard_size: int
     """Bytes of a file, about, in formats of several files."""
+    side: Side | None = None
+    """Of preference pairs: the documents to write."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from milldam.choices import Side
 from milldam.errors import ConfigError, StoreError
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import map_side_by_side, ranges
@@ -53,6 +55,17 @@ def document_lengths(stream: TokenStream) -> Iterator[Int64s]:
         else:
             begin += file.tokens
     del held
+
+
+def document_extents(stream: TokenStream, side: Side | None = None) -> Iterator[tuple[Int64s, Int64s]]:
+    """Where the documents of a stream begin and end, counted from its first token, or those of one side of its pairs; a
+    bounded number at a time."""
+    position = number = 0
+    for lengths in document_lengths(stream):
+        ends = position + lengths.cumsum()
+        mine = slice(None) if side is None else slice((get_args(Side).index(side) - number) % 2, None, 2)
+        position, number = position + int(lengths.sum()), number + len(lengths)
+        yield (ends - lengths)[mine], ends[mine]
 
 
 class Documents:

@@ -20,11 +20,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from milldam.choices import Side
 from milldam.errors import ConfigError
 from milldam.loader.boundaries import (
     NO_LOSS,
@@ -74,6 +75,8 @@ class ConversationRules:
     """Batches are padded to a multiple of so many tokens."""
     length_groups: int | None = None
     """Put so many samples of like length together; None: do not."""
+    side: Side | None = None
+    """The documents of pairs that samples are made of."""
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "pad_to", "length_groups"):
@@ -85,7 +88,8 @@ class ConversationRules:
     @property
     def facts(self) -> State:
         """What decides which document has which number, and where it comes."""
-        return {"max_tokens": self.max_tokens, "too_long": self.too_long, "length_groups": self.length_groups}
+        own: State = {} if self.side is None else {"side": self.side}
+        return own | {"max_tokens": self.max_tokens, "too_long": self.too_long, "length_groups": self.length_groups}
 
 
 class WholeDocuments(StreamSamples[SampleT, BatchT]):
@@ -118,7 +122,8 @@ class WholeDocuments(StreamSamples[SampleT, BatchT]):
     @property
     def sample_tokens(self) -> int:
         """On average: samples differ."""
-        return max(1, self._stream.tokens // len(self))
+        sides = 1 if self.rules.side is None else 2
+        return max(1, self._stream.tokens // (sides * len(self)))
 
     def __len__(self) -> int:
         return len(self._numbering)
@@ -309,23 +314,24 @@ class _Numbering:
 
     def __init__(self, stream: TokenStream, documents: Documents, rules: ConversationRules, each: int) -> None:
         self._rules, self._each, self._name = rules, each, stream.name
-        self._first, stop = _whole_documents(stream, documents)
-        self._count = (stop - self._first) // each
-        self.too_long = TooLongDocuments(of_documents=stop - self._first)
+        first, stop = _whole_documents(stream, documents)
+        side = rules.side
+        self._wanted = range(first, stop) if side is None else range(first + get_args(Side).index(side), stop, 2)
+        self.too_long = TooLongDocuments(of_documents=len(self._wanted))
         self._left_out = np.empty(0, np.int64)
-        if each > 1 and (self._first % each or (stop - self._first) % each):
+        if (each > 1 or side is not None) and (first % 2 or stop % 2):
             raise ConfigError(
                 f"{stream.name}: a pair is cut. Split it by `milldam.open(...).split(train=0.9, val=...)`."
             )
         if rules.max_tokens is not None:
-            self._find_too_long(documents, stop, rules.max_tokens)
+            self._find_too_long(documents, rules.max_tokens)
 
-    def _find_too_long(self, documents: Documents, stop: int, most: int) -> None:
-        self.too_long = count_too_long(_length_blocks(documents, self._first, stop), most)
+    def _find_too_long(self, documents: Documents, most: int) -> None:
+        self.too_long = count_too_long(_length_blocks(documents, self._wanted), most)
         if self.too_long.documents and self._rules.too_long == "refuse":
             raise ConfigError(f"{self._name}: {self.told_too_long()}")
         if self.too_long.documents and self._rules.too_long == "drop":
-            blocks = enumerate(_length_blocks(documents, self._first, stop))
+            blocks = enumerate(_length_blocks(documents, self._wanted))
             long = [np.flatnonzero(lengths > most) + block * _DOCUMENTS_AT_ONCE for block, lengths in blocks]
             self._left_out = np.unique(np.concatenate(long) // self._each)
 
@@ -336,14 +342,15 @@ class _Numbering:
         return found.told("max_tokens", rules.max_tokens, rules.too_long, also=pairs) if found.documents else ""
 
     def __len__(self) -> int:
-        return self._count - len(self._left_out)
+        return len(self._wanted) // self._each - len(self._left_out)
 
     def documents(self, numbers: Int64s) -> Int64s:
         """(len(numbers) * each,): the documents of each sample, side by side."""
         if len(self._left_out):
             # Before the k-th that is left out, there are so many that are not.
             numbers = numbers + (self._left_out - np.arange(len(self._left_out))).searchsorted(numbers, side="right")
-        return (numbers[:, None] * self._each + np.arange(self._each)).reshape(-1) + self._first
+        places: Int64s = (numbers[:, None] * self._each + np.arange(self._each)).reshape(-1)
+        return places * self._wanted.step + self._wanted.start
 
 
 def _whole_documents(stream: TokenStream, documents: Documents) -> tuple[int, int]:
@@ -356,6 +363,6 @@ def _whole_documents(stream: TokenStream, documents: Documents) -> tuple[int, in
     return first, last + 1
 
 
-def _length_blocks(documents: Documents, first: int, stop: int) -> Iterator[Int64s]:
-    for begin in range(first, stop, _DOCUMENTS_AT_ONCE):
-        yield documents.extents(np.arange(begin, min(begin + _DOCUMENTS_AT_ONCE, stop)))[1]
+def _length_blocks(documents: Documents, wanted: range) -> Iterator[Int64s]:
+    for begin in range(0, len(wanted), _DOCUMENTS_AT_ONCE):
+        yield documents.extents(np.array(wanted[begin : begin + _DOCUMENTS_AT_ONCE]))[1]

@@ -17,7 +17,7 @@ from milldam.loader.samples import one_of
 from milldam.loader.stores import require_choice, require_opened_for
 from milldam.loader.types import ConversationBatch, PackedBatch, PackedRow, PairBatch, TokenizedPair, TokenPair
 from milldam.loader.unit_order import Parts
-from milldam.loader.views import ConversationForms, PairForms, RowForms, warn_unmasked
+from milldam.loader.views import ConversationForms, PairForms, RowForms, require_side, warn_unmasked
 from milldam.loader.windows import Form, StepRules, Steps, StreamBatches, WindowRules, Windows
 from milldam.stores.tokens.reader import require_split
 
@@ -103,6 +103,7 @@ class Feed:
         """
         from milldam.loader.packed import PackedRows, RowRules
 
+        require_side(self.name, options.get("side"), pairs=self._parts.facts.pairs, verb="packed")
         rules = RowRules.chosen(chat=self._parts.facts.chat, seq_len=seq_len, **options)
         return self._samples(PackedRows, rules, seq_len, split, read)
 
@@ -112,6 +113,7 @@ class Feed:
         """Documents one by one; options as for `Store.conversations`. `document_ids` count the documents of a group."""
         from milldam.loader.conversations import ConversationRules, Conversations
 
+        require_side(self.name, options.get("side"), pairs=self._parts.facts.pairs, verb="conversations")
         rules = ConversationRules(**options)
         return self._samples(Conversations, rules, rules.max_tokens or _USUAL_TOKENS, split, read)
 
@@ -157,7 +159,7 @@ class Feed:
 
     def _warn_unmasked(self, verb: str) -> None:
         if self._parts.facts.chat:
-            warn_unmasked(self.name, verb)
+            warn_unmasked(self.name, verb, pairs=self._parts.facts.pairs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _opened_again, (self._parts, self.split_name)

@@ -33,8 +33,9 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 import numpy as np
 import numpy.typing as npt
 
+from milldam.choices import Side
 from milldam.errors import ConfigError
-from milldam.loader.boundaries import document_lengths, mark, mask_labels, require_documents
+from milldam.loader.boundaries import document_extents, mark, mask_labels, require_documents
 from milldam.loader.order import Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import MappedReader, Reader, TokenArray, Way, end_to_end
@@ -72,6 +73,8 @@ class RowRules:
     """best_fit: how many documents are looked at together."""
     too_long: TooLong = "split"
     """best_fit: what becomes of a document that is longer than a row."""
+    side: Side | None = None
+    """best_fit: which documents of pairs rows are made of."""
 
     def __post_init__(self) -> None:
         for name, rest in {"seq_len": f", up to {_LONGEST_ROW:,}", "buffer": " documents"}.items():
@@ -81,6 +84,8 @@ class RowRules:
         one_of("strategy", self.strategy, Strategy)
         one_of("form", self.form, LabelForm)
         one_of("too_long", self.too_long, TooLong)
+        if self.side is not None and self.strategy == "wrapped":
+            raise ConfigError("side: wrapped rows have the tokens of both sides of a pair. Use best_fit.")
         if self.too_long != "split" and self.strategy == "wrapped":
             raise ConfigError("too_long: wrapped rows cut documents wherever a row is full; leave it out.")
         if self.pad_last and self.strategy == "best_fit":
@@ -100,6 +105,8 @@ class RowRules:
     def facts(self) -> State:
         """What decides which row has which number."""
         own: State = {"strategy": self.strategy, "seq_len": self.seq_len}
+        if self.side is not None:
+            own["side"] = self.side
         if self.strategy == "wrapped":
             return own | {"pad_last": self.pad_last}
         return own | {"buffer": self.buffer, "algorithm": ALGORITHM, "too_long": self.too_long}
@@ -130,7 +137,8 @@ class PackedRows(StreamSamples[PackedRow, PackedBatch]):
     @cached_property
     def too_long(self) -> TooLongDocuments:
         """The documents that are longer than a row."""
-        return count_too_long(document_lengths(self._stream), self.rules.seq_len)
+        documents = document_extents(self._stream, self.rules.side)
+        return count_too_long((ends - begins for begins, ends in documents), self.rules.seq_len)
 
     def _refuse_too_long(self) -> None:
         found = self.too_long

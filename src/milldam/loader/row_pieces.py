@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from milldam.choices import Side
 from milldam.errors import ResourceError, StoreError
 from milldam.files import NewFile, explain_os_errors, hash_bytes
 from milldam.loader.boundaries import (
@@ -39,7 +40,7 @@ from milldam.loader.boundaries import (
     Wanted,
     all_trained,
     damaged_index,
-    document_lengths,
+    document_extents,
 )
 from milldam.loader.order import Stretches
 from milldam.loader.permutation import Int64s
@@ -230,7 +231,7 @@ class BestFitRows(StreamRows):
 
     def __init__(self, stream: TokenStream, rules: RowRules) -> None:
         super().__init__(stream, rules)
-        self._index = open_row_index(RowSource(stream, rules.seq_len, rules.buffer, rules.too_long))
+        self._index = open_row_index(RowSource(stream, rules.seq_len, rules.buffer, rules.too_long, rules.side))
 
     def __len__(self) -> int:
         return len(self._index.documents) - 1
@@ -288,6 +289,8 @@ class RowSource:
     seq_len: int
     buffer: int
     too_long: TooLong = "split"
+    side: Side | None = None
+    """Of the pairs of the stream."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -295,6 +298,8 @@ class RowSource:
         own = {"strategy": "best_fit", "algorithm": ALGORITHM, "seq_len": self.seq_len, "buffer": self.buffer}
         if self.too_long != "split":
             own["too_long"] = self.too_long
+        if self.side is not None:
+            own["side"] = self.side
         return own | self.stream.identity
 
     def path_in(self, folder: Path) -> Path:
@@ -303,28 +308,28 @@ class RowSource:
         place = os.path.relpath(stream.files[0].path.parent, folder)
         # A cache of stores at addresses has them all in one folder.
         name = Path(stream.name).name if stream.origin is None else stream.fingerprint
-        whole = [] if self.too_long == "split" else [self.too_long]
+        whole: list[str] = [] if self.too_long == "split" else [self.too_long]
+        whole += [] if self.side is None else [self.side]
         key = _hash([place, name, stream.first, stream.stop, self.seq_len, self.buffer, *whole])
         return folder / f"best_fit-{self.seq_len}-{key}-{_hash(self.facts)}.rows"
 
     def rows(self) -> Iterator[Rows]:
         """The rows themselves; pieces begin at positions of the stream's first token on."""
-        lengths = document_lengths(self.stream)
+        documents = document_extents(self.stream, self.side)
+        pieces: Iterator[Pieces]
         if self.too_long == "split":
-            pieces = Cutter(self.seq_len, wrapped=False)(lengths)
+            cutter = Cutter(self.seq_len, wrapped=False)
+            pieces = (piece for begins, ends in documents for piece in cutter.cut(begins, ends))
         else:
-            pieces = _one_each(lengths, self.seq_len, cut=self.too_long == "cut")
+            pieces = _one_each(documents, self.seq_len, cut=self.too_long == "cut")
         return best_fit_rows(pieces, self.seq_len, buffer=self.buffer)
 
 
-def _one_each(documents: Iterator[Int64s], seq_len: int, *, cut: bool) -> Iterator[Pieces]:
+def _one_each(documents: Iterator[tuple[Int64s, Int64s]], seq_len: int, *, cut: bool) -> Iterator[Pieces]:
     """A piece for each document: those that are too long are cut or left out."""
-    position = 0
-    for lengths in documents:
-        ends = position + lengths.cumsum()
-        position = int(ends[-1]) if len(ends) else position
-        pieces = Pieces(ends - lengths, np.minimum(lengths, seq_len))
-        yield pieces if cut else pieces[lengths <= seq_len]
+    for begins, ends in documents:
+        pieces = Pieces(begins, np.minimum(ends - begins, seq_len))
+        yield pieces if cut else pieces[ends - begins <= seq_len]
 
 
 @dataclass(frozen=True, slots=True)

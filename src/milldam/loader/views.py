@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, TypeVar, Un
 
 import numpy as np
 
-from milldam.errors import ConfigError
+from milldam.choices import Side
+from milldam.errors import ConfigError, Setting
 from milldam.loader.reading import Way
+from milldam.loader.samples import one_of
 from milldam.loader.stream import TokenStream
 from milldam.loader.types import LabelForm, Labelled, TokenPair
 from milldam.loader.windows import Form, Streams, WindowRules, Windows
@@ -51,6 +53,7 @@ class RowForms(TypedDict, total=False):
     pad_last: bool
     buffer: int
     too_long: TooLong | None
+    side: Side | None
 
 
 class RowOptions(RowForms, total=False):
@@ -73,6 +76,7 @@ class ConversationForms(PairForms, total=False):
     """The same of `conversations`."""
 
     form: LabelForm
+    side: Side | None
 
 
 class Trainable(ABC):
@@ -136,6 +140,7 @@ class Trainable(ABC):
         pad_last: bool = False,
         buffer: int = 10_000,
         too_long: TooLong | None = None,
+        side: Side | None = None,
         read: Way = "auto",
     ) -> PackedRows:
         """Packed rows of seq_len tokens, with everything that attention and loss need to keep their documents apart.
@@ -149,6 +154,7 @@ class Trainable(ABC):
         too_long   best_fit: what to do with documents longer than a row. drop (default for conversations, with a
                    warning): leave them out; cut: keep their first row; split (default for text): pieces in several
                    rows; refuse: an error. How many there are: `rows.too_long`
+        side       of preference pairs: chosen or rejected, the documents that rows are made of
 
         >>> batch = store.packed(128).read(np.arange(16))
         >>> batch["position_ids"].shape, batch["cu_seqlens"]
@@ -158,14 +164,17 @@ class Trainable(ABC):
         from milldam.loader.packed import PackedRows, RowRules
 
         data = self._chosen(split)
+        stream = data.stream()
+        require_side(stream.name, side, pairs=stream.pairs, verb="packed")
         rules = RowRules.chosen(
-            chat=data.stream().has_spans,
+            chat=stream.has_spans,
             seq_len=seq_len,
             strategy=strategy,
             form=form,
             pad_last=pad_last,
             buffer=buffer,
             too_long=too_long,
+            side=side,
         )
         rows = PackedRows(data, rules, read)
         if rules.too_long in ("drop", "cut") and rows.too_long.documents:
@@ -181,6 +190,7 @@ class Trainable(ABC):
         form: LabelForm = "hf",
         pad_to: int = 1,
         length_groups: int | None = None,
+        side: Side | None = None,
         read: Way = "auto",
     ) -> Conversations:
         """Documents one by one, batches padded to the longest in them, with an attention mask.
@@ -192,6 +202,7 @@ class Trainable(ABC):
                         shifted: the next token
         pad_to          pad batches to a multiple of this many tokens
         length_groups   put this many samples of similar length together, such as 8 times batch_size * world_size
+        side            of preference pairs: chosen or rejected, the documents to give
 
         >>> chat = milldam.tokenize("chat.jsonl", "chat.milldam", tokenizer="model/", chat=True)
         >>> batch = next(chat.conversations(length_groups=32).batches(4))
@@ -200,10 +211,12 @@ class Trainable(ABC):
         """
         from milldam.loader.conversations import ConversationRules, Conversations
 
+        data = self._chosen(split)
+        require_side(data.stream().name, side, pairs=data.stream().pairs, verb="conversations")
         rules = ConversationRules(
-            max_tokens=max_tokens, too_long=too_long, form=form, pad_to=pad_to, length_groups=length_groups
+            max_tokens=max_tokens, too_long=too_long, form=form, pad_to=pad_to, length_groups=length_groups, side=side
         )
-        return _warned(Conversations(self._chosen(split), rules, read))
+        return _warned(Conversations(data, rules, read))
 
     def pairs(
         self,
@@ -304,11 +317,34 @@ def _unmasked(data: Trainable, verb: str) -> Trainable:
     """Data whose samples know no documents, and so nothing of what is trained on."""
     stream = data.stream()
     if stream.has_spans:
-        warn_unmasked(stream.name, verb)
+        warn_unmasked(stream.name, verb, pairs=stream.pairs)
     return data
 
 
-def warn_unmasked(name: str, verb: str) -> None:
+def require_side(name: str, side: Side | None, *, pairs: bool, verb: str) -> None:
+    """Refuse to train on both sides of preference pairs alike."""
+    if pairs and side is None:
+        raise ConfigError(
+            f"{name}: is a store of pairs: {verb}() would train on the rejected answers, too. Use pairs(), or name one "
+            "side of them: ",
+            Setting("side", "chosen"),
+            ".",
+        )
+    if side is not None:
+        one_of("side", side, Side)
+        if not pairs:
+            raise ConfigError(f"side: {name} is not a store of pairs. Leave it out.")
+
+
+def warn_unmasked(name: str, verb: str, *, pairs: bool) -> None:
+    """Refuse this for pairs."""
+    if pairs:
+        raise ConfigError(
+            f"{name}: is a store of pairs: {verb} would train on the rejected answers, too. Use pairs(), or packed() "
+            "or conversations() of one side of them: ",
+            Setting("side", "chosen"),
+            ".",
+        )
     log.warning(
         f"{name}: {verb} train on every token of its conversations. packed() and conversations() mask what is not to "
         "be trained on."

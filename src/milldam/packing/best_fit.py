@@ -91,14 +91,15 @@ class Cutter:
             ends = position + np.cumsum(lengths)
             if len(ends):
                 position = int(ends[-1])
-                yield from self._cut(ends - lengths, ends)
+                yield from self.cut(ends - lengths, ends)
 
-    def _cut(self, starts: Int64s, ends: Int64s) -> Iterator[Pieces]:
+    def cut(self, starts: Int64s, ends: Int64s) -> Iterator[Pieces]:
+        """The pieces of documents that begin and end there."""
         grid = starts // self._row * self._row if self._wrapped else starts
         counts = -((grid - ends) // self._row)
         self.cut_documents += int(np.count_nonzero(counts > 1))
         last = np.cumsum(counts)
-        for first in range(0, int(last[-1]), CHUNK):
+        for first in range(0, int(counts.sum()), CHUNK):
             numbers = np.arange(first, min(first + CHUNK, int(last[-1])))
             document = np.searchsorted(last, numbers, side="right")
             begins = grid[document] + (numbers - (last - counts)[document]) * self._row

@@ -1,0 +1,149 @@
+"""A store of preference pairs never trains on its rejected side unasked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.kit.chat_jobs import write_template
+from tests.kit.jobs import TOKENIZER, run_here
+
+import milldam
+from milldam.errors import ConfigError
+
+COUNT = 1000
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> milldam.Store:
+    folder = tmp_path_factory.mktemp("pairs")
+    rng = np.random.default_rng(0)
+    times = rng.integers(1, 20, (COUNT, 2)).tolist()
+    rows = [
+        {"prompt": f"Ask {n}", "chosen": f"good {n} " * more, "rejected": f"bad {n} " * less}
+        for n, (more, less) in enumerate(times)
+    ]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    chat = {"template": str(write_template(folder))}
+    # Several units and shards.
+    small: dict[str, Any] = {"shard_size": "100KB"}
+    return milldam.tokenize(folder / "pairs.jsonl", folder / "pairs.milldam", tokenizer=TOKENIZER, chat=chat, **small)
+
+
+def _feed(store: milldam.Store) -> Any:
+    return milldam.open(str(store.place.folder), units=True)
+
+
+VIEWS: dict[str, Callable[[milldam.Store], Any]] = {
+    "packed": lambda store: store.packed(256),
+    "wrapped": lambda store: store.packed(256, strategy="wrapped"),
+    "conversations": lambda store: store.conversations(),
+    "windows": lambda store: store.windows(64),
+    "streams": lambda store: store.streams(2, 64),
+    "part": lambda store: store.split(a=0.5, b=...)["a"].packed(256),
+    "mix": lambda store: milldam.mix({store: 1}).packed(256),
+    "mixed windows": lambda store: milldam.mix({store: 1}).windows(64),
+    "feed packed": lambda store: _feed(store).packed(256),
+    "feed conversations": lambda store: _feed(store).conversations(),
+    "feed windows": lambda store: _feed(store).windows(64),
+    "feed streams": lambda store: _feed(store).streams(2, 64),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_pairs_are_refused_where_no_side_is_named(pairs: milldam.Store, view: str) -> None:
+    """Every way to train, with what to do instead."""
+    with pytest.raises(ConfigError, match=r"pairs\(\).*side='chosen'"):
+        VIEWS[view](pairs)
+
+
+def _documents(batches: Any) -> list[int]:
+    found = np.concatenate([np.unique(batch["document_ids"]) for batch in batches])
+    return sorted(found[found >= 0].tolist())
+
+
+@pytest.mark.parametrize(("side", "first"), [("chosen", 0), ("rejected", 1)])
+def test_a_side_has_its_documents_alone(pairs: milldam.Store, side: Any, first: int) -> None:
+    """Each once, packed and one by one, with the masks of the store, of parts too."""
+    mine = list(range(first, 2 * COUNT, 2))
+    packed = list(pairs.packed(256, side=side).batches(4, seed=1))
+    assert _documents(packed) == mine
+    singles = list(pairs.conversations(side=side, length_groups=8).batches(4, seed=1))
+    assert _documents(singles) == mine
+    for batch in singles:
+        for row, number in enumerate(batch["document_ids"].tolist()):
+            length = int(batch["attention_mask"][row].sum())
+            assert batch["input_ids"][row, :length].tolist() == pairs[number].tolist()
+            trained = np.zeros(length, bool)
+            for begin, end in pairs.spans(number).tolist():
+                trained[begin:end] = True
+            assert ((batch["labels"][row, :length] != -100) == trained).all()
+    parts = pairs.split(a=0.5, b=...).values()
+    assert sorted(n for part in parts for n in _documents(part.packed(256, side=side).batches(1))) == mine
+    mixed = milldam.mix({pairs: 1}).packed(256, side=side)
+    assert _documents(mixed.batches(1)) == mine
+
+
+@pytest.mark.parametrize("too_long", ["drop", "cut", "split"])
+def test_what_is_too_long_is_told_of_the_side_alone(pairs: milldam.Store, too_long: Any) -> None:
+    """Left out, cut or split as of conversations; the other side counts for nothing."""
+    lengths = [len(pairs[number]) for number in range(0, 2 * COUNT, 2)]
+    long = sum(length > 30 for length in lengths)
+    rows = pairs.packed(30, side="chosen", too_long=too_long)
+    assert 0 < long < COUNT
+    assert (rows.too_long.documents, rows.too_long.of_documents) == (long, COUNT)
+    ids = np.concatenate([batch["document_ids"].ravel() for batch in rows.batches(4)])
+    assert not (ids[ids >= 0] % 2).any()
+    dropped = sum(length for length in lengths if length <= 30)
+    wanted = {"drop": dropped, "cut": sum(min(length, 30) for length in lengths), "split": sum(lengths)}
+    assert (ids >= 0).sum() == wanted[too_long]
+    if too_long != "split":
+        alone = pairs.conversations(side="chosen", max_tokens=30, too_long=too_long)
+        assert (alone.too_long.documents, len(alone)) == (long, COUNT - long * (too_long == "drop"))
+
+
+def test_feeds_take_a_side_too(pairs: milldam.Store) -> None:
+    """Of each unit."""
+    feed = _feed(pairs)
+    for samples in (feed.packed(256, side="chosen"), feed.conversations(side="chosen")):
+        trained = [batch["input_ids"][batch["labels"] != -100] for batch in samples.batches(4)]
+        text = pairs.decode(np.concatenate(trained))
+        assert "good" in text
+        assert "bad" not in text
+
+
+def test_a_side_of_what_is_no_pair_is_refused(pairs: milldam.Store, tmp_path: Path) -> None:
+    """So are rows that can't be of one side, and other words."""
+    with pytest.raises(ConfigError, match="wrapped rows"):
+        pairs.packed(256, strategy="wrapped", side="chosen")
+    with pytest.raises(ConfigError, match="use chosen or rejected"):
+        pairs.conversations(side="best")  # type: ignore[arg-type]
+    (tmp_path / "a.txt").write_text("plain text")
+    plain = milldam.tokenize(tmp_path / "a.txt", tmp_path / "plain", tokenizer=TOKENIZER)
+    for view in (plain.packed, plain.conversations):
+        with pytest.raises(ConfigError, match="not a store of pairs"):
+            view(**({"seq_len": 4} if view == plain.packed else {}), side="chosen")
+
+
+def test_exports_name_the_side_or_keep_the_pairs(pairs: milldam.Store, tmp_path: Path) -> None:
+    """Rows that are packed, and formats that have no place for pairs, do not mix both sides up."""
+    folder = str(pairs.place.folder)
+    for to, out in {"npy": "a.npy", "nanogpt": "a.bin", "megatron": "a", "mds": "a-mds"}.items():
+        told = run_here("export", folder, "--to", to, "-o", tmp_path / out, code=2).stderr
+        assert "preference pairs" in told
+    told = run_here("export", folder, "--to", "hf", "-o", tmp_path / "rows", "--seq-len", 256, code=2).stderr
+    assert "--side chosen" in told
+    for name, words in {"rows": ("--seq-len", 256), "whole": ()}.items():
+        run_here("export", folder, "--to", "parquet", "-o", tmp_path / name, "--side", "chosen", *words)
+        import pyarrow.parquet as pq
+
+        table = pq.read_table(next((tmp_path / name).glob("**/*.parquet")))
+        ids = np.concatenate([np.array(row) for row in table["input_ids"].to_pylist()])
+        assert "good 1 " in pairs.decode(ids)
+        assert "bad" not in pairs.decode(ids)
+        assert "labels" in table.column_names
+        assert name == "rows" or len(table) == COUNT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -115,3 +116,48 @@ def test_an_export_says_that_a_conversation_is_too_long(tmp_path: Path) -> None:
     done = run_here("export", tmp_path / "made", "--to", "hf", "-o", tmp_path / "hf", "--seq-len", "64")
     assert "1 conversation longer than a row left out, 100 tokens. To keep more, use a larger --seq-len" in done.output
     assert "at the end" not in done.output
+
+
+CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_questions_and_answers_are_kept_by_doing_as_the_message_says(tmp_path: Path, kind: str) -> None:
+    """Each message names the option that leads on, and at the end nothing is lost."""
+    rows = [{"prompt": "What is one?", "completion": "Uno."}, {"prompt": "What is two?", "completion": "Dos."}]
+    other = [{"question": one["prompt"], "reply": one["completion"]} for one in rows]
+    paths = []
+    for name, some in (("a", rows), ("b", other)):
+        paths.append(tmp_path / f"{name}.{kind}")
+        lines = [",".join(some[0]), *(",".join(one.values()) for one in some)]
+        paths[-1].write_text(json.dumps(some) if kind == "json" else "\n".join(lines) + "\n")
+    (tmp_path / "t.jinja").write_text(CHATML)
+    given = ["-o", tmp_path / "out", "--tokenizer", TOKENIZER]
+    assert (
+        "keep all of them, rendered by a chat template: --chat;"
+        in run_here("tokenize", paths[0], *given, code=3).stderr
+    )
+    given.append("--chat")
+    assert "Jinja file: --chat-template" in run_here("tokenize", paths[0], *given, code=2).stderr
+    without = tmp_path / "model"
+    without.mkdir()
+    assert "a Jinja file: TEMPLATE" in run_here("chat-check", without, paths[0], code=2).stderr
+    given += ["--chat-template", tmp_path / "t.jinja"]
+    run_here("tokenize", paths[0], *given)
+    told = run_here("tokenize", paths[1], *given, "--overwrite", code=3).stderr
+    assert "--chat-form" in told
+    assert "--chat-column prompt=question" in told
+    named = ["--chat-column", "prompt=question", "--chat-column", "completion=reply"]
+    run_here("tokenize", paths[1], *given[:1], tmp_path / "named", *given[2:], *named)
+    made = [milldam.open(tmp_path / name) for name in ("out", "named")]
+    for store in made:
+        texts = [store.decode(store[number]) for number in range(2)]
+        assert texts[1] == "<|im_start|>user\nWhat is two?<|im_end|>\n<|im_start|>assistant\nDos.<|im_end|>\n"
+        assert [store.decode(store[n][slice(*store.spans(n)[0])]) for n in range(2)] == [
+            f"{answer}<|im_end|>\n" for answer in ("Uno.", "Dos.")
+        ]
+    unknown = run_here("tokenize", paths[1], *given, "--chat-column", "prommt=question", "--overwrite", code=2).stderr
+    assert "--chat-column: no column is called 'prommt'" in unknown

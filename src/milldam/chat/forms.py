@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from milldam.errors import ConfigError, InputError, MilldamError
+from milldam.errors import ConfigError, InputError, MilldamError, Setting
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -135,12 +135,20 @@ def recognise(rows: Sequence[Row], *, form: str = "auto", columns: Mapping[str, 
     if found not in FORMS:
         seen = ", ".join(sorted(present)) or "nothing"
         raise InputError(
-            f"No conversations found: columns {seen}.\n"
-            f"Set the form ({', '.join(FORMS)}) or name the columns (messages: {next(iter(sorted(present)), 'x')})."
+            f"No conversations found: columns {seen}.\nSay what they are ({', '.join(FORMS)}): ",
+            Setting("chat.form", COMPLETION),
+            ", or what the columns are called, each: ",
+            Setting("chat.columns", {"prompt": min(present, default="x")}),
+            ".",
         )
     missing = [name for name in _NEEDED[found] if name not in named]
     if missing:
-        raise InputError(f"{found}: no column {missing[0]!r}; found {', '.join(sorted(present)) or 'nothing'}.")
+        told = f"{found}: no column {missing[0]!r}; found {', '.join(sorted(present)) or 'nothing'}."
+        raise InputError(
+            f"{told} Say what it is called: ",
+            Setting("chat.columns", {missing[0]: min(present, default="x")}),
+            ".",
+        )
     label = named.get("label")
     labelled = found != PREFERENCE and label is not None
     if labelled and not (columns or {}).get("label"):
@@ -182,7 +190,8 @@ _NEEDED = {
 def _named_columns(present: set[str], columns: Mapping[str, str]) -> dict[str, str]:
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown:
-        raise ConfigError(f"chat.columns: no column is called {unknown[0]!r}; there are {', '.join(COLUMNS)}.")
+        told = f": no column is called {unknown[0]!r}; there are {', '.join(COLUMNS)}."
+        raise ConfigError(Setting("chat.columns"), told)
     named: dict[str, str] = {}
     for name in COLUMNS:
         for candidate in (columns[name],) if name in columns else (name, *_OTHER_NAMES.get(name, ())):

@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from milldam.errors import ConfigError, InputError, did_you_mean
+from milldam.errors import ConfigError, InputError, Setting, did_you_mean
 from milldam.input_files import nearby
 from milldam.tokenizers.loading import hub_file
 
@@ -56,19 +56,21 @@ def find_template(
     beside = _files_beside(tokenizer)
     tokens = _special_tokens(beside)
     given = tokens | dict(variables or {})
-    if template is not None:
-        path = Path(template).expanduser()
+    if template is None:
+        origin, named = tokenizer, _templates_in(beside)
+    else:
+        origin, path = template, Path(template).expanduser()
         if not path.exists():
             raise InputError(f"{template}: no such chat template.{nearby(template)}")
         named = _templates_in(_files_beside(template)) if path.is_dir() else _templates_of(path)
-        return _chosen(named, name, template, given)
-    named = _templates_in(beside)
     if not named:
         raise ConfigError(
-            f"{tokenizer}: the tokenizer comes without a chat template (no {_JINJA}, no chat_template in {_CONFIG}). "
-            "Give one: chat.template, a Jinja file."
+            f"{origin}: the tokenizer comes without a chat template (no {_JINJA}, no chat_template in {_CONFIG}). "
+            "Give one, a Jinja file: ",
+            Setting("chat.template"),
+            ".",
         )
-    return _chosen(named, name, tokenizer, given)
+    return _chosen(named, name, origin, given)
 
 
 def _chosen(named: dict[str, str], name: str | None, origin: str, variables: dict[str, Any]) -> TemplateSource:
@@ -80,7 +82,8 @@ def _chosen(named: dict[str, str], name: str | None, origin: str, variables: dic
         return TemplateSource(named[name], f"{origin} ({name})", None, variables)
     if DEFAULT not in named:
         if len(named) > 1:
-            raise ConfigError(f"{origin}: which chat template? There are {_listed(named)}. Set chat.named_template.")
+            told = f"{origin}: which chat template? There are {_listed(named)}. Say which one: "
+            raise ConfigError(told, Setting("chat.named_template", min(named)), ".")
         return TemplateSource(next(iter(named.values())), origin, None, variables)
     return TemplateSource(named[DEFAULT], origin, named.get(TOOL_USE), variables)
 

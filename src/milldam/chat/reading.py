@@ -325,8 +325,8 @@ def find_form(slices: Iterator[Slice], form: str, columns: dict[str, str], spool
             try:
                 return recognise(rows, form=form, columns=columns)
             except InputError as error:
-                raise InputError(f"{path}: {error}") from None
-    raise InputError(f"{path}: no record in it tells the form of the conversations. Set chat.form.")
+                raise InputError(f"{path}: ", *error.args) from None
+    raise InputError(f"{path}: no record in it tells the form of the conversations.")
 
 
 def _first_rows(slice: Slice, spool: str) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ _MOST = 5
 @click.option(
     "--tokenizer", help="Tokenizer with the special tokens of the template. [default: the one beside TEMPLATE]"
 )
-@click.option("--template-name", metavar="NAME", help="Which template to use, if there are several.")
+@click.option("--template-name", "named_template", metavar="NAME", help="Which template to use, if there are several.")
 @click.option(
     "--train-on",
     default="assistant",
@@ -96,7 +96,7 @@ def _template_of(template: str, options: dict[str, Any]) -> tuple[Any, Sequence[
     source = find_template(
         tokenizer if tokenizer is not None and is_here else template,
         template=template if is_here else None,
-        name=options["template_name"],
+        name=options["named_template"],
         variables=variables,
     )
     return source, special

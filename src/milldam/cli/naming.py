@@ -26,19 +26,27 @@ def as_option(command: click.Command, setting: Setting, within: click.Command | 
 
     `within`: a command that was given the other one.
     """
-    option = _options(command).get(setting.name) or ({} if within is None else _options(within)).get(setting.name)
+    known = {**({} if within is None else _options(within)), **_options(command)}
+    # Of what has several options, such as chat.template, these are named for it: --chat-template.
+    option = known.get(setting.path.replace(".", "_")) or known.get(setting.name)
     value = _text(setting.value)
     if option is not None:
         long = max(option.opts, key=len)
         return long if option.is_flag or not value else f"{long} {shlex.quote(value)}"
+    if any(isinstance(one, click.Argument) and one.name == setting.name for one in command.params):
+        return setting.name.upper()
     if _SET not in _options(command):
         return str(setting)
+    if isinstance(setting.value, dict):
+        return f"--set {shlex.quote(f'{setting.path}.{value}')}"
     return f"--set {shlex.quote(f'{setting.path}={value}')}" if value else setting.path
 
 
 def _text(value: object) -> str:
     if value is None:
         return ""
+    if isinstance(value, dict):
+        return ",".join(f"{name}={one}" for name, one in value.items())
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 

@@ -18,6 +18,7 @@ from milldam.cli.commands import (
     evaluation_sets,
     job_options,
     json_values,
+    named_values,
     text_options,
 )
 from milldam.errors import ConfigError
@@ -55,6 +56,14 @@ if TYPE_CHECKING:
     metavar="NAME=VALUE",
     help="A variable of the template, such as bos_token or enable_thinking; may be repeated.",
 )
+@click.option(
+    "--chat-column",
+    "chat_columns",
+    multiple=True,
+    metavar="NAME=COLUMN",
+    help="Name of a column, such as messages=turns or prompt=question; may be repeated.",
+)
+@click.option("--chat-named-template", metavar="NAME", help="Which template to use, if there are several.")
 @click.option(
     "--train-on",
     metavar="WHAT",
@@ -117,9 +126,13 @@ def tokenize(
 def _chat_options(options: dict[str, Any]) -> dict[str, Any]:
     """As the library takes them."""
     roles = options["train_on"].split(",") if options["train_on"] else []
-    variables = json_values(options.pop("chat_variables"), "chat-variable")
+    chat = {
+        "variables": json_values(options.pop("chat_variables"), "chat-variable"),
+        "columns": named_values(options.pop("chat_columns"), "chat-column"),
+        "named_template": options.pop("chat_named_template"),
+    }
     return {
-        "chat": {"variables": variables} if variables else options["chat"],
+        "chat": {name: value for name, value in chat.items() if value} or options["chat"],
         "train_on": roles if len(roles) > 1 else options["train_on"],
     }
 

@@ -21,6 +21,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
+from milldam.choices import Side
+
 if TYPE_CHECKING:
     from milldam.formats.exporting import ExportSummary
     from milldam.formats.finding import ReadRules, SourceFile
@@ -83,6 +85,7 @@ def export(
     *,
     split: str | None = None,
     seq_len: int | None = None,
+    side: Side | None = None,
     dtype: str | None = None,
     shard_size: str | int = "256MB",
     memory: str | int | None = None,
@@ -97,6 +100,7 @@ def export(
     to           npy, nanogpt, megatron, hf, parquet, mds or litdata
     split        one of the store's splits; needed if the store has several and the format holds one
     seq_len      rows of exactly this many tokens, across documents; default: one document per row
+    side         of preference pairs: write only the chosen or the rejected documents; default: pairs
     dtype        type of the tokens; default: that of the store, if the format has it
     shard_size   size of the files, in formats of several files
     memory       limit for the whole process tree; default: half of what is free

@@ -175,6 +175,11 @@ def _of_fields(kinds: dict[str, str], what: str) -> str:
 
 
 _USUAL = ("text", "content", "body", "raw_content", "document", "article", "passage", "story")
+_CONVERSATIONS = [
+    *({"prompt", "completion"}, {"prompt", "response"}, {"prompt", "answer"}),
+    *({"instruction", "output"}, {"chosen", "rejected"}),
+]
+"""Fields of conversations that are no lists."""
 _FILES = 100
 _RECORDS, _RECORDS_SEARCHED = 100, 10_000
 _HEAD_CHARACTERS = 1 << 20
@@ -327,9 +332,12 @@ def _obvious(fields: _Fields, slice: Slice, spool: str | None, setting: str) -> 
             f"{slice.path}: no field holds text; found numbers, dates or bytes in {names}. To take one all the same: ",
             advice,
         )
-    raise InputError(
-        f"{slice.path}: several fields hold text: {listed_names(candidates)}. Say which one, such as: ", advice
-    )
+    several = f"{slice.path}: several fields hold text: {listed_names(candidates)}. Say which one, such as: "
+    if any(names <= sizes.keys() for names in _CONVERSATIONS):
+        raise InputError(
+            several, advice, "\nTo keep them all, as conversations by a chat template: ", Setting("chat", True)
+        )
+    raise InputError(several, advice)
 
 
 def _text_fields(slice: Slice, spool: str | None) -> _Fields:

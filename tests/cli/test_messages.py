@@ -137,7 +137,7 @@ def test_questions_and_answers_are_kept_by_doing_as_the_message_says(tmp_path: P
     (tmp_path / "t.jinja").write_text(CHATML)
     given = ["-o", tmp_path / "out", "--tokenizer", TOKENIZER]
     assert (
-        "keep all of them, rendered by a chat template: --chat;"
+        "keep them all, as conversations by a chat template: --chat"
         in run_here("tokenize", paths[0], *given, code=3).stderr
     )
     given.append("--chat")

@@ -178,10 +178,24 @@ def test_a_folder_that_takes_no_files_is_a_resource_error(tmp_path: Path) -> Non
         (tmp_path / "input.txt").read_bytes()
 
 
-def test_other_errors_of_the_system_pass_unchanged(tmp_path: Path) -> None:
-    """What has no better explanation is not explained away."""
-    with pytest.raises(OSError, match="Input/output error"), files.explain_os_errors(tmp_path):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.ENOLCK, errno.EBUSY])
+def test_every_error_of_the_system_says_where_and_what_to_do(tmp_path: Path, number: int) -> None:
+    """Never a bug of milldam; the name of the error is what people search for."""
+    with pytest.raises(ResourceError) as caught, files.explain_os_errors(tmp_path / "a.bin"):
+        raise OSError(number, os.strerror(number))
+    message = str(caught.value)
+    assert (
+        message.startswith(f"{tmp_path / 'a.bin'}: ") and f"{os.strerror(number)}, {errno.errorcode[number]}" in message
+    )
+    assert "again" in message or "choose" in message
+
+
+def test_errors_that_are_not_of_the_system_pass_unchanged(tmp_path: Path) -> None:
+    """Libraries derive theirs from OSError too; and what is said of another file is not said of this one."""
+    with pytest.raises(OSError, match="gateway"), files.explain_os_errors(tmp_path):
+        raise OSError("bad gateway")
+    with pytest.raises(OSError, match="elsewhere"), files.explain_os_errors(tmp_path / "a.bin"):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "/elsewhere/in.jsonl")
 
 
 def test_a_disk_that_fills_up_while_writing(tmp_path: Path) -> None:

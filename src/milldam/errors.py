@@ -8,17 +8,19 @@
     │   └── TaskHeldError                 2   the same array task is running already
     ├── InputError                        3   a file, column or tokenizer can't be used
     ├── StoreError                        3   the folder is no store, or it is damaged
-    ├── ResourceError                     4   memory or disk is not enough
+    ├── ResourceError                     4   memory or disk is not enough, or fails
     └── WorkerError                       4   a worker process died twice on the same unit
 
 A message says what, where and what to do, in a few lines; the command line prints it and exits with the code. A
-setting in it is a `Setting`, which the command line spells as an option and the library as an argument. Anything else
-that escapes is a bug in milldam.
+setting in it is a `Setting`, which the command line spells as an option and the library as an argument. What the
+operating system refuses becomes one of them by `os_error`. Anything else that escapes is a bug in milldam.
 """
 
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -149,7 +151,7 @@ class StoreError(MilldamError):
 
 
 class ResourceError(MilldamError):
-    """Memory or disk is not enough.
+    """Memory or disk is not enough, or fails.
 
     >>> milldam.tokenize("corpus.jsonl", "new.milldam", tokenizer="tokenizer/", memory="1MB")
     Traceback (most recent call last):
@@ -167,6 +169,67 @@ class WorkerError(MilldamError):
     """
 
     exit_code = 4
+
+
+# ---- what the operating system refuses ----
+
+_AGAIN = "Everything finished so far is safe. {} and run the same command again."
+_PLACE = "{path}: can't be made ({error}). Choose another place."
+_REFUSALS: dict[tuple[int, ...], tuple[type[MilldamError], str]] = {
+    (errno.ENOSPC, errno.EDQUOT): (
+        ResourceError,
+        "The disk is full: {path} could not be written.\n" + _AGAIN.format("Free some space"),
+    ),
+    (errno.EFBIG,): (
+        ResourceError,
+        "{path} could not be written: files may not be that large here (a limit of ulimit -f, or of the file system)."
+        "\n" + _AGAIN.format("Raise the limit, or choose another place,"),
+    ),
+    (
+        *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED),
+        *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
+    ): (
+        ResourceError,
+        "{path}: the network, or the server of its file system, does not answer ({error}).\n"
+        + _AGAIN.format("Wait until it does,"),
+    ),
+    (errno.ENOMEM,): (
+        ResourceError,
+        "{path}: the system has no memory left for it ({error}).\n"
+        + _AGAIN.format("End other programs, or use fewer workers,"),
+    ),
+    (errno.ENOLCK,): (
+        ResourceError,
+        "{path}: can't be locked ({error}). On NFS, start its lock service, or choose a folder on another file system.",
+    ),
+    (errno.EMFILE, errno.ENFILE): (
+        ResourceError,
+        "{path}: can't be opened ({error}).\n" + _AGAIN.format("Raise the limit of open files (ulimit -n)"),
+    ),
+    (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EISDIR): (ConfigError, _PLACE),
+    (errno.ENOENT,): (InputError, "{path}: not there, or removed meanwhile ({error}). Put it back, or name another."),
+    (errno.EACCES, errno.EPERM, errno.EROFS): (
+        ResourceError,
+        "{path}: not allowed ({error}). Ask for the right to use it, or name another.",
+    ),
+}
+_FAILS = "{path}: the disk, or its file system, reports an error ({error}).\n" + _AGAIN.format(
+    "See what `dmesg` says of it,"
+)
+
+
+def os_error(error: OSError, path: str | os.PathLike[str] | None = None) -> MilldamError:
+    """What the operating system refused, where, and what to do. `path`: where, if the error does not say it better.
+
+    >>> print(os_error(OSError(28, "No space left on device"), "corpus.milldam"))
+    The disk is full: corpus.milldam could not be written.
+    Everything finished so far is safe. Free some space and run the same command again.
+    """
+    found = path or error.filename2 or error.filename
+    where = os.fsdecode(found) if isinstance(found, str | bytes | os.PathLike) else "A file of this command"
+    number = error.errno or 0
+    kind, message = next((told for numbers, told in _REFUSALS.items() if number in numbers), (ResourceError, _FAILS))
+    return kind(message.format(path=where, error=f"{error.strerror}, {errno.errorcode.get(number, number)}"))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -31,7 +31,7 @@ from typing import IO, Any
 
 import xxhash
 
-from milldam.errors import ConfigError, ResourceError, StoreError
+from milldam.errors import ConfigError, ResourceError, os_error
 
 TEMPORARY_SUFFIX = ".tmp"
 _CHUNK = 1 << 20
@@ -326,32 +326,27 @@ def refuse_address(out: str | Path) -> None:
 
 @contextmanager
 def explain_os_errors(path: Path) -> Iterator[None]:
-    """Turn the system's refusals on writing into an error that says what to do; an address is refused before."""
+    """Turn the system's refusals on writing into an error that says what to do; an address is refused before.
+
+    What the system says of another file, such as the input, is left to whoever knows what that is.
+    """
     refuse_address(path)
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise ResourceError(
-                f"The disk is full: {path} could not be written.\n"
-                "Everything finished so far is safe. Free some space and run the same command again."
-            ) from None
-        if error.errno == errno.EFBIG:
-            raise ResourceError(
-                f"{path} could not be written: files may not be that large here (a limit of ulimit -f, or of the "
-                "file system).\nEverything finished so far is safe. Raise the limit, or choose another place, and run "
-                "the same command again."
-            ) from None
-        if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EISDIR):
-            raise ConfigError(f"{path}: can't be made ({error.strerror}). Choose another place.") from None
+        named = Path(error.filename) if isinstance(error.filename, str) else path
+        if error.errno is None or not (path.is_relative_to(named) or named.parent in (path, path.parent)):
+            raise
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise ResourceError(f"{path.parent} is not writable ({error.strerror}). Choose another folder.") from None
-        if error.errno == errno.ENOENT and (str(error.filename) == str(path) or not path.parent.exists()):
-            # As in /proc, or when somebody removes the folder meanwhile; not when the input is gone.
+        if error.errno == errno.ENOENT:
+            if named != path and path.parent.exists():
+                raise
+            # As in /proc, or when somebody removes the folder meanwhile.
             raise ResourceError(
                 f"{path}: can't be made: its folder takes no files, or was removed. Choose another place."
             ) from None
-        raise
+        raise os_error(error, path) from None
 
 
 # ---- JSON that says itself whether it is whole ----
@@ -431,7 +426,7 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StoreError(f"{path}: can't be read ({error.strerror}).") from None
+        raise os_error(error, path) from None
     if not is_whole_text(data):
         return None
     value: dict[str, Any] = json.loads(data)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.kit.every_job import JOBS, NO_ARRAYS, Case
-from tests.kit.faults import SHORT, Fault, Faults, build_shim
+from tests.kit.faults import KILL, SHORT, Fault, Faults, build_shim
 from tests.kit.jobs import run_milldam
 from tests.kit.quick import first_quick
 
@@ -44,3 +44,34 @@ def test_what_is_written_or_read_only_in_part_is_completed(
     assert met.returncode == 0, met.stderr
     assert faults.calls > 20
     assert job.made("out") == job.made("clean")
+
+
+FAULTS = ("EIO rename", "kill rename", "ENOSPC write", "EIO read", "ESTALE fsync", "EIO write", "ENOMEM read")
+
+
+@pytest.mark.parametrize("fault", first_quick(FAULTS, 3))
+@pytest.mark.parametrize("name", first_quick(NAMES, 2))
+def test_a_run_that_fails_says_why_and_the_next_one_completes_it(
+    name: str, fault: str, faults: Faults, tmp_path: Path
+) -> None:
+    """At calls from the first to the last: what, where and what to do; then the same bytes, and nothing left over."""
+    kind, call = fault.split()
+    job = ALL_JOBS[name](tmp_path)
+    calls = faults.count(call, job.to("clean"))
+    for at in spread(calls, 3 if name in NAMES[:2] else 12):
+        out = f"out-{at}"
+        met = faults.run(Fault(call, kind, at), job.to(out))
+        if kind == KILL:
+            assert met.returncode in (-9, 0)
+        elif met.returncode:
+            assert met.returncode in (3, 4), met.stderr
+            assert str(tmp_path) in met.stderr and "run the same command again" in met.stderr.lower(), met.stderr
+            assert "Traceback" not in met.stderr and " bug " not in met.stderr
+        run_milldam(*job.to(out))
+        assert job.made(out) == job.made("clean")
+        assert [path.name for path in tmp_path.glob(f".{out}*")] == []
+
+
+def spread(calls: int, count: int) -> list[int]:
+    """So many of the numbers from 1 on, both ends included."""
+    return sorted({1 + k * (calls - 1) // max(1, count - 1) for k in range(count)})

@@ -20,7 +20,7 @@ import click
 
 from milldam import __version__, memory
 from milldam.cli.naming import DESCRIBED, as_option, explained, visible
-from milldam.errors import EXIT_INTERRUPTED, MilldamError
+from milldam.errors import EXIT_INTERRUPTED, MilldamError, os_error
 
 GROUPS = {
     "Prepare": (
@@ -91,13 +91,6 @@ class _Group(click.Group):
             raise explained(error) from None
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
-        except MilldamError as error:
-            if ctx.params.get("debug"):
-                raise
-            command = self.get_command(ctx, ctx.invoked_subcommand or "") or self
-            spell = partial(as_option, ctx.meta.get(DESCRIBED, command), within=command)
-            click.echo(visible(f"milldam: {error.spelled(spell)}"), err=True)
-            sys.exit(error.exit_code)
         except BrokenPipeError:
             # Whoever read our output has gone, as `head` does: nothing is left to say, not even at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -108,6 +101,12 @@ class _Group(click.Group):
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
+            known = os_error(error) if isinstance(error, OSError) and error.errno is not None else error
+            if isinstance(known, MilldamError):
+                command = self.get_command(ctx, ctx.invoked_subcommand or "") or self
+                spell = partial(as_option, ctx.meta.get(DESCRIBED, command), within=command)
+                click.echo(visible(f"milldam: {known.spelled(spell)}"), err=True)
+                sys.exit(known.exit_code)
             click.echo(visible(f"milldam: unexpected {type(error).__name__}: {error}"), err=True)
             click.echo("This is a bug in milldam; run it again with `milldam --debug ...` for the traceback.", err=True)
             sys.exit(1)

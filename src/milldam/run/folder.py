@@ -240,13 +240,13 @@ class RunFolder:
                 raise self.refusal
             return
         if self.task is None and self.is_new():
-            # Nothing came of it, not even a plan: put the folder back as it was.
-            for name in ("memory.csv", LOCK):
-                (self.folder / name).unlink(missing_ok=True)
+            # Nothing came of it, not even a plan: put the folder back as it was. With more in it, the lock says whose
+            # it is.
             with contextlib.suppress(OSError):
-                self.folder.rmdir()
-                for folder in self._made:
-                    folder.rmdir()
+                if [path.name for path in self.out.iterdir()] == [RUN_FOLDER]:
+                    shutil.rmtree(self.folder)
+                    for folder in self._made:
+                        folder.rmdir()
         self.presence.leave()
 
     # ---- what the folder holds ----

@@ -598,8 +598,8 @@ def _work(connection: Connection, work: Work | None = None) -> None:
 
 
 def as_sent(error: Exception) -> Any:
-    """An error of ours, or a bug in a worker with its traceback, which does not pickle by itself."""
-    if isinstance(error, MilldamError):
+    """An error of ours or of the system, or a bug in a worker with its traceback, which does not pickle by itself."""
+    if isinstance(error, MilldamError) or (isinstance(error, OSError) and type(error).__module__ == "builtins"):
         return error
     return RuntimeError(f"{error!r} in a worker\n{traceback.format_exc()}")
 

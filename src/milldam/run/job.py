@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from milldam.errors import ConfigError, MilldamError, NotReadyError, Setting
+from milldam.errors import ConfigError, MilldamError, NotReadyError, Setting, os_error
 from milldam.memory import Budget
 from milldam.run.folder import FINISHED, NEW, PREPARE_FIRST, UNFINISHED, RunFolder
 from milldam.run.pools import WorkPlan, pool_for
@@ -135,10 +135,15 @@ def _at_work(
 ) -> Iterator[Session]:
     """A session in the job's run folder, which is locked meanwhile."""
     budget = Budget.of(options.memory, options.held_bytes)
-    with RunFolder(options.out, job.kind, name=options.name, task=task) as folder:
-        pool = pool_for(options.executor, options.address, budget.limit_bytes, options.server)
-        with session(folder, observer or Quiet(), budget, pool) as work:
-            yield work
+    try:
+        with RunFolder(options.out, job.kind, name=options.name, task=task) as folder:
+            pool = pool_for(options.executor, options.address, budget.limit_bytes, options.server)
+            with session(folder, observer or Quiet(), budget, pool) as work:
+                yield work
+    except OSError as error:
+        if error.errno is None:  # not of the system
+            raise
+        raise os_error(error, None if error.filename else options.name or options.out) from error
 
 
 def _planned(job: Job[P, W, D, S_co], work: Session, prepared: P, begin: str) -> W:

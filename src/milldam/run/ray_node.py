@@ -105,7 +105,7 @@ def look(mark: str, answer: str, folder: str) -> tuple[bool, bool, str]:
     return sees, True, milldam.__version__
 
 
-def _unseen(error: FileNotFoundError) -> Exception:
+def _unseen(error: FileNotFoundError) -> BaseException:
     """The driver's machine sees what this one does not: most often an input on a disk of its own."""
     if error.filename is None:
         return _as_sent(error)
@@ -115,8 +115,10 @@ def _unseen(error: FileNotFoundError) -> Exception:
     )
 
 
-def _as_sent(error: BaseException) -> Exception:
-    """A bug in a worker, with its traceback: that does not pickle by itself."""
+def _as_sent(error: BaseException) -> BaseException:
+    """An error of the system, or a bug in a worker with its traceback: that does not pickle by itself."""
+    if isinstance(error, OSError) and type(error).__module__ == "builtins":
+        return error
     return RuntimeError(f"{error!r} in a worker\n{traceback.format_exc()}")
 
 

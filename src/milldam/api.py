@@ -203,11 +203,31 @@ def _order_by_config(config: Any, options: dict[str, Any]) -> Order:
     if "store" in chosen:
         chosen["out"] = str(chosen.pop("store"))
     read = read_config(config, (), chosen)
-    settings, out = read.given.data, read.given.data.get("out")
+    for note in read.notes:
+        log.info(note)
+    out = read.given.data.get("out")
     if not isinstance(out, str):
         raise ConfigError(Setting("store"), ": missing. Name the folder for the tokens; in the file its key is out.")
+    if "dedup" not in read.given.data and not _was_deduplicated(Path(out)):
+        log.warning(
+            "%s: a feed drops no duplicates, since the configuration does not set dedup. `dedup: exact` drops them; "
+            "until its store is finished, such a feed is read in the order of the input alone.",
+            out,
+        )
+        chosen["dedup"] = "off"
+        read = read_config(config, (), chosen)
+    settings = read.given.data
     asked = Asked.of(settings, read.said)
     return Order.of(Path(out), partial(_checked_config, config, chosen), asked, settings, read.said[0])
+
+
+def _was_deduplicated(out: Path) -> bool:
+    """Whether a store, finished or not, is there that `milldam preprocess` made, whose default drops duplicates."""
+    from milldam.files import read_sealed
+    from milldam.input_files import RUN_FOLDER
+
+    plan = read_sealed(out / RUN_FOLDER / "plan.json")
+    return plan is not None and bool(plan["settings"].get("dedup"))
 
 
 def _checked_config(config: Any, options: dict[str, Any]) -> Config:

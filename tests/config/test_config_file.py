@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.config.conftest import Load
 from tests.conftest import PROJECT
+from tests.kit.jobs import TOKENIZER
 
+import milldam
+from milldam.cli import main
 from milldam.cli.preprocess import json_schema, schema
 from milldam.config.checking import MOST_PROBLEMS, defaults_of, keys_of
 from milldam.config.loading import LoadedConfig, load_config
@@ -454,3 +458,28 @@ def test_one_example_has_every_key() -> None:
             key for key in keys_of(kind) if (key not in here if isinstance(here, dict) else f"{key}: " not in text)
         ]
         assert missing == [], f"missing in {name or 'the top level'}"
+
+
+# ---- files beside it ----
+
+
+@pytest.mark.parametrize("datasets", ["texts/a.jsonl", "[{path: 'texts/*.jsonl'}]"])
+def test_paths_that_lead_nowhere_are_found_beside_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, datasets: str
+) -> None:
+    """Input alone, not the output; each is named. What is in the working directory comes first."""
+    (tmp_path / "job/texts").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "job/texts/a.jsonl").write_text('{"text": "some words of one document"}\n')
+    shutil.copy(TOKENIZER, tmp_path / "job/tokenizer.json")
+    (tmp_path / "job/job.yaml").write_text(f"datasets: {datasets}\ntokenizer: tokenizer.json\nout: made\n")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    done = CliRunner().invoke(main, ["preprocess", "../job/job.yaml", "--memory", "4GB"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    for name in (re.search(r"texts/[^',}]*", datasets), re.match("tokenizer.json", "tokenizer.json")):
+        assert name and f"Note: {name[0]}: not in the working directory" in done.stderr
+    assert (len(milldam.open("made")), Path("../job/made").exists()) == (1, False)
+    Path("texts").mkdir()
+    Path("texts/a.jsonl").write_text('{"text": "here"}\n{"text": "and here"}\n')
+    done = CliRunner().invoke(main, ["preprocess", "../job/job.yaml", "-o", "other", "--memory", "4GB"])
+    assert len(milldam.open("other")) == 2

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.kit.feed_training import feed_digests as digests
-from tests.kit.jobs import TOKENIZER, store_bytes, wait_until, write_corpus, write_lines
+from tests.kit.jobs import DEMO, TOKENIZER, store_bytes, wait_until, write_corpus, write_lines
 from tests.kit.quick import first_quick
 
 import milldam
@@ -402,3 +402,19 @@ def test_a_maker_that_dies_again_and_again_is_an_error(tmp_path: Path, monkeypat
     (tmp_path / "deadly.py").write_text("import os\n\n\ndef clean(text):\n    os.kill(os.getpid(), 9)\n")
     with milldam.open(config, kind="feed") as feed, pytest.raises(WorkerError, match="3 times"):
         digests(feed)
+
+
+def test_a_minimal_configuration_is_fed_from(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Dedup that nobody asked for is off, and said to be; a store that preprocess has made stays as it is."""
+    for made_first in (False, True):
+        config = {
+            "datasets": str(DEMO / "corpus.jsonl"),
+            "tokenizer": str(DEMO),
+            "out": str(tmp_path / f"{made_first}"),
+        }
+        if made_first:
+            milldam.preprocess(config, memory="4GB")
+        caplog.clear()
+        with milldam.open(config, memory="4GB") as feed:
+            assert next(iter(feed.windows(16).batches(2)))[0].shape == (2, 16)
+        assert ("drops no duplicates" in caplog.text) == (not made_first)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import glob
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +17,11 @@ from milldam.errors import ConfigError
 
 T = TypeVar("T")
 LARGEST_FILE = 1 << 20
+_INPUTS = {
+    *("datasets", "validation", "decontaminate", "path", "template", "function"),
+    *("tokenizer", "hub_tokenizer_id", "hub_id"),
+}
+"""Keys whose values name files that are read."""
 _EXAMPLE = """A configuration needs at least:
   datasets: corpus.jsonl
   tokenizer: gpt2/
@@ -30,7 +37,7 @@ class LoadedConfig:
 
     config: Config
     notes: list[str] = field(default_factory=list)
-    """Sentences for the user: what of an old file was read how, and what was ignored."""
+    """Sentences for the user: which files were found beside it; what of an old file was read how, or ignored."""
 
 
 def load_config(
@@ -67,17 +74,40 @@ def read_config(
     text = repr(plain) if plain is not None else _text_of(Path(str(given)))
     read = Given("config", plain) if plain is not None else _read(text, str(given), _EXAMPLE)
     legacy = is_legacy(read.data)
+    notes = [] if plain is not None else list(_find_beside(read.data, Path(str(given)).parent))
     for one in overrides:
         _override(read, one, legacy)
     for name, value in (options or {}).items():
         if legacy:
             drop_superseded(read.data, (name,))
         read.put(name, value)
-    notes = _convert(read) if legacy else []
+    notes += _convert(read) if legacy else []
     # What may hold secrets is not remembered, not as a hash either.
     secret = "storage_options" in read.data
     said = ("",) if secret else (text, tuple(overrides), dict(options or {}))
     return ReadConfig(read, said, legacy, notes)
+
+
+def _find_beside(data: Any, folder: Path, key: str = "") -> Iterator[str]:
+    """Relative paths of input that lead nowhere from the working directory are looked for in the file's folder.
+
+    They are replaced in its data; a note tells of each.
+    """
+    for inner, value in list(data.items() if isinstance(data, dict) else enumerate(data)):
+        name = inner if isinstance(inner, str) else key
+        if isinstance(value, dict | list):
+            yield from _find_beside(value, folder, name)
+        elif isinstance(value, str) and name in _INPUTS:
+            path, colon, function = value.rpartition(":") if name == "function" else (value, "", "")
+            beside = folder / path
+            if path and "://" not in path and not _is_there(path) and _is_there(str(beside)):
+                data[inner] = f"{beside}{colon}{function}"
+                yield f"{path}: not in the working directory, but beside the configuration: {beside} is used."
+
+
+def _is_there(path: str) -> bool:
+    home = os.path.expanduser(path)
+    return Path(home).exists() or any(glob.iglob(home, recursive=True))
 
 
 def load_settings(kind: type[T], path: Path, options: Mapping[str, Any]) -> T:

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # A version that has a build for CPUs on the package index in use: without one, pip fetches gigabytes for GPUs.
 TORCH ?= torch==2.13.0
 
-# Exports are read back with the readers of Megatron-LM (make test), MosaicML and litdata (make test-all). These would
+# Exports are read back with the readers of Megatron-LM (make test), MosaicML (make test-all). These would
 # pull in GPU packages, which reading does not need: so they are installed without their requirements, and with this.
 READERS := brotli catalogue lightning-utilities pillow python-snappy requests tqdm zstd
 
@@ -54,7 +54,7 @@ $(VENV)/installed-docs: $(VENV)/installed-dev
 # The other readers, what the examples train with, and what builds the site.
 $(VENV)/installed-peers: $(VENV)/installed-docs
 	$(BIN)/pip install --quiet --disable-pip-version-check accelerate lightning jax $(READERS)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps litdata mosaicml-streaming
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps mosaicml-streaming
 	touch $@
 
 # The installation has compiled them; after that, when a C file changed. Without a compiler milldam runs in numpy.

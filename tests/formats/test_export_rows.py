@@ -1,4 +1,4 @@
-"""Exports of rows in folders (hf, parquet, mds, litdata), read back by the tools that they are for."""
+"""Exports of rows in folders (hf, parquet, mds), read back by the tools that they are for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from milldam.formats import export, import_tokens, mds, rows
 from milldam.loader.stores import Store
 from milldam.stores.tokens import reader
 
-FORMATS = ("hf", "parquet", "mds", "litdata")
+FORMATS = ("hf", "parquet", "mds")
 SEQ_LEN = 500
 
 # Lengths on both sides of what one, two and four bytes say; one longer than a small file.
@@ -60,36 +60,6 @@ rows = [np.array(row, np.uint16) for _, row in found["uint16 train"] if row]
 with MDSWriter(columns={"tokens": "ndarray:uint16"}, out="plain", size_limit=None, hashes=["xxh3_128"]) as writer:
     for row in rows:
         writer.write({"tokens": row})
-columns = {"attention_mask": "ndarray:uint8", "label": "int", "text": "str", "tokens": "ndarray", "z": "bytes"}
-with MDSWriter(columns=columns, out="mixed", size_limit=50_000, compression="zstd:3") as writer:
-    for row in rows:
-        more = {"attention_mask": np.ones(len(row), np.uint8), "label": 1, "text": "a" * (len(row) % 7)}
-        writer.write({"tokens": row.astype(np.int64), "z": row.tobytes(), **more})
-print(json.dumps(found))
-"""
-
-LITDATA_READER = """
-import json, sys
-from litdata import StreamingDataset, TokensLoader
-found = {}
-for case, folder, seq_len in json.loads(sys.argv[1]):
-    data = StreamingDataset(folder, item_loader=TokensLoader(block_size=seq_len) if seq_len else None)
-    found[case] = [[str(item.dtype).removeprefix("torch."), item.tolist()] for item in data]
-import numpy as np, torch, warnings
-from litdata.streaming.writer import BinaryWriter
-warnings.simplefilter("ignore")
-documents = [row for _, row in found["uint16 train"]]
-writers = {
-    "plain": (None, lambda row: torch.tensor(row, dtype=torch.uint16), 10**9),
-    "arrays": (None, lambda row: np.array(row, np.int64), 50_000),
-    "tokens": (TokensLoader(block_size=5), lambda row: torch.tensor(row, dtype=torch.int32), 50_000),
-}
-for name, (loader, as_item, size) in writers.items():
-    writer = BinaryWriter(name, chunk_bytes=size, item_loader=loader)
-    for number, row in enumerate(documents):
-        writer.add_item(number, as_item(row))
-    writer.done()
-    writer.merge(1)
 print(json.dumps(found))
 """
 
@@ -182,24 +152,6 @@ def test_mds_is_read_by_streaming(store: Store, tmp_path: Path) -> None:
     export(tmp_path / "store", "mds", tmp_path / "ours", dtype="uint16")
     ours, theirs = ((tmp_path / name / "shard.00000.mds").read_bytes() for name in ("ours", "plain"))
     assert ours == theirs
-    for number, options in enumerate(({}, {"column": "z", "dtype": "uint16"})):
-        import_tokens(tmp_path / "mixed", tmp_path / f"back-{number}", **options)
-        assert documents_of(tmp_path / f"back-{number}") == documents
-    assert not list((tmp_path / "mixed").glob("*.mds"))
-
-
-@pytest.mark.slow
-def test_litdata_is_read_by_litdata(store: Store, tmp_path: Path) -> None:
-    """Its StreamingDataset gives every token back: blocks through TokensLoader, documents as items."""
-    parts = export_cases(store, "litdata", tmp_path / "out")
-    jobs = [(name, str(folder), options.get("seq_len")) for name, folder, _, options in parts]
-    found = consumer(LITDATA_READER, ["litdata", "torch"], jobs, tmp_path)
-    check_found(store, parts, found)
-    ours, theirs = (path / "chunk-0-0.bin" for path in (tmp_path / "out" / "uint16" / "train", tmp_path / "plain"))
-    assert ours.read_bytes() == theirs.read_bytes()
-    for name in ("arrays", "tokens"):
-        import_tokens(tmp_path / name, tmp_path / f"back {name}")
-        assert documents_of(tmp_path / f"back {name}") == expected_rows(store, "train", None)
 
 
 def check_found(store: Store, parts: list[tuple[str, Path, str, dict[str, Any]]], found: dict[str, Any]) -> None:
@@ -222,8 +174,9 @@ def test_blocks_do_not_show_in_the_files(
     export(store, to, tmp_path / "small", split="train", shard_size=3_000)
     large, small = folder_bytes(tmp_path / "large"), folder_bytes(tmp_path / "small")
     assert list(large) == list(small)
-    if to in ("mds", "litdata"):
+    if to == "mds":
         assert large == small
+        return
     import_tokens(tmp_path / "small", tmp_path / "back")
     assert documents_of(tmp_path / "back") == expected_rows(store, "train", None)
 
@@ -248,8 +201,8 @@ def test_tokens_that_fill_no_row_are_counted(store: Store, tmp_path: Path) -> No
 
 def test_what_a_format_can_not_hold_is_refused(store: Store, tmp_path: Path) -> None:
     """Unknown and narrow dtypes, rows longer than a split, and another export in the same place."""
-    with pytest.raises(ConfigError, match="dtype='int16': litdata takes int32, uint16 or int64"):
-        export(store, "litdata", tmp_path / "out", dtype="int16")
+    with pytest.raises(ConfigError, match="dtype='int16': mds takes "):
+        export(store, "mds", tmp_path / "out", dtype="int16")
     wide = store_of(tmp_path / "wide", {"train": [[70_000]]}, dtype="int32", vocab_size=70_001)
     with pytest.raises(ConfigError, match=r"ids up to 65,535.*has 70,001"):
         export(wide, "hf", tmp_path / "out", dtype="uint16")
@@ -273,7 +226,7 @@ def test_an_id_that_does_not_fit_a_row_is_an_error_and_never_another_id(tmp_path
 def test_a_document_too_long_for_a_row_is_refused(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Offsets of Arrow, MDS and litdata have 32 bits: the way out is said."""
+    """Offsets of Arrow and MDS have 32 bits: the way out is said."""
     monkeypatch.setattr(rows, "MOST_TOKENS", 65_535)
     with pytest.raises(ConfigError, match=r"A document of 65,536 tokens .* Cut the tokens into rows with seq_len"):
         export(store, "hf", tmp_path / "out")
@@ -284,7 +237,7 @@ def test_a_document_too_long_for_a_row_is_refused(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("formats", first_quick(["parquet mds", "hf litdata"]))
+@pytest.mark.parametrize("formats", first_quick(["parquet mds", "hf"]))
 def test_a_killed_export_goes_on_and_makes_the_same_bytes(tmp_path: Path, formats: str) -> None:
     """Killed at one write after the other, every time further on: equal files, and none made twice."""
     documents = {"train": random_documents([60] * 8), "val": random_documents([60] * 3, seed=1)}

@@ -26,7 +26,7 @@ from milldam.stores.tokens import reader
 from milldam.stores.verify import verify
 
 FLAT = ("npy", "nanogpt")
-ROWS = ("hf", "parquet", "mds", "litdata")
+ROWS = ("hf", "parquet")
 EOS = 7
 
 documents_strategy = st.lists(st.lists(st.integers(0, 300), max_size=12), min_size=1, max_size=12)
@@ -183,7 +183,7 @@ def test_nothing_in_a_folder_is_passed_over_in_silence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"sub/deep/c\.parquet is more than one folder deep and would be left out"):
         import_tokens(mixed, tmp_path / "none")
     folders = tmp_path / "folders"
-    export(store_of(tmp_path / "store", {"train": [[4, 5]]}), "mds", folders / "train")
+    export(store_of(tmp_path / "store", {"train": [[4, 5]]}), "hf", folders / "train")
     write_rows(folders / "val" / "d.parquet", 6)
     made = import_tokens(folders, tmp_path / "b")
     assert {split: documents_of(tmp_path / "b", split) for split in made.splits} == {"train": [[4, 5]], "val": [[6]]}
@@ -323,14 +323,13 @@ def test_what_is_no_tokens_is_refused(tmp_path: Path) -> None:
     refused("notes.txt", "no tokens that milldam knows")
     refused("nothing.npy", "no such file")
     store = store_of(tmp_path / "source", {"train": random_documents([9, 9])})
+    export(store, "hf", tmp_path / "hf")
+    state = json.loads((tmp_path / "hf" / "state.json").read_bytes())
+    state["_data_files"][0]["filename"] = "../secret.arrow"
+    (tmp_path / "hf" / "state.json").write_text(json.dumps(state))
+    refused("hf", "leaves the folder; refused")
     export(store, "mds", tmp_path / "mds")
-    shard = tmp_path / "mds" / "shard.00000.mds"
-    shard.write_bytes(shard.read_bytes()[:-10])
-    refused("mds", "Is the file truncated")
-    index = json.loads((tmp_path / "mds" / "index.json").read_bytes())
-    index["shards"][0]["raw_data"]["basename"] = "../secret.mds"
-    (tmp_path / "mds" / "index.json").write_text(json.dumps(index))
-    refused("mds", "leaves the folder; refused")
+    refused("mds", "index.json: an index of a format that is not imported, as MDS.\nKnown are ")
 
 
 @pytest.mark.slow
@@ -341,7 +340,7 @@ def test_a_killed_import_goes_on_and_makes_the_same_bytes(tmp_path: Path, kinds:
     sources = [tmp_path / "a", tmp_path / "b"]
     for folder in sources:
         rows = {"train": rng.integers(0, 10, (10, 6)).tolist()}
-        export(store_of(tmp_path / f"{folder.name} store", rows), "mds", folder)
+        export(store_of(tmp_path / f"{folder.name} store", rows), "hf", folder)
     calls: list[Call] = [
         ("import_tokens", [[str(one) for one in sources], str(tmp_path / f"store {k}")], {"shard_size": 12, **options})
         for k, options in enumerate(kinds)

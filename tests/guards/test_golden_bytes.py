@@ -187,7 +187,6 @@ JOBS: dict[str, Callable[[str], object]] = {
     "export parquet": _export("parquet", "x", seq_len=128),
     "export hf": _export("hf", "x"),
     "export mds": _export("mds", "x"),
-    "export litdata": _export("litdata", "x", seq_len=128),
 }
 
 

@@ -262,7 +262,6 @@ def test_formats_read_stores_as_training_does() -> None:
         "milldam.formats.columns -> milldam.sources.compression",
         "milldam.formats.columns -> milldam.sources.tables",
         "milldam.formats.columns -> milldam.sources.units",
-        "milldam.formats.samples -> milldam.sources.compression",
     ]
     assert offences({"loader"}, forbidden={"run"}) == []
     used = {one for name in MODULES if room(name) == "loader" for one in imports_of(name, deferred=True)}

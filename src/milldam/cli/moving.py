@@ -17,7 +17,7 @@ import click
 from milldam.choices import Side
 from milldam.cli.commands import JobCommand, Request, choice, job_options, json_option, run_and_show
 from milldam.errors import EXIT_INTERRUPTED
-from milldam.formats import FORMATS
+from milldam.formats import FORMATS, READ
 
 if TYPE_CHECKING:
     from milldam.formats.exporting import ExportSummary
@@ -60,7 +60,7 @@ def export(store: str, to: str, out: Path, **options: Any) -> Request[ExportSumm
     "-o", "--out", type=click.Path(path_type=Path), required=True, metavar="STORE", help="Folder for the store."
 )
 @click.option(
-    "--from", "format", type=click.Choice(FORMATS), help="Format of SOURCE. [default: recognised from the files]"
+    "--from", "format", type=click.Choice(READ), help="Format of SOURCE. [default: recognised from the files]"
 )
 @click.option(
     "--tokenizer", metavar="NAME", help="Tokenizer that made the tokens: a folder, file or Hub name. [default: none]"
@@ -73,9 +73,7 @@ def export(store: str, to: str, out: Path, **options: Any) -> Request[ExportSumm
 )
 @click.option("--eos", type=int, metavar="ID", help="Join all rows and cut documents after this id.")
 @click.option("--bos", type=int, metavar="ID", help="The same, but cut before this id, as in llm.c's files.")
-@click.option(
-    "--dtype", metavar="DTYPE", help="Type of the tokens in .bin files and columns of bytes. [default: uint16]"
-)
+@click.option("--dtype", metavar="DTYPE", help="Type of the tokens in .bin files. [default: uint16]")
 @click.option("--split", metavar="NAME", help="Split to read, and its name in the store. [default: all, or train]")
 @click.option(
     "--vocab-size",
@@ -88,8 +86,8 @@ def export(store: str, to: str, out: Path, **options: Any) -> Request[ExportSumm
 def import_(sources: tuple[str, ...], out: Path, **options: Any) -> Request[ImportSummary]:
     """Make a store from tokens that another tool wrote.
 
-    SOURCE: .npy, .bin of nanoGPT or llm.c, a .bin/.idx pair of Megatron, Parquet, Arrow, or a folder of save_to_disk,
-    MDS or litdata. Each row, or each flat file, becomes one document. With --eos all are joined and cut after each such
+    SOURCE: .npy, .bin of nanoGPT or llm.c, a .bin/.idx pair of Megatron, Parquet, Arrow, or a folder of save_to_disk.
+    Each row, or each flat file, becomes one document. With --eos all are joined and cut after each such
     token, with --bos before it. If it is interrupted or killed, run the same command to resume; if the source has
     changed, only the files that changed are imported again.
 

@@ -1,10 +1,9 @@
 """The files of other tools: a store -> their files, their tokens -> a store, and their files opened where they lie.
 
-npy, nanogpt, megatron, hf, parquet, mds, litdata     a tool each: how it is opened, read and written
+npy, nanogpt, megatron, hf, parquet     a tool each: how it is opened, read and written; mds: written alone
 foreign      a file as training sees it where it lies
-rows         what hf, parquet, mds and litdata have in common when they are written: rows in files of about a size
+rows         what hf, parquet and mds have in common when they are written: rows in files of about a size
 columns      what hf and parquet have in common: a column of Arrow, and those that say what is trained on
-samples      what mds and litdata have in common: a file of samples
 writing      a file to export, and what writing it needs to know; for npy, nanogpt and megatron one that grows
 finding      what the user names -> the files to import, and what an index or the user says of them
 importing, import_units      the job of import, and the work on its units: tokens -> documents -> shards
@@ -32,13 +31,16 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "export", "import_tokens"]
 
-FormatName = Literal["npy", "nanogpt", "megatron", "hf", "parquet", "mds", "litdata"]
+ReadName = Literal["npy", "nanogpt", "megatron", "hf", "parquet"]
+FormatName = Literal[ReadName, "mds"]
+READ: tuple[str, ...] = get_args(ReadName)
+"""Those that are imported, too."""
 FORMATS: tuple[str, ...] = get_args(FormatName)
 """Each is a module here, loaded when it is asked for."""
 
 
 class Format(Protocol):
-    """A module that reads and writes the files of one tool. It may also have
+    """A module that writes the files of one tool, and reads them unless it is not in `READ`. It may also have
 
     open_file(path, asked) -> ForeignFile           opens a file where it lies; its ending is in `foreign.OPENERS`
     indexed(folder, split) -> list of SourceFile    the files of a folder that its index describes; None: no index
@@ -97,7 +99,7 @@ def export(
     """Write a store as files that another tool reads; what `milldam export` does.
 
     store        a store, its folder, or its address such as s3://bucket/corpus.milldam
-    to           npy, nanogpt, megatron, hf, parquet, mds or litdata
+    to           npy, nanogpt, megatron, hf, parquet or mds
     split        one of the store's splits; needed if the store has several and the format holds one
     seq_len      rows of exactly this many tokens, across documents; default: one document per row
     side         of preference pairs: write only the chosen or the rejected documents; default: pairs
@@ -143,14 +145,14 @@ def import_tokens(
     """Make a store from tokens of another tool and open it; what `milldam import` does.
 
     source       files or folders: .npy, nanoGPT or llm.c .bin, a Megatron pair, a folder of `save_to_disk`, Arrow,
-                 Parquet, MDS, litdata; the format is recognised from the files, or set it: format="hf"
+                 Parquet; the format is recognised from the files, or set it: format="hf"
     tokenizer    the tokenizer that made the tokens; it is copied into the store, and ids are checked against it
     column       the column with the ids; default input_ids or tokens
     masks        the column with the loss mask: labels with -100 for tokens that are not trained on, or zeros and ones;
                  default labels, assistant_masks or completion_mask, if there is one; "none": ignore it
     eos          an id that ends documents: all rows are joined and cut after each; default: one document per row
     bos          an id that begins documents, like end-of-text in llm.c's files: the same, but cut before each
-    dtype        type of the tokens in a .bin file without a header, or in MDS columns of bytes; default uint16
+    dtype        type of the tokens in a .bin file without a header; default uint16
     split        split to read, and its name in the store; default: all of them, or train
     vocab_size   size of the vocabulary, if there is no tokenizer; default: the largest id + 1
     shard_size   size of the store's files

@@ -10,7 +10,7 @@ All is made in the work folder `.OUT.milldam-export` beside OUT (same disk, so a
     replaced/               the folder that was OUT before, until all is done
 
 So OUT is whole or not there. What it was made from is kept, in `OUT/.milldam-export.json` for a folder (pyarrow,
-datasets, MDS and litdata pass over it) and in `OUT.milldam-export.json` beside a file or pair; then the work folder is
+datasets and MDS pass over it) and in `OUT.milldam-export.json` beside a file or pair; then the work folder is
 removed. Without that file nobody could tell whether an export is up to date.
 """
 

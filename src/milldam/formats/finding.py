@@ -1,7 +1,7 @@
 """What the user names -> the files to import, in a fixed order. No token is read.
 
-A folder that an index describes (state.json, index.json) is read as that says. Else all is read: the files in it and
-those of the folders in it, each by its index or file by file. Folders with an index are splits; of plain files the
+A folder that an index describes (state.json, dataset_dict.json) is read as that says. Else all is read: the files in it
+and those of the folders in it, each by its index or file by file. Folders with an index are splits; of plain files the
 splits show in the names (train.bin, val.bin, fineweb_train_000001.bin). What lies deeper is not passed over in silence:
 it is an error that names it. Files that belong to no split belong to train where others have one.
 """
@@ -15,11 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from milldam.errors import ConfigError, InputError, Setting
 from milldam.files import stays_in_folder
-from milldam.formats import FORMATS, load_format
+from milldam.formats import READ, load_format
 from milldam.formats.foreign import OPENERS, foreign_path, opener_of
 from milldam.input_files import is_ours, nearby
 from milldam.stores.kinds import TOKENS, store_kind
@@ -42,8 +40,6 @@ class SourceFile:
 class ReadRules:
     column: str | None
     dtype: str | None
-    scratch: Path
-    """A folder for what has to be decompressed."""
     masks: str | None = None
     """The column that says what is trained on; "none": none is to; None: seen from the names."""
 
@@ -57,12 +53,6 @@ def choose_column(names: list[str], asked: str | None, path: Path) -> str:
         told = f"{path}: {what}; it has {', '.join(names)}. Say which one holds the ids with "
         raise InputError(told, Setting("column"), ".")
     return found
-
-
-def require_integers(dtype: np.dtype[Any], path: Path, what: str) -> np.dtype[Any]:
-    if dtype.kind not in "iu":
-        raise InputError(f"{path}: {what} holds {dtype}; tokens are integers.")
-    return dtype
 
 
 def read_index(path: Path) -> dict[str, Any] | None:
@@ -89,7 +79,7 @@ _SPLIT = re.compile(r"(?:^|[_.-])(train|validation|valid|val|test|eval)(?=[_.-]|
 _TRAIN = "train"
 _KNOWN = (
     "Known are .npy, .bin (nanoGPT, llm.c), .bin with .idx (Megatron), .parquet, .arrow, "
-    "and the folders of save_to_disk, MDS and litdata."
+    "and the folders of save_to_disk."
 )
 
 
@@ -128,13 +118,13 @@ def _files_of(source: Path) -> list[SourceFile]:
 
 def _indexed(folder: Path, split: str | None) -> list[SourceFile]:
     """The files of a folder that an index describes; none where there is no index."""
-    for name in FORMATS:
+    for name in READ:
         find = getattr(load_format(name), "indexed", None)
         found: list[SourceFile] | None = None if find is None else find(folder, split)
         if found is not None:
             return found
     if (folder / "index.json").is_file():
-        raise InputError(f"{folder / 'index.json'}: neither of MDS nor of litdata.")
+        raise InputError(f"{folder / 'index.json'}: an index of a format that is not imported, as MDS.\n{_KNOWN}")
     return []
 
 
@@ -194,7 +184,7 @@ def _by_name(path: Path, format: str, split: str | None) -> SourceFile:
 
 def _suffixes() -> dict[str, str]:
     """How names end -> format."""
-    return {suffix: name for name in FORMATS for suffix in load_format(name).SUFFIXES}
+    return {suffix: name for name in READ for suffix in load_format(name).SUFFIXES}
 
 
 def _split_in(stem: str) -> str | None:

@@ -3,7 +3,7 @@
 Documents are the source's own rows, or those of one stream that is cut at each of an id, which stays with the document
 that it ends or begins. A shard ends with the document that fills it. It is recorded together with what was taken of its
 unit by then; the record that ends a unit names none. Memory: blocks of a million tokens, and what the formats need
-besides (a row group's column of Parquet; 16 bytes for each sample of an MDS shard or a litdata chunk).
+besides (a row group's column of Parquet).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from annotated_types import Ge, Le
 from milldam.choices import Executor
 from milldam.errors import ConfigError, InputError, Setting
 from milldam.files import hash_bytes, stays_in_folder
-from milldam.formats import FormatName
+from milldam.formats import ReadName
 from milldam.formats.finding import ReadRules, SourceFile, find_files
 from milldam.formats.foreign import token_dtype_of
 from milldam.formats.import_units import (
@@ -78,7 +78,7 @@ class ImportSettings:
 
     source: tuple[str, ...]
     out: str
-    format: FormatName | None = None
+    format: ReadName | None = None
     """None: seen from the files."""
     tokenizer: str | None = None
     column: str | None = None
@@ -248,7 +248,7 @@ class ImportJob:
         keys, vocab_size = folder.units.keys(), prepared.tokenizer.vocab_size
         # A stream that is cut at an id has no rows that a mask could belong to.
         masks = self._settings.masks if self._settings.border is None else "none"
-        rules = ReadRules(self._settings.column, self._settings.dtype, folder.folder, masks)
+        rules = ReadRules(self._settings.column, self._settings.dtype, masks)
         if vocab_size is None:
             scans = Records(folder.journal, SCANS, folder.out, keys)
             yield self._stage("scan", ScanTask(rules), folder, scans, plan)

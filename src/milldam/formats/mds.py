@@ -3,124 +3,65 @@
 A sample is {"tokens": array}. Rows of `seq_len` tokens have a fixed shape ("ndarray:int32:2048": no bytes besides the
 tokens), documents each their own ("ndarray:int32"). llm-foundry's text dataset trains on rows of `seq_len`. Of a store
 of several splits each has its folder: `StreamingDataset(local=OUT, split="train")`. Uncompressed, so that samples are
-read in place; the index has the xxh3 of each shard, for `validate_hash="xxh3_128"`.
+read in place; the index has the xxh3 of each shard, for `validate_hash="xxh3_128"`. Written, not read.
 
-A shard is a file of samples (`milldam.formats.samples`) with its columns as JSON before them. A sample of fixed shape
-is its tokens; else: size u32 of what follows, a byte (1 << 2 | log2 of the length's width), the length in 1, 2 or 4
-bytes, the tokens. Read: a column of ndarray or of bytes, of any number of columns; zstd, gz and bz2 too. Columns that
-would have to be unpickled are not.
+    count u32, offsets u32[count + 1] from the file's begin, the columns as JSON, the samples
+
+All little-endian. A sample of fixed shape is its tokens; else: size u32 of what follows, a byte (1 << 2 | log2 of the
+length's width), the length in 1, 2 or 4 bytes, the tokens.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from functools import partial
+import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from milldam.errors import InputError, Setting
 from milldam.files import NewFile
 from milldam.files import write_file as write_small
-from milldam.formats import rows, samples
-from milldam.formats.finding import ReadRules, SourceFile, choose_column, inside, read_index, require_integers
+from milldam.formats import rows
 from milldam.formats.rows import FileRows, RowFormat
-from milldam.formats.samples import Bytes, Places
 from milldam.formats.writing import Export
+from milldam.loader.reading import TokenArray
 from milldam.stores.tokens.format import Int64s
-from milldam.stores.tokens.writer import Tokens
+from milldam.stores.tokens.reader import is_giant
 
+Bytes = npt.NDArray[np.uint8]
 SUFFIXES = ()
 SHAPE, ALL_SPLITS, OPTIONS, DTYPES = "folder", True, rows.OPTIONS, rows.DTYPES
 _COLUMN, _HASH = "tokens", "xxh3_128"
-_WIDEST_HEADER = 9
-_CODES = {
-    8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 32: "uint32", 33: "int32", 64: "uint64", 65: "int64",
-}  # fmt: skip
-_COMPRESSIONS = {"zstd": "zst", "gz": "gz", "bz2": "bz2"}
-
-
-# ---- read ----
-
-
-def indexed(folder: Path, split: str | None) -> list[SourceFile] | None:
-    """The shards that an index names; None: there is none of MDS."""
-    index = read_index(folder / "index.json")
-    return None if index is None or "shards" not in index else [_shard(folder, split, one) for one in index["shards"]]
-
-
-def _shard(folder: Path, split: str | None, shard: dict[str, Any]) -> SourceFile:
-    path, packed = inside(folder, shard["raw_data"]["basename"]), shard.get("zip_data")
-    if not path.exists() and packed:
-        path = inside(folder, packed["basename"])
-    return SourceFile("mds", path, split, {"shard": shard})
-
-
-def read(source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
-    find = partial(_find_samples, source, rules)
-    yield from samples.read_samples(source.path, find, _compression(source), rules.scratch)
-
-
-def _compression(source: SourceFile) -> str | None:
-    shard = source.facts["shard"]
-    if source.path.name == shard["raw_data"]["basename"]:
-        return None
-    name = str(shard.get("compression")).split(":")[0]
-    if name not in _COMPRESSIONS:
-        raise InputError(f"{source.path}: compressed with {name}; milldam reads {', '.join(_COMPRESSIONS)}.")
-    return _COMPRESSIONS[name]
-
-
-def _find_samples(source: SourceFile, rules: ReadRules, data: Bytes) -> Places:
-    shard = source.facts["shard"]
-    names, encodings, fixed = shard["column_names"], shard["column_encodings"], shard["column_sizes"]
-    wanted = names.index(choose_column(names, rules.column, source.path))
-    begins = samples.offsets_of(data, source.path, int(shard["samples"]))[:-1]
-    # A sample: a u32 for each column without a fixed size, then the columns.
-    heads = np.cumsum([0 if size else 4 for size in fixed])
-    sizes = [
-        np.full(len(begins), size) if size else samples.numbers_at(data, begins + heads[k] - 4)
-        for k, size in enumerate(fixed[: wanted + 1])
-    ]
-    at = begins + heads[-1] + sum(sizes[:wanted], np.zeros(len(begins), np.int64))
-    kind, *given = encodings[wanted].split(":")
-    if kind == "bytes":
-        dtype = np.dtype(rules.dtype or "uint16")
-        return Places(at, sizes[wanted] // dtype.itemsize, dtype)
-    if kind != "ndarray":
-        told = f"{source.path}: a column of {encodings[wanted]}; tokens are ndarray or bytes. Say which with "
-        raise InputError(told, Setting("column"), ".")
-    return _arrays(source.path, data, at, sizes[wanted], given)
-
-
-def _arrays(path: Path, data: Bytes, at: Int64s, sizes: Int64s, given: list[str]) -> Places:
-    """Where arrays lie; `given`: what the index says of them, their dtype and shape or less."""
-    if given:
-        dtype = np.dtype(given[0])
-    else:
-        codes = np.unique(data[at])
-        if len(codes) > 1 or (len(codes) == 1 and int(codes[0]) not in _CODES):
-            raise InputError(f"{path}: arrays that are not integers, or of several dtypes.")
-        dtype, at, sizes = np.dtype(_CODES[int(codes[0])] if len(codes) else "uint16"), at + 1, sizes - 1
-    require_integers(dtype, path, "a column of ndarray")
-    if len(given) == 2:
-        return Places(at, sizes // dtype.itemsize, dtype)
-    shapes = data[at]
-    if ((shapes >> 2) != 1).any():
-        raise InputError(f"{path}: arrays of several dimensions; tokens are 1-D.")
-    # The length's width, in its lowest bits: 1, 2, 4 or 8 bytes.
-    head = 1 + (1 << (shapes & 3).astype(np.int64))
-    return Places(at + head, (sizes - head) // dtype.itemsize, dtype)
-
-
-# ---- write ----
+_FILE_BYTES = 1 << 32
+"""What an offset can say."""
+_OFFSET_BYTES, _WIDEST_HEADER = 4, 9
+_HEADERS_AT_A_TIME = 1 << 16
 
 
 def _write_samples(new: NewFile, rows: FileRows) -> None:
-    headers = partial(_headers, rows.dtype.itemsize) if rows.seq_len is None else None
-    samples.write_samples(new, rows, headers, json.dumps(_columns(rows.dtype, rows.seq_len), sort_keys=True).encode())
+    """All rows of a file; documents have a header each before their tokens."""
+    width, fixed = rows.dtype.itemsize, rows.seq_len is not None
+    columns = json.dumps(_columns(rows.dtype, rows.seq_len), sort_keys=True).encode()
+    # Headers some at a time: their bytes take more than what is held of the rows.
+    starts = range(0, 0 if fixed else len(rows.lengths), _HEADERS_AT_A_TIME)
+    used = [_headers(width, rows.lengths[start : start + _HEADERS_AT_A_TIME])[1] for start in starts]
+    sizes = rows.lengths * width + (np.concatenate(used) if used else 0)
+    first = 4 * (len(sizes) + 2) + len(columns)
+    new.write(struct.pack("<I", len(sizes)))
+    new.write(np.concatenate(([first], first + sizes.cumsum())).astype("<u4").data)
+    new.write(columns)
+    for start, lengths in rows.blocks():
+        count = int(lengths.sum())
+        if not fixed and not is_giant(lengths):
+            new.write(_with_headers(rows.tokens(start, count), lengths, *_headers(width, lengths)).data)
+            continue
+        if not fixed:
+            header, size = _headers(width, lengths)
+            new.write(header[0, : size[0]].tobytes())
+        for tokens in rows.chunks(start, count):
+            new.write(tokens.data)
 
 
 def _headers(width: int, lengths: Int64s) -> tuple[Bytes, Int64s]:
@@ -149,8 +90,24 @@ def _columns(dtype: np.dtype[Any], seq_len: int | None) -> dict[str, Any]:
     }
 
 
-_ROW_BYTES = samples.OFFSET_BYTES + _WIDEST_HEADER
-_ROWS = RowFormat(lambda number, files: f"shard.{number:05d}.mds", _ROW_BYTES, _write_samples, samples.FILE_BYTES)
+def _with_headers(tokens: TokenArray, lengths: Int64s, headers: Bytes, sizes: Int64s) -> Bytes:
+    """The bytes of rows, each behind the first `sizes[k]` bytes of `headers[k]`. headers: (rows, widest)."""
+    data_sizes = lengths * tokens.itemsize
+    ends = (data_sizes + sizes).cumsum()
+    begins = ends - data_sizes - sizes
+    columns = np.arange(headers.shape[1])
+    used = columns < sizes[:, None]
+    places = (begins[:, None] + columns)[used]
+    made = np.empty(int(ends[-1]), np.uint8)
+    is_data = np.ones(len(made), np.bool_)
+    is_data[places] = False
+    made[places] = headers[used]
+    made[is_data] = tokens.view(np.uint8)
+    return made
+
+
+_ROW_BYTES = _OFFSET_BYTES + _WIDEST_HEADER
+_ROWS = RowFormat(lambda number, files: f"shard.{number:05d}.mds", _ROW_BYTES, _write_samples, _FILE_BYTES)
 files, write_file = _ROWS.files, _ROWS.write_file
 
 

@@ -1,4 +1,4 @@
-"""A store as rows in files of about `shard_size`: how hf, parquet, mds and litdata are written.
+"""A store as rows in files of about `shard_size`: how hf, parquet and mds are written.
 
 A row is a document, or, with `seq_len`, exactly so many tokens end to end over documents; tokens at the end that fill
 no row are left out and counted. Which rows go into which file follows from the store's index and the options alone, and

@@ -30,8 +30,8 @@ from tests.kit.preprocess_jobs import (
 )
 
 from milldam.errors import ConfigError, InputError
+from milldam.pipeline.counting import RowCounts
 from milldam.pipeline.documents import SetRules
-from milldam.pipeline.estimating import RowCounts
 from milldam.pipeline.preparing import Source
 from milldam.run.folder import RunFolder
 from milldam.run.records import Record

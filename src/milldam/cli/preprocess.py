@@ -24,7 +24,7 @@ from milldam.cli.commands import (
     json_option,
     machine_options,
 )
-from milldam.markup import counted, duration
+from milldam.markup import counted
 from milldam.memory import format_size
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from milldam.config.settings import Config
     from milldam.pipeline.finishing import TextSummary
     from milldam.pipeline.job import PlannedJob
-    from milldam.pipeline.needs import Needs
     from milldam.run.job import ArrayWork
 
 _SAMPLE_TOKENS = 120
@@ -85,26 +84,24 @@ def _show_sample(summary: TextSummary) -> None:
 
 @click.command()
 @config_file
-@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Number of machines.")
 @machine_options(in_file=True)
 @json_option
 def plan(
     config: Path,
     overrides: tuple[str, ...],
-    nodes: int,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Check a configuration and show what a run would do.
 
-    Checks input and tokenizer too. Shows the stages, the units, and estimates of tokens, disk, time and memory. Reads a
-    small sample of the input and writes nothing. Times are for machines like this one.
+    Checks input and tokenizer too. Shows the stages, the units, the workers that the budget holds, and the disk that
+    typical text of this size takes. Reads no documents and writes nothing.
 
     \b
     milldam plan config.yaml
-    milldam plan config.yaml --nodes 16 --workers 32 --memory 64GB
+    milldam plan config.yaml --workers 32 --memory 64GB
     """
-    _show_plan(load(config, overrides, quiet=False, options=options), as_json=as_json, nodes=nodes)
+    _show_plan(load(config, overrides, quiet=False, options=options), as_json=as_json)
 
 
 def load(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[str, Any]) -> Config:
@@ -131,10 +128,10 @@ def _read(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[
     return read
 
 
-def _show_plan(config: Config, *, as_json: bool, nodes: int = 1) -> None:
+def _show_plan(config: Config, *, as_json: bool) -> None:
     from milldam.pipeline.job import plan_job
 
-    planned = plan_job(config, nodes=nodes)
+    planned = plan_job(config)
     if as_json:
         click.echo(json.dumps({one.name: _plain(getattr(planned, one.name)) for one in dataclasses.fields(planned)}))
         return
@@ -154,29 +151,14 @@ def _plain(told: Any) -> Any:
 def _plan_lines(planned: PlannedJob, config: Config) -> list[str]:
     from milldam.cli.summaries import plan_lines
 
-    needs, machines = planned.estimate, planned.machines
-    time = ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in needs.seconds.items() if seconds >= 1)
-    temporary = ", ".join(f"{kind} {format_size(size)}" for kind, size in needs.temporary_bytes.items())
-    stage, most = needs.peak
+    plan, disk = planned.plan, planned.disk
     return [
-        *plan_lines(planned.plan),
+        *plan_lines(plan),
         f"Output: {config.out} ({planned.state})",
-        "Estimated from a sample:",
-        f"  about {counted(needs.documents, 'document')}, {format_size(needs.text_bytes)} of text,"
-        f" {counted(needs.tokens, 'token')} (before anything is dropped)",
-        f"  {counted(planned.plan.units, 'unit')}, {counted(needs.shards, 'shard')}{_dedup_steps(needs)}",
-        f"  disk: store {format_size(needs.store_bytes)} ({format_size(needs.index_bytes)} of it .idx),"
-        f" meanwhile {temporary or 'nothing'}",
-        f"  disk at most: {format_size(most)}, in {stage}; {format_size(planned.free_bytes)} are free",
-        f"  time on {machines.nodes} x {counted(machines.workers, 'worker')}: {duration(sum(needs.seconds.values()))}"
-        + (f" ({time})" if "," in time else ""),
-        f"  memory: at least {format_size(planned.memory_bytes)} a machine for {counted(machines.workers, 'worker')}",
+        f"Disk, if it is typical text: about {format_size(disk.store_bytes)} for the store, at most"
+        f" {format_size(disk.most_bytes)} meanwhile; {format_size(disk.free_bytes)} are free",
+        f"Memory: at least {format_size(planned.memory_bytes)} for {counted(plan.workers, 'worker')}",
     ]
-
-
-def _dedup_steps(needs: Needs) -> str:
-    steps = {("partition", "hashes"): needs.partitions, ("step", "bands"): needs.band_steps}
-    return "".join(f", {counted(number, one)} of {what}" for (one, what), number in steps.items() if number)
 
 
 @click.command()

@@ -16,8 +16,8 @@ from milldam.feeding.demand import DECIDED, Planned, demanded, forget_all, known
 from milldam.files import remove_matching
 from milldam.memory import format_size
 from milldam.pipeline.documents import Assignment
-from milldam.pipeline.estimating import Survey, free_bytes
 from milldam.pipeline.finishing import Made
+from milldam.pipeline.fitting import Disk
 from milldam.pipeline.job import TokenJob, TokenPlan
 from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.starting import WORKER_MODULES
@@ -47,11 +47,10 @@ class FeedJob(TokenJob):
         session.pool.expect(WORKER_MODULES)
         return super().prepare(session)
 
-    def require_disk(self, prepared: Prepared, encoder: str, survey: Survey, units: int) -> None:
+    def require_disk(self, disk: Disk) -> None:
         """Nothing is refused: training may end before the disk is full."""
-        needed, free = self.typical_bytes(prepared, survey, units), free_bytes(self._config.out)
-        if needed > free:
-            sizes = format_size(needed), format_size(free)
+        if disk.most_bytes > disk.free_bytes:
+            sizes = format_size(disk.most_bytes), format_size(disk.free_bytes)
             log.warning("%s: all of it takes about %s of disk, and %s are free.", self._config.out, *sizes)
 
     def stages(self, session: Session, prepared: Prepared, plan: TokenPlan) -> Generator[Stage, None, Made]:

@@ -2,7 +2,8 @@
 
 job                 the job, stage by stage: the map of all that follows
 preparing           what a job has to know before it works; what can be wrong is found here
-estimating, needs   what it will take: documents, tokens, disk, time; which documents a slice of a dataset is
+fitting             how many workers the budget holds, and whether the disk holds the result
+counting            which documents a slice of a dataset is
 deduplicating       the stages of dedup
 resolving           fingerprints of all units -> what to drop; hashes of a finished run -> the index
 index_lookup        the index that documents are compared with in one pass

@@ -34,8 +34,8 @@ from milldam.errors import InputError
 from milldam.memory import held_bytes, usage
 from milldam.pipeline.decontaminating import REMOVALS, STAGE, DecideTask
 from milldam.pipeline.documents import Assignment, preference_path, print_paths
-from milldam.pipeline.estimating import Survey, keeps_texts
 from milldam.pipeline.fingerprinting import PRINTS, FingerprintTask
+from milldam.pipeline.fitting import Survey, keeps_texts
 from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.resolving import FEW_BYTES, NEAR_STAGES, IndexTask, ResolveTask, in_order, pin_index, resolved
 from milldam.pipeline.sketching import SketchTask
@@ -176,7 +176,7 @@ class Deduplication:
             rules=self._rules,
             threads=threads,
             seed=self._config.seed,
-            keep_texts=keeps_texts(self._config, Survey.of(self._units()).unpacked_bytes),
+            keep_texts=keeps_texts(self._config, Survey.of(self._units()).unpacked.total()),
             evaluation=None if self.decontamination is None else self.decontamination.index,
             value=self._prepared.value,
         )

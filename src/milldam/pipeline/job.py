@@ -27,21 +27,11 @@ from xxhash import xxh3_64_intdigest
 from milldam.config.settings import Config, text_columns
 from milldam.errors import ConfigError, Setting
 from milldam.memory import Budget, release, usage
+from milldam.pipeline.counting import CountTask, RowCounts
 from milldam.pipeline.documents import Assignment
-from milldam.pipeline.estimating import (
-    TYPICAL,
-    CountTask,
-    RowCounts,
-    Samples,
-    Survey,
-    estimate,
-    free_bytes,
-    measure,
-    require_disk,
-)
 from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
+from milldam.pipeline.fitting import Disk, Fitting, Survey
 from milldam.pipeline.judging import Selection
-from milldam.pipeline.needs import Fitting, Machines, Needs
 from milldam.pipeline.preparing import Preparation, Prepared
 from milldam.pipeline.starting import leave_receipt
 from milldam.pipeline.tokenizing import TokenizeTask
@@ -152,10 +142,10 @@ class TokenJob:
         folder, files = session.folder, {"tokenizer.json": prepared.tokenizer_json.encode()}
         if self._from_stdin or folder.needs_plan(prepared.identity, begin):
             survey = Survey()
-            units = folder.stage(survey.watch(prepared.units(folder)))
+            folder.stage(survey.watch(prepared.units(folder)))
             fitting = fitting.with_dearest(survey.dearest)
             fitting.fit(fitting.loaded_bytes, 1)
-            self.require_disk(prepared, choice.encoder, survey, units)
+            self.require_disk(Disk.of(self._config, prepared, survey))
             folder.start(prepared.identity, files, outputs=(*OUTPUTS, "packed/") if begin == NEW else None)
         else:
             if folder.task is None:
@@ -191,17 +181,8 @@ class TokenJob:
             check_index(self._config.dedup_rules, prepared.identity, str(Path(self._config.out).resolve()))
         return choice
 
-    def require_disk(self, prepared: Prepared, encoder: str, survey: Survey, units: int) -> None:
-        """Refuse what would fill the disk: judged by typical text, and only if that does not fit by this one."""
-        if self.typical_bytes(prepared, survey, units) > free_bytes(self._config.out):
-            samples = measure(self._config, prepared, survey.some, encoder)
-            stages = self._stage_names(self._pieces(prepared, units))
-            require_disk(estimate(self._config, prepared, survey, samples, stages, Machines()), self._config.out)
-
-    def typical_bytes(self, prepared: Prepared, survey: Survey, units: int) -> int:
-        """Of disk, that a job of typical text takes at most."""
-        stages = self._stage_names(self._pieces(prepared, units))
-        return int(estimate(self._config, prepared, survey, Samples(TYPICAL), stages, Machines()).peak[1])
+    def require_disk(self, disk: Disk) -> None:
+        disk.require(self._config.out)
 
     def _plan_work(
         self, prepared: Prepared, fitting: Fitting, choice: Choice, units: int, *, done: int = 0
@@ -403,21 +384,15 @@ class PlannedJob:
     """What a job would do and take."""
 
     plan: WorkPlan
-    estimate: Needs
-    free_bytes: int
-    """On the disk that the result will be on."""
+    disk: Disk
     state: str
     """What is in the output folder."""
-    machines: Machines
     memory_bytes: int
-    """The smallest budget of each machine for its workers."""
+    """The smallest budget for its workers; on several machines, of each."""
 
 
-def plan_job(config: Config, *, nodes: int = 1) -> PlannedJob:
-    """Check everything that can be checked beforehand; reads a small sample and writes nothing to the output folder.
-
-    `nodes`: how many machines like this one will work on it.
-    """
+def plan_job(config: Config) -> PlannedJob:
+    """Check everything that can be checked beforehand; reads no documents, writes nothing to the output folder."""
     job, budget = TokenJob(config), Budget.of(config.memory)
     with (
         tempfile.TemporaryDirectory(prefix="milldam-plan-") as place,
@@ -430,12 +405,9 @@ def plan_job(config: Config, *, nodes: int = 1) -> PlannedJob:
         fitting = Fitting(config, prepared, budget, work.pool, survey.dearest)
         choice = job._choose_encoder(work, prepared, fitting)
         plan = job._plan_work(prepared, fitting, choice, survey.units)
-        machines = Machines(nodes, plan.workers)
-        samples = measure(config, prepared, survey.some, plan.encoder)
-        needs = estimate(config, prepared, survey, samples, plan.stages, machines)
-        require_disk(needs, config.out)
-        memory = usage().anonymous + plan.workers * fitting.worker_bytes
-        return PlannedJob(plan, needs, free_bytes(config.out), state, machines, memory)
+        disk = Disk.of(config, prepared, survey)
+        disk.require(config.out)
+        return PlannedJob(plan, disk, state, usage().anonymous + plan.workers * fitting.worker_bytes)
 
 
 def _state_of(config: Config, prepared: Prepared) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 from milldam.errors import ConfigError, Setting, StoreError
 from milldam.loader.stores import Store
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from milldam.stores.table.reader import Table
 
 log = logging.getLogger("milldam")
+Texts: TypeAlias = "Iterable[str | Mapping[str, object]] | Callable[[], Iterable[str | Mapping[str, object]]] | Table"
+"""Texts or rows that a program holds or makes: frames, tables, datasets, lists of dicts, iterators, functions."""
 
 
 class TextOptions(TypedDict, total=False):
@@ -259,7 +264,7 @@ def _require_kind(opened: object, kind: str | None) -> None:
 
 
 def tokenize(
-    inputs: str | Path | Sequence[str | Path],
+    inputs: str | Path | Sequence[str | Path] | Texts,
     out: str | Path,
     *,
     tokenizer: str | Path,
@@ -288,6 +293,10 @@ def tokenize(
 ) -> Store:
     """Turn text into a token store and open it; what `milldam tokenize` does, with the same options.
 
+    `inputs`: files, folders, globs, addresses; or a pandas or polars DataFrame, an Arrow table, a HF dataset, a list of
+    dicts, an iterator or a generator function of texts or dicts. Strings in a list are paths. Rows that are given are
+    written to a file beside `out`, which is removed in the end, and known by their content.
+
     Resumes unfinished work; a store that is up to date is opened as it is. `memory` limits what the job uses beyond
     what your program already holds. `chat`: records are conversations; a dict has the keys of `chat` in a
     configuration. `decontaminate`: evaluation sets whose items are kept out, as in a configuration.
@@ -298,11 +307,32 @@ def tokenize(
     given = {name: value for name, value in locals().items() if name not in ("inputs", "out", "tokenizer")}
     from milldam.pipeline.starting import Asked, run_asked, tokenize_config, tokenize_settings
 
-    release()
-    options = (inputs, out, tokenizer, given)
-    asked = Asked.of(tokenize_settings(*options), report=False)
-    run_asked(asked, partial(tokenize_config, *options), held_bytes=usage().anonymous)
+    with _as_paths(inputs, Path(out)) as paths:
+        release()
+        options = (paths, out, tokenizer, given)
+        asked = Asked.of(tokenize_settings(*options), report=False)
+        run_asked(asked, partial(tokenize_config, *options), held_bytes=usage().anonymous)
     return Store(out)
+
+
+@contextlib.contextmanager
+def _as_paths(inputs: Any, out: Path) -> Iterator[Any]:
+    """Paths as they are; rows that the program holds or makes as a file, while the block runs."""
+    table = sys.modules.get("milldam.stores.table.reader")
+    if table is not None and isinstance(inputs, table.Table):
+        inputs = inputs.path
+    if isinstance(inputs, str | os.PathLike):
+        yield inputs
+    elif isinstance(inputs, list | tuple) and all(isinstance(one, str | os.PathLike) for one in inputs):
+        from milldam.sources.data_sets import refuse_texts
+
+        refuse_texts([str(one) for one in inputs])
+        yield inputs
+    else:
+        from milldam.mapping.given_rows import as_file
+
+        with as_file(inputs, out) as path:
+            yield path
 
 
 def preprocess(

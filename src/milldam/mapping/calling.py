@@ -94,7 +94,7 @@ def as_columns(returned: Any) -> Columns:
     """A dict of columns from whatever has columns: a dict, HF's BatchEncoding, Arrow, pandas, polars."""
     if isinstance(returned, Mapping):
         return {str(name): values for name, values in returned.items()}
-    table = _as_table(returned)
+    table = as_table(returned)
     if table is None:
         are_rows = isinstance(returned, list) and bool(returned) and isinstance(returned[0], Mapping)
         raise ResultError(
@@ -106,7 +106,8 @@ def as_columns(returned: Any) -> Columns:
     return {name: table.column(name) for name in table.schema.names}
 
 
-def _as_table(returned: Any) -> pa.Table | pa.RecordBatch | None:
+def as_table(returned: Any) -> pa.Table | pa.RecordBatch | None:
+    """An Arrow table of what is one, or a frame of pandas or polars; None for anything else."""
     if isinstance(returned, pa.Table | pa.RecordBatch):
         return returned
     home = type(returned).__module__.partition(".")[0]
@@ -137,7 +138,7 @@ def as_rows(returned: Any) -> Sequence[Mapping[str, Any] | None]:
         return [returned]
     if isinstance(returned, list | tuple) and all(isinstance(one, Mapping) for one in returned):
         return returned
-    table = _as_table(returned)
+    table = as_table(returned)
     if table is not None:
         rows: list[Mapping[str, Any] | None] = table.to_pylist()
         return rows
@@ -284,7 +285,7 @@ class Caller:
             return kept
         made = as_columns(self._without_removed(returned, rows))
         length = common_length(made)
-        if _as_table(returned) is not None:
+        if as_table(returned) is not None:
             return made
         left = [name for name in kept if name not in made]
         if made and left and length != count:
@@ -325,7 +326,7 @@ class Caller:
         for number, result in enumerate(self._calls(rows, first_row)):
             try:
                 value = self._without_removed(self._result(result, rows), rows)
-                returned, is_table = as_rows(value), _as_table(value) is not None
+                returned, is_table = as_rows(value), as_table(value) is not None
                 tables += is_table
                 if tables not in (0, number + 1):
                     raise ResultError("a table was returned for some rows and not for others. Return one kind.")

@@ -318,10 +318,10 @@ def _iterable_stream(source: Any, settings: MapSettings) -> Stream:
     fingerprint = hash_bytes(settings.source_key.encode()) if settings.source_key is not None else None
     why = f"an IterableDataset has no fingerprint. {_NO_KEY}"
     schema = source.features.arrow_schema if source.features is not None else None
-    return Stream("the streamed dataset", functools.partial(_iterable_rows, source), fingerprint, why, columns, schema)
+    return Stream("the streamed dataset", functools.partial(iterable_rows, source), fingerprint, why, columns, schema)
 
 
-def _iterable_rows(source: Any) -> Iterator[dict[str, Any]]:
+def iterable_rows(source: Any) -> Iterator[dict[str, Any]]:
     """Rows as Python values; pictures and sounds as their bytes."""
     plain = source.with_format(None)
     if plain.features is not None and any(hasattr(feature, "decode") for feature in plain.features.values()):

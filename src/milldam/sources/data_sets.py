@@ -216,6 +216,18 @@ def resolve_data_set(path: str, split: str | None, subset: str | None, *, input_
     return Resolved(tuple(wanted), input_format, rows)
 
 
+def refuse_texts(paths: Sequence[str]) -> None:
+    """Raises InputError where strings in a list are no paths: they may be meant as texts, and nobody guesses."""
+    for path in paths:
+        known = path == STDIN or is_address(path) or glob.has_magic(path) or os.path.lexists(os.path.expanduser(path))
+        if not known and not ("/" in path and _may_be_on_hub(path)):
+            shown = textwrap.shorten(path, 60, placeholder=" ...") or repr(path)
+            raise InputError(
+                f"{shown}: no such file or folder.{nearby(path) if len(path) < 256 else ''}\nStrings in a list are "
+                'paths. To tokenize texts, give an iterator, iter(texts), or rows, [{"text": ...}, ...].'
+            )
+
+
 def split_names(path: str, subset: str | None) -> list[str]:
     """The splits of a folder that `save_to_disk` wrote, or of a dataset on the Hub; none of anything else."""
     if _may_be_on_hub(path):

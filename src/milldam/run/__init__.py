@@ -1,5 +1,6 @@
 """The frame of every job: lock, plan, records, workers, progress. A job tells what only it knows; the rest is here.
 
+engine       jobs of units, make and records, on the same frame: what new jobs are written for
 job          the protocol of a job, and the only loop; the same job as tasks of a job array
 folder       the run folder, locked: what was planned, what is done, who is at work in it
 units        what a result depends on; the plan on disk: the input and what changed since, units and their keys
@@ -11,6 +12,6 @@ one_stage    what jobs of one stage have in common
 
 tasks        what executors know of work; what one of several machines does of a stage
 pools        who works on a stage, and how many the budget holds: this process, local workers, a Ray cluster
-local        worker processes here; server_handle, server, worker: how they are started, and what they do
+fork         worker processes here: the loop that hands out units, the server that forks workers, what a worker does
 ray_cluster  units on the machines of a Ray cluster; ray_node: what runs there
 """

@@ -38,6 +38,9 @@ _LONG_DOCUMENT = 2 << 10
 _FEW_DOCUMENTS, _FEW_BYTES = 100_000, 16 << 20
 """Short documents, and bytes for several threads, that are encoded before awkward has paid for itself."""
 
+_AT_ONCE = 256
+"""Documents that are encoded one by one before their ids are put together."""
+
 
 class Encoder(Protocol):
     """Turns text into ids, without special tokens around a document."""
@@ -142,9 +145,16 @@ class GigatokenEncoder:
         return self._parallel and self._bytes > _FEW_BYTES
 
     def _encode_singly(self, starts: Offsets, data: pa.Buffer | None) -> tuple[Ids, Offsets]:
-        text = memoryview(data if data is not None else b"")
-        ids = [self._backend.encode(text[start:stop].tobytes()) for start, stop in itertools.pairwise(starts.tolist())]
-        return joined(ids)
+        """Some at a time: the array of one call keeps room for 512 ids, however short its text is."""
+        text, encode = memoryview(data if data is not None else b""), self._backend.encode
+        offsets, flat, size = np.zeros(len(starts), np.int64), [np.empty(0, np.uint32)], 0
+        for first in range(0, len(starts) - 1, _AT_ONCE):
+            places = starts[first : first + _AT_ONCE + 1].tolist()
+            ids, ends = joined([encode(text[start:stop].tobytes()) for start, stop in itertools.pairwise(places)])
+            offsets[first + 1 : first + len(ends)] = ends[1:] + size
+            flat.append(ids)
+            size += len(ids)
+        return np.concatenate(flat), offsets
 
     def encode_text(self, text: bytes) -> Ids:
         ids: Ids = self._backend.encode(text)

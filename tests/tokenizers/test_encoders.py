@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from tests.kit.quick import first_quick
 
 from milldam.errors import ConfigError
+from milldam.files import user_cache
 from milldam.run.pools import BATCHES_BYTES
 from milldam.tokenizers import encoders, proof
 from milldam.tokenizers.encoders import (
@@ -223,10 +224,11 @@ def test_the_kind_of_model_is_found_when_model_is_a_word() -> None:
 # ---- the proof ----
 
 
-def choose(wanted: str, tokenizer_json: str, *samples: str, plain: bool = True) -> Choice:
+def choose(wanted: str, tokenizer_json: str, *samples: str, plain: bool = True, folder: Path | None = None) -> Choice:
     tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
     expected = expected_ids(tokenizer, samples, plain_specials=plain)
-    return choose_encoder(wanted, tokenizer_json, expected, plain_specials=plain)
+    folder = folder or user_cache() / "tokenizers"
+    return choose_encoder(wanted, tokenizer_json, expected, plain_specials=plain, folder=folder)
 
 
 @pytest.mark.parametrize("plain", [True, False])
@@ -270,14 +272,14 @@ class Differing:
 
 @pytest.mark.parametrize("wrong", [[1, 2, 3], [], "longer"])
 def test_one_wrong_sample_of_the_input_is_enough_to_fall_back(
-    both: dict[str, Any], demo_json: str, monkeypatch: pytest.MonkeyPatch, wrong: Any
+    both: dict[str, Any], demo_json: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Any
 ) -> None:
     """Other ids, none at all, or one more at the end: the warning shows that text, and both ids from there on."""
     text = "the text of the input on which they differ"
     right = whole(demo_json, text)
     ids = [*right, 77] if wrong == "longer" else wrong
     monkeypatch.setattr(proof, "make_encoder", lambda *_, **__: Differing(both[GIGATOKEN], text, ids))
-    choice = choose("auto", demo_json, "fine", text, "fine too")
+    choice = choose("auto", demo_json, "fine", text, "fine too", folder=tmp_path)
     at = len(right) if wrong == "longer" else 0
     assert choice.encoder == HUGGINGFACE
     assert choice.warning is not None
@@ -310,7 +312,9 @@ def test_gigatoken_by_name_for_a_kind_it_does_not_know_is_a_setting_that_is_wron
         choose(GIGATOKEN, request.getfixturevalue(kind))
 
 
-def test_an_encoder_that_fails_while_encoding_falls_back(demo_json: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_encoder_that_fails_while_encoding_falls_back(
+    demo_json: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A refusal may come late."""
 
     class Failing:
@@ -318,7 +322,7 @@ def test_an_encoder_that_fails_while_encoding_falls_back(demo_json: str, monkeyp
             raise RuntimeError("not this text")
 
     monkeypatch.setattr(proof, "make_encoder", lambda *_, **__: Failing())
-    assert choose("auto", demo_json).encoder == HUGGINGFACE
+    assert choose("auto", demo_json, folder=tmp_path).encoder == HUGGINGFACE
 
 
 @pytest.mark.parametrize(

@@ -94,14 +94,15 @@ def reason_list(reasons: Mapping[str, int]) -> str:
 
 
 def _text_lines(summary: TextSummary) -> list[str]:
-    counts = summary.counts
+    counts, exact = summary.counts, summary.facts.get("exact_documents", 0)
     ratio = counts["characters"] / max(1, counts["tokens"])
+    others = f"; {counted(exact, 'document')} with rare characters by HF tokenizers" if exact else ""
     return [
         f"from {format_size(counts['text_bytes'])} of text, {counted(counts['characters'], 'character')}"
         f" ({ratio:.2f} characters per token)",
         *column_lines(summary.facts["text_columns"]),
         *chat_lines(summary.facts.get("chat", {}), counts["tokens"]),
-        f"{_speed(summary)}, {counted(summary.workers, 'worker')}, {summary.facts['encoder']}",
+        f"{_speed(summary)}, {counted(summary.workers, 'worker')}, {summary.facts['encoder']}{others}",
     ]
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError, Setting
+from milldam.files import user_cache
 from milldam.memory import release, usage
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class TextEncoder:
     ) -> None:
         from milldam.stores.tokens.format import token_dtype
         from milldam.tokenizers.loading import choose_special_tokens
-        from milldam.tokenizers.proof import choose_encoder, expected_ids
+        from milldam.tokenizers.proof import KNOWN_TOKENIZERS, choose_encoder, expected_ids
 
         if special_text not in ("special", "plain"):
             raise ConfigError(Setting("special_text"), f': must be special or plain, not "{special_text}".')
@@ -75,7 +76,9 @@ class TextEncoder:
         self.vocab_size = loaded.vocab_size
         self.dtype = np.dtype(token_dtype(self.vocab_size))
         expected = expected_ids(loaded.huggingface, [], plain_specials=self._plain)
-        self._encoder = choose_encoder(encoder, self._json, expected, plain_specials=self._plain).encoder
+        folder = user_cache() / KNOWN_TOKENIZERS
+        choice = choose_encoder(encoder, self._json, expected, plain_specials=self._plain, folder=folder)
+        self._encoder, self._differing = choice.encoder, choice.differing
         self._document_encoder: DocumentEncoder | None = None
         del loaded, expected
         release()
@@ -117,7 +120,7 @@ class TextEncoder:
         from milldam.tokenizers.encoders import HUGGINGFACE, make_encoder
 
         make = partial(make_encoder, plain_specials=self._plain, threads=1)
-        encoder = _ForgettingEncoder(make(self._encoder, self._json))
+        encoder = _ForgettingEncoder(make(self._encoder, self._json, differing=self._differing))
         bare = partial(bare_form, self._json, partial(make, HUGGINGFACE))
         return DocumentEncoder(encoder, self._special, self.dtype.name, bare=bare)
 
@@ -170,6 +173,10 @@ class _ForgettingEncoder:
         ids = self._encoder.encode_text(text)
         self._taken += usage().anonymous - before
         return ids
+
+    @property
+    def exact_texts(self) -> int:
+        return self._encoder.exact_texts
 
     def _with_room(self, most_bytes: int) -> int:
         if self._taken > most_bytes:

@@ -58,6 +58,8 @@ class TextFacts(TypedDict, total=False):
     """What only tokenize and preprocess tell; without a run's own part when the store was up to date."""
 
     encoder: str
+    exact_documents: int
+    """Encoded by HF tokenizers since the encoder differs from it on a character in them."""
     inexact_cuts: int
     damaged_files: int
     flow: list[dict[str, Any]]
@@ -166,7 +168,7 @@ class Finish:
         """
         finished = finished_summary(self.folder.out, draft.facts, draft.gathered.shards.splits)
         # Before the manifest: what it tells can't be found out again once the folder is a store.
-        summary = self._told(self._summary(finished), {})
+        summary = self._told(self._summary(finished), {"exact_documents": draft.gathered.exact_documents})
         draft.gathered.shards.write(draft.facts, self.folder.out)
         draft.gathered.shards.remove()
         self._clean_up()
@@ -375,6 +377,8 @@ class Gathered:
     shards: ShardSpool
     counts: Counts
     inexact_cuts: int = 0
+    exact_documents: int = 0
+    """Encoded by HF tokenizers since gigatoken differs on a character of theirs."""
     chat: Counter[str] = field(default_factory=Counter)
     """Of conversations."""
 
@@ -398,6 +402,7 @@ def _gather(folder: RunFolder, made: Made) -> Gathered:
         for unit, record in made.last.in_plan_order():
             gathered.counts.add(record.facts)
             gathered.inexact_cuts += record.facts["inexact_cuts"]
+            gathered.exact_documents += record.facts.get("exact_documents", 0)
             gathered.chat += Counter(record.facts.get("chat", {}))
             yield from (Shard(**shard | {"unit": unit, "part": record.part}) for shard in record.facts["shards"])
 
@@ -405,6 +410,7 @@ def _gather(folder: RunFolder, made: Made) -> Gathered:
     for _, record in made.records.in_plan_order() if made.arranged else ():
         if not record.facts["shards"]:
             gathered.inexact_cuts += record.facts["inexact_cuts"]
+            gathered.exact_documents += record.facts.get("exact_documents", 0)
             gathered.counts.add(record.facts)
     return gathered
 

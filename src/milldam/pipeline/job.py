@@ -49,6 +49,7 @@ from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import SHARD_FILES
 from milldam.stores.verify import has_every_file
+from milldam.tokenizers.encoders import Ranges
 from milldam.tokenizers.proof import Choice
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ def array_of(config: Config, *, report: bool = True) -> ArrayWork[TextSummary]:
 class TokenPlan(WorkPlan):
     fitting: Fitting
     """How many workers fit, also for stages that need less memory."""
+    differing: Ranges = ()
+    """The characters that gigatoken leaves to HF tokenizers."""
     records: Records | None = None
     """What is done already, where that is known before the first stage."""
     seen: PinnedIndex | None = None
@@ -198,6 +201,7 @@ class TokenJob:
             shard_size=prepared.shard_size,
             encoder=choice.encoder,
             encoder_note=choice.note,
+            differing=choice.differing,
             stages=self._stage_names(pieces),
             pieces=pieces,
             left_out=prepared.left_out,
@@ -341,6 +345,7 @@ class TokenJob:
                 write_dropped=config.write_dropped,
             ),
             encoder=plan.encoder,
+            differing=plan.differing,
             plain_specials=config.tokenizer_rules.special_text == "plain",
             special=prepared.special,
             dtype=token_dtype(prepared.vocab_size),

@@ -34,7 +34,7 @@ from milldam.sources.data_sets import resolve_data_set
 from milldam.sources.reading import slice_file
 from milldam.sources.units import InputFile, Slice, Unit, list_inputs, plan_units
 from milldam.tokenizers.loading import SpecialTokens, TokenizerText, read_tokenizer, tokenizer_state
-from milldam.tokenizers.proof import Choice, KnownTokenizer, Question, find_out, settle_encoder
+from milldam.tokenizers.proof import KNOWN_TOKENIZERS, Choice, KnownTokenizer, Question, find_out, settle_encoder
 
 if TYPE_CHECKING:
     from milldam.chat.loading import TemplateSource
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 SAMPLE_BYTES = 64 << 10
 _CHAT_HEAD = 2 * SAMPLE_BYTES
 _FILES_SAMPLED = 3
-KNOWN_TOKENIZERS = "tokenizers"
 """The folder of the cache in which what is known of tokenizers is kept."""
 
 

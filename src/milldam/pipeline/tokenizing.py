@@ -39,7 +39,7 @@ from milldam.sources.units import Unit
 from milldam.stores.tokens.manifest import READ
 from milldam.stores.tokens.writer import Tokens
 from milldam.tokenizers.document_encoder import DocumentEncoder, bare_form
-from milldam.tokenizers.encoders import HUGGINGFACE, FrugalEncoder, GrowingEncoder, make_encoder
+from milldam.tokenizers.encoders import HUGGINGFACE, FrugalEncoder, GrowingEncoder, Ranges, make_encoder
 from milldam.tokenizers.loading import SpecialTokens
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ class TokenizeTask:
     sets: tuple[SetRules, ...]
     selection: Selection
     encoder: str
+    differing: Ranges
+    """Characters whose texts are encoded by HF tokenizers."""
     plain_specials: bool
     special: SpecialTokens
     dtype: str
@@ -116,7 +118,8 @@ class UnitTokenizer:
 
     def _make(self, encoder: str, tokenizer_json: str) -> GrowingEncoder:
         plain = self._task.plain_specials
-        return make_encoder(encoder, tokenizer_json, plain_specials=plain, threads=self._task.threads)
+        differing, threads = self._task.differing, self._task.threads
+        return make_encoder(encoder, tokenizer_json, plain_specials=plain, threads=threads, differing=differing)
 
     def __call__(self, assignment: Assignment, report: Report) -> None:
         rules = self._task.sets[assignment.unit.dataset]
@@ -355,6 +358,8 @@ class _UnitWork:
             "dataset": self._given.unit.dataset,
             "inexact_cuts": self._encoder.take_inexact_cuts(),
         }
+        if self._encoder.exact_documents:
+            facts["exact_documents"], self._encoder.exact_documents = self._encoder.exact_documents, 0
         if self._chat is not None:
             facts |= {"chat": dict(self._chat_counts), "sides": self._sides}
         counts = {name: sum(shard[name] for shard in shards) for name in ("documents", "tokens", "text_bytes")}

@@ -19,7 +19,7 @@ import pyarrow as pa
 from milldam.native import kernel
 from milldam.stores.tokens.format import Int64s
 from milldam.stores.tokens.writer import Tokens
-from milldam.text.arrays import byte_count, text_offsets
+from milldam.text.arrays import byte_count, groups, text_offsets
 from milldam.tokenizers.encoders import Encoder, Ids, Offsets, json_model_type
 from milldam.tokenizers.loading import SpecialTokens
 
@@ -54,10 +54,12 @@ class DocumentEncoder:
         self.encoder, self.special = encoder, special
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.dropped: Counter[str] = Counter()
+        self.exact_documents = 0
+        """Encoded by HF tokenizers, as a whole or in part, since the fast encoder differs on a character of theirs."""
         self._bare = bare
         self._cutter: Cutter | None = None
         """Made when a document comes that needs it: looking for its rules takes as long as encoding megabytes."""
-        self._inside = False
+        self._inside = self._differs = False
         self._last_token: int | None = None
 
     def take_inexact_cuts(self) -> int:
@@ -88,7 +90,7 @@ class DocumentEncoder:
         """Forget the document that is open."""
         if self._cutter is not None:
             self._cutter.forget()
-        self._inside, self._last_token = False, None
+        self._inside, self._differs, self._last_token = False, False, None
 
     def _runs(self, texts: pa.LargeStringArray) -> Iterator[pa.LargeStringArray]:
         """Slices of the batch: giant documents alone, others in groups."""
@@ -101,7 +103,9 @@ class DocumentEncoder:
         yield from groups(texts[start:], self.encoder.batch_bytes)
 
     def _encode_documents(self, texts: pa.LargeStringArray, first: int) -> Tokens:
+        before = self.encoder.exact_texts
         flat, offsets = self.encoder.encode(texts)
+        self.exact_documents += self.encoder.exact_texts - before
         lengths = np.diff(offsets)
         positions = np.arange(first, first + len(texts))
         empty = int(np.count_nonzero(lengths == 0))
@@ -142,7 +146,11 @@ class DocumentEncoder:
     def _encode_part(self, text: bytes, position: int, *, final: bool) -> Iterator[Tokens]:
         if self._cutter is None:
             self._cutter = self._make_cutter()
+        known = self.encoder.exact_texts
         pieces = [ids for ids in self._cutter.feed(text, final=final) if len(ids)]
+        self._differs |= self.encoder.exact_texts > known
+        if final:
+            self.exact_documents, self._differs = self.exact_documents + self._differs, False
         flat = pieces[0] if len(pieces) == 1 else np.concatenate([*pieces, np.empty(0, np.uint32)])
         first = self._last_token is None
         if first and not len(flat):
@@ -237,14 +245,3 @@ def bare_json(tokenizer_json: str) -> str:
     kept = [step for step in steps if step["type"] != "Prepend"]
     tokenizer["normalizer"] = {"type": "Sequence", "normalizers": kept}
     return json.dumps(tokenizer, ensure_ascii=False)
-
-
-def groups(texts: pa.LargeStringArray, batch_bytes: int) -> Iterator[pa.LargeStringArray]:
-    """Slices of at most `batch_bytes`; a larger text stands alone."""
-    offsets = text_offsets(texts)
-    start = 0
-    while start < len(texts):
-        stop = int(np.searchsorted(offsets, offsets[start] + batch_bytes, side="right")) - 1
-        stop = max(stop, start + 1)
-        yield texts[start:stop]
-        start = stop

@@ -19,9 +19,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from milldam.memory import allocated, release, usage
+from milldam.text.arrays import Characters, groups
 
 Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int64]
+Ranges = tuple[tuple[int, int], ...]
+"""First and last code points."""
 
 GIGATOKEN, HUGGINGFACE = "gigatoken", "huggingface"
 
@@ -52,6 +55,11 @@ class Encoder(Protocol):
     """Longer documents are cut into pieces of about `piece_bytes` first (see cutting.py)."""
     piece_bytes: int
 
+    @property
+    def exact_texts(self) -> int:
+        """How many texts `encode` left to HF tokenizers, which is slower."""
+        ...
+
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
         """Flat ids of all texts, and where each begins: offsets has one entry more than texts."""
         ...
@@ -68,19 +76,33 @@ class Encoder(Protocol):
 class GrowingEncoder(Encoder, Protocol):
     """One that remembers words, and can say what that may take."""
 
-    loaded_bytes: int
-    """What it took for itself after it was made, and keeps when it is renewed."""
+    @property
+    def loaded_bytes(self) -> int:
+        """What it took for itself after it was made, and keeps when it is renewed."""
+        ...
 
     def next_bytes(self, grown_bytes: int) -> int:
         """The most that one call may add to what an encoder that has grown by `grown_bytes` holds."""
         ...
 
 
-def make_encoder(name: str, tokenizer_json: str, *, plain_specials: bool, threads: int) -> GrowingEncoder:
-    """Build an encoder; gigatoken raises ValueError for the kinds of tokenizer that it does not know."""
-    if name == GIGATOKEN:
-        return GigatokenEncoder(tokenizer_json, plain_specials=plain_specials, threads=threads)
-    return HuggingFaceEncoder(tokenizer_json, plain_specials=plain_specials)
+def make_encoder(
+    name: str, tokenizer_json: str, *, plain_specials: bool, threads: int, differing: Ranges = ()
+) -> GrowingEncoder:
+    """Build an encoder; gigatoken raises ValueError for the kinds of tokenizer that it does not know.
+
+    `differing`: the characters of which gigatoken makes other ids. Texts that hold one are encoded by HF tokenizers.
+    """
+    if name != GIGATOKEN:
+        return HuggingFaceEncoder(tokenizer_json, plain_specials=plain_specials)
+    fast = GigatokenEncoder(tokenizer_json, plain_specials=plain_specials, threads=threads)
+    if not differing:
+        return fast
+    # As bytes: a str with one letter outside of Latin-1 takes two to four for each.
+    kept = tokenizer_json.encode()
+    return MixedEncoder(
+        fast, lambda: HuggingFaceEncoder(kept.decode(), plain_specials=plain_specials), Characters(differing)
+    )
 
 
 class GigatokenEncoder:
@@ -95,6 +117,7 @@ class GigatokenEncoder:
     piece_bytes = 128 << 10
 
     def __init__(self, tokenizer_json: str, *, plain_specials: bool, threads: int) -> None:
+        self.exact_texts = 0
         # As bytes: a str with one letter outside of Latin-1 takes two to four for each.
         self._json = (without_special_tokens(tokenizer_json) if plain_specials else tokenizer_json).encode()
         self._parallel = threads > 1
@@ -198,7 +221,7 @@ class HuggingFaceEncoder:
             tokenizer_json = without_special_pieces(tokenizer_json)
         self._json, self._plain_specials = tokenizer_json, plain_specials
         self.name = f"huggingface tokenizers {version('tokenizers')}"
-        self.loaded_bytes = 0
+        self.loaded_bytes = self.exact_texts = 0
         self._load()
 
     def _load(self) -> None:
@@ -223,6 +246,56 @@ class HuggingFaceEncoder:
         return encode_by_huggingface(self._tokenizer, [text.decode()])[0]
 
 
+class MixedEncoder:
+    """gigatoken, and HF tokenizers, loaded when it is first needed, for texts with characters on which they differ."""
+
+    batch_bytes, piece_bytes = GigatokenEncoder.batch_bytes, GigatokenEncoder.piece_bytes
+    document_bytes = GigatokenEncoder.document_bytes
+
+    def __init__(self, fast: GigatokenEncoder, make_exact: Callable[[], Encoder], differing: Characters) -> None:
+        self._fast, self._make_exact, self._differing = fast, make_exact, differing
+        self._exact: Encoder | None = None
+        self._exact_bytes = self.exact_texts = 0
+        self.name = fast.name
+
+    @property
+    def loaded_bytes(self) -> int:
+        return self._fast.loaded_bytes + self._exact_bytes
+
+    def next_bytes(self, grown_bytes: int) -> int:
+        return self._fast.next_bytes(grown_bytes)
+
+    def renew(self) -> None:
+        self._fast.renew()
+
+    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
+        differs = self._differing.held_by(texts)
+        if not differs.any():
+            return self._fast.encode(texts)
+        self.exact_texts += int(differs.sum())
+        encoded = [self._fast.encode(texts.filter(pa.array(~differs)))]
+        encoded += map(self._load().encode, groups(texts.filter(pa.array(differs)), HuggingFaceEncoder.batch_bytes))
+        lengths = np.zeros(len(texts), np.int64)
+        lengths[~differs] = np.diff(encoded[0][1])
+        lengths[differs] = np.concatenate([np.diff(offsets) for _, offsets in encoded[1:]])
+        flat, by_exact = np.empty(int(lengths.sum()), np.uint32), np.repeat(differs, lengths)
+        flat[~by_exact] = encoded[0][0]
+        flat[by_exact] = np.concatenate([ids for ids, _ in encoded[1:]])
+        return flat, np.concatenate(([0], np.cumsum(lengths)))
+
+    def encode_text(self, text: bytes) -> Ids:
+        if not text.isascii() and self._differing.held_by(pa.array([text]).cast(pa.large_string()))[0]:
+            return self._load().encode_text(text)
+        return self._fast.encode_text(text)
+
+    def _load(self) -> Encoder:
+        if self._exact is None:
+            before = usage().anonymous
+            self._exact = self._make_exact()
+            self._exact_bytes = max(0, usage().anonymous - before)
+        return self._exact
+
+
 class FrugalEncoder:
     """An encoder whose caches may take `room()` bytes beside what it holds now and what batches take; it is renewed
     before a call for which less might be left than the call can add.
@@ -240,6 +313,10 @@ class FrugalEncoder:
         self._bare_bytes, self._bare_allocated = self._held(), allocated()
         self._settled_bytes = SMALLEST_CACHE
         """Grown by no more than this, it fits: the rest is what the allocators keep."""
+
+    @property
+    def exact_texts(self) -> int:
+        return self._encoder.exact_texts
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
         self._check()

@@ -1,13 +1,15 @@
 """Which encoder to use, proved on the spot: gigatoken where it gives the very ids of HF tokenizers.
 
-Encodes a fixed set of hard strings and the first documents of the real input with both. A difference falls back to
-HF tokenizers, and the caller shows it to the user.
+Encodes all of Unicode (sweep.py), a fixed set of hard strings and the first documents of the real input with both.
+Texts with a character on which they differ go to HF tokenizers; another difference falls back to HF tokenizers for
+everything, and the caller shows it to the user.
 
 What a job has to know of its tokenizer (special tokens, vocabulary, encoder) is found out once, then looked up.
-Loading a tokenizer and proving an encoder takes a third of a second, so what was found is kept in a folder, a file
-each. It is named by all that it follows from: the tokenizer's text and the names beside it, what is asked of it, the
-texts of the proof, the versions of both libraries and of milldam, the kind of processor. So nothing kept is ever stale.
-Only what was proved is kept; what is damaged or foreign is not believed. Half a kilobyte each, a thousand at most.
+Loading a tokenizer and proving an encoder takes a third of a second, the sweep a second or two a tokenizer, so what was
+found is kept in a folder, a file each. It is named by all that it follows from: the tokenizer's text and the names
+beside it, what is asked of it, the texts of the proof, the versions of both libraries and of milldam, the kind of
+processor. So nothing kept is ever stale. Only what was proved is kept; what is damaged or foreign is not believed. A
+kilobyte or two each, a thousand at most.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from __future__ import annotations
 import contextlib
 import platform
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,9 +31,21 @@ from milldam import __version__
 from milldam.errors import ConfigError, Setting
 from milldam.files import hash_bytes, replace_unsynced, seal_line, unseal_line
 from milldam.memory import release
-from milldam.tokenizers.encoders import GIGATOKEN, HUGGINGFACE, Ids, encode_by_huggingface, encode_each, make_encoder
+from milldam.tokenizers.encoders import (
+    GIGATOKEN,
+    HUGGINGFACE,
+    GrowingEncoder,
+    Ids,
+    Ranges,
+    encode_by_huggingface,
+    encode_each,
+    make_encoder,
+)
 from milldam.tokenizers.loading import SpecialTokens, TokenizerText, choose_special_tokens
+from milldam.tokenizers.sweep import differing_characters
 
+KNOWN_TOKENIZERS = "tokenizers"
+"""In the user's cache: what was found out."""
 _ADDED = 500
 
 
@@ -47,6 +63,8 @@ class Choice:
     note: str
     """Why, in a sentence."""
     warning: str | None = None
+    differing: Ranges = ()
+    """The characters that gigatoken leaves to HF tokenizers, with all of their text."""
 
 
 def expected_ids(tokenizer: Any, samples: Sequence[str], *, plain_specials: bool) -> Expected:
@@ -62,30 +80,56 @@ def _around_added(tokenizer: Any) -> list[str]:
     return [f"a {token} b{token}{token}c\n{token}\n " for token in added[:_ADDED]]
 
 
-def choose_encoder(wanted: str, tokenizer_json: str, expected: Expected, *, plain_specials: bool) -> Choice:
-    """Settle on an encoder."""
+def choose_encoder(
+    wanted: str, tokenizer_json: str, expected: Expected, *, plain_specials: bool, folder: Path
+) -> Choice:
+    """Settle on an encoder. `folder`: where it is kept which characters differ."""
     if wanted == HUGGINGFACE:
-        return agreed(wanted, 0)
+        return agreed(wanted, 0, ())
+    make = partial(make_encoder, tokenizer_json=tokenizer_json, plain_specials=plain_specials, threads=1)
     try:
-        fast = make_encoder(GIGATOKEN, tokenizer_json, plain_specials=plain_specials, threads=1)
-        difference = _first_difference(expected, encode_each(fast, expected.texts))
+        differing = _differing(make, folder)
+        encoded = encode_each(make(GIGATOKEN, differing=differing or ()), expected.texts)
+        difference = _first_difference(expected, encoded)
     except Exception as error:  # it refuses with several exception types, none of them its own
         return _refused(wanted, str(error).splitlines()[0] if str(error) else type(error).__name__)
-    del fast
     release()
+    if difference is None and differing is None:
+        difference = "  with one of ten thousands of characters, or of the most usual ones"
     if difference is None:
-        return agreed(wanted, len(expected.texts))
+        return agreed(wanted, len(expected.texts), differing or ())
     if wanted == GIGATOKEN:
         return Choice(GIGATOKEN, "as asked", warning=difference)
     fallback = "gigatoken and HF tokenizers disagree, so the slower HF tokenizers is used.\n"
     return Choice(HUGGINGFACE, "gigatoken's ids differ here", warning=fallback + difference)
 
 
-def agreed(wanted: str, texts: int) -> Choice:
+def _differing(make: partial[GrowingEncoder], folder: Path) -> Ranges | None:
+    """The characters on which the encoders differ, looked up or found out; None: they differ on too much."""
+    asked = (*_libraries(), *make.keywords.items())
+    name = f"characters-{hash_bytes(repr(asked).encode())}"
+    with contextlib.suppress(OSError):
+        kept = unseal_line((folder / name).read_bytes())
+        if kept is not None:
+            return kept["differing"] and tuple((first, last) for first, last in kept["differing"])
+    normalizes = re.search(r'"normalizer"\s*:\s*null', make.keywords["tokenizer_json"]) is None
+    differing = differing_characters(partial(make, HUGGINGFACE), partial(make, GIGATOKEN), normalizes=normalizes)
+    _write(folder, name, {"differing": differing})
+    return differing
+
+
+def _libraries() -> tuple[str, ...]:
+    return (__version__, version("gigatoken"), version("tokenizers"), platform.machine())
+
+
+def agreed(wanted: str, texts: int, differing: Ranges) -> Choice:
     """What to use where both encoders gave the same ids."""
-    if wanted in (HUGGINGFACE, GIGATOKEN):
+    if wanted == HUGGINGFACE:
         return Choice(wanted, "as asked")
-    return Choice(GIGATOKEN, f"same ids as HF tokenizers on {texts} texts: this input's first and hard ones")
+    count = sum(last - first + 1 for first, last in differing)
+    note = f"same ids as HF tokenizers on {texts} texts: this input's first and hard ones"
+    note += f"; texts with one of {count:,} rare characters by HF tokenizers" if count else ""
+    return Choice(GIGATOKEN, "as asked" if wanted == GIGATOKEN else note, differing=differing)
 
 
 def _refused(wanted: str, reason: str) -> Choice:
@@ -161,10 +205,9 @@ class Question:
     @property
     def name(self) -> str:
         """Another one whenever the answer could be another one."""
-        libraries = (__version__, version("gigatoken"), version("tokenizers"), platform.machine())
         tokenizer = (hash_bytes(self.text.json.encode()), self.text.named)
         asked = (self.bos, self.eos, self.plain_specials, list(self.samples), HARD_STRINGS)
-        return hash_bytes(repr((libraries, tokenizer, asked)).encode())
+        return hash_bytes(repr((_libraries(), tokenizer, asked)).encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +222,8 @@ class KnownTokenizer:
     """What an encoder has to give; None: it was proved before."""
     texts: int = 0
     """On so many texts."""
+    differing: Ranges = ()
+    """Where it was proved before: the characters on which the encoders differ."""
 
 
 def find_out(question: Question, folder: Path) -> KnownTokenizer:
@@ -198,28 +243,31 @@ def find_out(question: Question, folder: Path) -> KnownTokenizer:
 def settle_encoder(question: Question, known: KnownTokenizer, folder: Path) -> Choice:
     """The encoder to use, proved now or before; keeps what was proved now."""
     if known.expected is None:
-        return agreed(question.encoder, known.texts)
-    choice = choose_encoder(question.encoder, known.json, known.expected, plain_specials=question.plain_specials)
+        return agreed(question.encoder, known.texts, known.differing)
+    choice = choose_encoder(
+        question.encoder, known.json, known.expected, plain_specials=question.plain_specials, folder=folder
+    )
     if choice.encoder == GIGATOKEN and choice.warning is None and known.json == question.text.json:
-        _keep(question, known, folder)
+        found = {"special": asdict(known.special), "vocab_size": known.vocab_size, "texts": known.texts}
+        _write(folder, question.name, found | {"added": known.added, "differing": choice.differing})
     return choice
 
 
 def _kept(question: Question, folder: Path) -> KnownTokenizer | None:
     with contextlib.suppress(OSError):
         found = unseal_line((folder / question.name).read_bytes())
-        if found is not None and "added" in found:
+        if found is not None and "differing" in found:
             special, added = SpecialTokens(**found["special"]), tuple(found["added"])
-            return KnownTokenizer(question.text.json, special, found["vocab_size"], added, texts=found["texts"])
+            differing = tuple((first, last) for first, last in found["differing"])
+            size, texts = found["vocab_size"], found["texts"]
+            return KnownTokenizer(question.text.json, special, size, added, texts=texts, differing=differing)
     return None
 
 
-def _keep(question: Question, known: KnownTokenizer, folder: Path) -> None:
-    """Where the folder can't be written, nothing is kept."""
-    found = {"special": asdict(known.special), "vocab_size": known.vocab_size, "texts": known.texts}
-    found["added"] = known.added
+def _write(folder: Path, name: str, found: dict[str, Any]) -> None:
+    """Keep what was found out; where the folder can't be written, nothing is kept."""
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        replace_unsynced(folder / question.name, seal_line(found))
+        replace_unsynced(folder / name, seal_line(found))
         for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-_MOST_FILES]:
             path.unlink(missing_ok=True)

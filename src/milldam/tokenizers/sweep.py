@@ -1,0 +1,119 @@
+"""The characters of which an encoder makes other ids than HF tokenizers: all of Unicode is encoded with both.
+
+Libraries know different versions of Unicode: a letter that is new in one of them is a sign in the other, so that words
+end elsewhere; a mark that is new in one is put in another order, or joined to what is before it, by NFC. Each shows in
+two contexts: what is around it is divided otherwise where the library takes it for something else (`"  ", "'s"`), and
+marks change places (`a`, a mark of a high class, the character, a mark of the lowest class). An exhaustive comparison
+in 53 contexts found none beside (docs/log.md).
+
+Takes a second or two for a tokenizer, and some 20 MB beside one encoder. Where many characters in a row are of one kind
+(ideographs, what is private or unassigned), one in 16 or 64 is tried, and all near one that differs.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from milldam.memory import release
+from milldam.tokenizers.encoders import Encoder, Ids, Ranges, encode_each
+
+_CONTEXTS = (("  ", "'s"), ("a\u0345", "\u0334"))
+_COMPOSED = {
+    0x105D2: (0x307,),
+    0x105DA: (0x307,),
+    0x11382: (0x113C9,),
+    0x11384: (0x113BB,),
+    0x1138B: (0x113C2, 0x113C5, 0x113C7, 0x113C8),
+    0x11390: (0x113C9,),
+    0x113C2: (0x113C2, 0x113B8, 0x113C9),
+    0x11935: (0x11930,),
+    0x1611E: (0x1611E, 0x1611F, 0x16120, *range(0x16121, 0x1612A)),
+    0x16121: (0x1611F, 0x16120),
+    0x16122: (0x1611F,),
+    0x16129: (0x1611F,),
+    0x16D63: (0x16D67, 0x16D68),
+    0x16D67: (0x16D67, 0x16D68),
+    0x16D69: (0x16D67,),
+}
+"""What NFC joins to a character since Unicode 13 and 16; older pairs are in Python's tables."""
+_TOGETHER, _NEAR = 32, 63
+_MOST = 1 << 15
+"""Characters that may differ, or be near one: beyond, encoders differ on everything."""
+
+
+def differing_characters(
+    load_exact: Callable[[], Encoder], load: Callable[[], Encoder], *, normalizes: bool
+) -> Ranges | None:
+    """Of which the encoder that `load` makes gives other ids than the exact one; only one of them is held at a time.
+
+    None: so many, or such common ones, that it can't be used. `normalizes`: text is changed before it is divided.
+    """
+    points, contexts = _points_to_try(), _CONTEXTS if normalizes else _CONTEXTS[:1]
+    rows = [points[first : first + _TOGETHER] for first in range(0, len(points), _TOGETHER)] * len(contexts)
+    around = [context for context in contexts for _ in range(len(rows) // len(contexts))]
+    texts = [a + (b + a).join(map(chr, row.tolist())) + b for row, (a, b) in zip(rows, around, strict=True)]
+    differ = _differ(_encode(load(), texts), _encode(exact := load_exact(), texts))
+    near = _all_near(np.concatenate([points[:0], *(row for row, differs in zip(rows, differ, strict=True) if differs)]))
+    if len(near) > _MOST:
+        return None
+    tried = [(one, f"{before}{chr(one)}{after}") for before, after in contexts for one in near]
+    if normalizes:
+        # The last one in Unicode's order is the rarest: what is joined to many others stays with the fast encoder.
+        tried += [(ord(max(pair)), f"a{pair}") for pair in _composed()]
+    right = _encode(exact, [text for _, text in tried])
+    del exact
+    release()
+    differ = _differ(_encode(load(), [text for _, text in tried]), right)
+    found = sorted({one for (one, _), differs in zip(tried, differ, strict=True) if differs})
+    return None if found and found[0] < 0x80 else _ranges(found)
+
+
+def _composed() -> list[str]:
+    """What NFC joins."""
+    pairs = {unicodedata.normalize("NFD", chr(one)) for one in range(0xA0, 0x30000)}
+    recent = (chr(one) + chr(next) for one, joined in _COMPOSED.items() for next in joined)
+    return [*sorted(pair for pair in pairs if len(pair) > 1), *recent]
+
+
+def _points_to_try() -> npt.NDArray[np.int64]:
+    kinds = np.array([unicodedata.category(chr(one)) for one in range(0x110000)]).reshape(-1, 64)
+    # Rows of one kind, between others of that kind.
+    even = (kinds == kinds[:, :1]).all(axis=1)
+    even[1:-1] &= (kinds[:-2, 0] == kinds[1:-1, 0]) & (kinds[2:, 0] == kinds[1:-1, 0])
+    many = np.isin(kinds[:, 0], ["Lo", "Co", "Cs"])
+    many[0x20000 // 64 :] |= kinds[0x20000 // 64 :, 0] == "Cn"
+    wanted = ~np.repeat(even & many, 64)
+    wanted[::64] = wanted[:0x40000:16] = wanted[0xE0000:0xF0000:16] = True
+    wanted[0xD800:0xE000] = False
+    wanted[0] = False
+    return np.flatnonzero(wanted)
+
+
+def _all_near(points: npt.NDArray[np.int64]) -> list[int]:
+    near = np.unique(points[:, None] + np.arange(-_NEAR, _NEAR + 1))
+    valid = (near > 0) & (near < 0x110000) & ((near < 0xD800) | (near > 0xDFFF))
+    return [int(one) for one in near[valid]]
+
+
+def _encode(encoder: Encoder, texts: Sequence[str]) -> list[Ids]:
+    """Some at a time, for which HF tokenizers takes 5 MB."""
+    return list(chain.from_iterable(encode_each(encoder, texts[at : at + 64]) for at in range(0, len(texts), 64)))
+
+
+def _differ(some: Sequence[Ids], others: Sequence[Ids]) -> list[bool]:
+    return [not np.array_equal(one, other) for one, other in zip(some, others, strict=True)]
+
+
+def _ranges(points: Iterable[int]) -> Ranges:
+    found: list[tuple[int, int]] = []
+    for point in points:
+        if found and found[-1][1] == point - 1:
+            found[-1] = (found[-1][0], point)
+        else:
+            found.append((point, point))
+    return tuple(found)

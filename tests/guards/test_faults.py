@@ -46,7 +46,16 @@ def test_what_is_written_or_read_only_in_part_is_completed(
     assert job.made("out") == job.made("clean")
 
 
-FAULTS = ("EIO rename", "kill rename", "ENOSPC write", "EIO read", "ESTALE fsync", "EIO write", "ENOMEM read")
+FAULTS = (
+    "EIO rename",
+    "kill remove",
+    "ENOSPC write",
+    "kill rename",
+    "kill write",
+    "EIO read",
+    "ESTALE fsync",
+    "EIO write",
+)
 
 
 @pytest.mark.parametrize("fault", first_quick(FAULTS, 3))

@@ -1,6 +1,6 @@
 /* What a disk may do to a program, at the n-th call: loaded in front of libc (LD_PRELOAD), see faults.py.
 
-   FAULT_CALL: write, read, fsync or rename   FAULT_UNDER: only of files whose path begins with this
+   FAULT_CALL: write, read, fsync, rename or remove   FAULT_UNDER: only of files whose path begins with this
    FAULT_KIND: short, kill, or an error number   FAULT_AT, FAULT_TIMES: from which call on, and how many
    FAULT_COUNT: a file of 8 bytes: how many calls there were so far, in all processes together */
 
@@ -89,4 +89,33 @@ int rename(const char *from, const char *to) {
         if (is_meant("rename", strcat(inside, to))) FAIL;
     }
     return real(from, to);
+}
+
+static int is_meant_entry(int folder, const char *name) {
+    char link[64], path[8192];
+    if (!call || strcmp(call, "remove")) return 0;
+    if (*name == '/') return is_meant("remove", name);
+    snprintf(link, sizeof link, folder == AT_FDCWD ? "/proc/self/cwd" : "/proc/self/fd/%d", folder);
+    ssize_t size = readlink(link, path, 4096);
+    if (size < 0) return 0;
+    snprintf(path + size, sizeof path - size, "/%s", name);
+    return is_meant("remove", path);
+}
+
+int unlink(const char *path) {
+    REAL(unlink);
+    if (is_meant_entry(AT_FDCWD, path)) FAIL;
+    return real(path);
+}
+
+int unlinkat(int folder, const char *path, int flags) {
+    REAL(unlinkat);
+    if (is_meant_entry(folder, path)) FAIL;
+    return real(folder, path, flags);
+}
+
+int rmdir(const char *path) {
+    REAL(rmdir);
+    if (is_meant_entry(AT_FDCWD, path)) FAIL;
+    return real(path);
 }

@@ -24,7 +24,7 @@ _NEVER = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`call`: write, read, fsync or rename. `kind`: SHORT, KILL, or the name of an error such as ENOSPC."""
+    """`call`: write, read, fsync, rename or remove. `kind`: SHORT, KILL, or the name of an error such as ENOSPC."""
 
     call: str
     kind: str

@@ -125,6 +125,7 @@ class Place:
         with explain_os_errors(self.out):
             if self._is_folder:
                 if self.files.exists():
+                    remove_temporaries(self.files)  # of a process that was killed here
                     write_sealed(self.files / f".{RECORD_NAME}", record)
                     self._swap_folder()
             else:
@@ -267,10 +268,12 @@ class ExportJob:
     def made_before(self, anew: bool) -> ExportSummary | None:
         """Tell of an export that is up to date; refuse to replace another, unless `anew`."""
         place, identity = self.place, self._identity
-        if not anew and not place.work.exists() and place.finished(identity):
+        begun = place.folder.begun()
+        if not anew and begun in (None, identity.settings) and place.finished(identity):
+            if place.work.exists():
+                place.folder.remove()  # whoever published it was killed before he could
             return replace(self.summary(place.made()), up_to_date=True)
-        resumes = place.folder.begun() == identity.settings
-        place.refuse_existing(overwrite=anew or resumes)
+        place.refuse_existing(overwrite=anew or begun == identity.settings)
         place.forget_lost_files()
         return None
 

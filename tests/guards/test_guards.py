@@ -97,7 +97,8 @@ GROUND = {
     "errors": set(), "files": {"errors"}, "checked": {"errors"},
     "input_files": {"checked", "errors", "files", "stores"},
     "choices": set(), "rules": {"choices", "errors", "memory"},
-    "memory": {"errors"}, "prefetch": set(), "markup": set(), "native": set(), "text": {"errors", "native", "rules"},
+    "memory": {"errors"}, "prefetch": set(), "markup": set(), "native": {"errors"},
+    "text": {"errors", "native", "rules"},
 }  # fmt: skip
 """What everybody may use, and what it may use itself."""
 STAGES = {"sources", "dedup", "decontamination", "tokenizers", "filters", "packing"}

@@ -6,6 +6,7 @@ import json
 import logging
 import multiprocessing
 import random
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,32 @@ def test_documents_that_hold_an_item_are_dropped(tmp_path: Path) -> None:
     assert (found["items_found"], found["documents"], found["searched"]["items"]) == (12, 12, 30)
     report = (store.path / "run" / "report.html").read_text(encoding="utf-8")
     assert QUESTIONS[3] in report and QUESTIONS[3].upper().rstrip("?") in report
+
+
+def test_marks_inside_words_hide_no_item(tmp_path: Path) -> None:
+    """At each place of each word, also hyphens at a line's end; with another word it is no item."""
+    item = "the oldest wheelers of that valley carried their yellow barley down to our miller every autumn"
+    evals = write_evals(tmp_path / "evals.jsonl", [item])
+    words, texts, others = item.split(), [], []
+    for number, word in enumerate(words):
+        for at in range(1, len(word)):
+            for mark in ("'", "’", "-", "\u00ad", "-\n"):
+                start = f"{PLAIN[number]} {at}{ord(mark[0])}{len(mark)} "
+                marked = [*words[:number], word[:at] + mark + word[at:], *words[number + 1 :]]
+                texts.append(start + " ".join(marked))
+                others.append(start + " ".join([*marked[:6], "blue", *marked[7:]]))
+    store = lines_job(tmp_path, [*texts, *others], decontaminate=[{"path": evals, "common_share": 1}])
+    assert texts_in(store) == others
+
+
+def test_items_that_repeat_themselves_stay_within_the_budget(tmp_path: Path) -> None:
+    """Two hundred times a word, against a document of two million bytes of it."""
+    evals = write_evals(tmp_path / "evals.jsonl", ["ha " * 200])
+    started = time.monotonic()
+    store = lines_job(tmp_path, ["ha " * 700_000, *PLAIN[:3]], decontaminate=[{"path": evals}], memory="400MB")
+    assert texts_in(store) == PLAIN[:3]
+    assert time.monotonic() - started < 20
+    assert summary_of(store.path)["memory"]["peak"] < 400 * 10**6
 
 
 def test_a_report_changes_nothing(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ class Decision:
         shares = np.array([one.common_share for one in sets])
         most = np.maximum(shares * documents, COMMON_DOCUMENTS)
         owner = np.repeat(index.sets, np.diff(index.gram_bounds)) if index.passages else np.zeros(0, np.int64)
-        self._counts = ~index.common & (counts <= most[owner]) if index.passages else np.zeros(0, np.bool_)
+        self._counts = ~index.ignored & (counts <= most[owner]) if index.passages else np.zeros(0, np.bool_)
         self._below = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._counts)))
         self._min_share = np.array([one.min_share for one in sets])
         self.documents = documents
@@ -112,7 +112,7 @@ class Decision:
         if not index.passages:
             return 0
         first, stop = index.gram_bounds[:-1], index.gram_bounds[1:]
-        known = np.concatenate((np.zeros(1, np.int64), np.cumsum(~index.common)))
+        known = np.concatenate((np.zeros(1, np.int64), np.cumsum(~index.ignored)))
         gone = (self._below[stop] == self._below[first]) & (known[stop] != known[first])
         return int(np.count_nonzero(gone & (index.sets == number)))
 

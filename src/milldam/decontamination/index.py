@@ -1,20 +1,24 @@
 """The passages of all evaluation sets, so laid out that a document is held against them in one look at its words.
 
-Every n-gram that counts has a seed: two neighbouring words in it, the rarest pair of the evaluation sets. Where a
-document has such a pair, its letters are compared with the passage's to both sides. So no n-gram is missed, and what is
-found is equal letter by letter; the hashes only say where to look.
+Every n-gram that counts has a seed: the sixteen letters from one of its words on, the rarest of the evaluation sets.
+Where a document has these from one of its words on, the letters around are compared. So no n-gram is missed, and what
+is found is equal letter by letter; the hashes only say where to look. Marks inside of words make no difference: parts
+of a word that an apostrophe, a hyphen (at a line's end, too) or the like joins are one word here, and a document's
+letters are looked up from each of its parts on, whatever lies between letters.
 
-An n-gram that occurs in more than `max_items` passages does not count: it is a phrase of the sets' own making. A
+An n-gram that occurs in more than `max_items` passages does not count: it is a phrase of the sets' own making. One that
+its passage has had before counts once, and one of fewer than `SEED_LETTERS` bytes of letters tells nothing. A
 passage of fewer than `MIN_WORDS` words or `MIN_LETTERS` bytes of letters is too short to tell anything, and is not
 looked for; nor is one of fewer than `SHORT_WORDS` words that comes after another one of its item: behind a question, an
 answer such as "the Cape of Good Hope" is no evidence.
 
-Building it takes `BUILDING_FACTOR` times the text of the sets. The file: letters, words and texts of the passages, 30
+Building it takes `BUILDING_FACTOR` times the text of the sets. The file: letters, words and texts of the passages, 40
 bytes a seed: about 5 times the text. It is mapped: processes hold nothing of it.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +28,14 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.decontamination.array_file import map_arrays, write_arrays
-from milldam.decontamination.letters import BLOCK, Bytes, Hashes, Int64s, blocks_at, letters_in, pair_hashes, words_of
+from milldam.decontamination.letters import BLOCK, Bytes, Hashes, Int64s, blocks_at, letters_in, words_of
 from milldam.decontamination.passages import MIN_LETTERS, Passages
 from milldam.rules import EvaluationSet
 
 MIN_WORDS, SHORT_WORDS = 4, 8
 SEED_LETTERS = 16
-"""Letters from a seed on that are looked up. Where an n-gram has fewer from each of its pairs on, the pair is."""
-LAYOUT = 4
+"""Bytes of letters that are looked up."""
+LAYOUT = 5
 """Another number whenever the file is laid out, or hashed, in another way."""
 BUILDING_FACTOR = 24
 """Bytes that building takes for each byte of the passages' texts, as measured."""
@@ -40,6 +44,14 @@ _SLICE_BYTES, _HASHED_BYTES = 1 << 20, 1 << 15
 _RARITY = np.array([0, 0, 1, 3, 8, 12, 14, 16, 17])
 """Of words, by their letters, in half bits. Words of fewer than four are everywhere, so a pair of two middling words is
 rarer than one of a long word and an article."""
+_HYPHEN = rb"-|\xc2\xad|\xe2\x80[\x90\x91]"
+_APOSTROPHE = rb"'|\xe2\x80[\x98\x99]|\xca\xbc|\xef\xbc\x87"
+_UNSEEN = rb"\xe2\x80[\x8b-\x8d]|\xe2\x81\xa0|\xef\xbb\xbf"
+_JOINS = re.compile(
+    rb"(?:(?:%b)[ \t]*\r?\n[ \t]*|%b|%b|%b)+|(?<=[0-9])[.,](?=[0-9])" % (_HYPHEN, _HYPHEN, _APOSTROPHE, _UNSEEN)
+)
+"""What joins parts of a word: in UTF-8, so that places are those of words."""
+_SPACES = np.isin(np.arange(256), list(b" \t\n\r\f\v"))
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 Mask = npt.NDArray[np.bool_]
@@ -52,40 +64,55 @@ class _Text:
     letters: Bytes
     bounds: Int64s
     """Where each passage begins in `letters`, and the end."""
-    words: Int64s
-    """Where each word begins in `letters`."""
-    lengths: Int64s
+    edges: Int64s
+    """Where each word begins in `letters`, and the end."""
     word_bounds: Int64s
-    """Where each passage begins in `words`, and the end."""
-    joined: Mask
-    """Words that only a mark such as an apostrophe parts from the next: others may write them as one."""
-    blocks: Hashes
-    """The first eight letters of each word."""
-    pairs: Hashes
+    """Where each passage begins in `edges`, and the end."""
+    parts: Int64s
+    """How many words each passage has when what marks join counts as several."""
+    risky: Mask
+    """Words that a mark parts from the one before, without a space: others may write both as one."""
+    keys: Hashes
+    """A number for the sixteen letters from each word on."""
 
 
 def _read_text(passages: Passages) -> _Text:
     offsets = passages.offsets
-    parts: list[tuple[Any, ...]] = []
+    columns: list[tuple[Any, ...]] = []
     start = 0
     while start < len(passages):
         stop = int(np.searchsorted(offsets, offsets[start] + _SLICE_BYTES, side="right")) - 1
         stop = min(max(stop, start + 1), len(passages))
-        data = bytes(passages.texts[offsets[start] : offsets[stop]])
-        inner = offsets[start : stop + 1] - offsets[start]
+        data, inner = bytes(passages.texts[offsets[start] : offsets[stop]]), offsets[start : stop + 1] - offsets[start]
         words = words_of(data, inner)
-        starts, ends, lengths = words.starts, words.stops, words.lengths
-        gaps = np.append(starts[1:], len(data)) - ends
-        raw = np.frombuffer(data + b" ", np.uint8)[ends]
-        joined = ((gaps == 1) & (raw > ord(" "))) | ((gaps == 3) & (raw == 0xE2)) | ((gaps == 2) & (raw == 0xC2))
-        counts = np.diff(np.searchsorted(starts, inner))
-        sizes = np.add.reduceat(np.append(lengths, 0), np.minimum(np.cumsum(counts) - counts, len(lengths)))
-        sizes = np.where(counts > 0, sizes, 0)
-        parts.append((letters_in(words), sizes, lengths, counts, joined, words.blocks))
+        passage = np.searchsorted(inner, words.starts, side="right") - 1
+        first = np.diff(passage, prepend=-1) != 0
+        joined, risky = _marked(data, words.starts, words.stops)
+        joined &= ~first
+        parts = np.bincount(passage, minlength=stop - start)
+        whole = np.bincount(passage[~joined], minlength=stop - start)
+        sizes = np.bincount(passage, words.lengths, stop - start).astype(np.int64)
+        at = np.cumsum(words.lengths) - words.lengths
+        columns.append((letters_in(words), sizes, at[~joined], whole, parts, (risky & ~first)[~joined]))
         start = stop
-    letters, sizes, lengths, counts, joined, blocks = (np.concatenate(part) for part in zip(*parts, strict=True))
-    words_at = np.cumsum(lengths) - lengths
-    return _Text(letters, _bounds(sizes), words_at, lengths, _bounds(counts), joined, blocks, pair_hashes(blocks))
+    letters, sizes, _, whole, parts, risky = (np.concatenate(column) for column in zip(*columns, strict=True))
+    before = np.cumsum([0, *(len(column[0]) for column in columns)])
+    words_at = np.concatenate([column[2] + shift for column, shift in zip(columns, before, strict=False)])
+    padded = np.concatenate((letters, np.zeros(SEED_LETTERS, np.uint8)))
+    keys = seed_keys(blocks_at(padded)[words_at], blocks_at(padded)[words_at + BLOCK])
+    return _Text(padded, _bounds(sizes), np.append(words_at, len(letters)), _bounds(whole), parts, risky, keys)
+
+
+def _marked(data: bytes, starts: Int64s, stops: Int64s) -> tuple[Mask, Mask]:
+    """Which parts of words go on the one before, and which only marks part from it; of the first neither is true."""
+    joins = [match.span() for match in _JOINS.finditer(data)]
+    begins, ends = np.array(joins or [(-1, -1)], np.int64).T
+    nearest = np.maximum(np.searchsorted(begins, stops[:-1], side="right") - 1, 0)
+    joined, risky = np.zeros(len(starts), np.bool_), np.zeros(len(starts), np.bool_)
+    joined[1:] = (begins[nearest] == stops[:-1]) & (ends[nearest] == starts[1:])
+    spaces = np.concatenate((np.zeros(1, np.int64), np.cumsum(_SPACES[np.frombuffer(data, np.uint8)])))
+    risky[1:] = (starts[1:] > stops[:-1]) & (spaces[starts[1:]] == spaces[stops[:-1]])
+    return joined, risky
 
 
 def _bounds(sizes: Int64s) -> Int64s:
@@ -107,8 +134,8 @@ class _Grams:
         """`follows`: passages that come after another one of their item."""
         words = np.diff(text.word_bounds)
         sizes = np.minimum(ngram, words)
-        short = (words < MIN_WORDS) | (np.diff(text.bounds) < MIN_LETTERS)
-        short |= (words < SHORT_WORDS) & follows
+        short = (text.parts < MIN_WORDS) | (np.diff(text.bounds) < MIN_LETTERS)
+        short |= (text.parts < SHORT_WORDS) & follows
         counts = np.where(short, 0, words - sizes + 1)
         bounds = _bounds(counts)
         passage = np.repeat(np.arange(len(counts)), counts)
@@ -117,8 +144,7 @@ class _Grams:
 
     def letters(self, text: _Text) -> tuple[Int64s, Int64s]:
         """From, up to."""
-        last = self.first_words + self.sizes - 1
-        return text.words[self.first_words], text.words[last] + text.lengths[last]
+        return text.edges[self.first_words], text.edges[self.first_words + self.sizes]
 
 
 def _hashes(text: _Text, first: Int64s, stop: Int64s) -> Hashes:
@@ -146,44 +172,43 @@ def _alike(hashes: Hashes) -> Int64s:
     return np.bincount(first_bits)[first_bits]
 
 
-def _common(text: _Text, grams: _Grams, most: npt.NDArray[np.int32]) -> Mask:
-    """N-grams that occur in more passages than the set of theirs allows. `most`: for each passage."""
-    found = np.zeros(len(grams.first_words), np.bool_)
+def _ignored(text: _Text, grams: _Grams, most: npt.NDArray[np.int32]) -> Mask:
+    """N-grams that do not count: too few letters, those that their passage has had before, and those in more passages
+    than the set of theirs allows. `most`: for each passage."""
+    begin, stop = grams.letters(text)
+    found: Mask = stop - begin < SEED_LETTERS
     if not len(found):
         return found
-    hashes = _hashes(text, *grams.letters(text))
+    hashes = _hashes(text, begin, stop)
     passage = np.repeat(np.arange(len(most), dtype=np.int32), np.diff(grams.bounds))
     # Few are left to be sorted; stable: within equal ones, passages stay in order.
-    order = np.flatnonzero(_alike(hashes) > most.min())
+    order = np.flatnonzero(_alike(hashes) > 1)
     order = order[np.argsort(hashes[order], kind="stable")]
     hashes, passage = hashes[order], passage[order]
     begins = np.diff(hashes, prepend=~hashes[:1]) != 0
-    another = np.flatnonzero(begins | (np.diff(passage, prepend=-1) != 0))
+    first = begins | (np.diff(passage, prepend=-1) != 0)
     group = np.cumsum(begins) - 1
-    found[order] = np.bincount(group[another])[group] > most[passage]
+    found[order] |= ~first | (np.bincount(group[first])[group] > most[passage])
     return found
 
 
-def _seeds(text: _Text, grams: _Grams, counted: Mask) -> tuple[Int64s, Int64s]:
-    """Numbers of the words that begin a seed, the rarest pair of each n-gram: of n-grams that have sixteen letters from
-    some pair on, and of those that do not."""
-    rarity = _RARITY.take(text.lengths, mode="clip")
-    score = np.log2(_alike(text.pairs)).astype(np.int64) - rarity
+def _seeds(text: _Text, grams: _Grams, counted: Mask) -> tuple[Int64s, Int64s, Int64s]:
+    """The words from which on n-grams are looked up, the rarest of each, and of each word the first n-gram that it
+    stands for and the one behind the last."""
+    rarity = _RARITY.take(np.diff(text.edges), mode="clip")
+    score = np.log2(_alike(text.keys)).astype(np.int64) - rarity
     score[:-1] -= rarity[1:]
-    # Never, if there is another pair, what others may write as one word.
-    risky = text.joined.copy()
-    risky[1:] |= text.joined[:-1]
-    risky[:-1] |= text.joined[1:]
-    score += risky * (np.int64(1) << 20)
-    first = grams.first_words[counted]
+    # Never, if there is another word, where a document may have no beginning of one.
+    score += text.risky * (np.int64(1) << 20)
+    numbers = np.flatnonzero(counted)
+    first = grams.first_words[numbers]
     _, stop = grams.letters(text)
-    stop, last = stop[counted], first + grams.sizes[counted] - 1
-    roomy = np.minimum(np.searchsorted(text.words, stop - SEED_LETTERS, side="right"), last)
-    tight = roomy <= first
-    chosen = _least(score, first, np.where(tight, last, roomy))
-    long, short = (np.zeros(len(text.words), np.bool_) for _ in range(2))
-    long[chosen[~tight]], short[chosen[tight]] = True, True
-    return np.flatnonzero(long), np.flatnonzero(short)
+    # As many letters are left in the n-gram.
+    until = np.searchsorted(text.edges, stop[numbers] - SEED_LETTERS, side="right")
+    chosen = _least(score, first, np.minimum(until, first + grams.sizes[numbers]))
+    begins = np.flatnonzero(np.diff(chosen, prepend=-1))
+    ends = np.append(begins[1:], len(chosen))[: len(begins)] - 1
+    return chosen[begins], numbers[begins], numbers[ends] + 1
 
 
 def _least(values: Int64s, first: Int64s, stop: Int64s) -> Int64s:
@@ -204,15 +229,6 @@ def _least(values: Int64s, first: Int64s, stop: Int64s) -> Int64s:
         least, width = np.minimum(least[:-width], least[width:]), 2 * width
 
 
-def _shortest(text: _Text, grams: _Grams) -> Int64s:
-    """Letters of the shortest n-gram of each passage."""
-    first, stop = grams.letters(text)
-    shortest = np.full(len(text.bounds) - 1, np.iinfo(np.int64).max)
-    passage = np.repeat(np.arange(len(shortest)), np.diff(grams.bounds))
-    np.minimum.at(shortest, passage, stop - first)
-    return shortest
-
-
 def seed_keys(low: Hashes, high: Hashes) -> Hashes:
     """A number for sixteen letters, given as two numbers."""
     keys = low * _BASE
@@ -221,11 +237,6 @@ def seed_keys(low: Hashes, high: Hashes) -> Hashes:
     keys *= _INVERSE
     keys ^= keys >> np.uint64(32)
     return keys
-
-
-def pair_keys(first: Hashes, second: Hashes) -> Hashes:
-    """A number for two words, given as their first letters."""
-    return seed_keys(first, ~second)
 
 
 def bits_of(hashes: Hashes) -> Hashes:
@@ -243,12 +254,6 @@ def shift_of(table: Hashes) -> np.uint64:
     return np.uint64(65 - len(table).bit_length())
 
 
-def may_hold(table: Hashes, hashes: Hashes) -> Mask:
-    two = _two_bits(hashes)
-    found: Mask = table[(hashes >> shift_of(table)).view(np.int64)] & two == two
-    return found
-
-
 def _two_bits(hashes: Hashes) -> Hashes:
     one, low = np.uint64(1), np.uint64(63)
     return one << (hashes >> np.uint64(32) & low) | one << (hashes >> np.uint64(38) & low)
@@ -262,27 +267,22 @@ def build_index(path: Path, passages: Passages, sets: tuple[EvaluationSet, ...])
     text = _read_text(passages)
     follows = np.frombuffer(passages.follows, np.bool_)
     grams = _Grams.of(text, np.array([one.ngram for one in sets])[owners], follows)
-    common = _common(text, grams, np.array([one.max_items for one in sets], np.int32)[owners])
-    long, short = _seeds(text, grams, ~common)
-    padded = np.concatenate((text.letters, np.zeros(SEED_LETTERS, np.uint8)))
-    at = text.words[long]
-    words, keys = np.concatenate((long, short)), seed_keys(blocks_at(padded)[at], blocks_at(padded)[at + BLOCK])
-    keys = np.concatenate((keys, pair_keys(text.blocks[short], text.blocks[short + 1])))
-    order = np.argsort(keys, kind="stable")
-    at = text.words[words[order]]
+    ignored = _ignored(text, grams, np.array([one.max_items for one in sets], np.int32)[owners])
+    words, first, stop = _seeds(text, grams, ~ignored)
+    order = np.argsort(text.keys[words], kind="stable")
+    words, keys = words[order], text.keys[words[order]]
     arrays: dict[str, npt.NDArray[Any]] = {
-        "letters": padded,
-        "bounds": text.bounds,
-        "words": text.words.astype(np.uint32),
+        "letters": text.letters,
+        "edges": text.edges.astype(np.uint32),
         "word_bounds": text.word_bounds,
         "gram_bounds": grams.bounds,
-        "common": common,
-        "seed_keys": keys[order],
-        "seed_letters": at,
-        "seed_passages": np.searchsorted(text.bounds, at, side="right") - 1,
-        "pair_bits": bits_of(text.pairs[words]),
-        "key_bits": bits_of(keys),
-        "shortest": _shortest(text, grams),
+        "ignored": ignored,
+        "seed_keys": keys,
+        "seed_letters": text.edges[words],
+        "seed_passages": np.searchsorted(text.word_bounds, words, side="right") - 1,
+        "seed_grams": first[order],
+        "seed_stops": stop[order],
+        "key_bits": bits_of(np.concatenate((keys, keys * _BASE))),
         "texts": np.frombuffer(passages.texts, np.uint8),
         "text_bounds": passages.offsets,
         "sets": owners.astype(np.uint16),
@@ -294,7 +294,6 @@ def build_index(path: Path, passages: Passages, sets: tuple[EvaluationSet, ...])
         path,
         arrays,
         passages=len(passages),
-        short_seeds=len(short),
         column_names=list(passages.names),
         repeated=repeated,
     )
@@ -309,27 +308,21 @@ class Index:
         if not self.passages:
             return
         self.letters: Bytes = arrays["letters"]
-        self.bounds: Int64s = arrays["bounds"]
-        self.words: npt.NDArray[np.uint32] = arrays["words"]
+        self.edges: npt.NDArray[np.uint32] = arrays["edges"]
         self.word_bounds: Int64s = arrays["word_bounds"]
         self.gram_bounds: Int64s = arrays["gram_bounds"]
-        self.common: Mask = arrays["common"]
+        self.ignored: Mask = arrays["ignored"]
         self.seed_keys: Hashes = arrays["seed_keys"]
         self.seed_letters: Int64s = arrays["seed_letters"]
-        self.shortest: Int64s = arrays["shortest"]
         self.seed_passages: Int64s = arrays["seed_passages"]
-        self.pair_bits: Hashes = arrays["pair_bits"]
+        self.seed_grams: Int64s = arrays["seed_grams"]
+        self.seed_stops: Int64s = arrays["seed_stops"]
         self.key_bits: Hashes = arrays["key_bits"]
         self._texts: Bytes = arrays["texts"]
         self._text_bounds: Int64s = arrays["text_bounds"]
         self.sets: npt.NDArray[np.uint16] = arrays["sets"]
         self.items: Int64s = arrays["items"]
         self._columns: npt.NDArray[np.uint16] = arrays["columns"]
-
-    @property
-    def kinds(self) -> int:
-        """2: some seeds are looked up by their two words."""
-        return 2 if self.facts["short_seeds"] else 1
 
     def text(self, passage: int) -> str:
         return bytes(self._texts[self._text_bounds[passage] : self._text_bounds[passage + 1]]).decode()
@@ -343,7 +336,7 @@ class Index:
         if not len(mine):
             return Counter(passages=0, too_short=0, repeated=0, common=0, items=0)
         first, stop = self.gram_bounds[mine], self.gram_bounds[mine + 1]
-        counted = np.concatenate(([0], np.cumsum(~self.common)))
+        counted = np.concatenate(([0], np.cumsum(~self.ignored)))
         short = first == stop
         common = ~short & (counted[stop] == counted[first])
         return Counter(

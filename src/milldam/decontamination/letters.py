@@ -5,18 +5,17 @@ a zero byte, so that texts that differ only in case, punctuation and white space
 is written without spaces (Chinese, Japanese, Korean, Thai, Lao, Khmer, Burmese, Tibetan; emoji too) each character is a
 word. A word of more than 64 bytes counts as several, each of whole characters that have the next 64 bytes.
 
-Every byte keeps its place, so that what is found can be cut out. Near-dedup's words (`dedup/shingles.py`) are found by
-another rule: nothing is cut out there, so lower case may have another length, and every character beyond ASCII that is
+Every byte keeps its place, so that what is found can be shown. Near-dedup's words (`dedup/shingles.py`) are found by
+another rule: nothing is shown there, so lower case may have another length, and every character beyond ASCII that is
 no general punctuation is a letter. Signatures in the indexes of earlier runs go by that rule, so it stays.
 
-Memory: 10 bytes a byte of text, 50 without the kernel; callers take slices.
+Memory: 10 bytes a byte of text; callers take slices.
 """
 
 from __future__ import annotations
 
 import functools
 import unicodedata
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +30,8 @@ Hashes = npt.NDArray[np.uint64]
 
 LONGEST_WORD = 64
 BLOCK = 8
-"""Bytes of a word that are looked at at once."""
-MASKS = np.array([(1 << 8 * size) - 1 for size in range(BLOCK + 1)], dtype=np.uint64)
-"""For the first so many bytes of a block."""
+"""Letters that are looked at at once."""
 _PADDING = 192
-_WORD_FACTOR, _ORDER_FACTOR = np.uint64(0x9FB21C651E98DF25), np.uint64(0xD6E8FEB86659FD93)
 _BMP = 1 << 16
 
 
@@ -51,13 +47,6 @@ class Words:
     @property
     def lengths(self) -> Int64s:
         return self.stops - self.starts
-
-    @property
-    def blocks(self) -> Hashes:
-        """The first eight bytes of each word, as a number."""
-        blocks: Hashes = blocks_at(self.folded)[self.starts]
-        blocks &= MASKS.take(self.lengths, mode="clip")
-        return blocks
 
 
 def blocks_at(letters: Bytes) -> Hashes:
@@ -77,18 +66,16 @@ class Room:
     TYPES = (np.uint8, np.int64, np.uint16, np.bool_, np.uint8, np.uint64, np.uint32, np.uint32)
 
     def __init__(self) -> None:
-        self._tables = letter_tables()
-        self.folded, self._blocks = np.empty(0, np.uint8), np.empty(0, np.uint64)
-        self.places, self.others = np.empty(0, np.uint32), np.empty(0, np.uint32)
+        self.folded = np.empty(0, np.uint8)
 
-    def given(self, data: bytes | memoryview, offsets: Int64s, at_once: int) -> tuple[npt.NDArray[Any], ...]:
+    def arguments(self, data: bytes | memoryview, offsets: Int64s, at_once: int) -> tuple[npt.NDArray[Any], ...]:
         """UTF-8 texts that lie end to end, so many bytes of them at once. offsets: (texts + 1,)."""
         if len(self.folded) < at_once + _PADDING:
             self.folded = np.empty(at_once + _PADDING, np.uint8)
             self._blocks = np.empty(3 * (at_once // 64 + 3), np.uint64)
-            self.places, self.others = (np.empty(at_once + 8, np.uint32) for _ in range(2))
+            self.starts, self.stops = (np.empty(at_once + 8, np.uint32) for _ in range(2))
         raw = np.frombuffer(data, np.uint8)
-        return raw, offsets, *self._tables, self.folded, self._blocks, self.places, self.others
+        return raw, offsets, *letter_tables(), self.folded, self._blocks, self.starts, self.stops
 
 
 def words_of(data: bytes | memoryview, offsets: Int64s) -> Words:
@@ -98,47 +85,9 @@ def words_of(data: bytes | memoryview, offsets: Int64s) -> Words:
     >>> bytes(found.folded[:9]), found.starts.tolist(), found.stops.tolist()
     (b'it\\x00\\x00\\x00s\\x005\\x00', [0, 5, 7], [2, 6, 8])
     """
-    kernel = native.kernel("words", *Room.TYPES)
-    if kernel is None:
-        return _words_of(bytes(data), offsets)
     room = Room()
-    count = kernel(*room.given(data, offsets, len(data)))
-    return Words(room.folded, room.places[:count].astype(np.int64), room.others[:count].astype(np.int64))
-
-
-def _words_of(data: bytes, offsets: Int64s) -> Words:
-    """The kernel's twin."""
-    folds, alone = letter_tables()
-    codes = np.frombuffer(data.decode().encode("utf-32-le"), "<u4")
-    sizes = 1 + (codes >= 0x80) + (codes >= 0x800) + (codes >= _BMP)
-    stops = np.cumsum(sizes)
-    within = np.minimum(codes, _BMP - 1)
-    letters = np.where(codes < _BMP, folds[within], codes)
-    own = (codes >= _BMP) | alone[within]
-    folded = np.zeros(len(data) + _PADDING, np.uint8)
-    lower = np.where(letters, letters, codes).astype("<u4").tobytes().decode("utf-32-le").encode()
-    folded[: len(data)] = np.frombuffer(lower, np.uint8) * np.repeat(letters != 0, sizes)
-    border = np.zeros(len(data) + 1, np.bool_)
-    border[np.concatenate((offsets - offsets[0], stops[own], (stops - sizes)[own]))] = True
-    inside = folded[: len(data) + 1] != 0
-    before = np.concatenate(([False], inside[:-1]))
-    begins, ends = np.flatnonzero(inside & (~before | border)), np.flatnonzero(before & (~inside | border))
-    if (ends - begins > LONGEST_WORD).any():
-        said, whole = bytes(folded), zip(begins.tolist(), ends.tolist(), strict=True)
-        begins, ends = np.array([piece for word in whole for piece in _pieces(said, *word)]).T
-    return Words(folded, begins, ends)
-
-
-def _pieces(folded: bytes, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """A word, or what it is cut into when it is too long; never within a character, as what is found may be cut out."""
-    while end - begin > LONGEST_WORD:
-        cut = begin + LONGEST_WORD
-        while cut < end and folded[cut] & 0xC0 == 0x80:
-            cut += 1
-        yield begin, cut
-        begin = cut
-    if begin < end:
-        yield begin, end
+    count = native.required("words", *Room.TYPES)(*room.arguments(data, offsets, len(data)))
+    return Words(room.folded, room.starts[:count].astype(np.int64), room.stops[:count].astype(np.int64))
 
 
 @functools.cache
@@ -158,10 +107,3 @@ def letter_tables() -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.bool_]]:
     for first, stop in ((0x0E00, 0x10A0), (0x1780, 0x1800), (0x3000, 0xD800)):
         alone[first:stop] = folds[first:stop] != 0
     return folds, alone
-
-
-def pair_hashes(blocks: Hashes) -> Hashes:
-    """A number for each word together with the next one, whose first bits tell most; the last has no meaning."""
-    hashes = blocks * _ORDER_FACTOR
-    hashes[:-1] += blocks[1:] * _WORD_FACTOR
-    return hashes

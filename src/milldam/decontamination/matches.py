@@ -75,8 +75,6 @@ class MatchFinder:
         self._kept: Counter[int] = Counter()
         self._documents = 0
         self._tail, self._before = b"", 0
-        self._spanning: dict[int, list[tuple[int, ...]]] = {}
-        """Of the document that is open: matches that reach into what is looked at again, by passage."""
 
     def add(self, texts: pa.LargeStringArray, first_row: int, wanted: Mask) -> None:
         """Whole documents."""
@@ -89,30 +87,21 @@ class MatchFinder:
         """A part of a document."""
         data = self._tail + part
         known, again = (len(data), len(data)) if last else _open_at(data)
-        spanning: dict[int, list[tuple[int, ...]]] = {}
-        for match in self._scanner.part(data[:known]):
-            if match.start >= again:
-                continue  # found again with the next part, and perhaps longer
-            moved = (match.first, match.stop, match.start + self._before, match.end + self._before)
-            if any(_holds(one, moved) for one in self._spanning.get(match.passage, ())):
-                continue
-            self._keep(match, row, memoryview(data), self._before)
-            if match.end > again:
-                spanning.setdefault(match.passage, []).append(moved)
+        for match in self._scanner.part(data[:known], last=last):
+            if match.start < again:
+                self._keep(match, row, memoryview(data), self._before)
+            else:  # perhaps longer with the next part
+                self._scanner.forget(match)
+        self._before += again
+        self._tail = data[again:]
         if last:
             self._documents += 1
             self.cancel()
-            return
-        self._before += again
-        self._tail = data[again:]
-        for passage, several in self._spanning.items():
-            spanning.setdefault(passage, []).extend(one for one in several if one[3] > self._before)
-        self._spanning = spanning
 
     def cancel(self) -> None:
         """Forget the document that is open."""
         self._tail, self._before = b"", 0
-        self._spanning.clear()
+        self._scanner.cancel()
 
     def _keep(self, match: Match, row: int, text: Any, before: int) -> None:
         excerpt = -1
@@ -131,12 +120,6 @@ class MatchFinder:
         columns = {name: values[order] for name, values in columns.items()}
         columns["texts"] = np.frombuffer(self._texts, np.uint8)
         return {self.path.name: write_arrays(self.path, columns, documents=self._documents)}
-
-
-def _holds(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Whether a match has all that another one of its passage has."""
-    (first, stop, start, end), (its_first, its_stop, its_start, its_end) = one, other
-    return first <= its_first and its_stop <= stop and start <= its_start and its_end <= end
 
 
 def _open_at(data: bytes) -> tuple[int, int]:

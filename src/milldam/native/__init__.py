@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from milldam.errors import ResourceError
 from milldam.native import build
 
 Kernel = Callable[..., int]
@@ -58,6 +59,15 @@ def kernel(name: str, *types: type) -> Kernel | None:
         return result
 
     return call
+
+
+def required(name: str, *types: type) -> Kernel:
+    """The same of what has no twin."""
+    found = kernel(name, *types)
+    if found is None:
+        problem = "milldam's library in C is missing, and evaluation sets can't be looked for without it. Install a C"
+        raise ResourceError(f"{problem} compiler (or `pip install ziglang`), then install milldam again.")
+    return found
 
 
 def _numbers(argument: npt.NDArray[Any] | int, kind: np.dtype[Any] | None) -> tuple[int, ...]:

@@ -1,5 +1,5 @@
-/* Texts -> their letters and words, and where they are equal to passages of evaluation sets. The twins, and the rules,
-   are in decontamination/letters.py and decontamination/scanning.py. */
+/* Texts -> their letters and words, and where they are equal to passages of evaluation sets. The rules are in
+   decontamination/letters.py and decontamination/scanning.py. */
 
 #include "arrays.h"
 
@@ -9,19 +9,8 @@
 #include <emmintrin.h>
 #endif
 
-enum { SEED_LETTERS = 16, REMEMBERED_BITS = 12, REMEMBERED = 1 << REMEMBERED_BITS };
-static const uint64_t WORD_FACTOR = UINT64_C(0x9FB21C651E98DF25), ORDER_FACTOR = UINT64_C(0xD6E8FEB86659FD93);
+enum { CHARACTERS = 1 << 16, PADDING = 192, SEED_LETTERS = 16 };
 static const uint64_t BASE = UINT64_C(0x9E3779B97F4A7C15), INVERSE = UINT64_C(0xF1DE83E19937733D);
-
-static const uint64_t FIRST[9] = {0, /* so many of eight bytes */
-                                  UINT64_C(0xFF),
-                                  UINT64_C(0xFFFF),
-                                  UINT64_C(0xFFFFFF),
-                                  UINT64_C(0xFFFFFFFF),
-                                  UINT64_C(0xFFFFFFFFFF),
-                                  UINT64_C(0xFFFFFFFFFFFF),
-                                  UINT64_C(0xFFFFFFFFFFFFFF),
-                                  UINT64_C(0xFFFFFFFFFFFFFFFF)};
 
 static uint64_t eight_at(const uint8_t *bytes) {
     uint64_t eight;
@@ -102,19 +91,6 @@ static int64_t fold_character(uint8_t *at, int64_t place, int64_t left, const ui
     return size;
 }
 
-enum { CHARACTERS = 1 << 16, PADDING = 192 };
-
-/* Whether texts lie within some bytes, and the room for so many of them at once is large enough. */
-static int texts_fit(int64_t raw, const int64_t *offsets, int64_t offsets_count, int64_t folds, int64_t alone,
-                     int64_t at_once, int64_t folded, int64_t blocks, int64_t starts, int64_t stops) {
-    if (!lie_within(offsets, offsets_count, INT64_MAX) || offsets[offsets_count - 1] - offsets[0] > raw) return 0;
-    for (int64_t k = 1; k < offsets_count; k++)
-        if (offsets[k] - offsets[k - 1] > at_once) at_once = offsets[k] - offsets[k - 1];
-    return at_once < UINT32_MAX - PADDING && folds == CHARACTERS && alone == CHARACTERS &&
-           folded >= at_once + PADDING && blocks >= 3 * (at_once / 64 + 3) && starts >= at_once + 8 &&
-           stops >= at_once + 8;
-}
-
 typedef struct {
     const uint8_t *raw;
     int64_t size;
@@ -186,7 +162,37 @@ static int64_t list_bits(uint64_t bits, int64_t base, uint32_t *places, int64_t 
     return stop;
 }
 
-/* Where words begin and where they end. `starts`, `stops`: room for `size` + 8 each. How many words. */
+typedef struct {
+    uint8_t *folded;
+    Block *blocks;
+    uint32_t *starts, *stops;
+} Room;
+
+/* Whether texts lie within some bytes, and there is room for all of them, or for the largest and some more. */
+static int texts_fit(int64_t raw, const int64_t *offsets, int64_t offsets_count, int64_t folds, int64_t alone,
+                     int64_t at_once, int64_t folded, int64_t blocks, int64_t starts, int64_t stops) {
+    if (!lie_within(offsets, offsets_count, INT64_MAX) || offsets[offsets_count - 1] - offsets[0] > raw) return 0;
+    for (int64_t k = 1; k < offsets_count; k++)
+        if (offsets[k] - offsets[k - 1] > at_once) at_once = offsets[k] - offsets[k - 1];
+    return at_once < UINT32_MAX - PADDING && folds == CHARACTERS && alone == CHARACTERS &&
+           folded >= at_once + PADDING && blocks >= 3 * (at_once / 64 + 3) && starts >= at_once + 8 &&
+           stops >= at_once + 8;
+}
+
+static int64_t list_words(const Texts *texts, const Room *room) {
+    Open open = {0, 0};
+    int64_t begun = 0, ended = 0;
+    fold(texts, room->folded, room->blocks);
+    for (int64_t base = 0; base <= texts->size; base += 64) {
+        const Block *block = room->blocks + (base >> 6);
+        const uint64_t inside = open.inside, first = starts_in(block, room->folded, base, &open);
+        begun = list_bits(first, base, room->starts, begun);
+        ended = list_bits((block->letters << 1 | inside) & (~block->letters | first), base, room->stops, ended);
+    }
+    return begun;
+}
+
+/* Where words begin and where they end; how many words. */
 int64_t milldam_words(const uint8_t *raw, int64_t size, const int64_t *offsets, int64_t offsets_count,
                       const uint16_t *folds, int64_t folds_count, const uint8_t *alone, int64_t alone_count,
                       uint8_t *folded, int64_t folded_count, uint64_t *blocks, int64_t blocks_count, uint32_t *starts,
@@ -194,269 +200,238 @@ int64_t milldam_words(const uint8_t *raw, int64_t size, const int64_t *offsets, 
     NEEDS(texts_fit(size, offsets, offsets_count, folds_count, alone_count, size, folded_count, blocks_count,
                     starts_count, stops_count));
     NEEDS(offsets[offsets_count - 1] - offsets[0] == size);
-    const Texts given = {raw, size, offsets, offsets_count - 1, folds, alone};
-    Open open = {0, 0};
-    int64_t begun = 0, ended = 0;
-    fold(&given, folded, (Block *)blocks);
-    for (int64_t base = 0; base <= size; base += 64) {
-        const Block *block = (Block *)blocks + (base >> 6);
-        const uint64_t inside = open.inside, first = starts_in(block, folded, base, &open);
-        begun = list_bits(first, base, starts, begun);
-        ended = list_bits((block->letters << 1 | inside) & (~block->letters | first), base, stops, ended);
-    }
-    return begun;
+    const Texts texts = {raw, size, offsets, offsets_count - 1, folds, alone};
+    const Room room = {folded, (Block *)blocks, starts, stops};
+    return list_words(&texts, &room);
 }
 
 /* ---- seeds ---- */
 
-typedef struct {
-    const uint64_t *pair_bits;
-    int64_t pair_shift;
-    const uint64_t *key_bits;
-    int64_t key_shift;
-    const uint64_t *keys;
-    const int64_t *letters, *passages;
-    int64_t count;
-} Seeds;
+/* The letters of words, end to end, and how many lie before each word and before the end. `letters` has room for 16
+   more. */
+static int64_t gather_letters(const Room *room, int64_t words, uint8_t *letters, uint32_t *before) {
+    int64_t count = 0;
+    for (int64_t word = 0; word < words; word++) {
+        const uint8_t *from = room->folded + room->starts[word];
+        const int64_t size = room->stops[word] - room->starts[word];
+        before[word] = (uint32_t)count;
+        memcpy(letters + count, from, 16);
+        for (int64_t at = 16; at < size; at += 16) memcpy(letters + count + at, from + at, 16);
+        count += size;
+    }
+    before[words] = (uint32_t)count;
+    memset(letters + count, 0, SEED_LETTERS);
+    return count;
+}
+
+static uint64_t key_of(const uint8_t *letters) {
+    uint64_t key = eight_at(letters) * BASE;
+    key = ((key ^ key >> 29) + eight_at(letters + 8)) * INVERSE;
+    return key ^ key >> 32;
+}
 
 static int may_hold(const uint64_t *bits, int64_t shift, uint64_t hash) {
     const uint64_t some = bits[hash >> shift];
     return (int)(some >> (hash >> 32 & 63) & some >> (hash >> 38 & 63) & 1);
 }
 
-/* Where words begin, and the end of the texts; how many words. */
-static int64_t list_words(const Block *blocks, const uint8_t *folded, int64_t size, uint32_t *places) {
-    Open open = {0, 0};
+/* The words from which on the letters may be those of a seed. No branch to guess wrong: what is none is overwritten. */
+__attribute__((noinline)) static int64_t list_likely(const uint8_t *letters, const uint32_t *before, int64_t words,
+                                                     const uint64_t *bits, int64_t shift, uint32_t *likely) {
     int64_t count = 0;
-    for (int64_t base = 0; base < size; base += 64)
-        count = list_bits(starts_in(blocks + (base >> 6), folded, base, &open), base, places, count);
-    places[count] = (uint32_t)size;
-    return count;
-}
-
-/* The first eight letters of a word; up to the next one are zeros. */
-static uint64_t letters_of(const uint8_t *folded, const uint32_t *word) {
-    const uint32_t size = word[1] - word[0];
-    return eight_at(folded + word[0]) & FIRST[size < 8 ? size : 8];
-}
-
-/* The words that, with the next one, may be a seed; how many. No branch to guess wrong: what is none is overwritten. */
-__attribute__((noinline)) static int64_t list_likely(const uint8_t *folded, const uint32_t *places, int64_t words,
-                                                     const Seeds *seeds, uint32_t *likely) {
-    const uint64_t *bits = seeds->pair_bits;
-    const int64_t shift = seeds->pair_shift;
-    int64_t count = 0;
-    uint64_t letters = words ? letters_of(folded, places) : 0;
-    for (int64_t word = 0; word < words - 1; word++) {
-        const uint64_t next = letters_of(folded, places + word + 1);
+    for (int64_t word = 0; word < words; word++) {
+        const uint64_t key = key_of(letters + before[word]);
         likely[count] = (uint32_t)word;
-        count += may_hold(bits, shift, letters * ORDER_FACTOR + next * WORD_FACTOR);
-        letters = next;
+        count += may_hold(bits, shift, key) & may_hold(bits, shift, key * BASE);
     }
     return count;
 }
 
-static uint64_t key_of(uint64_t low, uint64_t high) {
-    uint64_t key = low * BASE;
-    key = ((key ^ key >> 29) + high) * INVERSE;
-    return key ^ key >> 32;
-}
-
-/* A number for the sixteen letters from a word on, whatever lies between words. */
-static uint64_t letters_key(const uint8_t *folded, const uint32_t *word, const uint32_t *end) {
-    uint8_t letters[SEED_LETTERS + 8] = {0};
-    uint32_t place = word[0];
-    for (int64_t filled = 0; word < end && filled < SEED_LETTERS;) {
-        const uint32_t left = word[1] - place;
-        const uint64_t some = eight_at(folded + place) & FIRST[left < 8 ? left : 8];
-        memcpy(letters + filled, &some, 8);
-        filled += some ? 8 - (__builtin_clzll(some) >> 3) : 0;
-        word += left <= 8;
-        place = left <= 8 ? word[0] : place + 8;
-    }
-    return key_of(eight_at(letters), eight_at(letters + 8));
-}
-
-/* The first of the seeds that have this key or a larger one. */
-static int64_t first_seed(const uint64_t *keys, int64_t seeds, uint64_t key) {
+/* The first of ascending numbers that is this one or larger. */
+static int64_t first_key(const uint64_t *keys, int64_t count, uint64_t key) {
     int64_t low = 0;
-    while (seeds > 0) {
-        const int64_t half = seeds / 2;
-        if (keys[low + half] < key) {
-            low += half + 1;
-            seeds -= half + 1;
-        } else {
-            seeds = half;
-        }
+    while (count > 0) {
+        const int64_t half = count / 2;
+        if (keys[low + half] < key) low += half + 1, count -= half + 1;
+        else count = half;
     }
     return low;
 }
 
 /* ---- what is equal ---- */
 
-typedef struct {
-    const uint8_t *letters;
-    const int64_t *bounds, *shortest;
-    int64_t size, count; /* letters, passages */
-} Passages;
+typedef struct { /* each array by the numbers of seeds, of passages, or of n-grams; all are ascending but `seed_...` */
+    const uint64_t *keys;
+    const int64_t *seed_letters, *seed_passages, *seed_grams, *seed_stops;
+    const uint8_t *letters, *ignored;
+    const uint32_t *edges; /* where words begin among the letters, and the end */
+    const int64_t *word_bounds, *gram_bounds;
+    int64_t seeds, letters_count, edges_count, passages, grams;
+} Index;
 
-typedef struct { /* what is equal, so that a seed inside of it is not looked at again */
-    int64_t passage, beside, stop;
-} Region;
+enum { NUMBERS = 7 };
 
-typedef struct {
-    const uint8_t *folded;
-    int64_t low, high, place;     /* of the text that is looked at; where */
-    int64_t counted_to, letters;  /* how many letters lie before a place of it */
-    int remembered;               /* whether there are regions in it */
-} Document;
-
-/* How many letters from a place on are those from a letter of a passage on; and where the last of them ends. */
-static int64_t equal_right(const Document *document, const uint8_t *letters, int64_t left, int64_t *stop) {
-    int64_t equal = 0, place = document->place;
-    for (*stop = place; place < document->high; place++) {
-        if (!document->folded[place]) continue;
-        if (equal == left || document->folded[place] != letters[equal]) break;
-        equal++;
-        *stop = place + 1;
-    }
-    return equal;
-}
-
-static int64_t equal_left(const Document *document, const uint8_t *letters, int64_t left) {
-    int64_t equal = 0, place = document->place;
-    while (place-- > document->low) {
-        if (!document->folded[place]) continue;
-        if (equal == left || document->folded[place] != letters[-1 - equal]) break;
-        equal++;
-    }
-    return equal;
-}
-
-/* How many letters lie before the place that is looked at. */
-static int64_t letters_before(Document *document) {
-    for (; document->counted_to < document->place; document->counted_to++)
-        document->letters += document->folded[document->counted_to] != 0;
-    return document->letters;
-}
-
-typedef struct {
-    int64_t *numbers, count, capacity; /* a count of REFUSED: the index is none */
-    int64_t base; /* where the texts lie that are looked at */
-    Region *regions;
+typedef struct { /* n-grams that were found: document, passage, letters beside, first, behind the last, from, to */
+    int64_t *numbers, count, capacity, kept; /* kept: of documents that are closed */
+    uint8_t *seen;
 } Found;
 
-/* Where a region is remembered. The highest bits: stretches beside each other are often a power of two apart. */
-static uint64_t slot_of(int64_t passage, int64_t beside) {
-    return ((uint64_t)passage * INVERSE + (uint64_t)beside) * BASE >> (64 - REMEMBERED_BITS);
-}
-
-/* The letters around a place beside those around each seed of a key. */
-static void compare(Document *document, uint64_t key, const Seeds *seeds, const Passages *passages, Found *found) {
-    for (int64_t seed = first_seed(seeds->keys, seeds->count, key); seed < seeds->count; seed++) {
-        if (seeds->keys[seed] != key) break;
-        const int64_t passage = seeds->passages[seed], letter = seeds->letters[seed];
-        const uint8_t *letters = passages->letters + letter;
-        const int64_t *bounds = passages->bounds + passage;
-        if (passage < 0 || passage >= passages->count || bounds[0] < 0 || letter < bounds[0] || letter > bounds[1] ||
-            bounds[1] > passages->size) {
-            found->count = REFUSED;
-            return;
-        }
-        Region *region = NULL;
-        int64_t stop, beside = 0;
-        if (document->remembered) {
-            beside = letters_before(document) - letter;
-            region = found->regions + slot_of(passage, beside);
-            if (region->passage == passage && region->beside == beside && document->place < region->stop) continue;
-        }
-        const int64_t right = equal_right(document, letters, bounds[1] - letter, &stop);
-        const int64_t left = equal_left(document, letters, letter - bounds[0]);
-        if (left + right < passages->shortest[passage]) continue;
-        if (!document->remembered) {
-            document->remembered = 1;
-            memset(found->regions, 0, REMEMBERED * sizeof *region);
-            beside = letters_before(document) - letter;
-            region = found->regions + slot_of(passage, beside);
-        }
-        *region = (Region){passage, beside, stop};
-        if (found->count < found->capacity) {
-            const int64_t numbers[4] = {found->base + document->place, seed, left, right};
-            memcpy(found->numbers + 4 * found->count, numbers, sizeof numbers);
-        }
-        found->count++;
-    }
-}
-
 typedef struct {
-    uint8_t *folded;
-    Block *blocks;
-    uint32_t *places, *likely; /* of words; of those that may begin a seed, which */
-} Room;
+    const uint8_t *letters;
+    const uint32_t *before;
+    const Room *room;
+    int64_t document, first_word, stop_word, place; /* its number, its words, and where its batch begins */
+} Document;
 
-static void scan(const Texts *texts, const Room *room, int64_t kinds, const Seeds *seeds, const Passages *passages,
-                 Found *found) {
-    const uint8_t *folded = room->folded;
-    const int64_t size = texts->size, *offsets = texts->offsets;
-    fold(texts, room->folded, room->blocks);
-    const int64_t words = list_words(room->blocks, folded, size, room->places);
-    const int64_t likely = list_likely(folded, room->places, words, seeds, room->likely);
-    Document document = {folded, 0, 0, 0, 0, 0, 0};
-    for (int64_t k = 0, text = -1; k < likely; k++) {
-        const uint32_t *word = room->places + room->likely[k];
-        for (int64_t kind = 0; kind < kinds; kind++) {
-            const uint64_t key = kind ? key_of(letters_of(folded, word), ~letters_of(folded, word + 1))
-                                      : letters_key(folded, word, room->places + words);
-            if (!may_hold(seeds->key_bits, seeds->key_shift, key)) continue;
-            while (document.high <= *word) {
-                text++;
-                const int64_t low = offsets[text] - offsets[0];
-                document = (Document){folded, low, offsets[text + 1] - offsets[0], low, low, 0, 0};
-            }
-            document.place = *word;
-            compare(&document, key, seeds, passages, found);
-            if (found->count < 0) return;
-        }
+/* The word of a document that begins at a letter; its end counts as one. Below zero: none does. */
+static int64_t word_at(const Document *document, uint32_t letter) {
+    int64_t low = document->first_word, count = document->stop_word - low;
+    while (count > 0) {
+        const int64_t half = count / 2;
+        if (document->before[low + half] < letter) low += half + 1, count -= half + 1;
+        else count = half;
+    }
+    return document->before[low] == letter ? low : -1;
+}
+
+static int64_t equal_right(const uint8_t *one, const uint8_t *other, int64_t most) {
+    int64_t equal = 0;
+    while (equal < most && one[equal] == other[equal]) equal++;
+    return equal;
+}
+
+static int64_t equal_left(const uint8_t *one, const uint8_t *other, int64_t most) {
+    int64_t equal = 0;
+    while (equal < most && one[-1 - equal] == other[-1 - equal]) equal++;
+    return equal;
+}
+
+/* Forgets what was found in the document that is open. */
+static void close_document(Found *found) {
+    for (; found->kept < found->count; found->kept++) {
+        const int64_t *some = found->numbers + NUMBERS * found->kept;
+        memset(found->seen + some[3], 0, (size_t)(some[4] - some[3]));
     }
 }
 
-/* Four numbers for each place where at least the letters of a passage's shortest n-gram are equal: the place, the seed
-   that led there, and how many letters are equal before and from there on. How many there are; no more than `capacity`
-   are written.
+/* Whether a seed lies where the index has room for it; a damaged file is no reason to read beyond it. */
+static int seed_fits(const Index *index, int64_t seed) {
+    const int64_t passage = index->seed_passages[seed], first = index->seed_grams[seed], stop = index->seed_stops[seed];
+    if (passage < 0 || passage >= index->passages || first < 0 || first >= stop || stop > index->grams) return 0;
+    const int64_t *words = index->word_bounds + passage, *grams = index->gram_bounds + passage;
+    const int64_t letter = index->seed_letters[seed];
+    return grams[0] <= first && stop <= grams[1] && words[0] >= 0 && words[1] < index->edges_count &&
+           grams[1] - grams[0] <= words[1] - words[0] && letter >= index->edges[words[0]] &&
+           letter <= index->edges[words[1]] && index->edges[words[1]] <= index->letters_count;
+}
 
-   So much text at a time as the processor's cache holds: `at_once` bytes, or one text that is larger. `folded`,
-   `blocks`, `places` and `likely` have room for that, as `words` needs it. `memory`: for `REMEMBERED` regions.
-   `kinds`: 2 where some seeds go by their two words instead of sixteen letters. */
-int64_t milldam_regions(const uint8_t *raw, int64_t raw_count, const int64_t *offsets, int64_t offsets_count,
-                        const uint16_t *folds, int64_t folds_count, const uint8_t *alone, int64_t alone_count,
-                        uint8_t *folded, int64_t folded_count, uint64_t *blocks, int64_t blocks_count,
-                        uint32_t *places, int64_t places_count, uint32_t *likely, int64_t likely_count,
-                        int64_t at_once, int64_t *memory, int64_t memory_count, int64_t kinds,
-                        const uint64_t *pair_bits, int64_t pair_bits_count, int64_t pair_shift,
-                        const uint64_t *key_bits, int64_t key_bits_count, int64_t key_shift, const uint64_t *seed_keys,
-                        int64_t seed_count, const int64_t *seed_letters, int64_t seed_letters_count,
-                        const int64_t *seed_passages, int64_t seed_passages_count, const uint8_t *letters,
-                        int64_t letters_count, const int64_t *bounds, int64_t bounds_count, const int64_t *shortest,
-                        int64_t shortest_count, int64_t *numbers, int64_t numbers_count) {
-    const int64_t texts = offsets_count - 1, capacity = numbers_count / 4;
+/* The n-grams that chose a seed, where they are new in the document: letter by letter, from the beginning of a word to the
+   end of one. Gives REFUSED, or -1 where there is no more room, or 0. */
+static int64_t compare(const Document *document, int64_t word, int64_t seed, const Index *index, Found *found) {
+    if (!seed_fits(index, seed)) return REFUSED;
+    const int64_t first = index->seed_grams[seed], stop = index->seed_stops[seed];
+    int wanted = 0;
+    for (int64_t gram = first; gram < stop; gram++) wanted |= !(found->seen[gram] | index->ignored[gram]);
+    if (!wanted) return 0;
+    const int64_t passage = index->seed_passages[seed], letter = index->seed_letters[seed];
+    const int64_t *words = index->word_bounds + passage, *grams = index->gram_bounds + passage;
+    const int64_t size = words[1] - words[0] - (grams[1] - grams[0]) + 1; /* words of an n-gram */
+    const int64_t begins_at = words[0] - grams[0], ends = begins_at + size; /* its edges, from the number of an n-gram on */
+    const uint32_t *edges = index->edges;
+    const int64_t here = document->before[word], low = document->before[document->first_word];
+    const int64_t beside = here - letter, high = document->before[document->stop_word];
+    const int64_t after = edges[stop - 1 + ends] - letter, ahead = letter - edges[first + begins_at];
+    if (after < 0 || ahead < 0 || letter + after > index->letters_count) return REFUSED;
+    const uint8_t *one = document->letters + here, *other = index->letters + letter;
+    const int64_t until = letter + equal_right(one, other, high - here < after ? high - here : after);
+    const int64_t from = letter - equal_left(one, other, here - low < ahead ? here - low : ahead);
+    int64_t *last = NULL;
+    for (int64_t gram = first; gram < stop; gram++) {
+        const int64_t begin = edges[gram + begins_at], end = edges[gram + ends];
+        if (found->seen[gram] || begin < from || end > until) continue;
+        const int64_t begins = word_at(document, (uint32_t)(begin + beside));
+        const int64_t behind = word_at(document, (uint32_t)(end + beside));
+        if (begins < 0 || behind <= begins) continue;
+        if (!last || last[4] != gram) {
+            if (found->count == found->capacity) {
+                close_document(found);
+                return -1;
+            }
+            last = found->numbers + NUMBERS * found->count++;
+            last[0] = document->document, last[1] = passage, last[2] = beside, last[3] = gram;
+            last[5] = document->place + document->room->starts[begins];
+        }
+        last[4] = gram + 1, last[6] = document->place + document->room->stops[behind - 1];
+        found->seen[gram] = 1;
+    }
+    return 0;
+}
+
+/* The first of the words that begins at a place or behind it. */
+static int64_t first_word(const uint32_t *starts, int64_t words, int64_t place) {
+    int64_t low = 0;
+    while (words > 0) {
+        const int64_t half = words / 2;
+        if (starts[low + half] < place) low += half + 1, words -= half + 1;
+        else words = half;
+    }
+    return low;
+}
+
+/* Seven numbers for each run of n-grams of a passage that is found in a document for the first time: the document, the
+   passage, how many letters lie between both, its first n-gram and the one behind its last, and the bytes from and to. How
+   many there are; -1: more than there is room for.
+
+   So much text at a time as the processor's cache holds: `at_once` bytes, or one text that is larger. `seen` has a zero
+   for each n-gram, and again at the end, unless the last text is `open`: then it has what was found there. */
+int64_t milldam_matches(
+    const uint8_t *raw, int64_t raw_count, const int64_t *offsets, int64_t offsets_count, const uint16_t *folds,
+    int64_t folds_count, const uint8_t *alone, int64_t alone_count, uint8_t *folded, int64_t folded_count,
+    uint64_t *blocks, int64_t blocks_count, uint32_t *starts, int64_t starts_count, uint32_t *stops, int64_t stops_count,
+    uint8_t *letters, int64_t letters_count, uint32_t *before, int64_t before_count, uint32_t *likely,
+    int64_t likely_count, int64_t at_once, int64_t open, const uint64_t *bits, int64_t bits_count, int64_t shift,
+    const uint64_t *keys, int64_t seeds, const int64_t *seed_letters, int64_t seed_letters_count,
+    const int64_t *seed_passages, int64_t seed_passages_count, const int64_t *seed_grams, int64_t seed_grams_count,
+    const int64_t *seed_stops, int64_t seed_stops_count, const uint8_t *passage_letters, int64_t passage_letters_count,
+    const uint8_t *ignored, int64_t grams, const uint32_t *edges, int64_t edges_count, const int64_t *word_bounds,
+    int64_t word_bounds_count, const int64_t *gram_bounds, int64_t gram_bounds_count, uint8_t *seen, int64_t seen_count,
+    int64_t *numbers, int64_t numbers_count) {
+    const int64_t texts = offsets_count - 1, room_for = starts_count < stops_count ? starts_count : stops_count;
     NEEDS(texts_fit(raw_count, offsets, offsets_count, folds_count, alone_count, at_once, folded_count, blocks_count,
-                    places_count, likely_count));
-    NEEDS(memory_count >= REMEMBERED * (int64_t)(sizeof(Region) / sizeof *memory) && bounds_count == shortest_count + 1);
-    NEEDS(seed_letters_count == seed_count && seed_passages_count == seed_count);
-    NEEDS(pair_shift > 0 && pair_shift < 64 && (uint64_t)pair_bits_count > UINT64_MAX >> pair_shift);
-    NEEDS(key_shift > 0 && key_shift < 64 && (uint64_t)key_bits_count > UINT64_MAX >> key_shift);
-    const Seeds seeds = {pair_bits,    pair_shift,    key_bits,  key_shift, seed_keys,
-                         seed_letters, seed_passages, seed_count};
-    const Passages passages = {letters, bounds, shortest, letters_count, shortest_count};
-    const Room room = {folded, (Block *)blocks, places, likely};
-    Found found = {numbers, 0, capacity, 0, (Region *)memory};
+                    starts_count, stops_count));
+    NEEDS(letters_count >= room_for + SEED_LETTERS && before_count >= room_for && likely_count >= room_for);
+    NEEDS(shift > 0 && shift < 64 && (uint64_t)bits_count > UINT64_MAX >> shift);
+    NEEDS(seed_letters_count == seeds && seed_passages_count == seeds && seed_grams_count == seeds);
+    NEEDS(seed_stops_count == seeds && seen_count == grams && word_bounds_count == gram_bounds_count);
+    const Room room = {folded, (Block *)blocks, starts, stops};
+    const Index index = {keys,        seed_letters, seed_passages, seed_grams,            seed_stops,  passage_letters,
+                         ignored,     edges,        word_bounds,   gram_bounds,           seeds,       passage_letters_count,
+                         edges_count, word_bounds_count - 1,       grams};
+    Found found = {numbers, 0, numbers_count / NUMBERS, 0, seen};
     for (int64_t first = 0, stop; first < texts; first = stop) {
         for (stop = first + 1; stop < texts && offsets[stop + 1] - offsets[first] <= at_once;) stop++;
-        found.base = offsets[first] - offsets[0];
-        const int64_t size = offsets[stop] - offsets[first];
-        const Texts some = {raw + found.base, size, offsets + first, stop - first, folds, alone};
-        scan(&some, &room, kinds, &seeds, &passages, &found);
-        if (found.count < 0) break;
+        const int64_t base = offsets[first] - offsets[0];
+        const Texts some = {raw + base, offsets[stop] - offsets[first], offsets + first, stop - first, folds, alone};
+        const int64_t words = list_words(&some, &room);
+        gather_letters(&room, words, letters, before);
+        const int64_t count = list_likely(letters, before, words, bits, shift, likely);
+        Document document = {letters, before, &room, first - 1, 0, 0, base};
+        for (int64_t k = 0; k < count; k++) {
+            const int64_t word = likely[k];
+            const uint64_t key = key_of(letters + before[word]);
+            if (word >= document.stop_word) {
+                close_document(&found);
+                do document.document++;
+                while (offsets[document.document + 1] - offsets[first] <= starts[word]);
+                document.first_word = first_word(starts, words, offsets[document.document] - offsets[first]);
+                document.stop_word = first_word(starts, words, offsets[document.document + 1] - offsets[first]);
+            }
+            for (int64_t seed = first_key(keys, seeds, key); seed < seeds && keys[seed] == key; seed++) {
+                const int64_t problem = compare(&document, word, seed, &index, &found);
+                if (problem) return problem;
+            }
+        }
+        if (stop < texts || !open) close_document(&found);
     }
     return found.count;
 }

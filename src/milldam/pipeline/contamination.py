@@ -23,7 +23,7 @@ from milldam.decontamination.deciding import decide
 from milldam.decontamination.index import Index
 from milldam.decontamination.letters import letter_tables
 from milldam.decontamination.matches import Matches, MatchFinder, match_path
-from milldam.decontamination.scanning import Scanner, scanning_bytes
+from milldam.decontamination.scanning import SCANNING_BYTES, Scanner
 from milldam.memory import Budget, usage
 from milldam.pipeline.evaluation_sets import Evaluation
 from milldam.rules import REPORT, EvaluationSet
@@ -101,7 +101,7 @@ def _scan(work: Session, task: ScanTask, workers: int | None) -> int:
     units = max(1, min(len(store), -(-store.tokens // UNIT_TOKENS)))
     size = store.tokens * store.dtype.itemsize
     useful = min(units, workers or (1 if size < SMALL_INPUT else work.pool.cores))
-    loaded = TOKENIZER_FACTOR * len(store.place.read("tokenizer.json") or b"") + scanning_bytes() + DECODING_BYTES
+    loaded = TOKENIZER_FACTOR * len(store.place.read("tokenizer.json") or b"") + SCANNING_BYTES + DECODING_BYTES
     count = fit_workers(work.budget, usage().anonymous, loaded, useful, forked=work.pool.forks)
     alone = fit_workers(work.budget, usage().anonymous, loaded, useful)
 

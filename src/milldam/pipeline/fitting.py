@@ -200,9 +200,9 @@ class Fitting:
         useful = min(wanted, max(1, units))
         loaded = self.pool.overhead_bytes + (self._filter_bytes if judging else 0)
         if self.config.evaluation_sets:
-            from milldam.decontamination.scanning import scanning_bytes
+            from milldam.decontamination.scanning import SCANNING_BYTES
 
-            loaded += scanning_bytes()
+            loaded += SCANNING_BYTES
         count = self.fit(loaded, useful, forked=self.pool.forks)
         alone = self.fit(loaded, useful)
         return Workers(count, max(1, self.cores // count), here=self.one_process, alone=alone)

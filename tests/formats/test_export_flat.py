@@ -243,7 +243,7 @@ def test_every_format_has_its_module() -> None:
     for name in FORMATS:
         format = load_format(name)
         assert format.SHAPE in ("file", "pair", "folder")
-        assert set(format.OPTIONS) <= {"seq_len", "dtype", "shard_size"}
+        assert set(format.OPTIONS) <= {"seq_len", "dtype", "shard_size", "side"}
         assert callable(getattr(format, "read", None)) == (name != "mds")
         assert callable(format.write_file)
 

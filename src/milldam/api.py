@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 from milldam.errors import ConfigError, Setting, StoreError
+from milldam.files import in_home
 from milldam.loader.stores import Store
 from milldam.memory import release, usage
 from milldam.stores.kinds import TOKENS, store_kind
@@ -146,6 +147,7 @@ def open(
     """
     from milldam.feeding import is_raw
 
+    path = in_home(path) if isinstance(path, str | Path) else path
     if kind != "tokens" and is_raw(path, text):
         return _open_feed(path, split, text)
     for name in text:
@@ -194,9 +196,9 @@ def _order_by_options(inputs: Any, *, tokenizer: Any = None, store: Any = None, 
         raise ConfigError(Setting("tokenizer"), ": missing. Text needs one: a folder, file or Hub name.")
     if store is None:
         raise ConfigError(Setting("store"), ": missing. Name the folder for the tokens of the text.")
-    given = (inputs, Path(store), tokenizer, options)
+    given = (inputs, Path(in_home(store)), tokenizer, options)
     settings = tokenize_settings(*given)
-    return Order.of(Path(store), partial(tokenize_config, *given), Asked.of(settings, report=False), settings, None)
+    return Order.of(given[1], partial(tokenize_config, *given), Asked.of(settings, report=False), settings, None)
 
 
 def _order_by_config(config: Any, options: dict[str, Any]) -> Order:
@@ -223,7 +225,7 @@ def _order_by_config(config: Any, options: dict[str, Any]) -> Order:
         read = read_config(config, (), chosen)
     settings = read.given.data
     asked = Asked.of(settings, read.said)
-    return Order.of(Path(out), partial(_checked_config, config, chosen), asked, settings, read.said[0])
+    return Order.of(Path(in_home(out)), partial(_checked_config, config, chosen), asked, settings, read.said[0])
 
 
 def _was_deduplicated(out: Path) -> bool:
@@ -307,7 +309,7 @@ def tokenize(
     given = {name: value for name, value in locals().items() if name not in ("inputs", "out", "tokenizer")}
     from milldam.pipeline.starting import Asked, run_asked, tokenize_config, tokenize_settings
 
-    with _as_paths(inputs, Path(out)) as paths:
+    with _as_paths(inputs, Path(in_home(out))) as paths:
         release()
         options = (paths, out, tokenizer, given)
         asked = Asked.of(tokenize_settings(*options), report=False)
@@ -395,5 +397,5 @@ def contamination(
     sets = evaluation_sets(paths, columns=columns, ngram=ngram, min_share=min_share)
     machine = Machine(memory, workers, held_bytes=usage().anonymous)
     return find_contamination(
-        Store(store), sets, findings=None if findings is None else Path(findings), machine=machine
+        Store(store), sets, findings=None if findings is None else Path(in_home(findings)), machine=machine
     )

@@ -293,6 +293,15 @@ def remove_matching(folder: Path, *patterns: str) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
+def in_home(path: str | Path) -> str:
+    """A path as the user named it, `~/...` in his home: the one place where that is looked up.
+
+    >>> in_home("corpus.jsonl"), in_home("~/corpus.jsonl").startswith("~")
+    ('corpus.jsonl', False)
+    """
+    return os.path.expanduser(path)
+
+
 def user_cache() -> Path:
     """Where milldam keeps what it can make or fetch again: MILLDAM_CACHE, or in the user's cache folder."""
     own, home = os.environ.get("MILLDAM_CACHE"), os.environ.get("XDG_CACHE_HOME")

@@ -59,9 +59,12 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_rows_that_are_given_are_tokenized(kind: str, reference: list[list[int]], tmp_path: Path) -> None:
-    """The same documents as from a file, and nothing is left beside the store."""
-    store = milldam.tokenize(SOURCES[kind](), tmp_path / "store", **OPTIONS)
+def test_rows_that_are_given_are_tokenized(
+    kind: str, reference: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same documents as from a file, and nothing is left beside the store or in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    store = milldam.tokenize(SOURCES[kind](), "store", **OPTIONS)
     assert [document.tolist() for document in store] == reference
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 

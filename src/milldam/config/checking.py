@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, 
 
 from milldam.config.other_words import meant_setting, said_of
 from milldam.errors import ConfigError, Setting, did_you_mean, nearest
+from milldam.files import in_home
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -324,7 +325,9 @@ def _fitted(scalars: frozenset[type], value: Any, text: str) -> Any:
             return int(value)
         if float in scalars:
             return value
-    return text if str in scalars and isinstance(value, str | bool | int | float | PurePath) else _LEFT_OUT
+    if str in scalars and isinstance(value, str | bool | int | float | PurePath):
+        return in_home(text) if text.startswith("~/") else text
+    return _LEFT_OUT
 
 
 def shown_text(given: Given, value: Any, path: KeyPath) -> str:

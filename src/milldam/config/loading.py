@@ -14,6 +14,7 @@ from milldam.config.legacy import convert, drop_superseded, is_legacy
 from milldam.config.settings import Config
 from milldam.config.yaml_values import apply_override, parse_override, read_yaml
 from milldam.errors import ConfigError
+from milldam.files import in_home
 
 T = TypeVar("T")
 LARGEST_FILE = 1 << 20
@@ -71,7 +72,7 @@ def read_config(
 ) -> ReadConfig:
     """As `load_config`, unchecked: what can't be read alone raises ConfigError."""
     plain = _plain(given) if isinstance(given, Mapping) else None
-    text = repr(plain) if plain is not None else _text_of(Path(str(given)))
+    text = repr(plain) if plain is not None else _text_of(Path(in_home(str(given))))
     read = Given("config", plain) if plain is not None else _read(text, str(given), _EXAMPLE)
     legacy = is_legacy(read.data)
     notes = [] if plain is not None else list(_find_beside(read.data, Path(str(given)).parent))

@@ -43,9 +43,10 @@ def push(
     >>> milldam.push("corpus.milldam", "user/corpus").out      # doctest: +SKIP
     'https://huggingface.co/datasets/user/corpus'
     """
+    from milldam.files import in_home
     from milldam.hub.pushing import PushRequest, push_store
 
-    folder = Path(store) if isinstance(store, str | Path) else Path(store.path)
+    folder = Path(in_home(store)) if isinstance(store, str | Path) else Path(store.path)
     return push_store(PushRequest(folder, repo, public=public, revision=revision, message=message, dry_run=dry_run))
 
 
@@ -61,9 +62,10 @@ def pull(
     Store('corpus.milldam': 18,511 documents, 15,293,621 tokens, uint16)
     """
     from milldam.api import open as open_store
+    from milldam.files import in_home
     from milldam.hub.pulling import PullRequest, pull_store
 
-    folder = None if out is None else Path(out)
+    folder = None if out is None else Path(in_home(out))
     summary = pull_store(PullRequest(repo, folder, revision=revision, split=split))
     opened: Store | FeatureStore | Table = open_store(summary.out)
     return opened

@@ -49,7 +49,7 @@ def as_file(rows: Any, out: Path) -> Iterator[str]:
 def _write(rows: Any, folder: Path) -> Path:
     content, path = xxhash.xxh3_128(), folder / "rows.jsonl"
     with path.open("wb") as file:
-        for number, row in enumerate(_rows(rows)):
+        for number, row in enumerate(_rows(rows, folder)):
             if isinstance(row, str):
                 row = {"text": row}
             if not isinstance(row, Mapping):
@@ -62,10 +62,10 @@ def _write(rows: Any, folder: Path) -> Path:
     return named
 
 
-def _rows(source: Any) -> Iterator[Any]:
-    """Texts or dicts, in order."""
+def _rows(source: Any, folder: Path) -> Iterator[Any]:
+    """Texts or dicts, in order. `folder`: for the row numbers of a dataset."""
     if type(source).__module__.split(".")[0] == "datasets":
-        yield from _of_dataset(source)
+        yield from _of_dataset(source, folder)
         return
     if isinstance(source, pa.Array | pa.ChunkedArray):
         source = pa.table({"text": source})
@@ -79,7 +79,7 @@ def _rows(source: Any) -> Iterator[Any]:
     yield from made
 
 
-def _of_dataset(source: Any) -> Iterator[dict[str, Any]]:
+def _of_dataset(source: Any, folder: Path) -> Iterator[dict[str, Any]]:
     from datasets import Dataset, IterableDataset
 
     if isinstance(source, dict):
@@ -87,7 +87,7 @@ def _of_dataset(source: Any) -> Iterator[dict[str, Any]]:
     if isinstance(source, IterableDataset):
         yield from iterable_rows(source)
     elif isinstance(source, Dataset):
-        reader = DataSetPlan(source, MapSettings(source=source, function=_json), Path()).reader
+        reader = DataSetPlan(source, MapSettings(source=source, function=_json), folder).reader
         yield from _of_batches(reader.read(RowUnit(0, "", 0, {"range": [0, len(source)]}), lambda reject: None))
     else:
         raise ConfigError(f"{type(source).__name__} of datasets: no input. {_KNOWN}")

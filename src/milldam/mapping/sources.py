@@ -29,7 +29,7 @@ import pyarrow as pa
 import xxhash
 
 from milldam.errors import ConfigError
-from milldam.files import NewFile, hash_bytes
+from milldam.files import NewFile, hash_bytes, in_home
 from milldam.input_files import version_of
 from milldam.mapping.file_rows import FilePlan
 from milldam.mapping.identity import identify
@@ -203,9 +203,9 @@ def _paths(source: Any) -> list[str] | None:
     if table is not None and isinstance(source, table.Table):
         return [str(source.path)]
     if isinstance(source, str | os.PathLike):
-        return [os.fspath(source)]
+        return [in_home(os.fspath(source))]
     if isinstance(source, list | tuple) and source and all(isinstance(one, str | os.PathLike) for one in source):
-        return [os.fspath(one) for one in source]
+        return [in_home(os.fspath(one)) for one in source]
     return None
 
 

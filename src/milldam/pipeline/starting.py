@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from milldam import __version__
 from milldam.errors import MilldamError
-from milldam.files import hash_bytes, record_of, replace_unsynced, seal_line, unseal_line
+from milldam.files import hash_bytes, in_home, record_of, replace_unsynced, seal_line, unseal_line
 from milldam.input_files import RUN_FOLDER, InputState
 from milldam.run.summary import Summary
 from milldam.run.tasks import CAN_FORK
@@ -64,7 +64,7 @@ class Asked:
         known = isinstance(out, str | Path) and not settings.get("overwrite") and not settings.get("storage_options")
         left = {name: value for name, value in settings.items() if name not in ("out", "overwrite", "storage_options")}
         name = hash_bytes(repr((__version__, report, said, left)).encode("utf-8", "backslashreplace"))
-        return cls(Path(out) if out is not None and known else None, name, report)
+        return cls(Path(in_home(out)) if out is not None and known else None, name, report)
 
     def is_answered(self) -> bool:
         """Whether the store is there and up to date, as far as a receipt tells."""

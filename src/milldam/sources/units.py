@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import xxhash
 
 from milldam.errors import InputError, Setting
-from milldam.files import hash_bytes
+from milldam.files import hash_bytes, in_home
 from milldam.input_files import (
     COMPRESSIONS,
     FORMATS,
@@ -98,6 +98,7 @@ def list_inputs(
 
 
 def _list_one(given: str, input_format: str | None, left_out: LeftOut) -> Iterator[InputFile]:
+    given = in_home(given)
     if given == STDIN:
         yield _standard_input(input_format)
     elif is_address(given):
@@ -110,7 +111,7 @@ def _list_one(given: str, input_format: str | None, left_out: LeftOut) -> Iterat
     elif os.path.isfile(given):
         yield _local_file(given, input_format)
     elif glob.has_magic(given):
-        for path in sorted(glob.iglob(os.path.expanduser(given), recursive=True)):
+        for path in sorted(glob.iglob(given, recursive=True)):
             if os.path.isfile(path):
                 yield _local_file(path, input_format)
     else:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from milldam.errors import ConfigError, StoreError, did_you_mean
-from milldam.files import address_of
+from milldam.files import address_of, in_home
 from milldam.markup import counted, in_notebook
 from milldam.memory import format_size
 from milldam.stores.kinds import Held, hold
@@ -166,7 +166,7 @@ class Table:
         address = None if isinstance(path, Folder) else address_of(path)
         if address is not None:
             raise ConfigError(f"{address}: a table is read on this machine: `milldam pull` or copy it here first.")
-        self._place = path if isinstance(path, Folder) else Folder(Path(path))
+        self._place = path if isinstance(path, Folder) else Folder(Path(in_home(path)))
         self.path = self._place.folder
         self._use = _in_use(self.path)
         self.manifest = read(self._place)

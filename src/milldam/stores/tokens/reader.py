@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError, StoreError, did_you_mean
+from milldam.files import in_home
 from milldam.markup import counted, in_notebook
 from milldam.memory import format_size
 from milldam.stores.place import Folder, Place, same_generation
@@ -163,7 +164,7 @@ class Store:
     """Documents of tokens, by number: `store[i]`, `len(store)`, `for document in store`."""
 
     def __init__(self, path: str | Path | Place, *, split: str | None = None) -> None:
-        self.place: Place = Folder(Path(path)) if isinstance(path, str | Path) else path
+        self.place: Place = Folder(Path(in_home(path))) if isinstance(path, str | Path) else path
         """Where it lies."""
         self.name = self.place.name
         """Its path, or its address."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import re
 import shutil
 import subprocess
@@ -20,8 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.browser import chromium, pixel_rows
 from tests.kit.damage import edit_manifest
-from tests.kit.jobs import TOKENIZER, demo_texts, invoke
+from tests.kit.jobs import TOKENIZER, demo_texts, invoke, write_lines
 
+import milldam
 from milldam.errors import StoreError
 from milldam.files import write_sealed
 from milldam.markup import escape, escape_plain
@@ -116,7 +118,7 @@ def a_run(begin: float = 1_700_000_000.0) -> Iterator[str]:
 def near_pair(dropped: str | None, kept: str | None, similarity: float = 0.8) -> dict[str, Any]:
     """A near-duplicate and what it is like, as a run tells of them."""
     sides = {
-        name: {"file": f"/data/{name}.jsonl", "unit": 3, "row": 1_234, "text": text, "start": 0}
+        name: {"file": f"/data/{name}.jsonl", "unit": 3, "row": 1_234, "text": text, "start": 0, "cut": False}
         for name, text in (("dropped", dropped), ("kept", kept))
     }
     return {"similarity": similarity, **sides}
@@ -640,7 +642,53 @@ def peak_of_report(out: Path) -> int:
     return int(done.stdout)
 
 
+def test_a_report_says_what_was_done_and_marks_what_it_shows_a_part_of(tmp_path: Path) -> None:
+    """Excerpts and highlighting are explained, idle stages are not listed, near-dedup is not called exact."""
+    rng = random.Random(0)
+    words = [
+        [rng.choice(["river", "water", "dam", "mill", "stone", "wheel", "flow", "bank", "reed"]) for _ in range(500)]
+        for _ in range(4)
+    ]
+    texts = [" ".join(one) for one in [*words, [*words[0][:400], "changed", *words[0][401:]]]]
+    evaluation = write_lines(tmp_path / "evaluation.jsonl", [" ".join(words[2][100:140])])
+    milldam.preprocess(
+        {
+            "datasets": str(write_lines(tmp_path / "a.jsonl", texts)),
+            "tokenizer": str(TOKENIZER),
+            "out": str(tmp_path / "out"),
+            "memory": "4GB",
+            "dedup": "near",
+            "decontaminate": str(evaluation),
+        }
+    )
+    page = write_report(tmp_path / "out").read_text(encoding="utf-8")
+    stages = re.findall(r"<li><b>(\w+)</b>", page)
+    assert stages == ["read", "dedup", "decontaminate"]
+    assert "method: exact" not in page and "Exact duplicates" not in page
+    assert page.count("<mark>Highlighted</mark>: ") == 2
+    assert f"… <mark>{' '.join(words[2][100:140])}</mark> …" in page
+    assert re.search(r"excerpt from character [\d,]+</span></figcaption><p dir=\"auto\">… ", page)
+
+
 # ---- in a real browser ----
+
+
+OVERFLOWING = """<body><iframe src="{}" style="width:400px;height:9000px;border:0"></iframe><script>
+onload = () => {{
+  const all = [...document.querySelector("iframe").contentDocument.querySelectorAll("body, body *:not(pre)")];
+  const wide = all.filter(one => one.scrollWidth > one.clientWidth + 1 && one.clientWidth);
+  document.title = "looked at " + (all.length > 100) + " too wide: " + wide.map(one => one.outerHTML.slice(0, 60));
+}}
+</script>"""
+
+
+@pytest.mark.slow
+def test_nothing_is_clipped_where_the_page_is_narrow(tmp_path: Path, full: Path) -> None:
+    """At 400 pixels no element is wider than its place, so nothing is cut off or has to be scrolled to."""
+    frame = tmp_path / "frame.html"
+    frame.write_text(OVERFLOWING.format(write_report(full).resolve().as_uri()))
+    dom = chromium(tmp_path, frame, "--dump-dom", "--allow-file-access-from-files", "--window-size=600,900")
+    assert "<title>looked at true too wide: </title>" in dom
 
 
 @pytest.mark.slow

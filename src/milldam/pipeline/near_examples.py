@@ -57,7 +57,8 @@ def near_examples(
     def side(place: Place, start: int) -> dict[str, Any]:
         text = texts.get(place)
         shown = None if text is None else text[start : start + SHOWN_CHARACTERS]
-        return {"file": paths[place[0]], "unit": place[0], "row": place[1], "text": shown, "start": start}
+        cut = text is not None and len(text) > start + SHOWN_CHARACTERS
+        return {"file": paths[place[0]], "unit": place[0], "row": place[1], "text": shown, "start": start, "cut": cut}
 
     def pair(one: Pair) -> dict[str, Any]:
         start = _difference(texts.get(one.dropped, ""), texts.get(one.kept, ""))

@@ -6,7 +6,7 @@ marked, the largest clusters.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -16,7 +16,7 @@ from milldam.report.drawing import WIDTH, Column, Section, Tile, bar, chart, col
 from milldam.report.facts import MAX_SPLITS, Facts, Lengths, Sample
 
 _SPLITS_DRAWN = 6
-_DEDUP_KINDS = {"dedup": "exact duplicates", "near": "near duplicates"}
+_DEDUP_KINDS = {"dedup": "equal documents", "near": "near duplicates"}
 _SIZES_APART = 10
 """Cluster sizes that have a bar of their own; larger ones share bars by powers of two."""
 
@@ -201,7 +201,7 @@ def samples(facts: Facts) -> Section:
     body = _figures(facts.samples) or '<p class="none">There are no documents.</p>'
     if facts.dropped_samples:
         body += f"<h3>Dropped</h3>{_figures(facts.dropped_samples)}"
-    about = paragraphs("The beginnings of some documents, spread over the store and decoded from its tokens.")
+    about = paragraphs("Documents spread over the store, decoded from its tokens; … marks an excerpt, the beginning.")
     about += f"<p>What can not be seen is shown as {escape(chr(0x202E))}.</p>"
     if facts.manifest.chat is not None:
         about += "<p><mark>Highlighted</mark>: trained on.</p>"
@@ -240,10 +240,10 @@ def contamination(facts: Facts) -> Section | None:
     body = table(list(_HEADS), rows, numbers=(1, 2, 3, 4, 6, 7, 8))
     for one in told["sets"]:
         if one["worst"]:
-            pairs = ((_where(line), _said(line["passage"]), _said(line["document"])) for line in one["worst"])
-            found = table(["Found", "The item says", "The document says"], pairs)
+            pairs = ((_where(line), *_evidence(line)) for line in one["worst"])
+            found = table(["Found", "The item says", "The document says (excerpt)"], pairs)
             body += f"<h3>{escape(shorten(one['set']))}</h3>{found}"
-    about = paragraphs(
+    about = "<p><mark>Highlighted</mark>: words that item and document have in common, in order.</p>" + paragraphs(
         "An item is found in a document that holds at least a share of the n-grams of one of its passages.",
         "Too short, repeated and common passages are not looked for.",
         "All findings are in contamination.jsonl.",
@@ -271,8 +271,13 @@ def _where(line: dict[str, Any]) -> str:
     return f"{found}<br>{much}<br>{escape(shorten(line['file']))}, row {line['row']:,}"
 
 
-def _said(text: str | None) -> str:
-    return f'<span dir="auto">{escape((text or "")[:_TEXT_SHOWN])}</span>'
+def _evidence(line: dict[str, Any]) -> Iterator[str]:
+    """What the item says and what the document says there, with what they share in a mark."""
+    passage, document = ((line[name] or "")[:_TEXT_SHOWN] for name in ("passage", "document"))
+    before, behind = "… " if line["start"] else "", " …" if len(passage) == _TEXT_SHOWN else ""
+    texts = _marked(passage, document, alike=True)
+    yield f'<span dir="auto">{texts[0]}{behind}</span>'
+    yield f'<span dir="auto">{before}{texts[1]} …</span>'
 
 
 # Words with the space behind them; where there are no spaces, single characters.
@@ -290,7 +295,8 @@ def show_removals(near: dict[str, Any]) -> str:
     if near.get("prefer"):
         body += f"<p>{escape('Of those that are alike, ' + preferred_line(near['prefer']))}.</p>"
     if near.get("worst"):
-        body += "<h3>Removed, the least alike first</h3>" + "".join(map(_pair, near["worst"]))
+        legend = "<p><mark>Highlighted</mark>: what only one of the two says; the rest matches. … marks an excerpt.</p>"
+        body += f"<h3>Removed, the least alike first</h3>{legend}" + "".join(map(_pair, near["worst"]))
     if near.get("largest"):
         body += f"<h3>What most was removed for</h3>{_near_clusters(near)}"
         body += "".join(_pair(one["worst"], f", {one['dropped']:,} removed for it") for one in near["largest"][:3])
@@ -314,14 +320,15 @@ def _near_clusters(near: dict[str, Any]) -> str:
 
 def _pair(pair: dict[str, Any], more: str = "") -> str:
     dropped, kept = pair["dropped"], pair["kept"]
-    texts = _marked(dropped["text"], kept["text"])
+    texts = _marked(dropped["text"], kept["text"], alike=False)
     heads = (f"removed, {pair['similarity']:.3f} alike: {_place(dropped)}", f"stays{more}: {_place(kept)}")
     sides = zip(heads, (dropped, kept), texts, strict=True)
     return f'<div class="pair">{"".join(_side(*side) for side in sides)}</div>'
 
 
 def _side(head: str, side: dict[str, Any], text: str) -> str:
-    before = f"<span>from character {side['start']:,}</span>" if side["start"] else ""
+    before = f"<span>excerpt from character {side['start']:,}</span>" if side["start"] or side["cut"] else ""
+    text = ("… " if side["start"] else "") + text + (" …" if side["cut"] else "")
     shown = f'<p dir="auto">{text}</p>' if side["text"] is not None else '<p class="none">not read again</p>'
     return f'<figure class="sample"><figcaption><span>{escape(head)}</span>{before}</figcaption>{shown}</figure>'
 
@@ -330,17 +337,17 @@ def _place(side: dict[str, Any]) -> str:
     return f"{shorten(side['file'].rpartition('/')[2], _NAME_CHARACTERS)}, unit {side['unit']}, row {side['row']:,}"
 
 
-def _marked(one: str | None, other: str | None) -> tuple[str, str]:
-    """Both texts, what only one has in a mark; without the other there is nothing to mark."""
+def _marked(one: str | None, other: str | None, *, alike: bool) -> tuple[str, str]:
+    """Both texts, in a mark what both have (`alike`) or only one; without the other there is nothing to mark."""
     if one is None or other is None:
         return escape(one or ""), escape(other or "")
     words = _WORD.findall(one), _WORD.findall(other)
-    bare = [[word.strip() for word in some] for some in words]
+    bare = [[(re.sub(r"\W", "", word).lower() if alike else word.strip()) for word in some] for some in words]
     found = SequenceMatcher(None, bare[0], bare[1], autojunk=False).get_opcodes()
-    first = _joined((words[0][begin:end], kind) for kind, begin, end, _, _ in found)
-    return first, _joined((words[1][begin:end], kind) for kind, _, _, begin, end in found)
+    first = _joined((words[0][begin:end], (kind == "equal") == alike) for kind, begin, end, _, _ in found)
+    return first, _joined((words[1][begin:end], (kind == "equal") == alike) for kind, _, _, begin, end in found)
 
 
-def _joined(parts: Iterable[tuple[list[str], str]]) -> str:
-    texts = ((escape("".join(words)), kind) for words, kind in parts if words)
-    return "".join(text if kind == "equal" else f"<mark>{text}</mark>" for text, kind in texts)
+def _joined(parts: Iterable[tuple[list[str], bool]]) -> str:
+    texts = ((escape("".join(words)), marked) for words, marked in parts if words)
+    return "".join(f"<mark>{text}</mark>" if marked else text for text, marked in texts)

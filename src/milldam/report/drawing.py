@@ -91,7 +91,7 @@ def limit_line(panel: Panel, limit: int | None, drawn: int | None) -> list[str]:
         return []
     label = f"budget {format_size(limit)}"
     if drawn is None:
-        return [text(panel.right - 6, panel.top + 16, f"{label}, far above", "budget", "end")]
+        return [text(panel.left + 6, panel.top + 16, f"{label}, far above", "budget")]
     y = panel.y(drawn)
     named = text(panel.right - 6, y - 6, label, "budget", "end")
     return [line(panel.left, y, panel.right, y, "budget-line"), named]
@@ -271,6 +271,7 @@ def table(
 
     def cell(name: str, column: int, content: str) -> str:
         place = ' class="n"' if column in numbers else ""
+        place += f' data-head="{escape_plain(heads[column])}"' if name == "td" else ""  # shown where it is narrow
         return f"<{name}{place}>{content}</{name}>"
 
     top = "".join(cell("th", k, escape(head)) for k, head in enumerate(heads))

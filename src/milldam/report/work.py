@@ -12,6 +12,7 @@ from milldam.memory import format_size
 from milldam.report.drawing import Section, Tile, bar, chart, facts_table, memory_chart, paragraphs, show_tiles, table
 from milldam.report.facts import Facts
 from milldam.stores.kinds import TOKENS
+from milldam.stores.tokens.manifest import READ
 
 _REASONS_SHOWN = 40
 _SHOWN_CHARACTERS = 20_000
@@ -92,6 +93,7 @@ def _time_table(seconds: dict[str, float], text_bytes: int) -> str:
             f"{format_size(text_bytes / one)}/s" if one >= 0.01 else "",
         )
         for name, one in seconds.items()
+        if duration(one) != "0 s"
     )
     return table(["Stage", "", "Time", "Share", "Text"], rows, numbers=(2, 3, 4), kind="bars")
 
@@ -99,7 +101,8 @@ def _time_table(seconds: dict[str, float], text_bytes: int) -> str:
 def flow(facts: Facts) -> Section:
     """Documents in and out, as a funnel: the bars are parts of what was read."""
     tally = facts.manifest.tally
-    rows = "".join(_passage(one, tally.read) for one in tally.flow())
+    did_something = (one for one in tally.flow() if one["stage"] == READ or one["dropped"])
+    rows = "".join(_passage(one, tally.read) for one in did_something)
     about = '<p><span class="key"></span>Went on to the next stage.</p><p><span class="key lost"></span>Dropped.</p>'
     kept = f"{tally.documents:,} of {counted(tally.read, 'record')} are in the store"
     lost = f"{tally.dropped_count:,} were dropped, {tally.rejected_count:,} rejected as unreadable"
@@ -147,7 +150,9 @@ def _reasons(dropped: dict[str, int]) -> str:
 
 def configuration(facts: Facts) -> Section:
     """The configuration as given, and the settings that decide the result."""
-    settings = f"<pre>{_yaml(facts.manifest.settings)}</pre>"
+    dedup = facts.manifest.settings.get("dedup")
+    method = {"dedup": dedup | {"method": "near, after exact"}} if dedup and dedup.get("near") else {}
+    settings = f"<pre>{_yaml(facts.manifest.settings | method)}</pre>"
     config = facts.told.get("config")
     body = settings
     if config:

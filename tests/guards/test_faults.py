@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from tests.kit.every_job import JOBS, NO_ARRAYS, Case
 from tests.kit.faults import KILL, SHORT, Fault, Faults, build_shim
-from tests.kit.jobs import run_milldam
+from tests.kit.jobs import TOKENIZER, run_here, run_milldam, write_lines
+from tests.kit.preprocess_jobs import tree_bytes, write_config
 from tests.kit.quick import first_quick
 
 ALWAYS = 1 << 60
@@ -79,6 +80,25 @@ def test_a_run_that_fails_says_why_and_the_next_one_completes_it(
         run_milldam(*job.to(out))
         assert job.made(out) == job.made("clean")
         assert [path.name for path in tmp_path.glob(f".{out}*")] == []
+
+
+def test_a_refused_update_leaves_the_old_store_as_it_was(tmp_path: Path) -> None:
+    """No document is left: store, rejects and dropped documents stay those of the run that made the store."""
+    corpus = write_lines(tmp_path / "a.jsonl", ["a text that stays", "another one", "another one"])
+    with corpus.open("a") as last:
+        last.write('{"title": "no text here"}\n')
+    rules = {"dedup": "exact", "write_dropped": True}
+    config = {"datasets": [str(corpus)], "tokenizer": str(TOKENIZER), "out": str(tmp_path / "out"), **rules}
+    path = write_config(tmp_path / "config.yaml", config)
+    run_here("preprocess", path)
+    before = tree_bytes(tmp_path / "out")
+    assert {"rejects.jsonl", "dropped.jsonl.zst"} <= before.keys()
+    corpus.write_text('{"text": ""}\n{"text": " "}\n')
+    assert "No documents left" in run_here("preprocess", path, code=3).output
+    assert tree_bytes(tmp_path / "out") == before
+    write_lines(corpus, ["a text that is new"])
+    run_here("preprocess", path)
+    assert not {"rejects.jsonl", "dropped.jsonl.zst"} & tree_bytes(tmp_path / "out").keys()
 
 
 def spread(calls: int, count: int) -> list[int]:

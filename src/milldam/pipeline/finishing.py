@@ -7,6 +7,7 @@ when it is missing; what was needed only on the way is removed last.
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from milldam.markup import counted
 from milldam.pipeline.documents import Reading
 from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.rejects import DROPPED as DROPPED_PARTS
+from milldam.pipeline.rejects import NAME as REJECTED
 from milldam.pipeline.rejects import REJECTS, first_reject, gather_rejects
 from milldam.pipeline.starting import REPORT
 from milldam.run.folder import RunFolder
@@ -28,6 +30,7 @@ from milldam.run.pools import WorkPlan
 from milldam.run.records import Records, sweep
 from milldam.run.session import Session
 from milldam.run.summary import SUMMARY, Summary
+from milldam.run.units import Identity
 from milldam.sources.units import Unit
 from milldam.stores.kinds import TOKENS, live_files
 from milldam.stores.place import Folder
@@ -52,6 +55,7 @@ DROPPED, CONTAMINATION = "dropped.jsonl.zst", "contamination.jsonl"
 PACKED_FOLDER = "packed"
 _SHARD_FILES = (*(f"*.{ending}" for ending in SHARD_FILES), "*.facts")
 _REASONS_SHOWN = 10
+_AUDIT = "audit-"
 
 
 class TextFacts(TypedDict, total=False):
@@ -129,12 +133,11 @@ class Finish:
         folder, prepared, made = self.folder, self.prepared, self.made
         if not made.limit_reached and made.records.complete != self.plan.units:
             raise StoreError(f"{folder.out}: {self.plan.units - made.records.complete} units are not done.")
-        damage = gather_rejects(
-            folder.out, made.parts(REJECTS), lambda: (file["path"] for file in folder.inputs.planned())
-        )
-        join_files(folder.out / DROPPED, made.parts(DROPPED_PARTS))
+        audit = _audit_place(folder, prepared.identity.run_id)
+        damage = gather_rejects(audit, made.parts(REJECTS), lambda: (file["path"] for file in folder.inputs.planned()))
+        join_files(audit / DROPPED, made.parts(DROPPED_PARTS))
         decided = None if made.dedup is None else made.dedup.decontamination
-        join_files(folder.out / CONTAMINATION, [] if decided is None else [decided.findings])
+        join_files(audit / CONTAMINATION, [] if decided is None else [decided.findings])
         folder.tidy()
         if prepared.input_changed():
             raise InputError("The input changed while it was read. Run the same command again: it reads what changed.")
@@ -142,7 +145,7 @@ class Finish:
         if TRAIN not in gathered.shards.splits:
             other_splits = bool(gathered.shards.splits)
             lost = total(gathered.counts.tallies(self.config)).flow()
-            left = _nothing_left(self.config, folder, lost, other_splits=other_splits)
+            left = _nothing_left(self.config, audit, lost, other_splits=other_splits)
             raise InputError(f"{left}\n{damage}" if damage.files else left)
         tokenizer = {"name": prepared.tokenizer_name, "xxh3": prepared.tokenizer_hash}
         facts = Manifest(
@@ -170,6 +173,7 @@ class Finish:
         # Before the manifest: what it tells can't be found out again once the folder is a store.
         summary = self._told(self._summary(finished), {"exact_documents": draft.gathered.exact_documents})
         draft.gathered.shards.write(draft.facts, self.folder.out)
+        _take_audit(self.folder, self.prepared.identity.run_id)
         draft.gathered.shards.remove()
         self._clean_up()
         packing = self._pack()
@@ -251,6 +255,7 @@ def complete(config: Config, folder: RunFolder, *, report: bool) -> TextSummary:
     """A finished store: make what is missing beside it, and say that it is up to date."""
     sweep(folder.out, _SHARD_FILES, live_files(folder.out, TOKENS))
     _remove_drop_sets(config, folder)
+    _take_audit(folder, Identity.of_store(folder.out, TOKENS).run_id)
     manifest = ManifestText.at(Folder(folder.out))
     summary = finished_summary(folder.out, manifest.facts(), totals_by_split(manifest.shards()))
     told = read_sealed(folder.folder / SUMMARY) or {}
@@ -259,6 +264,32 @@ def complete(config: Config, folder: RunFolder, *, report: bool) -> TextSummary:
     if report and (_note_packing(folder, told, summary.facts["packing"]) or not (folder.folder / REPORT).exists()):
         make_report(folder)
     return replace(summary, job="preprocess" if report else "tokenize", output_bytes=_output_bytes(folder))
+
+
+def _audit_place(folder: RunFolder, run_id: str) -> Path:
+    """Where rejects, dropped documents and findings are gathered: beside a store that is still the old one, or in OUT.
+
+    So the old store keeps its own until the manifest is replaced, however the run ends.
+    """
+    if not (folder.out / TOKENS.manifest).exists():
+        return folder.out
+    place = folder.folder / f"{_AUDIT}{run_id}"
+    place.mkdir(exist_ok=True)
+    return place
+
+
+def _take_audit(folder: RunFolder, run_id: str) -> None:
+    """Put in OUT what was gathered for the store that is there now, also if a run was killed before it could."""
+    place = folder.folder / f"{_AUDIT}{run_id}"
+    if place.is_dir():
+        for name in (REJECTED, DROPPED, CONTAMINATION):
+            join_files(folder.out / name, [place / name] if (place / name).exists() else [])
+        # Copied, and renamed first: a kill at any point leaves either all to be done again, or nothing.
+        taken = folder.folder / f"{_AUDIT}taken"
+        shutil.rmtree(taken, ignore_errors=True)
+        place.rename(taken)
+    for path in folder.folder.glob(f"{_AUDIT}*"):
+        shutil.rmtree(path)
 
 
 def _remove_drop_sets(config: Config, folder: RunFolder) -> None:
@@ -415,7 +446,7 @@ def _gather(folder: RunFolder, made: Made) -> Gathered:
     return gathered
 
 
-def _nothing_left(config: Config, folder: RunFolder, flow: list[dict[str, Any]], *, other_splits: bool) -> str:
+def _nothing_left(config: Config, audit: Path, flow: list[dict[str, Any]], *, other_splits: bool) -> str:
     if not flow[0]["documents_in"]:
         sliced = any(one.split is not None or one.max_documents is not None for one in config.sources)
         return "No documents in the input" + (
@@ -427,7 +458,7 @@ def _nothing_left(config: Config, folder: RunFolder, flow: list[dict[str, Any]],
             f"No documents left for train: {flow[0]['documents_in']:,} were read; the rest is in other splits.\n{lost}"
         )
     stages = "\n".join(f"  {line}" for line in _losses(flow))
-    first = first_reject(folder.out)
+    first = first_reject(audit)
     read = counted(flow[0]["documents_in"], "record")
     return f"No documents left: {read} read, all dropped:\n{stages}{first}"
 

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.kit.document_stores import Documents, documents_of, random_documents, store_of
 from tests.kit.fsync_kills import Call, kill_at_fsyncs
-from tests.kit.jobs import TOKENIZER
+from tests.kit.jobs import TOKENIZER, run_here, run_milldam
 from tests.kit.quick import first_quick
 
+import milldam
 from milldam.errors import ConfigError, InputError, MismatchError
 from milldam.formats import export, import_tokens
 from milldam.formats.importing import ImportSettings, ImportSummary, run_import
@@ -419,3 +422,15 @@ def test_the_command_imports_and_says_what_it_made(tmp_path: Path) -> None:
         signal.signal(signal.SIGTERM, before)
     assert "2 documents, 3 tokens" in first.output and "uint16, vocabulary 8" in first.output
     assert json.loads(second.output)["up_to_date"] is True
+
+
+@pytest.mark.slow
+def test_a_row_beyond_the_budget_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """A kilobyte of Parquet may be twenty million ids; with more memory they are imported."""
+    ids = pa.ListArray.from_arrays(pa.array([0, 20_000_000], pa.int32()), pa.array(np.full(20_000_000, 7, np.int32)))
+    pq.write_table(pa.table({"input_ids": ids}), tmp_path / "one.parquet", compression="zstd")
+    asked = ("import", tmp_path / "one.parquet", "-o", tmp_path / "store", "--vocab-size", 9)
+    refused = run_milldam(*asked, "--memory", "200MB", code=4)
+    assert "too small for the rows of these files: it takes at least --memory" in refused.stderr
+    run_here(*asked, "--memory", "4GB")
+    assert milldam.open(tmp_path / "store").tokens == 20_000_000

@@ -38,12 +38,12 @@ from milldam.formats.import_units import (
     listed,
     units_of,
 )
-from milldam.memory import parse_size
+from milldam.memory import parse_size, usage
 from milldam.rules import SETTINGS, AtLeastOne, Size
 from milldam.run import job as frame
 from milldam.run.folder import NEW, RunFolder
 from milldam.run.one_stage import plan_work, stage_of
-from milldam.run.pools import WorkPlan
+from milldam.run.pools import WORK_BYTES, WorkPlan, require_room
 from milldam.run.records import Records, sweep
 from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary
@@ -64,6 +64,8 @@ from milldam.stores.verify import has_every_file
 
 RECORDS, SCANS = "records.jsonl", "scans.jsonl"
 SHARDS = tuple(f"*.{ending}" for ending in SHARD_FILES)
+_COPIES = 3
+"""Of a row's ids: decoded, with their levels, and as tokens (measured: 11.3 bytes for each of four)."""
 OUTPUTS = (*SHARDS, "tokenizer.json")
 NO_TOKENIZER = "none"
 _LARGEST_BELIEVED = 2**24
@@ -173,6 +175,32 @@ def _look_up_tokenizer(settings: ImportSettings) -> _Tokenizer:
     return _Tokenizer(loaded.json, loaded.vocab_size, named | facts)
 
 
+def _row_bytes(file: SourceFile, settings: ImportSettings) -> int:
+    """What the rows of a Parquet file take: read, decoded and as tokens. A few bytes on disk may be millions of ids."""
+    if file.format != "parquet":
+        return 0
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from milldam.formats.columns import choose_columns
+
+    try:
+        with pq.ParquetFile(file.path) as parquet:
+            columns = choose_columns(parquet.schema_arrow, settings.column, settings.masks, file.path).names
+            groups = [parquet.metadata.row_group(number) for number in range(parquet.metadata.num_row_groups)]
+    except (OSError, pa.ArrowException):
+        return 0  # whoever reads it says what is wrong
+    each = (
+        sum(
+            _COPIES * (4 if chunk.physical_type == "INT32" else 8) * chunk.num_values // max(1, group.num_rows)
+            for chunk in map(group.column, range(group.num_columns))
+            if chunk.path_in_schema.split(".")[0] in columns
+        )
+        for group in groups
+    )
+    return max(each, default=0)
+
+
 # ---- the job ----
 
 
@@ -236,6 +264,9 @@ class ImportJob:
             shard_size=parse_size(self._settings.shard_size),
             workers=self._settings.workers,
         )
+        largest = max((_row_bytes(file, self._settings) for file in prepared.files), default=0)
+        if largest > WORK_BYTES:  # which every worker has
+            require_room(session.budget, {"the rows of these files": usage().anonymous + plan.workers * largest})
         if folder.needs_plan(identity, begin):
             folder.stage(prepared.units)
             text = prepared.tokenizer.json

@@ -173,3 +173,14 @@ def round_step(limit: float, parts: int) -> float:
 
 def _trim(number: str) -> str:
     return number.rstrip("0").rstrip(".") if "." in number else number
+
+
+def place_words(place: dict[str, Any]) -> str:
+    """Where in its file something is.
+
+    >>> place_words({"line": 1234, "from_byte": 64000000}), place_words({"document": 0})
+    ('line 1,234 from byte 64,000,000 on', 'document 0')
+    """
+    name = next(name for name in ("line", "record", "document") if name in place)
+    behind = f" from byte {place['from_byte']:,} on" if "from_byte" in place else ""
+    return f"{name} {place[name]:,}{behind}"

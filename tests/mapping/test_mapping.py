@@ -200,7 +200,7 @@ def test_another_type_later_is_refused_with_the_place(corpus: Path, tmp_path: Pa
 
     out = tmp_path / "out"
     with pytest.raises(
-        InputError, match=r"(?s)mixed, rows 0 to 19 of .*03\.jsonl\.gz \(unit \d\): .*\"n\": int64.*found double"
+        InputError, match=r"(?s)mixed, rows 1 to 20 of .*03\.jsonl\.gz \(unit \d\): .*\"n\": int64.*found double"
     ):
         map_rows(corpus, mixed, out, shard_size=1)
     with pytest.raises(StoreError, match="unfinished"):
@@ -466,7 +466,7 @@ def test_an_exception_stops_with_the_users_lines_and_the_place(corpus: Path, tmp
         with pytest.raises(InputError) as caught:
             map_rows(corpus, broken, tmp_path / "out", shard_size=1, workers=workers)
         told = str(caught.value)
-        assert "broken failed on rows 0 to 19" in told and "05.jsonl" in told
+        assert "broken failed on rows 1 to 20" in told and "05.jsonl" in told
         assert 'raise ValueError("five hundred and five")' in told and "on_error" in told
 
 
@@ -815,7 +815,7 @@ def test_a_row_that_is_too_large_is_named_before_it_breaks_the_budget(kind: str,
     (tmp_path / "script.py").write_text(LARGE)
     refused, peak = run_script(tmp_path / "script.py", path, tmp_path / "out", "150MB", code=0).splitlines()
     assert int(peak.split()[1]) < 150 * 10**6
-    where = "rows 0 to 2" if kind == "parquet" else f"row {int(kind != 'txt')}"
+    where = "rows 1 to 3" if kind == "parquet" else f"row {1 + int(kind != 'txt')}"
     assert refused.startswith(f"refused {where} of {path}")
     least = re.findall(r"at least memory='(\d+)MB'", refused)[0]
     done, peak = run_script(tmp_path / "script.py", path, tmp_path / "out", f"{least}MB", code=0).splitlines()

@@ -67,10 +67,10 @@ def test_a_row_that_fails_is_named_by_its_file_and_its_number_there(kind: str, t
     source, out, options = write_files(tmp_path / "in", kind), tmp_path / "out", {"documents": "line"}
     map_rows(source, picky, out, on_error="reject", **options)
     (reject,) = rejects_of(out)
-    assert (reject["file"], reject["row"]) == (str(source / f"1.{kind}"), 3)
-    with pytest.raises(InputError, match=rf"rows 2 to 4 of \S*1.{kind}; rows 0 to 3 of \S*2.{kind} \(unit 0\)"):
+    assert (reject["file"], reject["row"]) == (str(source / f"1.{kind}"), 4)
+    with pytest.raises(InputError, match=rf"rows 3 to 5 of \S*1.{kind}; rows 1 to 4 of \S*2.{kind} \(unit 0\)"):
         map_rows(source, lambda batch: picky({"text": batch["text"][1:]}), out, batch_size=7, **options)
-    with pytest.raises(InputError, match=rf"picky_row failed on row 3 of \S*1.{kind} "):
+    with pytest.raises(InputError, match=rf"picky_row failed on row 4 of \S*1.{kind} "):
         map_rows(source, picky_row, out, batched=False, **options)
 
 
@@ -79,15 +79,15 @@ def test_rows_are_counted_with_those_that_could_not_be_read(tmp_path: Path) -> N
     path = tmp_path / "a.jsonl"
     path.write_text('{broken\n{"text": "a"}\n{"text": "b"}\n{broken\n{"text": "1 3"}\n{"text": "c"}\n')
     map_rows(path, picky, tmp_path / "out", on_error="reject")
-    assert rejects_of(tmp_path / "out")[-1]["row"] == 4
+    assert rejects_of(tmp_path / "out")[-1]["row"] == 5
     (tmp_path / "a.csv").write_text("text,n\na,1\nb\n1 3,2\n")
     map_rows(tmp_path / "a.csv", picky, tmp_path / "out2", on_error="reject")
-    assert [one["row"] for one in rejects_of(tmp_path / "out2") if "row" in one] == [2]
+    assert [one["row"] for one in rejects_of(tmp_path / "out2") if "row" in one] == [3]
     pieces = tmp_path / "b.jsonl"
     pieces.write_text("".join(json.dumps({"text": f"1 {row}"}) + "\n" for row in range(40)))
     map_rows(pieces, picky, tmp_path / "out3", on_error="reject", shards=3)
     (reject,) = rejects_of(tmp_path / "out3")
-    assert reject["row"] == 3 and "origin" not in reject
+    assert reject["row"] == 4 and "origin" not in reject
 
 
 @given(st.lists(st.lists(st.booleans(), max_size=6), max_size=5), st.integers(1, 5), st.integers(0, 3))

@@ -108,7 +108,7 @@ def test_a_template_that_takes_a_share_of_the_corpus_is_warned_of(tmp_path: Path
     lines_job(tmp_path, [*copies, *(make_words(rng, 30) for _ in range(50))], dedup="near")
     warnings = summary_of(tmp_path / "out")["warnings"]
     assert [warning.partition(" are")[0] for warning in warnings] == ["150 documents (75 % of the corpus)"]
-    assert "2 stay" in warnings[0] and "corpus.jsonl, unit 0, row 0" in warnings[0]
+    assert "2 stay" in warnings[0] and "corpus.jsonl, line 1" in warnings[0]
     assert len(texts_in(tmp_path / "out")) == 52
 
 

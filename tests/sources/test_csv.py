@@ -406,5 +406,5 @@ def test_a_giant_record_without_room_is_refused_before_it_is_held(tmp_path: Path
     reader = FileReader(TextRules(), None, str(tmp_path))
     rows = reader.rows([Slice(str(tmp_path / "a.csv"), "csv", None)], lambda reject: None, Places(), Nothing())
     assert next(rows).to_pydict() == {"id": ["1"], "text": ["short"]}  # type: ignore[union-attr]
-    with pytest.raises(ResourceError, match=r"row 1 of .*a\.csv: "):
+    with pytest.raises(ResourceError, match=r"row 2 of .*a\.csv: "):
         next(rows)

@@ -316,14 +316,14 @@ def test_invalid_bytes_can_be_replaced(tmp_path: Path) -> None:
 def test_strict_stops_at_a_null_with_its_row(tmp_path: Path) -> None:
     """With the file and the row."""
     path = write(tmp_path, text_table(["a", None]))
-    with pytest.raises(InputError, match=r"a\.parquet:1: no_text: the text is null"):
+    with pytest.raises(InputError, match=r"a\.parquet:2: no_text: the text is null"):
         read(path, TextRules(text_column="text", strict=True))
 
 
 def test_strict_names_the_first_row_too(tmp_path: Path) -> None:
-    """Row 0 is a row."""
+    """It is row 1, as an editor counts."""
     path = write(tmp_path, text_table([None, "a"]))
-    with pytest.raises(InputError, match=r"a\.parquet:0: no_text"):
+    with pytest.raises(InputError, match=r"a\.parquet:1: no_text"):
         read(path, TextRules(text_column="text", strict=True))
 
 

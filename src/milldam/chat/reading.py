@@ -25,7 +25,7 @@ from milldam.chat.masks import TrainOn
 from milldam.chat.rendering import RenderedBatch, Renderer, prompt_of, shared_renderer
 from milldam.errors import InputError
 from milldam.rules import CleanRules
-from milldam.sources.batch import KEPT_RECORD_CHARS, MalformedError, OnReject, Places, Reading, Reject, TextRules
+from milldam.sources.batch import KEPT_RECORD_CHARS, MalformedError, OnReject, Place, Places, Reading, Reject, TextRules
 from milldam.sources.reading import FileReader
 from milldam.sources.rows import Rows, from_records, row_count, row_sizes
 from milldam.sources.units import Slice, Unit
@@ -163,13 +163,14 @@ class ConversationReader:
         self._recipe, self._rules, self._spool, self._value = recipe, rules, spool, value
         self._cleaner = Cleaner(recipe.clean) if recipe.clean is not None else None
 
-    def read(self, unit: Unit, on_reject: OnReject) -> Iterator[ChatBatch]:
+    def read(self, unit: Unit, on_reject: OnReject, kept: Places) -> Iterator[ChatBatch]:
+        """`kept` is told where each conversation is from."""
         recipe = self._recipe
         with shared_renderer(recipe.template, recipe.train_on, recipe.special_tokens) as renderer:
             for slice in unit.slices:
-                yield from self._read_slice(slice, renderer, on_reject)
+                yield from self._read_slice(slice, renderer, on_reject, kept)
 
-    def _read_slice(self, slice: Slice, renderer: Renderer, on_reject: OnReject) -> Iterator[ChatBatch]:
+    def _read_slice(self, slice: Slice, renderer: Renderer, on_reject: OnReject, kept: Places) -> Iterator[ChatBatch]:
         places, reading = Places(lines=True), Reading(self._rules, on_reject, self._spool)
         files = FileReader(self._rules, None, self._spool or "")
         # Other formats hold rows of any size anyway: they are looked at below.
@@ -179,10 +180,10 @@ class ConversationReader:
             batch = _Records(slice, places, first, rows, reading, self._recipe.form)
             first += row_count(rows)
             del rows
-            yield self._batch(batch, renderer)
+            yield self._batch(batch, renderer, kept)
             places.forget(first)
 
-    def _batch(self, records: _Records, renderer: Renderer) -> ChatBatch:
+    def _batch(self, records: _Records, renderer: Renderer, kept: Places) -> ChatBatch:
         numbers: list[int] = []
         conversations: Iterable[Conversation | Pair] = self._conversations(records, numbers)
         dropped: dict[int, str] = {}
@@ -193,10 +194,13 @@ class ConversationReader:
         for refused in done.rejects:
             records.reject(numbers[refused.number], refused.reason, refused.message)
         batch = _as_batch(done, dropped, self._recipe)
+        stay = [numbers[number] for number in done.numbers[:: self._recipe.sides]]
+        for ahead, number in enumerate(stay):
+            place = records.place(number)
+            kept.begin(place.file, place.first, place.origin, ahead)
         if self._value is None:
             return batch
-        kept = (records.record(numbers[number]) for number in done.numbers[:: self._recipe.sides])
-        return replace(batch, values=self._value.of_records(kept))
+        return replace(batch, values=self._value.of_records(map(records.record, stay)))
 
     def _conversations(self, records: _Records, numbers: list[int]) -> Iterator[Conversation | Pair]:
         """Of the records that have one; their numbers are appended."""
@@ -267,8 +271,11 @@ class _Records:
         """All that it has."""
         return {name: values[number] for name, values in self._rows.items() if values[number] is not None}
 
+    def place(self, number: int) -> Place:
+        return self._places.of(self._first + number, self._first + number + 1)[0]
+
     def reject(self, number: int, reason: str, detail: str) -> None:
-        place = self._places.of(self._first + number, self._first + number + 1)[0]
+        place = self.place(number)
         at = {"line": place.first + 1} if self._slice.format == "jsonl" else {"row": place.first}
         shown = json.dumps(self.record(number), ensure_ascii=False, default=str)[: KEPT_RECORD_CHARS + 1]
         self._reading.reject(Reject(self._slice.path, reason, detail, shown, origin=place.origin, **at))

@@ -12,7 +12,7 @@ import click
 
 from milldam.cli.commands import json_option, machine_options
 from milldam.cli.naming import visible
-from milldam.markup import counted
+from milldam.markup import counted, place_words
 
 _SHOWN = 3
 
@@ -88,7 +88,8 @@ def contamination_lines(figures: dict[str, Any]) -> list[str]:
         where = f" in {counted(one['documents'], 'document')}, action: {one['action']}" if found else ""
         lines.append(f"{one['set']}: {found:,} of {counted(searched['items'], 'item')} found{where}{shown}")
         lines += [
-            f"  item {line['item']}, {line['column']}: {100 * line['share']:.0f} % in {line['file']}, row {line['row']}"
+            f"  item {line['item']}, {line['column']}: {100 * line['share']:.0f} % in {line['file']}, "
+            + place_words(line)
             for line in one["worst"][:_SHOWN]
         ]
     return lines

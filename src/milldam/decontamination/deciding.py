@@ -147,7 +147,7 @@ def decide(
     index: Index,
     sets: tuple[EvaluationSet, ...],
     units: Callable[[], Iterator[tuple[int, Matches]]],
-    place: Callable[[int], dict[str, Any]],
+    place: Callable[[int, int], dict[str, Any]],
     removals: Path,
     findings: Path,
 ) -> dict[str, Any]:
@@ -188,7 +188,9 @@ class _Writing:
         self.actions: Counter[str] = Counter()
         """Documents by what becomes of them."""
 
-    def unit(self, number: int, matches: Matches, place: Callable[[int], dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def unit(
+        self, number: int, matches: Matches, place: Callable[[int, int], dict[str, Any]]
+    ) -> Iterator[dict[str, Any]]:
         by_row: dict[int, list[Found]] = {}
         for found in self._decision.found(matches):
             by_row.setdefault(found.row, []).append(found)
@@ -202,7 +204,7 @@ class _Writing:
             for holder in holders:
                 self._figures[holder].documents += 1
             for one in several:
-                line = self._describe(one, matches, action) | place(number) | {"unit": number, "row": row}
+                line = self._describe(one, matches, action) | place(number, row) | {"unit": number, "row": row}
                 self._book(one, line)
                 yield line
 

@@ -88,7 +88,12 @@ def find_contamination(
 
         found = folder / "findings.jsonl"
         figures = decide(
-            Index(index), sets, matches, lambda number: {"file": store.name}, folder / "removals.bin", found
+            Index(index),
+            sets,
+            matches,
+            lambda number, row: {"file": store.name, "document": row},
+            folder / "removals.bin",
+            found,
         )
         if findings is not None:
             shutil.copyfile(found, findings)

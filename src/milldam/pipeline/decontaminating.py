@@ -20,10 +20,9 @@ from milldam.decontamination.matches import Matches
 from milldam.decontamination.removing import all_removals
 from milldam.dedup.candidates import REMOVED
 from milldam.files import NewFile, is_whole, read_sealed, record_of, write_sealed
+from milldam.pipeline.documents import found_place
 from milldam.rules import EvaluationSet
 from milldam.run.tasks import PART, Report
-from milldam.run.units import UnitList
-from milldam.sources.units import Unit
 
 STAGE = "decontaminate"
 FEW_BYTES = 64 << 20
@@ -35,7 +34,6 @@ REMOVALS, FINDINGS, _DECIDED = "removals.bin", "contamination.jsonl", "decided.j
 class DecideTask:
     """The matches of all units -> what is removed."""
 
-    run_folder: Path
     folder: Path
     """Of drop sets and matches, by the numbers of units."""
     index: Path
@@ -45,16 +43,14 @@ class DecideTask:
         return self._decide
 
     def _decide(self, step: int, report: Report) -> None:
-        units = UnitList(self.run_folder, "units")
         figures = decide(
             Index(self.index),
             self.sets,
             self._units,
-            lambda number: {"file": units.at(number, Unit.from_json).slices[0].path},
+            lambda number, row: found_place(self.folder, number, row),
             self.folder / REMOVALS,
             self.folder / FINDINGS,
         )
-        units.close()
         with NewFile(self.folder / REMOVED) as new:
             new.write(all_removals(self.folder / REMOVALS).tobytes())
             new.commit()

@@ -33,7 +33,7 @@ from milldam.dedup.ranking import preference_file_name
 from milldam.errors import InputError
 from milldam.memory import held_bytes, usage
 from milldam.pipeline.decontaminating import REMOVALS, STAGE, DecideTask
-from milldam.pipeline.documents import Assignment, preference_path, print_paths
+from milldam.pipeline.documents import Assignment, places_path, preference_path, print_paths
 from milldam.pipeline.fingerprinting import PRINTS, FingerprintTask
 from milldam.pipeline.fitting import Survey, keeps_texts
 from milldam.pipeline.preparing import Prepared
@@ -75,7 +75,7 @@ class Deduplication:
         if prepared.evaluation is not None:
             place = session.folder.folder
             index = prepared.evaluation.index_path(place)
-            self.decontamination = DecideTask(place, self.folder, index, prepared.evaluation.sets)
+            self.decontamination = DecideTask(self.folder, index, prepared.evaluation.sets)
 
     def find_drops(
         self, readers: Workers, judges: Workers, assign: Callable[[int], Assignment]
@@ -200,6 +200,8 @@ class Deduplication:
         for number in originals.tolist():
             hashes, signatures, _ = print_paths(Path("..") / PRINTS, self.keys[number])
             links = {} if self._rules.is_off else {hash_file_name(number): hashes}
+            places = places_path(Path("..") / PRINTS, self.keys[number])
+            links[places_path(self.folder, f"{number:07d}").name] = places
             matches = match_path(Path("..") / PRINTS, self.keys[number])
             if (self.folder / matches).exists():
                 links[match_path(self.folder, f"{number:07d}").name] = matches
@@ -239,13 +241,17 @@ class Deduplication:
         """A number for each unit that says which of its documents are dropped: of the rows alone, or, where dropped
         documents are written out, of all that is said of them."""
         origins = np.fromiter((unit.origin for unit in self._units()), np.int64)
-        found = np.zeros(len(origins), np.uint64)
+        found, keys = np.zeros(len(origins), np.uint64), np.frombuffer(self.keys.tobytes(), np.uint64)
         told = ("row", "of_unit", "of_row", "similarity") if self.tells_all else ("row",)
         for path in sorted(self.folder.glob("drops-*.parquet")):
             way = path.name.split("-")[1]
             with pq.ParquetFile(path) as file:
                 for batch in file.iter_batches(1 << 16, columns=["unit", *told]):
-                    digests = drop_digests(way, [batch[name].to_numpy() for name in told])
+                    told_of = [batch[name].to_numpy() for name in told]
+                    if self.tells_all:
+                        # Where the document that stays is found may change with any change of its unit.
+                        told_of.append(keys[np.maximum(batch["of_unit"].to_numpy(), 0)])
+                    digests = drop_digests(way, told_of)
                     np.add.at(found, batch["unit"].to_numpy(), digests)
         if self.removals is not None:
             found += removal_digests(self.removals, len(found))

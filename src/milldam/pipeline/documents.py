@@ -20,7 +20,8 @@ import json
 import os
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ from milldam.errors import StoreError
 from milldam.files import NewFile
 from milldam.prefetch import prefetched
 from milldam.rules import CleanRules
-from milldam.sources.batch import Batch, Reject, TextRules
+from milldam.sources.batch import Batch, Mark, Places, Reject, TextRules
 from milldam.sources.reading import read_unit
 from milldam.sources.units import Unit
 from milldam.text.arrays import Verdicts, text_offsets
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from milldam.text.cleaning import Cleaner
 
 READ_AHEAD = 4
+_PLACES_HELD = 64
+"""Units whose places are held."""
 HEAD_BYTES = 1 << 20
 """What decides on a document from its text alone looks at so much of it."""
 EMPTY = "empty"
@@ -57,7 +60,7 @@ def _no_texts() -> pa.LargeStringArray:
     return pa.array([], pa.large_string())
 
 
-_Read = tuple["Batch | ChatBatch | None", list[Reject]]
+_Read = tuple["Batch | ChatBatch | None", list[Reject], tuple[Mark, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,8 @@ class Documents:
     """Of conversations: how many have special tokens in what is said."""
     values: Floats | None = None
     """Where a field is asked for, its number for each document; of one in parts, with the last."""
+    marks: tuple[Mark, ...] = ()
+    """Which file each row is from, and its number there."""
 
     @property
     def bytes(self) -> bytes:
@@ -156,14 +161,16 @@ class UnitReader:
         first, stop = self._reading.rows or (0, None)
         if stop is not None and first >= stop:
             return
-        for batch, rejects in self._timed():
+        for batch, rejects, marks in self._timed():
             if batch is None:
                 yield Documents(_no_texts(), Verdicts(0), rejects=rejects, batch=self.batches + 1)
                 return
             self.batches += 1
             if self.batches > self._reading.skip_batches:
                 documents = self._conversations(batch) if _is_chat(batch) else self._documents(batch)
-                documents = replace(documents, bytes_read=batch.bytes_read, rejects=rejects, batch=self.batches)
+                documents = replace(
+                    documents, bytes_read=batch.bytes_read, rejects=rejects, batch=self.batches, marks=marks
+                )
                 yield self._reading.without_told_rejects(documents)
             else:
                 self._row += 0 if not _is_chat(batch) and batch.open else len(batch.texts)
@@ -183,19 +190,20 @@ class UnitReader:
     def _read(self) -> Iterator[_Read]:
         """Each batch with what was rejected on the way to it; at the end None with the last rejects."""
         rejects: list[Reject] = []
-        reading = self._reading
+        reading, places = self._reading, Places(lines=True)
         batches: Iterator[Batch | ChatBatch]
         if reading.rules.chat is None:
-            batches = read_unit(reading.unit, reading.rules.text, rejects.append, reading.spool, reading.value)
+            batches = read_unit(reading.unit, reading.rules.text, rejects.append, reading.spool, reading.value, places)
         else:
             from milldam.chat.reading import ConversationReader
 
             reader = ConversationReader(reading.rules.chat, reading.rules.text, reading.spool, reading.value)
-            batches = reader.read(reading.unit, rejects.append)
+            batches = reader.read(reading.unit, rejects.append, places)
         for batch in batches:
-            yield batch, rejects.copy()
+            whole = _is_chat(batch) or not (batch.open or batch.cancel)
+            yield batch, rejects.copy(), places.passed(len(batch.texts) if whole else 0)
             rejects.clear()
-        yield None, rejects
+        yield None, rejects, ()
 
     def _documents(self, batch: Batch) -> Documents:
         if batch.cancel:
@@ -309,6 +317,51 @@ def preference_path(folder: Path, key: str) -> Path:
     return folder / f"preferences-{key}.bin"
 
 
+def places_path(folder: Path, key: str) -> Path:
+    """The same: which files the rows of a unit are from."""
+    return folder / f"places-{key}.jsonl"
+
+
+def place_of(marks: Sequence[Mark], unit: Unit, row: int) -> dict[str, Any]:
+    """The file of a unit's row, and its line or number there, from 1; in a piece of a large file, from a byte on."""
+    mark = marks[bisect_right(marks, row, key=lambda one: one.at) - 1]
+    name = "line" if unit.slices[0].format == "jsonl" else "record"
+    return {"file": mark.file, name: mark.row + row - mark.at + 1} | ({"from_byte": mark.origin} if mark.origin else {})
+
+
+def found_place(folder: Path, unit: int, row: int) -> dict[str, Any]:
+    """The same of any unit, by what the first pass wrote and put under the numbers of units."""
+    path = places_path(folder, f"{unit:07d}")
+    status = path.stat()
+    places, ats = _written_places(path, status.st_ino, status.st_mtime_ns)
+    at, place = places[bisect_right(ats, row) - 1]
+    name = "line" if "line" in place else "record"
+    return place | {name: place[name] + row - at}
+
+
+@functools.lru_cache(_PLACES_HELD)
+def _written_places(path: Path, inode: int, changed: int) -> tuple[list[tuple[int, dict[str, Any]]], list[int]]:
+    with path.open(encoding="utf-8") as lines:
+        places = [(at, place) for at, place in map(json.loads, lines)]
+    return places, [at for at, _ in places]
+
+
+class PlacesWriter:
+    """Writes the places of a unit's rows: a line for each file, and each gap."""
+
+    def __init__(self, new: NewFile, unit: Unit) -> None:
+        self._new, self._unit, self._last = new, unit, Mark(-1, "", 0)
+
+    def note(self, documents: Documents) -> None:
+        for mark in documents.marks:
+            if mark != self._last and mark.at >= self._last.at:
+                self._new.write((json.dumps([mark.at, place_of((mark,), self._unit, mark.at)]) + "\n").encode())
+                self._last = mark
+
+    def commit(self) -> dict[str, dict[str, Any]]:
+        return {self._new.path.name: self._new.put_in_place()}
+
+
 class CacheWriter:
     """Use it as a context manager; left without a commit, nothing stays."""
 
@@ -346,6 +399,7 @@ def _describe(documents: Documents) -> dict[str, Any]:
         "last": documents.last,
         "cancel": documents.cancel,
         "bytes_read": documents.bytes_read,
+        "marks": [[mark.at, mark.file, mark.row, mark.origin] for mark in documents.marks],
     }
     if documents.rejects:
         told["rejects"] = [asdict(reject) for reject in documents.rejects]
@@ -395,6 +449,7 @@ class CachedReader:
         if "codes" in told:
             verdicts.reasons, verdicts.codes = told.pop("reasons"), np.array(told.pop("codes"), dtype=np.int16)
         rejects = [Reject(**reject) for reject in told.pop("rejects", [])]
+        told["marks"] = tuple(Mark(*mark) for mark in told["marks"])
         if "sides" in told:
             from milldam.chat.reading import Sides
 

@@ -114,7 +114,7 @@ def _rows(one: EvaluationSet, spool: str) -> Iterator[Rows]:
 
 def _refuse(reject: Reject) -> None:
     """An item that can't be read could not be kept out either."""
-    number = reject.row if reject.line is None else reject.line
+    number = reject.as_json().get("row", reject.line)
     place = reject.file if number is None else f"{reject.file}:{number}"
     raise InputError(f"{place}: {reject.reason}: {reject.detail}\nEvery item of an evaluation set must be readable.")
 

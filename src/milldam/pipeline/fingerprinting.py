@@ -32,9 +32,11 @@ from milldam.pipeline.documents import (
     Assignment,
     CacheWriter,
     Documents,
+    PlacesWriter,
     Reading,
     SetRules,
     UnitReader,
+    places_path,
     preference_path,
     print_paths,
 )
@@ -127,7 +129,9 @@ class UnitFingerprinter:
             # Validation sets are used whole.
             if self._scanner is not None and task.sets[unit.dataset].split is None:
                 finder = MatchFinder(self._scanner, match_path(hash_path.parent, assignment.key))
-            files = _UnitWork(reader, kinds, cache, sample, report, task.sets[unit.dataset], finder).run()
+            new = stack.enter_context(NewFile(places_path(hash_path.parent, assignment.key)))
+            places = PlacesWriter(new, unit)
+            files = _UnitWork(reader, places, kinds, cache, sample, report, task.sets[unit.dataset], finder).run()
         below = {f"{RUN_FOLDER}/{PRINTS}/{name}": file for name, file in files.items()}
         facts = {} if preferences is None or task.value is None else {"values": preferences.values}
         report(PART, Record(assignment.key, files=below, facts=facts))
@@ -240,6 +244,7 @@ class _UnitWork:
     def __init__(
         self,
         reader: UnitReader,
+        places: PlacesWriter,
         kinds: list[_Kind],
         cache: CacheWriter | None,
         sample: tuple[Chooser, float],
@@ -249,6 +254,7 @@ class _UnitWork:
     ) -> None:
         self._rules, self._finder = rules, finder
         self._reader, self._kinds, self._cache, self._report = reader, kinds, cache, report
+        self._places = places
         self._chooser, self._share = sample
         self._unit, self._bytes_read = reader.unit, 0
         self._counts: Counter[str] = Counter()
@@ -259,6 +265,7 @@ class _UnitWork:
         """Size and hash of each file that was made, by its name."""
         for documents in self._reader:
             started = time.perf_counter()
+            self._places.note(documents)
             wanted = self._wanted(documents)
             for kind in self._kinds:
                 self._fingerprint(kind, documents, wanted)
@@ -275,7 +282,7 @@ class _UnitWork:
         self._counts["input_bytes"] = self._unit.size
         if self._cache is not None:
             self._cache.commit()
-        files: dict[str, dict[str, Any]] = {} if self._finder is None else self._finder.commit()
+        files = self._places.commit() | ({} if self._finder is None else self._finder.commit())
         for kind in self._kinds:
             files |= kind.commit()
         self._send_progress()

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from milldam.pipeline.documents import HEAD_BYTES, Documents, SetRules
+from milldam.pipeline.documents import HEAD_BYTES, Documents, SetRules, found_place
 from milldam.rules import CleanRules, FilterRules
 from milldam.run.units import mixed
 from milldam.sources.units import Unit
@@ -189,6 +189,7 @@ class Judge:
         self._rules = selection.filters if rules.split is None else FilterRules()
         self._filters, self._set = _filters(self._rules), rules
         self._drops: DropSet | None = None
+        self._folder = selection.drops
         if selection.drops is not None:
             from milldam.dedup.drops import DropSet
 
@@ -293,4 +294,7 @@ class Judge:
         like = {"similarity": of.similarity / 1000} if reason == NEAR_DUPLICATE else {}
         if of.indexed_run is not None:
             return {"duplicate_of": {"run": self._seen_by[of.indexed_run]} | like}
-        return {"duplicate_of": {"unit": of.unit, "row": of.row} | like if of.unit is not None else None}
+        if of.unit is None or of.row is None or self._folder is None:
+            return {"duplicate_of": None}
+        place = found_place(self._folder, of.unit, of.row)
+        return {"duplicate_of": place | {"unit": of.unit, "row": of.row} | like}

@@ -22,8 +22,8 @@ import pyarrow as pa
 from milldam.dedup.near_summary import Cluster, NearSummary, Pair, Place
 from milldam.errors import MilldamError
 from milldam.files import NewFile
-from milldam.markup import counted, share
-from milldam.pipeline.documents import Documents, Reading, SetRules, UnitReader
+from milldam.markup import counted, place_words, share
+from milldam.pipeline.documents import Documents, Reading, SetRules, UnitReader, found_place
 
 READ_BYTES = 64 << 20
 HEAD_CHARACTERS = 20_000
@@ -52,13 +52,13 @@ def near_examples(
     """`near`: what was found. For the summary of the run: `worst` pairs, `largest` clusters, `warnings`."""
     found = NearSummary.from_json(near["shown"])
     texts = _texts(found.places, folder, reading_of)
-    paths = {unit: reading_of(unit).unit.slices[0].path for unit, _ in found.places}
 
     def side(place: Place, start: int) -> dict[str, Any]:
         text = texts.get(place)
         shown = None if text is None else text[start : start + SHOWN_CHARACTERS]
         cut = text is not None and len(text) > start + SHOWN_CHARACTERS
-        return {"file": paths[place[0]], "unit": place[0], "row": place[1], "text": shown, "start": start, "cut": cut}
+        where = found_place(folder, *place)
+        return where | {"unit": place[0], "row": place[1], "text": shown, "start": start, "cut": cut}
 
     def pair(one: Pair) -> dict[str, Any]:
         start = _difference(texts.get(one.dropped, ""), texts.get(one.kept, ""))
@@ -69,7 +69,9 @@ def near_examples(
     return {
         "worst": [pair(one) for one in found.pairs],
         "largest": [{"dropped": one.dropped, "worst": pair(one.worst)} for one in found.clusters],
-        "warnings": [_warning(one, documents, paths) for one in templates if _is_large(one, documents)],
+        "warnings": [
+            _warning(one, documents, found_place(folder, *one.first)) for one in templates if _is_large(one, documents)
+        ],
     }
 
 
@@ -172,8 +174,7 @@ def _is_large(template: Template, documents: int) -> bool:
     return template.documents >= max(LARGE_COUNT, LARGE_SHARE * documents)
 
 
-def _warning(template: Template, documents: int, paths: dict[int, str]) -> str:
-    unit, row = template.first
+def _warning(template: Template, documents: int, place: dict[str, Any]) -> str:
     many = f"{counted(template.documents, 'document')} ({share(template.documents, documents)} of the corpus)"
     stay = "1 stays" if template.clusters == 1 else f"{template.clusters} stay"
-    return f"{many} are copies of one text or template, of which {stay}: {paths[unit]}, unit {unit}, row {row}."
+    return f"{many} are copies of one text or template, of which {stay}: {place['file']}, {place_words(place)}."

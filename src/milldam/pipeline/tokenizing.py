@@ -216,6 +216,7 @@ class _UnitWork:
 
     def run(self) -> None:
         for documents in self._reader:
+            self._output.marks = documents.marks
             for reject in documents.rejects:
                 self._output.reject(reject)
             if self._shown is not None:

@@ -19,12 +19,12 @@ import numpy as np
 import pyarrow as pa
 
 from milldam.files import NewFile
-from milldam.pipeline.documents import Assignment
+from milldam.pipeline.documents import Assignment, place_of
 from milldam.pipeline.judging import Facts, Judge
 from milldam.pipeline.rejects import DROPPED, REJECTS, DroppedFile, RejectFile
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Files
-from milldam.sources.batch import Reject
+from milldam.sources.batch import Mark, Reject
 from milldam.stores.tokens.manifest import SHARD_FILES, Shard
 from milldam.stores.tokens.writer import ShardWriter, Tokens
 from milldam.text.arrays import Verdicts
@@ -120,6 +120,8 @@ class UnitOutput:
         """Of all parts."""
         self.counts: Counter[str] = Counter()
         """Of all parts: tokens, bytes, characters."""
+        self.marks: tuple[Mark, ...] = ()
+        """Where the documents at hand are from."""
         self._pieces: ShardWriter | None = None
         self._piece_tokens = 0
         self._open_part()
@@ -200,7 +202,7 @@ class UnitOutput:
     def drop(self, text: str, reason: str, row: int, *, truncated: bool = False) -> None:
         if self._dropped is not None:
             unit = self._given.unit
-            place = {"file": unit.slices[0].path, "unit": unit.index, "row": row}
+            place = place_of(self.marks, unit, row) | {"unit": unit.index, "row": row}
             cut = {"text_truncated": True} if truncated else {}
             self._dropped.add({"reason": reason, **self._judge.explain(row, reason), **place, "text": text, **cut})
 

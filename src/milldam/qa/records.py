@@ -305,7 +305,7 @@ def _read_table(
     try:
         for row, batch in table_batches(whole(file), choose, spool):
             yield from _rows(batch, row, largest)
-            behind = f"behind row {row + batch.num_rows - 1}"
+            behind = f"behind row {row + batch.num_rows}"
     except DamagedError as error:
         yield Record(behind, None, error=MalformedError(error.reason, str(error)))
 
@@ -322,16 +322,16 @@ def _rows(batch: Any, first: int, largest: int) -> Iterator[Record]:
         if values is None:
             yield from (_row(part.slice(k, 1), first + begin + k, largest) for k in range(part.num_rows))
         else:
-            yield from (Record(f"row {first + begin + k}", value) for k, value in enumerate(values))
+            yield from (Record(f"row {first + begin + k + 1}", value) for k, value in enumerate(values))
 
 
 def _row(alone: Any, number: int, largest: int) -> Record:
     try:
         value = {name: _cell(column, largest) for name, column in zip(alone.schema.names, alone.columns, strict=True)}
-        return Record(f"row {number}", value)
+        return Record(f"row {number + 1}", value)
     except UnicodeDecodeError as error:
         why = MalformedError("not_unicode", f"a text that is not UTF-8 ({error.reason})")
-        return Record(f"row {number}", None, error=why)
+        return Record(f"row {number + 1}", None, error=why)
 
 
 def _cell(column: Any, largest: int) -> Any:

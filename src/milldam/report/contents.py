@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from difflib import SequenceMatcher
 from typing import Any
 
-from milldam.markup import escape, preferred_line, share, short_count, shorten, turns_by_role
+from milldam.markup import escape, place_words, preferred_line, share, short_count, shorten, turns_by_role
 from milldam.memory import format_size
 from milldam.report.drawing import WIDTH, Column, Section, Tile, bar, chart, column_chart, paragraphs, show_tiles, table
 from milldam.report.facts import MAX_SPLITS, Facts, Lengths, Sample
@@ -268,7 +268,7 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
 def _where(line: dict[str, Any]) -> str:
     found = f"item {line['item']:,}, {escape(shorten(line['column']))}"
     much = f"{100 * line['share']:.0f} %: {line['ngrams']:,} of {line['of']:,}"
-    return f"{found}<br>{much}<br>{escape(shorten(line['file']))}, row {line['row']:,}"
+    return f"{found}<br>{much}<br>{escape(shorten(line['file']))}, {place_words(line)}"
 
 
 def _evidence(line: dict[str, Any]) -> Iterator[str]:
@@ -334,7 +334,7 @@ def _side(head: str, side: dict[str, Any], text: str) -> str:
 
 
 def _place(side: dict[str, Any]) -> str:
-    return f"{shorten(side['file'].rpartition('/')[2], _NAME_CHARACTERS)}, unit {side['unit']}, row {side['row']:,}"
+    return f"{shorten(side['file'].rpartition('/')[2], _NAME_CHARACTERS)}, {place_words(side)}"
 
 
 def _marked(one: str | None, other: str | None, *, alike: bool) -> tuple[str, str]:

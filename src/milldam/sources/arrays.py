@@ -98,7 +98,7 @@ def checked_text(array: pa.Array, reading: Reading, make_reject: MakeReject) -> 
             kept.append(text)
         else:
             reason = "not_utf8" if raw is not None else "no_text"
-            reading.reject(make_reject(position, reason, problem, raw or b""))
+            reading.reject(make_reject(position, reason, problem, raw or b""), ahead=len(kept))
     return pa.array(kept, pa.large_string())
 
 

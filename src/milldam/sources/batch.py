@@ -55,14 +55,14 @@ class Reject:
     """Line counted from byte `origin` of the file, from 1."""
     origin: int = 0
     row: int | None = None
-    """Row of a parquet or Arrow file, or item of a JSON array, from 0."""
+    """Row of a parquet or Arrow file, or item of a JSON array, from 0; users are told it from 1, as lines."""
     records: int = 1
     """How many records are lost with it: none where a file is damaged between two."""
     unproven_bytes: int | None = None
     """Of a damaged file alone: how many bytes were read from it that no checksum proves."""
 
     def as_json(self) -> dict[str, Any]:
-        place = {"line": self.line} if self.line is not None else {"row": self.row} if self.row is not None else {}
+        place = {"line": self.line} if self.line is not None else {} if self.row is None else {"row": self.row + 1}
         truncated = {"record_truncated": True} if len(self.record) > KEPT_RECORD_CHARS else {}
         kept = self.record[:KEPT_RECORD_CHARS]
         what = {"file": self.file, **place, "reason": self.reason, "detail": self.detail, "record": kept}
@@ -136,7 +136,7 @@ class Place:
 
     file: str
     first: int
-    """Its number in the file, from 0; records that could not be read are counted too."""
+    """Its number in the file, from 0 (users are told it from 1); records that could not be read are counted too."""
     last: int
     origin: int = 0
     """Rows are counted from this byte of the file: a piece of a large file, before which nothing was read."""
@@ -144,19 +144,20 @@ class Place:
     def __str__(self) -> str:
         """
         >>> print(Place("a.jsonl", 3, 3), Place("a.jsonl", 0, 9, 64), sep="; ")
-        row 3 of a.jsonl; rows 0 to 9 of a.jsonl, counted from byte 64
+        row 4 of a.jsonl; rows 1 to 10 of a.jsonl, counted from byte 64
         """
-        rows = f"row {self.first:,}" if self.first == self.last else f"rows {self.first:,} to {self.last:,}"
+        first, last = self.first + 1, self.last + 1
+        rows = f"row {first:,}" if first == last else f"rows {first:,} to {last:,}"
         return f"{rows} of {self.file}" + (f", counted from byte {self.origin:,}" if self.origin else "")
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
+class Mark:
     at: int
     """From this row of the unit on."""
     file: str
     row: int
-    origin: int
+    origin: int = 0
 
 
 @dataclass(slots=True)
@@ -167,13 +168,15 @@ class Places:
     """Rows that are read and passed over before the unit begins."""
     lines: bool = False
     """Blank lines count: numbers of rows are those of lines."""
-    _marks: list[_Mark] = field(default_factory=list)
+    _marks: list[Mark] = field(default_factory=list)
     _read: int = 0
 
-    def begin(self, file: str, row: int = 0, origin: int = 0) -> None:
-        """The next row to come is this one of this file. `origin`: the byte from which its rows are counted."""
-        mark = _Mark(self._read, file, row, origin)
-        if not self._marks or self._next(self._marks[-1]) != mark:
+    def begin(self, file: str, row: int = 0, origin: int = 0, ahead: int = 0) -> None:
+        """The next row to come, or the one `ahead` of it, is this one of this file. `origin`: the byte from which its
+        rows are counted."""
+        mark = Mark(self._read + ahead, file, row, origin)
+        last = self._marks[-1] if self._marks else None
+        if last is None or Mark(mark.at, last.file, last.row + mark.at - last.at, last.origin) != mark:
             self._marks.append(mark)
 
     def skip(self, ahead: int) -> None:
@@ -181,7 +184,7 @@ class Places:
         if self._marks:
             last = self._marks[-1]
             at = self._read + ahead
-            self._marks.append(_Mark(at, last.file, last.row + at - last.at + 1, last.origin))
+            self._marks.append(Mark(at, last.file, last.row + at - last.at + 1, last.origin))
 
     def count(self, rows: int) -> None:
         """So many rows came."""
@@ -197,8 +200,12 @@ class Places:
         first = bisect_right(self._marks, begin + self.before, key=lambda mark: mark.at) - 1
         del self._marks[: max(0, first)]
 
-    def _next(self, mark: _Mark) -> _Mark:
-        return _Mark(self._read, mark.file, mark.row + self._read - mark.at, mark.origin)
+    def passed(self, rows: int) -> tuple[Mark, ...]:
+        """So many rows came: their marks, for who asks for places later than they are read."""
+        end = self._read + max(1, rows)
+        self.forget(self._read - self.before)
+        self._read += rows
+        return tuple(mark for mark in self._marks if mark.at < end)
 
     def of(self, begin: int, end: int) -> list[Place]:
         """The places of rows `begin` to `end` of the unit; none where its reader does not say."""
@@ -217,7 +224,7 @@ def shown(places: list[Place]) -> str:
     """For a message: rows of one file together, and the first few files.
 
     >>> shown([Place("a", 5, 6), Place("a", 8, 9), Place("b", 0, 3)])
-    'rows 5 to 9 of a; rows 0 to 3 of b'
+    'rows 6 to 10 of a; rows 1 to 4 of b'
     """
     joined: list[Place] = []
     for place in places:
@@ -258,7 +265,7 @@ class Reading:
         """
         reject, rules = replace(reject, file=self.name(reject.file)), self.rules
         if rules.strict or (rules.invalid_utf8 == "strict" and reject.reason == "not_utf8"):
-            number = reject.row if reject.line is None else reject.line
+            number = reject.as_json().get("row", reject.line)
             place = reject.file if number is None else f"{reject.file}:{number}"
             if reject.origin:
                 place += f" (counted from byte {reject.origin:,})"

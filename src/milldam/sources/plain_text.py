@@ -229,15 +229,22 @@ def _file_blocks(slice: Slice) -> Iterator[bytes]:
 
 
 def _flush(small: _SmallFiles, reading: Reading) -> Iterator[Batch]:
+    lost: set[int] = set()
+
     def make_reject(position: int, reason: str, detail: str, raw: bytes) -> Reject:
+        lost.add(position)
         return Reject(small.paths[position], reason, detail, raw.decode("utf-8", "backslashreplace"))
 
     if small.raw:
         texts = checked_text(pa.array(small.raw, pa.large_binary()), reading, make_reject)
+        kept = (path for position, path in enumerate(small.paths) if position not in lost)
+        for ahead, path in enumerate(kept):
+            reading.places.begin(path, ahead=ahead)
         yield Batch(texts, bytes_read=small.size)
 
 
 def _flow(slice: Slice, first: bytes, rest: Iterator[bytes], reading: Reading) -> Iterator[Batch]:
+    reading.places.begin(slice.path)
     try:
         parts = itertools.chain([first], rest)
         yield from _in_parts(parts, reading, Reject(slice.path, "", "", line=1), may_be_blank=True)

@@ -99,12 +99,17 @@ def columns_of(slice: Slice, spool: str | None) -> list[str]:
 
 
 def read_unit(
-    unit: Unit, rules: TextRules, on_reject: OnReject, spool: str | None = None, value: ValueField | None = None
+    unit: Unit,
+    rules: TextRules,
+    on_reject: OnReject,
+    spool: str | None = None,
+    value: ValueField | None = None,
+    places: Places | None = None,
 ) -> Iterator[Batch]:
     """All documents of a unit. `spool`: a folder for what must go through the disk; `value`: a field to read as well,
     which changes neither the texts nor how they are cut into batches."""
     try:
-        yield from _read_slices(unit, Reading(rules, on_reject, spool, value=value))
+        yield from _read_slices(unit, Reading(rules, on_reject, spool, places=places or Places(), value=value))
     except FileNotFoundError as error:
         gone = [one.path for one in unit.slices if is_address(one.path) or not Path(one.path).exists()]
         if not gone:
@@ -118,6 +123,8 @@ def _read_slices(unit: Unit, reading: Reading) -> Iterator[Batch]:
         yield from reader.read_whole_files(unit.slices, reading)
         return
     for slice in unit.slices:
+        if slice.format not in TABLES:
+            reading.places.begin(slice.path, origin=slice.start)
         yield from _reader(slice.format).read_texts(slice, reading)
 
 

@@ -538,6 +538,9 @@ def _batches(part: pa.Array, reading: Reading, make_reject: MakeReject, values: 
         lost.append(position)
         return make_reject(position, reason, detail, record)
 
+    first = make_reject(0, "", "", b"")
+    assert first.row is not None
+    reading.places.begin(first.file, first.row)
     if len(part) > 1 or part.nbytes <= BATCH_BYTES:
         texts = checked_text(raw, reading, lose)
         yield Batch(texts, bytes_read=part.nbytes, values=None if values is None else np.delete(values, lost))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import random
 import re
 import subprocess
 import sys
@@ -309,3 +310,14 @@ def test_the_budget_that_a_refusal_names_does_with_and_without_a_cache(tmp_path:
         named += re.findall(r"too small for dedup: it takes at least --memory (\d+)MB", said.stderr)
     assert len(named) == 2 and abs(int(named[0]) - int(named[1])) <= 6
     run_milldam(*asked, "--memory", f"{named[1]}MB", env=os.environ | {"MILLDAM_CACHE": str(tmp_path / "empty")})
+
+
+@pytest.mark.slow
+def test_tiny_documents_stay_within_the_budget(tmp_path: Path) -> None:
+    """A result of the encoder for each of them weighs more than its ids."""
+    rng = random.Random(7)
+    texts = [" ".join(f"{rng.randrange(36**5):x}" for _ in range(8)) for _ in range(200_000)]
+    corpus = write_lines(tmp_path / "corpus.jsonl", texts)
+    asked = ("tokenize", corpus, "-o", tmp_path / "store", "--tokenizer", TOKENIZER, "--memory", "150MB")
+    done = run_milldam(*asked)
+    assert "over the budget" not in done.stdout + done.stderr

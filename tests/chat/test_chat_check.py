@@ -41,7 +41,7 @@ def test_the_first_conversation_is_shown_with_marks_and_all_are_counted(tmp_path
     assert "usable           1 (25.0%)" in said
     assert "1 x '<|im_start|>assistant\\n' (header of a trained turn)" in said
     assert "1 x '<|im_end|>\\n' (content of a message)" in said
-    for reason in ("no_assistant, first row 1 of", "empty_conversation, first row 2 of", "bad_tools, first row 3 of"):
+    for reason in ("no_assistant, first row 2 of", "empty_conversation, first row 3 of", "bad_tools, first row 4 of"):
         assert f"1 {reason}" in said
     assert "chat.jsonl, line 5" in said
 

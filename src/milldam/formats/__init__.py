@@ -25,7 +25,7 @@ from milldam.choices import Side
 if TYPE_CHECKING:
     from milldam.formats.exporting import ExportSummary
     from milldam.formats.finding import ReadRules, SourceFile
-    from milldam.formats.writing import Export, FileRecord, OutputFile, Writing
+    from milldam.formats.writing import Export, OutputFile, Writing, Written
     from milldam.loader.stores import Store
     from milldam.stores.tokens.writer import Tokens
 
@@ -66,8 +66,8 @@ class Format(Protocol):
     def files(self, export: Export) -> Iterable[OutputFile]:
         """What is to be written, from the store's index and the options alone."""
 
-    def write_file(self, writing: Writing) -> FileRecord:
-        """Make one of these files, durably."""
+    def write_file(self, writing: Writing) -> Iterator[Written]:
+        """Make one of these files: tells what is durable, last the whole."""
 
 
 def load_format(name: str) -> Format:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Generator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypedDict
@@ -39,19 +39,20 @@ from milldam.files import (
     write_sealed,
 )
 from milldam.formats import Format, FormatName, load_format
-from milldam.formats.writing import Export, FileRecord, OutputFile, Writing, has_splits, split_parts
+from milldam.formats.writing import Export, OutputFile, Writing, has_splits, split_parts
 from milldam.loader.opening import open_data
 from milldam.loader.stores import Store
 from milldam.memory import parse_size
 from milldam.rules import SETTINGS, AtLeastOne, Size
+from milldam.run import engine
 from milldam.run import job as frame
-from milldam.run.folder import NEW, RunFolder, WorkFolder
-from milldam.run.one_stage import Telling, plan_work, stage_of
+from milldam.run.engine import Assigned, Make, Stage
+from milldam.run.folder import RunFolder, WorkFolder
+from milldam.run.one_stage import Telling
 from milldam.run.pools import WorkPlan
 from milldam.run.records import Record, Records
-from milldam.run.session import Session, Stage
+from milldam.run.session import Session
 from milldam.run.summary import Observer, Summary
-from milldam.run.tasks import PART, Report, Work
 from milldam.run.units import Identity
 from milldam.stores.kinds import Kind
 from milldam.stores.place import Folder
@@ -207,7 +208,7 @@ def run_export(store: str | Path | Store, settings: ExportSettings, observer: Ob
     made = job.made_before(settings.overwrite)
     if made is not None:
         return made
-    summary = frame.run(job, job.options, observer)
+    summary = engine.run(job, job.options, observer)
     job.publish()
     return summary
 
@@ -215,7 +216,7 @@ def run_export(store: str | Path | Store, settings: ExportSettings, observer: Ob
 def array_of(store: str | Path | Store, settings: ExportSettings) -> frame.ArrayWork[ExportSummary]:
     """The same for tasks of a job array."""
     job = _job(store, settings)
-    return frame.ArrayWork(job, job.options, job.made_before, job.publish)
+    return engine.array_of(job, job.options, job.made_before, job.publish)
 
 
 def _job(store: str | Path | Store, settings: ExportSettings) -> ExportJob:
@@ -225,22 +226,12 @@ def _job(store: str | Path | Store, settings: ExportSettings) -> ExportJob:
     return ExportJob(opened, settings)
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    identity: Identity
-
-
-@dataclass(frozen=True, slots=True)
-class _Done:
-    records: Records
-    reused: int
-    """Files of which at least some had been written before."""
-
-
-class ExportJob:
+class ExportJob(engine.Job[ExportSummary]):
     """A store to the files of another tool."""
 
     kind = EXPORT
+    stage_names = ("export",)
+    outputs = ("files/",)
 
     def __init__(self, store: Store, settings: ExportSettings) -> None:
         format, out = load_format(settings.to), Path(settings.out)
@@ -252,7 +243,7 @@ class ExportJob:
             log.warning(f"{chosen.name}: {settings.to} {told}.")
         dtype = _chosen_dtype(format.DTYPES, chosen, settings)
         self.place = Place(format, settings.to, chosen, out)
-        self._settings, self._format = settings, format
+        self._settings, self._format, self.workers = settings, format, settings.workers
         size = parse_size(settings.shard_size)
         self._export = Export(chosen, out, self.place.files, dtype, settings.seq_len, size, settings.side)
         # The only split is the whole store, named or not.
@@ -284,53 +275,24 @@ class ExportJob:
 
     # ---- the work ----
 
-    def require_shareable(self) -> None:
-        """The store is all that it needs."""
+    def prepare(self, run: Session) -> Identity:
+        run.folder.inputs.write(())
+        return self._identity
 
-    def pieces(self) -> dict[str, int]:
-        return {"export": sum(1 for _ in self._format.files(self._export))}
+    def units(self, run: Session) -> Iterable[OutputFile]:
+        return self._format.files(self._export)
 
-    def prepare(self, session: Session) -> _Prepared:
-        session.folder.inputs.write(())
-        return _Prepared(self._identity)
-
-    def has_results(self, folder: RunFolder) -> bool:
-        return next(folder.journal.read(RECORDS), None) is not None
-
-    def plan(self, session: Session, prepared: _Prepared, begin: str) -> WorkPlan:
-        folder = session.folder
-        if folder.needs_plan(prepared.identity, begin):
-            folder.stage(self._format.files(self._export))
-            folder.start(prepared.identity, outputs=(f"{self.place.files.name}/",) if begin == NEW else None)
+    def stages(self, run: Session) -> Iterator[Stage]:
         with explain_os_errors(self.place.files):
             self.place.files.mkdir(exist_ok=True)
-        size = int(folder.units.sizes().sum())
-        units = len(folder.units)
-        return plan_work(
-            session,
-            ("export",),
-            units=units,
-            input_bytes=size,
-            shard_size=size // max(1, units),
-            workers=self._settings.workers,
-        )
+        folder = run.folder
+        self._records = records = Records(folder.journal, RECORDS, folder.out, folder.units.keys())
+        # Files of which at least some had been written before.
+        self._reused = records.reused + sum(records.begun(number) is not None for number in records.pending())
+        yield Stage("export", _FileMaker(self._settings.to, self._export), records, OutputFile.from_json)
 
-    def stages(self, session: Session, prepared: _Prepared, plan: WorkPlan) -> Generator[Stage, None, _Done]:
-        folder = session.folder
-        records = Records(folder.journal, RECORDS, folder.out, folder.units.keys())
-        begun = sum(records.begun(number) is not None for number in records.pending())
-
-        def assign(number: int) -> _Assignment:
-            file, begun = folder.units.at(number, lambda value: OutputFile(**value)), records.begun(number)
-            part, durable = (0, None) if begun is None else (begun.part + 1, begun.facts["durable"])
-            return _Assignment(file, records.keys[number], part, durable)
-
-        task = ExportTask(self._settings.to, self._export)
-        yield stage_of("export", task, folder, records, assign, plan)
-        return _Done(records, records.reused + begun)
-
-    def finish(self, session: Session, prepared: _Prepared, plan: WorkPlan, done: _Done) -> ExportSummary:
-        files, made = self.place.files, self._made(session.folder, done.records)
+    def finish(self, run: Session, plan: WorkPlan) -> ExportSummary:
+        files, made = self.place.files, self._made(run.folder)
         complete = getattr(self._format, "complete_folder", None)
         if complete is not None:
             for split, each in made.items():
@@ -339,18 +301,18 @@ class ExportJob:
             remove_temporaries(folder)
             sync_folder(folder)
         counts = self._counts([one for each in made.values() for one in each])
-        identity = {"settings": prepared.identity.settings, "input": prepared.identity.input}
+        identity = {"settings": self._identity.settings, "input": self._identity.input}
         manifest = identity | {"counts": counts, "dtype": self._export.dtype.name, "sizes": sizes_below(files)}
-        EXPORT.write(session.folder.out, manifest)
-        told = replace(self.summary(manifest), units=plan.units, reused=done.reused, workers=plan.workers)
-        return session.measured(told)
+        EXPORT.write(run.folder.out, manifest)
+        summary = replace(self.summary(manifest), units=plan.units, reused=self._reused, workers=plan.workers)
+        return run.measured(summary)
 
-    def _made(self, folder: RunFolder, records: Records) -> dict[str, list[dict[str, Any]]]:
+    def _made(self, folder: RunFolder) -> dict[str, list[dict[str, Any]]]:
         """What was made of each split: file, rows, tokens, bytes and xxh3."""
         made: dict[str, list[dict[str, Any]]] = {split: [] for split in split_parts(self._export.store)}
-        for number, record in records.in_plan_order():
+        for number, record in self._records.in_plan_order():
             if record.last:
-                file = folder.units.at(number, lambda value: OutputFile(**value))
+                file = folder.units.at(number, OutputFile.from_json)
                 facts = {"file": Path(file.name).name, "rows": file.rows, "tokens": file.tokens}
                 made[file.split].append(facts | record.facts["durable"])
         return made
@@ -367,9 +329,9 @@ class ExportJob:
         kept = sum(one["tokens"] for one in made)
         return {"rows": rows, "tokens_left_out": store.tokens - kept}
 
-    def up_to_date(self, session: Session, prepared: _Prepared) -> ExportSummary:
+    def up_to_date(self, run: Session) -> ExportSummary:
         """All was made before a kill; only its names are missing."""
-        summary = self.summary(EXPORT.value(Folder(session.folder.out)))
+        summary = self.summary(EXPORT.value(Folder(run.folder.out)))
         return replace(summary, units=summary.counts["files"], reused=summary.counts["files"])
 
     def summary(self, made: dict[str, Any]) -> ExportSummary:
@@ -380,35 +342,24 @@ class ExportJob:
 
 
 @dataclass(frozen=True, slots=True)
-class _Assignment:
-    file: OutputFile
-    key: str
-    part: int
-    durable: FileRecord | None
-
-
-@dataclass(frozen=True, slots=True)
-class ExportTask:
-    """Writes a file."""
+class _FileMaker:
+    """Writes the files of an export."""
 
     to: str
     export: Export
 
-    def start(self) -> Work:
-        return self._write
+    def load(self) -> Make:
+        write_file = load_format(self.to).write_file
 
-    def _write(self, given: _Assignment, report: Report) -> None:
-        parts = iter(range(given.part, given.part + 10**9))
+        def make(assigned: Assigned, telling: Telling) -> Iterator[Record]:
+            file, begun = assigned.unit, assigned.begun
+            writing = Writing(self.export, file, None if begun is None else begun.facts["durable"])
+            for part, written in enumerate(write_file(writing), assigned.next_part):
+                telling.reached(min(written.record["bytes"], file.size))
+                files = {f"files/{file.name}": written.record} if written.whole else {}
+                yield Record(assigned.key, part, written.whole, files=files, facts={"durable": written.record})
 
-        def checkpoint(durable: FileRecord) -> None:
-            report(PART, Record(given.key, next(parts), last=False, facts={"durable": durable}))
-
-        made = load_format(self.to).write_file(Writing(self.export, given.file, given.durable, checkpoint))
-        telling = Telling(report, given.file.size)
-        telling.add(tokens=given.file.tokens, input_bytes=given.file.size)
-        telling.tell()
-        files = {f"files/{given.file.name}": made}
-        report(PART, Record(given.key, next(parts), files=files, facts={"durable": made}))
+        return make
 
 
 # ---- what can be written ----

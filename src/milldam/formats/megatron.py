@@ -23,9 +23,9 @@ from milldam.formats.finding import ReadRules, SourceFile
 from milldam.formats.foreign import ForeignFile, open_foreign
 from milldam.formats.writing import (
     Export,
-    FileRecord,
     OutputFile,
     Writing,
+    Written,
     document_lengths,
     split_parts,
     stretch,
@@ -120,9 +120,10 @@ def files(export: Export) -> list[OutputFile]:
     return [*tokens, *(replace(file, name=f"{export.out.name}.idx", size=20 * len(export.store)) for file in tokens)]
 
 
-def write_file(writing: Writing) -> FileRecord:
+def write_file(writing: Writing) -> Iterator[Written]:
     if writing.path.suffix == ".bin":
-        return write_tokens(writing)
+        yield from write_tokens(writing)
+        return
     store = writing.store
     with NewFile(writing.path) as new:
         sequences = 0
@@ -133,4 +134,4 @@ def write_file(writing: Writing) -> FileRecord:
                 sequences += count_sequences(block)
             lengths.flush()
             write_index(new, lengths, writing.export.dtype.name, IndexCounts(sequences, len(store)))
-        return new.commit()
+        yield Written(new.commit())

@@ -20,9 +20,9 @@ from milldam.formats.finding import ReadRules, SourceFile
 from milldam.formats.foreign import ForeignFile, open_foreign
 from milldam.formats.writing import (
     Export,
-    FileRecord,
     OutputFile,
     Writing,
+    Written,
     has_splits,
     one_document,
     split_parts,
@@ -105,7 +105,7 @@ def files(export: Export) -> list[OutputFile]:
     ]
 
 
-def write_file(writing: Writing) -> FileRecord:
+def write_file(writing: Writing) -> Iterator[Written]:
     return write_tokens(writing)
 
 

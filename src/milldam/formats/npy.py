@@ -20,9 +20,9 @@ from milldam.formats.finding import ReadRules, SourceFile
 from milldam.formats.foreign import ForeignFile, open_foreign
 from milldam.formats.writing import (
     Export,
-    FileRecord,
     OutputFile,
     Writing,
+    Written,
     one_document,
     split_parts,
     whole_split,
@@ -100,7 +100,7 @@ def files(export: Export) -> list[OutputFile]:
     return [whole_split(export.out.name, *part) for part in split_parts(export.store).items()]
 
 
-def write_file(writing: Writing) -> FileRecord:
+def write_file(writing: Writing) -> Iterator[Written]:
     return write_tokens(writing, npy_header(writing.export.dtype, writing.file.tokens))
 
 

@@ -23,9 +23,9 @@ from milldam.files import NewFile, explain_os_errors
 from milldam.formats.columns import MaskedRows
 from milldam.formats.writing import (
     Export,
-    FileRecord,
     OutputFile,
     Writing,
+    Written,
     block_as,
     document_lengths,
     has_splits,
@@ -127,12 +127,12 @@ class RowFormat:
                 yield OutputFile(name, split, tokens, tokens * width, start, rows, first, each)
                 first, start = first + rows, start + tokens
 
-    def write_file(self, writing: Writing) -> FileRecord:
+    def write_file(self, writing: Writing) -> Iterator[Written]:
         with explain_os_errors(writing.path):
             writing.path.parent.mkdir(parents=True, exist_ok=True)
         with NewFile(writing.path) as new:
             self.write(new, FileRows(writing))
-            return new.commit()
+            yield Written(new.commit())
 
 
 def _row_lengths(store: Store, seq_len: int | None) -> Iterator[Int64s]:

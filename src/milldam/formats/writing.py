@@ -11,10 +11,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -84,6 +84,17 @@ class OutputFile:
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> OutputFile:
+        return cls(**value)
+
+
+class Written(NamedTuple):
+    """So much of a file is durable."""
+
+    record: FileRecord
+    whole: bool = True
+
 
 @dataclass(frozen=True, slots=True)
 class Writing:
@@ -93,8 +104,6 @@ class Writing:
     file: OutputFile
     durable: FileRecord | None
     """What an earlier run left of it, where that was less than all."""
-    checkpoint: Callable[[FileRecord], None]
-    """Told what is durable of a file that is not whole yet."""
 
     @property
     def path(self) -> Path:
@@ -190,8 +199,8 @@ def whole_split(name: str, split: str, store: Store) -> OutputFile:
     return OutputFile(name, split, store.tokens, store.tokens * store.dtype.itemsize)
 
 
-def write_tokens(writing: Writing, header: bytes = b"") -> FileRecord:
-    """All tokens of a split end to end behind a header, or what is left of them to write."""
+def write_tokens(writing: Writing, header: bytes = b"") -> Iterator[Written]:
+    """All tokens of a split end to end behind a header, or what is left of them to write; durable every 256 MB."""
     dtype = writing.export.dtype
     with GrowingFile(writing) as file:
         if file.size == 0:
@@ -199,14 +208,16 @@ def write_tokens(writing: Writing, header: bytes = b"") -> FileRecord:
         first = (file.size - len(header)) // dtype.itemsize
         for block in token_blocks(writing.store, first):
             file.write(block_as(block, dtype).data)
-        return file.sync()
+            if file.unsynced >= CHECKPOINT_BYTES:
+                yield Written(file.sync(), whole=False)
+        yield Written(file.sync())
 
 
 class GrowingFile:
     """A file of which some may be durable already; `size` says how much. Use it as a context manager."""
 
     def __init__(self, writing: Writing) -> None:
-        self.path, self._checkpoint = writing.path, writing.checkpoint
+        self.path = writing.path
         self._hash = xxhash.xxh3_128()
         self.size = self._durable = 0 if writing.durable is None else self._usable(writing.durable)
         with explain_os_errors(self.path):
@@ -235,8 +246,10 @@ class GrowingFile:
         self._hash.update(left)
         with explain_os_errors(self.path):
             write_whole(self._file, left, _WRITE_BYTES)
-        if self.size - self._durable >= CHECKPOINT_BYTES:
-            self._checkpoint(self.sync())
+
+    @property
+    def unsynced(self) -> int:
+        return self.size - self._durable
 
     def sync(self) -> FileRecord:
         """Make all of it durable."""

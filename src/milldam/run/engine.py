@@ -14,6 +14,7 @@ Jobs of this kind: export, import, map. The others stand on run/job.py until the
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -32,7 +33,6 @@ from milldam.run.units import Identity, PlannedUnit
 from milldam.stores.kinds import Kind
 
 S = TypeVar("S")
-S_co = TypeVar("S_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,36 +73,38 @@ class Stage:
     """None: as many as are planned."""
 
 
-class Job(Protocol[S_co]):
+class Job(ABC, Generic[S]):
     """What only one kind of job knows."""
 
     kind: Kind
+    stage_names: tuple[str, ...]
+    """In order; tasks of a job array can share each of them."""
     outputs: tuple[str, ...]
     """What it leaves in its folder besides the manifest, by pattern: removed when a run begins anew."""
     workers: int | None
     """As many as the user asks for; None: as many as are useful."""
-    shared_stages: tuple[str, ...]
-    """The stages that tasks of a job array can share, in order."""
 
+    @abstractmethod
     def prepare(self, run: Session) -> Identity:
         """Look at settings and input (`run.folder.inputs.write`)."""
-        ...
 
+    @abstractmethod
     def units(self, run: Session) -> Iterable[PlannedUnit]: ...
 
     def files(self, run: Session) -> dict[str, bytes]:
         """Small files of the result that are there from the start."""
-        ...
+        return {}
 
-    def stages(self, run: Session, plan: WorkPlan) -> Iterator[Stage]: ...
+    @abstractmethod
+    def stages(self, run: Session) -> Iterator[Stage]: ...
 
-    def finish(self, run: Session, plan: WorkPlan) -> S_co:
+    @abstractmethod
+    def finish(self, run: Session, plan: WorkPlan) -> S:
         """Gather what units left, write the manifest last; the summary."""
-        ...
 
-    def up_to_date(self, run: Session) -> S_co | None:
+    @abstractmethod
+    def up_to_date(self, run: Session) -> S | None:
         """The summary of a result that was made from the same; None: it is not whole, so that something is to do."""
-        ...
 
 
 def run(job: Job[S], options: frame.Options, observer: Observer | None = None) -> S:
@@ -135,7 +137,7 @@ class _InFrame(Generic[S]):
         """What other machines can't do is refused when the job is made."""
 
     def pieces(self) -> dict[str, int | None]:
-        return dict.fromkeys(self._job.shared_stages)
+        return dict.fromkeys(self._job.stage_names)
 
     def prepare(self, run: Session) -> _Identified:
         return _Identified(self._job.prepare(run))
@@ -148,10 +150,10 @@ class _InFrame(Generic[S]):
         if folder.needs_plan(prepared.identity, begin):
             folder.stage(self._job.units(run))
             folder.start(prepared.identity, self._job.files(run), outputs=self._job.outputs if begin == NEW else None)
-        return plan_work(run, self._job.shared_stages, self._job.workers)
+        return plan_work(run, self._job.stage_names, self._job.workers)
 
     def stages(self, run: Session, prepared: _Identified, plan: WorkPlan) -> Generator[PooledStage, None, None]:
-        for stage in self._job.stages(run, plan):
+        for stage in self._job.stages(run):
             yield _pooled(stage, run.folder, plan)
 
     def finish(self, run: Session, prepared: _Identified, plan: WorkPlan, done: None) -> S:

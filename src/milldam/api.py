@@ -217,8 +217,8 @@ def _order_by_config(config: Any, options: dict[str, Any]) -> Order:
         raise ConfigError(Setting("store"), ": missing. Name the folder for the tokens; in the file its key is out.")
     if "dedup" not in read.given.data and not _was_deduplicated(Path(out)):
         log.warning(
-            "%s: a feed drops no duplicates, since the configuration does not set dedup. `dedup: exact` drops them; "
-            "until its store is finished, such a feed is read in the order of the input alone.",
+            "%s: a feed drops no duplicates, since the configuration does not set dedup. To drop them, run "
+            "`milldam preprocess` first and open its store.",
             out,
         )
         chosen["dedup"] = "off"

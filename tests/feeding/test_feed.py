@@ -218,8 +218,9 @@ def test_conversations_are_fed_with_their_masks(tmp_path: Path) -> None:
     ("settings", "said"),
     [
         ({"dedup": "near"}, "which documents are alike can't be known before all of the input is read"),
+        ({"dedup": "exact"}, r"Open what `milldam preprocess` made, set dedup: off, or compare with an index alone"),
         ({"dedup": "bloom"}, "which documents are alike"),
-        ({"dedup": {"index": "seen"}}, r"dedup\.index: a feed compares with an index alone"),
+        ({"dedup": {"index": "seen"}}, "which documents are alike"),
         ({"decontaminate": "corpus.jsonl"}, "which n-grams are too common to count can't be known"),
         ({"limit": 10}, "limit: which documents come first"),
         ({"splits": {"val_tokens": 1000}}, "splits and limits in tokens"),

@@ -1,7 +1,6 @@
 """Training straight from text: units of a store are made in the background, in the order in which loaders need them.
 
 job          the job of `milldam tokenize`, its units in the order in which they are wanted; what can't be fed
-in_order     exact dedup: units are decided on one after the other, by what came before
 maker        a process that does it beside training; it has the run's lock
 making       the maker as loaders see it: started, watched, replaced when it dies
 demand       which units loaders wait for, and what the maker tells them of its run, as files of the run folder

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 from milldam.files import read_sealed, replace_unsynced, seal_file
 from milldam.loader.unit_order import splits_asked
 from milldam.memory import is_alive, process_identity
-from milldam.run.units import KnownKeys
 
 if TYPE_CHECKING:
     from milldam.pipeline.job import TokenPlan
@@ -99,12 +98,7 @@ def _is_dead(path: Path) -> bool:
     return not is_alive(process)
 
 
-NAME, DECIDED = "feed.json", "decided-"
-
-
-def known_keys(run_folder: Path, identity: str, units: int) -> KnownKeys:
-    """The keys of units that are decided on one after the other."""
-    return KnownKeys(run_folder / f"{DECIDED}{identity}.keys", units)
+NAME = "feed.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +113,6 @@ class Planned:
     units: int = 0
     index_key: int = 0
     """What the keys of units take in of a dedup index."""
-    in_order: bool = False
-    """Units are made in plan order alone, and their keys are known one after the other."""
     splits: tuple[str, ...] = ()
     vocab_size: int = 0
     tokenizer: str = ""
@@ -142,7 +134,6 @@ class Planned:
             identity=prepared.identity.run_id,
             units=plan.units,
             index_key=prepared.index_key,
-            in_order=bool(prepared.identity.settings["dedup"]) and not prepared.index_key,
             splits=splits_asked(prepared.identity.settings, ()),
             vocab_size=prepared.vocab_size,
             tokenizer=prepared.tokenizer_hash,

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from milldam.errors import MismatchError, StoreError
-from milldam.feeding.demand import Demand, Planned, known_keys
+from milldam.feeding.demand import Demand, Planned
 from milldam.feeding.making import Making, Order
 from milldam.files import has_size
 from milldam.input_files import RUN_FOLDER
@@ -49,12 +49,8 @@ class GrowingParts:
         units = UnitList(run_folder, "units")
         if len(units) != planned.units:
             raise MismatchError(f"{order.out}: is being redone. Open the data again.")
-        keys: Keys
-        if planned.in_order:
-            keys = known_keys(run_folder, planned.identity, planned.units)
-        else:
-            # As `TokenJob` has them where nothing is sliced or deduplicated in two passes.
-            keys = units.keys().mixed(np.full(planned.units, planned.index_key, np.uint64))
+        # As `TokenJob` has them where nothing is sliced or deduplicated in two passes.
+        keys = units.keys().mixed(np.full(planned.units, planned.index_key, np.uint64))
         self._made = MadeParts(run_folder / RECORDS, keys)
         self._demand, self._presence = Demand(run_folder), Presence(run_folder, None)
         self._making = making or Making(order)
@@ -78,7 +74,6 @@ class GrowingParts:
             rows=self._order.out / "rows",
             pad_id=planned.pad_id,
             tokenizer=planned.tokenizer,
-            in_order=planned.in_order,
             chat=planned.chat,
             pairs=planned.pairs,
         )

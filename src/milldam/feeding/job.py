@@ -12,18 +12,15 @@ from dataclasses import replace
 
 from milldam.config.settings import Config
 from milldam.errors import ConfigError, InputError, Setting
-from milldam.feeding.demand import DECIDED, Planned, demanded, forget_all, known_keys
-from milldam.files import remove_matching
+from milldam.feeding.demand import Planned, demanded, forget_all
 from milldam.memory import format_size
-from milldam.pipeline.documents import Assignment
 from milldam.pipeline.finishing import Made
 from milldam.pipeline.fitting import Disk
 from milldam.pipeline.job import TokenJob, TokenPlan
 from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.starting import WORKER_MODULES
-from milldam.rules import DedupRules
 from milldam.run.folder import RunFolder
-from milldam.run.records import RECORDS, Record, Records, UnitSet
+from milldam.run.records import Record, Records, UnitSet
 from milldam.run.session import Session, Stage
 from milldam.run.tasks import NothingYetError
 from milldam.sources.compression import STDIN
@@ -54,11 +51,6 @@ class FeedJob(TokenJob):
             log.warning("%s: all of it takes about %s of disk, and %s are free.", self._config.out, *sizes)
 
     def stages(self, session: Session, prepared: Prepared, plan: TokenPlan) -> Generator[Stage, None, Made]:
-        if self._config.dedup_rules is not None:
-            yield self._stage_in_order(session, prepared, plan, self._config.dedup_rules)
-            forget_all(session.folder.folder)
-            # All of it is made: what follows looks at all units together, and finds that there is nothing to do.
-            return (yield from super().stages(session, prepared, plan))
         stages = super().stages(session, prepared, plan)
         stage, folder, records = next(stages), session.folder, plan.records
         assert records is not None
@@ -78,49 +70,19 @@ class FeedJob(TokenJob):
             return made
         raise AssertionError("what needs more stages was refused")
 
-    def _stage_in_order(self, session: Session, prepared: Prepared, plan: TokenPlan, rules: DedupRules) -> Stage:
-        """Units are fingerprinted, decided on and tokenized one after the other."""
-        from milldam.feeding.in_order import InOrder, InOrderTask, UnitsInOrder
-        from milldam.pipeline.deduplicating import RECORDS as PRINTED
-        from milldam.pipeline.deduplicating import Deduplication
-        from milldam.pipeline.tokenizing import TokenizeTask
-
-        folder = session.folder
-        base = folder.units.keys().mixed(self._selected(folder, prepared, {}))
-        dedup = Deduplication(self._config, rules, session, prepared, base, plan.fitting.cores)
-        remove_matching(folder.folder, f"{DECIDED}*")
-        keys = known_keys(folder.folder, prepared.identity.run_id, plan.units)
-        work = InOrder.of(folder, dedup, keys, (PRINTED, RECORDS))
-        Planned.here(self._name).with_plan(prepared, plan).write(folder.folder)
-        stage = self._tokenize(session, prepared, plan, work.records, dedup, {})
-        assert isinstance(stage.task, TokenizeTask)
-
-        def assign(number: int) -> Assignment:
-            to_print = number - plan.units
-            if to_print >= 0:
-                return Assignment(folder.units.at(to_print, Unit.from_json), base[to_print])
-            to_tokenize: Assignment = stage.assign(number)
-            return to_tokenize
-
-        def keep(record: Record) -> None:
-            _require_input(folder, work.number_of(record))
-            work.keep(record)
-
-        return replace(
-            stage,
-            task=InOrderTask.of(dedup.fingerprint_task(plan.threads), stage.task, work.deciding.drops),
-            units=UnitsInOrder(folder, work.deciding, work.prints, work.records),
-            assign=assign,
-            keep=keep,
-            total=2 * plan.units,
-            done=work.prints.complete + work.records.complete,
-        )
-
 
 def refuse_unknowable(config: Config) -> None:
     """Refuse what can't be known at the first batch, with the reason."""
     whole = "can't be known before all of the input is read, and training begins before."
-    _refuse_first_pass(config, whole)
+    if config.evaluation_sets:
+        said = f": which n-grams are too common to count {whole} Open what `milldam preprocess` made."
+        raise ConfigError(Setting("decontaminate"), said)
+    if config.dedup_rules is not None:
+        said = (
+            f": which documents are alike {whole} Open what `milldam preprocess` made, set dedup: off, "
+            "or compare with an index alone (dedup.method: index)."
+        )
+        raise ConfigError(Setting("dedup"), said)
     if config.limit is not None:
         raise ConfigError(Setting("limit"), f": which documents come first {whole} Leave it out.")
     if config.counts_tokens:
@@ -136,22 +98,6 @@ def refuse_unknowable(config: Config) -> None:
         raise ConfigError(Setting("overwrite"), said)
     if config.executor != "local":
         raise ConfigError(Setting("executor"), f": {config.executor}: a feed is made on the machine that trains.")
-
-
-def _refuse_first_pass(config: Config, whole: str) -> None:
-    """Of what looks at all documents together, exact dedup goes: by what came before in the order of the input."""
-    rules = config.dedup_rules
-    if config.evaluation_sets:
-        said = f": which n-grams are too common to count {whole} Open what `milldam preprocess` made."
-        raise ConfigError(Setting("decontaminate"), said)
-    if rules is not None and (rules.method != "exact" or rules.near is not None):
-        said = f": which documents are alike {whole} Use exact, or open what `milldam preprocess` made."
-        raise ConfigError(Setting("dedup"), said)
-    if rules is not None and rules.index is not None:
-        said = (
-            "dedup.index: a feed compares with an index alone (dedup.method: index), or with what came before (exact)."
-        )
-        raise ConfigError(said)
 
 
 class DemandedUnits:
@@ -170,19 +116,10 @@ class DemandedUnits:
     def __next__(self) -> int:
         if len(self._given) == self._left:
             raise StopIteration
-        wanted = [unit for unit in demanded(self._folder.folder) if 0 <= unit < len(self._records.keys)]
-        for unit in wanted:
-            if self.is_ready(unit) and unit not in self._records and unit not in self._given:
+        for unit in demanded(self._folder.folder):
+            if 0 <= unit < len(self._records.keys) and unit not in self._records and unit not in self._given:
                 self._given.add(unit)
                 return unit
-        return self.meanwhile(wanted)
-
-    def is_ready(self, unit: int) -> bool:
-        """Whether all is known that making it needs."""
-        return True
-
-    def meanwhile(self, wanted: list[int]) -> int:
-        """What else there is to do, where nothing that is wanted can be made yet."""
         raise NothingYetError
 
 

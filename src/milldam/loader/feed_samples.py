@@ -273,12 +273,6 @@ class FeedSamples(Samples[SampleT, BatchT]):
             raise ConfigError(
                 f'shuffle: {shuffle!r}; a feed has True (over units and groups of parts), False or "full".'
             )
-        if shuffle and self.parts.facts.in_order and self.parts.finished() is None:
-            raise ConfigError(
-                f"{self.name}: drops what came before in the order of the input (dedup: exact), so while it is made it "
-                "can be read in that order alone. Use shuffle=False or dedup: off, or finish it first "
-                "by `milldam preprocess`: then any order goes."
-            )
         return UnitOrder(self.groups, seed, shuffled=shuffle)
 
     def _loops(self, order: Order) -> Loops:

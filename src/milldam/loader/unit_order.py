@@ -281,8 +281,6 @@ class FeedFacts:
     pad_id: int = 0
     tokenizer: str | None = None
     """Names the tokenizer by content."""
-    in_order: bool = False
-    """While it is made, units come in the order of the plan alone."""
     chat: bool = False
     """Conversations, which say what is trained on."""
     pairs: bool = False

@@ -24,7 +24,7 @@ from typing import IO, Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from milldam.files import explain_os_errors, hash_bytes, hash_file, record_of, write_file
+from milldam.files import explain_os_errors, hash_bytes, hash_file, record_of
 from milldam.input_files import InputState, changed_files, listed_files
 from milldam.markup import counted
 from milldam.stores.kinds import Kind, result_id
@@ -148,10 +148,6 @@ class Keys:
         """The keys of what is made from these units and something else, a number for each."""
         return Keys(_mix(self._values, more))
 
-    def mixed_one(self, number: int, more: KeyArray) -> int:
-        """The same for one unit, as a number. `more`: (1,)."""
-        return int(_mix(self._values[number : number + 1], more)[0])
-
     def __len__(self) -> int:
         return len(self._values)
 
@@ -192,52 +188,6 @@ def _distinct(keys: KeyArray) -> KeyArray:
     repeated = order[again > 0]
     distinct[repeated] = _mix(keys[repeated], again[again > 0].astype(np.uint64))
     return distinct
-
-
-class KnownKeys(Keys):
-    """Keys that become known one after the other, in a file: one process appends to it, others read on in it.
-
-    Another plan has another file: what was read of it stays true. 8 bytes of disk a unit, some 100 of memory.
-    """
-
-    def __init__(self, path: Path, units: int) -> None:
-        self._path, self._units = path, units
-        self._known: list[int] = []
-        self._numbers: dict[int, int] = {}
-
-    def begin(self) -> None:
-        """Know none, in a new file."""
-        write_file(self._path, b"")
-
-    def append(self, value: int) -> None:
-        with explain_os_errors(self._path), self._path.open("ab") as file:
-            file.write(value.to_bytes(8, "little"))
-        self._know(value)
-
-    def _know(self, value: int) -> None:
-        self._numbers[value] = len(self._known)
-        self._known.append(value)
-
-    @property
-    def known(self) -> int:
-        """How many units have theirs."""
-        return len(self._known)
-
-    def __len__(self) -> int:
-        return self._units
-
-    def __getitem__(self, number: int) -> str:
-        return f"{self._known[number]:016x}"
-
-    def number_of(self, key: str) -> int | None:
-        value = int(key, 16)
-        if value not in self._numbers and self._path.exists():
-            with self._path.open("rb") as file:
-                file.seek(8 * len(self._known))
-                more = file.read()
-            for at in range(0, len(more) - 7, 8):
-                self._know(int.from_bytes(more[at : at + 8], "little"))
-        return self._numbers.get(value)
 
 
 class UnitList:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import functools
 import json
 import logging
@@ -15,7 +14,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +25,17 @@ from click.testing import CliRunner
 from huggingface_hub import constants
 from tests.kit.damage import edit_manifest
 from tests.kit.hub_server import READER, STRANGER, WRITER, HubServer, hub_server
-from tests.kit.jobs import invoke
+from tests.kit.jobs import run_here
 from tests.kit.quick import first_quick
 from tests.kit.token_stores import shard_file, write_store
 from tests.stores.test_features import small_store
 
-from milldam.cli.moving import pull as pull_command
 from milldam.cli.moving import push as push_command
-from milldam.errors import ConfigError, InputError, MilldamError, MismatchError, ResourceError, StoreError
+from milldam.errors import ConfigError, InputError, MilldamError, MismatchError, StoreError
 from milldam.files import hash_bytes, hash_file
-from milldam.hub import card, client, contents, pull, push, pushing
-from milldam.hub.contents import KINDS, read_contents
-from milldam.hub.pulling import PullRequest, PullSummary, pull_store
+from milldam.hub import client, pull, push
 from milldam.loader.stores import Store
+from milldam.stores.kinds import KINDS
 from milldam.stores.table.manifest import MadeUnit, TableManifest, TableSchema, TableShard
 from milldam.stores.tokens.manifest import Manifest, Tally
 from milldam.stores.verify import verify as verify_store
@@ -49,7 +45,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 
 REPO = "anna/corpus"
 MANIFEST = "milldam.json"
-WORK = ".milldam-pull"
+CARD, MARK, INCOMING = "README.md", ".milldam-push.json", ".milldam-pull"
+BESIDE = {"rejects.jsonl", "notes.txt", ".hidden", ".milldam-pull.json"}
 
 
 @pytest.fixture
@@ -116,16 +113,20 @@ MAKERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Iterator[str]]]
 
 
 def stored(folder: Path) -> dict[str, bytes]:
-    """The files of a store, by its own manifest."""
-    return {name: (folder / name).read_bytes() for name in sorted(read_contents(folder).names)}
+    """The files of a store, without what may lie beside them."""
+    return {
+        path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file() and path.name not in BESIDE
+    }
 
 
-def pulled(repo: str, out: Path, **options: Any) -> PullSummary:
-    return pull_store(PullRequest(repo, out, **options))
+def pulled(repo: str, out: Path, *options: str) -> dict[str, Any]:
+    """What `milldam pull --json` tells."""
+    told: dict[str, Any] = json.loads(run_here("pull", repo, "-o", out, "--json", *options).stdout)
+    return told
 
 
 def without_card(contents: dict[str, bytes]) -> dict[str, bytes]:
-    return {name: data for name, data in sorted(contents.items()) if name != card.NAME}
+    return {name: data for name, data in sorted(contents.items()) if name != CARD}
 
 
 # ---- there and back ----
@@ -145,7 +146,7 @@ def test_a_store_goes_there_and_comes_back_byte_by_byte(hub: HubServer, tmp_path
     assert list(verify(tmp_path / "back")) == []
     assert len(opened) > 0 and not (tmp_path / "back" / ".cache").exists()
     assert push(folder, REPO).up_to_date
-    assert pulled(REPO, tmp_path / "back").up_to_date
+    assert pulled(REPO, tmp_path / "back")["up_to_date"]
 
 
 def test_the_manifest_is_in_the_last_commit(hub: HubServer, tmp_path: Path) -> None:
@@ -155,8 +156,8 @@ def test_the_manifest_is_in_the_last_commit(hub: HubServer, tmp_path: Path) -> N
     repo = hub.repos[REPO]
     assert repo.messages[1:] == ["First", "First"]
     _, half, whole = repo.commits.values()
-    assert MANIFEST not in half and pushing.MARK in half and shard_file(folder, 2, "bin").name in half
-    assert MANIFEST in whole and pushing.MARK not in whole
+    assert MANIFEST not in half and MARK in half and shard_file(folder, 2, "bin").name in half
+    assert MANIFEST in whole and MARK not in whole
     repo.branches["half"] = list(repo.commits)[1]
     with pytest.raises(StoreError, match="not finished"):
         pull(REPO, tmp_path / "half", revision="half")
@@ -171,7 +172,7 @@ def test_one_split_is_pulled_as_a_store_of_its_own(hub: HubServer, tmp_path: Pat
     assert store.splits == ("val",) and store.tokens == 80_000
     assert list(verify_store(tmp_path / "val")) == []
     assert hub.count(r"/cdn/.*train-") == 0
-    assert pulled(REPO, tmp_path / "val", split="val").up_to_date
+    assert pulled(REPO, tmp_path / "val", "--split", "val")["up_to_date"]
     with pytest.raises(MismatchError, match="split val"):
         pull(REPO, tmp_path / "val", split="train")
     with pytest.raises(ConfigError, match=r'no split "vla".*Did you mean "val"'):
@@ -229,8 +230,8 @@ def test_nothing_but_the_store_and_its_card_is_pushed(hub: HubServer, tmp_path: 
     """No run folder, no rejects, nothing that lies beside it, and no path of this machine in the card."""
     folder = tokens(tmp_path / "made")
     notes = push(folder, REPO).warnings
-    assert set(hub.contents(REPO)) == read_contents(folder).names | {card.NAME}
-    text = hub.contents(REPO)[card.NAME].decode()
+    assert set(hub.contents(REPO)) == set(stored(folder)) | {CARD}
+    text = hub.contents(REPO)[CARD].decode()
     assert "/home/anna" not in text and ".../clean.py:fix" in text
     assert any("/home/anna/secret/gpt2" in note for note in notes)
 
@@ -238,60 +239,39 @@ def test_nothing_but_the_store_and_its_card_is_pushed(hub: HubServer, tmp_path: 
 # ---- killed ----
 
 
-def start(hub: HubServer, command: str, *arguments: str | Path, group: int = 512) -> subprocess.Popen[str]:
-    """`milldam push` or `pull` in a process of its own, with one stream, and so many files in a group."""
-    code = (
-        f"from milldam.hub import contents, pulling; pulling.STREAMS, contents.MOST_FILES = 1, {group};"
-        f"from milldam.cli import main; main(['{command}', *__import__('sys').argv[1:]])"
-    )
+def start(hub: HubServer, command: str, *arguments: str | Path) -> subprocess.Popen[str]:
+    """`milldam push` or `pull` in a process of its own."""
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_TOKEN": WRITER, "HF_HUB_DISABLE_XET": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-@contextmanager
-def at_work(
-    hub: HubServer, pattern: str, command: str, *arguments: str | Path, group: int = 512, **options: Any
-) -> Iterator[subprocess.Popen[str]]:
-    """A command that waits for the server, which stalls at a request; it is killed at the end."""
-    mishap = hub.mishap(pattern, None, stall=threading.Event(), **options)
-    process = start(hub, command, *arguments, group=group)
-    assert mishap.reached.wait(60), process.communicate(timeout=60)[0]
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        assert mishap.stall is not None
-        mishap.stall.set()
+    words = [sys.executable, "-m", "milldam", command, *map(str, arguments)]
+    return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def kill_at(hub: HubServer, pattern: str, command: str, *arguments: str | Path, **options: Any) -> None:
-    """SIGKILL when the server is at a request."""
-    with at_work(hub, pattern, command, *arguments, **options):
-        pass
+    """SIGKILL while the command waits for the server, which stalls at a request."""
+    stall = threading.Event()
+    mishap = hub.mishap(pattern, None, stall=stall, **options)
+    process = start(hub, command, *arguments)
+    assert mishap.reached.wait(60), process.communicate(timeout=60)[0]
+    process.kill()
+    process.communicate()
+    stall.set()
 
 
 def test_a_push_killed_anywhere_goes_on(hub: HubServer, tmp_path: Path) -> None:
-    """Killed while files are sent: nothing is there; killed before the last commit: no store. Nothing is sent twice."""
-    folder = tokens(tmp_path / "made")
+    """Killed while files are sent, nothing is there; before the last commit, no store. Nothing is sent twice, and
+    nothing is written to the store or beside it."""
+    folder = tokens(tmp_path / "made" / "store")
+    before = {path: path.stat().st_mtime_ns for path in (folder.parent, *folder.parent.rglob("*"))}
     kill_at(hub, "PUT /lfs/p", "push", folder, REPO, after=3)
     assert hub.contents(REPO) == {}
     hub.requests.clear()
-    kill_at(hub, "POST .*/preupload/", "push", folder, REPO, after=1)
-    assert hub.count("PUT /lfs/put/") <= 4
-    assert MANIFEST not in hub.contents(REPO) and pushing.MARK in hub.contents(REPO)
-    committed = {name for name in hub.contents(REPO) if name != pushing.MARK}
-    assert committed == read_contents(folder).names - {MANIFEST}
+    kill_at(hub, "POST .*/commit/", "push", folder, REPO, after=1)
+    assert hub.count("PUT /lfs/put/") <= 4 and MARK in hub.contents(REPO)
+    assert set(hub.contents(REPO)) - {MARK} == set(stored(folder)) - {MANIFEST}
     hub.requests.clear()
-    summary = push(folder, REPO)
-    assert (summary.counts["present"], summary.counts["sent"]) == (7, 1) and hub.count("PUT /lfs") == 0
-    assert without_card(hub.contents(REPO)) == stored(folder)
+    push(folder, REPO)
+    assert hub.count("PUT /lfs") == 0 and without_card(hub.contents(REPO)) == stored(folder)
+    assert {path: path.stat().st_mtime_ns for path in (folder.parent, *folder.parent.rglob("*"))} == before
 
 
 def test_a_pull_killed_anywhere_goes_on(hub: HubServer, tmp_path: Path) -> None:
@@ -300,14 +280,13 @@ def test_a_pull_killed_anywhere_goes_on(hub: HubServer, tmp_path: Path) -> None:
     push(folder, REPO)
     out = tmp_path / "back"
     kill_at(hub, "GET /cdn/.*val-.*bin", "pull", REPO, "-o", out, partial=True)
-    assert not (out / MANIFEST).exists() and not any(out.glob("val-*.bin"))
-    there = {path.name for path in (out / WORK / "files").iterdir() if path.is_file()}
-    assert shard_file(folder, 0, "bin").name in there
-    with pytest.raises(MismatchError, match="unfinished pull of anna/corpus"):
-        push(tokens(tmp_path / "other"), "anna/other")
+    assert not (out / MANIFEST).exists() and not any(out.rglob("val-*.bin"))
+    whole = sum(path.is_file() for path in (out / INCOMING).iterdir())
+    push(tokens(tmp_path / "other"), "anna/other")
+    with pytest.raises(MismatchError, match="pulled from anna/corpus"):
         pull("anna/other", out)
-    summary = pulled(REPO, out)
-    assert summary.counts["kept"] == len(there) and summary.counts["fetched"] == 8 - len(there)
+    told = pulled(REPO, out)["counts"]
+    assert told["kept"] == whole and told["fetched"] == 8 - whole
     assert stored(out) == stored(folder)
     assert sorted(path.name for path in out.iterdir()) == sorted([*stored(folder), ".milldam-pull.json"])
 
@@ -317,116 +296,34 @@ def test_a_pull_killed_anywhere_goes_on(hub: HubServer, tmp_path: Path) -> None:
 def test_an_interrupt_ends_it_at_once(
     hub: HubServer, tmp_path: Path, number: signal.Signals, command: str, at: str
 ) -> None:
-    """Though the Hub does not answer: the command to resume, the exit code of an interrupt, and no lock left."""
+    """Though the Hub does not answer: the command to resume, and the exit code of an interrupt."""
     folder, out = tokens(tmp_path / "made"), tmp_path / "back"
     if command == "pull":
         push(folder, REPO)
-    mishap = hub.mishap(at, None, stall=threading.Event(), times=9)
+    stall = threading.Event()
+    mishap = hub.mishap(at, None, stall=stall, times=9)
     process = start(hub, command, *((folder, REPO) if command == "push" else (REPO, "-o", out)))
     assert mishap.reached.wait(60)
     process.send_signal(number)
     told = process.communicate(timeout=60)[0]
     assert process.returncode == 130 and "run the same command again" in told
     hub.mishaps.clear()
-    assert mishap.stall is not None
-    mishap.stall.set()
+    stall.set()
     if command == "push":
         push(folder, REPO)
     assert stored(Path(pull(REPO, out).path)) == stored(folder)
 
 
-def test_a_push_sends_the_groups_that_are_not_recorded(
-    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed between two groups: what was sent is neither read nor sent again, though no manifest vouches for it."""
-    folder = tokens(tmp_path / "made")
-    kill_at(hub, "POST .*/preupload/", "push", folder, REPO, group=2, after=2)
-    committed = set(hub.contents(REPO)) - {pushing.MARK}
-    assert len(committed) == 4 and MANIFEST not in committed
-    read = []
-    monkeypatch.setattr(contents, "hash_file", lambda path: read.append(path.name) or hash_file(path))
-    monkeypatch.setattr(contents, "MOST_FILES", 2)
-    summary = push(folder, REPO)
-    assert (summary.units, summary.reused) == (4, 2) and summary.counts["sent"] == 4
-    assert sorted(read) == sorted(read_contents(folder).names - committed - {MANIFEST})
-    assert without_card(hub.contents(REPO)) == stored(folder)
-    assert not any((tmp_path / "cache").rglob("*.json"))
-
-
-@pytest.mark.slow
-def test_what_others_did_between_two_runs_of_a_push_is_made_good(
-    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file of a recorded group was removed meanwhile: that group is sent again, and no other."""
-    folder = tokens(tmp_path / "made")
-    kill_at(hub, "POST .*/preupload/", "push", folder, REPO, group=2, after=2)
-    hub.remove(REPO, "tokenizer.json")
-    monkeypatch.setattr(contents, "MOST_FILES", 2)
-    summary = push(folder, REPO)
-    assert (summary.units, summary.reused) == (4, 1)
-    assert without_card(hub.contents(REPO)) == stored(folder)
-
-
-def test_a_pull_fetches_the_groups_that_are_not_recorded(
-    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed in the third group: the files of the first two are neither fetched nor read again."""
-    folder, out = tokens(tmp_path / "made"), tmp_path / "back"
-    push(folder, REPO)
-    kill_at(hub, "GET /cdn/.*val-.*bin", "pull", REPO, "-o", out, group=2, partial=True)
-    here = {path.name for path in (out / WORK / "files").iterdir() if path.is_file()}
-    read = []
-    monkeypatch.setattr(contents, "hash_file", lambda path: read.append(path.name) or hash_file(path))
-    monkeypatch.setattr(contents, "MOST_FILES", 2)
-    summary = pulled(REPO, out)
-    assert summary.reused >= 2 and len(here) >= 4 and summary.units == 4
-    assert summary.counts["fetched"] == 8 - len(here)
-    assert not set(read) & {file.name for file in read_contents(folder).files[:4]}
-    assert stored(out) == stored(folder) and list(verify_store(out)) == []
-
-
 def test_a_repository_that_changes_between_two_runs_of_a_pull(hub: HubServer, tmp_path: Path) -> None:
-    """Killed, then the repository gets another store: what both have is kept, and the rest of the new one fetched."""
+    """Killed, then the repository gets another store: the new one is fetched, and nothing of the old one stays."""
     out = tmp_path / "back"
     push(tokens(tmp_path / "old"), REPO)
     kill_at(hub, "GET /cdn/.*val-.*bin", "pull", REPO, "-o", out, partial=True)
     new = token_store(tmp_path / "new", [[5, 6], [8]], ["train", "train"])
     push(new, REPO)
-    summary = pulled(REPO, out)
-    assert summary.counts["kept"] >= 2 and stored(out) == stored(new)
+    pull(REPO, out)
+    assert stored(out) == stored(new)
     assert sorted(path.name for path in out.iterdir()) == sorted([*stored(new), ".milldam-pull.json"])
-
-
-@pytest.mark.parametrize(("command", "at"), [("push", "POST .*/preupload/"), ("pull", "GET /cdn/.*val-.*bin")])
-def test_a_push_or_pull_is_watched_and_locked_as_any_job(hub: HubServer, tmp_path: Path, command: str, at: str) -> None:
-    """`milldam status` tells what is safe while it works and after a kill; a second one beside it is refused."""
-    folder, out = tokens(tmp_path / "made"), tmp_path / "back"
-    if command == "pull":
-        push(folder, REPO)
-    arguments: tuple[str | Path, ...] = (folder, REPO) if command == "push" else (REPO, "-o", out)
-    asked = REPO if command == "push" else str(out)
-    with at_work(hub, at, command, *arguments, group=2, after=2 if command == "push" else 0) as process:
-        found = json.loads(invoke("status", asked, "--json").output)
-        assert found["state"] == "working" and found["pid"] == process.pid and found["stage"] == command
-        assert found["units"] == 4 and found["safe"]["units_done"] >= 2 and found["safe"]["files"] >= 4
-        assert "Memory: " in invoke("status", asked).output
-        with pytest.raises(ConfigError, match=f"another run is using it. `milldam status {asked}` shows it"):
-            push(folder, REPO) if command == "push" else pull(REPO, out)
-    told = invoke("status", asked).output
-    assert f"{asked}: ended before it was done" in told and "To resume, run the same command again" in told
-    push(folder, REPO) if command == "push" else pull(REPO, out)
-    assert without_card(hub.contents(REPO)) == stored(folder)
-    told = invoke("status", asked)
-    assert told.exit_code == 2 if command == "push" else "finished" in told.output
-
-
-def test_a_push_writes_nothing_to_the_store(hub: HubServer, tmp_path: Path) -> None:
-    """Nor beside it: the store may lie where nobody may write."""
-    folder = tokens(tmp_path / "made" / "store")
-    before = {path: path.stat().st_mtime_ns for path in (folder.parent, *folder.parent.rglob("*"))}
-    kill_at(hub, "POST .*/preupload/", "push", folder, REPO, group=2, after=1)
-    push(folder, REPO)
-    assert {path: path.stat().st_mtime_ns for path in (folder.parent, *folder.parent.rglob("*"))} == before
 
 
 # ---- changed ----
@@ -445,9 +342,9 @@ def test_a_changed_store_replaces_the_one_before(hub: HubServer, tmp_path: Path)
         if MANIFEST in files:
             named = json.loads(files[MANIFEST].data)["shards"]
             assert all(hash_bytes(files[f"{one['name']}.bin"].data) == one["bin"]["xxh3"] for one in named)
-    again = pulled(REPO, tmp_path / "back")
+    again = pulled(REPO, tmp_path / "back")["counts"]
     # The tokenizer alone: the index of a shard of the same lengths has another name, as its tokens differ.
-    assert again.counts["removed"] == 6 and again.counts["kept"] == 1
+    assert again["removed"] == 6 and again["kept"] == 1
     assert stored(tmp_path / "back") == stored(new)
 
 
@@ -459,9 +356,9 @@ def test_a_store_that_is_read_while_it_is_pulled_again_stays(hub: HubServer, tmp
     push(token_store(tmp_path / "new", [[3], [7], [4]]), REPO)
     kill_at(hub, "GET /cdn/.*train-.*idx", "pull", REPO, "-o", out)
     assert list(verify_store(out)) == [] and stored(out) == stored(tmp_path / "old")
-    assert pulled(REPO, out).counts["removed"] == 0
+    assert pulled(REPO, out)["counts"]["removed"] == 0
     assert isinstance(opened, Store) and len(opened[3]) == 80_000
-    assert stored(out) == stored(tmp_path / "new")
+    assert list(verify_store(out)) == [] and (out / MANIFEST).read_bytes() == stored(tmp_path / "new")[MANIFEST]
     del opened
     push(token_store(tmp_path / "third", [[3]]), REPO)
     pull(REPO, out)
@@ -512,7 +409,7 @@ def test_files_of_others_are_left_alone(hub: HubServer, tmp_path: Path) -> None:
 def test_the_card_tells_the_figures(hub: HubServer, tmp_path: Path) -> None:
     """Counts, splits, tokenizer, drops, how to open it; a header that keeps the viewer off files it can't show."""
     push(tokens(tmp_path / "made"), REPO)
-    text = hub.contents(REPO)[card.NAME].decode()
+    text = hub.contents(REPO)[CARD].decode()
     header = yaml.safe_load(text.split("---\n")[1])
     assert header["viewer"] is False and header["size_categories"] == ["n<1K"] and "milldam" in header["tags"]
     for told in (
@@ -525,40 +422,35 @@ def test_the_card_tells_the_figures(hub: HubServer, tmp_path: Path) -> None:
     ):
         assert told in text
     push(table_store(tmp_path / "table"), "anna/table")
-    header = yaml.safe_load(hub.contents("anna/table")[card.NAME].decode().split("---\n")[1])
+    header = yaml.safe_load(hub.contents("anna/table")[CARD].decode().split("---\n")[1])
     names = [unit.shard.name for unit in TableManifest.read(tmp_path / "table").units if unit.shard]
     assert header["configs"][0]["data_files"] == [{"split": "train", "path": names}]
 
 
 def test_what_people_wrote_in_the_card_is_kept(hub: HubServer, tmp_path: Path) -> None:
     """Only the marked section is replaced; the header too, until someone edits it."""
-    folder = tokens(tmp_path / "made")
-    push(folder, REPO)
-    first = hub.contents(REPO)[card.NAME].decode()
-    made_new = read_contents(token_store(tmp_path / "new", [[1], *[[2] * 600] * 2]))
+    push(tokens(tmp_path / "made"), REPO)
+    first = hub.contents(REPO)[CARD].decode()
+    new = token_store(tmp_path / "new", [[1], *[[2] * 600] * 2])
+
+    def pushed_over(text: str) -> str:
+        hub.add_repo(REPO, files={CARD: text.encode()})
+        notes = push(new, REPO).warnings
+        made = hub.contents(REPO)[CARD].decode()
+        assert push(new, REPO).up_to_date and hub.contents(REPO)[CARD].decode() == made
+        assert ("| tokens | 2,401 |" in made) != any("end mark" in note for note in notes)
+        return made
+
     edited = first.replace("# corpus", "# Anna's corpus\n\nWith care.") + "\nThe end.\n"
-    made = card.make_card(made_new, REPO, edited).text
+    made = pushed_over(edited)
     assert made.startswith("---\n") and "1K<n<10K" in made.split("---\n")[1]
-    assert "With care." in made and made.endswith("\nThe end.\n") and "| tokens | 2,401 |" in made
-    assert made.count("milldam: begin") == 1
-    licensed = edited.replace("viewer: false", "viewer: false\nlicense: mit")
-    made = card.make_card(made_new, REPO, licensed).text
-    assert "license: mit" in made and "n<1K" in made.split("---\n")[1] and "| tokens | 2,401 |" in made
-    assert card.make_card(made_new, REPO, made).text == made
-    own = "# My own card\n"
-    made = card.make_card(made_new, REPO, own).text
-    assert "# My own card\n" in made and "| tokens | 2,401 |" in made and yaml.safe_load(made.split("---\n")[1])
-    broken = first.replace(card.END, "")
-    assert card.make_card(made_new, REPO, broken).text == broken
-    assert "end mark" in (card.make_card(made_new, REPO, broken).note or "")
-
-
-@pytest.mark.parametrize(
-    ("rows", "word"), [(0, "n<1K"), (999, "n<1K"), (1000, "1K<n<10K"), (10**9, "1B<n<10B"), (10**12, "n>1T")]
-)
-def test_the_size_has_a_word_of_the_hub(rows: int, word: str) -> None:
-    """The words are those of the Hub's list."""
-    assert card.size_category(rows) == word
+    assert "With care." in made and made.endswith("\nThe end.\n") and made.count("milldam: begin") == 1
+    made = pushed_over(edited.replace("viewer: false", "viewer: false\nlicense: mit"))
+    assert "license: mit" in made and "n<1K" in made.split("---\n")[1]
+    made = pushed_over("# My own card\n")
+    assert "# My own card\n" in made and yaml.safe_load(made.split("---\n")[1])
+    broken = first.replace("<!-- milldam: end -->", "")
+    assert pushed_over(broken) == broken
 
 
 # ---- the token, and trouble ----
@@ -570,7 +462,7 @@ def everything_told(folder: Path, *texts: str) -> str:
     return "\n".join([*texts, *(path.read_bytes().decode("utf-8", errors="replace") for path in files)])
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 412, 429, 500, 503, None])
+@pytest.mark.parametrize("status", [400, 401, 412, 429, 500, None])
 @pytest.mark.parametrize("at", ["GET /api/datasets", "POST .*/commit/"])
 def test_trouble_is_told_without_the_token(
     hub: HubServer,
@@ -646,45 +538,6 @@ def test_a_hub_that_is_not_there_is_told(hub: HubServer, tmp_path: Path, monkeyp
         pull(REPO, tmp_path / "back")
 
 
-class _ReadTimeoutError(Exception):
-    """As the HTTP library has it, whichever that is."""
-
-    __module__ = "httpx2._exceptions"
-
-
-def test_time_outs_are_tried_again_and_a_full_disk_is_not(hub: HubServer) -> None:
-    """The network gets all attempts; what can't get better is told at once."""
-    errors: list[Exception] = []
-
-    def fails(error: Exception) -> None:
-        errors.append(error)
-        raise RuntimeError("uploading failed") from error
-
-    with pytest.raises(InputError, match=r"does not answer.*uploading failed"):
-        client.tried("fetch", REPO, lambda: fails(_ReadTimeoutError("slow")))
-    assert len(errors) == 3
-    with pytest.raises(ResourceError, match="disk is full"):
-        client.tried("fetch", REPO, lambda: fails(OSError(errno.ENOSPC, "no space")))
-    with pytest.raises(InputError, match="huggingface_hub says: uploading failed: odd"):
-        client.tried("fetch", REPO, lambda: fails(ValueError("odd")))
-    assert len(errors) == 5
-
-
-def test_a_download_that_breaks_off_goes_on_by_range(
-    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The connection is lost in the middle of a file, twice; the rest of it is asked for, not all of it."""
-    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)
-    folder = tokens(tmp_path / "made")
-    push(folder, REPO)
-    hub.mishap("GET /cdn/.*val-.*bin", None, partial=True, times=2)
-    assert pulled(REPO, tmp_path / "back").counts["fetched"] == 8
-    assert stored(tmp_path / "back") == stored(folder)
-    assert hub.count("GET /cdn/.*val-.*bin") == 3
-    assert [asked for asked in hub.ranges if asked] == ["bytes=80000-", "bytes=120000-"]
-
-
 def test_without_huggingface_hub_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command that installs it, not a traceback."""
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
@@ -700,13 +553,6 @@ def test_the_commands_load_nothing_heavy() -> None:
     code = f"import sys, milldam.hub, milldam.cli.moving; print({heavy})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
-
-
-@pytest.mark.parametrize("name", ["corpus", "a/b/c", "anna/", "anna/../x", "anna/a b", "-"])
-def test_a_name_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
-    """Before anything is asked."""
-    with pytest.raises(ConfigError, match="USER/NAME"):
-        client.repo_name(name)
 
 
 # ---- damage ----
@@ -808,38 +654,32 @@ def test_the_store_that_was_pushed_is_up_to_date_where_it_was_made(hub: HubServe
     """A pull over it changes nothing, and does not claim it."""
     folder = tokens(tmp_path / "made")
     push(folder, REPO)
-    assert pulled(REPO, folder).up_to_date
+    assert pulled(REPO, folder)["up_to_date"]
     assert not (folder / ".milldam-pull.json").exists() and (folder / "rejects.jsonl").exists()
 
 
 # ---- what is remembered ----
 
 
-def test_what_was_sent_is_not_read_again(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The manifest there vouches for its files: those of the same hash are neither read nor sent, from any machine."""
+def test_what_was_sent_is_not_sent_again(hub: HubServer, tmp_path: Path) -> None:
+    """The manifest there vouches for its files: those of the same hash are not sent, from any machine."""
     push(tokens(tmp_path / "made"), REPO)
-    read = []
-    monkeypatch.setattr(contents, "hash_file", lambda path: read.append(path.name) or hash_file(path))
     hub.requests.clear()
     assert push(tmp_path / "made", REPO).up_to_date
     again = token_store(tmp_path / "again", [[5, 6], [7], [8]], ["train", "train", "val"])
-    assert push(again, REPO).counts["sent"] == 3
-    assert read == [shard_file(again, 2, kind).name for kind in ("bin", "idx")] and hub.count("PUT /lfs/p") == 2
+    assert push(again, REPO).counts["sent"] == 3 and hub.count("PUT /lfs/p") == 2
 
 
 def test_the_commands_tell_what_was_done(hub: HubServer, tmp_path: Path) -> None:
     """Sentences for people, JSON for programs."""
-    folder = tokens(tmp_path / "made")
-    run = CliRunner().invoke
-    sent = run(push_command, [str(folder), REPO, "--public"])
-    assert "Sent 8 files" in sent.stdout and "milldam pull anna/corpus" in sent.stdout
-    assert "160 KB in 1 unit" in sent.stderr
-    assert "is up to date: 8 files" in run(push_command, [str(folder), REPO, "--public"]).stdout
-    told = json.loads(run(push_command, [str(folder), REPO, "--public", "--json", "--dry-run"]).stdout)
+    folder, out = tokens(tmp_path / "made"), tmp_path / "back"
+    sent = run_here("push", folder, REPO, "--public").stdout
+    assert "Sent 8 files" in sent and "milldam pull anna/corpus" in sent
+    assert "is up to date: 8 files" in run_here("push", folder, REPO, "--public").stdout
+    told = json.loads(run_here("push", folder, REPO, "--public", "--json", "--dry-run").stdout)
     assert told["up_to_date"] and told["facts"]["dry_run"] and told["out"].endswith("/datasets/anna/corpus")
-    out = tmp_path / "back"
-    fetched = run(pull_command, [REPO, "-o", str(out)])
-    assert "Fetched 8 files" in fetched.stdout and "8 of" not in fetched.stdout
-    assert "is up to date" in run(pull_command, [REPO, "-o", str(out)]).stdout
-    told = json.loads(run(pull_command, [REPO, "-o", str(out), "--json"]).stdout)
+    assert "Fetched 8 files" in run_here("pull", REPO, "-o", out).stdout
+    assert "is up to date" in run_here("pull", REPO, "-o", out).stdout
+    told = pulled(REPO, out)
     assert told["up_to_date"] and told["counts"]["files"] == 8 and Manifest.read(out).tokens == 80_018
+    assert "USER/NAME" in run_here("pull", "anna/a b", "-o", out, code=2).stderr

@@ -5,23 +5,26 @@ Hugging Face Hub and `pull` from there.
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from milldam.choices import Side
-from milldam.cli.commands import JobCommand, Request, choice, job_options, json_option, run_and_show
+from milldam.cli.commands import JobCommand, Request, choice, end_interrupted, job_options, json_option
+from milldam.cli.summaries import show_summary
 from milldam.errors import EXIT_INTERRUPTED
 from milldam.formats import FORMATS, READ
 
 if TYPE_CHECKING:
     from milldam.formats.exporting import ExportSummary
     from milldam.formats.importing import ImportSummary
+    from milldam.run.summary import Summary
 
 
 @click.command(cls=JobCommand)
@@ -135,11 +138,10 @@ def push(
     milldam push corpus.milldam anna/corpus
     milldam push corpus.milldam anna/corpus --public --dry-run
     """
-    from milldam.hub.pushing import PushRequest, push_store
+    from milldam.hub.pushing import push_store
 
-    request = PushRequest(store, repo, public=public, revision=revision, message=message, dry_run=dry_run)
-    with _exit_at_once():
-        run_and_show(partial(push_store, request), as_json=as_json, quiet=quiet)
+    call = partial(push_store, store, repo, public=public, revision=revision, message=message, dry_run=dry_run)
+    _move(call, as_json=as_json, quiet=quiet)
 
 
 @click.command()
@@ -160,21 +162,28 @@ def pull(repo: str, out: Path | None, revision: str | None, split: str | None, a
     milldam pull anna/corpus -o corpus.milldam
     milldam pull anna/corpus -o val.milldam --split val
     """
-    from milldam.hub.pulling import PullRequest, pull_store
+    from milldam.hub.pulling import pull_store
 
-    request = PullRequest(repo, out, revision, split)
-    with _exit_at_once():
-        run_and_show(partial(pull_store, request), as_json=as_json, quiet=quiet)
+    _move(partial(pull_store, repo, out, revision=revision, split=split), as_json=as_json, quiet=quiet)
 
 
-@contextmanager
-def _exit_at_once() -> Iterator[None]:
-    """Interrupted, do not wait for the threads of huggingface_hub, which wait for the network: a kill does no harm."""
+def _move(call: Callable[..., Summary[Any]], *, as_json: bool, quiet: bool) -> None:
+    """Push or pull, with the progress bars of huggingface_hub on a terminal, and show the summary.
+
+    Interrupted, it does not wait for the threads of huggingface_hub, which wait for the network: a kill does no harm.
+    """
+    before = {number: signal.signal(number, _end_at_once) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
-    except SystemExit as end:
-        if end.code == EXIT_INTERRUPTED:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(EXIT_INTERRUPTED)
-        raise
+        summary = call(progress=not quiet and sys.stderr.isatty())
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    show_summary(summary, as_json=as_json, quiet=quiet)
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    try:
+        end_interrupted()
+    finally:
+        sys.stderr.flush()
+        os._exit(EXIT_INTERRUPTED)

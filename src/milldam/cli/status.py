@@ -26,8 +26,8 @@ _COUNTED = {"tokens": _TEXT, "features": _TEXT, "table": _ROWS}
 def status(out: Path, as_json: bool) -> None:
     """Show whether a run is working, stuck, ended or finished.
 
-    Also shows the unit of each worker and how much of the result is safe. OUT is what the run makes: a folder, an
-    export or, for a push, USER/NAME (USER/NAME@BRANCH).
+    Also shows the unit of each worker and how much of the result is safe. OUT is what the run makes: a folder or an
+    export.
 
     \b
     milldam status corpus.milldam
@@ -41,23 +41,18 @@ def status(out: Path, as_json: bool) -> None:
 
 
 def _run_folder(out: Path) -> Path:
-    """Where the run is that makes OUT: a work folder in or beside it, that of a push, or OUT itself."""
+    """Where the run is that makes OUT: a work folder in or beside it, or OUT itself."""
     from milldam.run.folder import find_work_folder
 
     beside = find_work_folder(out)
-    if beside is not None or out.exists():
-        return beside or out
-    from milldam.hub.pushing import push_folder
-    from milldam.input_files import nearby
+    if beside is None and not out.exists():
+        from milldam.input_files import nearby
 
-    repo, _, revision = str(out).partition("@")
-    pushing = push_folder(repo, revision or None)
-    if not pushing.exists():
         raise ConfigError(
-            f"{out}: no such file or folder, and no push to a repository of that name is under way.{nearby(str(out))}\n"
+            f"{out}: no such file or folder.{nearby(str(out))}\n"
             "Name what a run makes: what was given to it as -o or out."
         )
-    return pushing
+    return beside or out
 
 
 def read_status(out: Path) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """The Hugging Face Hub: a store as a dataset repository, and back.
 
-    contents    which files make a store, from its manifest alone; groups of them, the units of both jobs
-    client      calls of huggingface_hub, and what a repository has; the token is in no error
+    contents    which files make a store, from its manifest alone
+    client      calls of huggingface_hub: errors in our words, tried again; the token is in none of them
     card        the dataset card, of which one marked section is ours
-    pushing     the job of push: a folder -> a repository, the manifest in the last commit
-    pulling     the job of pull: a repository -> a folder, every file checked, the manifest last
+    pushing     a folder -> a repository, the manifest in the last commit
+    pulling     a repository -> a folder, every file checked, the manifest last
 
-The bytes are moved by huggingface_hub: by `snapshot_download`, and by `upload_folder`, which does since 2.0 what
-`upload_large_folder` did: several commits, and taking up what a kill left.
+The bytes are moved by huggingface_hub (`upload_folder`, `snapshot_download`), which sends and fetches nothing twice:
+so there is nothing to resume here; the same call goes on.
 
 Needs the extra `hf`, which is imported when something is asked of the Hub.
 """
@@ -44,10 +44,10 @@ def push(
     'https://huggingface.co/datasets/user/corpus'
     """
     from milldam.files import in_home
-    from milldam.hub.pushing import PushRequest, push_store
+    from milldam.hub.pushing import push_store
 
     folder = Path(in_home(store)) if isinstance(store, str | Path) else Path(store.path)
-    return push_store(PushRequest(folder, repo, public=public, revision=revision, message=message, dry_run=dry_run))
+    return push_store(folder, repo, public=public, revision=revision, message=message, dry_run=dry_run)
 
 
 def pull(
@@ -63,9 +63,8 @@ def pull(
     """
     from milldam.api import open as open_store
     from milldam.files import in_home
-    from milldam.hub.pulling import PullRequest, pull_store
+    from milldam.hub.pulling import pull_store
 
-    folder = None if out is None else Path(in_home(out))
-    summary = pull_store(PullRequest(repo, folder, revision=revision, split=split))
+    summary = pull_store(repo, None if out is None else Path(in_home(out)), revision=revision, split=split)
     opened: Store | FeatureStore | Table = open_store(summary.out)
     return opened

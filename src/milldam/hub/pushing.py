@@ -1,84 +1,41 @@
-"""The job of `milldam push`: a folder -> a repository, in the frame of run/job.py. A group of files is a unit.
+"""`milldam push`: a folder -> a repository, its manifest in the last commit.
 
-    look     what the repository has at its head, and which of the store's files it is known to have
-    send     `upload_folder` of a group, as far as it is not there, in a commit or several; then a record
+    look     what the repository has at its head, and what is left to do there
+    send     the files that it does not have, by `upload_folder`, in commits of their own
     close    one more commit: the manifest, the card, and the removal of what the store no longer has
 
-A record stands while the repository has what was recorded: so a kill, a lost network and a change by someone else in
-between are one case. A repository without the manifest is no store, so half a push is none. Where an earlier store is
-replaced, its manifest goes with the first commit. Until the last one, `.milldam-push.json` in the repository lists the
-files that are ours, so that the next push, of this store or of another, knows what it may replace.
+Until that last commit an earlier store in the repository stays whole (shards are named after their bytes; a file that
+changes under its name comes with the manifest), and half a push of a first one is no store. Meanwhile
+`.milldam-push.json` lists the files that are ours, so that the next push, of this store or of another, knows what it
+may replace. huggingface_hub sends nothing twice, and the manifest there vouches for the files that it names: so a kill,
+a lost network and a change by someone else are one case: look again.
 
-Nothing is written to the store: plan and records lie in the cache folder, by repository and branch, until all is done.
-Nothing is pushed but what the manifest names, the manifest and the card. Memory: the manifest, an entry per file, and
-what huggingface_hub holds for the files it sends at a time.
+Nothing is written to the store, and nothing is pushed but what its manifest names, the manifest and the card. Memory:
+the manifest, an entry per file, and what huggingface_hub holds for the files that it sends at a time.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import shutil
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
-from functools import partial
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
-from urllib.parse import quote
+from typing import Any, NoReturn, TypedDict
 
 from milldam.errors import ConfigError, MismatchError, Setting, StoreError
-from milldam.files import address_of, json_bytes, user_cache
-from milldam.hub import card
-from milldam.hub.client import (
-    REPO_TYPE,
-    Entry,
-    Tree,
-    awaited,
-    has_token,
-    hub_api,
-    quiet,
-    read_entries,
-    read_small,
-    read_tree,
-    repo_name,
-    same_bytes,
-    tried,
-)
-from milldam.hub.contents import (
-    Contents,
-    FileGroup,
-    StoredFile,
-    check_sizes,
-    is_whole,
-    moving,
-    parse_contents,
-    plan_groups,
-    read_contents,
-)
-from milldam.run import job as frame
-from milldam.run.folder import RunFolder, WorkFolder
-from milldam.run.pools import WorkPlan
-from milldam.run.records import RECORDS, Record, Records
-from milldam.run.session import Session, Stage
-from milldam.run.summary import Observer, Summary
-from milldam.run.units import Identity
-from milldam.stores.kinds import KINDS, Kind
+from milldam.files import address_of, json_bytes
+from milldam.hub.card import CARD, local_paths, make_card
+from milldam.hub.client import files_at, hub_api, read_file, repo_name, tried
+from milldam.hub.contents import Contents, StoredFile, parse_contents, read_contents
+from milldam.run.summary import Summary
+from milldam.stores.kinds import KINDS
 
-PUSH = Kind("push", "milldam-push.json", "milldam push", "a push", "Run it again.")
 MARK = ".milldam-push.json"
-MAIN = "main"
+_MOST_FILES, _MOST_BYTES = 512, 10 * 10**9
+"""Files that are checked, then sent by one call of huggingface_hub."""
 _ROUNDS = 20
-"""Looks at the repository: one or two that are needed, and those that others cost."""
-
-
-@dataclass(frozen=True, slots=True)
-class PushRequest:
-    folder: Path
-    repo: str
-    public: bool = False
-    revision: str | None = None
-    message: str | None = None
-    dry_run: bool = False
+"""Looks at the repository: three that are needed, and those that others cost."""
 
 
 class PushFacts(TypedDict):
@@ -98,366 +55,269 @@ class PushFacts(TypedDict):
 PushSummary = Summary[PushFacts]
 
 
-def push_store(request: PushRequest, observer: Observer | None = None) -> PushSummary:
+def push_store(
+    folder: Path,
+    repo: str,
+    *,
+    public: bool = False,
+    revision: str | None = None,
+    message: str | None = None,
+    dry_run: bool = False,
+    progress: bool = False,
+) -> PushSummary:
     """Push a store, or what is left of it; see the module."""
-    repo = repo_name(request.repo)
-    address = address_of(request.folder)
+    repo = repo_name(repo)
+    address = address_of(folder)
     if address is not None:
         raise ConfigError(f"{address}: a store to push must be on this machine. Copy it here first.")
-    contents = read_contents(request.folder)
-    check_sizes(request.folder, contents)
-    api = hub_api()
-    if not has_token() and not request.dry_run:
+    contents = read_contents(folder)
+    for file in contents.files:
+        if problem := file.wrong_size(folder):
+            raise StoreError(f"{problem}. `milldam verify {folder}` checks the store; make it again.")
+    push = _Push(folder, contents, hub_api(), repo, revision or "main", public)
+    from huggingface_hub import get_token
+
+    if dry_run:
+        return tried(f"look at {repo}", push.rehearse, progress=progress)
+    if get_token() is None:
         raise ConfigError(
             "No token for the Hub. Make one that may write at https://huggingface.co/settings/tokens,\n"
             "then `hf auth login` or set HF_TOKEN."
         )
-    job = PushJob(request, repo, contents, api)
-    with quiet():
-        if request.dry_run:
-            return job.rehearse()
-        summary = frame.run(job, frame.Options(job.place.work, name=Path(repo)), observer)
-        job.place.remove()
-    return summary
-
-
-def push_folder(repo: str, revision: str | None = None) -> Path:
-    """Where a push to a branch works, until it is done."""
-    return user_cache() / "pushes" / quote(f"{repo}@{revision or MAIN}", safe="@")
+    push.message = message or push.message
+    return tried(f"push to {repo}", push.run, progress=progress)
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What a tree has of the store, and what is left to do beside its files."""
+    """What the repository has at a commit, and what is left to do."""
 
-    tree: Tree
-    known: dict[str, Entry]
-    """The files of the store that the manifest there vouches for."""
+    commit: str | None
+    there: dict[str, Any]
+    """Its files by name."""
+    missing: list[StoredFile]
+    changed: list[StoredFile]
+    """Those that the manifest there names with other bytes."""
     small: dict[str, bytes]
-    """The card and the manifest, where they differ from what is there."""
+    """The manifest and the card, where they are not there yet."""
     stale: tuple[str, ...]
-    """Files of an earlier push that the store no longer has."""
-    owned: frozenset[str]
-    """All files there that an earlier push put there."""
+    ours: set[str]
+    """Names of the files there that an earlier push put there."""
     note: str | None
-    """What the user should know of the card."""
 
     @property
     def is_closed(self) -> bool:
-        return not self.small and not self.stale and MARK not in self.tree.entries
+        return not (self.missing or self.changed or self.small or self.stale or MARK in self.there)
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    identity: Identity
-    private: bool
-    before: _Look
+class _Push:
+    """A store on its way to a branch of a repository."""
 
+    def __init__(self, folder: Path, contents: Contents, api: Any, repo: str, revision: str, public: bool) -> None:
+        self._folder, self._contents, self._api, self._repo = folder, contents, api, repo
+        self._revision, self._public = revision, public
+        self.message = f"Push {contents.kind.phrase} with milldam"
+        self._first: _Look | None = None
+        self._sent: set[str] = set()
 
-@dataclass(frozen=True, slots=True)
-class _Done:
-    after: Tree
-    reused: int
-
-
-class PushJob:
-    """A store to a branch of a repository."""
-
-    kind = PUSH
-
-    def __init__(self, request: PushRequest, repo: str, contents: Contents, api: Any) -> None:
-        self._request, self._repo, self._contents, self._api = request, repo, contents, api
-        self._revision = request.revision or MAIN
-        self._url = f"{api.endpoint}/datasets/{repo}"
-        self._message = request.message or f"Push {contents.kind.phrase} with milldam"
-        self.place = WorkFolder(push_folder(repo, request.revision), PUSH, Path(repo))
-
-    # ---- the job ----
-
-    def prepare(self, session: Session) -> _Prepared:
+    def run(self) -> PushSummary:
         private = self._visibility()
         if private is None:
-            private = self._create()
-        session.folder.inputs.write(())
-        asked = {"repo": self._repo, "revision": self._revision}
-        return _Prepared(Identity({"push": asked}, self._contents.state), private, self._look(self._tree()))
-
-    def has_results(self, folder: RunFolder) -> bool:
-        return True
-
-    def plan(self, session: Session, prepared: _Prepared, begin: str) -> WorkPlan:
-        return plan_groups(session, prepared.identity, begin, self._contents)
-
-    def stages(self, session: Session, prepared: _Prepared, plan: WorkPlan) -> Generator[Stage, None, _Done]:
-        folder, warn = session.folder, session.observer.warn
-        reused = self._records(folder, prepared.before).complete
+            self._api.create_repo(self._repo, repo_type="dataset", exist_ok=True, private=not self._public)
+            # Someone else may have made it in the meantime, and not as it was asked for.
+            private = bool(self._visibility())
+        if self._revision != "main":
+            self._api.create_branch(self._repo, repo_type="dataset", branch=self._revision, exist_ok=True)
         for _ in range(_ROUNDS):
-            look, records = tried("push to", self._repo, partial(self._settle, folder), warn=warn)
-            if records.complete < plan.units:
-                yield moving(partial(self._send, look, warn), folder, records, plan)
+            look = self._look()
+            self._first = self._first or look
+            if look.missing:
+                self._send(look)
             elif look.is_closed:
-                return _Done(look.tree, reused)
+                return self._summary(private, look)
+            else:
+                self._close(look)
         raise StoreError(f"{self._repo}: someone else keeps changing it. Run the same command again later.")
-
-    def finish(self, session: Session, prepared: _Prepared, plan: WorkPlan, done: _Done) -> PushSummary:
-        before, after = prepared.before.tree.entries, done.after.entries
-        sizes = {name: after[name].size for name in self._contents.names if after[name] != before.get(name)}
-        summary = self._summary(prepared.private, sizes, prepared.before, done.after)
-        return session.measured(replace(summary, units=plan.units, reused=done.reused, workers=plan.workers))
-
-    def up_to_date(self, session: Session, prepared: _Prepared) -> PushSummary | None:
-        """A work folder is removed when all is done."""
-        return None
 
     def rehearse(self) -> PushSummary:
         """What would be done; only reads."""
         private = self._visibility()
-        look = self._look(Tree("", {}) if private is None else self._tree())
-        sizes = {file.name: file.bytes or 0 for file in self._contents.files if file.name not in look.known}
-        sizes |= {name: len(data) for name, data in look.small.items() if name in self._contents.names}
-        return self._summary(not self._request.public if private is None else private, sizes, look, look.tree)
-
-    # ---- the repository ----
+        self._first = self._look() if private is not None else self._plan(None, {})
+        return self._summary(not self._public if private is None else private, None)
 
     def _visibility(self) -> bool | None:
-        """Whether it is private; None when there is none. One that is not as asked is refused."""
+        """Whether the repository is private; None when there is none. One that is not as asked is refused."""
         from huggingface_hub.utils import RepositoryNotFoundError
 
         try:
-            info = tried(
-                "look at",
-                self._repo,
-                lambda: self._api.repo_info(self._repo, repo_type=REPO_TYPE),
-                passing=(RepositoryNotFoundError,),
-            )
+            private = bool(self._api.repo_info(self._repo, repo_type="dataset").private)
         except RepositoryNotFoundError:
             return None
-        if not info.private and not self._request.public:
+        if not private and not self._public:
             raise ConfigError(
                 f"{self._repo} is public: everybody could read what is pushed. Nothing was pushed.\nAdd ",
                 Setting("public"),
                 " if that is meant, or choose another name.",
             )
-        if info.private and self._request.public:
+        if private and self._public:
             raise ConfigError(
                 f"{self._repo} is private, and milldam does not change that. Nothing was pushed.\nLeave out ",
                 Setting("public"),
-                f", or make it public first: {self._url}/settings",
+                f", or make it public first: {self._api.endpoint}/datasets/{self._repo}/settings",
             )
-        return bool(info.private)
-
-    def _create(self) -> bool:
-        """Make it; whether it is private."""
-        make = partial(self._api.create_repo, self._repo, repo_type=REPO_TYPE, exist_ok=True)
-        tried("make", self._repo, lambda: make(private=not self._request.public))
-        # Someone else may have made it in the meantime, and not as it was asked for.
-        private = self._visibility()
-        if private is None:
-            raise StoreError(f"{self._repo}: was made and is not there. Run the same command again.")
         return private
-
-    def _tree(self) -> Tree:
-        """The head of the branch, which is made when it is not there."""
-        from huggingface_hub.utils import RevisionNotFoundError
-
-        try:
-            return read_tree(self._api, self._repo, self._revision, passing=(RevisionNotFoundError,))
-        except RevisionNotFoundError:
-            if self._request.dry_run:
-                return Tree("", {})
-        tried(
-            f"make the branch {self._revision} of",
-            self._repo,
-            lambda: self._api.create_branch(self._repo, repo_type=REPO_TYPE, branch=self._revision, exist_ok=True),
-        )
-        return read_tree(self._api, self._repo, self._revision)
 
     # ---- look ----
 
-    def _look(self, tree: Tree) -> _Look:
-        """Refuses what is in the way."""
-        owned, vouched = self._earlier(tree)
-        foreign = [file.name for file in self._contents.files if file.name in tree.entries and file.name not in owned]
-        if foreign:
-            raise MismatchError(
-                f"{self._repo} has a file {foreign[0]} that milldam did not put there; it is not replaced.\n"
-                "Choose another name, or another ",
-                Setting("revision"),
-                ".",
-            )
-        known = {
-            file.name: tree.entries[file.name]
-            for file in self._contents.files
-            if file in vouched and _has_size(tree.entries, file)
-        }
-        stale = tuple(sorted(name for name in owned - self._contents.names if name in tree.entries))
-        small, note = self._small_files(tree)
-        return _Look(tree, known, small, stale, frozenset(owned), note)
+    def _look(self) -> _Look:
+        from huggingface_hub.utils import RevisionNotFoundError
 
-    def _earlier(self, tree: Tree) -> tuple[set[str], set[StoredFile]]:
-        """Names of the files there that an earlier push put there, and those whose bytes its manifest vouches for."""
+        try:
+            head = self._api.repo_info(self._repo, repo_type="dataset", revision=self._revision).sha
+        except RevisionNotFoundError:  # in a dry run
+            return self._plan(None, {})
+        return self._plan(head, files_at(self._api, self._repo, head))
+
+    def _plan(self, commit: str | None, there: dict[str, Any]) -> _Look:
+        """What is left to do. Refuses what is in the way."""
+        earlier, ours, manifest = self._earlier(commit, there)
+        missing: list[StoredFile] = []
+        changed: list[StoredFile] = []
+        for file in self._contents.files:
+            is_there, before = file.name in there, earlier.get(file.name)
+            if is_there and file.name not in ours:
+                self._refuse(f"has a file {file.name} that milldam did not put there; it is not replaced.")
+            has_size = is_there and file.bytes in (None, there[file.name].size)
+            if not (has_size and (file.name in self._sent or before == file)):
+                (changed if is_there and before not in (None, file) else missing).append(file)
+        small = {}
+        if manifest != self._contents.manifest_bytes:
+            small[self._contents.kind.manifest] = self._contents.manifest_bytes
+        old = self._read(commit, CARD).decode(errors="surrogateescape") if CARD in there else None
+        card, note = make_card(self._contents, self._repo, old)
+        if card != old:
+            small[CARD] = card.encode(errors="surrogateescape")
+        stale = tuple(sorted(name for name in ours - self._contents.names if name in there))
+        return _Look(commit, there, missing, changed, small, stale, ours, note)
+
+    def _earlier(self, commit: str | None, there: dict[str, Any]) -> tuple[dict[str, StoredFile], set[str], bytes]:
+        """What an earlier push left: the files that its manifest names, names of all that are ours, the manifest."""
         kind = self._contents.kind
+        files: dict[str, StoredFile] = {}
+        ours, manifest = set[str](), b""
         for other in KINDS:
-            if other is not kind and other.manifest in tree.entries:
-                raise MismatchError(
-                    f"{self._repo} holds {other.phrase}; this is {kind.phrase}.\nChoose another name, or another ",
-                    Setting("revision"),
-                    ".",
-                )
-        owned: set[str] = set()
-        vouched: set[StoredFile] = set()
-        if kind.manifest in tree.entries:
-            there = self._contents_there(tree)
-            owned, vouched = owned | there.names, set(there.files)
-        if MARK in tree.entries:
+            if other is not kind and other.manifest in there:
+                self._refuse(f"holds {other.phrase}; this is {kind.phrase}.")
+        if kind.manifest in there:
+            manifest = self._read(commit, kind.manifest)
             try:
-                owned |= set(json.loads(read_small(self._api, self._repo, tree, MARK))["files"])
+                files = {file.name: file for file in parse_contents(manifest, kind, self._repo).files}
+            except StoreError as error:
+                self._refuse(f"has a manifest that can't be read: {error}")
+            ours = {kind.manifest, *files}
+        if MARK in there:
+            try:
+                ours |= set(json.loads(self._read(commit, MARK))["files"])
             except (ValueError, KeyError, TypeError):
                 raise StoreError(f"{self._repo}: {MARK} can't be read. Remove it from the repository.") from None
-        return owned, vouched
+        return files, ours, manifest
 
-    def _contents_there(self, tree: Tree) -> Contents:
-        """What the manifest in the repository names."""
-        kind = self._contents.kind
-        if same_bytes(self._contents.manifest_bytes, tree.entries[kind.manifest]):
-            return self._contents
-        try:
-            return parse_contents(read_small(self._api, self._repo, tree, kind.manifest), kind, self._repo)
-        except StoreError as error:
-            raise MismatchError(
-                f"{self._repo}: what is there is not replaced, for it can't be read: {error}\nChoose another name."
-            ) from None
+    def _read(self, commit: str | None, name: str) -> bytes:
+        return read_file(self._api, self._repo, commit, name)
 
-    def _small_files(self, tree: Tree) -> tuple[dict[str, bytes], str | None]:
-        existing = None
-        if card.NAME in tree.entries:
-            existing = read_small(self._api, self._repo, tree, card.NAME).decode("utf-8", errors="surrogateescape")
-        made = card.make_card(self._contents, self._repo, existing)
-        found: dict[str, bytes] = {}
-        if made.text != existing:
-            found[card.NAME] = made.text.encode("utf-8", errors="surrogateescape")
-        name = self._contents.kind.manifest
-        if not same_bytes(self._contents.manifest_bytes, tree.entries.get(name)):
-            found[name] = self._contents.manifest_bytes
-        return found, made.note
+    def _refuse(self, what: str) -> NoReturn:
+        raise MismatchError(f"{self._repo} {what}\nChoose another name, or another ", Setting("revision"), ".")
 
     # ---- send, close ----
 
-    def _records(self, folder: RunFolder, look: _Look) -> Records:
-        """What is done: records of what the repository still has, and what the manifest there vouches for."""
-        there = look.tree.entries
-
-        def stands(record: Record) -> bool:
-            return all(there.get(name) == Entry(*entry) for name, entry in record.facts["entries"].items())
-
-        records = Records(folder.journal, RECORDS, folder.out, folder.units.keys(), stands)
-        for number in records.pending():
-            group = folder.units.at(number, FileGroup.from_json)
-            if all(file.name in look.known for file in group.files):
-                records.add(_record(group, look.known, records.keys[number]))
-        return records
-
-    def _send(self, look: _Look, warn: Callable[[str], None], group: FileGroup, tell: Callable[[int], None]) -> Record:
-        """Send a group of files, as far as the repository is not known to have them."""
-        folder = self._request.folder
-        missing = [file for file in group.files if file.name not in look.known]
-        for file in missing:
-            if not is_whole(folder, file):
-                raise StoreError(
-                    f"{folder / file.name}: its bytes are not those of the manifest; it was not pushed.\n"
-                    f"`milldam verify {folder}` checks the store; make it again."
+    def _send(self, look: _Look) -> None:
+        """Send the files that are not there, on top of what is there now."""
+        mark = json_bytes({"files": sorted(look.ours | self._contents.names)})
+        for files in _in_groups(look.missing):
+            self._check(files)
+            # A folder with exactly what is to be sent: thousands of patterns would take huggingface_hub minutes. The
+            # mark's name sorts first, so that it is in the first of several commits.
+            with tempfile.TemporaryDirectory(prefix="milldam-hub-") as folder:
+                Path(folder, MARK).write_bytes(mark)
+                for file in files:
+                    Path(folder, file.name).symlink_to(self._folder.resolve() / file.name)
+                self._api.upload_folder(
+                    repo_id=self._repo,
+                    repo_type="dataset",
+                    folder_path=folder,
+                    revision=self._revision,
+                    commit_message=self.message,
                 )
-        present = group.size - sum(file.bytes or 0 for file in missing)
-        mark = json_bytes({"files": sorted(look.owned | self._contents.names)})
-        call = partial(self._commit, missing, mark)
-        sent = tried("push to", self._repo, lambda: awaited(call, lambda: tell(present)), warn=warn)
-        return _record(group, look.known | sent)
+            self._sent.update(file.name for file in files)
 
-    def _commit(self, files: list[StoredFile], mark: bytes) -> dict[str, Entry]:
-        """Send files on top of what is there now; what the repository has then."""
-        names, manifest, folder = [file.name for file in files], self._contents.kind.manifest, self.place.files
-        head = self._api.repo_info(self._repo, repo_type=REPO_TYPE, revision=self._revision).sha
-        there = read_entries(self._api, self._repo, head, [manifest, MARK])
-        # A folder with exactly what is to be sent: thousands of patterns would take huggingface_hub minutes.
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        for name in names:
-            (folder / name).symlink_to(self._request.folder.resolve() / name)
-        if not same_bytes(mark, there.get(MARK)):
-            # Its name sorts first, so that it is in the first of several commits.
-            (folder / MARK).write_bytes(mark)
-        made = self._api.upload_folder(
-            repo_id=self._repo,
-            repo_type=REPO_TYPE,
-            folder_path=folder,
-            revision=self._revision,
-            commit_message=self._message,
-            delete_patterns=[manifest] if manifest in there else None,
-            parent_commit=head,
-        )
-        sent = read_entries(self._api, self._repo, made.oid, names)
-        wrong = next((file.name for file in files if not _has_size(sent, file)), None)
-        if wrong is not None:
-            raise StoreError(f"{self._repo}: {wrong} was sent and is not there. Run the same command again.")
-        return sent
-
-    def _settle(self, folder: RunFolder) -> tuple[_Look, Records]:
-        """Look at what is there; when all files are, make the last commit, and look again."""
+    def _close(self, look: _Look) -> None:
+        """The last commit; refused by the Hub when someone else made one since the look."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-        look = self._look(self._tree())
-        records = self._records(folder, look)
-        if records.complete < len(records.keys) or look.is_closed:
-            return look, records
-        gone = [*look.stale, *([MARK] if MARK in look.tree.entries else [])]
+        self._check(look.changed)
+        gone = [*look.stale, *([MARK] if MARK in look.there else [])]
         self._api.create_commit(
             self._repo,
             [
                 *(CommitOperationDelete(name, is_folder=False) for name in gone),
+                *(CommitOperationAdd(file.name, self._folder / file.name) for file in look.changed),
                 *(CommitOperationAdd(name, data) for name, data in look.small.items()),
             ],
-            commit_message=self._message,
-            repo_type=REPO_TYPE,
+            commit_message=self.message,
+            repo_type="dataset",
             revision=self._revision,
-            parent_commit=look.tree.commit,
+            parent_commit=look.commit,
         )
-        look = self._look(self._tree())
-        return look, self._records(folder, look)
+        self._sent.update(file.name for file in look.changed)
 
-    # ---- the summary ----
+    def _check(self, files: Sequence[StoredFile]) -> None:
+        for file in files:
+            if not file.is_in(self._folder):
+                raise StoreError(
+                    f"{self._folder / file.name}: its bytes are not those of the manifest; it was not pushed.\n"
+                    f"`milldam verify {self._folder}` checks the store; make it again."
+                )
 
-    def _summary(self, private: bool, sizes: dict[str, int], look: _Look, after: Tree) -> PushSummary:
-        """`sizes`: of the files that were sent, or would be."""
-        files = len(self._contents.names)
-        notes = []
-        if paths := card.local_paths(json.loads(self._contents.manifest_bytes)):
+    def _summary(self, private: bool, last: _Look | None) -> PushSummary:
+        """`last`: the repository afterwards; None when nothing was done."""
+        look = self._first
+        assert look is not None
+        if last is None:
+            sizes = {file.name: file.bytes or 0 for file in (*look.missing, *look.changed)}
+            sizes |= {name: len(data) for name, data in look.small.items()}
+        else:
+            before = {name: entry.blob_id for name, entry in look.there.items()}
+            sizes = {name: entry.size for name, entry in last.there.items() if entry.blob_id != before.get(name)}
+        sizes = {name: size for name, size in sizes.items() if name in self._contents.names}
+        notes = [look.note] if look.note else []
+        if paths := local_paths(json.loads(self._contents.manifest_bytes)):
             notes.append(f"The manifest names {len(paths)} paths of this machine, such as {paths[0]}.")
-        if look.note:
-            notes.append(look.note)
-        counts = {"files": files, "sent": len(sizes), "sent_bytes": sum(sizes.values())}
+        files = len(self._contents.names)
+        counts = {"files": files, "sent": len(sizes), "sent_bytes": sum(sizes.values()), "present": files - len(sizes)}
         return Summary(
             job="push",
-            out=self._url,
+            out=f"{self._api.endpoint}/datasets/{self._repo}",
             up_to_date=not sizes and not look.stale,
-            counts=counts | {"present": files - len(sizes), "removed": len(look.stale)},
+            counts=counts | {"removed": len(look.stale)},
             warnings=tuple(notes),
             facts={
                 "repo": self._repo,
                 "revision": self._revision,
-                "commit": after.commit or None,
+                "commit": (last or look).commit,
                 "private": private,
                 "kind": self._contents.kind.name,
-                "dry_run": self._request.dry_run,
+                "dry_run": last is None,
                 "removed": look.stale,
             },
         )
 
 
-def _record(group: FileGroup, entries: dict[str, Entry], key: str = "") -> Record:
-    sent = {file.name: dataclasses.astuple(entries[file.name]) for file in group.files}
-    return Record(key, counts={"files": len(sent)}, facts={"entries": sent})
-
-
-def _has_size(entries: dict[str, Entry], file: StoredFile) -> bool:
-    entry = entries.get(file.name)
-    return entry is not None and file.bytes in (None, entry.size)
+def _in_groups(files: list[StoredFile]) -> Iterator[list[StoredFile]]:
+    group: list[StoredFile] = []
+    for file in files:
+        group.append(file)
+        if len(group) == _MOST_FILES or sum(one.bytes or 0 for one in group) >= _MOST_BYTES:
+            yield group
+            group = []
+    if group:
+        yield group

@@ -24,7 +24,7 @@ from milldam.errors import ConfigError, InputError, MismatchError
 from milldam.formats import export, import_tokens
 from milldam.formats.importing import ImportSettings, ImportSummary, run_import
 from milldam.loader.stores import Store
-from milldam.run import one_stage
+from milldam.run import engine
 from milldam.stores.tokens import reader
 from milldam.stores.verify import verify
 
@@ -399,7 +399,7 @@ def test_a_source_that_changed_costs_the_files_that_changed(tmp_path: Path) -> N
 
 def test_files_are_imported_by_several_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes do not depend on who reads which file."""
-    monkeypatch.setattr(one_stage, "SMALL_INPUT", 0)
+    monkeypatch.setattr(engine, "SMALL_INPUT", 0)
     for number in range(5):
         write_rows(tmp_path / "in" / f"{number}.parquet", *range(number + 1))
     stores = [import_tokens(tmp_path / "in", tmp_path / str(workers), workers=workers) for workers in (1, 2)]

@@ -256,7 +256,7 @@ def test_the_report_reads_what_a_run_left() -> None:
 
 def test_formats_read_stores_as_training_does() -> None:
     """A store is exported, and a file of another tool opened, without what makes stores: only the jobs know a run."""
-    jobs = {f"milldam.formats{name}" for name in ("", ".importing", ".import_units", ".exporting")}
+    jobs = {f"milldam.formats{name}" for name in ("", ".importing", ".exporting")}
     known = {"checked", "choices", "errors", "files", "input_files", "loader", "memory", "stores"}
     found = offences({"formats"}, allowed=known)
     assert sorted(one for one in found if one.split(" -> ")[0] not in jobs | {"milldam.formats"}) == [

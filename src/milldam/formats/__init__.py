@@ -6,8 +6,8 @@ rows         what hf, parquet and mds have in common when they are written: rows
 columns      what hf and parquet have in common: a column of Arrow, and those that say what is trained on
 writing      a file to export, and what writing it needs to know; for npy, nanogpt and megatron one that grows
 finding      what the user names -> the files to import, and what an index or the user says of them
-importing, import_units      the job of import, and the work on its units: tokens -> documents -> shards
-exporting                    the job of export, and where its files go
+importing    the job of import: tokens -> documents -> shards
+exporting    the job of export, and where its files go
 
 Streamed both ways: memory does not grow with the data. Killed anywhere, the same call goes on where it stopped and
 makes the same bytes. What was made from something else or with other options is never mixed in.

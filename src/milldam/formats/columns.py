@@ -325,12 +325,9 @@ def read_column(source: SourceFile, rules: ReadRules, format: str) -> Iterator[T
 
 def _in_blocks(documents: Tokens) -> Iterator[Tokens]:
     """A few at a time, both of a pair together."""
-    lengths, each, spans = documents.lengths, documents.documents_each, documents.spans
-    begins = np.concatenate((np.zeros(1, np.int64), lengths.cumsum()))
-    for first, stop in cut_blocks(lengths.reshape(-1, each).sum(axis=1)):
-        first, stop = first * each, stop * each
-        own = None if spans is None else spans.between(first, stop)
-        yield Tokens(documents.flat[begins[first] : begins[stop]], lengths[first:stop], spans=own, documents_each=each)
+    each = documents.documents_each
+    for first, stop in cut_blocks(documents.lengths.reshape(-1, each).sum(axis=1)):
+        yield documents.pieces(first * each, stop * each)
 
 
 def _documents_of(batch: pa.RecordBatch, columns: TokenColumns, path: Path) -> Tokens:

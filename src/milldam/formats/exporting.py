@@ -46,9 +46,8 @@ from milldam.memory import parse_size
 from milldam.rules import SETTINGS, AtLeastOne, Size
 from milldam.run import engine
 from milldam.run import job as frame
-from milldam.run.engine import Assigned, Make, Stage
+from milldam.run.engine import Assigned, Make, Stage, Telling
 from milldam.run.folder import RunFolder, WorkFolder
-from milldam.run.one_stage import Telling
 from milldam.run.pools import WorkPlan
 from milldam.run.records import Record, Records
 from milldam.run.session import Session

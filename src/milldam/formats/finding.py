@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,6 @@ class SourceFile:
     path: Path
     split: str | None
     """None: the source has no splits."""
-    facts: dict[str, Any] = field(default_factory=dict)
-    """What an index beside it says of it."""
 
 
 @dataclass(frozen=True, slots=True)

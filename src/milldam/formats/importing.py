@@ -1,21 +1,25 @@
-"""The job of `milldam import`: tokens of other tools -> a store, in the frame of run/job.py.
+"""The job of `milldam import`: tokens of other tools -> a store.
 
 A unit is a file of the source. Documents are its rows; or all rows are joined to one stream that is cut behind, or
-before, each of an id: then documents go over files, and all files of a split are one unit. A shard ends with the
-document that fills it, or with its unit. It is recorded together with what was taken of the unit by then, where a
-killed import goes on; the file that was left half way is read again from its begin.
+before, each of an id, which stays with the document that it ends or begins: then documents go over files, and all files
+of a split are one unit. A shard ends with the document that fills it, or with its unit. Its record says how far the
+unit is taken then: a killed import resumes there, and reads the file that was left half way again from its begin.
 
     scan      only where neither a tokenizer nor the user says the vocabulary: the largest id of each unit
-    import    shards of each unit
+    import    shards of each unit; the record that ends a unit names none
 
 Without a tokenizer the store has none: no tokenizer.json, `tokenizer` in the manifest named "none" with no hash. Then
-the vocabulary is what `vocab_size` says, or one more than the largest id.
+the vocabulary is what `vocab_size` says, or one more than the largest id. Memory: blocks of a million tokens, and what
+the formats need besides (a row group's column of Parquet).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass, replace
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypedDict
 
@@ -25,29 +29,20 @@ from annotated_types import Ge, Le
 from milldam.choices import Executor
 from milldam.errors import ConfigError, InputError, Setting
 from milldam.files import hash_bytes, stays_in_folder
-from milldam.formats import ReadName
+from milldam.formats import ReadName, load_format
 from milldam.formats.finding import ReadRules, SourceFile, find_files
 from milldam.formats.foreign import token_dtype_of
-from milldam.formats.import_units import (
-    Assignment,
-    Border,
-    ImportTask,
-    ImportUnit,
-    Position,
-    ScanTask,
-    listed,
-    units_of,
-)
+from milldam.input_files import version_of
 from milldam.memory import parse_size, usage
 from milldam.rules import SETTINGS, AtLeastOne, Size
+from milldam.run import engine
 from milldam.run import job as frame
-from milldam.run.folder import NEW, RunFolder
-from milldam.run.one_stage import plan_work, stage_of
-from milldam.run.pools import WORK_BYTES, WorkPlan, require_room
-from milldam.run.records import Records, sweep
-from milldam.run.session import Session, Stage
+from milldam.run.engine import Assigned, Make, Stage, Telling
+from milldam.run.pools import WorkPlan, require_room
+from milldam.run.records import RECORDS, Record, Records, sweep
+from milldam.run.session import Session
 from milldam.run.summary import Observer, Summary
-from milldam.run.units import Identity
+from milldam.run.units import Identity, key_of
 from milldam.stores.kinds import TOKENS, live_files
 from milldam.stores.place import Folder
 from milldam.stores.tokens.format import token_dtype
@@ -60,14 +55,14 @@ from milldam.stores.tokens.manifest import (
     Totals,
     totals_by_split,
 )
+from milldam.stores.tokens.writer import ShardWriter, Tokens
 from milldam.stores.verify import has_every_file
 
-RECORDS, SCANS = "records.jsonl", "scans.jsonl"
+SCANS = "scans.jsonl"
 SHARDS = tuple(f"*.{ending}" for ending in SHARD_FILES)
 _COPIES = 3
 """Of a row's ids: decoded, with their levels, and as tokens (measured: 11.3 bytes for each of four)."""
-OUTPUTS = (*SHARDS, "tokenizer.json")
-NO_TOKENIZER = "none"
+_LARGEST_ID = 2**31 - 1
 _LARGEST_BELIEVED = 2**24
 """No vocabulary is larger; ids of two bytes that are read as four are, nearly always."""
 
@@ -116,9 +111,9 @@ class ImportSettings:
             raise ConfigError(Setting("vocab_size"), " and ", Setting("tokenizer"), told)
 
     @property
-    def border(self) -> Border | None:
-        id = self.bos if self.eos is None else self.eos
-        return None if id is None else Border(id, begins=self.eos is None)
+    def border(self) -> int | None:
+        """The id at which a stream is cut: behind it, or before it where it begins documents (`bos`)."""
+        return self.bos if self.eos is None else self.eos
 
 
 class ImportFacts(TypedDict):
@@ -135,44 +130,237 @@ ImportSummary = Summary[ImportFacts]
 
 def run_import(settings: ImportSettings, observer: Observer | None = None) -> ImportSummary:
     """Do the import, or what is left of it."""
-    return frame.run(ImportJob(settings), frame.Options.of(settings), observer)
+    return engine.run(ImportJob(settings), frame.Options.of(settings), observer)
 
 
 def array_of(settings: ImportSettings) -> frame.ArrayWork[ImportSummary]:
     """The same for tasks of a job array."""
-    return frame.ArrayWork(ImportJob(settings), frame.Options.of(settings))
+    return engine.array_of(ImportJob(settings), frame.Options.of(settings))
 
 
-# ---- the tokenizer ----
+# ---- units ----
 
 
 @dataclass(frozen=True, slots=True)
-class _Tokenizer:
-    """What of a tokenizer goes into a store."""
+class ImportUnit:
+    """Files that are read one after the other."""
 
-    json: str | None
-    vocab_size: int | None
-    """None: it has to be found."""
-    facts: dict[str, Any]
+    split: str
+    files: tuple[SourceFile, ...]
+    size: int
+    key: str
+    """Changes when a file changes, or what is said of it."""
+
+    @classmethod
+    def of(cls, files: list[SourceFile]) -> ImportUnit:
+        listed = [list(_listed(file)) for file in files]
+        # By its name: data that moves to another folder is still the same data.
+        states = [[(Path(one.path).name, one.size, one.version) for one in each] for each in listed]
+        split, size = str(files[0].split), sum(one.size for each in listed for one in each)
+        return cls(split, tuple(files), size, key_of(split, key_of(states, [file.format for file in files])))
+
+    def as_json(self) -> dict[str, Any]:
+        files = [(file.format, str(file.path)) for file in self.files]
+        return {"split": self.split, "files": files, "size": self.size, "key": self.key}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> ImportUnit:
+        files = (SourceFile(format, Path(path), value["split"]) for format, path in value["files"])
+        return cls(value["split"], tuple(files), value["size"], value["key"])
 
 
-def _look_up_tokenizer(settings: ImportSettings) -> _Tokenizer:
-    facts: dict[str, Any] = {"bos": settings.bos, "eos": settings.eos, "bos_token": None, "eos_token": None}
-    if settings.tokenizer is None:
-        return _Tokenizer(None, settings.vocab_size, {"name": NO_TOKENIZER, "xxh3": None} | facts)
-    from milldam.tokenizers.loading import load_tokenizer
+@dataclass(frozen=True, slots=True)
+class _ListedFile:
+    """A file as the run folder lists it."""
 
-    loaded = load_tokenizer(settings.tokenizer)
-    for name in ("bos", "eos"):
-        if facts[name] is None:
-            continue
-        token = loaded.huggingface.id_to_token(facts[name])
-        if token is None:
-            told = f": the tokenizer {loaded.name} has no such id; it has {loaded.vocab_size:,}."
-            raise ConfigError(Setting(name, facts[name]), told)
-        facts[f"{name}_token"] = str(token)
-    named = {"name": loaded.name, "xxh3": hash_bytes(loaded.json.encode())}
-    return _Tokenizer(loaded.json, loaded.vocab_size, named | facts)
+    path: str
+    size: int
+    version: str
+
+
+def _listed(file: SourceFile) -> Iterator[_ListedFile]:
+    """What a file is read from, as it is now."""
+    for path in (file.path, file.path.with_suffix(".idx")) if file.format == "megatron" else (file.path,):
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise InputError(f"{path}: can't be read ({error.strerror}).") from None
+        yield _ListedFile(str(path), status.st_size, version_of(status))
+
+
+# ---- the job ----
+
+
+class ImportJob(engine.Job[ImportSummary]):
+    """Tokens of other tools to a store."""
+
+    kind, outputs = TOKENS, (*SHARDS, "tokenizer.json")
+
+    def __init__(self, settings: ImportSettings) -> None:
+        self._settings, self.workers = settings, settings.workers
+        self._vocab_size = settings.vocab_size
+        found = settings.tokenizer is None and settings.vocab_size is None
+        self.stage_names = ("scan", "import") if found else ("import",)
+
+    # ---- before ----
+
+    def prepare(self, run: Session) -> Identity:
+        settings = self._settings
+        sources = [Path(source).expanduser() for source in settings.source]
+        self._files = find_files(sources, settings.format, settings.split)
+        self._tokenizer, self._tokenizer_json = self._look_up_tokenizer()
+        self._units = self._cut_units()
+        self.batch_bytes = max((_row_bytes(file, settings) for file in self._files), default=0)
+        require_room(run.budget, {"the rows of these files": usage().anonymous + self.batch_bytes})
+        asked = {name: getattr(settings, name) for name in ("column", "eos", "dtype", "split", "vocab_size")}
+        asked |= {"shard_size": parse_size(settings.shard_size), "tokenizer": self._tokenizer["xxh3"]}
+        asked |= {name: value for name in ("bos", "masks") if (value := getattr(settings, name)) is not None}
+        self._identity = Identity({"import": asked}, self._input(run, self._units), self._tokenizer["name"])
+        return self._identity
+
+    def _look_up_tokenizer(self) -> tuple[dict[str, Any], str | None]:
+        """What the manifest says of the tokenizer, and its JSON."""
+        settings = self._settings
+        facts: dict[str, Any] = {"bos": settings.bos, "eos": settings.eos, "bos_token": None, "eos_token": None}
+        if settings.tokenizer is None:
+            return {"name": "none", "xxh3": None} | facts, None
+        from milldam.tokenizers.loading import load_tokenizer
+
+        loaded = load_tokenizer(settings.tokenizer)
+        for name in ("bos", "eos"):
+            if facts[name] is None:
+                continue
+            token = loaded.huggingface.id_to_token(facts[name])
+            if token is None:
+                what = f": the tokenizer {loaded.name} has no such id; it has {loaded.vocab_size:,}."
+                raise ConfigError(Setting(name, facts[name]), what)
+            facts[f"{name}_token"] = str(token)
+        self._vocab_size = loaded.vocab_size
+        return {"name": loaded.name, "xxh3": hash_bytes(loaded.json.encode())} | facts, loaded.json
+
+    def _cut_units(self) -> list[ImportUnit]:
+        if self._settings.border is None:
+            return [ImportUnit.of([file]) for file in self._files]
+        splits = dict.fromkeys(file.split for file in self._files)
+        return [ImportUnit.of([file for file in self._files if file.split == split]) for split in splits]
+
+    def _input(self, run: Session, units: list[ImportUnit]) -> dict[str, Any]:
+        """The input's state: its files, and what they are taken for."""
+        state = run.folder.inputs.write((0, one) for file in self._files for one in _listed(file))
+        return state | {"fingerprint": hash_bytes(f"{state['fingerprint']} {[unit.key for unit in units]}".encode())}
+
+    def units(self, run: Session) -> Iterable[ImportUnit]:
+        return self._units
+
+    def files(self, run: Session) -> dict[str, bytes]:
+        return {} if self._tokenizer_json is None else {"tokenizer.json": self._tokenizer_json.encode()}
+
+    # ---- the work ----
+
+    def stages(self, run: Session) -> Iterator[Stage]:
+        settings, folder = self._settings, run.folder
+        keys = folder.units.keys()
+        # A stream that is cut at an id has no rows that a mask could belong to.
+        rules = ReadRules(settings.column, settings.dtype, settings.masks if settings.border is None else "none")
+        if self._vocab_size is None:
+            scans = Records(folder.journal, SCANS, folder.out, keys)
+            yield Stage("scan", _Scan(rules), scans, ImportUnit.from_json)
+            self._vocab_size = self._vocabulary(scans)
+        dtype = token_dtype(self._vocab_size)
+        width = np.dtype(dtype).itemsize
+        # Ids beyond 65,536 that come with a new file make all shards wider.
+        mixed = keys.mixed(np.full(len(keys), width, np.uint64))
+        self._records = Records(folder.journal, RECORDS, folder.out, mixed)
+        shard_tokens = max(1, parse_size(settings.shard_size) // width)
+        begins = settings.eos is None
+        load = _Import(folder.out, rules, settings.border, begins, dtype, self._vocab_size, shard_tokens)
+        yield Stage("import", load, self._records, ImportUnit.from_json)
+
+    def _vocabulary(self, scans: Records) -> int:
+        """One more than the largest id."""
+        largest = max((record.facts["largest"] for _, record in scans.in_plan_order()), default=-1)
+        settings = self._settings
+        if largest >= _LARGEST_BELIEVED:
+            doubted = "the dtype" if settings.dtype is None else f"the dtype {settings.dtype}"
+            raise InputError(
+                f"{', '.join(settings.source)}: the largest token id is {largest:,}, and no vocabulary is that large. "
+                f"Is {doubted} right, and the column? If it is, say ",
+                Setting("vocab_size"),
+                ".",
+            )
+        return max(largest, settings.border or 0) + 1
+
+    # ---- after ----
+
+    def finish(self, run: Session, plan: WorkPlan) -> ImportSummary:
+        folder, identity = run.folder, self._identity
+        folder.tidy()
+        if self._input(run, self._cut_units()) != identity.input:
+            raise InputError("The source changed while it was read. Run the same command again: it reads what changed.")
+        shards = ShardSpool(folder.folder)
+        shards.fill(
+            Shard(**record.facts["shard"] | {"unit": unit, "part": record.part})
+            for unit, record in self._records.in_plan_order()
+            if not record.last
+        )
+        if not shards.splits:
+            raise InputError(f"No documents in {', '.join(self._settings.source)}: nothing to import.")
+        assert self._vocab_size is not None
+        facts = Manifest(
+            token_dtype(self._vocab_size),
+            self._vocab_size,
+            self._tokenizer,
+            "imported",
+            identity.settings,
+            identity.input,
+            shards=(),
+            chat=self._chat_facts(),
+            units=plan.units,
+        )
+        summary = self._summary(folder.out, facts, shards.splits)
+        shards.write(facts, folder.out)
+        shards.remove()
+        sweep(folder.out, SHARDS, live_files(folder.out, TOKENS))
+        summary = replace(summary, up_to_date=False, units=plan.units, workers=plan.workers, changed=plan.changes)
+        summary = run.measured(replace(summary, reused=self._records.reused))
+        summary.write(folder.folder)
+        return summary
+
+    def _chat_facts(self) -> dict[str, Any] | None:
+        """What is known of conversations, where a column said what is trained on."""
+        made = [record for _, record in self._records.in_plan_order() if not record.last]
+        found = [record.facts["chat"] for record in made]
+        kinds = {chat if chat is None else (chat["pairs"] > 0, chat["labels"] > 0) for chat in found}
+        if len(kinds) > 1:
+            what = "say what is trained on" if None in kinds else "have pairs, or labels of documents,"
+            raise InputError(
+                f"Some files {what} and others don't. Import each kind separately, or use ",
+                Setting("masks", "none"), ".",
+            )  # fmt: skip
+        if kinds <= {None}:
+            return None
+        trained, pairs = (sum(chat[name] for chat in found) for name in ("trained", "pairs"))
+        documents = sum(record.counts["documents"] for record in made)
+        known = {"form": "tokens", "pairs": pairs > 0, "conversations": documents, "turns": 0}
+        return known | {"trained_tokens": trained}
+
+    def up_to_date(self, run: Session) -> ImportSummary | None:
+        out = run.folder.out
+        if not has_every_file(out, TOKENS):
+            return None
+        manifest = ManifestText.at(Folder(out))
+        return self._summary(out, manifest.facts(), totals_by_split(manifest.shards()))
+
+    def _summary(self, out: Path, manifest: Manifest, splits: dict[str, Totals]) -> ImportSummary:
+        documents = {name: {"documents": one.documents, "tokens": one.tokens} for name, one in splits.items()}
+        counts = {kind: sum(one[kind] for one in documents.values()) for kind in ("documents", "tokens")}
+        facts: ImportFacts = {
+            "formats": tuple(dict.fromkeys(file.format for file in self._files)),
+            "dtype": manifest.dtype,
+            "vocab_size": manifest.vocab_size,
+            "splits": documents,
+        }
+        return Summary("import", str(out), facts, up_to_date=True, counts=counts | {"files": len(self._files)})
 
 
 def _row_bytes(file: SourceFile, settings: ImportSettings) -> int:
@@ -201,204 +389,139 @@ def _row_bytes(file: SourceFile, settings: ImportSettings) -> int:
     return max(each, default=0)
 
 
-# ---- the job ----
+# ---- in a worker ----
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
-    identity: Identity
-    files: list[SourceFile]
-    units: list[ImportUnit]
-    tokenizer: _Tokenizer
+class _Scan:
+    """Finds the largest id of a unit."""
+
+    rules: ReadRules
+
+    def load(self) -> Make:
+        return self._scan
+
+    def _scan(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+        largest = -1
+        for file in assigned.unit.files:
+            for tokens in load_format(file.format).read(file, self.rules):
+                largest = max(largest, _largest(tokens, file))
+                _tell(telling, tokens)
+        yield Record(assigned.key, facts={"largest": largest})
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
-    records: Records
+class _Import:
+    """Writes the shards of a unit, from where an earlier run stopped."""
+
+    out: Path
+    rules: ReadRules
+    border: int | None
+    begins: bool
+    """A stream is cut before the border, not behind it."""
+    dtype: str
     vocab_size: int
+    shard_tokens: int
 
+    def load(self) -> Make:
+        return self._import
 
-class ImportJob:
-    """Tokens of other tools to a store."""
-
-    kind = TOKENS
-
-    def __init__(self, settings: ImportSettings) -> None:
-        self._settings = settings
-
-    def require_shareable(self) -> None:
-        """Its files are all that it needs."""
-
-    def pieces(self) -> dict[str, int | None]:
-        settings = self._settings
-        found = settings.tokenizer is None and settings.vocab_size is None
-        return dict.fromkeys(("scan", "import") if found else ("import",))
-
-    def prepare(self, session: Session) -> _Prepared:
-        settings = self._settings
-        sources = [Path(source).expanduser() for source in settings.source]
-        files = find_files(sources, settings.format, settings.split)
-        tokenizer = _look_up_tokenizer(settings)
-        units = units_of(files, joined=settings.border is not None)
-        asked = {name: getattr(settings, name) for name in ("column", "eos", "dtype", "split", "vocab_size")}
-        asked |= {"shard_size": parse_size(settings.shard_size), "tokenizer": tokenizer.facts["xxh3"]}
-        asked |= {name: value for name in ("bos", "masks") if (value := getattr(settings, name)) is not None}
-        identity = Identity({"import": asked}, self._input(session.folder, files, units), tokenizer.facts["name"])
-        return _Prepared(identity, files, units, tokenizer)
-
-    def _input(self, folder: RunFolder, files: list[SourceFile], units: list[ImportUnit]) -> dict[str, Any]:
-        """The input's state: its files, and what they are taken for."""
-        state = folder.inputs.write((0, one) for file in files for one in listed(file))
-        return state | {"fingerprint": hash_bytes(f"{state['fingerprint']} {[unit.key for unit in units]}".encode())}
-
-    def has_results(self, folder: RunFolder) -> bool:
-        return next(folder.journal.read(RECORDS), None) is not None
-
-    def plan(self, session: Session, prepared: _Prepared, begin: str) -> WorkPlan:
-        folder, identity = session.folder, prepared.identity
-        plan = plan_work(
-            session,
-            tuple(self.pieces()),
-            units=len(prepared.units),
-            input_bytes=identity.input["bytes"],
-            shard_size=parse_size(self._settings.shard_size),
-            workers=self._settings.workers,
-        )
-        largest = max((_row_bytes(file, self._settings) for file in prepared.files), default=0)
-        if largest > WORK_BYTES:  # which every worker has
-            require_room(session.budget, {"the rows of these files": usage().anonymous + plan.workers * largest})
-        if folder.needs_plan(identity, begin):
-            folder.stage(prepared.units)
-            text = prepared.tokenizer.json
-            files = {} if text is None else {"tokenizer.json": text.encode()}
-            folder.start(identity, files, outputs=OUTPUTS if begin == NEW else None)
-        return plan
-
-    def stages(self, session: Session, prepared: _Prepared, plan: WorkPlan) -> Generator[Stage, None, _Done]:
-        folder = session.folder
-        keys, vocab_size = folder.units.keys(), prepared.tokenizer.vocab_size
-        # A stream that is cut at an id has no rows that a mask could belong to.
-        masks = self._settings.masks if self._settings.border is None else "none"
-        rules = ReadRules(self._settings.column, self._settings.dtype, masks)
-        if vocab_size is None:
-            scans = Records(folder.journal, SCANS, folder.out, keys)
-            yield self._stage("scan", ScanTask(rules), folder, scans, plan)
-            vocab_size = self._vocabulary(scans)
-        dtype = token_dtype(vocab_size)
-        width = np.dtype(dtype).itemsize
-        # Ids beyond 65,536 that come with a new file make all shards wider.
-        records = Records(folder.journal, RECORDS, folder.out, keys.mixed(np.full(len(keys), width, np.uint64)))
-        shard_tokens = max(1, plan.shard_size // width)
-        task = ImportTask(folder.out, rules, self._settings.border, dtype, vocab_size, shard_tokens)
-        yield self._stage("import", task, folder, records, plan)
-        return _Done(records, vocab_size)
-
-    def _stage(
-        self, name: str, task: ScanTask | ImportTask, folder: RunFolder, records: Records, plan: WorkPlan
-    ) -> Stage:
-        def assign(number: int) -> Assignment:
-            unit, begun = folder.units.at(number, ImportUnit.from_json), records.begun(number)
-            if begun is None:
-                return Assignment(unit, records.keys[number], 0, Position())
-            return Assignment(unit, records.keys[number], begun.part + 1, Position(**begun.facts["position"]))
-
-        return stage_of(name, task, folder, records, assign, plan)
-
-    def _vocabulary(self, scans: Records) -> int:
-        """One more than the largest id."""
-        largest = max((record.facts["largest"] for _, record in scans.in_plan_order()), default=-1)
-        settings, border = self._settings, self._settings.border
-        if largest >= _LARGEST_BELIEVED:
-            asked = "the dtype" if settings.dtype is None else f"the dtype {settings.dtype}"
-            raise InputError(
-                f"{', '.join(settings.source)}: the largest token id is {largest:,}, and no vocabulary is that large. "
-                f"Is {asked} right, and the column? If it is, say ",
-                Setting("vocab_size"),
-                ".",
+    def _import(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+        part, blocks = assigned.next_part, self._shards(assigned)
+        for first in blocks:
+            chat: Counter[str] = Counter(trained=0, pairs=0, labels=0)
+            with ShardWriter(self.out, assigned.unit.split, self.dtype) as writer:
+                for block in chain([first], blocks):
+                    tokens, position, full = block
+                    writer.append(tokens)
+                    _count_chat(chat, tokens)
+                    _tell(telling, tokens)
+                    if full:
+                        break
+                shard = writer.commit()
+            yield Record(
+                assigned.key,
+                part,
+                last=False,
+                outputs={f"{shard.name}.{ending}": file for ending, file in shard.files.items()},
+                counts={"documents": shard.documents, "tokens": shard.tokens},
+                facts={"shard": asdict(shard), "position": position, "chat": dict(chat) if shard.spans else None},
             )
-        return max(largest, 0 if border is None else border.id) + 1
+            part += 1
+        yield Record(assigned.key, part)
 
-    def finish(self, session: Session, prepared: _Prepared, plan: WorkPlan, done: _Done) -> ImportSummary:
-        folder, identity = session.folder, prepared.identity
-        folder.tidy()
-        units = units_of(prepared.files, joined=self._settings.border is not None)
-        if self._input(folder, prepared.files, units) != identity.input:
-            raise InputError("The source changed while it was read. Run the same command again: it reads what changed.")
-        shards = ShardSpool(folder.folder)
-        shards.fill(
-            Shard(**shard | {"unit": unit, "part": record.part})
-            for unit, record in done.records.in_plan_order()
-            for shard in record.facts.get("shards", ())
-        )
-        if not shards.splits:
-            raise InputError(f"No documents in {', '.join(self._settings.source)}: nothing to import.")
-        facts = Manifest(
-            token_dtype(done.vocab_size),
-            done.vocab_size,
-            prepared.tokenizer.facts,
-            "imported",
-            identity.settings,
-            identity.input,
-            shards=(),
-            chat=self._chat_facts(done.records),
-            units=plan.units,
-        )
-        summary = self._summary(folder, prepared, facts, shards.splits)
-        shards.write(facts, folder.out)
-        shards.remove()
-        sweep(folder.out, SHARDS, live_files(folder.out, TOKENS))
-        records = done.records
-        summary = session.measured(
-            replace(
-                summary,
-                up_to_date=False,
-                units=plan.units,
-                reused=records.reused,
-                changed=plan.changes,
-                workers=plan.workers,
-            )
-        )
-        summary.write(folder.folder)
-        return summary
+    def _shards(self, assigned: Assigned) -> Iterator[tuple[Tokens, tuple[int, int], bool]]:
+        """Documents in order: the position behind them, and whether the shard is full with them.
 
-    def _chat_facts(self, records: Records) -> dict[str, Any] | None:
-        """What is known of conversations, where a column said what is trained on."""
-        told = [record.facts for _, record in records.in_plan_order() if record.facts.get("shards")]
-        found = [facts.get("chat") for facts in told]
-        kinds = {chat if chat is None else (chat["pairs"] > 0, chat["labels"] > 0) for chat in found}
-        if len(kinds) > 1:
-            what = "say what is trained on" if None in kinds else "have pairs, or labels of documents,"
-            raise InputError(
-                f"Some files {what} and others don't. Import each kind separately, or use ",
-                Setting("masks", "none"), ".",
-            )  # fmt: skip
-        if kinds <= {None}:
-            return None
-        documents = sum(shard["documents"] for facts in told for shard in facts["shards"])
-        trained, pairs = (sum(chat[name] for chat in found if chat) for name in ("trained", "pairs"))
-        known = {"form": "tokens", "pairs": pairs > 0, "conversations": documents, "turns": 0}
-        return known | {"trained_tokens": trained}
+        A position is the number of a file, and how many documents have ended in it.
+        """
+        first, taken = (0, 0) if assigned.begun is None else assigned.begun.facts["position"]
+        held, is_open = 0, False
+        for number, file in [*enumerate(assigned.unit.files)][first:]:
+            for tokens in _after(taken, self._documents(file)):
+                if self.border is not None and not is_open and tokens.lengths[0] == 0:
+                    # A border before which there is nothing.
+                    tokens, taken = tokens.pieces(1, len(tokens.lengths)), taken + 1
+                while len(tokens.lengths):
+                    closed = len(tokens.lengths) - tokens.open
+                    last = int(tokens.lengths.cumsum()[:closed].searchsorted(self.shard_tokens - held))
+                    full = last < closed
+                    # Both of a pair go into one shard.
+                    every, each = len(tokens.lengths), tokens.documents_each
+                    stop = (last // each + 1) * each if full else every
+                    some, tokens = tokens.pieces(0, stop), tokens.pieces(stop, every)
+                    taken += len(some.lengths) - some.open
+                    held, is_open = 0 if full else held + len(some.flat), some.open
+                    yield some, (number, taken), full
+            taken = 0
+        if is_open:
+            yield Tokens(np.empty(0, np.int64), np.zeros(1, np.int64)), (len(assigned.unit.files), 0), False
 
-    def up_to_date(self, session: Session, prepared: _Prepared) -> ImportSummary | None:
-        if not has_every_file(session.folder.out, TOKENS):
-            return None
-        manifest = ManifestText.at(Folder(session.folder.out))
-        return self._summary(session.folder, prepared, manifest.facts(), totals_by_split(manifest.shards()))
+    def _documents(self, file: SourceFile) -> Iterator[Tokens]:
+        """The documents of a file; those of a stream may have begun before it, and go on behind it."""
+        for tokens in load_format(file.format).read(file, self.rules):
+            if _largest(tokens, file) >= self.vocab_size:
+                raise InputError(
+                    f"{file.path}: token id {tokens.flat.max()} outside the vocabulary of {self.vocab_size:,}. "
+                    "Is it of another tokenizer, or of another dtype?"
+                )
+            if self.border is None:
+                yield tokens
+            elif len(tokens.flat):
+                ends = np.flatnonzero(tokens.flat == self.border) + (not self.begins)
+                is_open = not len(ends) or bool(ends[-1] < len(tokens.flat))
+                edges = np.concatenate(([0], ends, [len(tokens.flat)] if is_open else []))
+                yield Tokens(tokens.flat, np.diff(edges).astype(np.int64), open=is_open)
 
-    def _summary(
-        self, folder: RunFolder, prepared: _Prepared, manifest: Manifest, splits: dict[str, Totals]
-    ) -> ImportSummary:
-        documents = {name: {"documents": one.documents, "tokens": one.tokens} for name, one in splits.items()}
-        counts = {kind: sum(one[kind] for one in documents.values()) for kind in ("documents", "tokens")}
-        return Summary(
-            job="import",
-            out=str(folder.out),
-            up_to_date=True,
-            counts=counts | {"files": len(prepared.files)},
-            facts={
-                "formats": tuple(dict.fromkeys(file.format for file in prepared.files)),
-                "dtype": manifest.dtype,
-                "vocab_size": manifest.vocab_size,
-                "splits": documents,
-            },
-        )
+
+def _after(taken: int, blocks: Iterator[Tokens]) -> Iterator[Tokens]:
+    """Without the documents that were taken before."""
+    for tokens in blocks:
+        closed = len(tokens.lengths) - tokens.open
+        if taken <= closed and taken < len(tokens.lengths):
+            yield tokens.pieces(taken, len(tokens.lengths))
+        taken = max(0, taken - closed)
+
+
+def _count_chat(chat: Counter[str], tokens: Tokens) -> None:
+    """Tokens that are trained on, pairs and labels of a block."""
+    spans = tokens.spans
+    if spans is not None:
+        pairs = len(tokens.lengths) // 2 if tokens.documents_each == 2 else 0
+        chat.update(trained=spans.trained_tokens, pairs=pairs, labels=0 if spans.labels is None else len(spans.labels))
+
+
+def _tell(telling: Telling, tokens: Tokens) -> None:
+    documents = len(tokens.lengths) - tokens.open
+    telling.add(documents=documents, tokens=len(tokens.flat), input_bytes=tokens.flat.nbytes)
+
+
+def _largest(tokens: Tokens, file: SourceFile) -> int:
+    """The largest id of a block, which must be one; -1 when it is empty."""
+    if not len(tokens.flat):
+        return -1
+    smallest, largest = int(tokens.flat.min()), int(tokens.flat.max())
+    if smallest < 0 or largest > _LARGEST_ID:
+        wrong = smallest if smallest < 0 else largest
+        raise InputError(f"{file.path}: {wrong} is not a token id. Is it of another dtype, or another column?")
+    return largest

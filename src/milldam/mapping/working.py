@@ -33,8 +33,8 @@ from milldam.mapping.plan import RowReader, RowUnit
 from milldam.mapping.schema import ColumnError, fit
 from milldam.memory import release
 from milldam.pipeline.rejects import RejectFile
+from milldam.run.engine import Telling
 from milldam.run.folder import RUN_FOLDER
-from milldam.run.one_stage import Telling
 from milldam.run.records import Files, Record
 from milldam.run.tasks import PART, Report, Work
 from milldam.sources.batch import OnReject, Place, Places, Reject, shown

@@ -27,8 +27,8 @@ from milldam.decontamination.scanning import SCANNING_BYTES, Scanner
 from milldam.memory import Budget, usage
 from milldam.pipeline.evaluation_sets import Evaluation
 from milldam.rules import REPORT, EvaluationSet
+from milldam.run.engine import Telling
 from milldam.run.folder import RunFolder
-from milldam.run.one_stage import Telling
 from milldam.run.pools import SMALL_INPUT, TOKENIZER_FACTOR, LocalPool, Workers, fit_workers, require_room
 from milldam.run.session import Session, Stage, session
 from milldam.run.summary import Observer, Quiet

@@ -25,7 +25,7 @@ from milldam.files import NewFile
 from milldam.qa.settings import QARules
 from milldam.qa.sources import Answer, Example, Limits, Reject, read_examples, stop_at_reject
 from milldam.qa.template import Template
-from milldam.run.one_stage import Telling
+from milldam.run.engine import Telling
 from milldam.run.records import Record
 from milldam.run.tasks import PART, Report, Work
 from milldam.run.units import key_of

@@ -19,7 +19,7 @@ from milldam.qa.settings import QARules
 from milldam.qa.sources import Example
 from milldam.qa.template import Template
 from milldam.qa.windows import Prepared, Windower, load_windower
-from milldam.run.one_stage import Telling
+from milldam.run.engine import Telling
 from milldam.run.records import Record
 from milldam.run.tasks import PART, Report, Work
 from milldam.stores.features.format import FeatureForm

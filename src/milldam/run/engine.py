@@ -14,7 +14,9 @@ Jobs of this kind: export, import, map. The others stand on run/job.py until the
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -22,17 +24,17 @@ from typing import Any, Generic, Protocol, TypeVar
 from milldam.memory import usage
 from milldam.run import job as frame
 from milldam.run.folder import NEW, RunFolder
-from milldam.run.one_stage import Telling
 from milldam.run.pools import SMALL_INPUT, Workers, WorkPlan, fit_workers, make_plan
 from milldam.run.records import RECORDS, Record, Records
 from milldam.run.session import Session
 from milldam.run.session import Stage as PooledStage
 from milldam.run.summary import Observer
-from milldam.run.tasks import PART, Report, Work
+from milldam.run.tasks import PART, PROGRESS, Report, Work
 from milldam.run.units import Identity, PlannedUnit
 from milldam.stores.kinds import Kind
 
 S = TypeVar("S")
+REPORT_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,43 @@ class Assigned:
     @property
     def next_part(self) -> int:
         return 0 if self.begun is None else self.begun.part + 1
+
+
+class Telling:
+    """Tells now and then how a unit gets on, and where its time goes."""
+
+    def __init__(self, report: Report, size: int) -> None:
+        self._report, self._size = report, size
+        self._counts: Counter[str] = Counter(documents=0, tokens=0, input_bytes=0)
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._last, self._lap = time.monotonic(), time.perf_counter()
+
+    def lap(self, step: str | None = None) -> None:
+        """Book the time since the last lap under a step, or leave it out."""
+        now = time.perf_counter()
+        if step is not None:
+            self._seconds[step] += now - self._lap
+        self._lap = now
+
+    def add(self, **counts: int) -> None:
+        self._counts.update(counts)
+        # Of what is compressed, what comes out of it is more than what it takes.
+        self._counts["input_bytes"] = min(self._size, self._counts["input_bytes"])
+        if time.monotonic() - self._last > REPORT_SECONDS:
+            self.tell()
+
+    def reached(self, input_bytes: int) -> None:
+        """So much of its input is through."""
+        self._counts["input_bytes"] = input_bytes
+        self.tell()
+
+    def end(self) -> None:
+        self.reached(self._size)
+
+    def tell(self) -> None:
+        self._last = time.monotonic()
+        told = {"counts": dict(self._counts), "seconds": dict(self._seconds)}
+        self._report(PROGRESS, told | {"anonymous_bytes": usage().anonymous})
 
 
 Make = Callable[[Assigned, Telling], Iterator[Record]]
@@ -83,6 +122,8 @@ class Job(ABC, Generic[S]):
     """What it leaves in its folder besides the manifest, by pattern: removed when a run begins anew."""
     workers: int | None
     """As many as the user asks for; None: as many as are useful."""
+    batch_bytes: int = 0
+    """What a batch may take in each worker, where that is more than usual; known when it is prepared."""
 
     @abstractmethod
     def prepare(self, run: Session) -> Identity:
@@ -150,7 +191,7 @@ class _InFrame(Generic[S]):
         if folder.needs_plan(prepared.identity, begin):
             folder.stage(self._job.units(run))
             folder.start(prepared.identity, self._job.files(run), outputs=self._job.outputs if begin == NEW else None)
-        return plan_work(run, self._job.stage_names, self._job.workers)
+        return plan_work(run, self._job)
 
     def stages(self, run: Session, prepared: _Identified, plan: WorkPlan) -> Generator[PooledStage, None, None]:
         for stage in self._job.stages(run):
@@ -163,16 +204,16 @@ class _InFrame(Generic[S]):
         return self._job.up_to_date(run)
 
 
-def plan_work(run: Session, stages: tuple[str, ...], workers: int | None) -> WorkPlan:
+def plan_work(run: Session, job: Job[Any]) -> WorkPlan:
     """As many workers for the listed units as are wanted, useful and fit into the budget."""
     sizes = run.folder.units.sizes()
     units, input_bytes, held = len(sizes), int(sizes.sum()), usage().anonymous
-    cores = run.pool.cores if workers is None else workers
+    cores = run.pool.cores if job.workers is None else job.workers
     useful = 1 if input_bytes < SMALL_INPUT else max(1, min(units, cores))
     return make_plan(
         run.budget,
         kind=WorkPlan,
-        workers=fit_workers(run.budget, held, 0, useful),
+        workers=fit_workers(run.budget, held, 0, useful, own_bytes=job.batch_bytes),
         useful=useful,
         cores=cores,
         held_bytes=held,
@@ -181,8 +222,8 @@ def plan_work(run: Session, stages: tuple[str, ...], workers: int | None) -> Wor
         shard_size=input_bytes // max(1, units),
         encoder="",
         encoder_note="",
-        stages=stages,
-        pieces=dict.fromkeys(stages, units),
+        stages=job.stage_names,
+        pieces=dict.fromkeys(job.stage_names, units),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,13 @@ class Tokens:
     """What is trained on of each document; none is open then."""
     documents_each: int = 1
     """So many documents stay together: the two of a pair."""
+
+    def pieces(self, first: int, stop: int) -> Tokens:
+        """The pieces from `first` up to `stop`."""
+        begin, end = int(self.lengths[:first].sum()), int(self.lengths[:stop].sum())
+        is_open = self.open and stop >= len(self.lengths)
+        spans = None if self.spans is None else self.spans.between(first, stop)
+        return replace(self, flat=self.flat[begin:end], lengths=self.lengths[first:stop], open=is_open, spans=spans)
 
     def only(self, keep: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Tokens:
         """The pieces of a mask."""

@@ -16,15 +16,13 @@ export NO_MKDOCS_2_WARNING := 1
 
 .PHONY: demo test test-all check docs install clean
 
-KERNELS := src/milldam/native/kernels.so
-
-demo: $(VENV)/installed $(KERNELS)
+demo: $(VENV)/installed
 	$(BIN)/milldam demo
 
-test: $(VENV)/installed-dev $(KERNELS) check
+test: $(VENV)/installed-dev check
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
 
-test-all: $(VENV)/installed-peers $(KERNELS) check
+test-all: $(VENV)/installed-peers check
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal -m "slow or not slow" --hypothesis-profile all
 
 check: $(VENV)/installed-dev
@@ -56,10 +54,6 @@ $(VENV)/installed-peers: $(VENV)/installed-docs
 	$(BIN)/pip install --quiet --disable-pip-version-check accelerate lightning jax $(READERS)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps mosaicml-streaming
 	touch $@
-
-# The installation has compiled them; after that, when a C file changed. Without a compiler milldam runs in numpy.
-$(KERNELS): $(wildcard src/milldam/native/*.c) | $(VENV)/installed
-	-cd src/milldam/native && $(abspath $(BIN))/python -c 'import sys, build; sys.exit(build.build())'
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

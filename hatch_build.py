@@ -13,24 +13,20 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class KernelsHook(BuildHookInterface[Any]):
-    """A wheel with the library is for one platform and any Python; without a compiler it is a wheel for all."""
+    """A wheel has the library, for one platform and any Python."""
 
     def dependencies(self) -> list[str]:
-        return ["ziglang"] if self._wanted() and not _kernels(self.root).can_compile() else []
+        return ["ziglang"] if self.target_name == "wheel" and not _kernels(self.root).can_compile() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if not self._wanted():
+        if self.target_name != "wheel":
             return
-        if problem := _kernels(self.root).build():
-            said = "milldam's kernels were not compiled; it runs without them, more slowly."
-            self.app.display_warning(f"{said}\n{problem}")
-            return
-        build_data["artifacts"].append("src/milldam/native/kernels.so")
+        kernels = _kernels(self.root)
+        if problem := kernels.build():
+            self.app.abort(f"milldam's loops in C can't be compiled. {kernels.ADVICE}\n{problem}")
+        build_data["artifacts"].append(kernels.library().relative_to(self.root).as_posix())
         build_data["pure_python"] = False
         build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")
-
-    def _wanted(self) -> bool:
-        return self.target_name == "wheel" and not _kernels(self.root).unwanted()
 
 
 def _kernels(root: str) -> ModuleType:

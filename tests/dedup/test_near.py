@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain, combinations, pairwise
 from pathlib import Path
@@ -17,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.kernels import without_kernels
 
 from milldam.dedup import near, near_drops, shingles, sketches
 from milldam.dedup.candidates import WINDOW, NearWork, bucket_pairs
@@ -275,8 +273,6 @@ def test_signature_files_read_as_one_table(tmp_path: Path) -> None:
     shifted = np.roll(order, 1)
     expected = (everything[order] == everything[shifted]).sum(axis=1)
     assert (files.agreements(order, shifted) == expected).all()
-    with without_kernels():
-        assert (files.agreements(order, shifted) == expected).all()
     assert [part.tolist() for part in files.named(order)] == [[2, 0, 2, 2, 0], [2, 0, 1, 1, 1]]
 
 
@@ -613,11 +609,9 @@ def test_decisions_are_those_of_a_plain_loop(edges: list[tuple[int, int]]) -> No
         if any(second == document and first not in expected for second, first in sorted_edges):
             expected.add(document)
     second, first = np.ascontiguousarray(np.array(sorted_edges, np.int64).reshape(-1, 2).T)
-    for kernels in (nullcontext(), without_kernels()):
-        dropped = np.zeros(30, np.bool_)
-        with kernels:
-            drop(first, second, dropped)
-        assert np.flatnonzero(dropped).tolist() == sorted(expected)
+    dropped = np.zeros(30, np.bool_)
+    drop(first, second, dropped)
+    assert np.flatnonzero(dropped).tolist() == sorted(expected)
 
 
 # ---- sketches ----

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.kernels import without_kernels
 
 from milldam.dedup.minhash import SignatureFiles, SignatureWriter, signature_file_name
 from milldam.dedup.near_drops import NearDrops
@@ -59,15 +57,14 @@ def test_nothing_dropped_is_nothing_to_show(tmp_path: Path) -> None:
         assert drops.sizes() == {}
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(800, 1000)), min_size=1, max_size=300), st.booleans())
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(800, 1000)), min_size=1, max_size=300))
 def test_pairs_and_clusters_are_those_of_a_plain_count(
-    tmp_path_factory: pytest.TempPathFactory, likes: list[tuple[int, int]], kernels: bool
+    tmp_path_factory: pytest.TempPathFactory, likes: list[tuple[int, int]]
 ) -> None:
     """Whatever the order of the drops, and however small the ranges."""
     drops = [(100 + row, of, similarity) for row, (of, similarity) in enumerate(likes)]
     folder = tmp_path_factory.mktemp("drops")
-    with nullcontext() if kernels else without_kernels():
-        entered = enter(folder, drops)
+    entered = enter(folder, drops)
     _, found = entered.write(folder)
     ordered = sorted(drops, key=lambda one: (one[2], one[0]))
     assert found.pairs == tuple(pair_of(one) for one in ordered[:PAIRS])

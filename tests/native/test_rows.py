@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.chat_stores import chat_store, random_chat
-from tests.kit.kernels import without_kernels
 from tests.kit.token_stores import write_store
+from tests.native import oracles
 
 from milldam.loader import packed
 from milldam.loader.stores import Store
@@ -42,7 +42,8 @@ def test_batches_are_those_of_numpy(
     options: dict[str, Any] = {"form": form, "strategy": strategy}
     options |= {"pad_last": True} if strategy == "wrapped" else {"too_long": "split"}
     found = batches(store, seq_len, dtype, options)
-    with without_kernels():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed, "kernel", lambda *_: fill_by_numpy)
         expected = batches(store, seq_len, dtype, options)
     assert len(found) == len(expected) > 0
     for one, other in zip(found, expected, strict=True):
@@ -52,7 +53,6 @@ def test_batches_are_those_of_numpy(
             assert np.asarray(values).dtype == np.asarray(other[name]).dtype
 
 
-def test_rows_within_a_file_are_written_by_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = write_store(tmp_path / "store", [[5, 7, 30, 2]])
-    monkeypatch.setattr(packed, "_fill_by_numpy", None)
-    assert len(batches(store, 8, np.int64, {"strategy": "best_fit"})) == 2
+def fill_by_numpy(tokens: Any, table: Any, form: int, *arrays: Any) -> int:
+    names = ("input_ids", "labels", "position_ids", "document_ids", "loss_mask", "cu_seqlens")
+    return oracles.fill_rows(tokens, table, form, dict(zip(names, arrays, strict=True)))

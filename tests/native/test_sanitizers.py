@@ -44,7 +44,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if compiler is None or not preloaded(compiler):
         pytest.skip("gcc and its libasan.so are needed")
     folder = tmp_path_factory.mktemp("sanitized")
-    shutil.copytree(PACKAGE, folder / "milldam", ignore=shutil.ignore_patterns("__pycache__", "kernels.so"))
+    shutil.copytree(PACKAGE, folder / "milldam", ignore=shutil.ignore_patterns("__pycache__", "kernels*"))
     build = "import sys, build; sys.exit(build.build())"
     environment = os.environ | {"CC": f"{compiler} {CHECKS}"}
     subprocess.run([sys.executable, "-c", build], cwd=folder / "milldam" / "native", env=environment, check=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.kernels import without_kernels
 
 from milldam.sources.records import count_line_ends
 from milldam.text.arrays import character_counts
@@ -18,12 +17,8 @@ def test_characters_are_counted_as_python_counts_them(texts: list[str], first: i
     """Of slices too, and of none."""
     array = pa.array(texts, pa.large_string())[first:]
     assert character_counts(array).tolist() == [len(text) for text in texts[first:]]
-    with without_kernels():
-        assert character_counts(array).tolist() == [len(text) for text in texts[first:]]
 
 
 @given(data=st.binary(max_size=50) | st.text(st.sampled_from("a\n"), max_size=2000).map(str.encode))
 def test_line_ends_are_counted_as_python_counts_them(data: bytes) -> None:
     assert count_line_ends(data) == data.count(b"\n")
-    with without_kernels():
-        assert count_line_ends(data) == data.count(b"\n")

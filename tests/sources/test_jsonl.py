@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.kernels import without_kernels
 from tests.kit.source_reading import TEXT, Result, line_of, read, small_blocks
 
 from milldam.errors import InputError
@@ -199,8 +197,7 @@ def test_two_objects_on_a_line_are_rejected_whatever_is_around_them(tmp_path: Pa
 def test_null_where_an_object_should_be_is_a_reject_not_a_crash(tmp_path: Path, data: bytes, column: str) -> None:
     """Arrow's reader of JSON ends the process for it (pyarrow 26)."""
     sound = b'{"text": "a", "meta": {"text": "a"}}'
-    with without_kernels():
-        result = read_lines(tmp_path, data.replace(b"%s", sound), TextRules(text_column=column))
+    result = read_lines(tmp_path, data.replace(b"%s", sound), TextRules(text_column=column))
     assert result.texts == ["a"] * (data.count(b"\n%s\n") + data.count(b"%s\nnull"))
     assert len(result.rejects) == 1
 
@@ -389,14 +386,10 @@ def loadable(data: bytes) -> list[str]:
     ],
     ids=["not UTF-8", "deep", "three objects on three lines"],
 )
-@pytest.mark.parametrize("kernels", [True, False])
-def test_what_becomes_of_a_line_does_not_depend_on_its_neighbours(
-    tmp_path: Path, line: bytes, column: str, kernels: bool
-) -> None:
+def test_what_becomes_of_a_line_does_not_depend_on_its_neighbours(tmp_path: Path, line: bytes, column: str) -> None:
     sound = b'\n{"text": "good", "meta": {"text": "good"}}'
-    with nullcontext() if kernels else without_kernels():
-        alone, beside = (
-            read_lines(tmp_path, line + more, TextRules(text_column=column)) for more in (sound, sound + b"\nbad")
-        )
+    alone, beside = (
+        read_lines(tmp_path, line + more, TextRules(text_column=column)) for more in (sound, sound + b"\nbad")
+    )
     assert alone.texts == beside.texts == ["good"]
     assert alone.rejects == beside.rejects[:-1] and alone.rejects

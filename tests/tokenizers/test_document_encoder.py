@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kit.kernels import without_kernels
 from tests.kit.token_pieces import (
     NO_SPECIAL,
     document_encoder,
@@ -192,15 +189,13 @@ documents_of_ids = st.lists(st.lists(token, min_size=1, max_size=6), max_size=12
 
 @given(documents=documents_of_ids, bos=st.none() | token, eos=st.none() | token)
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])
-@pytest.mark.parametrize("by", [nullcontext, without_kernels], ids=["kernel", "numpy"])
 def test_special_tokens_are_put_around_documents_and_never_doubled(
-    documents: list[list[int]], bos: int | None, eos: int | None, dtype: str, by: Callable[[], Any]
+    documents: list[list[int]], bos: int | None, eos: int | None, dtype: str
 ) -> None:
     """As a plain loop would do it."""
     flat = np.array([number for ids in documents for number in ids], np.uint32)
     lengths = np.array([len(ids) for ids in documents], np.int64)
-    with by():
-        out, out_lengths = add_special_tokens(flat, lengths, SpecialTokens(bos, eos), np.dtype(dtype))
+    out, out_lengths = add_special_tokens(flat, lengths, SpecialTokens(bos, eos), np.dtype(dtype))
     wanted = naive_special(documents, bos, eos)
     assert out.tolist() == [number for ids in wanted for number in ids]
     assert out_lengths.tolist() == [len(ids) for ids in wanted]

@@ -386,8 +386,6 @@ class LiveDisplay(QuietDisplay):
 
 def plan_lines(plan: WorkPlan) -> list[str]:
     """What will be done and in how much memory."""
-    from milldam import native
-
     lines = [
         f"Memory: {format_size(plan.budget.limit_bytes)} ({plan.budget.origin})"
         f" = {counted(plan.workers, 'worker')} x {format_size(plan.share_bytes)}"
@@ -404,8 +402,6 @@ def plan_lines(plan: WorkPlan) -> list[str]:
     if plan.left_out:
         how = "name it with --input-format txt. In a configuration: input_format: txt for that dataset."
         lines.append(f"Not read: {plan.left_out}. To read text among them, {how}")
-    if native.library() is None:
-        lines.append("Kernels: none, numpy instead: slower, with the same result (docs/start/README.md#kernels)")
     if plan.threads > 1:
         lines[0] += f", {plan.threads} threads each"
     return lines

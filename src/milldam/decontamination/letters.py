@@ -86,7 +86,7 @@ def words_of(data: bytes | memoryview, offsets: Int64s) -> Words:
     (b'it\\x00\\x00\\x00s\\x005\\x00', [0, 5, 7], [2, 6, 8])
     """
     room = Room()
-    count = native.required("words", *Room.TYPES)(*room.arguments(data, offsets, len(data)))
+    count = native.kernel("words", *Room.TYPES)(*room.arguments(data, offsets, len(data)))
     return Words(room.folded, room.starts[:count].astype(np.int64), room.stops[:count].astype(np.int64))
 
 

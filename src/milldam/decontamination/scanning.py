@@ -52,7 +52,7 @@ class Scanner:
         if index.passages:
             tables = np.uint64, int, np.uint64, *[np.int64] * 4, np.uint8, np.bool_, np.uint32, np.int64, np.int64
             room = *Room.TYPES, np.uint8, np.uint32, np.uint32, int, int
-            self._kernel = native.required("matches", *room, *tables, np.uint8, np.int64)
+            self._kernel = native.kernel("matches", *room, *tables, np.uint8, np.int64)
             self._seen = np.zeros(len(index.ignored), np.uint8)
             self._letters, self._found = np.empty(0, np.uint8), np.empty((_EXPECTED, 7), np.int64)
 

@@ -25,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from milldam import native
 from milldam.dedup.drops import BLOOM, EXACT
 from milldam.dedup.keys import KeyLayout, SortedKeys, each_once, hash_bands, mapped, new_mapped, sort
 from milldam.dedup.minhash import CHANCE, NO_WORDS, SignatureFiles, Signatures
@@ -247,8 +246,7 @@ class _Search:
         """Of the pairs of some documents, with all that each has, those to compare by shingles."""
         first, second = self._layout.pairs(group, keys)
         matches = np.empty(len(keys), np.int64)
-        # numpy holds both rows of each pair and what is equal in them, beside each row once.
-        at_once = self._work.share((3 if native.library() else 6) * self._signatures.size)
+        at_once = self._work.share(3 * self._signatures.size)
         for start in range(0, len(keys), at_once):
             part = slice(start, start + at_once)
             positions = (self._documents.positions(ranks[part]) for ranks in (first, second))

@@ -203,8 +203,8 @@ def _cut(keys: Hashes, block_keys: int, together: int) -> Iterator[Hashes]:
 
 def sort(keys: Hashes) -> None:
     """In place, with as much memory again."""
-    if len(keys) > _FEW and (by_bytes := kernel("sort", np.uint64, np.uint64)):
-        by_bytes(keys, np.empty_like(keys))
+    if len(keys) > _FEW:
+        kernel("sort", np.uint64, np.uint64)(keys, np.empty_like(keys))
     else:
         keys.sort()
 

@@ -33,13 +33,10 @@ from milldam.dedup.shingles import (
     Int64s,
     OpenText,
     Shingles,
-    is_giant,
     lower_case,
     mix,
     pieces,
     raw,
-    shingle,
-    slices,
 )
 from milldam.errors import InputError
 from milldam.files import NewFile
@@ -77,14 +74,10 @@ class MinHasher:
 
     def signatures(self, texts: pa.LargeStringArray) -> Signatures:
         """A row for each document of the batch."""
-        if found := kernel("signatures", *TEXTS, *_BINS, np.uint8):
-            rows = np.empty((len(texts), self.size), np.uint8)
-            bins = self._order, self._ranks, self._factors, *(np.empty(self.size, kind) for kind in _BINS[3:])
-            data, offsets = raw(texts)
-            found(data, offsets, self._ngram, lower_case(), *bins, rows)
-            return rows
-        parts = [self._giant(part) if is_giant(part) else self._batch(part) for part in slices(texts)]
-        return np.concatenate(parts) if parts else np.empty((0, self.size), np.uint8)
+        rows = np.empty((len(texts), self.size), np.uint8)
+        bins = self._order, self._ranks, self._factors, *(np.empty(self.size, kind) for kind in _BINS[3:])
+        kernel("signatures", *TEXTS, *_BINS, np.uint8)(*raw(texts), self._ngram, lower_case(), *bins, rows)
+        return rows
 
     # ---- a document in parts ----
 
@@ -109,19 +102,7 @@ class MinHasher:
         found = self._smallest(Shingles(hashes, np.array([0, len(hashes)])))
         np.minimum(self._minima, found, out=self._minima)
 
-    def _giant(self, text: pa.LargeStringArray) -> Signatures:
-        waiting = self._open, self._minima
-        self.cancel()
-        for piece in pieces(text[0].as_buffer()):
-            self._lower(self._open.feed(piece))
-        row = self.finish()
-        self._open, self._minima = waiting
-        return row[None, :]
-
     # ---- shingles to signatures ----
-
-    def _batch(self, texts: pa.LargeStringArray) -> Signatures:
-        return self._stored(self._smallest(shingle(texts, self._ngram)))
 
     def _smallest(self, shingles: Shingles) -> Hashes:
         """The smallest hash in each bin of each document: (documents, size)."""
@@ -238,10 +219,7 @@ class SignatureFiles:
         positions, where = numbered(np.concatenate((first, second)))
         rows, one, other = self._at(positions), where[: len(first)], where[len(first) :]
         equal = np.empty(len(first), np.int64)
-        if count := kernel("agreements", np.uint8, int, np.int64, np.int64, np.int64):
-            count(rows, self.size, one, other, equal)
-        else:
-            np.sum(rows[one] == rows[other], axis=1, out=equal)
+        kernel("agreements", np.uint8, int, np.int64, np.int64, np.int64)(rows, self.size, one, other, equal)
         return equal
 
     def _at(self, positions: Int64s) -> Signatures:

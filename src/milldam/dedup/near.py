@@ -337,8 +337,4 @@ def drop(first: Int64s, second: Int64s, dropped: npt.NDArray[np.bool_]) -> None:
 
     `dropped`: by rank, true already for those that come before the seconds and are dropped.
     """
-    if decide_all := kernel("drop", np.int64, np.int64, np.uint8):
-        decide_all(first, second, dropped.view(np.uint8))
-        return
-    for one, other in zip(first.tolist(), second.tolist(), strict=True):
-        dropped[other] |= not dropped[one]
+    kernel("drop", np.int64, np.int64, np.uint8)(first, second, dropped.view(np.uint8))

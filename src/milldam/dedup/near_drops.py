@@ -49,10 +49,7 @@ class NearDrops:
     def book(self, of: Int64s) -> None:
         """Count what others are dropped for; in one thread."""
         self.count += len(of)
-        if count := kernel("count", np.int64, np.uint32):
-            count(of, self._others)
-        else:
-            np.add.at(self._others, of, np.uint32(1))
+        kernel("count", np.int64, np.uint32)(of, self._others)
 
     # ---- clusters ----
 

@@ -23,7 +23,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from milldam import native
 from milldam.dedup.keys import mapped, numbered
 from milldam.dedup.minhash import SignatureFiles, unit_name
 from milldam.dedup.shingles import (
@@ -36,7 +35,6 @@ from milldam.dedup.shingles import (
     most_words,
     pieces,
     raw,
-    shingle,
     slices,
 )
 from milldam.errors import StoreError
@@ -50,7 +48,7 @@ _HALF, _CUT = np.uint64(32), np.uint64(1 << 63)
 _NOTHING: Values = np.empty(0, np.uint32)
 _SCATTERED = 8
 """When less than this part of a file is wanted, what lies between is not read."""
-_PAIR_BYTES, _PAIR_BYTES_WITHOUT_KERNELS = 10, 80
+_PAIR_BYTES = 10
 """Of memory, for each hash of the two documents of a pair."""
 
 
@@ -72,24 +70,14 @@ class Sketcher:
                 yield self._batch(part)
 
     def _batch(self, texts: pa.LargeStringArray) -> tuple[Values, Int64s]:
-        if sketches := kernel("sketches", *TEXTS, int, np.uint64, np.uint32, np.int64):
-            data, offsets = raw(texts)
-            room, counts = most_words(data, len(texts)), np.empty(len(texts), np.int64)
-            if len(self._spare) < room:
-                self._spare = np.empty(room, np.uint64)
-            values = np.empty(room, np.uint32)
-            given = data, offsets, self._ngram, lower_case(), MOST, self._spare, values
-            return values[: sketches(*given, counts)], counts
-        found = shingle(texts, self._ngram)
-        keys = np.repeat(np.arange(len(texts), dtype=np.uint64), np.diff(found.offsets)) << _HALF
-        keys |= found.flat >> _HALF
-        keys.sort()
-        keys = keys[np.concatenate((np.ones(min(1, len(keys)), bool), keys[1:] != keys[:-1]))]
-        counts = np.bincount((keys >> _HALF).astype(np.int64), minlength=len(texts))
-        if len(counts) and counts.max() > MOST:
-            place = np.arange(len(keys)) - np.repeat(np.cumsum(counts) - counts, counts)
-            keys, counts = keys[place < MOST], np.minimum(counts, MOST)
-        return keys.astype(np.uint32), counts
+        data, offsets = raw(texts)
+        room, counts = most_words(data, len(texts)), np.empty(len(texts), np.int64)
+        if len(self._spare) < room:
+            self._spare = np.empty(room, np.uint64)
+        values = np.empty(room, np.uint32)
+        sketches = kernel("sketches", *TEXTS, int, np.uint64, np.uint32, np.int64)
+        made = sketches(data, offsets, self._ngram, lower_case(), MOST, self._spare, values, counts)
+        return values[:made], counts
 
     def feed(self, part: bytes) -> None:
         """Take the next part of a giant document, cut anywhere between characters."""
@@ -177,8 +165,7 @@ class SketchFiles:
         positions, where = numbered(np.concatenate((first, second)))
         counts = np.concatenate([spans.counts for _, spans in self._spans(positions)] or [positions])
         one, other = where[: len(first)], where[len(first) :]
-        bytes_each = _PAIR_BYTES if native.library() else _PAIR_BYTES_WITHOUT_KERNELS
-        taken = np.cumsum((counts[one] + counts[other]) * bytes_each)
+        taken = np.cumsum((counts[one] + counts[other]) * _PAIR_BYTES)
         start = 0
         while start < len(first):
             before = int(taken[start - 1]) if start else 0
@@ -215,11 +202,9 @@ class Spans:
         counts = np.minimum(self.counts, most)
         few = int(counts.sum()) * 4 * _SCATTERED < path.stat().st_size and counts.any()
         values: Values = mapped(path, "<u4", wanted=self._bytes(counts) if few else None)
-        if gather := kernel("gather", np.uint32, np.int64, np.int64, np.uint32):
-            found = np.empty(int(counts.sum()), np.uint32)
-            gather(values, self.starts, counts, found)
-            return found
-        return values[_runs(self.starts, counts)]
+        found = np.empty(int(counts.sum()), np.uint32)
+        kernel("gather", np.uint32, np.int64, np.int64, np.uint32)(values, self.starts, counts, found)
+        return found
 
     def _bytes(self, counts: Int64s) -> tuple[Int64s, Int64s]:
         some = np.flatnonzero(counts)
@@ -243,12 +228,6 @@ class SketchRows:
         return Spans(starts, (ends & ~_CUT).astype(np.int64) - starts, (ends & _CUT) > 0)
 
 
-def _runs(starts: Int64s, counts: Int64s) -> Int64s:
-    """starts[0], starts[0] + 1, ... counts[0] of them, then those of the next."""
-    places: Int64s = np.arange(int(counts.sum())) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
-    return places
-
-
 _COMPARED = (np.uint32, np.int64, np.int64, np.int64, np.int64, np.uint32, np.int64, np.int64)
 
 
@@ -262,27 +241,13 @@ class Sets:
     def compare(self, first: Int64s, second: Int64s) -> tuple[Int64s, Int64s]:
         """(hashes in both, hashes in one or both) of pairs of documents, below the bound that both are complete to."""
         bounds = np.minimum(self._complete_to(first), self._complete_to(second))
-        if compare := kernel("compare_sets", *_COMPARED):
-            common, either = np.empty((2, len(first)), np.int64)
-            compare(self._values, self._starts, self._counts, first, second, bounds, common, either)
-            return common, either
-        one, other = self._keys(first, bounds), self._keys(second, bounds)
-        both = np.concatenate((one, other))
-        both.sort(kind="stable")  # two runs in order are merged, at a tenth of the time of sorting
-        pairs = (both >> _HALF).astype(np.int64)
-        common = np.bincount(pairs[1:][both[1:] == both[:-1]], minlength=len(first))
-        return common, np.bincount(pairs, minlength=len(first)) - common
+        common, either = np.empty((2, len(first)), np.int64)
+        compare = kernel("compare_sets", *_COMPARED)
+        compare(self._values, self._starts, self._counts, first, second, bounds, common, either)
+        return common, either
 
     def _complete_to(self, documents: Int64s) -> Values:
         bounds = np.full(len(documents), 2**32 - 1, np.uint32)
         cut = np.flatnonzero(self._cut[documents])
         bounds[cut] = self._values[(self._starts + self._counts)[documents[cut]] - 1]
         return bounds
-
-    def _keys(self, documents: Int64s, bounds: Values) -> Hashes:
-        """(number of the pair, hash) of each hash as one number, in order."""
-        counts = self._counts[documents]
-        values = self._values[_runs(self._starts[documents], counts)]
-        numbers = np.repeat(np.arange(len(documents), dtype=np.uint64), counts)
-        keys = numbers << _HALF | values
-        return keys if (bounds == 2**32 - 1).all() else keys[values <= bounds[numbers.astype(np.int64)]]

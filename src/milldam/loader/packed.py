@@ -7,7 +7,7 @@ best_fit   a document is cut only when it is longer than a row, or left out then
 Where the data says which tokens are trained on (conversations), all others have no loss: see `boundaries`.
 
 Which pieces rows are made of is looked up for thousands of them at once (`row_pieces`); a batch is then written by a
-kernel (native/rows.c) or its twin in numpy, out of mapped tokens, or of those that are read for it. Holds the batch,
+kernel (native/rows.c), out of mapped tokens, or of those that are read for it. Holds the batch,
 and what was looked up: some 130 bytes for each of 65,536 pieces, or for those of one batch where that has more; of
 conversations 8,192, and 16 bytes for each trained stretch.
 
@@ -52,7 +52,7 @@ from milldam.loader.row_pieces import (
 )
 from milldam.loader.samples import NoSamplesError, ReadPart, StreamSamples, at_least, one_of
 from milldam.loader.types import Bools, LabelForm, PackedBatch, PackedRow, State
-from milldam.native import Kernel, kernel
+from milldam.native import kernel
 
 if TYPE_CHECKING:
     from milldam.loader.views import RowForms, Trainable
@@ -188,7 +188,7 @@ class RowForm:
         if out is not None:
             return {name: out[name][:rows] for name in _PER_TOKEN}
         number = np.dtype(self.dtype)
-        if number.kind != "i" or number.itemsize < 4:
+        if number not in (np.int32, np.int64):
             raise ConfigError(f"dtype: {number}; labels of packed rows need int32 or int64.")
         # One block for all: the C library gives smaller ones back to the system after every batch, and getting their
         # pages anew costs more than what is written there.
@@ -248,7 +248,9 @@ class _Found:
         self._table, self._reader, self._seq_len = pieces.table, reader, form.seq_len
         same = _SAME if pieces.losses is None else _SAME_UNMASKED
         self._labels = _SHIFTED if form.labels == "shifted" else same
-        self._fill = _fill_kernel(reader.dtype, np.dtype(form.dtype))
+        token, number = reader.dtype, np.dtype(form.dtype)
+        types = (token.type, np.int64, int, *(number.type,) * 3, np.int64, np.bool_, np.int32)
+        self._fill = kernel(f"fill_rows_{token}_{number}", *types)
         # (rows + 1,): the first piece of each row, and the end
         piece_at = np.concatenate(([0], pieces.counts.cumsum()))
         self._piece_at: list[int] = piece_at.tolist()
@@ -283,11 +285,7 @@ class _Found:
         """The rows [first, stop), into the arrays of a batch."""
         tokens, table = self._source(slice(self._piece_at[first], self._piece_at[stop]))
         borders = batch["cu_seqlens"] = np.empty(len(table) + 1, np.int32)
-        if self._fill is None:
-            batch["max_seqlen"] = _fill_by_numpy(tokens, table, self._labels, batch)
-        else:
-            arrays = (batch[name] for name in _PER_TOKEN)
-            batch["max_seqlen"] = self._fill(tokens, table, self._labels, *arrays, borders)
+        batch["max_seqlen"] = self._fill(tokens, table, self._labels, *(batch[name] for name in _PER_TOKEN), borders)
         if self._losses is not None:
             mask, before = batch["loss_mask"].reshape(-1), first * self._seq_len
             begins, ends = (some[self._loss_at[first] : self._loss_at[stop]] - before for some in self._losses)
@@ -303,36 +301,3 @@ class _Found:
         real, starts, lengths = self._taken(table)
         table[real, 0] = lengths.cumsum() - lengths
         return self._reader.runs(*end_to_end(starts, lengths)), table
-
-
-def _fill_kernel(token: np.dtype[Any], number: np.dtype[Any]) -> Kernel | None:
-    if token not in (np.uint16, np.int32) or number not in (np.int32, np.int64):
-        return None
-    types = (token.type, np.int64, int, *(number.type,) * 3, np.int64, np.bool_, np.int32)
-    return kernel(f"fill_rows_{token}_{number}", *types)
-
-
-def _fill_by_numpy(tokens: TokenArray, table: Int64s, form: int, batch: dict[str, Any]) -> int:
-    """As the kernel does it. table: (pieces, 4): place, length, document, goes_on."""
-    ids, labels, positions, documents, mask = (batch[name].reshape(-1) for name in _PER_TOKEN)
-    ends = table[:, 1].cumsum()
-    begins = ends - table[:, 1]
-    batch["cu_seqlens"][:] = np.concatenate(([0], ends))
-    # place, padding: (tokens,)
-    place = table[:, 0].repeat(table[:, 1])
-    documents[:] = table[:, 2].repeat(table[:, 1])
-    positions[:] = np.arange(len(ids)) - begins.repeat(table[:, 1])
-    padding = place < 0
-    ids[:] = np.where(padding, -1 - place, tokens[np.where(padding, 0, place + positions)])
-    mask[:] = True
-    if form == _SHIFTED:
-        goes_on = table[:, 3] > 0
-        labels[:-1] = ids[1:]
-        labels[ends[goes_on] - 1] = tokens[(table[:, 0] + table[:, 1])[goes_on]]
-        mask[ends - 1] = goes_on
-    else:
-        labels[:] = ids
-        mask[begins] = form == _SAME_UNMASKED
-    mask[padding] = False
-    mask_labels(labels, mask)
-    return int(table[:, 1].max())

@@ -1,13 +1,13 @@
-"""Loops that numpy can't run fast, in C. Each has a twin in numpy with the same result, for where nothing was compiled.
+"""Loops in C, for what numpy and Arrow can't run fast.
 
-`kernel` gives a function of the library, or None where the library is missing or was made from other C files. A C
-function takes numpy arrays and counts, allocates nothing and keeps nothing; the interpreter's lock is free meanwhile.
+`kernel` gives a function of the library, which is compiled when milldam is installed, and in a source checkout again
+when a C file has changed. A C function takes numpy arrays and counts, allocates nothing and keeps nothing; the
+interpreter's lock is free meanwhile.
 """
 
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -23,29 +23,23 @@ _INT, _REFUSED = ctypes.c_int64, -(1 << 63)
 
 
 @cache
-def library() -> ctypes.CDLL | None:
-    """The compiled library, where it is to be had and of these C files."""
-    if build.unwanted() or sys.byteorder != "little":
-        return None
+def library() -> ctypes.CDLL:
+    """The library of these C files, compiled now where it is missing or was made for another machine."""
     try:
-        found = ctypes.CDLL(str(build.LIBRARY))
-        found.milldam_digest.restype = ctypes.c_char_p
-        same: bool = found.milldam_digest().decode() == build.digest()
-    except (OSError, AttributeError):
-        return None
-    return found if same else None
+        return ctypes.CDLL(str(build.library()))
+    except OSError:
+        if problem := build.build():
+            raise ResourceError(f"milldam's loops in C can't be compiled. {build.ADVICE}\n{problem}") from None
+        return ctypes.CDLL(str(build.library()))
 
 
-def kernel(name: str, *types: type) -> Kernel | None:
+def kernel(name: str, *types: type) -> Kernel:
     """The C function `milldam_<name>`, which gives a whole number.
 
     `types` are those of its arguments: `int`, or what an array holds. An array of something else is refused. C gets
     with each array the number of its entries, and refuses what it would read or write beyond them.
     """
-    found = library()
-    if found is None:
-        return None
-    function = found[f"milldam_{name}"]
+    function = library()[f"milldam_{name}"]
     kinds = [None if kind is int else np.dtype(kind) for kind in types]
     pairs: list[list[Any]] = [[_INT] if kind is None else [ctypes.c_void_p, _INT] for kind in kinds]
     function.argtypes = [one for pair in pairs for one in pair]
@@ -59,15 +53,6 @@ def kernel(name: str, *types: type) -> Kernel | None:
         return result
 
     return call
-
-
-def required(name: str, *types: type) -> Kernel:
-    """The same of what has no twin."""
-    found = kernel(name, *types)
-    if found is None:
-        problem = "milldam's library in C is missing, and evaluation sets can't be looked for without it. Install a C"
-        raise ResourceError(f"{problem} compiler (or `pip install ziglang`), then install milldam again.")
-    return found
 
 
 def _numbers(argument: npt.NDArray[Any] | int, kind: np.dtype[Any] | None) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
-"""The C files of this folder -> one shared library beside them, where the machine has a compiler.
+"""The C files of this folder -> one shared library beside them, named by a hash of them: a stale one is never loaded.
 
-Used by the build (`hatch_build.py`), and by `make` when a C file changed. The compiler is the first that works:
-`$CC`, cc, gcc, clang, or the one of the package ziglang. Needs nothing but Python.
+Used by the build (`hatch_build.py`), and by milldam itself in a checkout whose C files have changed. The compiler is
+the first that works: `$CC`, cc, gcc, clang, or the one of the package ziglang. Needs nothing but Python.
 """
 
 from __future__ import annotations
@@ -17,24 +17,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-LIBRARY = FOLDER / "kernels.so"
-OFF = "MILLDAM_WITHOUT_KERNELS"
 FLAGS = ["-O3", "-std=c11", "-shared", "-fPIC", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror"]
+ADVICE = "Install a C compiler (or `pip install ziglang`), then install milldam again."
 
 
-def sources() -> list[Path]:
-    """The C files and their headers, in order."""
-    return sorted(FOLDER.glob("*.[ch]"))
-
-
-def digest() -> str:
-    """A hash of the C files: the library has that of those it was made from, so that a stale one is noticed."""
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in sources())).hexdigest()[:16]
-
-
-def unwanted() -> bool:
-    """Whether the user wants neither to compile nor to use them."""
-    return os.environ.get(OFF, "").strip().lower() in ("1", "true", "yes", "on")
+def library() -> Path:
+    """Where the library of these C files is, once it is built."""
+    digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sorted(FOLDER.glob("*.[ch]"))))
+    return FOLDER / f"kernels-{digest.hexdigest()[:16]}.so"
 
 
 def compilers() -> list[list[str]]:
@@ -53,14 +43,19 @@ def can_compile() -> bool:
 
 
 def build() -> str | None:
-    """Make the library; None when it is there, else what went wrong."""
-    # A process may have the old library mapped: a new file takes its name.
-    new = LIBRARY.with_suffix(f".{os.getpid()}.so")
+    """Make the library, in place of older ones; None when it is there, else what went wrong."""
+    if sys.byteorder != "little":
+        return "milldam works on little-endian processors alone"
+    made = library()
+    # Processes may build it at once, or have an old one mapped: a new file takes its name.
+    new = made.with_suffix(f".{os.getpid()}")
     problems = []
     for compiler in compilers():
-        problem = _compile([*compiler, f'-DMILLDAM_DIGEST="{digest()}"'], sources(), new)
+        problem = _compile(compiler, sorted(FOLDER.glob("*.c")), new)
         if problem is None:
-            new.replace(LIBRARY)
+            new.replace(made)
+            for old in set(FOLDER.glob("kernels*.so")) - {made}:
+                old.unlink(missing_ok=True)
             return None
         problems.append(f"{shlex.join(compiler)}: {problem}")
         new.unlink(missing_ok=True)
@@ -76,7 +71,7 @@ def _words(command: str) -> list[str]:
 
 def _compile(compiler: list[str], files: list[Path], library: Path) -> str | None:
     """None when it worked, else what the compiler or the system says."""
-    command = [*compiler, *FLAGS, *(str(file) for file in files if file.suffix == ".c"), "-o", str(library)]
+    command = [*compiler, *FLAGS, *map(str, files), "-o", str(library)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:

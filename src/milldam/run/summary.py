@@ -133,7 +133,7 @@ def package_versions() -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
-    found["kernels"] = native.build.digest() if native.library() else "none, numpy instead"
+    found["kernels"] = native.build.library().stem.removeprefix("kernels-")
     return found
 
 

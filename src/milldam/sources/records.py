@@ -43,10 +43,7 @@ class Block:
 
 def count_line_ends(data: bytes) -> int:
     """As data.count(b"\\n"), many times as fast."""
-    array = np.frombuffer(data, dtype=np.uint8)
-    if count := kernel("count_byte", np.uint8, int):
-        return count(array, _LINE_END)
-    return int(np.count_nonzero(array == _LINE_END))
+    return kernel("count_byte", np.uint8, int)(np.frombuffer(data, np.uint8), _LINE_END)
 
 
 class Boundary:

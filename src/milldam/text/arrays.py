@@ -28,13 +28,10 @@ def text_offsets(texts: pa.LargeStringArray) -> npt.NDArray[np.int64]:
 def character_counts(texts: pa.LargeStringArray) -> npt.NDArray[np.int64]:
     """How many characters each text has."""
     data = texts.buffers()[2] if len(texts) else None
-    count = kernel("count_characters", np.uint8, np.int64, np.int64)
-    if data is None or count is None:
-        import pyarrow.compute as pc
-
-        return np.asarray(pc.utf8_length(texts), dtype=np.int64)
-    counts = np.empty(len(texts), np.int64)
-    count(np.frombuffer(data, np.uint8), text_offsets(texts), counts)
+    counts = np.zeros(len(texts), np.int64)
+    if data is not None:
+        count = kernel("count_characters", np.uint8, np.int64, np.int64)
+        count(np.frombuffer(data, np.uint8), text_offsets(texts), counts)
     return counts
 
 
@@ -48,9 +45,8 @@ class Characters:
 
     def __init__(self, ranges: Iterable[tuple[int, int]]) -> None:
         """`ranges`: first and last code points."""
-        self._ranges = list(ranges)
         which, self._pairs = np.zeros(1 << 21, bool), np.zeros(1 << 16, np.uint8)
-        for first, last in self._ranges:
+        for first, last in ranges:
             assert 0x80 <= first <= last <= 0x10FFFF
             which[first : last + 1] = True
             # Two bytes of three tell 64 characters apart, of four 4096.
@@ -64,13 +60,8 @@ class Characters:
         data = texts.buffers()[2] if len(texts) else None
         if data is None:
             return np.zeros(len(texts), bool)
-        find = kernel("find_characters", np.uint8, np.int64, np.uint8, np.uint8, np.uint8)
-        if find is None:
-            import pyarrow.compute as pc
-
-            pattern = "".join(f"\\x{{{first:x}}}-\\x{{{last:x}}}" for first, last in self._ranges)
-            return np.asarray(pc.match_substring_regex(texts, f"[{pattern}]"), bool)
         found = np.empty(len(texts), np.uint8)
+        find = kernel("find_characters", np.uint8, np.int64, np.uint8, np.uint8, np.uint8)
         find(np.frombuffer(data, np.uint8), text_offsets(texts), self._pairs, self._bits, found)
         return found.view(bool)
 

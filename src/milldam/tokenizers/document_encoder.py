@@ -203,25 +203,11 @@ def add_special_tokens(
     (array([5, 6, 0, 7, 0], dtype=uint16), array([3, 2]))
     """
     place = kernel("place_tokens", np.uint32, np.int64, int, int, int, np.uint8)
-    if place is None:
-        return _insert_special_tokens(flat, lengths, special, dtype)
     bos, eos = (-1 if mark is None else mark for mark in (special.bos, special.eos))
     lengths, out = lengths.copy(), np.empty(len(flat) + 2 * len(lengths), dtype)
     ids = np.ascontiguousarray(flat, np.uint32)
     size = place(ids, lengths, bos, eos, dtype.itemsize, out.view(np.uint8))
     return out[:size], lengths
-
-
-def _insert_special_tokens(
-    flat: Ids, lengths: Int64s, special: SpecialTokens, dtype: np.dtype[Any]
-) -> tuple[np.ndarray[Any, Any], Int64s]:
-    stops, none = np.cumsum(lengths), np.zeros(len(lengths), dtype=bool)
-    needs_bos = flat[stops - lengths] != special.bos if special.bos is not None else none
-    needs_eos = flat[stops - 1] != special.eos if special.eos is not None else none
-    # An end comes before the beginning that has the same place.
-    at = np.concatenate((stops[needs_eos], (stops - lengths)[needs_bos]))
-    marks = np.repeat([special.eos or 0, special.bos or 0], [needs_eos.sum(), needs_bos.sum()])
-    return np.insert(flat.astype(dtype), at, marks), lengths + needs_bos + needs_eos
 
 
 def bare_form(tokenizer_json: str, make: Callable[[str], Encoder]) -> BareForm:

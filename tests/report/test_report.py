@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import re
 import shutil
@@ -28,10 +29,6 @@ from milldam.errors import StoreError
 from milldam.files import write_sealed
 from milldam.markup import escape, escape_plain
 from milldam.report import write_report
-from milldam.report.drawing import Column, column_chart, memory_chart
-from milldam.report.facts import Lengths, count_lengths, gather, sample_dropped
-from milldam.report.timeline import POINTS, read_timeline
-from milldam.stores.tokens import format
 from milldam.stores.tokens.manifest import Manifest, Shard, Tally
 from milldam.stores.tokens.writer import ShardWriter, Tokens
 
@@ -118,7 +115,7 @@ def a_run(begin: float = 1_700_000_000.0) -> Iterator[str]:
 def near_pair(dropped: str | None, kept: str | None, similarity: float = 0.8) -> dict[str, Any]:
     """A near-duplicate and what it is like, as a run tells of them."""
     sides = {
-        name: {"file": f"/data/{name}.jsonl", "unit": 3, "row": 1_234, "text": text, "start": 0, "cut": False}
+        name: {"file": f"/data/{name}.jsonl", "line": 1_234, "text": text, "start": 0, "cut": False}
         for name, text in (("dropped", dropped), ("kept", kept))
     }
     return {"similarity": similarity, **sides}
@@ -305,9 +302,9 @@ def test_near_duplicates_are_shown_side_by_side_with_their_differences_marked(fu
     assert "日本<mark>語</mark>です" in markup and "日本<mark>人</mark>です" in markup
     text = read_page(full).text
     for shown in (
-        "removed, 0.800 alike: dropped.jsonl, unit 3, row 1,234",
-        "stays: kept.jsonl, unit 3, row 1,234",
-        "kept.jsonl, unit 3, row 1,234 20,700 2 % 0.850 日本人です",
+        "removed, 0.800 alike: dropped.jsonl, line 1,234",
+        "stays: kept.jsonl, line 1,234",
+        "kept.jsonl, line 1,234 20,700 2 % 0.850 日本人です",
         "20,701 documents (2 % of the corpus) are copies of one text or template.",
         "not read again",
     ):
@@ -357,8 +354,7 @@ def test_the_time_of_a_resumed_run_is_that_of_all_its_sessions(tmp_path: Path) -
     out = make_store(tmp_path / "s", {"train": ["one"]})
     rows = [f"{t},a,1,5,5,job\n" for t in range(101)] + [f"{7000 + t},a,2,5,5,job\n" for t in range(51)]
     write_run(out, {"seconds": 50.0}, rows)
-    facts = gather(out)
-    assert (facts.seconds, facts.sessions) == (150.0, 2)
+    assert "Time 2 min 30 s 2 sessions" in read_page(out).text
 
 
 @pytest.mark.parametrize("texts", [{}, {"train": []}, {"train": ["x"], "val": []}])
@@ -464,108 +460,97 @@ def test_ordinary_text_is_left_alone() -> None:
 # ---- memory over time ----
 
 
-def timeline_of(tmp_path: Path, rows: Iterable[str], **limits: float) -> Any:
-    path = tmp_path / "memory.csv"
-    path.write_text(HEADER + "".join(rows))
-    return read_timeline(path, **limits)
+def memory_svg(folder: Path, rows: Iterable[str], **summary: Any) -> str:
+    """The chart of a timeline, as markup; empty where there is none."""
+    out = folder / "s"
+    if not out.exists():
+        make_store(out, {"train": ["one"]})
+    write_run(out, summary, rows)
+    chart = re.search('<svg[^>]* aria-label="Memory over time".*?</svg>', write_report(out).read_text(encoding="utf-8"))
+    return chart[0] if chart else ""
 
 
 def test_processes_are_summed_per_sample(tmp_path: Path) -> None:
     """A point is the whole tree at a moment; two samples of one moment are kept apart by their processes."""
-    rows = ["10,a,1,100,10,job\n", "10,a,2,50,5,job\n", "10,b,1,300,1,job\n", "10,b,1,7,1,job\n", "12,b,1,20,2,job\n"]
-    timeline = timeline_of(tmp_path, rows)
-    assert [(point.anonymous, point.file) for point in timeline.points] == [(300, 15), (20, 2)]
-    assert [(span.stage, span.start, span.stop) for span in timeline.spans] == [("a", 0, 0), ("b", 0, 2)]
-    assert timeline.seconds == 2
+    rows = [f"10,a,1,{100 * MB},10,job\n", f"10,a,2,{50 * MB},5,job\n", f"10,b,1,{90 * MB},1,job\n"]
+    drawn = memory_svg(tmp_path, [*rows, f"10,b,1,{70 * MB},1,job\n", f"12,b,1,{20 * MB},2,job\n"])
+    assert "peak 150 MB" in drawn
+    assert re.findall("<title>(.*?)</title>", drawn) == ["a: 0 s"] * 2 + ["b: 2 s"] * 2
 
 
-@given(samples=st.lists(st.integers(0, 1000), min_size=1, max_size=300), step=st.sampled_from([0.2, 1.0, 9.0]))
-def test_the_curve_is_small_and_keeps_the_peak(tmp_path: Path, samples: list[int], step: float) -> None:
+@pytest.mark.parametrize(("samples", "step"), [(1, 1.0), (300, 0.2), (100_000, 1.0)])
+def test_the_curve_is_small_and_keeps_the_peak(tmp_path: Path, samples: int, step: float) -> None:
     """However many samples, the points are few, in order, and none is lost that was the highest."""
-    timeline = timeline_of(tmp_path, (f"{k * step:.2f},a,1,{n},{n},job\n" for k, n in enumerate(samples)))
-    times = [point.seconds for point in timeline.points]
-    assert len(times) <= POINTS and times == sorted(times) and times[-1] <= timeline.seconds
-    assert timeline.peak.anonymous == timeline.peak_file == max(samples)
-
-
-def test_a_long_run_keeps_few_points(tmp_path: Path) -> None:
-    """A run of days is drawn by as many points as one of minutes, its one high moment among them."""
-    rows = (f"{k},a,1,{10**9 if k == 77_777 else 5},5,job\n" for k in range(100_000))
-    timeline = timeline_of(tmp_path, rows)
-    assert POINTS // 2 < len(timeline.points) <= POINTS
-    assert timeline.peak.anonymous == 10**9 and abs(timeline.peak.seconds - 77_777) < 200
+    high = samples * 7 // 9
+    rows = (f"{k * step:.2f},a,1,{(999 if k == high else 500) * MB},5,job\n" for k in range(samples))
+    drawn = memory_svg(tmp_path, rows)
+    curve = re.search('<polyline points="([^"]*)" class="anonymous"', drawn)
+    assert curve and "peak 999 MB" in drawn
+    points = [tuple(map(float, point.split(","))) for point in curve[1].split()]
+    assert len(points) <= 902 and points == sorted(points, key=lambda point: point[0])
 
 
 def test_the_time_between_two_sessions_is_left_out(tmp_path: Path) -> None:
     """A run that was ended and resumed an hour later took the time of its two sessions."""
     rows = [f"{t},a,1,5,5,job\n" for t in range(10)] + [f"{3600 + t},a,2,5,5,job\n" for t in range(5)]
-    timeline = timeline_of(tmp_path, rows)
-    assert (timeline.restarts, timeline.seconds) == ((9.0,), 13.0)
+    drawn = memory_svg(tmp_path, rows)
+    assert "<title>a: 13 s</title>" in drawn and drawn.count("resumed") == 1
 
 
 def test_rows_of_other_runs_are_not_shown(tmp_path: Path) -> None:
     """What was written before the run was planned, or after it was finished, belongs to another."""
-    old = [f"{t},old,1,99,5,job\n" for t in range(10)]
-    mine = [f"{100 + t},mine,2,5,5,job\n" for t in range(5)]
-    later = [f"{200 + t},later,3,77,5,job\n" for t in range(5)]
-    timeline = timeline_of(tmp_path, old + mine + later, begin=102, end=110)
-    assert [span.stage for span in timeline.spans] == ["mine"]
-    assert (timeline.peak.anonymous, timeline.seconds, timeline.restarts) == (5, 4.0, ())
+    plan = make_store(tmp_path / "s", {"train": ["one"]}) / "run" / "plan.json"
+    plan.parent.mkdir()
+    plan.write_text("{}")
+    os.utime(plan, (102, 102))
+    old = [f"{t},old,1,{99 * MB},5,job\n" for t in range(10)]
+    mine = [f"{100 + t},mine,2,{5 * MB},5,job\n" for t in range(5)]
+    later = [f"{200 + t},later,3,{77 * MB},5,job\n" for t in range(5)]
+    drawn = memory_svg(tmp_path, old + mine + later, finished=109)
+    assert set(re.findall("<title>(.*?)</title>", drawn)) == {"mine: 4 s"}
+    assert "peak 5 MB" in drawn and "resumed" not in drawn
 
 
 def test_a_row_cut_off_by_a_kill_is_passed_over(tmp_path: Path) -> None:
     """Half a line is no sample."""
-    assert len(timeline_of(tmp_path, ["1,a,1,5,5,job\n", "2,a,1", "3,a,1,9,9,job\n", "8,a,1,5,job\n"]).points) == 1
-    assert timeline_of(tmp_path, []) is None
-    assert read_timeline(tmp_path / "nowhere.csv") is None
+    assert "peak 9 B" in memory_svg(tmp_path, ["1,a,1,5,5,job\n", "2,a,1", "3,a,1,9,9,job\n", "8,a,1,9,5,job\n"])
+    assert memory_svg(tmp_path, []) == ""
 
 
 def test_the_budget_is_drawn_unless_it_is_far_above(tmp_path: Path) -> None:
     """A budget near the use is a line; one many times as high is only named."""
-    timeline = timeline_of(tmp_path, [f"{t},a,1,{100 * MB},5,job\n" for t in range(10)])
-    assert "budget-line" in memory_chart(timeline, 200 * MB)
-    far = memory_chart(timeline, 8000 * MB)
+    rows = [f"{t},a,1,{100 * MB},5,job\n" for t in range(10)]
+
+    def drawn(budget: int) -> str:
+        return memory_svg(tmp_path, rows, memory={"peak": 100 * MB, "budget": budget, "stages": {}})
+
+    assert "budget-line" in drawn(200 * MB)
+    far = drawn(8000 * MB)
     assert "budget-line" not in far and "budget 8 GB" in far
-    assert "budget" not in memory_chart(timeline, None)
+    assert "budget" not in memory_svg(tmp_path, rows)
 
 
 # ---- lengths ----
 
 
-@given(parts=st.lists(st.lists(st.integers(0, 2**18), max_size=20), max_size=4))
-def test_lengths_are_those_counted_one_by_one(parts: list[list[int]]) -> None:
-    """Buckets, quantiles, sum and longest are those of the plain list."""
-    lengths, plain = Lengths(), sorted(n for part in parts for n in part)
-    for part in parts:
-        lengths.add(np.array(part, dtype=np.int64))
-    assert (lengths.documents, lengths.tokens, lengths.longest) == (len(plain), sum(plain), max(plain, default=0))
-    for bucket in lengths.buckets():
-        assert bucket.documents == sum(bucket.low <= n <= bucket.high for n in plain)
-    assert sum(bucket.documents for bucket in lengths.buckets()) == len(plain)
-    if plain:
-        median = plain[-(-len(plain) // 2) - 1]
-        assert lengths.quantile(0.5) == (median if median < 2**16 else None)
-
-
-def test_lengths_are_counted_per_split_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks and documents of several sequences change nothing."""
-    monkeypatch.setattr("milldam.stores.tokens.format.BLOCK_DOCUMENTS", 3)
-    monkeypatch.setattr(format, "MAX_SEQUENCE", 4)
-    ids = [[1] * n for n in (1, 9, 4, 5, 3, 12, 2)]
-    write_manifest(
-        tmp_path, [write_shard(tmp_path, "train-0", "train", ids), write_shard(tmp_path, "val-0", "val", ids[:1])]
-    )
-    counted = count_lengths(tmp_path, Manifest.read(tmp_path))
-    assert list(counted) == ["train", "val"]
-    assert np.flatnonzero(counted["train"].counts).tolist() == [1, 2, 3, 4, 5, 9, 12]
-    assert counted["val"].documents == 1
-
-
-def test_columns_thin_out_their_names() -> None:
-    """Every bar has its tooltip; names that would run into each other are left out."""
-    drawn = column_chart([Column(f"{2**k}", k, f"tip {k}") for k in range(40)], "many", "pieces", width=400)
-    assert drawn.count("<title>") == 40
-    assert 3 < drawn.count('class="tick"') < 20
+def test_lengths_are_those_counted_one_by_one(tmp_path: Path) -> None:
+    """Bars, quantiles and the longest are those of the plain list, by split."""
+    rng = random.Random(0)
+    lengths = [0, 1, 1, 65_535, 65_536, 200_000, *(rng.randrange(3000) for _ in range(60))]
+    shards = [
+        write_shard(tmp_path, split, split, [[1] * n for n in some])
+        for split, some in (("train", lengths), ("val", [4, 70_000]))
+    ]
+    write_manifest(tmp_path, shards)
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    train, val = re.findall('<svg[^>]*aria-label="Tokens per document, [a-z]+".*?</table>', page, re.DOTALL)
+    bars = re.findall(r"<title>([\d,]+) to ([\d,]+) tokens: ([\d,]+) documents", train)
+    for low, high, count in ([int(number.replace(",", "")) for number in bar] for bar in bars):
+        assert count == sum(low <= n <= high for n in lengths)
+    assert sum(int(bar[2]) for bar in bars) == len(lengths)
+    figures = re.findall('<td data-head="[^"]*">(.*?)</td>', train)
+    assert figures[2] == f"{sorted(lengths)[len(lengths) // 2 - 1]:,}" and figures[-1] == "200,000"
+    assert "over 65,535" in val and "over 65,535" not in figures[:4]
 
 
 # ---- dropped documents ----
@@ -573,18 +558,20 @@ def test_columns_thin_out_their_names() -> None:
 
 def test_dropped_documents_are_shown_two_a_reason(tmp_path: Path) -> None:
     """Of each reason the first two, with what they duplicate."""
-    path = tmp_path / "dropped.jsonl.zst"
+    out = make_store(tmp_path / "s", {"train": ["one"]})
     records = [{"reason": reason, "text": f"{reason} {k}", "of": 7} for k in range(3) for reason in ("short", "equal")]
-    write_dropped(path, records)
-    assert [one.text for one in sample_dropped(path)] == ["short 0", "equal 0", "short 1", "equal 1"]
-    assert sample_dropped(path)[0].origin == "short: of 7"
+    write_dropped(out / "dropped.jsonl.zst", records)
+    text = read_page(out).text
+    shown = [f"{name}: of 7 7 characters {name} {k}" for k in range(2) for name in ("short", "equal")]
+    assert f"Dropped {' '.join(shown)}" in text and "short 2" not in text
 
 
 @pytest.mark.parametrize("content", [b"", b"not zstd", b"\x28\xb5\x2f\xfd"])
 def test_unreadable_dropped_documents_are_left_out(tmp_path: Path, content: bytes) -> None:
     """A damaged file costs only its samples."""
-    (tmp_path / "dropped.jsonl.zst").write_bytes(content)
-    assert sample_dropped(tmp_path / "dropped.jsonl.zst") == ()
+    out = make_store(tmp_path / "s", {"train": ["one"]})
+    (out / "dropped.jsonl.zst").write_bytes(content)
+    assert "<h3>Dropped</h3>" not in write_report(out).read_text(encoding="utf-8")
 
 
 # ---- the command ----

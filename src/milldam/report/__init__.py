@@ -1,5 +1,10 @@
 """A finished store -> `run/report.html`, a page that tells how the run went and what came out of it.
 
+    facts           what the page tells, gathered from the store and its run folder
+    timeline        run/memory.csv -> a curve of bounded size
+    charts          the two charts, as SVG
+    page.html.jinja, page.css    the page: open them to change what it says and how it looks
+
 The page stands alone: one file, no script, no font, image or address from elsewhere; it opens from the disk. Text
 from the data is escaped and its invisible characters are shown. Making it takes memory that does not grow with the
 store: lengths and the memory timeline are streamed, and a handful of documents are decoded. The decoding loads the
@@ -10,13 +15,17 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
+from milldam import markup
 from milldam.errors import ResourceError
 from milldam.files import explain_os_errors, write_file
+from milldam.memory import format_size
+from milldam.report.charts import column_chart, memory_chart
 from milldam.report.facts import gather
-from milldam.report.page import render
 
 NAME = "report.html"
+_YAML_CHARACTERS = 20_000
 log = logging.getLogger("milldam")
 
 __all__ = ["NAME", "write_report"]
@@ -27,7 +36,7 @@ def write_report(out: Path) -> Path:
 
     Where nothing can be written, the page that the run made stays.
     """
-    page = render(gather(out))
+    page = _render(gather(out))
     path = out / "run" / NAME
     try:
         with explain_os_errors(path):
@@ -38,3 +47,56 @@ def write_report(out: Path) -> Path:
             raise
         log.warning("The report is the one that the run made: %s", error)
     return path
+
+
+def _render(facts: dict[str, Any]) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    def finalize(value: Any) -> Any:
+        return value if isinstance(value, Markup) else Markup(markup.escape(value))
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=finalize,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.do"],
+    )
+    environment.filters |= {
+        "counted": markup.counted,
+        "exact": lambda count: "" if markup.short_count(count) == f"{count:,}" else Markup(f"{count:,}<br>"),
+        "figure": lambda text: text.split(" ", 1),
+        "moment": markup.moment,
+        "n": lambda number: f"{number:,}",
+        "place": lambda side: f"{markup.shorten(side['file'].rpartition('/')[2], 40)}, {markup.place_words(side)}",
+        "plain": lambda text: Markup(markup.escape_plain(text)),
+        "rate": lambda size: f"{format_size(size)}/s",
+        "short": markup.short_count,
+        "shorten": markup.shorten,
+        "size": format_size,
+        "strong": lambda text: Markup(f"<b>{markup.escape(text)}</b>"),
+        "yaml": _yaml,
+    }
+    environment.globals |= {
+        "column_chart": lambda *chart: Markup(column_chart(*chart)),
+        "duration": markup.duration,
+        "memory_chart": lambda *chart: Markup(memory_chart(*chart)),
+        "percent": lambda part, whole: f"{100 * min(1.0, part / whole) if whole > 0 else 0:.2f}%",
+        "place_words": markup.place_words,
+        "preferred_line": markup.preferred_line,
+        "share": markup.share,
+        "turns_by_role": markup.turns_by_role,
+    }
+    return environment.get_template("page.html.jinja").render(facts)
+
+
+def _yaml(value: dict[str, Any]) -> str:
+    import yaml
+
+    if not value:
+        return "(none)"
+    text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=False, width=100)
+    return text[:_YAML_CHARACTERS].rstrip() + ("\n…" if len(text) > _YAML_CHARACTERS else "")

@@ -1,4 +1,4 @@
-"""Everything the page tells, gathered from a store and its run folder.
+"""Everything the page tells, gathered from a store and its run folder: the variables of page.html.jinja.
 
 Only the manifest and the index are needed. What `run/summary.json` and `run/memory.csv` tell comes on top; a damaged or
 missing one costs only what it would tell: a page with less in it is better than none.
@@ -15,45 +15,170 @@ import bisect
 import itertools
 import json
 import math
+import re
 import sys
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from milldam.files import read_sealed
-from milldam.markup import shorten
-from milldam.report.timeline import Timeline, read_timeline
+from milldam.markup import escape, share, short_count, shorten
+from milldam.report.charts import Column
+from milldam.report.timeline import read_timeline
+from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.format import Index, Int64s
-from milldam.stores.tokens.manifest import Manifest
+from milldam.stores.tokens.manifest import READ, Manifest
 from milldam.stores.tokens.reader import Store, open_store
 
-MAX_SPLITS = 50
-_EXACT = 1 << 16
-CHARACTERS = 500
+_SPLITS_LISTED, _SPLITS_DRAWN, _REASONS_SHOWN = 50, 6, 40
+_CHARACTERS, _PASSAGE_CHARACTERS = 500, 600
 _SAMPLES, _TOKENS = 5, 400
 _DROPPED, _PER_REASON, _DROPPED_BYTES = 6, 2, 1 << 20
+_SIZES_APART = 10
+"""Cluster sizes that have a bar of their own; larger ones share bars by powers of two."""
+_WORD = re.compile(r"[!-~\u00a1-\u2fff]+\s*|.\s*", re.DOTALL)
+"""Words with the space behind them; where there are no spaces, single characters."""
+
+
+def gather(out: Path) -> dict[str, Any]:
+    """Read it all, in memory that does not grow with the store."""
+    store = open_store(out)
+    manifest, tally = store.manifest, store.manifest.tally
+    summary = read_sealed(out / "run" / "summary.json") or {}
+    details = summary.get("facts", {})
+    # The file outlives an overwritten run, and a later command that finds nothing to do adds to it: both are cut off.
+    # When this run was planned is seen from its file. A copied store has later times: then all is shown.
+    plan, curve = out / "run" / "plan.json", out / "run" / "memory.csv"
+    begin = plan.stat().st_mtime if plan.exists() else -math.inf
+    end = summary["finished"] + 1 if summary.get("finished") is not None else math.inf
+    timeline = read_timeline(curve, begin=begin, end=end) or read_timeline(curve)
+    # The summary knows its own session only; the timeline knows all.
+    sessions, seconds = 1 + (len(timeline.restarts) if timeline else 0), float(summary.get("seconds", 0.0))
+    if timeline is not None and (sessions > 1 or not seconds):
+        seconds = max(timeline.seconds, seconds)
+    memory, packing = summary.get("memory") or {}, details.get("packing") or {}
+    room = sum(one["rows"] * one["seq_len"] for one in packing.values())
+    filled = sum(one["efficiency"] * one["rows"] * one["seq_len"] for one in packing.values())
+    dedup = manifest.settings.get("dedup")
+    near = {"dedup": dedup | {"method": "near, after exact"}} if dedup and dedup.get("near") else {}
+    lengths = [(split, one) for split, one in _lengths(out, manifest).items() if one.documents][:_SPLITS_DRAWN]
+    _mark_differences(details)
+    return {
+        "path": out.resolve(),
+        "name": out.resolve().name,
+        "manifest": manifest,
+        "store_version": TOKENS.version,
+        "settings": manifest.settings | near,
+        "documents": manifest.documents,
+        "tokens": manifest.tokens,
+        "text_bytes": manifest.text_bytes,
+        "tally": tally,
+        "flow": [_stage(one) for one in tally.flow() if one["stage"] == READ or one["dropped"]],
+        "summary": summary,
+        "details": details,
+        "workers": summary.get("workers"),
+        "timeline": timeline,
+        "sessions": sessions,
+        "seconds": seconds,
+        "memory": memory,
+        "budget": memory.get("budget"),
+        "peak": max(int(memory.get("peak", 0)), timeline.peak.anonymous if timeline else 0),
+        "packed_percent": 100 * filled / max(room, 1),
+        "lengths": lengths,
+        "splits_not_drawn": len(manifest.splits) - len(lengths) if len(lengths) == _SPLITS_DRAWN else 0,
+        "splits": [_split(manifest, name) for name in manifest.splits[:_SPLITS_LISTED]],
+        "clusters": list(_clusters(details)),
+        "samples": _sample_documents(store),
+        "dropped_samples": _sample_dropped(out / "dropped.jsonl.zst"),
+    }
+
+
+def _stage(stage: dict[str, Any]) -> dict[str, Any]:
+    """A stage of the flow, with its reasons ranked and the rare ones summed up."""
+    ranked = sorted(stage["dropped"].items(), key=lambda item: (-item[1], item[0]))
+    reasons, rest = ranked[:_REASONS_SHOWN], ranked[_REASONS_SHOWN:]
+    if rest:
+        reasons.append((f"{len(rest)} other reasons", sum(count for _, count in rest)))
+    return stage | {"reasons": reasons}
+
+
+def _split(manifest: Manifest, name: str) -> dict[str, Any]:
+    shards = [shard for shard in manifest.shards if shard.split == name]
+    return {
+        "name": name,
+        "documents": sum(shard.documents for shard in shards),
+        "tokens": sum(shard.tokens for shard in shards),
+        "text": sum(shard.text_bytes for shard in shards),
+        "shards": len(shards),
+        "bytes": sum(file["bytes"] for shard in shards for file in shard.files.values()),
+    }
+
+
+def _clusters(details: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any], list[Column]]]:
+    """Of each kind of dedup how many clusters there are of each size: a bar a size, larger ones to a power of two."""
+    for name, kind in (("dedup", "equal documents"), ("near", "near duplicates")):
+        if not details.get(name):
+            continue
+        sizes = {int(size): count for size, count in details[name].get("clusters", {}).items() if int(size) > 1}
+        bars: Counter[tuple[int, int]] = Counter()
+        for size, count in sizes.items():
+            power = 1 << (size.bit_length() - 1)
+            bars[(size, size) if size <= _SIZES_APART else (max(_SIZES_APART + 1, power), 2 * power - 1)] += count
+        columns = [
+            Column(
+                f"{low}" if low == high else f"{short_count(low)}+",
+                count,
+                f"{low:,} to {high:,} documents: {count:,} clusters",
+            )
+            for (low, high), count in sorted(bars.items())
+        ]
+        figures = details[name] | {"found": sum(sizes.values()), "largest": max(sizes, default=1)}
+        yield kind.capitalize(), f"Clusters, {kind}", figures, columns
+
+
+# ---- differences ----
+
+
+def _mark_differences(details: dict[str, Any]) -> None:
+    """Adds `marked` to each pair of near-duplicates and each passage that was found of an evaluation set."""
+    near = details.get("near") or {}
+    for pair in (*near.get("worst", ()), *(one["worst"] for one in near.get("largest", ()))):
+        pair["marked"] = _marked(pair["dropped"]["text"], pair["kept"]["text"], alike=False)
+    for found in (details.get("contamination") or {}).get("sets", ()):
+        for line in found["worst"]:
+            passage, document = ((line[name] or "")[:_PASSAGE_CHARACTERS] for name in ("passage", "document"))
+            line |= {"cut": len(passage) == _PASSAGE_CHARACTERS, "marked": _marked(passage, document, alike=True)}
+
+
+def _marked(one: str | None, other: str | None, *, alike: bool) -> list[Any]:
+    """Both texts as markup, in a mark what both have (`alike`) or only one; of one text alone nothing is marked."""
+    from markupsafe import Markup
+
+    if one is None or other is None:
+        return [one or "", other or ""]
+    words = _WORD.findall(one), _WORD.findall(other)
+    bare = [[(re.sub(r"\W", "", word).lower() if alike else word.strip()) for word in some] for some in words]
+    marked = ["", ""]
+    for kind, *bounds in SequenceMatcher(None, bare[0], bare[1], autojunk=False).get_opcodes():
+        for side, (begin, end) in enumerate((bounds[:2], bounds[2:])):
+            text = escape("".join(words[side][begin:end]))
+            marked[side] += f"<mark>{text}</mark>" if text and (kind == "equal") == alike else text
+    return [Markup(text) for text in marked]
 
 
 # ---- lengths ----
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Documents of `low` to `high` tokens."""
-
-    low: int
-    high: int
-    documents: int
 
 
 @dataclass(slots=True)
 class Lengths:
     """Documents by their number of tokens."""
 
-    exact: int = _EXACT
+    exact: int = 1 << 16
     """Up to so many tokens, documents are counted exactly."""
     counts: Int64s = field(init=False)
     """Documents of exactly so many tokens."""
@@ -89,75 +214,85 @@ class Lengths:
         position = int(np.searchsorted(np.cumsum(self.counts), wanted))
         return position if position < self.exact else None
 
-    def buckets(self) -> list[Bucket]:
-        """By powers of two, from the shortest to the longest there is; one for empty documents when there are any."""
+    def shown_quantile(self, part: float) -> str:
+        length = self.quantile(part)
+        return f"over {self.exact - 1:,}" if length is None else f"{length:,}"
+
+    def columns(self) -> list[Column]:
+        """Bars by powers of two, from the shortest to the longest; one for empty documents if there are any."""
         powers = [int(self.counts[2**k : 2 ** (k + 1)].sum()) + int(self.longer[k]) for k in range(64)]
         used = [k for k in range(64) if powers[k]]
-        found = [Bucket(0, 0, int(self.counts[0]))] if self.counts[0] else []
+        buckets = [(0, 0, int(self.counts[0]))] if self.counts[0] else []
         span = range(used[0], used[-1] + 1) if used else range(0)
-        return found + [Bucket(2**k, 2 ** (k + 1) - 1, powers[k]) for k in span]
+        buckets += [(2**k, 2 ** (k + 1) - 1, powers[k]) for k in span]
+        return [
+            Column(
+                short_count(low),
+                count,
+                f"{low:,} to {high:,} tokens: {count:,} documents ({share(count, self.documents)})",
+            )
+            for low, high, count in buckets
+        ]
 
 
-def count_lengths(folder: Path, manifest: Manifest) -> dict[str, Lengths]:
+def _lengths(folder: Path, manifest: Manifest) -> dict[str, Lengths]:
     """Tokens per document, by split in the manifest's order; each takes memory, so only the first are counted."""
-    found = {split: Lengths() for split in manifest.splits[:MAX_SPLITS]}
-    for shard in (shard for shard in manifest.shards if shard.split in found):
+    lengths = {split: Lengths() for split in manifest.splits[:_SPLITS_LISTED]}
+    for shard in (shard for shard in manifest.shards if shard.split in lengths):
         for block in Index.map(folder / f"{shard.name}.idx").length_blocks():
-            found[shard.split].add(block)
-    return found
+            lengths[shard.split].add(block)
+    return lengths
 
 
 # ---- samples ----
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """The beginning of a document."""
 
-    text: str
+    parts: list[tuple[str, bool]]
+    """Text, and whether it is trained on."""
     origin: str
     """Where it is, or why it was dropped."""
     size: str
     cut: bool
     """There is more of it."""
-    trained: tuple[tuple[int, int], ...] = ()
-    """Of a conversation: the stretches of characters that are trained on."""
 
 
-def sample_documents(store: Store) -> tuple[Sample, ...]:
-    documents = len(store)
-    chosen = min(_SAMPLES, documents)
-    return tuple(_sample(store, (2 * k + 1) * documents // (2 * chosen)) for k in range(chosen))
-
-
-def _sample(store: Store, number: int) -> Sample:
-    shards = store.manifest.shards
+def _sample_documents(store: Store) -> list[Sample]:
+    shards, documents = store.manifest.shards, len(store)
     ends = list(itertools.accumulate(shard.documents for shard in shards))
-    split = shards[bisect.bisect_right(ends, number)].split
-    document = store[number]
-    text = _decode(store, document[:_TOKENS])
-    cut = len(document) > _TOKENS or len(text) > CHARACTERS
-    # The cut may have gone through a character.
-    text = text[:CHARACTERS].rstrip("\ufffd") if cut else text
-    origin, size = f"document {number:,}, {shorten(split)}", f"{len(document):,} tokens"
-    if not store.has_spans:
-        return Sample(text, origin, size, cut)
-    spans = store.spans(number)
-    trained = int((spans[:, 1] - spans[:, 0]).sum())
-    return Sample(text, origin, f"{size}, {trained:,} trained on", cut, _characters(store, document, spans, len(text)))
+    chosen, samples = min(_SAMPLES, documents), []
+    for number in ((2 * k + 1) * documents // (2 * chosen) for k in range(chosen)):
+        document = store[number]
+        text = _decode(store, document[:_TOKENS])
+        cut = len(document) > _TOKENS or len(text) > _CHARACTERS
+        # The cut may have gone through a character.
+        text = text[:_CHARACTERS].rstrip("\ufffd") if cut else text
+        size, parts = f"{len(document):,} tokens", [(text, False)]
+        if store.has_spans:
+            spans = store.spans(number)
+            size += f", {int((spans[:, 1] - spans[:, 0]).sum()):,} trained on"
+            parts = list(_trained_parts(store, document, spans[spans[:, 0] < _TOKENS].tolist(), text))
+        split = shards[bisect.bisect_right(ends, number)].split
+        samples.append(Sample(parts, f"document {number:,}, {shorten(split)}", size, cut))
+    return samples
 
 
-def _characters(store: Store, document: Any, spans: Int64s, most: int) -> tuple[tuple[int, int], ...]:
-    """Stretches of tokens -> of the characters of their text, up to `most`."""
-    found = []
-    for begin, end in spans[spans[:, 0] < _TOKENS].tolist():
-        # A border within a character is put before it.
-        first, stop = (
-            min(most, len(_decode(store, document[: min(at, _TOKENS)]).rstrip("\ufffd"))) for at in (begin, end)
+def _trained_parts(
+    store: Store, document: Any, spans: Iterable[tuple[int, int]], text: str
+) -> Iterator[tuple[str, bool]]:
+    """Stretches of tokens -> of the characters of their text. A border within a character is put before it."""
+    at = 0
+    for span in spans:
+        begin, end = (
+            min(len(text), len(_decode(store, document[: min(one, _TOKENS)]).rstrip("\ufffd"))) for one in span
         )
-        if first < stop:
-            found.append((first, stop))
-    return tuple(found)
+        if begin < end:
+            yield text[at:begin], False
+            yield text[begin:end], True
+            at = end
+    yield text[at:], False
 
 
 def _decode(store: Store, tokens: Any) -> str:
@@ -167,21 +302,8 @@ def _decode(store: Store, tokens: Any) -> str:
         return f"(the store's tokenizer can't decode it) {' '.join(map(str, tokens[:60].tolist()))}"
 
 
-def sample_dropped(path: Path) -> tuple[Sample, ...]:
+def _sample_dropped(path: Path) -> list[Sample]:
     """The first documents of each reason at the head of `dropped.jsonl.zst`; none when it is missing or damaged."""
-    found: list[Sample] = []
-    seen: Counter[str] = Counter()
-    for record in _records_at_head(path):
-        reason, text = record.pop("reason"), record.pop("text")
-        seen[reason] += 1
-        if seen[reason] <= _PER_REASON and len(found) < _DROPPED:
-            beside = ", ".join(f"{name} {value}" for name, value in record.items())
-            origin = f"{shorten(reason)}: {beside[:200]}" if beside else shorten(reason)
-            found.append(Sample(text[:CHARACTERS], origin, f"{len(text):,} characters", len(text) > CHARACTERS))
-    return tuple(found)
-
-
-def _records_at_head(path: Path) -> list[dict[str, Any]]:
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:
@@ -189,73 +311,17 @@ def _records_at_head(path: Path) -> list[dict[str, Any]]:
     try:
         with zstd.open(path, "rb") as file:
             head = file.read(_DROPPED_BYTES)
-        return [json.loads(line) for line in head[: head.rfind(b"\n") + 1].splitlines()]
+        records = [json.loads(line) for line in head[: head.rfind(b"\n") + 1].splitlines()]
     except (OSError, EOFError, ValueError, zstd.ZstdError):
         return []
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    path: Path
-    manifest: Manifest
-    summary: dict[str, Any]
-    """What every kind of job tells; empty where the run left none."""
-    told: dict[str, Any]
-    """What only this kind does."""
-    timeline: Timeline | None
-    lengths: dict[str, Lengths]
-    samples: tuple[Sample, ...]
-    dropped_samples: tuple[Sample, ...]
-
-    @property
-    def sessions(self) -> int:
-        """How many times the run was begun; 1 unless it was ended and resumed."""
-        return 1 + (len(self.timeline.restarts) if self.timeline else 0)
-
-    @property
-    def seconds(self) -> float:
-        """How long it took; 0: not recorded. The summary knows its own session only; the timeline knows all."""
-        seconds = float(self.summary.get("seconds", 0.0))
-        if self.timeline is not None and (self.sessions > 1 or not seconds):
-            return max(self.timeline.seconds, seconds)
-        return seconds
-
-    @property
-    def memory(self) -> dict[str, Any]:
-        return self.summary.get("memory") or {}
-
-    @property
-    def budget(self) -> int | None:
-        return self.memory.get("budget")
-
-    @property
-    def peak_memory(self) -> int:
-        """The most that was measured, in any session; 0: not recorded."""
-        return max(int(self.memory.get("peak", 0)), self.timeline.peak.anonymous if self.timeline else 0)
-
-
-def gather(out: Path) -> Facts:
-    """Read it all, in memory that does not grow with the store."""
-    store = open_store(out)
-    summary = read_sealed(out / "run" / "summary.json") or {}
-    return Facts(
-        path=out,
-        manifest=store.manifest,
-        summary=summary,
-        told=summary.get("facts", {}),
-        timeline=_read_timeline(out / "run", summary.get("finished")),
-        lengths=count_lengths(out, store.manifest),
-        samples=sample_documents(store),
-        dropped_samples=sample_dropped(out / "dropped.jsonl.zst"),
-    )
-
-
-def _read_timeline(run: Path, finished: float | None) -> Timeline | None:
-    """The file outlives an overwritten run, and a later command that finds nothing to do adds to it: both are cut off.
-
-    When this run was planned is seen from its file. A copied store has later times: then all is shown.
-    """
-    plan = run / "plan.json"
-    begin = plan.stat().st_mtime if plan.exists() else -math.inf
-    end = math.inf if finished is None else finished + 1
-    return read_timeline(run / "memory.csv", begin=begin, end=end) or read_timeline(run / "memory.csv")
+    samples: list[Sample] = []
+    seen: Counter[str] = Counter()
+    for record in records:
+        reason, text = record.pop("reason"), record.pop("text")
+        seen[reason] += 1
+        if seen[reason] <= _PER_REASON and len(samples) < _DROPPED:
+            beside = ", ".join(f"{name} {value}" for name, value in record.items())[:200]
+            origin = f"{shorten(reason)}: {beside}" if beside else shorten(reason)
+            cut = len(text) > _CHARACTERS
+            samples.append(Sample([(text[:_CHARACTERS], False)], origin, f"{len(text):,} characters", cut))
+    return samples

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 POINTS = 900
 MAX_SPANS = 200
@@ -20,8 +20,7 @@ _FIRST_STEP = 0.05
 _LINE_BYTES = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(NamedTuple):
     """The most that was used around a moment."""
 
     seconds: float
@@ -29,22 +28,37 @@ class Point:
     file: int
 
 
-@dataclass(slots=True)
-class Span:
-    """A stage, from when to when."""
+class _Sample(NamedTuple):
+    """The process tree at a moment."""
 
+    time: float
     stage: str
-    start: float
-    stop: float
+    main: str
+    """The process that sampled, or the first that was sampled."""
+    rows: dict[str, tuple[int, int]]
+    """Anonymous and file-backed memory of each process."""
 
 
-@dataclass(frozen=True, slots=True)
 class Timeline:
-    points: tuple[Point, ...]
-    spans: tuple[Span, ...]
-    restarts: tuple[float, ...]
-    """When another process took over: the run had been ended."""
-    seconds: float
+    """Points on a grid whose step doubles whenever there are too many of them."""
+
+    def __init__(self) -> None:
+        self._clock = 0.0
+        self.spans: list[tuple[str, float, float]] = []
+        """Stages, from when to when."""
+        self.restarts: list[float] = []
+        """When another process took over: the run had been ended."""
+        self.last: _Sample | None = None
+        self._step = _FIRST_STEP
+        self._peaks: dict[int, tuple[int, int]] = {}
+
+    @property
+    def seconds(self) -> float:
+        return max(self._clock, _FIRST_STEP)
+
+    @property
+    def points(self) -> list[Point]:
+        return [Point(min((at + 0.5) * self._step, self.seconds), *peak) for at, peak in sorted(self._peaks.items())]
 
     @property
     def peak(self) -> Point:
@@ -55,30 +69,36 @@ class Timeline:
     def peak_file(self) -> int:
         return max(point.file for point in self.points)
 
+    def continues(self, sample: _Sample) -> bool:
+        """Whether a sample is of the session of the last one."""
+        last = self.last
+        return last is not None and sample.main == last.main and sample.time - last.time <= _GAP_SECONDS
 
-# ---- reading the file ----
-
-
-@dataclass(slots=True)
-class _Sample:
-    """The process tree at a moment."""
-
-    time: float
-    stage: str
-    main: str
-    """The process that sampled, or the first that was sampled."""
-    rows: dict[str, tuple[int, int, str]] = field(default_factory=dict)
-    """Anonymous and file-backed memory and name of each process."""
-
-    @property
-    def most(self) -> tuple[int, int]:
-        """Of the machine that holds most: the budget is for each. This one has no name."""
+    def add(self, sample: _Sample) -> None:
+        if self.last is not None and self.continues(sample):
+            self._clock += max(0.0, sample.time - self.last.time)
+        elif self.last is not None and len(self.restarts) < MAX_SPANS:
+            self.restarts.append(self._clock)
+        self.last = sample
+        if self.spans:
+            self.spans[-1] = (*self.spans[-1][:2], self._clock)
+        if not self.spans or (self.spans[-1][0] != sample.stage and len(self.spans) < MAX_SPANS):
+            self.spans.append((sample.stage, self._clock, self._clock))
+        while self._clock >= POINTS * self._step:
+            peaks, self._peaks, self._step = self._peaks, {}, self._step * 2
+            for at, peak in peaks.items():
+                self._raise(at // 2, *peak)
+        # Of the machine that holds most: the budget is for each. This one has no name.
         machines: dict[str, tuple[int, int]] = {}
-        for pid, (anonymous, file, _) in self.rows.items():
-            machine = pid.rpartition(":")[0]
+        for process, (anonymous, file) in sample.rows.items():
+            machine = process.rpartition(":")[0]
             before = machines.get(machine, (0, 0))
             machines[machine] = (before[0] + anonymous, before[1] + file)
-        return max(machines.values())
+        self._raise(int(self._clock / self._step), *max(machines.values()))
+
+    def _raise(self, at: int, anonymous: int, file: int) -> None:
+        before = self._peaks.get(at, (0, 0))
+        self._peaks[at] = (max(before[0], anonymous), max(before[1], file))
 
 
 def read_timeline(path: Path, *, begin: float = -math.inf, end: float = math.inf) -> Timeline | None:
@@ -86,16 +106,16 @@ def read_timeline(path: Path, *, begin: float = -math.inf, end: float = math.inf
 
     `begin`: what another run wrote before this moment is not shown. `end`: nor what a later one wrote after this.
     """
-    curve = _Curve()
+    timeline = Timeline()
     try:
         for sample in _read_samples(path):
-            if curve.is_of_another_run(sample, begin):
-                curve = _Curve()
+            if timeline.last is not None and timeline.last.time < begin and not timeline.continues(sample):
+                timeline = Timeline()
             if sample.time <= end:
-                curve.add(sample)
+                timeline.add(sample)
     except FileNotFoundError:
         return None
-    return curve.finish()
+    return timeline if timeline.last is not None else None
 
 
 def _read_samples(path: Path) -> Iterator[_Sample]:
@@ -104,8 +124,8 @@ def _read_samples(path: Path) -> Iterator[_Sample]:
     with path.open(encoding="utf-8", errors="replace") as lines:
         while line := lines.readline(_LINE_BYTES):
             try:
-                moment, stage, pid, anonymous, file, name = line.rstrip("\n").split(",")
-                time, row = float(moment), (int(anonymous), int(file), name)
+                moment, stage, pid, anonymous, file, _ = line.rstrip("\n").split(",")
+                time, row = float(moment), (int(anonymous), int(file))
             except ValueError:
                 continue
             if not math.isfinite(time):
@@ -113,57 +133,7 @@ def _read_samples(path: Path) -> Iterator[_Sample]:
             if now is None or (time, stage) != (now.time, now.stage) or pid in now.rows:
                 if now is not None:
                     yield now
-                now = _Sample(time, stage, pid)
+                now = _Sample(time, stage, pid, {})
             now.rows[pid] = row
     if now is not None:
         yield now
-
-
-class _Curve:
-    """Points on a grid whose step doubles whenever there are too many of them."""
-
-    def __init__(self) -> None:
-        self._last: _Sample | None = None
-        self._clock, self._step = 0.0, _FIRST_STEP
-        self._peaks: dict[int, tuple[int, int]] = {}
-        self._spans: list[Span] = []
-        self._restarts: list[float] = []
-
-    def is_of_another_run(self, sample: _Sample, begin: float) -> bool:
-        """Whether all so far was written before `begin`, by a process that has ended."""
-        return self._last is not None and self._last.time < begin and not self._goes_on(self._last, sample)
-
-    def _goes_on(self, last: _Sample, sample: _Sample) -> bool:
-        return sample.main == last.main and sample.time - last.time <= _GAP_SECONDS
-
-    def add(self, sample: _Sample) -> None:
-        last = self._last
-        if last is not None and self._goes_on(last, sample):
-            self._clock += max(0.0, sample.time - last.time)
-        elif last is not None and len(self._restarts) < MAX_SPANS:
-            self._restarts.append(self._clock)
-        self._last = sample
-        if self._spans:
-            self._spans[-1].stop = self._clock
-        if not self._spans or (self._spans[-1].stage != sample.stage and len(self._spans) < MAX_SPANS):
-            self._spans.append(Span(sample.stage, self._clock, self._clock))
-        while self._clock >= POINTS * self._step:
-            merged: dict[int, tuple[int, int]] = {}
-            for position, peak in self._peaks.items():
-                self._raise(merged, position // 2, peak)
-            self._peaks, self._step = merged, self._step * 2
-        self._raise(self._peaks, int(self._clock / self._step), sample.most)
-
-    @staticmethod
-    def _raise(peaks: dict[int, tuple[int, int]], position: int, to: tuple[int, int]) -> None:
-        before = peaks.get(position, (0, 0))
-        peaks[position] = (max(before[0], to[0]), max(before[1], to[1]))
-
-    def finish(self) -> Timeline | None:
-        if not self._peaks:
-            return None
-        seconds = max(self._clock, _FIRST_STEP)
-        points = (
-            Point(min((position + 0.5) * self._step, seconds), *peak) for position, peak in sorted(self._peaks.items())
-        )
-        return Timeline(tuple(points), tuple(self._spans), tuple(self._restarts), seconds)

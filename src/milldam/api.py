@@ -328,7 +328,8 @@ def _as_paths(inputs: Any, out: Path) -> Iterator[Any]:
     elif isinstance(inputs, list | tuple) and all(isinstance(one, str | os.PathLike) for one in inputs):
         from milldam.sources.data_sets import refuse_texts
 
-        refuse_texts([str(one) for one in inputs])
+        if "-" not in inputs:  # standard input comes alone, which is checked with the rest
+            refuse_texts([str(one) for one in inputs])
         yield inputs
     else:
         from milldam.mapping.given_rows import as_file

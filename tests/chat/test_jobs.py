@@ -252,7 +252,7 @@ def test_a_conversation_beyond_every_bound_is_rejected(tmp_path: Path) -> None:
     ]
     write_messages(tmp_path / "chat.jsonl", [one["messages"] for one in rows])
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "chat.parquet")
-    for name, where in (("chat.jsonl", {"line": 2}), ("chat.parquet", {"row": 1})):
+    for name, where in (("chat.jsonl", {"line": 2}), ("chat.parquet", {"row": 2})):
         store = make(tmp_path, tmp_path / name, out=f"out-{name}")
         assert found(store) == [expected(rows[0]["messages"]), expected(rows[2]["messages"])]
         (reject,) = rejects(tmp_path / f"out-{name}")

@@ -98,7 +98,8 @@ def test_items_that_repeat_themselves_stay_within_the_budget(tmp_path: Path) -> 
     store = lines_job(tmp_path, ["ha " * 700_000, *PLAIN[:3]], decontaminate=[{"path": evals}], memory="400MB")
     assert texts_in(store) == PLAIN[:3]
     assert time.monotonic() - started < 20
-    assert summary_of(store.path)["memory"]["peak"] < 400 * 10**6
+    memory = summary_of(store.path)["memory"]
+    assert memory["peak"] < memory["budget"]
 
 
 def test_a_report_changes_nothing(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ from milldam.tokenizers.encoders import (
     make_encoder,
 )
 from milldam.tokenizers.loading import SpecialTokens, TokenizerText, choose_special_tokens
-from milldam.tokenizers.sweep import differing_characters
+from milldam.tokenizers.sweep import sweep_apart
 
 KNOWN_TOKENIZERS = "tokenizers"
 """In the user's cache: what was found out."""
@@ -113,7 +113,7 @@ def _differing(make: partial[GrowingEncoder], folder: Path) -> Ranges | None:
         if kept is not None:
             return kept["differing"] and tuple((first, last) for first, last in kept["differing"])
     normalizes = re.search(r'"normalizer"\s*:\s*null', make.keywords["tokenizer_json"]) is None
-    differing = differing_characters(partial(make, HUGGINGFACE), partial(make, GIGATOKEN), normalizes=normalizes)
+    differing = sweep_apart(**make.keywords, normalizes=normalizes)
     _write(folder, name, {"differing": differing})
     return differing
 

@@ -12,15 +12,21 @@ Takes a second or two for a tokenizer, and some 20 MB beside one encoder. Where 
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from milldam.memory import release
-from milldam.tokenizers.encoders import Encoder, Ids, Ranges, encode_each
+from milldam.memory import keep_arrow_lean, release
+from milldam.tokenizers.encoders import GIGATOKEN, HUGGINGFACE, Encoder, Ids, Ranges, encode_each, make_encoder
 
 _CONTEXTS = (("  ", "'s"), ("a\u0345", "\u0334"))
 _COMPOSED = {
@@ -117,3 +123,31 @@ def _ranges(points: Iterable[int]) -> Ranges:
         else:
             found.append((point, point))
     return tuple(found)
+
+
+# ---- in a process of its own, whose memory comes back ----
+
+
+def sweep_apart(tokenizer_json: str, *, normalizes: bool, **options: Any) -> Ranges | None:
+    """The same with encoders made of these `options`. Raises RuntimeError where one of them can't be made."""
+    asked = json.dumps({"tokenizer_json": tokenizer_json, "normalizes": normalizes, "options": options})
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-P", "-m", "milldam.tokenizers.sweep"]
+    done = subprocess.run(command, input=asked.encode("utf-8", "surrogatepass"), capture_output=True, env=environment)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise RuntimeError(said[-1].partition(": ")[2] or said[-1] if said else f"exit code {done.returncode}")
+    found = json.loads(done.stdout)
+    return found and tuple((first, last) for first, last in found)
+
+
+def main() -> None:
+    keep_arrow_lean()
+    asked = json.loads(sys.stdin.buffer.read().decode("utf-8", "surrogatepass"))
+    make = partial(make_encoder, tokenizer_json=asked["tokenizer_json"], **asked["options"])
+    found = differing_characters(partial(make, HUGGINGFACE), partial(make, GIGATOKEN), normalizes=asked["normalizes"])
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -87,7 +87,7 @@ from milldam.formats import writing
 from milldam.run.records import Records
 from milldam.stores.tokens import reader
 
-reader.BLOCK_TOKENS, writing.CHECKPOINT_BYTES = 64, 400
+reader.BLOCK_TOKENS, writing.PIECE_BYTES = 64, 400
 add = Records.add
 Records.add = lambda *arguments: (add(*arguments), time.sleep(0.3))
 export()

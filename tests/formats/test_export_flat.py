@@ -49,7 +49,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and checkpoints of a few tokens, so that small stores take many of each."""
     monkeypatch.setattr(reader, "BLOCK_TOKENS", 64)
     monkeypatch.setattr(store_format, "BLOCK_DOCUMENTS", 2)
-    monkeypatch.setattr(writing, "CHECKPOINT_BYTES", 400)
+    monkeypatch.setattr(writing, "PIECE_BYTES", 400)
 
 
 @pytest.fixture(scope="module")
@@ -349,7 +349,7 @@ from milldam.files import read_sealed, write_sealed
 from milldam.stores.tokens import reader
 
 store, to, out, where, *options = sys.argv[1:]
-reader.BLOCK_TOKENS, writing.CHECKPOINT_BYTES = 64, 400
+reader.BLOCK_TOKENS, writing.PIECE_BYTES = 64, 400
 steps = 0
 
 def dying(function, name):

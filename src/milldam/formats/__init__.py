@@ -4,7 +4,7 @@ npy, nanogpt, megatron, hf, parquet     a tool each: how it is opened, read and 
 foreign      a file as training sees it where it lies
 rows         what hf, parquet and mds have in common when they are written: rows in files of about a size
 columns      what hf and parquet have in common: a column of Arrow, and those that say what is trained on
-writing      a file to export, and what writing it needs to know; for npy, nanogpt and megatron one that grows
+writing      a file to export, and what writing it needs to know; for npy, nanogpt and megatron in pieces
 finding      what the user names -> the files to import, and what an index or the user says of them
 importing    the job of import: tokens -> documents -> shards
 exporting    the job of export, and where its files go
@@ -25,7 +25,7 @@ from milldam.choices import Side
 if TYPE_CHECKING:
     from milldam.formats.exporting import ExportSummary
     from milldam.formats.finding import ReadRules, SourceFile
-    from milldam.formats.writing import Export, OutputFile, Writing, Written
+    from milldam.formats.writing import Export, FileRecord, OutputFile
     from milldam.loader.stores import Store
     from milldam.stores.tokens.writer import Tokens
 
@@ -66,8 +66,8 @@ class Format(Protocol):
     def files(self, export: Export) -> Iterable[OutputFile]:
         """What is to be written, from the store's index and the options alone."""
 
-    def write_file(self, writing: Writing) -> Iterator[Written]:
-        """Make one of these files: tells what is durable, last the whole."""
+    def write_file(self, export: Export, file: OutputFile) -> FileRecord:
+        """Make one of these files or pieces, durably."""
 
 
 def load_format(name: str) -> Format:

@@ -1,6 +1,4 @@
-"""The job of `milldam export`: a store -> the files of another tool, in the frame of run/job.py. A file is a unit.
-
-Where an export goes: OUT, and the work folder beside it.
+"""The job of `milldam export`: a store -> the files of another tool. A unit is a file, or a piece of a large one.
 
 All is made in the work folder `.OUT.milldam-export` beside OUT (same disk, so a rename is enough):
 
@@ -25,7 +23,6 @@ from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 
-from milldam.checked import read_json
 from milldam.choices import Executor, Side
 from milldam.errors import ConfigError, MismatchError, Setting
 from milldam.files import (
@@ -39,7 +36,7 @@ from milldam.files import (
     write_sealed,
 )
 from milldam.formats import Format, FormatName, load_format
-from milldam.formats.writing import Export, OutputFile, Writing, has_splits, split_parts
+from milldam.formats.writing import Export, OutputFile, has_splits, is_written, split_parts
 from milldam.loader.opening import open_data
 from milldam.loader.stores import Store
 from milldam.memory import parse_size
@@ -47,9 +44,9 @@ from milldam.rules import SETTINGS, AtLeastOne, Size
 from milldam.run import engine
 from milldam.run import job as frame
 from milldam.run.engine import Assigned, Make, Stage, Telling
-from milldam.run.folder import RunFolder, WorkFolder
+from milldam.run.folder import PLAN, RUN_FOLDER, RunFolder
 from milldam.run.pools import WorkPlan
-from milldam.run.records import Record, Records
+from milldam.run.records import RECORDS, Record, Records
 from milldam.run.session import Session
 from milldam.run.summary import Observer, Summary
 from milldam.run.units import Identity
@@ -58,114 +55,18 @@ from milldam.stores.place import Folder
 
 RECORD_NAME = "milldam-export.json"
 EXPORT = Kind("export", RECORD_NAME, "milldam export", "an export that is not in its place", "Run it again.", "")
-_SUFFIXES = {"file": ("",), "pair": (".bin", ".idx"), "folder": ("",)}
+_MASKED = ("hf", "parquet")
+"""Formats with columns for what is trained on."""
+log = logging.getLogger("milldam")
 
 
-def _record_place(out: Path, *, is_folder: bool) -> Path:
+def _record_of(out: Path, *, is_folder: bool) -> Path:
     return out / f".{RECORD_NAME}" if is_folder else out.with_name(f"{out.name}.{RECORD_NAME}")
 
 
 def exported(out: Path) -> dict[str, Any]:
-    """What is written down of the export that is there; empty: nothing."""
-    return read_sealed(_record_place(out, is_folder=out.is_dir())) or {}
-
-
-class Place:
-    """Where an export goes, and the work folder beside it."""
-
-    def __init__(self, format: Format, to: str, store: Store, out: Path) -> None:
-        self._format, self._to, self.out = format, to, out
-        self._is_folder = format.SHAPE == "folder" or (format.ALL_SPLITS and has_splits(store))
-        self.folder = WorkFolder(out.with_name(f".{out.name}.milldam-export"), EXPORT, out)
-        self.work, self.files = self.folder.work, self.folder.files
-        self._replaced = self.work / "replaced"
-        self._record = _record_place(out, is_folder=self._is_folder)
-        suffixes = ("",) if self._is_folder else _SUFFIXES[format.SHAPE]
-        self._outputs = [out.with_name(out.name + suffix) for suffix in suffixes]
-
-    def made(self) -> dict[str, Any]:
-        """What is written down of the export that is there; empty: nothing."""
-        return read_sealed(self._record) or {}
-
-    def finished(self, identity: Identity) -> bool:
-        """Whether OUT is there, with all its files at their sizes, and made from this."""
-        made, folder = self.made(), self.out if self._is_folder else self.out.parent
-        if not made.get("sizes") or made.get("settings") != identity.settings:
-            return False
-        return all(has_size(folder / name, size) for name, size in made["sizes"].items())
-
-    def refuse_existing(self, *, overwrite: bool) -> None:
-        """Nothing is replaced unasked, and no folder that is not ours even then."""
-        there = next((path for path in self._outputs if path.exists()), None)
-        if there is None:
-            return
-        made = self.made()
-        if self._is_folder:
-            if not made and (not self.out.is_dir() or any(self.out.iterdir())):
-                raise ConfigError(f"{self.out}: not made by `milldam export`; it is left alone.")
-        elif there.is_dir():
-            raise ConfigError(f"{there}: is a folder; {self._to} is a file.")
-        if not overwrite and not (self._is_folder and not made):
-            known = "made from another store or with other options, or changed since"
-            origin = known if made else "no record says what it was made from"
-            raise MismatchError(f"{there}: exists ({origin}). Replace it with ", Setting("overwrite", True), ".")
-
-    def forget_lost_files(self) -> None:
-        """What was made and waits for its name is no longer all there: then it is not finished."""
-        record = read_json(self.work / RECORD_NAME) if (self.work / RECORD_NAME).exists() else {"sizes": {}}
-        places = (self.files, self.out if self._is_folder else self.out.parent)
-        if not all(any(has_size(one / name, size) for one in places) for name, size in record["sizes"].items()):
-            (self.work / RECORD_NAME).unlink()
-
-    def publish(self) -> None:
-        """Give the files their names. Killed on the way, the next call goes on here."""
-        if not (self.work / RECORD_NAME).exists():
-            return  # another process has done it
-        record = EXPORT.value(Folder(self.work))
-        with explain_os_errors(self.out):
-            if self._is_folder:
-                if self.files.exists():
-                    remove_temporaries(self.files)  # of a process that was killed here
-                    write_sealed(self.files / f".{RECORD_NAME}", record)
-                    self._swap_folder()
-            else:
-                self._rename_files()
-                # Made in the work folder, so that a kill leaves nothing beside OUT.
-                write_sealed(self.work / "record", record)
-                (self.work / "record").rename(self._record)
-                sync_folder(self.out.parent)
-        shutil.rmtree(self._replaced, ignore_errors=True)
-        self.folder.clear()
-
-    def _swap_folder(self) -> None:
-        if self.out.exists():
-            # Moved away in one step: nobody sees it half removed.
-            shutil.rmtree(self._replaced, ignore_errors=True)
-            self.out.rename(self._replaced)
-        self.files.rename(self.out)
-        sync_folder(self.out.parent)
-
-    def _rename_files(self) -> None:
-        """The last, which readers of a pair look for, goes first and comes last: it never says of other files."""
-        waiting = [path for path in self._outputs if (self.files / path.name).exists()]
-        outdated = getattr(self._format, "outdated", None)
-        for path in (self._record, *(outdated(self.out) if outdated else ()), *waiting[1:]):
-            path.unlink(missing_ok=True)
-        for path in waiting:
-            (self.files / path.name).rename(path)
-            sync_folder(self.out.parent)
-
-
-def sizes_below(folder: Path) -> dict[str, int]:
-    """Every file of an export with its size, in order of their names."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != f".{RECORD_NAME}")
-    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
-
-
-RECORDS = "records.jsonl"
-_MASKED = ("hf", "parquet")
-"""Formats with columns for what is trained on."""
-log = logging.getLogger("milldam")
+    """The record of the export that is there; empty: none is."""
+    return read_sealed(_record_of(out, is_folder=out.is_dir())) or {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,11 +105,10 @@ ExportSummary = Summary[ExportFacts]
 def run_export(store: str | Path | Store, settings: ExportSettings, observer: Observer | None = None) -> ExportSummary:
     """Do the export, or what is left of it."""
     job = _job(store, settings)
-    made = job.made_before(settings.overwrite)
-    if made is not None:
-        return made
-    summary = engine.run(job, job.options, observer)
-    job.publish()
+    summary = job.made_before(settings.overwrite)
+    if summary is None:
+        summary = engine.run(job, job.options, observer)
+        job.publish()
     return summary
 
 
@@ -238,39 +138,61 @@ class ExportJob(engine.Job[ExportSummary]):
         chosen = _chosen_part(format, store, out, settings)
         _check_sides(chosen, settings)
         if chosen.has_spans and settings.to not in _MASKED:
-            told = "has no place for what is trained on: all tokens look alike there. hf and parquet have"
-            log.warning(f"{chosen.name}: {settings.to} {told}.")
+            lost = "has no place for what is trained on: all tokens look alike there. hf and parquet have"
+            log.warning(f"{chosen.name}: {settings.to} {lost}.")
         dtype = _chosen_dtype(format.DTYPES, chosen, settings)
-        self.place = Place(format, settings.to, chosen, out)
-        self._settings, self._format, self.workers = settings, format, settings.workers
+        self._settings, self._format, self.workers, self._out = settings, format, settings.workers, out
+        self._work = out.with_name(f".{out.name}.milldam-export")
+        self._files = self._work / "files"
+        self._is_folder = format.SHAPE == "folder" or (format.ALL_SPLITS and has_splits(chosen))
+        self._record = _record_of(out, is_folder=self._is_folder)
+        endings = (".bin", ".idx") if format.SHAPE == "pair" else ("",)
+        self._outputs = [out.with_name(out.name + ending) for ending in endings]
         size = parse_size(settings.shard_size)
-        self._export = Export(chosen, out, self.place.files, dtype, settings.seq_len, size, settings.side)
+        self._export = Export(chosen, out, self._files, dtype, settings.seq_len, size, settings.side)
         # The only split is the whole store, named or not.
         asked: dict[str, Any] = {"to": settings.to, "split": chosen.split_name if len(chosen.splits) > 1 else None}
         asked |= {"store": chosen.fingerprint} | {name: getattr(settings, name) for name in format.OPTIONS}
         asked |= {"shard_size": size} if "shard_size" in format.OPTIONS else {}
         read = {"files": len(chosen.shards), "bytes": chosen.tokens * chosen.dtype.itemsize}
         self._identity = Identity({"export": asked}, read | {"fingerprint": chosen.fingerprint})
-        self.options = frame.Options.of(settings, self.place.work, name=out)
+        self.options = frame.Options.of(settings, self._work, name=out)
 
-    # ---- before and after ----
+    # ---- what is there ----
 
     def made_before(self, anew: bool) -> ExportSummary | None:
         """Tell of an export that is up to date; refuse to replace another, unless `anew`."""
-        place, identity = self.place, self._identity
-        begun = place.folder.begun()
-        if not anew and begun in (None, identity.settings) and place.finished(identity):
-            if place.work.exists():
-                place.folder.remove()  # whoever published it was killed before he could
-            return replace(self.summary(place.made()), up_to_date=True)
-        place.refuse_existing(overwrite=anew or begun == identity.settings)
-        place.forget_lost_files()
+        made, settings = read_sealed(self._record) or {}, self._identity.settings
+        begun = (read_sealed(self._work / RUN_FOLDER / PLAN) or {}).get("settings")
+        is_same = made.get("settings") == settings and self._has_all(made["sizes"], self._out)
+        if is_same and not anew and begun in (None, settings):
+            if self._work.exists():  # whoever published it was killed before he could remove it
+                with RunFolder(self._work, EXPORT, name=self._out):
+                    self._clear()
+            return replace(self._summary(made), up_to_date=True)
+        there = next((path for path in self._outputs if path.exists()), None)
+        if there is not None:
+            self._refuse(there, made, overwrite=anew or begun == settings)
         return None
 
-    def publish(self) -> None:
-        """Give what was made its name."""
-        with RunFolder(self.place.work, EXPORT, name=self.place.out):
-            self.place.publish()
+    def _has_all(self, sizes: dict[str, int], *places: Path) -> bool:
+        """Whether each file is in one of some places; beside OUT, where that is no folder."""
+        folders = [place if self._is_folder or place != self._out else place.parent for place in places]
+        return bool(sizes) and all(
+            any(has_size(folder / name, size) for folder in folders) for name, size in sizes.items()
+        )
+
+    def _refuse(self, there: Path, made: dict[str, Any], *, overwrite: bool) -> None:
+        """Nothing is replaced unasked, and no folder that is not ours even then."""
+        if self._is_folder and not made:
+            if not there.is_dir() or any(there.iterdir()):
+                raise ConfigError(f"{there}: not made by `milldam export`; it is left alone.")
+        elif there.is_dir() and not self._is_folder:
+            raise ConfigError(f"{there}: is a folder; {self._settings.to} is a file.")
+        elif not overwrite:
+            known = "made from another store or with other options, or changed since"
+            origin = known if made else "no record says what it was made from"
+            raise MismatchError(f"{there}: exists ({origin}). Replace it with ", Setting("overwrite", True), ".")
 
     # ---- the work ----
 
@@ -282,16 +204,17 @@ class ExportJob(engine.Job[ExportSummary]):
         return self._format.files(self._export)
 
     def stages(self, run: Session) -> Iterator[Stage]:
-        with explain_os_errors(self.place.files):
-            self.place.files.mkdir(exist_ok=True)
+        with explain_os_errors(self._files):
+            self._files.mkdir(exist_ok=True)
         folder = run.folder
-        self._records = records = Records(folder.journal, RECORDS, folder.out, folder.units.keys())
-        # Files of which at least some had been written before.
-        self._reused = records.reused + sum(records.begun(number) is not None for number in records.pending())
-        yield Stage("export", _FileMaker(self._settings.to, self._export), records, OutputFile.from_json)
+        keys = folder.units.keys()
+        self._records = Records(
+            folder.journal, RECORDS, folder.out, keys, lambda record: is_written(self._files, record.facts)
+        )
+        yield Stage("export", _FileMaker(self._settings.to, self._export), self._records, OutputFile.from_json)
 
     def finish(self, run: Session, plan: WorkPlan) -> ExportSummary:
-        files, made = self.place.files, self._made(run.folder)
+        files, made = self._files, self._made(run.folder)
         complete = getattr(self._format, "complete_folder", None)
         if complete is not None:
             for split, each in made.items():
@@ -299,21 +222,22 @@ class ExportJob(engine.Job[ExportSummary]):
         for folder in (files, *(path for path in files.iterdir() if path.is_dir())):
             remove_temporaries(folder)
             sync_folder(folder)
+        paths = sorted(path for path in files.rglob("*") if path.is_file() and path.name != f".{RECORD_NAME}")
+        sizes = {path.relative_to(files).as_posix(): path.stat().st_size for path in paths}
         counts = self._counts([one for each in made.values() for one in each])
         identity = {"settings": self._identity.settings, "input": self._identity.input}
-        manifest = identity | {"counts": counts, "dtype": self._export.dtype.name, "sizes": sizes_below(files)}
+        manifest = identity | {"counts": counts, "dtype": self._export.dtype.name, "sizes": sizes}
         EXPORT.write(run.folder.out, manifest)
-        summary = replace(self.summary(manifest), units=plan.units, reused=self._reused, workers=plan.workers)
-        return run.measured(summary)
+        summary = self._summary(manifest)
+        return run.measured(replace(summary, units=plan.units, reused=self._records.reused, workers=plan.workers))
 
     def _made(self, folder: RunFolder) -> dict[str, list[dict[str, Any]]]:
-        """What was made of each split: file, rows, tokens, bytes and xxh3."""
+        """What was made of each split: name, rows, tokens, bytes and xxh3."""
         made: dict[str, list[dict[str, Any]]] = {split: [] for split in split_parts(self._export.store)}
         for number, record in self._records.in_plan_order():
-            if record.last:
-                file = folder.units.at(number, OutputFile.from_json)
-                facts = {"file": Path(file.name).name, "rows": file.rows, "tokens": file.tokens}
-                made[file.split].append(facts | record.facts["durable"])
+            file: OutputFile = folder.units.at(number, OutputFile.from_json)
+            name = {"file": Path(file.name).name}
+            made[file.split].append(record.facts | name | {"rows": file.rows, "tokens": file.tokens})
         return made
 
     def _counts(self, made: list[dict[str, Any]]) -> dict[str, int]:
@@ -328,16 +252,64 @@ class ExportJob(engine.Job[ExportSummary]):
         kept = sum(one["tokens"] for one in made)
         return {"rows": rows, "tokens_left_out": store.tokens - kept}
 
-    def up_to_date(self, run: Session) -> ExportSummary:
+    def up_to_date(self, run: Session) -> ExportSummary | None:
         """All was made before a kill; only its names are missing."""
-        summary = self.summary(EXPORT.value(Folder(run.folder.out)))
+        made = EXPORT.value(Folder(run.folder.out))
+        if not self._has_all(made["sizes"], self._files, self._out):
+            return None
+        summary = self._summary(made)
         return replace(summary, units=summary.counts["files"], reused=summary.counts["files"])
 
-    def summary(self, made: dict[str, Any]) -> ExportSummary:
+    def _summary(self, made: dict[str, Any]) -> ExportSummary:
         store, sizes = self._export.store, made["sizes"]
         counts = {"documents": len(store), "tokens": store.tokens, "files": len(sizes)} | made["counts"]
         facts: ExportFacts = {"to": self._settings.to, "dtype": made["dtype"]}
-        return Summary("export", str(self.place.out), facts, counts=counts, output_bytes=sum(sizes.values()))
+        return Summary("export", str(self._out), facts, counts=counts, output_bytes=sum(sizes.values()))
+
+    # ---- its place ----
+
+    def publish(self) -> None:
+        """Give the files their names. Killed on the way, the next call goes on here."""
+        with RunFolder(self._work, EXPORT, name=self._out), explain_os_errors(self._out):
+            if not (self._work / RECORD_NAME).exists():
+                return  # another process has done it
+            record = EXPORT.value(Folder(self._work))
+            if self._is_folder:
+                self._publish_folder(record)
+            else:
+                self._publish_files(record)
+            self._clear()
+
+    def _publish_folder(self, record: dict[str, Any]) -> None:
+        if not self._files.exists():
+            return  # it has its name
+        remove_temporaries(self._files)  # of a process that was killed here
+        write_sealed(self._files / self._record.name, record)
+        if self._out.exists():
+            # Moved away in one step: nobody sees it half removed.
+            shutil.rmtree(self._work / "replaced", ignore_errors=True)
+            self._out.rename(self._work / "replaced")
+        self._files.rename(self._out)
+        sync_folder(self._out.parent)
+
+    def _publish_files(self, record: dict[str, Any]) -> None:
+        """The last, which readers of a pair look for, goes first and comes last: it never says of other files."""
+        waiting = [path for path in self._outputs if (self._files / path.name).exists()]
+        outdated = getattr(self._format, "outdated", None)
+        for path in (self._record, *(outdated(self._out) if outdated else ()), *waiting[1:]):
+            path.unlink(missing_ok=True)
+        for path in waiting:
+            (self._files / path.name).rename(path)
+            sync_folder(path.parent)
+        # Made in the work folder, so that a kill leaves nothing beside OUT.
+        write_sealed(self._work / "record", record)
+        (self._work / "record").rename(self._record)
+        sync_folder(self._out.parent)
+
+    def _clear(self) -> None:
+        """Remove the work folder; the manifest last: it tells a later call what was done."""
+        for path in (self._work / "replaced", self._files, self._work / RUN_FOLDER, self._work):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,12 +323,7 @@ class _FileMaker:
         write_file = load_format(self.to).write_file
 
         def make(assigned: Assigned, telling: Telling) -> Iterator[Record]:
-            file, begun = assigned.unit, assigned.begun
-            writing = Writing(self.export, file, None if begun is None else begun.facts["durable"])
-            for part, written in enumerate(write_file(writing), assigned.next_part):
-                telling.reached(min(written.record["bytes"], file.size))
-                files = {f"files/{file.name}": written.record} if written.whole else {}
-                yield Record(assigned.key, part, written.whole, files=files, facts={"durable": written.record})
+            yield Record(assigned.key, facts={"name": assigned.unit.name} | write_file(self.export, assigned.unit))
 
         return make
 

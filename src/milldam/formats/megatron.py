@@ -1,9 +1,8 @@
 """Megatron-LM's pair, `X.bin` and `X.idx`: tokens end to end, and where each document lies; what IndexedDataset reads.
 
-An export is one pair over all shards of a store. The tokens grow over several runs; the index, 20 bytes a document, is
-made in one go when they are there. Holds a block of tokens, or of documents, at a time; beside the pair, 8 bytes a
-document on disk while the index is made. A document is one sequence, or several when it is longer than an int32 can say
-(docs/format.md).
+An export is one pair over all shards of a store; the index has 20 bytes a document. Holds a block of tokens, or of
+documents, at a time; beside the pair, 8 bytes a document on disk while the index is made. A document is one sequence,
+or several when it is longer than an int32 can say (docs/format.md).
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +21,13 @@ from milldam.formats.finding import ReadRules, SourceFile
 from milldam.formats.foreign import ForeignFile, open_foreign
 from milldam.formats.writing import (
     Export,
+    FileRecord,
     OutputFile,
-    Writing,
-    Written,
     document_lengths,
+    flat_pieces,
     split_parts,
     stretch,
-    whole_split,
-    write_tokens,
+    write_piece,
 )
 from milldam.loader.reading import TokenArray, open_reader
 from milldam.loader.stream import TokenFile
@@ -115,17 +112,17 @@ def check_out(store: Store, out: Path) -> None:
         raise ConfigError(f"{out}: a pair is named without its endings: {out.with_suffix('')}.")
 
 
-def files(export: Export) -> list[OutputFile]:
-    tokens = [whole_split(f"{export.out.name}.bin", *part) for part in split_parts(export.store).items()]
-    return [*tokens, *(replace(file, name=f"{export.out.name}.idx", size=20 * len(export.store)) for file in tokens)]
+def files(export: Export) -> Iterator[OutputFile]:
+    for split, store in split_parts(export.store).items():
+        yield from flat_pieces(export, f"{export.out.name}.bin", split)
+        yield OutputFile(f"{export.out.name}.idx", split, 0, 20 * len(store))
 
 
-def write_file(writing: Writing) -> Iterator[Written]:
-    if writing.path.suffix == ".bin":
-        yield from write_tokens(writing)
-        return
-    store = writing.store
-    with NewFile(writing.path) as new:
+def write_file(export: Export, file: OutputFile) -> FileRecord:
+    if file.name.endswith(".bin"):
+        return write_piece(export, file)
+    store = split_parts(export.store)[file.split]
+    with NewFile(export.folder / file.name) as new:
         sequences = 0
         # The index has three arrays that each need all lengths: spooled once, so that no shard is opened three times.
         with explain_os_errors(new.path), tempfile.TemporaryFile(dir=new.path.parent) as lengths:
@@ -133,5 +130,5 @@ def write_file(writing: Writing) -> Iterator[Written]:
                 lengths.write(block.astype("<i8").data)
                 sequences += count_sequences(block)
             lengths.flush()
-            write_index(new, lengths, writing.export.dtype.name, IndexCounts(sequences, len(store)))
-        yield Written(new.commit())
+            write_index(new, lengths, export.dtype.name, IndexCounts(sequences, len(store)))
+        return new.commit()

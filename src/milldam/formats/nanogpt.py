@@ -20,14 +20,13 @@ from milldam.formats.finding import ReadRules, SourceFile
 from milldam.formats.foreign import ForeignFile, open_foreign
 from milldam.formats.writing import (
     Export,
+    FileRecord,
     OutputFile,
-    Writing,
-    Written,
+    flat_pieces,
     has_splits,
     one_document,
     split_parts,
-    whole_split,
-    write_tokens,
+    write_piece,
 )
 from milldam.loader.stream import TokenFile
 from milldam.stores.tokens.writer import Tokens
@@ -97,16 +96,15 @@ def check_out(store: Store, out: Path) -> None:
         )
 
 
-def files(export: Export) -> list[OutputFile]:
-    parts, several = split_parts(export.store), has_splits(export.store)
-    return [
-        whole_split(file_name(split, export.store.splits) if several else export.out.name, split, part)
-        for split, part in parts.items()
-    ]
+def files(export: Export) -> Iterator[OutputFile]:
+    several = has_splits(export.store)
+    for split in split_parts(export.store):
+        name = file_name(split, export.store.splits) if several else export.out.name
+        yield from flat_pieces(export, name, split)
 
 
-def write_file(writing: Writing) -> Iterator[Written]:
-    return write_tokens(writing)
+def write_file(export: Export, file: OutputFile) -> FileRecord:
+    return write_piece(export, file)
 
 
 def file_name(split: str, splits: tuple[str, ...]) -> str:

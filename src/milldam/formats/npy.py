@@ -20,13 +20,12 @@ from milldam.formats.finding import ReadRules, SourceFile
 from milldam.formats.foreign import ForeignFile, open_foreign
 from milldam.formats.writing import (
     Export,
+    FileRecord,
     OutputFile,
-    Writing,
-    Written,
+    flat_pieces,
     one_document,
     split_parts,
-    whole_split,
-    write_tokens,
+    write_piece,
 )
 from milldam.loader.stream import TokenFile
 from milldam.stores.kinds import FileRecord as StoredRecord
@@ -96,12 +95,13 @@ def check_out(store: Store, out: Path) -> None:
         raise ConfigError(f"{out}: npy is a file that ends in .npy.")
 
 
-def files(export: Export) -> list[OutputFile]:
-    return [whole_split(export.out.name, *part) for part in split_parts(export.store).items()]
+def files(export: Export) -> Iterator[OutputFile]:
+    for split, store in split_parts(export.store).items():
+        yield from flat_pieces(export, export.out.name, split, npy_header(export.dtype, store.tokens))
 
 
-def write_file(writing: Writing) -> Iterator[Written]:
-    return write_tokens(writing, npy_header(writing.export.dtype, writing.file.tokens))
+def write_file(export: Export, file: OutputFile) -> FileRecord:
+    return write_piece(export, file, npy_header(export.dtype, split_parts(export.store)[file.split].tokens))
 
 
 def npy_header(dtype: np.dtype[Any], count: int) -> bytes:

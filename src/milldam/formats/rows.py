@@ -23,9 +23,8 @@ from milldam.files import NewFile, explain_os_errors
 from milldam.formats.columns import MaskedRows
 from milldam.formats.writing import (
     Export,
+    FileRecord,
     OutputFile,
-    Writing,
-    Written,
     block_as,
     document_lengths,
     has_splits,
@@ -53,8 +52,8 @@ _BESIDE_ROWS = 1 << 16
 class FileRows:
     """The rows of one file, in blocks."""
 
-    def __init__(self, writing: Writing) -> None:
-        self.export, self.file, self.store = writing.export, writing.file, writing.store
+    def __init__(self, export: Export, file: OutputFile) -> None:
+        self.export, self.file, self.store = export, file, split_parts(export.store)[file.split]
         self.dtype, self.seq_len = self.export.dtype, self.export.seq_len
         # Exactly the bytes that are asked for: nothing stays mapped, whatever the size of the store.
         self._reader = open_reader(self.store.stream(), "pread")
@@ -127,12 +126,13 @@ class RowFormat:
                 yield OutputFile(name, split, tokens, tokens * width, start, rows, first, each)
                 first, start = first + rows, start + tokens
 
-    def write_file(self, writing: Writing) -> Iterator[Written]:
-        with explain_os_errors(writing.path):
-            writing.path.parent.mkdir(parents=True, exist_ok=True)
-        with NewFile(writing.path) as new:
-            self.write(new, FileRows(writing))
-            yield Written(new.commit())
+    def write_file(self, export: Export, file: OutputFile) -> FileRecord:
+        path = export.folder / file.name
+        with explain_os_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with NewFile(path) as new:
+            self.write(new, FileRows(export, file))
+            return new.commit()
 
 
 def _row_lengths(store: Store, seq_len: int | None) -> Iterator[Int64s]:

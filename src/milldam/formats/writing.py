@@ -1,9 +1,8 @@
-"""What an export writes: its files, each a unit of the job; tokens of a store in blocks; one large file that grows.
+"""What an export writes: its files, each a unit of the job; tokens of a store in blocks; pieces of one large file.
 
-Files are read, not mapped, so nothing stays resident: a block holds at most a million tokens. A file that is written
-grows over several runs: after every CHECKPOINT_BYTES it is made durable, and that is recorded. A later run cuts it off
-there and goes on, so at most that much is written twice, once it has seen by its hash that what is there is what was
-written.
+Files are read, not mapped, so nothing stays resident: a block holds at most a million tokens. A large file is written
+in pieces of 256 MiB, each in its place and a unit of its own: several workers write one file, and a killed export loses
+the pieces that it was at. Pieces begin where pages do, so that no two machines write into one.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -31,12 +30,12 @@ if TYPE_CHECKING:
     from milldam.formats.foreign import ForeignFile
     from milldam.loader.stores import Store
 
-CHECKPOINT_BYTES = 256_000_000
+PIECE_BYTES = 1 << 28
 _WRITE_BYTES = 1 << 16
 """At a time: for aligned writes of 2 MB the kernel (6.18, ext4) looks for pages as large, which takes it twice to four
 times the CPU time of small writes."""
 FileRecord = dict[str, Any]
-"""bytes and xxh3 of what is durable of a file."""
+"""bytes and xxh3 of a file; of a piece also `at`, where it begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
-    """A file to make: a unit of the export."""
+    """A file to make, or a piece of it: a unit of the export."""
 
     name: str
     """Below the export's folder."""
@@ -87,32 +86,6 @@ class OutputFile:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> OutputFile:
         return cls(**value)
-
-
-class Written(NamedTuple):
-    """So much of a file is durable."""
-
-    record: FileRecord
-    whole: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Writing:
-    """A file that is being made."""
-
-    export: Export
-    file: OutputFile
-    durable: FileRecord | None
-    """What an earlier run left of it, where that was less than all."""
-
-    @property
-    def path(self) -> Path:
-        return self.export.folder / self.file.name
-
-    @property
-    def store(self) -> Store:
-        """The split that it holds."""
-        return split_parts(self.export.store)[self.file.split]
 
 
 def split_parts(store: Store) -> dict[str, Store]:
@@ -142,10 +115,10 @@ def stretch(reader: Reader, start: int, count: int) -> Iterator[Tokens]:
         yield Tokens(reader.runs(np.array([begin]), length), length, open=end < start + count)
 
 
-def token_blocks(store: Store, first: int = 0) -> Iterator[TokenArray]:
-    """The tokens of a store from `first` on. A block is valid until the next is asked for."""
+def token_blocks(store: Store, first: int = 0, count: int | None = None) -> Iterator[TokenArray]:
+    """The tokens of a store, or so many from `first` on. A block is valid until the next is asked for."""
     reader = open_reader(store.stream(), "pread")
-    blocks, ahead = itertools.tee(in_blocks(first, store.tokens - first))
+    blocks, ahead = itertools.tee(in_blocks(first, store.tokens if count is None else count))
     next(ahead, None)
     for block, following in itertools.zip_longest(blocks, ahead):
         if reader.announces and following is not None:
@@ -194,72 +167,39 @@ def block_as(block: TokenArray, dtype: np.dtype[Any]) -> TokenArray:
 # ---- one large file ----
 
 
-def whole_split(name: str, split: str, store: Store) -> OutputFile:
-    """A file with all tokens of a split."""
-    return OutputFile(name, split, store.tokens, store.tokens * store.dtype.itemsize)
+def flat_pieces(export: Export, name: str, split: str, header: bytes = b"") -> Iterator[OutputFile]:
+    """The pieces of a file with all tokens of a split behind a header."""
+    store, width = split_parts(export.store)[split], export.dtype.itemsize
+    end = len(header) + store.tokens * width
+    for at in range(0, end, PIECE_BYTES):
+        start, stop = (max(0, edge - len(header)) // width for edge in (at, min(at + PIECE_BYTES, end)))
+        yield OutputFile(name, split, stop - start, (stop - start) * store.dtype.itemsize, start)
 
 
-def write_tokens(writing: Writing, header: bytes = b"") -> Iterator[Written]:
-    """All tokens of a split end to end behind a header, or what is left of them to write; durable every 256 MB."""
-    dtype = writing.export.dtype
-    with GrowingFile(writing) as file:
-        if file.size == 0:
-            file.write(header)
-        first = (file.size - len(header)) // dtype.itemsize
-        for block in token_blocks(writing.store, first):
-            file.write(block_as(block, dtype).data)
-            if file.unsynced >= CHECKPOINT_BYTES:
-                yield Written(file.sync(), whole=False)
-        yield Written(file.sync())
+def write_piece(export: Export, file: OutputFile, header: bytes = b"") -> FileRecord:
+    """Write a piece of such a file, durably."""
+    store, path, digest = split_parts(export.store)[file.split], export.folder / file.name, xxhash.xxh3_128()
+    at = len(header) + file.start * export.dtype.itemsize if file.start else 0
+    size = 0
+    with explain_os_errors(path), open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "wb", buffering=0) as opened:
+        opened.seek(at)
+        blocks = (
+            block_as(block, export.dtype).data.cast("B") for block in token_blocks(store, file.start, file.tokens)
+        )
+        for data in itertools.chain([memoryview(header)] if at == 0 else [], blocks):
+            digest.update(data)
+            write_whole(opened.fileno(), data, _WRITE_BYTES)
+            size += len(data)
+        os.fsync(opened.fileno())
+        sync_folder(path.parent)
+    return {"bytes": size, "xxh3": digest.hexdigest(), "at": at}
 
 
-class GrowingFile:
-    """A file of which some may be durable already; `size` says how much. Use it as a context manager."""
-
-    def __init__(self, writing: Writing) -> None:
-        self.path = writing.path
-        self._hash = xxhash.xxh3_128()
-        self.size = self._durable = 0 if writing.durable is None else self._usable(writing.durable)
-        with explain_os_errors(self.path):
-            # Not "append": that would write behind what is cut off here on some file systems.
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-            os.ftruncate(self._file, self.size)
-            os.lseek(self._file, self.size, os.SEEK_SET)
-            sync_folder(self.path.parent)
-
-    def _usable(self, recorded: FileRecord) -> int:
-        """What is recorded, unless the file is gone, shorter, or not as it was written: then it begins anew."""
-        try:
-            with self.path.open("rb", buffering=0) as file:
-                found = hash_rest(file, int(recorded["bytes"]))
-        except FileNotFoundError:
-            return 0
-        if found.hexdigest() != recorded["xxh3"]:
-            return 0
-        self._hash = found
-        return int(recorded["bytes"])
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Add whole tokens, or the header: a later run may go on behind them."""
-        left = memoryview(data).cast("B")
-        self.size += len(left)
-        self._hash.update(left)
-        with explain_os_errors(self.path):
-            write_whole(self._file, left, _WRITE_BYTES)
-
-    @property
-    def unsynced(self) -> int:
-        return self.size - self._durable
-
-    def sync(self) -> FileRecord:
-        """Make all of it durable."""
-        with explain_os_errors(self.path):
-            os.fsync(self._file)
-        self._durable = self.size
-        return {"bytes": self.size, "xxh3": self._hash.hexdigest()}
-
-    def __enter__(self) -> GrowingFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._file)
+def is_written(folder: Path, record: dict[str, Any]) -> bool:
+    """Whether a file or piece is as it was recorded."""
+    try:
+        with (folder / record["name"]).open("rb", buffering=0) as file:
+            file.seek(record.get("at", 0))
+            return bool(hash_rest(file, record["bytes"]).hexdigest() == record["xxh3"])
+    except FileNotFoundError:
+        return False

@@ -8,7 +8,6 @@ records      what is done of a stage, by key, in lines appended durably
 session      runs the units of a stage on a pool of workers, and reports progress
 summary      what a run tells, while it works and when it is done, the same for every job
 monitor      memory of a process tree over time
-one_stage    what jobs of one stage have in common
 
 tasks        what executors know of work; what one of several machines does of a stage
 pools        who works on a stage, and how many the budget holds: this process, local workers, a Ray cluster

@@ -438,29 +438,6 @@ def kind_in(out: Path) -> Kind | None:
     return store_kind(out) or next((kind for kind in KINDS if kind.name == planned), None)
 
 
-class WorkFolder:
-    """Where a job of a kind works on what messages call `name`."""
-
-    def __init__(self, work: Path, kind: Kind, name: Path) -> None:
-        self.work, self._kind, self._name = work, kind, name
-        self.files = work / "files"
-
-    def begun(self) -> dict[str, Any] | None:
-        """The settings of the job that was begun here and is not finished; None: there is none."""
-        settings: dict[str, Any] | None = (read_sealed(self.work / RUN_FOLDER / PLAN) or {}).get("settings")
-        return settings
-
-    def remove(self) -> None:
-        """Remove it, unless somebody is at work in it again."""
-        with RunFolder(self.work, self._kind, name=self._name):
-            self.clear()
-
-    def clear(self) -> None:
-        """Remove all that is in it, while its lock is held. The manifest last: it tells a later call what was done."""
-        for path in (self.files, self.work / RUN_FOLDER, self.work):
-            shutil.rmtree(path, ignore_errors=True)
-
-
 def find_work_folder(out: Path) -> Path | None:
     """The work folder of a job that makes OUT, in it or beside it."""
     name = glob.escape(out.name)

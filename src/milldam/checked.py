@@ -20,24 +20,11 @@ from __future__ import annotations
 import functools
 import json
 import math
-import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NoReturn,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 from milldam.errors import StoreError
 
@@ -51,15 +38,13 @@ DEEPEST = 50
 
 
 class _WrongError(Exception):
-    def __init__(self, expected: str, found: Any) -> None:
-        self.expected, self.found = expected, found
-        self.field = ""
+    def __init__(self, expected: str, found: str, field: str = "") -> None:
+        self.expected, self.found, self.field = expected, found, field
 
     def inside(self, name: str) -> _WrongError:
         """The same, seen from what the value is part of."""
         between = "" if self.field.startswith("[") or not self.field else "."
-        self.field = f"{name}{between}{self.field}"
-        return self
+        return _WrongError(self.expected, self.found, f"{name}{between}{self.field}")
 
 
 def parse_json(data: bytes, name: str | Path) -> Any:
@@ -75,12 +60,11 @@ def parse_json(data: bytes, name: str | Path) -> Any:
 def read_json(path: Path) -> Any:
     """The value of a file; FileNotFoundError when there is none."""
     try:
-        data = path.read_bytes()
+        return parse_json(path.read_bytes(), path)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise StoreError(f"{path}: can't be read ({error.strerror}).") from None
-    return parse_json(data, path)
 
 
 def checked(kind: type[T], value: Any, name: str | Path) -> T:
@@ -91,34 +75,53 @@ def checked(kind: type[T], value: Any, name: str | Path) -> T:
     milldam.errors.StoreError: a.json: damaged: [1] is "x", where a whole number from 0 on is expected. Make it again.
     """
     try:
-        check: Check = _checker(cast("Any", kind))
-        made: T = check(value)
-        return made
+        return cast("T", _checker(cast("Any", kind))(value))
     except _WrongError as wrong:
-        raise StoreError(explained(wrong, name)) from None
+        found = f"{wrong.field or 'it'} is {wrong.found}" if wrong.found else f"no {wrong.field}"
+        raise StoreError(f"{name}: damaged: {found}, where {wrong.expected} is expected. Make it again.") from None
 
 
-def explained(wrong: _WrongError, name: str | Path) -> str:
-    what = f"{wrong.field or 'it'} is {_shown(wrong.found)}" if wrong.found is not _MISSING else f"no {wrong.field}"
-    return f"{name}: damaged: {what}, where {wrong.expected} is expected. Make it again."
-
-
-class _Missing:
-    pass
-
-
-_MISSING = _Missing()
-
-
-def _shown(value: Any) -> str:
+def _wrong(expected: str, value: Any) -> _WrongError:
     try:
-        text = json.dumps(value)
+        shown = json.dumps(value)
     except (RecursionError, TypeError, ValueError):
-        text = type(value).__name__
-    return text if len(text) <= 40 else f"{text[:37]}..."
+        shown = type(value).__name__
+    return _WrongError(expected, shown if len(shown) <= 40 else f"{shown[:37]}...")
 
 
 # ---- a check for every type ----
+
+
+def _is_text(value: Any) -> bool:
+    """Half of a surrogate pair is in no text, and can't be written anywhere."""
+    return type(value) is str and (value.isascii() or not any("\ud800" <= one <= "\udfff" for one in value))
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    """JSON that is not nested deeply, and texts that can be written."""
+    if isinstance(value, dict):
+        inner = [*value, *value.values()]
+    elif isinstance(value, list):
+        inner = value
+    else:
+        return not isinstance(value, str) or _is_text(value)
+    return depth < DEEPEST and all(_is_plain(one, depth + 1) for one in inner)
+
+
+_PLAIN: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    # By its very type: True is an int too.
+    int: ("a whole number from 0 on", lambda value: type(value) is int and 0 <= value <= LARGEST),
+    float: (
+        "a number from 0 on",
+        lambda value: type(value) in (int, float) and math.isfinite(value) and value >= 0,
+    ),
+    str: ("text", _is_text),
+    bool: ("true or false", lambda value: type(value) is bool),
+    types.NoneType: ("null", lambda value: value is None),
+    Any: ("plain JSON", _is_plain),
+    list: ("a list", lambda value: type(value) is list),
+    dict: ("an object", lambda value: type(value) is dict),
+}
 
 
 @functools.cache
@@ -126,89 +129,32 @@ def _checker(kind: Any) -> Check:
     """What checks values of a type, and raises `_WrongError`."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind in _PLAIN:
-        return _PLAIN[kind]
+        return _plain(*_PLAIN[kind])
     if origin is Annotated:
         return _checker(inner[1])
+    if origin is Literal:
+        expected = " or ".join(json.dumps(one) for one in inner)
+        return _plain(expected, lambda value: any(type(value) is type(one) and value == one for one in inner))
     if origin in (Union, types.UnionType):
         return _any_of([_checker(one) for one in inner])
-    if origin is Literal:
-        return _one_of(inner)
     if origin in (list, tuple):
-        return _sequence(_checker(inner[0]), origin)
+        as_list, check_item = _checker(list), _checker(inner[0])
+        return lambda value: origin(_each(check_item, enumerate(as_list(value))))
     if origin is dict:
-        return _mapping(_checker(inner[1]))
-    if is_typeddict(kind):
-        return _typed_dict(kind)
-    if is_dataclass(kind):
+        as_dict, check_key, check_value = _checker(dict), _checker(str), _checker(inner[1])
+        return lambda value: dict(zip(map(check_key, as_dict(value)), _each(check_value, value.items()), strict=True))
+    if is_typeddict(kind) or is_dataclass(kind):
         return _object(kind)
     raise TypeError(f"no check for {kind}")
 
 
-def _whole_number(value: Any) -> Any:
-    # By its very type: True is an int too.
-    if type(value) is not int or not 0 <= value <= LARGEST:
-        raise _WrongError("a whole number from 0 on", value)
-    return value
+def _plain(expected: str, holds: Callable[[Any], bool]) -> Check:
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise _wrong(expected, value)
+        return value
 
-
-def _number(value: Any) -> Any:
-    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
-        raise _WrongError("a number from 0 on", value)
-    return value
-
-
-def _text(value: Any) -> Any:
-    if type(value) is not str or not _is_unicode(value):
-        raise _WrongError("text", value)
-    return value
-
-
-def _is_unicode(value: str) -> bool:
-    """Half of a surrogate pair is in no text, and can't be written anywhere."""
-    if value.isascii():
-        return True
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _truth(value: Any) -> Any:
-    if type(value) is not bool:
-        raise _WrongError("true or false", value)
-    return value
-
-
-def _nothing(value: Any) -> Any:
-    if value is not None:
-        raise _WrongError("null", value)
-    return value
-
-
-def _anything(value: Any, depth: int = 0) -> Any:
-    if depth > DEEPEST:
-        raise _WrongError("less nesting", value)
-    if isinstance(value, dict):
-        for name, one in value.items():
-            _text(name)
-            _anything(one, depth + 1)
-    elif isinstance(value, list):
-        for one in value:
-            _anything(one, depth + 1)
-    elif isinstance(value, str):
-        _text(value)
-    return value
-
-
-_PLAIN: dict[Any, Check] = {
-    int: _whole_number,
-    float: _number,
-    str: _text,
-    bool: _truth,
-    types.NoneType: _nothing,
-    Any: _anything,
-}
+    return check
 
 
 def _any_of(checks: list[Check]) -> Check:
@@ -222,97 +168,37 @@ def _any_of(checks: list[Check]) -> Check:
                 wrongs.append(wrong.with_traceback(None))
         # What is wrong inside says more than that the whole is none of several kinds.
         deepest = max(wrongs, key=lambda wrong: len(wrong.field))
-        if deepest.field:
-            raise deepest
-        raise _WrongError(" or ".join(wrong.expected for wrong in wrongs), value)
+        raise deepest if deepest.field else _wrong(" or ".join(wrong.expected for wrong in wrongs), value)
 
     return check
 
 
-def _one_of(known: tuple[Any, ...]) -> Check:
-    expected = " or ".join(json.dumps(one) for one in known)
-
-    def check(value: Any) -> Any:
-        if not any(type(value) is type(one) and value == one for one in known):
-            raise _WrongError(expected, value)
-        return value
-
-    return check
-
-
-def _sequence(check_one: Check, kind: type) -> Check:
-    def check(value: Any) -> Any:
-        if type(value) is not list:
-            raise _WrongError("a list", value)
-        kept: list[Any] = []
+def _each(check: Check, items: Iterable[tuple[int | str, Any]]) -> Iterator[Any]:
+    for name, value in items:
         try:
-            kept.extend(check_one(one) for one in value)
+            yield check(value)
         except _WrongError as wrong:
-            raise wrong.inside(f"[{len(kept)}]") from None
-        return kept if kind is list else tuple(kept)
-
-    return check
-
-
-def _mapping(check_one: Check) -> Check:
-    def check(value: Any) -> Any:
-        _object_like(value)
-        for name, one in value.items():
-            _text(name)
-            _inside(name, check_one, one)
-        return value
-
-    return check
-
-
-def _typed_dict(kind: Any) -> Check:
-    checks = [(name, _checker(hint)) for name, hint in get_type_hints(kind, include_extras=True).items()]
-    required = kind.__required_keys__
-
-    def check(value: Any) -> Any:
-        _object_like(value)
-        for name, check_one in checks:
-            if name in value:
-                _inside(name, check_one, value[name])
-            elif name in required:
-                _missing(name)
-        return value
-
-    return check
+            raise wrong.inside(name if isinstance(name, str) else f"[{name}]") from None
 
 
 def _object(kind: Any) -> Check:
-    """Made in one go; only when something is wrong it is looked for."""
-    hints = get_type_hints(kind, include_extras=True)
-    known = [one for one in fields(kind) if one.init]
-    checks = [(one.name, _checker(hints[one.name])) for one in known if one.default is not None]
-    optional = [(one.name, _checker(hints[one.name])) for one in known if one.default is None]
-    of_fields = operator.itemgetter(*(name for name, _ in checks))
+    """A TypedDict stays the dict that it is, of a dataclass one is made."""
+    hints, stays = get_type_hints(kind, include_extras=True), is_typeddict(kind)
+    needed = kind.__required_keys__ if stays else {one.name for one in fields(kind) if one.default is not None}
+    names = hints if stays else [one.name for one in fields(kind) if one.init]
+    checks, as_dict = [(name, _checker(hints[name]), name in needed) for name in names], _checker(dict)
 
     def check(value: Any) -> Any:
-        _object_like(value)
-        try:
-            values = of_fields(value)
-        except KeyError as error:
-            _missing(error.args[0])
-        made = {name: _inside(name, one, found) for (name, one), found in zip(checks, values, strict=True)}
-        made |= {name: _inside(name, one, value[name]) for name, one in optional if name in value}
-        return kind(**made)
+        as_dict(value)
+        made = {}
+        for name, check_one, is_needed in checks:
+            if name in value:
+                try:
+                    made[name] = check_one(value[name])
+                except _WrongError as wrong:
+                    raise wrong.inside(name) from None
+            elif is_needed:
+                raise _WrongError("one", "", name)
+        return value if stays else kind(**made)
 
     return check
-
-
-def _object_like(value: Any) -> None:
-    if type(value) is not dict:
-        raise _WrongError("an object", value)
-
-
-def _missing(name: str) -> NoReturn:
-    raise _WrongError("one", _MISSING).inside(name)
-
-
-def _inside(name: str, check_one: Check, value: Any) -> Any:
-    try:
-        return check_one(value)
-    except _WrongError as wrong:
-        raise wrong.inside(name) from None

@@ -5,6 +5,7 @@ fsspec is loaded when the first file is read; nothing of this is loaded for stor
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ DEFAULT_BYTES = 50 * 10**9
 
 
 def place_at(
-    given: str | Path,
+    store: str | Path,
     *,
     cache: str | int | None = None,
     cache_dir: str | Path | None = None,
@@ -32,30 +33,25 @@ def place_at(
     cache_dir         default MILLDAM_CACHE, else ~/.cache/milldam
     storage_options   options of fsspec's file system that the environment does not set
     """
-    if not is_address(given):
+    if not is_address(store):
         for name, value in (("cache", cache), ("cache_dir", cache_dir), ("storage_options", storage_options)):
             if value is not None:
-                raise ConfigError(f"{name}: {given} is on this machine; leave it out.")
-        return Folder(Path(given))
+                raise ConfigError(f"{name}: {store} is on this machine; leave it out.")
+        return Folder(Path(store))
     from milldam.remote.place import RemotePlace
 
     folder = (Path(cache_dir) if cache_dir is not None else user_cache()).expanduser().absolute()
     size = default_bytes(folder) if cache is None else parse_size(cache)
     if size < 1:
         raise ConfigError(f"cache: {cache}; use a size such as 10GB.")
-    return RemotePlace(str(given), cache_bytes=size, cache_dir=folder, storage_options=storage_options)
+    return RemotePlace(str(store), size, folder, storage_options or {})
 
 
 def default_bytes(folder: Path, pattern: str = "shards/*") -> int:
     """50 GB, or half of what the disk has free, what the cache takes of it already (files like `pattern`) included."""
     there = next(one for one in (folder, *folder.parents) if one.exists())
-    taken = sum(_size(path) for path in folder.glob(pattern))
+    taken = 0
+    for path in folder.glob(pattern):
+        with contextlib.suppress(FileNotFoundError):  # another process has made room meanwhile
+            taken += path.stat().st_size
     return max(1, min(DEFAULT_BYTES, (shutil.disk_usage(there).free + taken) // 2))
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        # Another process has made room meanwhile.
-        return 0

@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from milldam.errors import ConfigError, StoreError
@@ -44,25 +45,11 @@ class RemoteFolder:
 
     def read(self, file: str) -> bytes | None:
         """A small file whole; None: there is none."""
-
-        def read(filesystem: Any, path: str) -> bytes:
-            return bytes(filesystem.cat_file(path))
-
-        try:
-            return self._tried(file, read)
-        except FileNotFoundError:
-            return None
+        return self._tried(file, lambda filesystem, path: bytes(filesystem.cat_file(path)))
 
     def size(self, file: str) -> int | None:
         """Bytes of a file; None: there is none."""
-
-        def size(filesystem: Any, path: str) -> int:
-            return int(filesystem.info(path)["size"])
-
-        try:
-            return self._tried(file, size)
-        except FileNotFoundError:
-            return None
+        return self._tried(file, lambda filesystem, path: int(filesystem.info(path)["size"]))
 
     def missing_bucket(self) -> str:
         """That the bucket is not there, for a message; empty when it is, or when nobody can tell."""
@@ -73,47 +60,34 @@ class RemoteFolder:
     def blocks(self, file: str, size: int) -> Iterator[bytes]:
         """The first `size` bytes of a file in blocks; fewer when it is shorter."""
         for first in range(0, size, _GROUP_BYTES):
-            stop = min(size, first + _GROUP_BYTES)
-            blocks = self._group(file, first, stop)
+            starts = list(range(first, min(size, first + _GROUP_BYTES), _BLOCK_BYTES))
+            blocks = self._tried(file, partial(_ranges, starts, [min(size, start + _BLOCK_BYTES) for start in starts]))
+            if blocks is None:
+                raise StoreError(f"{self.name}/{file}: missing. `milldam verify {self.name}` checks it.")
             yield from blocks
-            if sum(map(len, blocks)) < stop - first:
+            if len(blocks[-1]) < min(size - starts[-1], _BLOCK_BYTES):
                 return
 
-    def _group(self, file: str, first: int, stop: int) -> list[bytes]:
-        def read(filesystem: Any, path: str) -> list[bytes]:
-            firsts = range(first, stop, _BLOCK_BYTES)
-            if getattr(filesystem, "async_impl", False):
-                stops = [min(stop, at + _BLOCK_BYTES) for at in firsts]
-                return [bytes(part) for part in filesystem.cat_ranges([path] * len(stops), list(firsts), stops)]
-            with filesystem.open(path, "rb") as opened:
-                opened.seek(first)
-                return [_exactly(opened, min(_BLOCK_BYTES, stop - at)) for at in firsts]
-
-        try:
-            return self._tried(file, read)
-        except FileNotFoundError as error:
-            raise StoreError(
-                f"{self.name}/{file}: missing ({error}). `milldam verify {self.name}` checks it."
-            ) from None
-
-    def _tried(self, file: str, call: Callable[[Any, str], Result]) -> Result:
-        wait = _FIRST_WAIT_S
+    def _tried(self, file: str, call: Callable[[Any, str], Result]) -> Result | None:
+        """The result of a call with the file system and the file's path in it; None: there is no such file."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                # The file system and the folder in it; one of another process does not work here.
+                # A connection of another process does not work here.
                 if self._connection is None or self._connection[0] != os.getpid():
                     self._connection = (os.getpid(), *self._connect())
                 filesystem, folder = self._connection[1:]
                 return call(filesystem, f"{folder}/{file}")
-            except (FileNotFoundError, ConfigError):
+            except FileNotFoundError:
+                return None
+            except ConfigError:
                 raise
             except Exception as error:
                 where = f"{self._address}/{file}"
                 if is_refusal(error) or attempt == _ATTEMPTS:
                     raise address_error(where, error, f" (tried {_ATTEMPTS} times)") from None
+                wait = _FIRST_WAIT_S * 2 ** (attempt - 1)
                 log.info("%s: %s; again in %.1f s", without_secrets(where), first_line(error), wait)
             time.sleep(wait)
-            wait *= 2
         raise AssertionError
 
     def _connect(self) -> tuple[Any, str]:
@@ -135,10 +109,6 @@ class RemoteFolder:
         return f"RemoteFolder({self.name!r})"
 
 
-def _exactly(opened: Any, size: int) -> bytes:
-    """So many bytes, fewer at the end of the file."""
-    parts: list[bytes] = []
-    while size > 0 and (part := opened.read(size)):
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+def _ranges(starts: list[int], stops: list[int], filesystem: Any, path: str) -> list[bytes]:
+    parts = filesystem.cat_ranges([path] * len(starts), starts, stops, on_error="raise")
+    return [bytes(part) for part in parts]

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+import milldam
 from milldam.dedup.shingles import shingle
 from milldam.sources.compression import read_blocks
 
@@ -413,12 +414,14 @@ class Corpus:
         return Truth([one.text for one in self.documents])
 
     def removals(self, out: Path) -> Removals:
-        """From the store's dropped.jsonl.zst; a drop whose text is not that of its document is an error."""
+        """From the store's dropped documents; a drop whose text is not that of its document is an error."""
         units = [json.loads(line) for line in (out / "run" / "units.jsonl").read_bytes().splitlines()]
         # Rows are counted on in a unit of several files.
         before = {unit["index"]: self._before(unit["slices"][0]["path"]) for unit in units}
         kept, named = np.ones(len(self.documents), bool), []
-        with (out / "dropped.jsonl.zst").open("rb") as file:
+        dropped = milldam.open(out).dropped
+        assert dropped is not None
+        with dropped.open("rb") as file:
             lines = b"".join(read_blocks(file, "zst", 1 << 20)).splitlines()
         for drop in map(json.loads, lines):
             number, of = before[drop["unit"]] + drop["row"], drop["duplicate_of"]

@@ -247,19 +247,6 @@ def hash_rest(file: IO[bytes] | io.RawIOBase, size: int | None = None) -> xxhash
     return digest
 
 
-def join_files(out: Path, parts: Iterable[Path]) -> None:
-    """Put files end to end into a new one; where there are none, remove it."""
-    first = next(parts := iter(parts), None)
-    if first is None:
-        out.unlink(missing_ok=True)
-        return
-    with NewFile(out) as new:
-        for part in itertools.chain([first], parts):
-            for block in file_blocks(part):
-                new.write(block)
-        new.commit()
-
-
 def hash_bytes(data: bytes) -> str:
     return xxhash.xxh3_128(data).hexdigest()
 

@@ -18,11 +18,20 @@ from tests.kit.chat_jobs import (
     expected,
     found,
     make_conversations,
-    rejects,
     write_messages,
     write_template,
 )
-from tests.kit.jobs import TOKENIZER, kill_group, recorded, run_here, run_milldam, started, store_bytes, wait_until
+from tests.kit.jobs import (
+    TOKENIZER,
+    kill_group,
+    recorded,
+    run_here,
+    run_milldam,
+    set_aside,
+    started,
+    store_bytes,
+    wait_until,
+)
 from tests.kit.quick import first_quick
 
 import milldam
@@ -76,7 +85,7 @@ def test_a_tagged_template_gives_a_store_of_what_transformers_makes(
     """Golden ids and masks of a real family, through the command; what the template refuses is rejected by line."""
     _make_golden(shared_data, tmp_path / "out", f"{family}_training")
     wanted = _golden(shared_data, family)
-    assert {one["line"] - 1 for one in rejects(tmp_path / "out")} == {one["row"] for one in wanted if "error" in one}
+    assert {one["line"] - 1 for one in set_aside(tmp_path / "out")} == {one["row"] for one in wanted if "error" in one}
     kept = [one for one in wanted if "error" not in one]
     assert _hashed(tmp_path / "out") == [(one["sha"], one["spans"]) for one in kept]
 
@@ -87,7 +96,7 @@ def test_a_template_without_tags_gives_the_same_or_refuses_by_name(
 ) -> None:
     """Where its text is the same. Nothing differs in silence."""
     done = _make_golden(shared_data, tmp_path / "out", family, code=None)
-    refused = {one["line"] - 1: one["reason"] for one in rejects(tmp_path / "out")}
+    refused = {one["line"] - 1: one["reason"] for one in set_aside(tmp_path / "out")}
     assert set(refused.values()) <= {"template_refused", "mask_not_proven"}
     wanted = _golden(shared_data, family)
     if done.returncode:
@@ -227,7 +236,7 @@ def test_what_is_no_conversation_is_rejected_with_its_line(tmp_path: Path) -> No
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     store = make(tmp_path, path)
     assert found(store) == [expected(good["messages"])] * 2
-    told = {one["line"]: one["reason"] for one in rejects(tmp_path / "out")}
+    told = {one["line"]: one["reason"] for one in set_aside(tmp_path / "out")}
     assert told == {
         3: "bad_json",
         4: "empty_conversation",
@@ -236,7 +245,7 @@ def test_what_is_no_conversation_is_rejected_with_its_line(tmp_path: Path) -> No
         8: "no_assistant",
         9: "has_image",
     }
-    (refused,) = [one for one in rejects(tmp_path / "out") if one["reason"] == "template_refused"]
+    (refused,) = [one for one in set_aside(tmp_path / "out") if one["reason"] == "template_refused"]
     assert "No such role: fail" in refused["detail"]
     assert store.manifest.tally.rejected_count == 6
     with pytest.raises(InputError, match=r"chat\.jsonl:3"):
@@ -255,7 +264,7 @@ def test_a_conversation_beyond_every_bound_is_rejected(tmp_path: Path) -> None:
     for name, where in (("chat.jsonl", {"line": 2}), ("chat.parquet", {"row": 2})):
         store = make(tmp_path, tmp_path / name, out=f"out-{name}")
         assert found(store) == [expected(rows[0]["messages"]), expected(rows[2]["messages"])]
-        (reject,) = rejects(tmp_path / f"out-{name}")
+        (reject,) = set_aside(tmp_path / f"out-{name}")
         assert reject["reason"] == "too_large"
         assert where.items() <= reject.items()
 

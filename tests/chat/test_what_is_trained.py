@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from tests.kit.chat_jobs import rejects
-from tests.kit.jobs import TOKENIZER, invoke, run_here
+from tests.kit.jobs import TOKENIZER, invoke, run_here, set_aside
 
 import milldam
 from milldam.errors import MilldamError
@@ -46,7 +45,7 @@ def _trained(
 
 
 def _reasons(folder: Path) -> dict[int, str]:
-    return {one["line"]: one["reason"] for one in rejects(folder / "out")}
+    return {one["line"]: one["reason"] for one in set_aside(folder / "out")}
 
 
 # ---- null ----
@@ -169,7 +168,7 @@ def test_a_giant_first_record_costs_itself_alone(tmp_path: Path, size: int, name
     store = milldam.tokenize(tmp_path / name, tmp_path / "out", tokenizer=TOKENIZER, chat=chat)
     is_giant = size > 8 << 20
     assert len(store) == 4 - is_giant
-    assert [one["reason"] for one in rejects(tmp_path / "out")] == ["too_large"] * is_giant
+    assert [one["reason"] for one in set_aside(tmp_path / "out")] == ["too_large"] * is_giant
     run_here("chat-check", tmp_path / "t.jinja", tmp_path / name)
 
 

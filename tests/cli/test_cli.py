@@ -295,7 +295,7 @@ def test_dropped_documents_are_in_the_summary(tmp_path: Path) -> None:
     shown = invoke(*job(path, tmp_path / "s")).stdout
     counts = "\nRead 3 records: 1 kept, 1 dropped, 1 rejected\n  read: bad_json 1\n  clean: empty 1\n"
     assert counts in shown and "s: 1 document, 3 tokens, " in shown
-    assert f"Rejected records are in {tmp_path / 's' / 'rejects.jsonl'}" in shown
+    assert f"Rejected records are in {milldam.open(tmp_path / 's').rejects}" in shown
     whole = invoke(*job(write_lines(path, TEXTS), tmp_path / "t")).stdout
     assert "\nRead 4 records: 4 kept, 0 dropped, 0 rejected\n" in whole and "By source" not in whole
 

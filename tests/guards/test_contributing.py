@@ -75,7 +75,7 @@ def test_a_source_is_read_however_it_is_cut(
         assert [text for batch in batches for text in batch.texts.to_pylist()] == wanted
     path.write_bytes(path.read_bytes() + b"From c@d Tue\n\xff\n")
     store = milldam.tokenize(path, tmp_path / "out", tokenizer=TOKENIZER)
-    assert len(store) == len(mails) and "not_utf8" in (tmp_path / "out/rejects.jsonl").read_text()
+    assert len(store) == len(mails) and "not_utf8" in store.rejects.read_text()
 
 
 @put("shouting.py")

@@ -5,15 +5,19 @@ A job is added in `tests/kit/every_job.py`: its words on the command line and wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.kit.every_job import JOBS, NO_ARRAYS, Case
 from tests.kit.faults import KILL, SHORT, Fault, Faults, build_shim
-from tests.kit.jobs import TOKENIZER, run_here, run_milldam, write_lines
-from tests.kit.preprocess_jobs import tree_bytes, write_config
+from tests.kit.jobs import TOKENIZER, run_here, run_milldam, set_aside, write_lines
+from tests.kit.preprocess_jobs import fresh_texts, tree_bytes, write_config
 from tests.kit.quick import first_quick
+
+import milldam
 
 ALWAYS = 1 << 60
 ALL_JOBS: dict[str, Callable[[Path], Case]] = JOBS | NO_ARRAYS
@@ -82,23 +86,75 @@ def test_a_run_that_fails_says_why_and_the_next_one_completes_it(
         assert [path.name for path in tmp_path.glob(f".{out}*")] == []
 
 
+WAYS_TO_KILL = (("rename", [6]), ("rename", range(15)), ("remove", range(15)))
+"""At the call after the manifest's rename; then at each of the finish, counted from the last."""
+
+
+@pytest.mark.parametrize(("call", "from_last"), first_quick(WAYS_TO_KILL))
+def test_a_killed_update_shows_the_old_store_or_the_new_one(
+    call: str, from_last: Sequence[int], faults: Faults, tmp_path: Path
+) -> None:
+    """Its rejects, dropped documents and findings with it; run again, it has the bytes of a fresh store."""
+    to = update_of_all_kinds(tmp_path)
+    shutil.copytree(tmp_path / "old", tmp_path / "updated")
+    calls = faults.count(call, to("updated"))
+    run_here(*to("fresh"))
+    assert tree_bytes(tmp_path / "updated") == tree_bytes(tmp_path / "fresh")
+    old, new = shown(tmp_path / "old"), shown(tmp_path / "fresh")
+    assert all(one != other for one, other in zip(old, new, strict=True))
+    seen = []
+    for at in (calls - back for back in from_last):
+        out = tmp_path / f"out-{at}"
+        shutil.copytree(tmp_path / "old", out)
+        assert faults.run(Fault(call, KILL, at), to(out.name)).returncode in (-9, 0)
+        seen.append(shown(out))
+        assert seen[-1] in (old, new)
+        run_here(*to(out.name))
+        assert tree_bytes(out) == tree_bytes(tmp_path / "fresh")
+    assert new in seen
+
+
 def test_a_refused_update_leaves_the_old_store_as_it_was(tmp_path: Path) -> None:
-    """No document is left: store, rejects and dropped documents stay those of the run that made the store."""
-    corpus = write_lines(tmp_path / "a.jsonl", ["a text that stays", "another one", "another one"])
-    with corpus.open("a") as last:
-        last.write('{"title": "no text here"}\n')
-    rules = {"dedup": "exact", "write_dropped": True}
-    config = {"datasets": [str(corpus)], "tokenizer": str(TOKENIZER), "out": str(tmp_path / "out"), **rules}
-    path = write_config(tmp_path / "config.yaml", config)
-    run_here("preprocess", path)
-    before = tree_bytes(tmp_path / "out")
-    assert {"rejects.jsonl", "dropped.jsonl.zst"} <= before.keys()
-    corpus.write_text('{"text": ""}\n{"text": " "}\n')
-    assert "No documents left" in run_here("preprocess", path, code=3).output
-    assert tree_bytes(tmp_path / "out") == before
-    write_lines(corpus, ["a text that is new"])
-    run_here("preprocess", path)
-    assert not {"rejects.jsonl", "dropped.jsonl.zst"} & tree_bytes(tmp_path / "out").keys()
+    """No document is left: all files stay, the store shows its own; those of the refused run go with the next."""
+    to = update_of_all_kinds(tmp_path)
+    before, old = tree_bytes(tmp_path / "old"), shown(tmp_path / "old")
+    (tmp_path / "a.jsonl").write_text('{"text": ""}\n{"text": " "}\n')
+    assert "No documents left" in run_here(*to("old"), code=3).output
+    assert before.items() <= tree_bytes(tmp_path / "old").items()
+    assert shown(tmp_path / "old") == old
+    write_lines(tmp_path / "a.jsonl", ["a text that is new"])
+    run_here(*to("old"))
+    assert shown(tmp_path / "old")[1:] == ([], [], [])
+    assert not [name for name in tree_bytes(tmp_path / "old") if name.startswith(("rejects", "dropped", "contam"))]
+
+
+def update_of_all_kinds(folder: Path) -> Callable[[str], tuple[object, ...]]:
+    """A store `old` with audit files of every kind, whose input has changed since; the words of its job, by folder."""
+    item = fresh_texts(1, 7, words=(30, 31))[0]
+    sets = write_lines(folder / "items.jsonl", [item])
+    rules = {"dedup": "exact", "write_dropped": True, "decontaminate": str(sets)}
+    config = {"datasets": [str(folder / "a.jsonl")], "tokenizer": str(TOKENIZER), "out": str(folder / "never"), **rules}
+    path = write_config(folder / "config.yaml", config)
+
+    def to(out: str) -> tuple[object, ...]:
+        return "preprocess", path, "-o", folder / out, "--workers", 1
+
+    for seed in (1, 2):
+        texts = fresh_texts(40, seed)
+        with write_lines(folder / "a.jsonl", [*texts, texts[0], f"{texts[1]} {item}"]).open("a") as last:
+            last.write(f'{{"title": "no text here, {seed}"}}\n')
+        if seed == 1:
+            run_here(*to("old"))
+    return to
+
+
+def shown(out: Path) -> tuple[list[Any], ...]:
+    """What a store that is whole shows: its documents, and what was set aside."""
+    run_here("verify", out)
+    store = milldam.open(out)
+    return [one.tolist() for one in store], *(
+        set_aside(store, what) for what in ("rejects", "dropped", "contamination")
+    )
 
 
 def spread(calls: int, count: int) -> list[int]:

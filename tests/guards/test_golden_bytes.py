@@ -12,6 +12,7 @@ import gzip
 import json
 import os
 import random
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -20,8 +21,8 @@ from typing import Any
 import pytest
 import xxhash
 from tests.kit.chat_jobs import make_conversations, write_messages, write_template
-from tests.kit.jobs import DEMO, TOKENIZER, make_texts, wait_until, write_lines
-from tests.kit.preprocess_jobs import giant_text, texts_with_copies, write_parquet, zstd
+from tests.kit.jobs import DEMO, TOKENIZER, make_texts, wait_until, write_lines, zstd
+from tests.kit.preprocess_jobs import giant_text, texts_with_copies, write_parquet
 from tests.kit.qa_recipe import WORDS, tokenizer_json
 
 import milldam
@@ -197,7 +198,8 @@ def frozen(out: Path) -> dict[str, str]:
     """A hash for each file that holds results; of a manifest its totals and fingerprint alone."""
     found: dict[str, str] = {}
     for path in sorted(out.rglob("*")):
-        name = str(path.relative_to(out))
+        # The hash in the name of an audit file is that of its bytes, which for zstd depend on the library.
+        name = re.sub(r"^(rejects|dropped|contamination)-\w{32}", r"\1", str(path.relative_to(out)))
         if not path.is_file() or {name.split("/")[0], path.name} & NOT_FROZEN or name.endswith("milldam-export.json"):
             continue
         if path.name in MANIFESTS:

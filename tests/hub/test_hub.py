@@ -35,7 +35,7 @@ from milldam.errors import ConfigError, InputError, MilldamError, MismatchError,
 from milldam.files import hash_bytes, hash_file
 from milldam.hub import client, pull, push
 from milldam.loader.stores import Store
-from milldam.stores.kinds import KINDS
+from milldam.stores.kinds import KINDS, write_audit
 from milldam.stores.table.manifest import MadeUnit, TableManifest, TableSchema, TableShard
 from milldam.stores.tokens.manifest import Manifest, Tally
 from milldam.stores.verify import verify as verify_store
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 REPO = "anna/corpus"
 MANIFEST = "milldam.json"
 CARD, MARK, INCOMING = "README.md", ".milldam-push.json", ".milldam-pull"
-BESIDE = {"rejects.jsonl", "notes.txt", ".hidden", ".milldam-pull.json"}
+BESIDE = {"notes.txt", ".hidden", ".milldam-pull.json"}
 
 
 @pytest.fixture
@@ -75,9 +75,10 @@ def token_store(folder: Path, shards: list[list[int]], splits: list[str] | None 
         input={"files": 3, "bytes": 1234, "fingerprint": "f" * 32},
         sources=(Tally("a.jsonl", 5, {"bad_json": 2}, {"filter": {"too_short": 1}}),),
     )
-    manifest.write(folder)
+    audit = write_audit(folder, "rejects", [b"/home/anna/private"])
+    dataclasses.replace(manifest, audit=audit).write(folder)
     (folder / "run").mkdir(exist_ok=True)
-    for name in ("run/plan.json", "rejects.jsonl", "notes.txt", ".hidden"):
+    for name in ("run/plan.json", "notes.txt", ".hidden"):
         (folder / name).write_text("/home/anna/private")
     return folder
 
@@ -114,9 +115,8 @@ MAKERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Iterator[str]]]
 
 def stored(folder: Path) -> dict[str, bytes]:
     """The files of a store, without what may lie beside them."""
-    return {
-        path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file() and path.name not in BESIDE
-    }
+    files = (path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.startswith("rejects-"))
+    return {path.name: path.read_bytes() for path in files if path.name not in BESIDE}
 
 
 def pulled(repo: str, out: Path, *options: str) -> dict[str, Any]:
@@ -655,7 +655,7 @@ def test_the_store_that_was_pushed_is_up_to_date_where_it_was_made(hub: HubServe
     folder = tokens(tmp_path / "made")
     push(folder, REPO)
     assert pulled(REPO, folder)["up_to_date"]
-    assert not (folder / ".milldam-pull.json").exists() and (folder / "rejects.jsonl").exists()
+    assert not (folder / ".milldam-pull.json").exists() and Store(folder).rejects is not None
 
 
 # ---- what is remembered ----

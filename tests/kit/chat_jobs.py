@@ -68,8 +68,3 @@ def expected(messages: list[Message]) -> tuple[list[int], list[list[int]]]:
 
 def found(store: milldam.Store) -> list[tuple[list[int], list[list[int]]]]:
     return [(document.tolist(), store.spans(number).tolist()) for number, document in enumerate(store)]
-
-
-def rejects(out: Path) -> list[dict[str, Any]]:
-    path = out / "rejects.jsonl"
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []

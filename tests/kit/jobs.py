@@ -22,12 +22,17 @@ from click.testing import CliRunner, Result
 
 import milldam
 
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
 DEMO = Path(milldam.__file__).parent / "demo_data"
 TOKENIZER = DEMO / "tokenizer.json"
 EOS_TEXT = "<|endoftext|>"
 MILLDAM = str(Path(sys.executable).with_name("milldam"))
 
-# Each breaks a line in its own way; the reason is what `rejects.jsonl` must say.
+# Each breaks a line in its own way; the reason is what the store's rejects must say.
 BROKEN_LINES = {
     b'{"text": "cut off': "bad_json",
     b'{"title": "no text here"}': "no_field",
@@ -102,6 +107,16 @@ def documents(store: Path | milldam.Store) -> list[list[int]]:
     """All documents of a store as lists of ids."""
     opened = store if isinstance(store, milldam.Store) else milldam.open(store)
     return [document.tolist() for document in opened]
+
+
+def set_aside(store: Path | milldam.Store, what: str = "rejects") -> list[dict[str, Any]]:
+    """The lines of a store's rejects, dropped or contamination; none when there is no such file."""
+    opened = milldam.open(store) if isinstance(store, Path) else store
+    path: Path | None = getattr(opened, what)
+    if path is None:
+        return []
+    data = path.read_bytes()
+    return [json.loads(line) for line in (zstd.decompress(data) if path.suffix == ".zst" else data).splitlines()]
 
 
 def store_bytes(folder: Path) -> dict[str, bytes]:

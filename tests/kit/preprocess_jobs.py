@@ -24,9 +24,9 @@ import milldam
 from milldam.api import preprocess as run_preprocess
 
 if sys.version_info >= (3, 14):
-    from compression import zstd
+    pass
 else:
-    from backports import zstd
+    pass
 
 GIANT_CHARACTERS = 100_000
 """Longer texts are compared as text: HF tokenizers would take too long for them."""
@@ -221,11 +221,6 @@ def assert_flow(out: Path, dropped: dict[str, dict[str, int]]) -> None:
     assert tally.read == tally.documents + tally.dropped_count + tally.rejected_count
 
 
-def dropped_documents(out: Path) -> list[dict[str, Any]]:
-    with zstd.open(out / "dropped.jsonl.zst", "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
-
-
 def tree_bytes(out: Path) -> dict[str, bytes]:
     """Every file of a store and its rows, but for the run folder."""
     files = (path for path in out.rglob("*") if path.is_file() and path.relative_to(out).parts[0] != "run")
@@ -254,7 +249,7 @@ PATCHES = {
     "index_hashes": "milldam.dedup.index:DedupIndex._write_hashes",
     "index_record": "milldam.dedup.index:write_json",
     "index_orphans": "milldam.dedup.index:DedupIndex._remove_orphans",
-    "rejects": "milldam.pipeline.finishing:gather_rejects",
+    "rejects": "milldam.pipeline.finishing:write_audit",
     "dropped": "milldam.pipeline.finishing:_gather",
     "manifest": "milldam.stores.tokens.manifest:Manifest.write_with",
     "pack": "milldam.pipeline.finishing:pack_store",

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet
-from tests.kit.jobs import DEMO, TOKENIZER, demo_texts, write_lines
-from tests.kit.preprocess_jobs import zstd
+from tests.kit.jobs import DEMO, TOKENIZER, demo_texts, write_lines, zstd
 from tests.kit.qa_recipe import tokenizer_json
 
 _TOKENIZERS = ("tokenizer", "gpt2", "openai-community/gpt2", "qwen2.5", "Qwen/Qwen2.5-0.5B", "llama3")

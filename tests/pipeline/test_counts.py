@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.jobs import TOKENIZER, invoke, run_milldam, write_lines
+from tests.kit.jobs import TOKENIZER, invoke, run_milldam, set_aside, write_lines
 from tests.kit.preprocess_jobs import config_of, fresh_texts, giant_text, write_config, write_gz
 from tests.kit.quick import first_quick
 
@@ -114,8 +114,7 @@ def assert_adds_up(out: Path, summary: dict[str, Any], printed: str) -> None:
     for one in (Tally(**one) for one in summary["facts"]["sources"]):
         assert one.read == one.documents + one.dropped_count + one.rejected_count, one
     assert sum(one["tokens"] for one in summary["facts"]["sources"]) == milldam.open(out).tokens
-    rejects = out / "rejects.jsonl"
-    assert rejected == (len(rejects.read_text().splitlines()) if rejects.exists() else 0)
+    assert rejected == len(set_aside(out))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -14,11 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.kit.jobs import DEMO, invoke, run_here, write_lines
+from tests.kit.jobs import DEMO, invoke, run_here, set_aside, write_lines
 from tests.kit.preprocess_jobs import (
     CRASHED,
     config_of,
-    dropped_documents,
     drops_by_stage,
     fresh_texts,
     lines_job,
@@ -57,7 +56,7 @@ def planted(every: int = 5) -> list[str]:
 
 
 def findings(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "contamination.jsonl").read_text(encoding="utf-8").splitlines()]
+    return set_aside(out, "contamination")
 
 
 def test_documents_that_hold_an_item_are_dropped(tmp_path: Path) -> None:
@@ -214,7 +213,7 @@ def test_every_near_duplicate_is_like_a_document_of_the_store(tmp_path: Path, se
         "shard_size": "100KB",
     }
     store = lines_job(tmp_path, texts, **rules)
-    dropped = {(one["unit"], one["row"]): one for one in dropped_documents(store.path)}
+    dropped = {(one["unit"], one["row"]): one for one in set_aside(store.path, "dropped")}
     reasons = {reason: [one for one in dropped.values() if one["reason"] == reason] for reason in REASONS}
     assert min(map(len, reasons.values())) > 10
     for one in reasons["near_duplicate"]:

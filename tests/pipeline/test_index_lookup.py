@@ -8,12 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.jobs import TOKENIZER, invoke, kill_group, recorded, run_milldam, started, wait_until, write_lines
+from tests.kit.jobs import (
+    TOKENIZER,
+    invoke,
+    kill_group,
+    recorded,
+    run_milldam,
+    set_aside,
+    started,
+    wait_until,
+    write_lines,
+)
 from tests.kit.preprocess_jobs import (
     assert_flow,
     assert_holds,
     config_of,
-    dropped_documents,
     fresh_texts,
     giant_text,
     preprocess,
@@ -56,7 +65,7 @@ def test_only_what_the_index_holds_is_dropped(tmp_path: Path, seen: Path) -> Non
     assert_holds(store, [NEW[0], NEW[1], NEW[0], NEW[2]])
     assert_flow(store.path, {"clean": {"empty": 1}, "dedup": {"seen_before": 3}})
     runs = {run["out"]: run["id"] for run in json.loads(invoke("dedup-index", seen, "--json").stdout)}
-    named = {one["text"]: one["duplicate_of"]["run"] for one in dropped_documents(store.path) if one["text"]}
+    named = {one["text"]: one["duplicate_of"]["run"] for one in set_aside(store.path, "dropped") if one["text"]}
     assert named == {OLD[3]: runs[str(tmp_path / "first")], OLD[55]: runs[str(tmp_path / "second")]}
     assert state(seen) == before
     assert not (store.path / "run/prints").exists()
@@ -98,7 +107,7 @@ def test_a_giant_document_is_known_by_all_of_it(tmp_path: Path) -> None:
     store = compared(tmp_path / "out", texts, tmp_path / "seen", write_dropped=True)
     assert_holds(store, ["first", f"{giant}.", "last"])
     assert_flow(store.path, {"dedup": {"seen_before": 2}})
-    assert all(one["duplicate_of"]["run"] for one in dropped_documents(store.path))
+    assert all(one["duplicate_of"]["run"] for one in set_aside(store.path, "dropped"))
     (tmp_path / "short.py").write_text("def judge(text):\n    return 'long' if len(text) > 100 else True\n")
     filters = {"function": f"{tmp_path}/short.py:judge"}
     filtered = compared(tmp_path / "filtered", tmp_path / "out.jsonl", tmp_path / "seen", filters=filters)

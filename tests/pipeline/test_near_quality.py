@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.kit.jobs import demo_texts, write_lines
-from tests.kit.preprocess_jobs import dropped_documents, lines_job, make_words, preprocess, summary_of, texts_in
+from tests.kit.jobs import demo_texts, set_aside, write_lines
+from tests.kit.preprocess_jobs import lines_job, make_words, preprocess, summary_of, texts_in
 
 from milldam.pipeline import near_examples
 
@@ -58,7 +58,7 @@ def test_near_dedup_removes_what_is_like_a_document_that_stays_and_nothing_else(
 
 
 def test_a_near_duplicate_names_a_document_that_stays_and_its_true_similarity(corpus: Any, store: Path) -> None:
-    """In `dropped.jsonl.zst`, rounded down to thousandths."""
+    """Among the store's dropped documents, rounded down to thousandths."""
     removals = corpus.removals(store)
     assert len(removals.named) > 100
     assert removals.false_names(corpus.truth()) == []
@@ -82,7 +82,7 @@ def test_the_summary_shows_the_least_alike_pairs_and_the_largest_clusters(corpus
     """With the texts of both, from a little before they differ."""
     near = summary_of(store)["near"]
     worst = [one["similarity"] for one in near["worst"]]
-    told = sorted(one["duplicate_of"]["similarity"] for one in dropped_documents(store) if "near" in one["reason"])
+    told = sorted(one["duplicate_of"]["similarity"] for one in set_aside(store, "dropped") if "near" in one["reason"])
     assert worst == told[: len(worst)]
     sizes = [one["dropped"] for one in near["largest"]]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] > 100

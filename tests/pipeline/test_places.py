@@ -8,16 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tests.kit.preprocess_jobs import fresh_texts, preprocess, zstd
+from tests.kit.jobs import set_aside
+from tests.kit.preprocess_jobs import fresh_texts, preprocess
 
 COPY = "this very document is in several of the files, word for word " * 5
-
-
-def _lines_of(out: Path, begin: str) -> list[dict[str, Any]]:
-    """Of an audit file."""
-    (path,) = [path for path in out.iterdir() if path.name.startswith(begin)]
-    data = path.read_bytes()
-    return [json.loads(line) for line in (zstd.decompress(data) if path.suffix == ".zst" else data).splitlines()]
 
 
 def _line(text: str) -> str:
@@ -45,10 +39,10 @@ def test_small_files_that_share_a_unit_are_told_apart(tmp_path: Path) -> None:
     for name, held in lines.items():
         (tmp_path / "in" / name).write_text("\n".join(held) + "\n")
     out = _run(tmp_path, dedup="exact")
-    duplicate, empty = sorted(_lines_of(out, "dropped"), key=lambda one: str(one["reason"]))
+    duplicate, empty = sorted(set_aside(out, "dropped"), key=lambda one: str(one["reason"]))
     assert (_place(duplicate), _place(duplicate["duplicate_of"])) == (("c.jsonl", 5), ("a.jsonl", 5))
     assert (empty["reason"], _place(empty)) == ("empty", ("c.jsonl", 7))
-    assert [_place(one) for one in _lines_of(out, "rejects")] == [("a.jsonl", 3), ("c.jsonl", 4)]
+    assert [_place(one) for one in set_aside(out)] == [("a.jsonl", 3), ("c.jsonl", 4)]
 
 
 def test_rows_of_tables_are_counted_from_1(tmp_path: Path) -> None:
@@ -57,9 +51,9 @@ def test_rows_of_tables_are_counted_from_1(tmp_path: Path) -> None:
     for name in "ab":
         pq.write_table(pa.table({"text": [f"{name} alone", None, COPY]}), tmp_path / f"in/{name}.parquet")
     out = _run(tmp_path, dedup="exact")
-    (duplicate,) = _lines_of(out, "dropped")
+    (duplicate,) = set_aside(out, "dropped")
     assert (_place(duplicate), _place(duplicate["duplicate_of"])) == (("b.parquet", 3), ("a.parquet", 3))
-    rejects = [(Path(one["file"]).name, one["row"]) for one in _lines_of(out, "rejects")]
+    rejects = [(Path(one["file"]).name, one["row"]) for one in set_aside(out)]
     assert rejects == [("a.parquet", 2), ("b.parquet", 2)]
 
 
@@ -71,6 +65,6 @@ def test_findings_of_evaluation_sets_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "in/a.jsonl").write_text("\n".join(map(_line, fresh_texts(5))) + "\n")
     (tmp_path / "in/b.jsonl").write_text("\n" + _line(f"before it {item} behind it") + "\n")
     out = _run(tmp_path, dedup="off", decontaminate=[{"path": str(tmp_path / "held-out.jsonl"), "columns": ["text"]}])
-    assert [_place(one) for one in _lines_of(out, "contamination")] == [("b.jsonl", 2)]
-    assert [_place(one) for one in _lines_of(out, "dropped")] == [("b.jsonl", 2)]
+    assert [_place(one) for one in set_aside(out, "contamination")] == [("b.jsonl", 2)]
+    assert [_place(one) for one in set_aside(out, "dropped")] == [("b.jsonl", 2)]
     assert "b.jsonl, line 2" in (out / "run/report.html").read_text()

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.jobs import TOKENIZER, invoke, leftovers, started, store_bytes, write_lines
+from tests.kit.jobs import TOKENIZER, invoke, leftovers, set_aside, started, store_bytes, write_lines
 from tests.kit.preprocess_jobs import (
     assert_flow,
     assert_holds,
     cleaned,
     config_of,
-    dropped_documents,
     drops_by_stage,
     fresh_texts,
     giant_text,
@@ -160,7 +159,7 @@ def test_near_dedup_keeps_the_first_of_each_cluster(tmp_path: Path) -> None:
     assert_flow(store.path, {"dedup": {"near_duplicate": near, "duplicate": exact}})
     summary = summary_of(store.path)
     assert summary["near"]["dropped"] == near and summary["dedup"]["dropped"] == exact
-    for document in dropped_documents(store.path):
+    for document in set_aside(store.path, "dropped"):
         original = texts[document["duplicate_of"]["row"]]
         assert original in expected
         assert original.split()[:5] == document["text"].split()[:5] or document["reason"] == "near_duplicate"
@@ -181,7 +180,7 @@ def test_a_chain_of_like_documents_keeps_what_is_unlike_all_that_stay(tmp_path: 
     texts = [text for pair in zip(chain, fresh_texts(40, 2, words=(400, 600)), strict=True) for text in pair]
     store = lines_job(tmp_path, texts, dedup="near", write_dropped=True, workers=1)
     assert [text for text in texts_in(store, "train") if text in chain] == chain[::3]
-    for document in dropped_documents(store.path):
+    for document in set_aside(store.path, "dropped"):
         place, kept = (chain.index(text) for text in (document["text"], texts[document["duplicate_of"]["row"]]))
         assert abs(place - kept) < 3 and kept % 3 == 0
     path, dedup = tmp_path / "corpus.jsonl", {"near": {}}
@@ -296,7 +295,7 @@ def test_new_data_loses_exactly_what_was_seen(tmp_path: Path, method: str) -> No
     assert sum(dropped.values()) == seen + 20
     if method == "exact":
         assert dropped == {"seen_before": seen, "duplicate": 20}
-        told = [one for one in dropped_documents(store.path) if one["reason"] == "seen_before"]
+        told = [one for one in set_aside(store.path, "dropped") if one["reason"] == "seen_before"]
         (run,) = [one["id"] for one in indexed_runs(tmp_path) if one["out"] == str(first.path.resolve())]
         assert all(run in json.dumps(one["duplicate_of"]) for one in told)
 
@@ -431,7 +430,7 @@ def test_every_dropped_document_is_written_with_its_reason(tmp_path: Path) -> No
         )
         if reason is not None:
             expected.append((row, reason, text, original if reason == "duplicate" else None))
-    found = dropped_documents(store.path)
+    found = set_aside(store.path, "dropped")
     names = {document["reason"] for document in found}
     assert {"empty", "duplicate", "has_zz"} < names and len(names) == 5
     rename = dict(zip(["too_short", "too_many_tokens"], _length_reasons(names), strict=True))
@@ -466,8 +465,8 @@ def test_dropped_documents_are_the_same_for_any_workers(tmp_path: Path) -> None:
     several = lines_job(tmp_path, texts, "several", workers=3, **settings)
     assert len(one.manifest.shards) > 2
     assert tree_bytes(one.path) == tree_bytes(several.path)
-    assert len(dropped_documents(one.path)) == len(texts) - len(one)
-    units = [document["unit"] for document in dropped_documents(one.path)]
+    assert len(set_aside(one.path, "dropped")) == len(texts) - len(one)
+    units = [document["unit"] for document in set_aside(one.path, "dropped")]
     assert units == sorted(units)
 
 
@@ -907,7 +906,7 @@ def test_empty_documents_are_no_duplicates(tmp_path: Path) -> None:
     """They have a reason of their own, here and in the figures of dedup."""
     store = lines_job(tmp_path, ["a", "", " ", "b"], write_dropped=True)
     assert drops_by_stage(store.path) == {"clean": {"empty": 2}}
-    assert all("duplicate_of" not in one for one in dropped_documents(store.path))
+    assert all("duplicate_of" not in one for one in set_aside(store.path, "dropped"))
     assert summary_of(store.path)["dedup"]["dropped"] == 0
 
 

@@ -26,13 +26,13 @@ from tests.kit.jobs import (
     kill_group,
     leftovers,
     run_milldam,
+    set_aside,
     started,
     wait_until,
     write_lines,
 )
 from tests.kit.preprocess_jobs import (
     CRASHED,
-    dropped_documents,
     drops_by_stage,
     fresh_texts,
     make_words,
@@ -160,8 +160,8 @@ def test_the_job_has_everything_on(small: Job) -> None:
     assert set(dropped) == {"read", "dedup", "encode"}
     assert set(dropped["dedup"]) == {"duplicate", "seen_before", "near_duplicate"}
     assert set(summary_of(out)["splits"]) == {"train", "val"}
-    assert (out / "packed" / "milldam.json").exists() and (out / "rejects.jsonl").exists()
-    assert len(dropped_documents(out)) == sum(sum(dropped[stage].values()) for stage in ("dedup", "encode"))
+    assert (out / "packed" / "milldam.json").exists() and set_aside(out)
+    assert len(set_aside(out, "dropped")) == sum(sum(dropped[stage].values()) for stage in ("dedup", "encode"))
     assert len(list(out.glob("train-*.bin"))) >= 3
     # Of both runs: facts, hashes, signatures, n-grams, and where those of each document begin.
     assert len(index_of(small.reference)) == 2 * 5

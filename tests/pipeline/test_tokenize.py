@@ -38,6 +38,7 @@ from tests.kit.jobs import (
     make_texts,
     run_here,
     run_milldam,
+    set_aside,
     small_disk,
     store_bytes,
     wait_until,
@@ -105,7 +106,7 @@ def test_a_larger_corpus_comes_out_in_order_without_its_broken_lines(corpus: Cor
 
 def test_rejects_have_the_line_in_the_whole_file(corpus: Corpus, reference: Path) -> None:
     """Every broken record is listed in order, with its file, its line, its reason and its text."""
-    rejects = [json.loads(line) for line in (reference / "rejects.jsonl").read_text().splitlines()]
+    rejects = set_aside(reference)
     assert [(reject["line"], reject["reason"]) for reject in rejects] == corpus.broken
     raw = corpus.path.read_bytes().split(b"\n")
     for reject in rejects:
@@ -620,7 +621,7 @@ def test_a_large_file_found_to_be_broken_at_its_end_leaves_no_trace(tmp_path: Pa
     assert documents(mended) == expected_ids(["before", "after"])
     assert sum(shard.bin["bytes"] for shard in mended.manifest.shards) == whole.manifest.shards[0].bin["bytes"]
     assert mended.manifest.tally.rejected == {"not_utf8": 1}
-    reject = json.loads((tmp_path / "b" / "rejects.jsonl").read_text())
+    (reject,) = set_aside(mended)
     assert (reject["file"], reject["reason"]) == (str(tmp_path / "with" / "1.txt"), "not_utf8")
 
 
@@ -631,11 +632,11 @@ def test_invalid_utf8_is_rejected_dropped_replaced_or_stops(tmp_path: Path) -> N
     rejected = tokenize(path, tmp_path / "a", documents="line")
     assert documents(rejected) == expected_ids(["good", "end"])
     assert rejected.manifest.tally.rejected == {"not_utf8": 1}
-    (reject,) = [json.loads(line) for line in (tmp_path / "a" / "rejects.jsonl").read_text().splitlines()]
+    (reject,) = set_aside(rejected)
     assert (reject["line"], reject["reason"], reject["record"]) == (2, "not_utf8", r"caf\xe9")
     replaced = tokenize(path, tmp_path / "b", documents="line", invalid_utf8="replace")
     assert documents(replaced) == expected_ids(["good", "caf\ufffd", "end"])
-    assert not (tmp_path / "b" / "rejects.jsonl").exists()
+    assert replaced.rejects is None
     dropped = tokenize(path, tmp_path / "d", documents="line", invalid_utf8="drop")
     assert documents(dropped) == expected_ids(["good", "caf", "end"])
     stopped = invoke(*_job(path, tmp_path / "c", "--documents", "line", "--invalid-utf8", "strict"))
@@ -657,10 +658,11 @@ def test_when_nothing_is_left_the_reasons_are_said(tmp_path: Path) -> None:
             "  clean: empty 1",
         ]
         why = "Expecting value: line 1 column 1 (char 0)"
-        assert lines[3] == f"The first is of {path}: {why}. All rejected records are in {out / 'rejects.jsonl'}."
+        (rejects,) = out.glob("rejects-*.jsonl")
+        assert lines[3] == f"The first is of {path}: {why}. All rejected records are in {rejects}."
     assert not (out / "milldam.json").exists()
-    rejects = [json.loads(line) for line in (out / "rejects.jsonl").read_text().splitlines()]
-    assert [(reject["file"], reject["line"]) for reject in rejects] == [(str(path), line) for line in (2, 3, 4)]
+    found = [json.loads(line) for line in rejects.read_text().splitlines()]
+    assert [(reject["file"], reject["line"]) for reject in found] == [(str(path), line) for line in (2, 3, 4)]
 
 
 def test_strict_stops_at_the_first_broken_record(tmp_path: Path) -> None:

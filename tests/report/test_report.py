@@ -29,6 +29,7 @@ from milldam.errors import StoreError
 from milldam.files import write_sealed
 from milldam.markup import escape, escape_plain
 from milldam.report import write_report
+from milldam.stores.kinds import write_audit
 from milldam.stores.tokens.manifest import Manifest, Shard, Tally
 from milldam.stores.tokens.writer import ShardWriter, Tokens
 
@@ -412,16 +413,22 @@ def make_hostile_store(folder: Path) -> Path:
     summary["memory"]["stages"] = {evil: {"start": 1, "peak": 2, "final": 1}}
     stages = [re.sub(r"[,\n\u2028]", " ", one) for one in HOSTILE]
     write_run(out, summary, [f"{1_700_000_000 + 30 * k},{s},1,{MB},{MB},job\n" for k, s in enumerate(stages)])
-    write_dropped(out / "dropped.jsonl.zst", [{"reason": evil, "text": one, "of": evil} for one in HOSTILE])
+    write_dropped(out, [{"reason": evil, "text": one, "of": evil} for one in HOSTILE])
     return out
 
 
-def write_dropped(path: Path, records: list[dict[str, Any]]) -> None:
+def write_dropped(out: Path, records: list[dict[str, Any]]) -> None:
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:
         from backports import zstd
-    path.write_bytes(zstd.compress("".join(json.dumps(one) + "\n" for one in records).encode()))
+    put_dropped(out, zstd.compress("".join(json.dumps(one) + "\n" for one in records).encode()))
+
+
+def put_dropped(out: Path, content: bytes) -> None:
+    """As the file of dropped documents that the store's manifest lists."""
+    audit = write_audit(out, "dropped", [content])
+    edit_manifest(out, lambda manifest: manifest.update(audit=audit))
 
 
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
@@ -560,7 +567,7 @@ def test_dropped_documents_are_shown_two_a_reason(tmp_path: Path) -> None:
     """Of each reason the first two, with what they duplicate."""
     out = make_store(tmp_path / "s", {"train": ["one"]})
     records = [{"reason": reason, "text": f"{reason} {k}", "of": 7} for k in range(3) for reason in ("short", "equal")]
-    write_dropped(out / "dropped.jsonl.zst", records)
+    write_dropped(out, records)
     text = read_page(out).text
     shown = [f"{name}: of 7 7 characters {name} {k}" for k in range(2) for name in ("short", "equal")]
     assert f"Dropped {' '.join(shown)}" in text and "short 2" not in text
@@ -570,7 +577,7 @@ def test_dropped_documents_are_shown_two_a_reason(tmp_path: Path) -> None:
 def test_unreadable_dropped_documents_are_left_out(tmp_path: Path, content: bytes) -> None:
     """A damaged file costs only its samples."""
     out = make_store(tmp_path / "s", {"train": ["one"]})
-    (out / "dropped.jsonl.zst").write_bytes(content)
+    put_dropped(out, content)
     assert "<h3>Dropped</h3>" not in write_report(out).read_text(encoding="utf-8")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.kit.preprocess_jobs import zstd
+from tests.kit.jobs import zstd
 from tests.kit.source_reading import small_blocks
 
 from milldam.errors import InputError

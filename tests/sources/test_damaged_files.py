@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.jobs import TOKENIZER, invoke
-from tests.kit.preprocess_jobs import zstd
+from tests.kit.jobs import TOKENIZER, invoke, set_aside, zstd
 from tests.kit.quick import first_quick
 from tests.kit.source_reading import TEXT, read
 
@@ -226,7 +225,7 @@ def test_a_store_of_damaged_input_says_so_everywhere(tmp_path: Path, damaged: Pa
     assert f"Warning: 1 input file is damaged; of what was read, no checksum proves {size:,} bytes" in result.stderr
     assert "a.jsonl.gz: bad_checksum: the checksum of its gzip data is wrong" in result.stderr
     assert milldam.open(out).manifest.damaged_files == 1
-    (reject,) = map(json.loads, (out / "rejects.jsonl").read_text().splitlines())
+    (reject,) = set_aside(out)
     assert (reject["reason"], reject["records"], reject["unproven_bytes"]) == ("bad_checksum", 0, size)
 
 

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kit.jobs import write_lines
+from tests.kit.jobs import set_aside, write_lines
 from tests.kit.preprocess_jobs import (
     assert_flow,
     assert_holds,
     cleaned,
-    dropped_documents,
     drops_by_stage,
     fresh_texts,
     giant_text,
@@ -195,7 +194,7 @@ def test_filters_on_length_see_giants_whole(
     dropped = drops_by_stage(store.path)
     assert sum(dropped.get(stage, {}).values()) == len(texts) - len(expected)
     if len(expected) < len(texts):
-        assert len(dropped_documents(store.path)) == len(texts) - len(expected)
+        assert len(set_aside(store.path, "dropped")) == len(texts) - len(expected)
 
 
 @pytest.mark.slow
@@ -212,7 +211,7 @@ def test_a_giant_twice_is_once(tmp_path: Path, giants: list[str]) -> None:
         assert_flow(store.path, {"dedup": {"duplicate": 4}})
         assert all(
             one["text"][:100] == giants[one["text"][:100] == giants[1][:100]][:100]
-            for one in dropped_documents(store.path)
+            for one in set_aside(store.path, "dropped")
         )
 
 

@@ -76,6 +76,9 @@ def inspect(store: str, split: str | None, start: int, documents: int, tokens: i
             click.echo(json.dumps(_as_dict(opened, number)))
         else:
             show_tokens(opened, number, tokens, ids=ids)
+    if not as_json:
+        for what, path in opened.audit.items():
+            click.echo(f"{what}: {visible(str(path))}")
 
 
 def _as_dict(store: Store, number: int) -> dict[str, Any]:

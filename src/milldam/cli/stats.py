@@ -83,6 +83,7 @@ def collect(store: Store) -> dict[str, Any]:
         "dropped": tally.reasons,
         "sources": [asdict(one) for one in manifest.sources],
         "damaged_files": manifest.damaged_files,
+        "audit": {what: str(path) for what, path in store.audit.items()},
     } | ({} if manifest.chat is None else {"chat": _of_chat(manifest.chat, manifest.tokens)})
 
 

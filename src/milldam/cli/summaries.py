@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from milldam.stores.tokens.manifest import Tally
 
 _MOMENTS = ("start", "peak", "final")
+_AUDIT = {"rejects": "Rejected records", "dropped": "Dropped documents", "contamination": "Findings of evaluation sets"}
 _SOURCE_HEADS = ("source", "read", "rejected", "dropped", "kept", "tokens")
 
 
@@ -55,10 +56,10 @@ def summary_lines(summary: Summary[Any]) -> list[str]:
         lines.append("Time: " + ", ".join(f"{name} {value / total:.0%}" for name, value in summary.work.items()))
     lines += memory_lines(summary.memory) if summary.memory is not None else []
     lines += telling.last(summary)
-    out = Path(summary.out)
-    rejects = out / "rejects.jsonl" if out.is_dir() else out.with_name(f"{out.name}.rejects.jsonl")
-    if summary.rejected and rejects.exists():
-        lines.append(f"Rejected records are in {rejects}")
+    audit, rejects = dict(summary.audit), Path(summary.out) / "rejects.jsonl"
+    if summary.rejected and rejects.exists():  # of map and qa
+        audit["rejects"] = str(rejects)
+    lines += [f"{_AUDIT[what]} are in {path}" for what, path in audit.items()]
     warnings = [*summary.warnings, *filter(None, [summary.over_budget])]
     return lines + [f"Warning: {warning}" for warning in warnings]
 

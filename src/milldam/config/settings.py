@@ -150,7 +150,7 @@ class Config:
     filters: FilterRules = field(default_factory=FilterRules)
     """Which documents to drop for their length, quality or language."""
     write_dropped: bool = False
-    """Write every dropped document with its reason, and what it duplicates, to dropped.jsonl.zst in the store."""
+    """Write every dropped document with its reason, and what it duplicates, to dropped-HASH.jsonl.zst in the store."""
     splits: dict[str, float] = field(default_factory=dict)
     """Splits besides train: shares of the documents, such as {val: 0.001}, or exact numbers of tokens, such as
     {val_tokens: 500_000}; the hash of the text decides."""

@@ -7,9 +7,9 @@ when it is missing; what was needed only on the way is removed last.
 from __future__ import annotations
 
 import dataclasses
-import shutil
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -17,22 +17,19 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from milldam.config.settings import TRAIN, VAL, Config, text_columns
 from milldam.errors import InputError, StoreError
-from milldam.files import join_files, read_sealed, write_sealed
+from milldam.files import file_blocks, read_sealed, write_sealed
 from milldam.markup import counted
 from milldam.pipeline.documents import Reading
 from milldam.pipeline.preparing import Prepared
-from milldam.pipeline.rejects import DROPPED as DROPPED_PARTS
-from milldam.pipeline.rejects import NAME as REJECTED
-from milldam.pipeline.rejects import REJECTS, first_reject, gather_rejects
+from milldam.pipeline.rejects import DROPPED, REJECTS, Damage, first_reject, reject_lines
 from milldam.pipeline.starting import REPORT
 from milldam.run.folder import RunFolder
 from milldam.run.pools import WorkPlan
 from milldam.run.records import Records, sweep
 from milldam.run.session import Session
 from milldam.run.summary import SUMMARY, Summary
-from milldam.run.units import Identity
 from milldam.sources.units import Unit
-from milldam.stores.kinds import TOKENS, live_files
+from milldam.stores.kinds import AUDIT_FILES, TOKENS, live_files, write_audit
 from milldam.stores.place import Folder
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import (
@@ -51,11 +48,9 @@ from milldam.stores.tokens.manifest import (
 if TYPE_CHECKING:
     from milldam.pipeline.deduplicating import Deduplication
 
-DROPPED, CONTAMINATION = "dropped.jsonl.zst", "contamination.jsonl"
 PACKED_FOLDER = "packed"
-_SHARD_FILES = (*(f"*.{ending}" for ending in SHARD_FILES), "*.facts")
+_SWEPT = (*(f"*.{ending}" for ending in SHARD_FILES), "*.facts", *AUDIT_FILES)
 _REASONS_SHOWN = 10
-_AUDIT = "audit-"
 
 
 class TextFacts(TypedDict, total=False):
@@ -133,11 +128,15 @@ class Finish:
         folder, prepared, made = self.folder, self.prepared, self.made
         if not made.limit_reached and made.records.complete != self.plan.units:
             raise StoreError(f"{folder.out}: {self.plan.units - made.records.complete} units are not done.")
-        audit = _audit_place(folder, prepared.identity.run_id)
-        damage = gather_rejects(audit, made.parts(REJECTS), lambda: (file["path"] for file in folder.inputs.planned()))
-        join_files(audit / DROPPED, made.parts(DROPPED_PARTS))
+        damage = Damage()
+        rejects = reject_lines(made.parts(REJECTS), lambda: (file["path"] for file in folder.inputs.planned()), damage)
         decided = None if made.dedup is None else made.dedup.decontamination
-        join_files(audit / CONTAMINATION, [] if decided is None else [decided.findings])
+        findings = [] if decided is None else [decided.findings]
+        audit = (
+            write_audit(folder.out, "rejects", rejects)
+            | write_audit(folder.out, "dropped", _joined(made.parts(DROPPED)))
+            | write_audit(folder.out, "contamination", _joined(findings))
+        )
         folder.tidy()
         if prepared.input_changed():
             raise InputError("The input changed while it was read. Run the same command again: it reads what changed.")
@@ -145,7 +144,8 @@ class Finish:
         if TRAIN not in gathered.shards.splits:
             other_splits = bool(gathered.shards.splits)
             lost = total(gathered.counts.tallies(self.config)).flow()
-            left = _nothing_left(self.config, audit, lost, other_splits=other_splits)
+            first = first_reject(folder.out, audit["rejects"]["name"]) if "rejects" in audit else ""
+            left = _nothing_left(self.config, first, lost, other_splits=other_splits)
             raise InputError(f"{left}\n{damage}" if damage.files else left)
         tokenizer = {"name": prepared.tokenizer_name, "xxh3": prepared.tokenizer_hash}
         facts = Manifest(
@@ -161,6 +161,7 @@ class Finish:
             damaged_files=damage.files,
             chat=prepared.chat_facts(gathered.chat),
             units=len(made.last.keys),
+            audit=audit or None,
         )
         return Draft(facts, gathered, str(damage) if damage.files else "")
 
@@ -173,7 +174,6 @@ class Finish:
         # Before the manifest: what it tells can't be found out again once the folder is a store.
         summary = self._told(self._summary(finished), {"exact_documents": draft.gathered.exact_documents})
         draft.gathered.shards.write(draft.facts, self.folder.out)
-        _take_audit(self.folder, self.prepared.identity.run_id)
         draft.gathered.shards.remove()
         self._clean_up()
         packing = self._pack()
@@ -195,9 +195,9 @@ class Finish:
         """Remove what the store does not name: of an earlier one, of runs that were interrupted, and what was needed
         only on the way."""
         folder = self.folder
-        sweep(folder.out, _SHARD_FILES, live_files(folder.out, TOKENS))
+        sweep(folder.out, _SWEPT, live_files(folder.out, TOKENS))
         kept = (Path(name).name for _, record in self.made.records.in_plan_order() for name in record.files)
-        sweep(folder.folder, (f"{REJECTS}*", f"{DROPPED_PARTS}*"), kept)
+        sweep(folder.folder, (f"{REJECTS}*", f"{DROPPED}*"), kept)
         _remove_drop_sets(self.config, folder)
 
     def _pack(self) -> dict[str, Any]:
@@ -253,9 +253,8 @@ class Finish:
 
 def complete(config: Config, folder: RunFolder, *, report: bool) -> TextSummary:
     """A finished store: make what is missing beside it, and say that it is up to date."""
-    sweep(folder.out, _SHARD_FILES, live_files(folder.out, TOKENS))
+    sweep(folder.out, _SWEPT, live_files(folder.out, TOKENS))
     _remove_drop_sets(config, folder)
-    _take_audit(folder, Identity.of_store(folder.out, TOKENS).run_id)
     manifest = ManifestText.at(Folder(folder.out))
     summary = finished_summary(folder.out, manifest.facts(), totals_by_split(manifest.shards()))
     told = read_sealed(folder.folder / SUMMARY) or {}
@@ -266,30 +265,8 @@ def complete(config: Config, folder: RunFolder, *, report: bool) -> TextSummary:
     return replace(summary, job="preprocess" if report else "tokenize", output_bytes=_output_bytes(folder))
 
 
-def _audit_place(folder: RunFolder, run_id: str) -> Path:
-    """Where rejects, dropped documents and findings are gathered: beside a store that is still the old one, or in OUT.
-
-    So the old store keeps its own until the manifest is replaced, however the run ends.
-    """
-    if not (folder.out / TOKENS.manifest).exists():
-        return folder.out
-    place = folder.folder / f"{_AUDIT}{run_id}"
-    place.mkdir(exist_ok=True)
-    return place
-
-
-def _take_audit(folder: RunFolder, run_id: str) -> None:
-    """Put in OUT what was gathered for the store that is there now, also if a run was killed before it could."""
-    place = folder.folder / f"{_AUDIT}{run_id}"
-    if place.is_dir():
-        for name in (REJECTED, DROPPED, CONTAMINATION):
-            join_files(folder.out / name, [place / name] if (place / name).exists() else [])
-        # Copied, and renamed first: a kill at any point leaves either all to be done again, or nothing.
-        taken = folder.folder / f"{_AUDIT}taken"
-        shutil.rmtree(taken, ignore_errors=True)
-        place.rename(taken)
-    for path in folder.folder.glob(f"{_AUDIT}*"):
-        shutil.rmtree(path)
+def _joined(paths: Iterable[Path]) -> Iterator[bytes]:
+    return itertools.chain.from_iterable(map(file_blocks, paths))
 
 
 def _remove_drop_sets(config: Config, folder: RunFolder) -> None:
@@ -357,6 +334,7 @@ def finished_summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -
         dropped=tally.reasons,
         warnings=tuple(warnings),
         facts=facts,
+        audit={what: str(out / file["name"]) for what, file in (manifest.audit or {}).items()},
     )
 
 
@@ -446,7 +424,7 @@ def _gather(folder: RunFolder, made: Made) -> Gathered:
     return gathered
 
 
-def _nothing_left(config: Config, audit: Path, flow: list[dict[str, Any]], *, other_splits: bool) -> str:
+def _nothing_left(config: Config, first_reject: str, flow: list[dict[str, Any]], *, other_splits: bool) -> str:
     if not flow[0]["documents_in"]:
         sliced = any(one.split is not None or one.max_documents is not None for one in config.sources)
         return "No documents in the input" + (
@@ -458,9 +436,8 @@ def _nothing_left(config: Config, audit: Path, flow: list[dict[str, Any]], *, ot
             f"No documents left for train: {flow[0]['documents_in']:,} were read; the rest is in other splits.\n{lost}"
         )
     stages = "\n".join(f"  {line}" for line in _losses(flow))
-    first = first_reject(audit)
     read = counted(flow[0]["documents_in"], "record")
-    return f"No documents left: {read} read, all dropped:\n{stages}{first}"
+    return f"No documents left: {read} read, all dropped:\n{stages}{first_reject}"
 
 
 def _losses(flow: list[dict[str, Any]]) -> Iterator[str]:

@@ -45,7 +45,7 @@ from milldam.run.summary import Observer, Quiet
 from milldam.run.units import KeyArray
 from milldam.sources.compression import STDIN
 from milldam.sources.units import Unit
-from milldam.stores.kinds import TOKENS
+from milldam.stores.kinds import AUDIT_FILES, TOKENS
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import SHARD_FILES
 from milldam.stores.verify import has_every_file
@@ -60,9 +60,7 @@ if TYPE_CHECKING:
 OUTPUTS = (
     *(f"*.{ending}" for ending in SHARD_FILES),
     "*.facts",
-    "rejects.jsonl",
-    "dropped.jsonl.zst",
-    "contamination.jsonl",
+    *AUDIT_FILES,
 )
 """What a job leaves in its output folder, besides manifest and tokenizer."""
 

@@ -24,12 +24,12 @@ from milldam.loader.stores import Store
 from milldam.pipeline.finishing import TextSummary, complete
 from milldam.pipeline.job import TokenJob
 from milldam.pipeline.preparing import Prepared
-from milldam.pipeline.rejects import NAME as REJECTS
 from milldam.run import job as frame
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.session import Session
 from milldam.run.summary import Observer
-from milldam.stores.kinds import TOKENS
+from milldam.stores.kinds import AUDIT, TOKENS
+from milldam.stores.place import Folder
 from milldam.stores.tokens.manifest import NAME as MANIFEST
 from milldam.stores.tokens.manifest import Manifest
 
@@ -64,11 +64,24 @@ def tokenize_to_npy(config: Config, observer: Observer | None = None) -> TextSum
         raise
     if not (compared and summary.up_to_date):
         _join(work, npy)
-        if (work / REJECTS).exists():
-            (work / REJECTS).replace(npy.with_name(f"{npy.name}.{REJECTS}"))
-        write_file(sidecar, json_bytes(_facts(Manifest.read(work))))
+        _move_audit(work, npy)
+        write_file(sidecar, json_bytes(_facts(dataclasses.replace(Manifest.read(work), audit=None))))
     shutil.rmtree(work)
-    return dataclasses.replace(summary, out=str(npy), output_bytes=npy.stat().st_size)
+    audit = {what: str(path) for what, path in _audit_beside(npy).items() if path.exists()}
+    return dataclasses.replace(summary, out=str(npy), audit=audit, output_bytes=npy.stat().st_size)
+
+
+def _audit_beside(npy: Path) -> dict[str, Path]:
+    return {what: npy.with_name(f"{npy.name}.{what}.{ending}") for what, ending in AUDIT.items()}
+
+
+def _move_audit(work: Path, npy: Path) -> None:
+    listed = TOKENS.audit(Folder(work))
+    for what, beside in _audit_beside(npy).items():
+        if what not in listed:
+            beside.unlink(missing_ok=True)
+        elif (path := work / listed[what]["name"]).exists():  # else a run that was killed has moved it
+            path.replace(beside)
 
 
 class _ComparedJob(TokenJob):

@@ -1,5 +1,5 @@
-"""The rejects of all parts -> `rejects.jsonl` in the output folder, in plan order, with the line in the whole file; and
-what they tell of damaged files.
+"""The rejects of all parts -> lines of one file, in plan order, with the line in the whole file; and what they tell of
+damaged files.
 
 A slice counts lines from where it begins; the lines before that are counted here, and only when there is a reject
 to place. Streams.
@@ -11,7 +11,6 @@ A file of each kind per part, which appears when the part is committed, in the r
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from collections import Counter
@@ -53,38 +52,39 @@ class Damage:
         """A few lines for a message."""
         count = "1 input file is damaged" if self.files == 1 else f"{self.files:,} input files are damaged"
         kept = f"; of what was read, no checksum proves {self.unproven_bytes:,} bytes" if self.unproven_bytes else ""
-        more = [f"... ({NAME} has them all)"] if self.files > len(self.first) else []
+        more = ["... (all are among the rejected records)"] if self.files > len(self.first) else []
         return "\n  ".join([f"{count}{kept}:", *self.first, *more])
 
 
 def gather_rejects(out: Path, parts: Iterable[Path], paths: Callable[[], Iterable[str]]) -> Damage:
-    """Write the file from those of the parts, which come in plan order; remove it when there is nothing to write.
-
-    `paths`: of the input as it lies now.
-    """
+    """Write `rejects.jsonl` from the files of the parts; remove it when there is nothing to write."""
     damage = Damage()
-    path = out / NAME
-    first = next(parts := iter(parts), None)
-    if first is None:
-        path.unlink(missing_ok=True)
-        return damage
-    lines = _LineCounter()
-    with NewFile(path) as new:
-        for reject in _read(itertools.chain([first], parts)):
-            reject["file"] = _current_path(paths, reject["file"])
-            origin = reject.pop("origin", 0)
-            if origin and "line" in reject:
-                reject["line"] += lines.before(reject["file"], origin)
-            if "unproven_bytes" in reject:
-                damage.add(reject)
-            new.write((json.dumps(reject, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
-        new.commit()
+    with NewFile(out / NAME) as new:
+        for line in reject_lines(parts, paths, damage):
+            new.write(line)
+        if new.size:
+            new.commit()
+        else:
+            new.path.unlink(missing_ok=True)
     return damage
 
 
-def first_reject(out: Path) -> str:
+def reject_lines(parts: Iterable[Path], paths: Callable[[], Iterable[str]], damage: Damage) -> Iterator[bytes]:
+    """The lines of all parts, which come in plan order; adds to `damage`. `paths`: of the input as it lies now."""
+    lines = _LineCounter()
+    for reject in _read(parts):
+        reject["file"] = _current_path(paths, reject["file"])
+        origin = reject.pop("origin", 0)
+        if origin and "line" in reject:
+            reject["line"] += lines.before(reject["file"], origin)
+        if "unproven_bytes" in reject:
+            damage.add(reject)
+        yield (json.dumps(reject, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+
+
+def first_reject(out: Path, name: str = NAME) -> str:
     """A line to append to a message: the first record that was set aside, and where all of them are; else empty."""
-    path = out / NAME
+    path = out / name
     if not path.exists():
         return ""
     with path.open("rb") as lines:

@@ -94,7 +94,8 @@ def gather(out: Path) -> dict[str, Any]:
         "splits": [_split(manifest, name) for name in manifest.splits[:_SPLITS_LISTED]],
         "clusters": list(_clusters(details)),
         "samples": _sample_documents(store),
-        "dropped_samples": _sample_dropped(out / "dropped.jsonl.zst"),
+        "dropped_samples": [] if store.dropped is None else _sample_dropped(store.dropped),
+        "audit": {what: path.name for what, path in store.audit.items()},
     }
 
 
@@ -303,7 +304,7 @@ def _decode(store: Store, tokens: Any) -> str:
 
 
 def _sample_dropped(path: Path) -> list[Sample]:
-    """The first documents of each reason at the head of `dropped.jsonl.zst`; none when it is missing or damaged."""
+    """The first documents of each reason at the head of the file; none when it is damaged."""
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:

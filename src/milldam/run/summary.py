@@ -52,6 +52,8 @@ class Summary(Generic[Facts]):
     """Records that could not be read, by reason."""
     dropped: dict[str, int] = field(default_factory=dict)
     """Documents that were left out, by reason."""
+    audit: dict[str, str] = field(default_factory=dict)
+    """Files of what was set aside: rejects, dropped, contamination."""
     output_bytes: int = 0
     """Size of the result on disk, without what tells how it was made."""
     seconds: float = 0.0

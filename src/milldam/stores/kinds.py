@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypedDict, cast
 
 from milldam import __version__
-from milldam.checked import parse_json
+from milldam.checked import checked, parse_json
 from milldam.errors import StoreError
-from milldam.files import NewFile, hash_bytes, is_whole_text, json_bytes, sealed_blocks, sync_folder
+from milldam.files import NewFile, hash_bytes, is_whole_text, json_bytes, sealed_blocks, stays_in_folder, sync_folder
 
 if TYPE_CHECKING:
     from milldam.stores.place import Place
@@ -101,6 +101,22 @@ class Kind:
     def files_in(self, path: Path) -> Iterator[tuple[str, int]]:
         """Names and sizes of the files of a manifest that lies here; holds a few shards at a time."""
         return cast("Iterator[tuple[str, int]]", self._room("manifest").files_in(path))
+
+    def audit(self, place: Place) -> dict[str, dict[str, Any]]:
+        """Name, size and hash of each file of what was set aside when it was made; see `write_audit`."""
+        path = f"{place.name}/{self.manifest}"
+        files = checked(dict[str, _AuditFile], self.head(place).get("audit", {}), path)
+        for file in files.values():
+            if not stays_in_folder(file["name"], hidden=False):
+                raise StoreError(f'{path}: the file name "{file["name"]}" leaves the folder; refused.')
+        return cast("dict[str, dict[str, Any]]", files)
+
+    def audit_paths(self, place: Place) -> dict[str, Path]:
+        """Where these files lie, as far as they are on this machine."""
+        if place.folder is None:
+            return {}
+        paths = {what: place.folder / file["name"] for what, file in self.audit(place).items()}
+        return {what: path for what, path in paths.items() if path.exists()}
 
     def problems(self, place: Place, manifest: StoreManifest) -> Iterator[str]:
         """What is wrong with the files of a store."""
@@ -226,6 +242,29 @@ def shard_name(split: str, *files: dict[str, Any]) -> str:
     return f"{split}-{hash_bytes(''.join(file['xxh3'] for file in files).encode())}"
 
 
+# ---- what a run set aside ----
+
+AUDIT = {"rejects": "jsonl", "dropped": "jsonl.zst", "contamination": "jsonl"}
+"""The files of what was set aside, and how their names end."""
+AUDIT_FILES = tuple(f"{what}-{'[0-9a-f]' * 32}.{ending}" for what, ending in AUDIT.items())
+"""Patterns of their names."""
+
+
+def write_audit(folder: Path, what: str, blocks: Iterable[bytes]) -> dict[str, dict[str, Any]]:
+    """Write a file of `AUDIT` under a name with the hash of its content; {what: its record}, {} if there is nothing.
+
+    A manifest lists these records as `audit`, so that they are replaced with it: files that no manifest lists are left
+    to `sweep`. A store can be read without them, and `push` leaves them out.
+    """
+    with NewFile(folder / f"{what}.{AUDIT[what]}") as new:
+        for block in blocks:
+            new.write(block)
+        if not new.size:
+            return {}
+        name = f"{what}-{new.record['xxh3']}.{AUDIT[what]}"
+        return {what: {"name": name, **new.commit(name)}}
+
+
 # ---- what several manifests have ----
 
 
@@ -234,6 +273,12 @@ class _FileRecord(TypedDict):
 
     bytes: int
     xxh3: str
+
+
+class _AuditFile(_FileRecord):
+    """The same, with its name."""
+
+    name: str
 
 
 class _InputFacts(TypedDict, total=False):
@@ -270,6 +315,7 @@ class _ChatFacts(TypedDict):
 
 ChatFacts = Annotated[dict[str, Any], _ChatFacts]
 FileRecord = Annotated[dict[str, Any], _FileRecord]
+AuditFiles = Annotated[dict[str, Any], dict[str, _AuditFile]]
 InputFacts = Annotated[dict[str, Any], _InputFacts]
 TokenizerFacts = Annotated[dict[str, Any], _TokenizerFacts]
 TokenDtype = Annotated[str, Literal["uint16", "int32"]]
@@ -367,6 +413,8 @@ def live_files(folder: Path, kind: Kind) -> Iterator[str]:
 
     Kept manifests that nobody holds are removed first. Call it while holding the lock of the run.
     """
+    from milldam.stores.place import Folder
+
     for path in (folder / KEPT).glob("*.json"):
         with path.open("r+b") as file:
             if not _is_held(file):
@@ -375,6 +423,7 @@ def live_files(folder: Path, kind: Kind) -> Iterator[str]:
         (folder / KEPT).rmdir()
     for manifest in (folder / kind.manifest, *sorted((folder / KEPT).glob("*.json"))):
         yield from (name for name, _ in kind.files_in(manifest))
+        yield from (file["name"] for file in kind.audit(Folder(folder, manifest)).values())
 
 
 def _is_held(file: IO[bytes]) -> bool:

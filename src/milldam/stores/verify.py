@@ -31,6 +31,10 @@ def verify(where: str | Path | Place) -> Iterator[str]:
         yield f"{place.name}/{kind.manifest}: the fingerprint is not that of its shards"
     yield from _tokenizer_problems(place, getattr(manifest, "tokenizer", {}).get("xxh3"))
     yield from kind.problems(place, manifest)
+    for file in kind.audit(place).values():
+        # A store is whole without them: they stay where it was made.
+        if place.size(file["name"]) is not None and (problem := wrong_bytes(place, file["name"], file)):
+            yield problem
 
 
 def manifest_at(place: Place) -> tuple[Kind, StoreManifest]:

@@ -33,7 +33,7 @@ import xxhash
 from milldam.checked import checked, parse_json
 from milldam.errors import StoreError
 from milldam.files import TEMPORARY_SUFFIX, explain_os_errors, file_blocks, hash_bytes, is_whole_text, stays_in_folder
-from milldam.stores.kinds import TOKENS, ChatFacts, FileRecord, InputFacts, TokenDtype, TokenizerFacts
+from milldam.stores.kinds import TOKENS, AuditFiles, ChatFacts, FileRecord, InputFacts, TokenDtype, TokenizerFacts
 from milldam.stores.place import Folder, Place
 
 READ = "read"
@@ -182,6 +182,8 @@ class Manifest:
     """What is known of its conversations; None: it has none."""
     units: int | None = None
     """How many units its plan had, of which some may have left no shard; None: every shard is one."""
+    audit: AuditFiles | None = None
+    """The files of what was set aside when it was made (`kinds.write_audit`); None: there are none."""
 
     @property
     def documents(self) -> int:
@@ -234,7 +236,7 @@ class Manifest:
         """Write these facts around shards that come as text, with what is known of all of them."""
         facts = {one.name: getattr(self, one.name) for one in fields(self)}
         facts |= {"sources": [asdict(one) for one in self.sources], "shards": []}
-        for name in ("chat", "units"):
+        for name in ("chat", "units", "audit"):
             if facts[name] is None:
                 del facts[name]
         summed = {"totals": {name: getattr(totals, name) for name in _TOTALS}, "fingerprint": fingerprint}

@@ -26,6 +26,7 @@ from milldam.errors import ConfigError, StoreError, did_you_mean
 from milldam.files import in_home
 from milldam.markup import counted, in_notebook
 from milldam.memory import format_size
+from milldam.stores.kinds import TOKENS
 from milldam.stores.place import Folder, Place, same_generation
 from milldam.stores.tokens.format import Index, Int64s, SpanTable
 from milldam.stores.tokens.manifest import Manifest, Shard, read
@@ -192,6 +193,26 @@ class Store:
                 f"{self.name}: is at an address, and this needs its files here. `milldam pull` brings them."
             )
         return self.place.folder
+
+    @property
+    def audit(self) -> dict[str, Path]:
+        """The files of what was set aside when it was made, as far as they are on this machine."""
+        return TOKENS.audit_paths(self.place)
+
+    @property
+    def rejects(self) -> Path | None:
+        """Records that could not be read (JSON lines); None: there are none here."""
+        return self.audit.get("rejects")
+
+    @property
+    def dropped(self) -> Path | None:
+        """Documents that were dropped, with `write_dropped` (JSON lines in zstd); None: there are none here."""
+        return self.audit.get("dropped")
+
+    @property
+    def contamination(self) -> Path | None:
+        """Findings of evaluation sets (JSON lines); None: there are none here."""
+        return self.audit.get("contamination")
 
     def __len__(self) -> int:
         return self._mapped.documents

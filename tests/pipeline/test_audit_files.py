@@ -1,0 +1,104 @@
+"""What a run sets aside: files that the manifest lists, under names with the hash of their content."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import xxhash
+from tests.kit.damage import edit_manifest
+from tests.kit.jobs import TOKENIZER, run_here, set_aside, write_lines
+from tests.kit.preprocess_jobs import fresh_texts, preprocess, tree_bytes
+
+import milldam
+
+KINDS = ("rejects", "dropped", "contamination")
+
+
+def _store(folder: Path, seed: int = 0) -> milldam.Store:
+    """A store with a file of each kind; another seed changes its input."""
+    item = fresh_texts(1, 7, words=(30, 31))[0]
+    texts = fresh_texts(10, seed)
+    corpus = write_lines(folder / "a.jsonl", [*texts, texts[0], f"{texts[1]} {item}"])
+    with corpus.open("a") as last:
+        last.write(f'{{"title": "no text here, {seed}"}}\n')
+    items = write_lines(folder / "items.jsonl", [item])
+    return preprocess(folder / "out", corpus, dedup="exact", write_dropped=True, decontaminate=items)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> milldam.Store:
+    return _store(tmp_path)
+
+
+def test_each_is_named_by_its_content_and_listed_in_the_manifest(store: milldam.Store) -> None:
+    """With its size and hash; the store gives their paths."""
+    listed = json.loads((store.path / "milldam.json").read_bytes())["audit"]
+    assert tuple(listed) == tuple(store.audit) == KINDS
+    for kind, path in store.audit.items():
+        data = path.read_bytes()
+        digest = xxhash.xxh3_128_hexdigest(data)
+        assert listed[kind] == {"name": path.name, "bytes": len(data), "xxh3": digest}
+        assert path == getattr(store, kind) and path.name.startswith(f"{kind}-{digest}.jsonl")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_verify_notices_a_file_that_changed_and_misses_none(store: milldam.Store, kind: str) -> None:
+    """One that is not there is no fault: `push` leaves them where the store was made."""
+    path = store.audit[kind]
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert f"{path}: its bytes have changed" in run_here("verify", store.path, code=1).output
+    path.unlink()
+    run_here("verify", store.path)
+    assert getattr(store, kind) is None and kind not in store.audit
+
+
+def test_one_listed_outside_of_the_store_is_refused(store: milldam.Store) -> None:
+    """A manifest may come from anywhere."""
+    edit_manifest(store.path, lambda manifest: manifest["audit"]["rejects"].update(name="../a.jsonl"))
+    assert '"../a.jsonl" leaves the folder; refused' in run_here("verify", store.path, code=3).output
+    with pytest.raises(milldam.errors.StoreError, match="leaves the folder"):
+        assert milldam.open(store.path).rejects
+
+
+def test_who_has_the_old_store_open_keeps_its_files(tmp_path: Path) -> None:
+    """An update removes them when nobody reads the old store any more."""
+    store = _store(tmp_path)
+    before = [set_aside(store, kind) for kind in KINDS]
+    updated = _store(tmp_path, seed=1)
+    assert [set_aside(store, kind) for kind in KINDS] == before
+    assert all(set_aside(updated, kind) != old for kind, old in zip(KINDS, before, strict=True))
+    assert len(list(updated.path.glob("rejects-*"))) == 2
+    del store
+    again = _store(tmp_path, seed=1)
+    assert {path.name for path in again.audit.values()} < tree_bytes(again.path).keys()
+    assert len(list(again.path.glob("rejects-*"))) == 1
+
+
+def test_summary_inspect_stats_and_report_name_them(tmp_path: Path) -> None:
+    """So that nobody has to know the hash."""
+    store = _store(tmp_path)
+    paths = [str(path) for path in store.audit.values()]
+    for command in ("inspect", "stats"):
+        shown = run_here(command, store.path).output
+        assert all(path in shown for path in paths)
+    page = (store.path / "run/report.html").read_text("utf-8")
+    assert all(path.name in page for path in store.audit.values())
+    assert list(json.loads((store.path / "run/summary.json").read_bytes())["audit"].values()) == paths
+
+
+def test_rejects_of_an_npy_file_lie_beside_it(tmp_path: Path) -> None:
+    """Replaced with it, and removed when there are none any more; the summary names them."""
+    corpus, npy = tmp_path / "a.jsonl", tmp_path / "a.npy"
+    beside = tmp_path / "a.npy.rejects.jsonl"
+    words = ("tokenize", corpus, "-o", npy, "--format", "npy", "--tokenizer", TOKENIZER)
+    corpus.write_text('{"text": "good"}\nbroken\n')
+    assert f"Rejected records are in {beside}" in run_here(*words).output
+    assert json.loads(beside.read_text())["line"] == 2
+    assert json.loads(run_here(*words, "--json").stdout)["audit"] == {"rejects": str(beside)}
+    corpus.write_text('{"text": "good"}\n')
+    run_here(*words)
+    assert not beside.exists()

@@ -225,7 +225,7 @@ def _rows_of_parquet(path: Path) -> str:
 
 def _rows_in_order(out: Path) -> list[str]:
     units = json.loads((out / "milldam-table.json").read_bytes())["units"]
-    return [unit["shard"]["name"] for unit in units if unit["shard"]]
+    return [shard["name"] for unit in units for shard in unit["shards"]]
 
 
 @pytest.mark.parametrize("job", JOBS)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milldam.mapping.calling import Caller, CallRules, FunctionError, ResultError
-from milldam.mapping.schema import ColumnError, fit, infer, is_settled, joined, to_array
+from milldam.mapping.schema import ColumnError, fit, inferred, joined, to_array
 
 ROWS = {"text": ["a", "bb", "ccc"], "id": [1, 2, 3]}
 ARROW = pa.RecordBatch.from_pydict(ROWS, schema=pa.schema([("text", pa.string()), ("id", pa.int16())]))
@@ -269,19 +269,26 @@ def test_arrays_of_more_dimensions_are_fixed_lists() -> None:
     assert to_array("a", [torch.tensor([1]), torch.tensor([2, 3])]).to_pylist() == [[1], [2, 3]]
 
 
+def arrays(**columns: Any) -> dict[str, pa.Array]:
+    return {name: to_array(name, values) for name, values in columns.items()}
+
+
 def test_token_columns_are_narrow_when_inferred() -> None:
     """As HF stores them, unless a value does not fit."""
-    assert infer({"input_ids": [[1, 2]], "attention_mask": [[1]]}).field("input_ids").type == pa.list_(pa.int32())
-    assert infer({"attention_mask": [[1]]}).field("attention_mask").type == pa.list_(pa.int8())
-    assert infer({"input_ids": [[2**40]]}).field("input_ids").type == pa.list_(pa.int64())
+    tokens = inferred(arrays(input_ids=[[1, 2]], attention_mask=[[1]]))
+    assert tokens.field("input_ids").type == pa.list_(pa.int32())
+    assert tokens.field("attention_mask").type == pa.list_(pa.int8())
+    assert inferred(arrays(input_ids=[[2**40]])).field("input_ids").type == pa.list_(pa.int64())
 
 
-def test_a_schema_is_settled_when_no_column_is_all_null() -> None:
-    """Empty lists say as little as None; the next batch fills them in."""
-    first = infer({"a": [None], "b": [[]], "c": [1]})
-    assert not is_settled(first)
-    both = joined(first, infer({"a": ["x"], "b": [[1]], "c": [2]}))
-    assert is_settled(both) and both.field("b").type == pa.list_(pa.int64())
+def test_types_of_batches_are_put_together() -> None:
+    """Empty lists say as little as None; a column that some rows lack is refused unless the input has it."""
+    first = joined(None, arrays(a=[None], b=[[]], c=[1]))
+    both = joined(first, arrays(a=["x"], b=[[1]], c=[2.5]))
+    assert both == pa.schema([("a", pa.string()), ("b", pa.list_(pa.int64())), ("c", pa.float64())])
+    with pytest.raises(ColumnError, match='"b": returned for some rows and not for others'):
+        joined(first, arrays(a=["x"], c=[1]))
+    assert joined(first, arrays(a=["x"], c=[1]), optional=["b"]).names == ["a", "b", "c"]
 
 
 INTS = pa.schema([("a", pa.int32())])
@@ -302,7 +309,7 @@ INTS = pa.schema([("a", pa.int32())])
 )
 def test_values_are_cast_where_nothing_is_lost(given_values: Any, schema: pa.Schema, made: list[Any]) -> None:
     """Null to anything, integers to integers and floats, lists to lists."""
-    assert fit({"a": given_values}, schema).column("a").to_pylist() == made
+    assert fit(arrays(a=given_values), schema).column("a").to_pylist() == made
 
 
 @pytest.mark.parametrize(
@@ -311,23 +318,23 @@ def test_values_are_cast_where_nothing_is_lost(given_values: Any, schema: pa.Sch
 def test_values_of_another_type_are_refused(wrong: Any) -> None:
     """No fraction is cut off, no number read from a text; the error says column, expected and found."""
     with pytest.raises(ColumnError, match='column "a"'):
-        fit({"a": wrong}, INTS)
+        fit(arrays(a=wrong), INTS)
 
 
 def test_a_refusal_says_what_was_expected_and_what_to_do() -> None:
     """Column, both types, a value, and the schema."""
     with pytest.raises(ColumnError, match=r'"a": int32 was expected.*found double, such as 1\.5\.\n.*schema='):
-        fit({"a": [1.5, 1]}, INTS)
+        fit(arrays(a=[1.5, 1]), INTS)
 
 
 def test_columns_must_be_those_of_the_schema() -> None:
     """An unknown one and a missing one are refused; one of the input may be missing, and is null."""
-    with pytest.raises(ColumnError, match='"b": not in the table'):
-        fit({"a": [1], "b": [1]}, INTS)
+    with pytest.raises(ColumnError, match="your schema lacks b"):
+        fit(arrays(a=[1], b=[1]), INTS)
     with pytest.raises(ColumnError, match='"a": missing'):
         fit({}, INTS)
     two = pa.schema([("a", pa.int32()), ("b", pa.string())])
-    assert fit({"a": [1]}, two, optional=("b",)).to_pydict() == {"a": [1], "b": [None]}
+    assert fit(arrays(a=[1]), two, optional=("b",)).to_pydict() == {"a": [1], "b": [None]}
 
 
 # ---- what the function does to what it is given ----

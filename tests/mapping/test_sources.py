@@ -600,8 +600,8 @@ def test_a_table_of_ours_is_read_shard_by_shard(tmp_path: Path) -> None:
         plan(tmp_path, tmp_path / "s")
     sizes = {name: (tmp_path / f"rows-{name}.arrow").stat().st_size for name in "ab"}
     shards = [TableShard(f"rows-{name}.arrow", 1, sizes[name], name) for name in ("b", "a")]
-    units = tuple(MadeUnit(shard.xxh3, 1, shard) for shard in shards)
-    TableManifest(TableSchema.of(schema), {}, {}, {}, units).write(tmp_path)
+    units = tuple(MadeUnit(shard.xxh3, 1, (shard,)) for shard in shards)
+    TableManifest(TableSchema.of(schema), {}, {}, units).write(tmp_path)
     first = keys(tmp_path, tmp_path / "s")
     assert read(plan(tmp_path, tmp_path / "s")) == [{"n": ord("b")}, {"n": ord("a")}]
     os.utime(tmp_path / "rows-a.arrow", ns=(1, 1))
@@ -666,7 +666,7 @@ def test_rows_messages_and_the_list_of_inputs_tell_no_secrets(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of an address neither its query nor its password leave what is needed to read it."""
-    from milldam.mapping.preparing import outside
+    from milldam.mapping.job import _outside as outside
     from milldam.sources.units import InputFile
 
     plain = address.replace("?X-Amz-Signature=secret", "").replace("me:secret@", "")

@@ -19,22 +19,17 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import json
 import re
-import tempfile
 import threading
 import traceback
-from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from milldam.errors import InputError, Setting, did_you_mean
-from milldam.files import explain_os_errors
 from milldam.sources.rows import Rows, column, column_names, joined, row_count, row_sizes, take
 from milldam.stores.table.reader import columns_as
 
@@ -476,47 +471,3 @@ def batches(rows: Iterable[Rows], batch_size: int, batch_bytes: int) -> Iterator
         del piece  # not held while the next one is read
     if held:
         yield joined(held)
-
-
-# ---- what was called already ----
-
-
-class KeptResults:
-    """What the probe's calls returned, for a run that goes on in the same process: it is called on no batch twice.
-
-    In a file of the run folder that has no name: nothing of it is left, however the process ends. In memory: an offset
-    a batch, and one batch's results when they are taken.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        with explain_os_errors(folder):
-            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
-        self._offsets: defaultdict[int, deque[int]] = defaultdict(deque)
-        """Unit -> where the results of its batches begin, in order."""
-
-    def close(self) -> None:
-        self._file.close()
-
-    def add(self, unit: int, results: Results) -> None:
-        """Of the next batch of a unit; its columns are Arrow arrays."""
-        self._offsets[unit].append(self._file.tell())
-        failed = [(number, said) for number, _, said in results.failed]
-        with explain_os_errors(self._folder):
-            self._file.write(json.dumps([len(results.columns), failed]).encode() + b"\n")
-            for columns in results.columns:
-                batch = pa.record_batch(list(columns.values()), names=list(columns))
-                with pa.ipc.new_stream(self._file, batch.schema) as stream:
-                    stream.write_batch(batch)
-
-    def take(self, unit: int, rows: Rows) -> Results | None:
-        """What the function made of these rows, the next batch of a unit; None: it was not called on them."""
-        if not self._offsets[unit]:
-            return None
-        self._file.seek(self._offsets[unit].popleft())
-        count, failed = json.loads(self._file.readline())
-        columns = []
-        for _ in range(count):
-            batch = pa.ipc.open_stream(self._file).read_all()
-            columns.append({name: batch.column(name) for name in batch.schema.names})
-        return Results(columns, [(number, take(rows, number, number + 1), said) for number, said in failed])

@@ -1,62 +1,74 @@
-"""The job of `milldam.map`, in the frame of run/job.py: rows of any source through any function, to a table.
+"""The job of `milldam.map`, on run/engine.py: rows of any source through any function, to a table.
 
 prepare   the function's identity, the source: nothing is read that need not be
-plan      units (rows of sources that can be read only once go to the run folder first); the probe; workers
-map       units to shards
-finish    rejects gathered, the manifest written last; then what only the old table needs is removed
+units     rows of sources that can be read only once go to the run folder first
+map       units to shards; the first batch of the first worker tells how many workers there are
+finish    types of all units put together, rejects gathered, the manifest written last; then what only the old table
+          needs is removed
 
-A unit's key is everything that its rows depend on: function, settings, columns, what it reads. So other settings are no
-reason to refuse a folder: what has a record under its key is what this run would make.
+A unit's key is everything that its rows depend on: function, settings, what it reads. So other settings are no reason
+to refuse a folder: what has a record under its key is what this run would make.
 
-Memory: this process plans and keeps count; a worker holds one batch, in and out of the function. How many workers
-there are follows from the budget and the probe; what they make from function, settings and input alone.
+Memory: this process plans and keeps count; a worker holds one batch, in and out of the function.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import json
+import os
 import shutil
 import tempfile
-from collections.abc import Generator, Iterable
-from dataclasses import dataclass, replace
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TypeAlias, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
+import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
-from milldam.errors import ConfigError, InputError, Setting, StoreError
+from milldam.errors import ConfigError, InputError, MilldamError, Setting, StoreError
 from milldam.files import NewFile, record_of, seal_line
-from milldam.mapping.cache import cached_out
+from milldam.input_files import is_address, without_secrets
+from milldam.mapping.cache import ONCE, cached_out
+from milldam.mapping.calling import ALL, CallRules
 from milldam.mapping.file_rows import can_be_checked
-from milldam.mapping.identity import identify
-from milldam.mapping.memory_gate import MemoryGate, Room, remove_gates, this_process
-from milldam.mapping.plan import HASHES, RowUnit, indices_name
-from milldam.mapping.preparing import Prepared, outside, prepare
-from milldam.mapping.probing import Probe, WorkerNeeds, nothing_left
+from milldam.mapping.identity import FunctionIdentity, identify
+from milldam.mapping.plan import HASHES, RowUnit, SourcePlan, hash_json, indices_name
+from milldam.mapping.schema import given_schema, unified
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.sources import plan_source
-from milldam.mapping.working import FAILED, Assigned, MapTask, made_of, recorded, rejects_name
+from milldam.mapping.working import ALONE, FAILED, MapLoad, MapRules, rejects_name
 from milldam.markup import counted
-from milldam.memory import Budget, usage
+from milldam.memory import usage
 from milldam.pipeline.rejects import first_reject, gather_rejects
+from milldam.run import engine
 from milldam.run import job as frame
-from milldam.run.folder import FINISHED, NEW, PLAN, RunFolder
-from milldam.run.pools import Workers, WorkPlan, make_plan
-from milldam.run.records import Records, sweep
-from milldam.run.session import Session, Stage
+from milldam.run.engine import Stage
+from milldam.run.folder import FINISHED, PLAN, RunFolder
+from milldam.run.pools import WORK_BYTES, Workers, WorkPlan, fit_workers
+from milldam.run.records import RECORDS, Record, Records, sweep
+from milldam.run.session import Session
 from milldam.run.summary import Observer, Summary, log
+from milldam.run.units import Identity
 from milldam.sources.compression import STDIN
+from milldam.sources.units import InputFile
 from milldam.stores.kinds import TABLE, live_files
-from milldam.stores.table.manifest import NAME, TableManifest
+from milldam.stores.table.manifest import NAME, MadeUnit, TableManifest, TableSchema, TableShard
+from milldam.stores.table.reader import as_schema
 from milldam.stores.table.writer import ENDING, ROWS
 from milldam.stores.verify import has_every_file
 
-RECORDS, SPOOL = "records.jsonl", "rows"
-"""In the run folder: what is done; what could be read only once, hashes of large files, row numbers of a dataset."""
+SPOOL = "rows"
+"""In the run folder: what could be read only once, hashes of large files, row numbers of a dataset."""
+_VERSION = 2
+"""Of the way from rows to rows: another one makes other keys."""
 _CHANGES_SHOWN = 6
-_GATE_SHARE = 0.9
-"""Of the budget, what batches may come to: a batch may take more than those of its size did before."""
+_MARGIN = 1.15
+"""Batches differ, and a shard waits to be written."""
 
 
 class MapFacts(TypedDict):
@@ -69,269 +81,389 @@ MapSummary: TypeAlias = Summary[MapFacts]
 
 def run_map(settings: MapSettings, observer: Observer | None = None, *, held_bytes: int = 0) -> MapSummary:
     """Make the table, or what is left to make of it. `held_bytes`: memory that the calling program holds already."""
-    job = MapJob(settings, held_bytes)
+    job = MapJob(settings)
     if settings.out is not None:
-        return frame.run(job, job.options(Path(settings.out)), observer)
+        return engine.run(job, _options(settings, Path(settings.out), held_bytes), observer)
     with tempfile.TemporaryDirectory() as spool:
-        prepared = job.look(Budget.of(settings.memory, held_bytes), Path(spool))
-        key = prepared.cache_key
+        job.look(Path(spool))
+        key = job.cache_key
     with cached_out(key) as out:
-        return frame.run(MapJob(settings, held_bytes, prepared), job.options(out), observer)
+        return engine.run(job, _options(settings, out, held_bytes), observer)
+
+
+def _options(settings: MapSettings, out: Path, held_bytes: int = 0) -> frame.Options:
+    return frame.Options.of(settings, out, held_bytes=held_bytes, adapts=True)
 
 
 def array_of(settings: MapSettings) -> frame.ArrayWork[MapSummary]:
     """The same for tasks of a job array."""
     if settings.out is None:
         raise ConfigError(Setting("out"), ": name a folder for the table: other machines don't see this one's cache.")
-    job = MapJob(settings)
-    return frame.ArrayWork(job, job.options(Path(settings.out)))
+    if settings.source == STDIN or (isinstance(settings.source, list | tuple) and STDIN in settings.source):
+        raise ConfigError(f"{STDIN}: other machines can't read it. Save it to a file.")
+    function = identify(settings.function, settings.fn_kwargs, key=settings.key)
+    if function.unhashable:
+        raise ConfigError(
+            f"What {function.name} depends on can't be hashed: {'; '.join(function.unhashable)}. So array tasks could "
+            "not tell whether they do the same. Name it by ",
+            Setting("key"),
+            ".",
+        )
+    return engine.array_of(MapJob(settings), _options(settings, Path(settings.out)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MapPlan(WorkPlan):
-    needs: WorkerNeeds
-    """What workers take, by what the probe saw."""
-    probe: Probe
-    records: Records
-    pending: tuple[int, ...]
-    """Units that this session makes."""
-    changed: tuple[str, ...]
-    """What differs from what was begun here before: function, settings, input."""
-    elsewhere: bool
-    """The function is called in other processes, whose memory comes back."""
+class MapJob(engine.Job[MapSummary]):
+    """Rows to a table."""
 
+    kind, stage_names, outputs = TABLE, ("map",), None
 
-class MapJob:
-    """Rows to a table. `prepared`: where function and source were identified before there was a folder."""
-
-    kind = TABLE
-
-    def __init__(self, settings: MapSettings, held_bytes: int = 0, prepared: Prepared | None = None) -> None:
-        self.settings, self.held_bytes = settings, held_bytes
-        self._prepared = prepared
-
-    def options(self, out: Path) -> frame.Options:
-        return frame.Options.of(self.settings, out, held_bytes=self.held_bytes, adapts=True)
-
-    def look(self, budget: Budget, spool: Path) -> Prepared:
-        """Identify function and source. `spool`: a folder for what can be read only once, and what is worth keeping."""
-        room = Room(budget.limit_bytes, self.held_bytes, this_process(), self.settings.format)
-        return prepare(self.settings, room, spool)
-
-    def require_shareable(self) -> None:
-        settings = self.settings
-        if settings.source == STDIN or (isinstance(settings.source, list | tuple) and STDIN in settings.source):
-            raise ConfigError(f"{STDIN}: other machines can't read it. Save it to a file.")
-        function = identify(settings.function, settings.fn_kwargs, key=settings.key)
-        if function.unhashable:
-            unhashable = "; ".join(function.unhashable)
-            raise ConfigError(
-                f"What {function.name} depends on can't be hashed: {unhashable}. So array tasks could not tell whether "
-                "they do the same. Name it by ",
-                Setting("key"),
-                ".",
-            )
-
-    def pieces(self) -> dict[str, int | None]:
-        return {"map": None}
+    def __init__(self, settings: MapSettings) -> None:
+        self.settings, self.workers = settings, settings.workers
+        self.batch_bytes = max(0, 4 * settings.most_batch_bytes - WORK_BYTES)
+        schema = given_schema(settings.schema)
+        self._schema = None if schema is None else TableSchema.of(schema)
+        self._function: FunctionIdentity | None = None
+        self._once = uuid.uuid4().hex
+        """In the keys where the function has no hash: nothing is reused."""
+        self._count = 0
+        """Workers that there were."""
 
     # ---- prepare ----
 
-    def prepare(self, session: Session) -> Prepared:
-        folder, before, spool = session.folder, self._prepared, session.folder.folder / SPOOL
-        prepared = self.look(session.budget, spool) if before is None else before.moved_to(spool)
-        for doubt in prepared.doubts:
-            session.observer.warn(doubt)
-        folder.inputs.write((0, file) for file in outside(prepared.source.files(), folder.out, spool))
-        return prepared
+    def look(self, spool: Path) -> None:
+        """Identify function and source. `spool`: a folder for what can be read only once, and what is worth keeping."""
+        settings = self.settings
+        if self._function is not None:  # before there was a folder
+            self._source: SourcePlan = copy.copy(self._source)
+            self._source.spool_folder = spool
+            return
+        self._function = identify(settings.function, settings.fn_kwargs, key=settings.key)
+        self._source = plan_source(settings, spool)
 
-    def has_results(self, folder: RunFolder) -> bool:
-        return True
+    @property
+    def function(self) -> FunctionIdentity:
+        assert self._function is not None
+        return self._function
 
-    def up_to_date(self, session: Session, prepared: Prepared) -> MapSummary | None:
-        folder = session.folder
-        table = TableManifest.read(folder.out)
-        if not prepared.is_known or not has_every_file(folder.out, self.kind):
+    @property
+    def cache_key(self) -> str:
+        """The table's name in the cache: its function and settings, then its input. What can't be identified is
+        never found again."""
+        if self.function.unhashable or self._source.unidentified is not None:
+            return f"{ONCE}{uuid.uuid4().hex[:16]}"
+        how = [self._recipe, self.settings.cuts, None if self._schema is None else self._schema.ipc]
+        return "-".join(hash_json(part)[:16] for part in (how, self._source.identity))
+
+    @property
+    def _recipe(self) -> str:
+        """A hash of all that rows depend on besides what they are read from."""
+        schema = None if self._schema is None else self._schema.ipc
+        features = None if self._of_source is None else self._of_source.to_arrow().metadata
+        known = "" if not self.function.unhashable else self._once
+        return hash_json([_VERSION, self.function.hash, self.settings.parameters, schema, repr(features), known])
+
+    @property
+    def _of_source(self) -> TableSchema | None:
+        with contextlib.suppress(MilldamError):  # a first file that is damaged is told by who reads it
+            schema = self._source.schema
+            return None if schema is None else TableSchema.of(schema)
+        return None
+
+    def prepare(self, run: Session) -> Identity:
+        folder, spool = run.folder, run.folder.folder / SPOOL
+        self.look(spool)
+        nothing = "Nothing is reused from an earlier run."
+        if self.function.unhashable:
+            run.observer.warn(
+                f"What {self.function.name} depends on can't be hashed: {'; '.join(self.function.unhashable)}. "
+                f'{nothing} Name it yourself by the setting "key", and change the name whenever it changes.'
+            )
+        if self._source.unidentified is not None:
+            self._source.spool()  # by its content it is known
+        columns = None if self._schema is None else asdict(self._schema)
+        function = {"rows_version": _VERSION, **self.function.as_json()}
+        made_from = {"function": function, **self.settings.parameters, **self.settings.cuts, "schema": columns}
+        folder.inputs.write((0, file) for file in _outside(self._source.files(), folder.out, spool))
+        self._identity = Identity(made_from, self._source.identity)
+        self._changed = _changes(folder, self._identity)
+        return self._identity
+
+    def units(self, run: Session) -> Iterable[RowUnit]:
+        if self._source.needs_spooling and self._source.unidentified is None:
+            run.enter("read")
+            self._source.spool()
+        return self._source.units()
+
+    def up_to_date(self, run: Session) -> MapSummary | None:
+        folder = run.folder
+        if self.function.unhashable or not has_every_file(folder.out, self.kind):
             return None
+        table = TableManifest.read(folder.out)
         if folder.state() != FINISHED:
             (folder.folder / PLAN).unlink()  # of another table, of which nothing came
-        clear_up(folder, table)
+        _clear_up(folder, table)
         log.info("%s is up to date; %s", folder.out, _reused(len(table.units), len(table.units)))
-        return _told_by(table, folder.out)
-
-    # ---- plan ----
-
-    def plan(self, session: Session, prepared: Prepared, begin: str) -> MapPlan:
-        """What is in the folder stays as it is until the function has worked on a batch."""
-        folder, changed = session.folder, _changes(session.folder, prepared)
-        if prepared.source.needs_spooling:
-            session.enter("read")
-            prepared.source.spool()
-        if folder.task is None:
-            folder.stage(prepared.source.units())
-        is_new = folder.is_new()
-        if is_new:
-            folder.start(prepared.identity)
-        is_planned = is_new or folder.task is not None
-        listed = (folder.folder, "units") if is_planned else (folder.own, "units.new")
-        probe = Probe(session, prepared, listed)
-        anew = begin == NEW or not prepared.is_known
-        needs = WorkerNeeds(prepared, probe.result(anew=anew))
-        needs.workers(usage().anonymous, 1)  # refuse a budget that is too small now
-        if not is_planned:
-            folder.start(prepared.identity)
-        return self._plan_work(session, needs, probe, records_of(folder, needs.recipe, anew=anew), changed)
-
-    def _plan_work(
-        self, session: Session, needs: WorkerNeeds, probe: Probe, records: Records, changed: tuple[str, ...]
-    ) -> MapPlan:
-        folder, prepared, sizes = session.folder, needs.prepared, session.folder.units.sizes()
-        pending, told = tuple(records.pending()), _reused(records.complete, len(sizes), changed)
-        wanted = self.settings.workers or session.pool.cores
-        elsewhere = probe.apart and self.settings.wants_processes(records.pending_bytes(sizes))
-        useful = max(1, min(wanted, len(pending))) if elsewhere else 1
-        parent = usage().anonymous
-        workers = needs.workers(parent, useful)
-        elsewhere = elsewhere and workers > 0
-        log.info("%s: %s", folder.out, told)
-        return make_plan(
-            session.budget,
-            kind=MapPlan,
-            workers=max(1, workers),
-            useful=useful,
-            cores=wanted,
-            held_bytes=parent if elsewhere or session.pool.machine else 0,
-            units=len(sizes),
-            done=records.complete,
-            input_bytes=int(sizes.sum()),
-            shard_size=int(sizes.sum()) // max(1, len(sizes)),
-            encoder="python",
-            encoder_note=f"{prepared.function.name}; {told}",
-            stages=("probe", "map"),
-            pieces={"map": len(sizes)},
-            left_out=prepared.source.left_out,
-            needs=needs,
-            probe=probe,
-            records=records,
-            pending=pending,
-            changed=changed,
-            elsewhere=elsewhere,
-        )
+        return _summary(table, folder.out)
 
     # ---- map ----
 
-    def stages(self, session: Session, prepared: Prepared, plan: MapPlan) -> Generator[Stage, None, None]:
-        folder, records, needs = session.folder, plan.records, plan.needs
-        limit = int(_GATE_SHARE * session.budget.limit_bytes)
-        gate = MemoryGate(folder.own, limit, needs.first_batch, prepared.room.parent, needs.probed.worker_bytes)
-        remove_gates(folder.own)
-        task = MapTask(
-            folder.out,
-            plan.probe.carried,
-            prepared.call_rules,
-            prepared.room,
-            plan.needs.schema,
-            gate,
-            plan.share_bytes,
-            None if plan.elsewhere else plan.probe.kept,
-        )
-        alone = plan.elsewhere and plan.workers == 1 and not session.pool.machine
-        if plan.pending:
-            yield Stage(
-                "map",
-                task,
-                iter(plan.pending),
-                lambda number: Assigned(folder.units.at(number, RowUnit.from_json), records.keys[number]),
-                Workers(plan.workers, plan.threads, apart=alone, worker_bytes=needs.most_idle_bytes(plan.share_bytes)),
-                records.add,
-                total=plan.units,
-                done=plan.done,
-                input_bytes=records.pending_bytes(folder.units.sizes()),
-            )
+    def plan_facts(self, run: Session) -> dict[str, Any]:
+        folder, settings = run.folder, self.settings
+        keys, sizes = folder.units.keys(), folder.units.sizes()
+        mixed = keys.mixed(np.full(len(keys), xxh3_64_intdigest(self._recipe.encode()), np.uint64))
+        self._records = records = Records(folder.journal, RECORDS, folder.out, mixed)
+        if not settings.overwrite and (folder.out / NAME).exists():
+            # Units of the finished table whose records a run with another function has dropped meanwhile.
+            for unit in TableManifest.read(folder.out).units:
+                if records.keys.number_of(unit.key) is not None and records.holds(
+                    record := _recorded(unit, folder.out)
+                ):
+                    records.add(record)
+        self._pending = tuple(records.pending())
+        self._reused = records.complete
+        self._load = self._made_load(run)
+        wanted = settings.workers or run.pool.cores
+        self._is_apart = settings.wants_processes(records.pending_bytes(sizes)) and self._can_travel(run)
+        useful = max(1, min(wanted, len(self._pending))) if self._is_apart else 1
+        held = usage().anonymous
+        self._count = fit_workers(run.budget, held, 0, useful, own_bytes=self.batch_bytes)
+        rules = replace(self._load.rules, share_bytes=(run.budget.limit_bytes - held) // self._count)
+        self._load = replace(self._load, rules=rules)
+        note = _reused(records.complete, len(sizes), self._changed)
+        log.info("%s: %s", folder.out, note)
+        return {
+            "workers": self._count,
+            "useful": useful,
+            "done": records.complete,
+            "encoder": "python",
+            "encoder_note": f"{self.function.name}; {note}",
+            "left_out": self._source.left_out,
+        }
+
+    def _made_load(self, run: Session) -> MapLoad:
+        settings = self.settings
+        same = {one.name: getattr(settings, one.name) for one in fields(CallRules)}
+        calls = CallRules(**same | {"batch_bytes": settings.most_batch_bytes})
+        rules = MapRules(run.folder.out, calls, self._schema, self._of_source, run.budget.limit_bytes)
+        return MapLoad(rules, settings.function, settings.fn_kwargs, self._source.reader, settings.function_spec)
+
+    def _can_travel(self, run: Session) -> bool:
+        """Whether the function reaches other processes; without that one worker, this process, does it all."""
+        try:
+            self._load.pack()
+        except ConfigError as error:
+            if (self.settings.workers or 1) > 1 or self.settings.executor != "local":
+                raise
+            run.observer.warn(f"One worker, in this process. {error}")
+            return False
+        return True
+
+    def stages(self, run: Session) -> Iterator[Stage]:
+        if not self._pending:
+            return
+        limit, most = run.budget.limit_bytes, self._count
+
+        def fit(first: dict[str, int]) -> tuple[int, int]:
+            """How many workers there may be by what the first batch took, and what one may hold after a unit."""
+            left = limit - usage().anonymous - first["inherited_bytes"]
+            self._count = max(1, min(most, int(left // (_MARGIN * first["peak_bytes"]))))
+            share = (left + first["inherited_bytes"]) // self._count
+            return self._count, share - (first["peak_bytes"] - first["idle_bytes"])
+
+        threads = max(1, run.pool.cores // most)
+        workers = Workers(most, threads, apart=self._is_apart and most == 1, fit=fit if self._is_apart else None)
+        yield Stage("map", self._load, self._records, lambda value: RowUnit(**value), workers)
 
     # ---- finish ----
 
-    def finish(self, session: Session, prepared: Prepared, plan: MapPlan, done: None) -> MapSummary:
-        folder, identity = session.folder, prepared.identity
-        again = self.settings, folder.folder / SPOOL, prepared.room
-        if not prepared.source.needs_spooling and plan_source(*again).identity != identity.input:
+    def finish(self, run: Session, plan: WorkPlan) -> MapSummary:
+        folder, made_from = run.folder, self._identity
+        again = self.settings, folder.folder / SPOOL
+        if not self._source.needs_spooling and plan_source(*again).identity != made_from.input:
             # Where nothing was left to do, array tasks or an earlier session made them.
-            forget_unchecked(folder, plan.records, plan.pending or range(plan.units))
+            _forget_unchecked(folder, self._records, self._pending or range(plan.units))
             raise InputError(
                 "The input changed while it was mapped. Run the same call again: finished units of files that did not "
                 "change are reused; units from an address or a dataset are redone."
             )
-        records = [record for _, record in plan.records.in_plan_order()]
-        table = TableManifest(
-            schema=plan.needs.schema,
-            settings=identity.settings,
-            input=identity.input,
-            probe={"units": plan.needs.probed.units},
-            units=tuple(map(made_of, records)),
-        )
+        records = [record for _, record in self._records.in_plan_order()]
         rejects = [folder.out / name for record in records for name in record.files]
         damage = gather_rejects(folder.out, rejects, lambda: (file["path"] for file in folder.inputs.planned()))
         if damage.files:
-            session.observer.warn(str(damage))
+            run.observer.warn(str(damage))
+        units = tuple(map(_made, records))
+        schema = self._schema or _types_of_all(records, folder.out) or self._types_without_rows(units)
+        if schema is None:
+            raise InputError(self._nothing(units))
+        table = TableManifest(schema=schema, settings=made_from.settings, input=made_from.input, units=units)
         read, rejected = table.counts["read"], table.counts["rejected"]
         if rejected and read == rejected.get(FAILED, 0):
-            raise InputError(nothing_left(prepared, read, rejected) + first_reject(folder.out))
+            raise InputError(self._nothing(units) + first_reject(folder.out))
         summary = replace(
-            session.measured(_told_by(table, folder.out)),
+            run.measured(_summary(table, folder.out)),
             up_to_date=False,
-            reused=plan.done,
-            changed=plan.changed,
-            workers=plan.workers,
+            reused=self._reused,
+            changed=self._changed,
+            workers=max(1, self._count),
         )
         summary.write(folder.folder)
         table.write(folder.out)
-        clear_up(folder, table)
+        _clear_up(folder, table)
         return summary
 
+    def _types_without_rows(self, units: tuple[MadeUnit, ...]) -> TableSchema | None:
+        """Of a source without rows: the columns that it has, less those that are to be removed; None: it names none."""
+        found = self._source.schema
+        if found is None or any(unit.read or unit.rejected for unit in units):
+            return None
+        wanted, removed = self.settings.columns, self.settings.remove_columns
+        names = [name for name in wanted or found.names if removed != ALL and name not in removed]
+        return TableSchema.of(pa.schema([found.field(name) for name in names], metadata=found.metadata))
 
-# ---- what is done, what is left over ----
-
-
-def records_of(folder: RunFolder, recipe: str, *, anew: bool) -> Records:
-    """What is done, by keys of what a unit reads and of the recipe, all else that rows depend on. `anew`: nothing."""
-    if anew:
-        folder.journal.close()
-        for path in folder.journal.paths(RECORDS):
-            path.unlink()
-    keys = folder.units.keys()
-    mixed = keys.mixed(np.full(len(keys), xxh3_64_intdigest(recipe.encode()), np.uint64))
-    records = Records(folder.journal, RECORDS, folder.out, mixed)
-    if not anew and (folder.out / NAME).exists():
-        # Units of the finished table whose records a run with another function has dropped meanwhile.
-        for unit in TableManifest.read(folder.out).units:
-            rejects = records.out / rejects_name(unit.key)
-            if records.keys.number_of(unit.key) is not None and (not unit.rejected or rejects.exists()):
-                record = recorded(unit, {rejects_name(unit.key): record_of(rejects)} if unit.rejected else {})
-                if records.holds(record):
-                    records.add(record)
-    return records
+    def _nothing(self, units: tuple[MadeUnit, ...]) -> str:
+        """Why there is no table to make."""
+        rejected: dict[str, int] = {}
+        for unit in units:
+            rejected |= {reason: rejected.get(reason, 0) + count for reason, count in unit.rejected.items()}
+        is_read = any(unit.read for unit in units)
+        what = f"No rows came out of {self.function.name}" if is_read else "No rows in the input"
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in rejected.items())
+        return f"{what}{f' (rejected: {reasons})' if reasons else ''}: there is no table to make."
 
 
-def forget_unchecked(folder: RunFolder, records: Records, made: Iterable[int]) -> None:
+def _made(record: Record) -> MadeUnit:
+    """A unit, for the manifest."""
+    shards = [TableShard(name, rows, **record.outputs[name]) for name, rows in record.facts["shards"]]
+    return MadeUnit(record.key, record.facts["read"], tuple(shards), record.facts["rejected"])
+
+
+def _recorded(unit: MadeUnit, out: Path) -> Record:
+    """A unit of a finished table, as its worker recorded it."""
+    shards = [(shard, out / shard.name) for shard in unit.shards]
+    types = [TableSchema.of(pa.ipc.open_stream(pa.memory_map(str(path))).schema) for _, path in shards if path.exists()]
+    rejects = rejects_name(unit.key)
+    files = {rejects: record_of(out / rejects) if (out / rejects).exists() else {"bytes": -1}} if unit.rejected else {}
+    facts = {
+        "read": unit.read,
+        "rejected": unit.rejected,
+        "types": [one.ipc for one in types],
+        "optional": list(dict.fromkeys(name for one in types for name in one.columns)),
+        "shards": [[shard.name, shard.rows] for shard in unit.shards],
+    }
+    outputs = {shard.name: {"bytes": shard.bytes, "xxh3": shard.xxh3} for shard in unit.shards}
+    return Record(unit.key, outputs=outputs, files=files, counts={"rows": unit.rows}, facts=facts)
+
+
+def _types_of_all(records: list[Record], out: Path) -> TableSchema | None:
+    """The columns of all units, put together; None: there are none. Raises InputError where two units don't agree."""
+    with_rows = any(record.facts["shards"] for record in records)
+    first: dict[str, int] = {}
+    optional: set[str] = set()
+    for number, record in enumerate(records):
+        if record.facts["shards"] or not with_rows:
+            optional.update(record.facts["optional"])
+            for ipc in record.facts["types"]:
+                first.setdefault(ipc, number)
+    schemas = {number: TableSchema.read(ipc) for ipc, number in reversed(first.items())}
+    schemas = dict(sorted(schemas.items()))
+    if not first:
+        return None
+    everything = [TableSchema.read(ipc) for ipc in first]
+    for name in dict.fromkeys(name for schema in everything for name in schema.names):
+        lacking = next((number for number, schema in schemas.items() if name not in schema.names), None)
+        if lacking is not None and name not in optional:
+            having = next(number for number, schema in schemas.items() if name in schema.names)
+            raise _disagree(name, having, "", lacking, "missing")
+    try:
+        schema = unified(everything)
+    except ValueError as error:
+        name = str(error)
+        kinds = [(number, schema.field(name).type) for number, schema in schemas.items() if name in schema.names]
+        other = next((one for one in kinds if one[1] != kinds[0][1]), kinds[0])
+        raise _disagree(name, *kinds[0], *other) from None
+    _require_castable(records, schema, out)
+    metadata: dict[bytes, bytes] = {}
+    for one in everything:
+        metadata |= one.metadata or {}
+    return TableSchema.of(schema.with_metadata(metadata or None))
+
+
+def _require_castable(records: list[Record], schema: pa.Schema, out: Path) -> None:
+    """Every value of a shard with narrower types must have a place in the wider one: 2**60 is no float."""
+    for number, record in enumerate(records):
+        for (name, _), ipc in zip(record.facts["shards"], record.facts["types"], strict=False):
+            types = TableSchema.read(ipc)
+            differing = [
+                one for one in types if not (pa.types.is_null(one.type) or one.type == schema.field(one.name).type)
+            ]
+            if not differing:
+                continue
+            with pa.memory_map(str(out / name)) as file:
+                for batch in pa.ipc.open_stream(file):
+                    for field in differing:
+                        column = pa.table({field.name: batch.column(field.name)})
+                        try:
+                            as_schema(column, pa.schema([schema.field(field.name)]))
+                        except pa.ArrowException as error:
+                            kind = schema.field(field.name).type
+                            raise _disagree(field.name, number, f"{field.type} ({error})", "others", kind) from None
+
+
+def _disagree(name: str, unit: int, kind: object, other: int | str, other_kind: object) -> InputError:
+    return InputError(
+        f'column "{name}": {kind or "there"} in unit {unit}, {other_kind} in unit {other}. Return the same columns and '
+        "types for every row, or give the type that holds all values: schema= of milldam.map. Finished units are safe."
+    )
+
+
+# ---- what is left over ----
+
+
+def _outside(files: Iterator[InputFile], out: Path, spool: Path) -> Iterator[InputFile]:
+    """The files, by names that tell no secrets. Raises ConfigError when one lies where the table is going to be.
+
+    `spool`: what of it is ours; standard input is copied there.
+    """
+    before, inside = "", False
+    for file in files:
+        path = file.path.removeprefix("file://")
+        if is_address(path):
+            yield replace(file, path=without_secrets(path))
+            continue
+        # By plain strings: pathlib takes longer, and there may be millions of files, most of them in one folder.
+        real = os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path)  # noqa: PTH114
+        folder = os.path.dirname(real)  # noqa: PTH120
+        if folder != before:
+            before, place = folder, Path(folder).resolve()
+            inside = place.is_relative_to(out.resolve()) and not place.is_relative_to(spool.resolve())
+        if inside and path != STDIN:
+            raise ConfigError(
+                f"{path} is input and is inside the output folder {out}: its rows would be lost. "
+                "Choose another folder for the table."
+            )
+        yield file
+
+
+def _forget_unchecked(folder: RunFolder, records: Records, made: Iterable[int]) -> None:
     """Drop the records of units that this session made and that may have read something else than their keys say."""
-    units = ((number, folder.units.at(number, RowUnit.from_json)) for number in made)
+    units = ((number, folder.units.at(number, lambda value: RowUnit(**value))) for number in made)
     dropped = {records.keys[number] for number, unit in units if not can_be_checked(unit)}
-    stands = [record for record in records.all() if record.key not in dropped]
+    kept = [record for record in records.all() if record.key not in dropped]
     folder.journal.close()
     with NewFile(folder.journal.path(RECORDS)) as new:
-        for record in stands:
+        for record in kept:
             new.write(seal_line(record.as_json()))
         new.commit()
 
 
-def clear_up(folder: RunFolder, table: TableManifest) -> None:
+def _clear_up(folder: RunFolder, table: TableManifest) -> None:
     """Remove what a finished table, or one that somebody has open, no longer needs. What a run with another function
     needs again stays: hashes of large files, and row numbers of the dataset."""
     folder.tidy()
     sweep(folder.out, [f"{ROWS}-*{ENDING}"], live_files(folder.out, TABLE))
     rejects = (Path(rejects_name(unit.key)).name for unit in table.units if unit.rejected)
     sweep(folder.folder, ["rejects-*.jsonl"], rejects)
-    remove_gates(folder.folder)
+    (folder.folder / ALONE).unlink(missing_ok=True)
     folder.units.remove()  # it may hold addresses with secrets
     spool, kept = folder.folder / SPOOL, {HASHES, indices_name(table.input["fingerprint"])}
     for path in spool.glob("*"):
@@ -344,14 +476,27 @@ def clear_up(folder: RunFolder, table: TableManifest) -> None:
 # ---- what to say ----
 
 
-def _changes(folder: RunFolder, prepared: Prepared) -> tuple[str, ...]:
+def _changes(folder: RunFolder, made_from: Identity) -> tuple[str, ...]:
     """What is different from what was last begun here."""
     try:
         before = folder.identity()
     except StoreError:  # nothing was begun, or nobody can tell what
         return ()
-    found = [*prepared.differences(before), *(f"input {line}" for line in folder.inputs.changes())]
-    return tuple(found or (["input"] if before.input != prepared.identity.input else []))
+    was, now = before.settings, made_from.settings
+    old, new = (FunctionIdentity.from_json(settings["function"]) for settings in (was, now))
+    lines = [f"function {new.name}: {what}" for what in old.differences(new)]
+    lines += [
+        f"{name}: {_shown(now.get(name))} (was {_shown(was.get(name))})"
+        for name in dict.fromkeys([*was, *now])
+        if name != "function" and was.get(name) != now.get(name)
+    ]
+    lines += [f"input {line}" for line in folder.inputs.changes()]
+    return tuple(lines or (["input"] if before.input != made_from.input else []))
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _reused(reused: int, units: int, changed: tuple[str, ...] = ()) -> str:
@@ -361,7 +506,7 @@ def _reused(reused: int, units: int, changed: tuple[str, ...] = ()) -> str:
     return f"{reused} of {counted(units, 'unit')} reused" + (f"; changed: {'; '.join(why)}" if changed else "")
 
 
-def _told_by(table: TableManifest, out: Path) -> MapSummary:
+def _summary(table: TableManifest, out: Path) -> MapSummary:
     """Of a table that is up to date."""
     counts, units = table.counts, len(table.units)
     return Summary(

@@ -1,4 +1,4 @@
-"""The columns of a table: inferred from the first rows that a function returns, then held to.
+"""The columns of a table: inferred from what a function returns, batch by batch, and put together.
 
 Values are whatever functions return: lists, numpy arrays (of more than one dimension: lists of fixed length), torch
 tensors, Arrow arrays. What comes later is cast where no value changes (null to anything, integers to integers that
@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from milldam.errors import ConfigError, InputError, Setting
+from milldam.stores.table.reader import cast_column
 
 _NARROW = {
     "input_ids": pa.int32(),
@@ -125,9 +126,9 @@ def _of_numpy(values: np.ndarray[Any, Any]) -> pa.Array:
 # ---- inferring ----
 
 
-def infer(columns: Mapping[str, Any]) -> pa.Schema:
+def inferred(arrays: Mapping[str, pa.Array]) -> pa.Schema:
     """The schema that some columns suggest."""
-    return pa.schema([(name, _narrow(name, to_array(name, values))) for name, values in columns.items()])
+    return pa.schema([(name, _narrow(name, array)) for name, array in arrays.items()])
 
 
 def _narrow(name: str, array: pa.Array) -> pa.DataType:
@@ -155,14 +156,39 @@ def _with_integers(kind: pa.DataType, integers: pa.DataType) -> pa.DataType:
     return kind
 
 
-def joined(before: pa.Schema | None, now: pa.Schema) -> pa.Schema:
-    """What two batches suggest together: null gives way to any type, a narrow number to a wide one."""
-    if before is None:
+def joined(before: pa.Schema | None, arrays: Mapping[str, pa.Array], *, optional: Sequence[str] = ()) -> pa.Schema:
+    """The schema of the rows before and of these: null gives way to any type, a narrow number to a wide one.
+
+    `optional`: columns of the input, which some rows may lack.
+    """
+    now = inferred(arrays)
+    if before is None or now.equals(before):
         return now
+    for name in dict.fromkeys([*before.names, *now.names]):
+        if name not in optional and (name not in now.names or name not in before.names):
+            raise ColumnError(
+                f'column "{name}": returned for some rows and not for others. Return the same columns for every row, '
+                "None where there is no value; or leave it out with ",
+                Setting("remove_columns", [name]),
+                ".",
+            )
     try:
-        return pa.unify_schemas([before, now], promote_options="permissive")
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise ColumnError(f"the first rows do not agree on their columns: {error}") from None
+        return unified([before, now])
+    except ValueError as error:
+        name = str(error)
+        raise _refused(before.field(name), arrays[name]) from None
+
+
+def unified(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """One schema for all. Raises ValueError with the name of a column whose types have nothing in common."""
+    try:
+        return pa.unify_schemas(list(schemas), promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        if len(names := list(dict.fromkeys(name for schema in schemas for name in schema.names))) == 1:
+            raise ValueError(names[0]) from None
+        for name in names:
+            unified([pa.schema([schema.field(name)]) for schema in schemas if name in schema.names])
+        raise
 
 
 def with_features(made: pa.Schema, source: pa.Schema | None) -> pa.Schema:
@@ -182,65 +208,34 @@ def with_features(made: pa.Schema, source: pa.Schema | None) -> pa.Schema:
     return made.with_metadata({**(made.metadata or {}), **features}) if features else made
 
 
-def is_settled(schema: pa.Schema) -> bool:
-    """Whether every column has a type; one of nothing but nulls, or of empty lists, has none yet."""
-    return not any(_has_null(field.type) for field in schema)
-
-
-def _has_null(kind: pa.DataType) -> bool:
-    if pa.types.is_null(kind):
-        return True
-    return any(_has_null(kind.field(number).type) for number in range(kind.num_fields))
-
-
 # ---- holding to it ----
 
 
-def fit(
-    columns: Mapping[str, Any], schema: pa.Schema, *, optional: Sequence[str] = (), given: bool = False
-) -> pa.RecordBatch:
-    """The columns as a batch of exactly this schema. `optional`: columns of the input, null where they are missing;
-    `given`: it is the user's, and these are the first rows."""
-    missing = [name for name in columns if schema.get_field_index(name) < 0]
-    if missing and given:
+def fit(arrays: Mapping[str, pa.Array], schema: pa.Schema, *, optional: Sequence[str] = ()) -> pa.RecordBatch:
+    """The columns as a batch of exactly this schema. `optional`: columns of the input, null where they are missing."""
+    missing = [name for name in arrays if schema.get_field_index(name) < 0]
+    if missing:
         raise ColumnError(
             f"your schema lacks {', '.join(missing)}. Add it; or leave it out of the table: ",
             Setting("remove_columns", missing),
             " for columns of the input.",
         )
-    if missing:
-        raise ColumnError(
-            f'column "{missing[0]}": not in the table, whose first rows have {", ".join(schema.names)}. '
-            "Return the same columns for every row; or leave it out with ",
-            Setting("remove_columns", missing[:1]),
-            f", or give all columns: {_SCHEMA}.",
-        )
-    arrays = {name: to_array(name, values) for name, values in columns.items()}
     length = len(next(iter(arrays.values()))) if arrays else 0
+    fitted = []
     for field in schema:
-        if field.name not in arrays:
-            if field.name not in optional:
-                raise ColumnError(
-                    f'column "{field.name}": missing. Return it for every row; None where it has no value.'
-                )
-            arrays[field.name] = pa.nulls(length)
-    fitted = [_fit(field, arrays[field.name]) for field in schema]
+        if field.name not in arrays and field.name not in optional:
+            raise ColumnError(f'column "{field.name}": missing. Return it for every row; None where it has no value.')
+        fitted.append(_fit(field, arrays.get(field.name, pa.nulls(length))))
     return pa.RecordBatch.from_arrays(fitted, schema=schema)
 
 
 def _fit(field: pa.Field, array: pa.Array) -> pa.Array:
     if array.null_count and not field.nullable:
         raise ColumnError(f'column "{field.name}": null where the schema has a value in every row.')
-    if array.type.equals(field.type):
-        return array
     if not fits(array.type, field.type):
         raise _refused(field, array)
     try:
-        try:
-            return array.cast(field.type, safe=True)
-        except pa.ArrowNotImplementedError:
-            # What casts of nested types lack: by way of values, whose types are known to fit.
-            return pa.array(array.to_pylist(), field.type)
+        return cast_column(array, field.type)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise _refused(field, array, f" ({str(error).splitlines()[0]})") from None
 
@@ -277,15 +272,10 @@ _ALIKE: tuple[Callable[[pa.DataType], bool], ...] = (
 
 
 def _refused(field: pa.Field, array: pa.Array, detail: str = "") -> ColumnError:
-    if _has_null(field.type):
-        return ColumnError(
-            f'column "{field.name}": the first rows that were looked at had only nulls or empty lists in it '
-            f"({field.type}); found {array.type}. Give its type: {_SCHEMA}, with every column of the table in it."
-        )
     shown = next((value for value in array.slice(0, 100) if value.is_valid), None)
     value = f", such as {_shown([shown.as_py()])}" if shown is not None else ""
     return ColumnError(
-        f'column "{field.name}": {field.type} was expected, as in the first rows or the schema given; '
+        f'column "{field.name}": {field.type} was expected, as in the rows before or the schema given; '
         f"found {array.type}{value}{detail}.\n"
         f'Return one type everywhere, or give the type that holds all values: {_SCHEMA}, with ("{field.name}", ...).'
     )

@@ -1,51 +1,54 @@
-"""The function on its way to a worker; a unit there: its rows -> batches -> the function -> one shard, and a record.
+"""The function on its way to a worker; a unit there: its rows -> batches -> the function -> shards, and a record.
 
-The user's function, its arguments and the reader of rows travel by `cloudpickle`, so that lambdas, closures and
-functions of a script arrive too; a function that was named as `script.py:function` is loaded by its name again. In the
-process that they come from nothing is copied. What arrives must be what the keys were made of. Modules are imported
-anew in a worker, so one that was edited after this process had loaded it would be another there; and some values leave
-a part of themselves behind when they are pickled. So the identity travels too and is found again on arrival, which
-costs a hash of all that the function holds.
+The user's function, its arguments and the reader of rows travel by cloudpickle, so that lambdas, closures and functions
+of a script arrive too; a function that was named as `script.py:function` is loaded by its name again. In the process
+that they come from nothing is copied. Modules are imported anew in a worker, and some values leave a part of themselves
+behind when they are pickled: so the identity travels too, and is found again on arrival.
 
 Holds one batch: what is read, what the function is given and returns, and a record batch of about 4 MB that waits to
-be written. Large batches pass the memory gate; what stays after each is looked at by the leak check.
+be written. A row that may take more than a worker's share is worked on alone on its machine. The first batch of a
+worker tells what one takes: from that follows how many there are.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import fcntl
 import json
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from milldam.errors import ConfigError, InputError, Setting
-from milldam.mapping.calling import Caller, CallRules, FunctionError, KeptResults, ResultError, batches
+from milldam.errors import ConfigError, InputError, ResourceError, Setting
+from milldam.mapping.calling import Caller, CallRules, Columns, FunctionError, ResultError, batches
 from milldam.mapping.file_rows import require_unchanged
 from milldam.mapping.identity import FunctionIdentity, identify
-from milldam.mapping.memory_gate import LeakCheck, MemoryGate, Room
 from milldam.mapping.plan import RowReader, RowUnit
-from milldam.mapping.schema import ColumnError, fit
-from milldam.memory import release
+from milldam.mapping.schema import ColumnError, fit, inferred, joined, to_array, with_features
+from milldam.memory import format_size, inherited, release, usage
 from milldam.pipeline.rejects import RejectFile
-from milldam.run.engine import Telling
+from milldam.run.engine import Assigned, Make, Telling
 from milldam.run.folder import RUN_FOLDER
-from milldam.run.records import Files, Record
-from milldam.run.tasks import PART, Report, Work
-from milldam.sources.batch import OnReject, Place, Places, Reject, shown
-from milldam.sources.rows import Rows, byte_size, column_names, row_count
-from milldam.stores.table.manifest import MadeUnit, TableSchema, TableShard
+from milldam.run.records import Record
+from milldam.sources.batch import Place, Places, Reject, shown
+from milldam.sources.rows import Rows, byte_size, column, column_names, row_count
+from milldam.stores.table.manifest import TableSchema, TableShard
 from milldam.stores.table.writer import TableShardWriter
 
 FAILED = "function_failed"
+ALONE = "large-rows.lock"
+"""In the run folder: held by who works on a row that is larger than a batch."""
 _RELEASE_BYTES = 4 << 20
-"""Freed memory is given back after so many bytes of input."""
-
+"""Freed memory is given back, and the rest looked at, after so many bytes of input."""
+_SAMPLE_SECONDS, _LOOK_SECONDS = 0.01, 0.1
+_TIMES = 12
+"""Times its size: what a row may take as it is read, given to the function, returned and written."""
 _HERE = (Setting("workers", 1), " on this machine.")
 
 
@@ -53,42 +56,55 @@ _HERE = (Setting("workers", 1), " on this machine.")
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What a worker needs that is not ours."""
+class MapRules:
+    """What a worker needs that is ours."""
 
-    function: Callable[..., Any]
-    kwargs: Mapping[str, Any]
-    reader: RowReader
+    out: Path
+    calls: CallRules
+    schema: TableSchema | None
+    """The columns, where the user gave them."""
+    source: TableSchema | None
+    """The columns of the source, where it says them."""
+    limit_bytes: int
+    """The budget."""
+    share_bytes: int = 0
+    """What of it a worker has for itself."""
+
+    def is_large(self, size: int) -> bool:
+        """Whether a batch, of one row then, may take more than a worker's share."""
+        return size > self.calls.batch_bytes and _TIMES * size > self.share_bytes
 
 
 @dataclass(frozen=True)
-class Carried:
-    """A load that can be pickled, as an `Arrived`."""
+class MapLoad:
+    """The function and all it needs; in another process it arrives as an `_Arrived`."""
 
-    load: Load
+    rules: MapRules
+    function: Callable[..., Any]
+    kwargs: Mapping[str, Any]
+    reader: RowReader
     spec: str | None = None
     """`script.py:function`, where the function was named so."""
+    is_away: bool = False
+    """In another process than the program's."""
+
+    def load(self) -> Make:
+        worker = _Worker(self)
+        return lambda assigned, telling: iter([worker.make(assigned, telling)])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A worker does not look into the current folder by itself.
+        # As it is when it is sent: what a call in this process has left in a global is no edit of its code. A worker
+        # does not look into the current folder by itself.
         paths = tuple(path or str(Path.cwd()) for path in sys.path)
-        return Arrived, (self.spec, self.pack(), self._sent, paths)
-
-    @functools.cached_property
-    def _sent(self) -> FunctionIdentity:
-        """As it is when it is first sent: what a call in this process has left in a global is no edit of its code."""
-        return identify(self.load.function, self.load.kwargs)
+        return _Arrived, (self.rules, self.spec, self.pack(), identify(self.function, self.kwargs), paths)
 
     def pack(self) -> bytes:
-        """The load as bytes. Raises ConfigError when something in it can't leave this process."""
+        """What is not ours, as bytes. Raises ConfigError when something in it can't leave this process."""
+        import cloudpickle
+
+        function = self.function if self.spec is None else None
         try:
-            import cloudpickle
-        except ImportError:
-            missing = "Several workers need cloudpickle: pip install cloudpickle, or use "
-            raise ConfigError(missing, Setting("workers", 1), ".") from None
-        function = self.load.function if self.spec is None else None
-        try:
-            packed: bytes = cloudpickle.dumps((function, dict(self.load.kwargs), self.load.reader))
+            packed: bytes = cloudpickle.dumps((function, dict(self.kwargs), self.reader))
         except Exception as error:
             raise ConfigError(
                 f"The function or something that it holds can't be sent to worker processes:\n"
@@ -97,14 +113,10 @@ class Carried:
             ) from None
         return packed
 
-    def open(self) -> Load:
-        return self.load
-
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
-    """The same in another process."""
-
+class _Arrived:
+    rules: MapRules
     spec: str | None
     packed: bytes
     identity: FunctionIdentity
@@ -112,14 +124,7 @@ class Arrived:
     paths: tuple[str, ...]
     """Where the process that sent it imports from."""
 
-    def open(self) -> Load:
-        key = self.spec, self.packed, self.identity.hash
-        if key not in _opened:
-            _opened.clear()  # not two at a time
-            _opened[key] = self._unpack()
-        return _opened[key]
-
-    def _unpack(self) -> Load:
+    def load(self) -> Make:
         sys.path += [path for path in self.paths if path not in sys.path]
         import cloudpickle
 
@@ -136,18 +141,13 @@ class Arrived:
 
             function = load_function(self.spec)
         _require_same(self.identity, identify(function, kwargs))
-        return Load(function, kwargs, reader)
-
-
-_opened: dict[tuple[Any, ...], Load] = {}
-"""What arrived in this process last: a process that forks the workers of several stages opens it once."""
+        return MapLoad(self.rules, function, kwargs, reader, is_away=True).load()
 
 
 def _require_same(sent: FunctionIdentity, arrived: FunctionIdentity) -> None:
     """What can't be hashed is not compared."""
-    differences = [
-        part for part in sent.differences(arrived) if not any(line.startswith(part) for line in sent.unhashable)
-    ]
+    unhashable = [line.partition(":")[0] for line in sent.unhashable]
+    differences = [part for part in sent.differences(arrived) if part not in unhashable]
     if differences:
         listed = "\n".join(f"  {line}" for line in differences)
         raise ConfigError(
@@ -160,182 +160,221 @@ def _require_same(sent: FunctionIdentity, arrived: FunctionIdentity) -> None:
         )
 
 
-# ---- the record of a unit ----
-
-
-def recorded(unit: MadeUnit, files: Files) -> Record:
-    """What the frame keeps of a finished unit. `files`: its rejects."""
-    shard = unit.shard
-    outputs = {} if shard is None else {shard.name: {"bytes": shard.bytes, "xxh3": shard.xxh3}}
-    facts = {"read": unit.read, "rejected": unit.rejected}
-    return Record(unit.key, outputs=outputs, files=files, counts={"rows": unit.rows}, facts=facts)
-
-
-def made_of(record: Record) -> MadeUnit:
-    """The unit again, for the manifest."""
-    shards = [TableShard(name, record.counts["rows"], **file) for name, file in record.outputs.items()]
-    return MadeUnit(record.key, record.facts["read"], next(iter(shards), None), record.facts["rejected"])
-
-
 def rejects_name(key: str) -> str:
     """Where the rejects of a unit are, below the output folder."""
     return f"{RUN_FOLDER}/rejects-{key}.jsonl"
 
 
-# ---- rows through the function ----
+# ---- a unit ----
 
 
-@dataclass(slots=True)
-class UnitCalls:
-    """The rows of one unit on their way through the function: where each comes from, and where a call went wrong."""
+class _Worker:
+    """The function in a process, unit after unit."""
 
-    unit: RowUnit
-    caller: Caller
-    reader: RowReader
-    room: Room
-    rows: int = 0
-    """Rows of finished batches."""
-    places: Places = field(default_factory=Places)
+    def __init__(self, load: MapLoad) -> None:
+        self._load, self._rules = load, load.rules
+        self._caller = Caller(load.function, load.rules.calls, load.kwargs)
+        self._unreleased, self._looked = 0, time.monotonic()
+        self._peak: _Peak | None = None
+        self._is_measured = not load.is_away
+        """What a batch takes is known, or of no use: what this process holds is the program's."""
 
-    def batches(self, on_reject: OnReject) -> Iterator[Rows]:
-        rules = self.caller.rules
-        read = self.reader.read(self.unit, on_reject, self.places, self.room)
-        return batches(read, rules.batch_size, rules.batch_bytes)
+    def make(self, assigned: Assigned, telling: Telling) -> Record:
+        """The rows of a unit through the function; what comes out is durable then."""
+        unit, key, out, places = assigned.unit, assigned.key, self._rules.out, Places()
+        if not self._is_measured:
+            self._peak = self._peak or _Peak()
+        done = 0
+        with UnitWriter(self._rules) as writer, RejectFile(out / rejects_name(key)) as rejects:
+            read = self._load.reader.read(unit, rejects.add, places)
+            for rows in batches(read, self._rules.calls.batch_size, self._rules.calls.batch_bytes):
+                telling.lap("read")
+                count, size = row_count(rows), byte_size(rows)
+                places.forget(done)
+                with self._turn(size), _explained(self._caller.name, unit, places, done, count):
+                    first = None if unit.first_row is None else unit.first_row + done
+                    results = self._caller.results(rows, first)
+                    telling.lap("call")
+                    for columns in results.columns:
+                        writer.add(columns, rows)
+                for number, row, message in results.failed:
+                    place = _places_of(unit, places, done + number, done + number + 1)[0]
+                    record = row if isinstance(row, dict) else row.to_pydict()
+                    values = {name: values[0] for name, values in record.items()}
+                    text = json.dumps(values, ensure_ascii=False, default=repr)
+                    rejects.add(Reject(place.file, FAILED, message, text, row=place.first, origin=place.origin))
+                telling.lap("write")
+                del rows, results  # not held while the next ones are read
+                done += count
+                telling.add(documents=count, input_bytes=size)
+                self._look(size, telling)
+                telling.lap()
+            require_unchanged(unit)
+            files = {f"{RUN_FOLDER}/{name}": file for name, file in rejects.commit().items()}
+            shards = writer.commit()
+        release()
+        facts = {"read": done, "rejected": dict(sorted(rejects.counts.items())), **writer.facts()}
+        outputs = {shard.name: {"bytes": shard.bytes, "xxh3": shard.xxh3} for shard in shards}
+        facts["shards"] = [[shard.name, shard.rows] for shard in shards]
+        return Record(key, outputs=outputs, files=files, counts={"rows": sum(one.rows for one in shards)}, facts=facts)
 
     @contextlib.contextmanager
-    def batch(self, rows: Rows) -> Iterator[int | None]:
-        """Around the work on a batch; gives the number of its first row among all. Errors get the place they are about.
+    def _turn(self, size: int) -> Iterator[None]:
+        """A row that may take more than a worker's share is worked on alone among its like."""
+        if not self._rules.is_large(size):
+            yield
+            return
+        release()
+        with (self._rules.out / RUN_FOLDER / ALONE).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+            release()
 
-        Raises ResourceError before the block when a row larger than a batch leaves no room for the call.
-        """
-        count, size = row_count(rows), byte_size(rows)
-        self.places.forget(self.rows)
-        if size > self.caller.rules.batch_bytes:
-            needed = self.room.for_call(rows, self.caller.kept(rows))
-            if not self.room.fits(needed):
-                where = shown(self.places_of(self.rows, self.rows + count))
-                raise self.room.refusal(needed, size, where, by_column=not isinstance(rows, dict))
-        try:
-            yield None if self.unit.first_row is None else self.unit.first_row + self.rows
-        except (FunctionError, ResultError, ColumnError) as error:
-            raise self._explained(error, count) from error
-        self.rows += count
+    def _look(self, size: int, telling: Telling) -> None:
+        """At the memory, between two batches."""
+        self._unreleased += size
+        now = time.monotonic()
+        if self._unreleased < _RELEASE_BYTES and self._is_measured and now - self._looked < _LOOK_SECONDS:
+            return
+        release()
+        self._unreleased, self._looked, held = 0, now, usage().anonymous
+        if self._peak is not None and not self._is_measured and self._rules.is_large(size):
+            self._peak.begin()
+        elif self._peak is not None and not self._is_measured:
+            got, shared = inherited()
+            self._is_measured = True
+            telling.tell(peak_bytes=self._peak.stop() - shared, idle_bytes=held - shared, inherited_bytes=got)
+        if held > self._rules.limit_bytes:
+            raise ResourceError(
+                f"{self._caller.name} keeps memory: after a batch its process holds {format_size(held)}, more than "
+                f"the budget of {format_size(self._rules.limit_bytes)}. Let it keep less from call to call; or use a "
+                "smaller ",
+                Setting("shard_size"),
+                " with ",
+                Setting("workers", 2),
+                " or more, so that workers are replaced between units; or more ",
+                Setting("memory"),
+                ".",
+            )
 
-    def _explained(self, error: FunctionError | ResultError | ColumnError, count: int) -> InputError:
-        """An error of the function or its result, with where it was: the one row, where that is known."""
+
+class _Peak:
+    """The peak of this process's anonymous memory until `stop`, sampled a hundred times a second."""
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self.begin()
+        self._thread = threading.Thread(target=self._watch, name="milldam-peak", daemon=True)
+        self._thread.start()
+
+    def begin(self) -> None:
+        self._peak = usage().anonymous
+
+    def _watch(self) -> None:
+        while not self._done.wait(_SAMPLE_SECONDS):
+            self._peak = max(self._peak, usage().anonymous)
+
+    def stop(self) -> int:
+        self._done.set()
+        self._thread.join()
+        return max(self._peak, usage().anonymous)
+
+
+class UnitWriter:
+    """The results of a unit to a shard, with the types that they have; to another shard from where they differ on."""
+
+    def __init__(self, rules: MapRules) -> None:
+        self._out = rules.out
+        self._given = None if rules.schema is None else rules.schema.to_arrow()
+        self._source = None if rules.source is None else rules.source.to_arrow()
+        self._schema = self._given
+        self._writer: TableShardWriter | None = None
+        self._shards: list[TableShard] = []
+        self._types: list[str] = []
+        """Of each shard."""
+        self._names = set[str]()
+        self._empty: pa.Schema | None = None
+        """Of a result without rows."""
+        self._optional: dict[str, None] = {}
+        """Columns of the input: where they are missing, there is nothing in them."""
+
+    def add(self, columns: Columns, rows: Rows) -> None:
+        arrays = {name: to_array(name, values) for name, values in columns.items()}
+        known = column_names(rows)
+        self._optional |= dict.fromkeys(known)
+        if self._given is None:
+            if not len(next(iter(arrays.values()), ())):
+                # An empty list has no type, but a column of the input under its name has.
+                untyped = [name for name, one in arrays.items() if name in known and pa.types.is_null(one.type)]
+                self._empty = self._empty or inferred(
+                    arrays | {name: to_array(name, column(rows, name)) for name in untyped}
+                )
+                return
+            schema = joined(self._schema, arrays, optional=known)
+            if self._schema is None or not schema.equals(self._schema):
+                self.commit()
+                self._schema = schema
+        assert self._schema is not None
+        batch = fit(arrays, self._schema, optional=known)
+        if self._writer is None:
+            schema = self._schema if self._given is not None else with_features(self._schema, self._source)
+            self._writer = TableShardWriter(self._out, schema)
+            self._types.append(TableSchema.of(schema).ipc)
+            self._names |= set(schema.names)
+        self._writer.append(batch)
+
+    def commit(self) -> list[TableShard]:
+        """Make what was added durable."""
+        if self._writer is not None:
+            shard = self._writer.commit()
+            if shard is None:
+                self._types.pop()
+            else:
+                self._shards.append(shard)
+            self._writer = None
+        return self._shards
+
+    def facts(self) -> dict[str, Any]:
+        """Of a unit, what its columns are."""
+        types = self._types or ([] if self._empty is None else [TableSchema.of(self._empty).ipc])
+        return {"types": types, "optional": [name for name in self._optional if name in self._names]}
+
+    def __enter__(self) -> UnitWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.__exit__()
+
+
+# ---- where something went wrong ----
+
+
+@contextlib.contextmanager
+def _explained(name: str, unit: RowUnit, places: Places, done: int, count: int) -> Iterator[None]:
+    """Around the work on a batch: an error of the function or its result gets the place it is about; the one row, where
+    that is known."""
+    try:
+        yield
+    except (FunctionError, ResultError, ColumnError) as error:
         row = getattr(error, "row", None)
         first, last = (0, count) if row is None else (row, row + 1)
-        where = f"{shown(self.places_of(self.rows + first, self.rows + last))} (unit {self.unit.index})"
+        where = f"{shown(_places_of(unit, places, done + first, done + last))} (unit {unit.index})"
         if not isinstance(error, FunctionError):
-            return InputError(f"{self.caller.name}, {where}: ", *error.args)
-        return InputError(
-            f"{self.caller.name} failed on {where}:\n",
+            raise InputError(f"{name}, {where}: ", *error.args) from error
+        raise InputError(
+            f"{name} failed on {where}:\n",
             *error.args,
             "\nEvery finished unit is safe. Mend it and run again; or set such rows aside with ",
             Setting("on_error", "reject"),
             ".",
-        )
-
-    def places_of(self, first: int, last: int) -> list[Place]:
-        """Of rows of the unit: in files; or, where it comes from none, in the dataset or the source."""
-        found = self.places.of(first, last)
-        if found or "range" not in self.unit.place:
-            return found or [Place(f"unit {self.unit.index} of the source", first, last - 1)]
-        start = self.unit.place["range"][0]
-        return [Place("the dataset", start + first, start + last - 1)]
+        ) from error
 
 
-# ---- a unit ----
-
-
-@dataclass(frozen=True, slots=True)
-class Assigned:
-    """A unit of work."""
-
-    unit: RowUnit
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class MapTask:
-    out: Path
-    carried: Carried
-    rules: CallRules
-    room: Room
-    schema: TableSchema
-    gate: MemoryGate
-    most_bytes: int
-    """What a worker may hold between two batches: its share of the budget."""
-    kept: KeptResults | None = None
-    """What the probe's calls returned, if the probe ran in this very process."""
-
-    def start(self) -> Work:
-        load, schema = self.carried.open(), self.schema.to_arrow()
-        caller = Caller(load.function, self.rules, load.kwargs)
-        check = functools.cache(lambda: self._join(caller.name))
-
-        def work(assigned: Assigned, report: Report) -> None:
-            calls = UnitCalls(assigned.unit, caller, load.reader, self.room)
-            made, files = _Unit(self, calls, schema, Telling(report, assigned.unit.size), check()).make(assigned.key)
-            report(PART, recorded(made, files))
-
-        return work
-
-    def _join(self, name: str) -> LeakCheck:
-        """Count this process among the workers from now on."""
-        self.gate.join()
-        return LeakCheck(self.most_bytes, self.rules.batch_bytes, name, self.room.is_parent)
-
-
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """One unit, being made."""
-
-    task: MapTask
-    calls: UnitCalls
-    schema: pa.Schema
-    telling: Telling
-    check: LeakCheck
-
-    def make(self, key: str) -> tuple[MadeUnit, Files]:
-        """Its shard is durable then. With the file of its rejects, if there are any."""
-        out, calls, unreleased = self.task.out, self.calls, 0
-        with TableShardWriter(out, self.schema) as writer, RejectFile(out / rejects_name(key)) as rejects:
-            for rows in calls.batches(rejects.add):
-                self.telling.lap("read")
-                size, before = byte_size(rows), calls.rows
-                if size >= _RELEASE_BYTES:
-                    release()  # what reading it took, before others are told what this process holds
-                with self.task.gate.passed(size, is_first=self.check.calls == 0):
-                    self.check.begin(is_first=before == 0)
-                    self._call(rows, writer, rejects)
-                    del rows
-                    unreleased += size
-                    if unreleased >= _RELEASE_BYTES:
-                        release()
-                        unreleased = 0
-                    self.check.end(size)
-                self.telling.add(documents=calls.rows - before, input_bytes=size)
-                self.telling.lap()
-            require_unchanged(calls.unit)
-            files = {f"{RUN_FOLDER}/{name}": file for name, file in rejects.commit().items()}
-            shard = writer.commit()
-        release()
-        self.telling.end()
-        return MadeUnit(key, calls.rows, shard, dict(sorted(rejects.counts.items()))), files
-
-    def _call(self, rows: Rows, writer: TableShardWriter, rejects: RejectFile) -> None:
-        calls, kept, before = self.calls, self.task.kept, self.calls.rows
-        self.telling.lap()
-        with calls.batch(rows) as first_row:
-            known = kept.take(calls.unit.index, rows) if kept is not None else None
-            results = known or calls.caller.results(rows, first_row)
-            self.telling.lap("call")
-            for columns in results.columns:
-                writer.append(fit(columns, self.schema, optional=column_names(rows)))
-        for number, row, said in results.failed:
-            place = calls.places_of(before + number, before + number + 1)[0]
-            record = row if isinstance(row, dict) else row.to_pydict()
-            text = json.dumps({name: values[0] for name, values in record.items()}, ensure_ascii=False, default=repr)
-            rejects.add(Reject(place.file, FAILED, said, text, row=place.first, origin=place.origin))
-        self.telling.lap("write")
+def _places_of(unit: RowUnit, places: Places, first: int, last: int) -> list[Place]:
+    """Of rows of the unit: in files; or, where it comes from none, in the dataset or the source."""
+    found = places.of(first, last)
+    if found or "range" not in unit.place:
+        return found or [Place(f"unit {unit.index} of the source", first, last - 1)]
+    start = unit.place["range"][0]
+    return [Place("the dataset", start + first, start + last - 1)]

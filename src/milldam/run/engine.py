@@ -84,10 +84,10 @@ class Telling:
     def end(self) -> None:
         self.reached(self._size)
 
-    def tell(self) -> None:
+    def tell(self, **measured: int) -> None:
         self._last = time.monotonic()
         told = {"counts": dict(self._counts), "seconds": dict(self._seconds)}
-        self._report(PROGRESS, told | {"anonymous_bytes": usage().anonymous})
+        self._report(PROGRESS, told | {"anonymous_bytes": usage().anonymous} | measured)
 
 
 Make = Callable[[Assigned, Telling], Iterator[Record]]
@@ -118,8 +118,9 @@ class Job(ABC, Generic[S]):
     kind: Kind
     stage_names: tuple[str, ...]
     """In order; tasks of a job array can share each of them."""
-    outputs: tuple[str, ...]
-    """What it leaves in its folder besides the manifest, by pattern: removed when a run begins anew."""
+    outputs: tuple[str, ...] | None
+    """What it leaves in its folder besides the manifest, by pattern: removed when a run begins anew. None: the old
+    result stays until the new manifest takes its place; what is recorded goes."""
     workers: int | None
     """As many as the user asks for; None: as many as are useful."""
     batch_bytes: int = 0
@@ -134,6 +135,10 @@ class Job(ABC, Generic[S]):
 
     def files(self, run: Session) -> dict[str, bytes]:
         """Small files of the result that are there from the start."""
+        return {}
+
+    def plan_facts(self, run: Session) -> dict[str, Any]:
+        """What this job says of its plan, by the names of `WorkPlan`; the units are listed."""
         return {}
 
     @abstractmethod
@@ -190,6 +195,8 @@ class _InFrame(Generic[S]):
         folder = run.folder
         if folder.needs_plan(prepared.identity, begin):
             folder.stage(self._job.units(run))
+            if begin == NEW and self._job.outputs is None:
+                folder.journal.forget(RECORDS)
             folder.start(prepared.identity, self._job.files(run), outputs=self._job.outputs if begin == NEW else None)
         return plan_work(run, self._job)
 
@@ -210,20 +217,25 @@ def plan_work(run: Session, job: Job[Any]) -> WorkPlan:
     units, input_bytes, held = len(sizes), int(sizes.sum()), usage().anonymous
     cores = run.pool.cores if job.workers is None else job.workers
     useful = 1 if input_bytes < SMALL_INPUT else max(1, min(units, cores))
+    facts = {
+        "workers": 0,
+        "useful": useful,
+        "encoder": "",
+        "encoder_note": "",
+        **job.plan_facts(run),
+    }
+    facts["workers"] = facts["workers"] or fit_workers(run.budget, held, 0, useful, own_bytes=job.batch_bytes)
     return make_plan(
         run.budget,
         kind=WorkPlan,
-        workers=fit_workers(run.budget, held, 0, useful, own_bytes=job.batch_bytes),
-        useful=useful,
         cores=cores,
         held_bytes=held,
         units=units,
         input_bytes=input_bytes,
         shard_size=input_bytes // max(1, units),
-        encoder="",
-        encoder_note="",
         stages=job.stage_names,
         pieces=dict.fromkeys(job.stage_names, units),
+        **facts,
     )
 
 

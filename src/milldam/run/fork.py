@@ -39,7 +39,18 @@ from typing import Any
 
 from milldam.errors import MilldamError, Setting, WorkerError
 from milldam.memory import Inherited, inherit, keep_arrow_lean, release, shared_bytes, usage
-from milldam.run.tasks import CAN_FORK, CRASH, DONE, ONE_THREAD, PAUSE_SECONDS, Event, NothingYetError, Task, Work
+from milldam.run.tasks import (
+    CAN_FORK,
+    CRASH,
+    DONE,
+    ONE_THREAD,
+    PAUSE_SECONDS,
+    PROGRESS,
+    Event,
+    NothingYetError,
+    Task,
+    Work,
+)
 
 log = logging.getLogger(__name__)
 
@@ -65,15 +76,21 @@ class ForkedWorkers:
     must not add up.
     """
 
-    def __init__(
-        self, workers: int, threads: int = 1, *, worker_bytes: int | None = None, alone: int | None = None
-    ) -> None:
-        self.set(workers, threads, worker_bytes=worker_bytes, alone=alone)
+    def __init__(self, workers: int, threads: int = 1, **more: Any) -> None:
+        self.set(workers, threads, **more)
         self.server: Server | None = None
 
-    def set(self, workers: int, threads: int, *, worker_bytes: int | None = None, alone: int | None = None) -> None:
+    def set(
+        self,
+        workers: int,
+        threads: int,
+        *,
+        worker_bytes: int | None = None,
+        alone: int | None = None,
+        fit: Callable[[dict[str, int]], tuple[int, int]] | None = None,
+    ) -> None:
         """Have so many workers for the next stage."""
-        self.workers, self.threads, self.worker_bytes = workers, threads, worker_bytes
+        self.workers, self.threads, self.worker_bytes, self.fit = workers, threads, worker_bytes, fit
         self.alone = workers if alone is None else min(alone, workers)
 
     def expect(self, modules: Sequence[str]) -> None:
@@ -161,7 +178,8 @@ class _Running:
             return
         self._again += [] if first is None else [first]
         server = self._executor.server_for(self._task)
-        for number in range(self._executor.alone if server.apart else self._executor.workers):
+        most = self._executor.alone if server.apart else self._executor.workers
+        for number in range(most if self._executor.fit is None else 1):
             self._start(number)
         while self._again or not self._is_over or any(not one.pid or one.unit is not None for one in self._all()):
             idle = [] if self._is_over else [one for one in self._all() if one.pid and one.unit is None]
@@ -227,6 +245,12 @@ class _Running:
             return
         assert worker.unit is not None and worker.pid is not None
         self._on_event(Event(worker.number, worker.pid, worker.unit, kind, value))
+        if kind == PROGRESS and "peak_bytes" in value and self._executor.fit is not None:
+            count, self._executor.worker_bytes = self._executor.fit(value)
+            self._executor.workers = count
+            self._executor.fit = None
+            for number in range(1, count):
+                self._start(number)
         if kind == DONE:
             self._failed_starts = 0
             if self._is_too_large(worker):

@@ -93,8 +93,7 @@ def fit_workers(
     alone = least_bytes(parent_bytes, loaded_bytes + own_bytes)
     if budget.limit_bytes < alone:
         raise ResourceError(
-            f"A budget of {format_size(budget.limit_bytes)} is too small for this tokenizer and these rules: "
-            "it takes at least ",
+            f"A budget of {format_size(budget.limit_bytes)} is too small for this job: it takes at least ",
             enough_memory(alone),
             ".",
         )
@@ -180,6 +179,9 @@ class Workers:
     """After a unit, a worker that holds more than this is replaced by a fresh one; None: none is."""
     alone: int | None = None
     """How many there may be where they share nothing, since each has to load for itself; None: as many."""
+    fit: Callable[[dict[str, int]], tuple[int, int]] | None = None
+    """Of what the first worker measures (`Telling.tell`), how many workers there may be, and what one may hold after a
+    unit; until then there is one."""
 
 
 class Pool(Protocol):
@@ -249,7 +251,7 @@ class LocalPool:
             return SerialExecutor()
         forked = self._start()
         count = 1 if workers.apart else workers.count
-        forked.set(count, workers.threads, worker_bytes=workers.worker_bytes, alone=workers.alone)
+        forked.set(count, workers.threads, worker_bytes=workers.worker_bytes, alone=workers.alone, fit=workers.fit)
         return forked
 
     def expect(self, modules: Sequence[str]) -> None:

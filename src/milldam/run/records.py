@@ -119,6 +119,12 @@ class Journal:
         tasks = [self._folder / found for found in sorted(names_matching(self._folder, _of_task(name, "*")))]
         return ([path] if path.exists() else []) + tasks
 
+    def forget(self, name: str) -> None:
+        """Remove the files of that name."""
+        self.close()
+        for path in self.paths(name):
+            path.unlink()
+
     def lines(self, name: str) -> Iterator[bytes]:
         """Every line, also one that was torn or damaged."""
         for path in self.paths(name):

@@ -40,6 +40,13 @@ class TableSchema:
         ipc = base64.b64encode(schema.serialize().to_pybytes()).decode()
         return cls({field.name: str(field.type) for field in schema}, ipc)
 
+    @staticmethod
+    def read(ipc: str) -> pa.Schema:
+        """The columns of what is known to be sound."""
+        import pyarrow as pa
+
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(ipc)))
+
     def to_arrow(self, path: str | Path = "schema") -> pa.Schema:
         """The columns; StoreError when they can't be read, or are not those for people."""
         import pyarrow as pa
@@ -51,10 +58,6 @@ class TableSchema:
         if TableSchema.of(schema).columns != self.columns:
             raise StoreError(f"{path}: damaged: schema.columns are not those of schema.ipc. Make the table again.")
         return schema
-
-    @property
-    def hash(self) -> str:
-        return hash_bytes(self.ipc.encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,38 +72,37 @@ class TableShard:
 
 @dataclass(frozen=True, slots=True)
 class MadeUnit:
-    """What became of a unit of input. Its shard is durable before this is recorded."""
+    """What became of a unit of input."""
 
     key: str
     """Everything that its rows depend on: function, parameters, schema, what it read."""
     read: int
     """Rows that the function was given."""
-    shard: TableShard | None
-    """None: no rows came out."""
+    shards: tuple[TableShard, ...]
+    """None where no rows came out; several where the types of its columns changed on the way."""
     rejected: dict[str, int] = field(default_factory=dict)
     """Reason -> records that could not be read, or on which the function failed."""
 
     @property
     def rows(self) -> int:
-        return self.shard.rows if self.shard is not None else 0
+        return sum(shard.rows for shard in self.shards)
 
 
 @dataclass(frozen=True, slots=True)
 class TableManifest:
     schema: TableSchema
+    """Of all rows; a shard may have narrower types, which are cast when it is read."""
     settings: dict[str, Any]
     """Every setting that changes the rows or how they are cut into units; `function`: its name and hash, and the hashes
     of its parts."""
     input: InputFacts
     """Number, size and fingerprint of what was read."""
-    probe: dict[str, Any]
-    """What the schema was inferred from."""
     units: tuple[MadeUnit, ...]
 
     @property
     def shards(self) -> tuple[TableShard, ...]:
         """The files with rows, in order."""
-        return tuple(unit.shard for unit in self.units if unit.shard is not None)
+        return tuple(shard for unit in self.units for shard in unit.shards)
 
     @property
     def rows(self) -> int:
@@ -134,7 +136,7 @@ class TableManifest:
 
     def write(self, folder: Path) -> None:
         told = {"totals": self.totals, "fingerprint": self.fingerprint, "schema": asdict(self.schema)}
-        told |= {"settings": self.settings, "input": self.input, "probe": self.probe, "counts": self.counts}
+        told |= {"settings": self.settings, "input": self.input, "counts": self.counts}
         TABLE.write(folder, told | {"units": [asdict(unit) for unit in self.units]})
 
     @classmethod

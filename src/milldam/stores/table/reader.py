@@ -35,6 +35,34 @@ if TYPE_CHECKING:
 FORMATS = ("python", "numpy", "arrow")
 
 
+def as_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A table with the columns of a schema that holds all its values; columns that it lacks are null. Those of the same
+    type are not copied. Raises what Arrow raises where a value does not fit."""
+    import pyarrow as pa
+
+    if table.schema.equals(schema):
+        return table
+    if set(table.schema.names) - set(schema.names):
+        raise pa.ArrowInvalid(f"other columns: {', '.join(table.schema.names)}")
+    columns = []
+    for field in schema:
+        at = table.schema.get_field_index(field.name)
+        columns.append(pa.nulls(len(table), field.type) if at < 0 else cast_column(table.column(at), field.type))
+    return pa.table(columns, schema=schema)
+
+
+def cast_column(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    """A column as another type that holds all its values."""
+    import pyarrow as pa
+
+    if column.type.equals(kind):
+        return column
+    try:
+        return column.cast(kind, safe=True)
+    except pa.ArrowNotImplementedError:  # what casts of nested types lack: by way of values
+        return pa.array(column.to_pylist(), kind)
+
+
 def columns_as(rows: pa.RecordBatch | pa.Table, format: str) -> Any:
     """A dict of columns as lists or numpy arrays, or a `pa.Table`."""
     import pyarrow as pa
@@ -128,9 +156,18 @@ class _Shards:
             raise self._damaged(path, error) from None
         if table.num_rows != shard.rows:
             raise StoreError(f"{path}: {table.num_rows:,} rows where the manifest says {shard.rows:,}.")
-        if not table.schema.equals(self.schema):
-            raise self._damaged(path, "other columns than the manifest says")
+        self.cast(number, table.slice(0, 0))  # it has columns of the manifest
         return table
+
+    def cast(self, number: int, rows: pa.Table) -> pa.Table:
+        """Rows of one file with the columns that the manifest says."""
+        import pyarrow as pa
+
+        try:
+            return as_schema(rows, self.schema)
+        except pa.ArrowException as error:
+            what = f"other columns than the manifest says: {error}"
+            raise self._damaged(self._folder / self._manifest.shards[number].name, what) from None
 
     def _damaged(self, path: Path, what: object) -> StoreError:
         return StoreError(f"{path}: damaged ({what}). `milldam verify {self._folder}` tells more.")
@@ -150,7 +187,7 @@ class _Shards:
                     raise self._damaged(self._folder / self._manifest.shards[number].name, error) from None
                 seen.add(k)
             at += batch.num_rows
-        return table.slice(begin, rows)
+        return self.cast(number, table.slice(begin, rows))
 
 
 class Table:
@@ -273,18 +310,23 @@ class Table:
         import pyarrow as pa
 
         names = _known(self.columns, columns)
-        tables = [self._shards.map(number).select(names) for number in range(self.shards)]
+        shards = self._shards
+        tables = [shards.cast(number, shards.map(number)).select(names) for number in range(self.shards)]
         return pa.concat_tables(tables) if tables else self.schema.empty_table().select(names)
 
     def to_hf(self) -> Any:
-        """All rows as a `datasets.Dataset` on the same files, mapped: nothing is copied."""
+        """All rows as a `datasets.Dataset` on the same files, mapped: nothing is copied, but for shards of
+        narrower types."""
         try:
             from datasets import Dataset, concatenate_datasets
         except ImportError:
             raise ConfigError('to_hf needs HF datasets: pip install "milldam[hf]".') from None
-        for number in range(self.shards):
-            self._shards.map(number)  # says which file is missing or damaged, better than datasets would
-        parts = [Dataset.from_file(str(self.path / shard.name)) for shard in self.manifest.shards]
+        parts = []
+        for number, shard in enumerate(self.manifest.shards):
+            table = self._shards.map(number)  # says which file is missing or damaged, better than datasets would
+            is_same = table.schema.equals(self.schema)
+            path = str(self.path / shard.name)
+            parts.append(Dataset.from_file(path) if is_same else Dataset(self._shards.cast(number, table)))
         return concatenate_datasets(parts) if parts else Dataset(self.schema.empty_table())
 
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from milldam.stores.place import Place
 from milldam.stores.table.manifest import NAME, TableManifest, TableShard
+from milldam.stores.table.reader import as_schema
 from milldam.stores.verify import wrong_bytes
 
 
@@ -28,10 +29,13 @@ def _wrong_rows(path: Path, shard: TableShard, schema: pa.Schema) -> str | None:
     try:
         with pa.memory_map(str(path)) as file:
             reader = pa.ipc.open_stream(file)
-            if not reader.schema.equals(schema):
+            try:
+                as_schema(reader.schema.empty_table(), schema)
+            except pa.ArrowException:
                 return f"{path}: other columns than the manifest says: {_columns(reader.schema)}"
             for batch in reader:
                 batch.validate(full=True)
+                as_schema(pa.Table.from_batches([batch]), schema)
                 rows += batch.num_rows
     except (pa.ArrowException, OSError) as error:
         return f"{path}: can't be read ({error})"

@@ -11,15 +11,14 @@ of a run, and kept in the manifest; summary, `milldam stats` and report take eve
 that a weight repeats counts each time. Size: a number a reason.
 
 `ShardSpool` makes a manifest of shards in plan order without holding them: the text of each split goes to a file of its
-own, beside it the hashes that make up the fingerprint; the manifest is put together from these files. Disk: a second
-manifest and 64 bytes a shard, until it is written. Memory: some buffers.
+own, and the manifest is put together from these. Disk: a second manifest until it is written. Memory: some buffers.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import mmap
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -116,10 +115,10 @@ def _summed(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
 
 
 NAME = TOKENS.manifest
-_SHARDS_AT_ONCE = 512
 # Whole lines of the text: a string in it has no line ends, so nothing else can look like them.
 _FIRST_SHARD, _BEHIND_SHARDS = b'\n "shards": [\n', b"\n ],\n"
 _BEHIND_A_SHARD = b"\n  },\n"
+_HASH = re.compile(rb'"xxh3": "([0-9a-f]+)"')
 _BLOCK_BYTES = 1 << 18
 _TOTALS = ("documents", "tokens", "text_bytes")
 SHARD_FILES = ("bin", "idx", "spans", "labels")
@@ -187,19 +186,26 @@ class Manifest:
 
     @property
     def documents(self) -> int:
-        return sum(shard.documents for shard in self.shards)
+        return self.sums.documents
 
     @property
     def tokens(self) -> int:
-        return sum(shard.tokens for shard in self.shards)
+        return self.sums.tokens
 
     @property
     def text_bytes(self) -> int:
-        return sum(shard.text_bytes for shard in self.shards)
+        return self.sums.text_bytes
 
     @property
     def characters(self) -> int:
-        return sum(shard.characters for shard in self.shards)
+        return self.sums.characters
+
+    @property
+    def sums(self) -> Totals:
+        sums = Totals()
+        for shard in self.shards:
+            sums.add(shard)
+        return sums
 
     @property
     def tally(self) -> Tally:
@@ -215,11 +221,11 @@ class Manifest:
     @property
     def fingerprint(self) -> str:
         """Names the content: equal fingerprints mean equal tokens in equal order."""
-        return hash_bytes("".join(hashes_of(shard) for shard in self.shards).encode())
+        return hash_bytes("".join(file["xxh3"] for _, file in self.files()).encode())
 
     @property
     def totals(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in _TOTALS}
+        return {name: getattr(self.sums, name) for name in _TOTALS}
 
     def files(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for shard in self.shards:
@@ -227,10 +233,8 @@ class Manifest:
                 yield f"{shard.name}.{ending}", record
 
     def write(self, folder: Path) -> None:
-        totals = Totals()
-        for shard in self.shards:
-            totals.add(shard)
-        self.write_with(folder, totals, self.fingerprint, shards_as_text(self.shards))
+        texts = ([shard_text(shard).encode()] for shard in self.shards)
+        self.write_with(folder, self.sums, self.fingerprint, join_texts(texts))
 
     def write_with(self, folder: Path, totals: Totals, fingerprint: str, shards: Iterable[bytes]) -> None:
         """Write these facts around shards that come as text, with what is known of all of them."""
@@ -245,11 +249,6 @@ class Manifest:
     @classmethod
     def read(cls, folder: Path) -> Manifest:
         return read(Folder(folder))
-
-
-def hashes_of(shard: Shard) -> str:
-    """What a shard adds to the text that the fingerprint is a hash of."""
-    return "".join(file["xxh3"] for file in shard.files.values())
 
 
 def read(place: Place) -> Manifest:
@@ -297,15 +296,8 @@ def totals_by_split(shards: Iterable[Shard]) -> dict[str, Totals]:
 # ---- the text ----
 
 
-def shards_as_text(shards: Iterable[Shard]) -> Iterator[bytes]:
-    """What stands between the brackets of a manifest's shards."""
-    texts = map(shard_text, shards)
-    blocks = iter(lambda: list(itertools.islice(texts, _SHARDS_AT_ONCE)), [])
-    return join_texts([",\n".join(block).encode()] for block in blocks)
-
-
 def join_texts(texts: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
-    """The same, from texts of some shards each, which come in blocks."""
+    """What stands between the brackets of a manifest's shards, from texts of some of them, which come in blocks."""
     before = b"\n"
     for blocks in texts:
         yield before
@@ -395,65 +387,46 @@ def _refuse_outside(what: str, name: object, path: str) -> None:
         raise StoreError(f'{path}: the {what} "{name}" leaves the folder; refused.')
 
 
-@dataclass(slots=True)
-class _Split:
-    totals: Totals
-    text: Path
-    hashes: Path
-    opened: list[IO[str]] = field(default_factory=list)
-
-    def add(self, shard: Shard) -> None:
-        text, hashes = self.opened
-        text.write((",\n" if self.totals.shards else "") + shard_text(shard))
-        hashes.write(hashes_of(shard))
-        self.totals.add(shard)
-
-
 class ShardSpool:
-    """Shards of a manifest to be. What it writes into `folder` is removed by `remove`, or with other temporaries."""
+    """Shards of a manifest to be, as text in a file for each split in `folder`; `remove` takes these files away."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._splits: dict[str, _Split] = {}
+        self._totals: dict[str, Totals] = {}
 
     def fill(self, shards: Iterable[Shard]) -> None:
         """Take all shards, in plan order; the splits may come in any."""
+        opened: dict[str, IO[str]] = {}
         with explain_os_errors(self._folder), ExitStack() as stack:
             for shard in shards:
-                split = self._splits.get(shard.split) or self._begin(shard.split, stack)
-                split.add(shard)
+                totals, file = self._totals.setdefault(shard.split, Totals()), opened.get(shard.split)
+                if file is None:
+                    text = self._text(shard.split).open("w", encoding="utf-8", newline="\n")
+                    file = opened[shard.split] = stack.enter_context(text)
+                file.write((",\n" if totals.shards else "") + shard_text(shard))
+                totals.add(shard)
 
-    def _begin(self, name: str, stack: ExitStack) -> _Split:
-        number = len(self._splits)
-        text, hashes = (self._folder / f".shards-{number}.{kind}{TEMPORARY_SUFFIX}" for kind in ("text", "hashes"))
-        opened: list[IO[str]] = [
-            stack.enter_context(path.open("w", encoding="utf-8", newline="\n")) for path in (text, hashes)
-        ]
-        self._splits[name] = split = _Split(Totals(), text, hashes, opened)
-        return split
+    def _text(self, split: str) -> Path:
+        return self._folder / f".shards-{list(self._totals).index(split)}{TEMPORARY_SUFFIX}"
 
     @property
     def splits(self) -> dict[str, Totals]:
         """Training first; the others by name."""
-        names = sorted(self._splits, key=in_manifest_order)
-        return {name: self._splits[name].totals for name in names}
+        return {name: self._totals[name] for name in sorted(self._totals, key=in_manifest_order)}
 
     def write(self, facts: Manifest, folder: Path) -> None:
         """Make the manifest, with these shards in the place of its own."""
-        totals, ordered = Totals(), [self._splits[name] for name in self.splits]
-        fingerprint = xxhash.xxh3_128()
-        for split in ordered:
-            totals.add(split.totals)
-            for block in file_blocks(split.hashes):
-                fingerprint.update(block)
-        facts.write_with(
-            folder, totals, fingerprint.hexdigest(), join_texts(file_blocks(split.text) for split in ordered)
-        )
+        totals, fingerprint, texts = Totals(), xxhash.xxh3_128(), [self._text(split) for split in self.splits]
+        for split, text in zip(self.splits.values(), texts, strict=True):
+            totals.add(split)
+            with text.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                for found in _HASH.finditer(data):
+                    fingerprint.update(found[1])
+        facts.write_with(folder, totals, fingerprint.hexdigest(), join_texts(map(file_blocks, texts)))
 
     def remove(self) -> None:
-        for split in self._splits.values():
-            split.text.unlink(missing_ok=True)
-            split.hashes.unlink(missing_ok=True)
+        for split in self._totals:
+            self._text(split).unlink(missing_ok=True)
 
 
 def in_manifest_order(split: str) -> tuple[bool, str]:

@@ -1,8 +1,7 @@
 """The dataset card, README.md: the figures of a store, and how to open it. Its text is in card.md.jinja.
 
-One marked section is ours and is replaced by each push; what people write around it is kept, byte by byte. The YAML
-header is ours too until someone edits it: the mark carries its hash. The card tells no path of the machine that made
-the store.
+One marked section is ours and is replaced by each push; what people write around it is kept, byte by byte. Of the YAML
+header, the keys that describe the files are ours. The card tells no path of the machine that made the store.
 """
 
 from __future__ import annotations
@@ -13,16 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from milldam.files import hash_bytes
 from milldam.hub.contents import Contents
 from milldam.memory import format_size
 from milldam.stores.kinds import FEATURES, TABLE, TOKENS
 
 CARD = "README.md"
-_END = "<!-- milldam: end -->"
-_SECTION = re.compile(r"<!-- milldam: begin (?P<header>[0-9a-f]*) -->.*?<!-- milldam: end -->", re.DOTALL)
-_BEGIN = re.compile(r"<!-- milldam: begin [0-9a-f]* -->")
-_HEADER = re.compile(r"\A---[ \t]*\r?\n.*?^---[ \t]*\r?$\n?", re.DOTALL | re.MULTILINE)
+_BEGIN, _END = "<!-- milldam: begin -->", "<!-- milldam: end -->"
+_SECTION = re.compile(f"{_BEGIN}.*?{_END}", re.DOTALL)
 _LISTED_SHARDS = 200
 """A header names so many files of a table in order; of more it has a pattern."""
 _SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
@@ -31,40 +27,36 @@ _LOCAL = re.compile(r"^(/|~|\\\\|[A-Za-z]:[\\/]|file:)")
 
 def make_card(contents: Contents, repo: str, existing: str | None) -> tuple[str, str | None]:
     """The card for a store, made out of the one that the repository has, and what the user should know about it."""
-    header = _header(contents, repo)
-    section = f"<!-- milldam: begin {hash_bytes(header.encode())} -->\n{_body(contents, repo)}\n{_END}"
-    if existing is None:
-        return f"{header}\n# {repo.split('/')[1]}\n\n{section}\n", None
-    old = _SECTION.search(existing)
-    if old is None and _BEGIN.search(existing):
+    from huggingface_hub import DatasetCard
+
+    old = None if existing is None else _SECTION.search(existing)
+    if existing is not None and old is None and _BEGIN in existing:
         return existing, "The card's section of milldam has lost its end mark, so the card was left as it is."
-    old_header = _HEADER.match(existing)
-    text = existing if old is None else existing[: old.start()] + section + existing[old.end() :]
-    if old_header is None:
-        text = f"{header}\n{text}"
-    elif old is not None and hash_bytes(old_header.group().encode()) == old["header"]:
-        text = header + text[old_header.end() :]
-    return text if old is not None else f"{text.rstrip()}\n\n{section}\n", None
+    text = f"# {repo.split('/')[1]}\n" if existing is None else existing
+    section = f"{_BEGIN}\n{_body(contents, repo)}\n{_END}"
+    text = text.rstrip() + f"\n\n{section}\n" if old is None else text[: old.start()] + section + text[old.end() :]
+    card = DatasetCard(text if text.startswith("---") else f"---\n\n---\n\n{text}")
+    _describe(contents, repo, card.data)
+    return str(card), None
 
 
-def _header(contents: Contents, repo: str) -> str:
-    import yaml
-
+def _describe(contents: Contents, repo: str, data: Any) -> None:
+    """The header: what the Hub shows and searches, and for a table, how `datasets` reads it."""
     manifest, kind = contents.manifest, contents.kind
     rows = {TOKENS: "documents", FEATURES: "windows", TABLE: "rows"}[kind]
     tag = {TOKENS: "tokenized", FEATURES: "question-answering", TABLE: "arrow"}[kind]
-    fields: dict[str, Any] = {"pretty_name": repo.split("/")[1], "tags": ["milldam", tag]}
-    fields["size_categories"] = [size_category(getattr(manifest, rows))]
+    data.pretty_name = data.pretty_name or repo.split("/")[1]
+    data.tags = list(dict.fromkeys([*(data.get("tags") or ()), "milldam", tag]))
+    data.size_categories = [size_category(getattr(manifest, rows))]
     if kind is FEATURES:
-        fields["task_categories"] = ["question-answering"]
+        data.task_categories = data.task_categories or ["question-answering"]
     if kind is TABLE:
         names = [file.name for file in contents.files]
         paths = names if 0 < len(names) <= _LISTED_SHARDS else "rows-*.arrow"
-        fields["configs"] = [{"config_name": "default", "data_files": [{"split": "train", "path": paths}]}]
+        data.configs = [{"config_name": "default", "data_files": [{"split": "train", "path": paths}]}]
     else:
         # Its files are arrays without a header, which the Hub's viewer can't show; the JSON beside them are no rows.
-        fields["viewer"] = False
-    return f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)}---\n"
+        data.viewer = False
 
 
 def size_category(rows: int) -> str:

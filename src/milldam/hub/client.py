@@ -1,4 +1,4 @@
-"""Calls of huggingface_hub: tried again where that helps, errors in a few words, and the token in none of them.
+"""Calls of huggingface_hub: errors in a few words, and the token in none of them.
 
 The token is never asked for here: huggingface_hub finds it (HF_TOKEN, `hf auth login`) and sends it. We look at it
 for one thing, to take it out of whatever text might repeat it.
@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import re
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from milldam.errors import ConfigError, InputError, MilldamError, ResourceError
 
-log = logging.getLogger("milldam")
-
-WAITS = (1.0, 2.0, 4.0)
-"""Seconds before a push or pull is tried again, on top of what huggingface_hub tries by itself."""
-_TRANSIENT = {408, 409, 412, 425, 429, 500, 502, 503, 504}
 _REPO_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _LIKE_A_TOKEN = re.compile(r"hf_\w{6,}|(?<=[Bb]earer )\S+")
 _NETWORK = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
 """Packages whose errors mean the network; which of them is used depends on the version of huggingface_hub."""
-
-T = TypeVar("T")
+_ADVICE = {
+    401: "The token is missing, wrong or expired. Make one at https://huggingface.co/settings/tokens,"
+    " then `hf auth login` or set HF_TOKEN.",
+    403: "The token may not do that. Use one that may write, and a name that is yours or your organisation's.",
+    404: "Check the name and the revision. A private repository is not found without a token that may read it.",
+    409: "Someone else is changing this repository. Run the same command again; it resumes from there.",
+    412: "Someone else is changing this repository. Run the same command again; it resumes from there.",
+    429: "Too many requests. Wait some minutes and run the same command again; it resumes from there.",
+}
 
 
 def repo_name(repo: str) -> str:
@@ -70,94 +70,55 @@ def read_file(api: Any, repo: str, commit: str | None, name: str) -> bytes:
         ).read_bytes()
 
 
-def tried(what: str, function: Callable[[], T], *, progress: bool) -> T:
-    """The function's result; tried again after `WAITS` where that may help. Errors become ours: "Can't `what`: ...".
-
-    `progress`: let huggingface_hub show its progress bars.
-    """
-    with contextlib.nullcontext() if progress else _without_bars():
-        for pause in (*WAITS, None):
-            try:
-                return function()
-            except MilldamError:
-                raise
-            except Exception as error:
-                explained, reason, transient = _explain(what, error)
-                if pause is None or not transient:
-                    raise explained from None
-                log.warning("Can't %s (%s); trying again in %.0f s.", what, reason, pause)
-                time.sleep(pause)
-    raise AssertionError("the last attempt returns or raises")
-
-
 @contextlib.contextmanager
-def _without_bars() -> Iterator[None]:
+def explained(what: str, *, progress: bool = True) -> Iterator[None]:
+    """Errors of huggingface_hub become ours: "Can't `what`: ...". `progress`: let it show its progress bars."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    were_shown = not are_progress_bars_disabled()
-    disable_progress_bars()
+    hidden = not progress and not are_progress_bars_disabled()
+    if hidden:
+        disable_progress_bars()
     try:
         yield
+    except MilldamError:
+        raise
+    except Exception as error:
+        raise _explain(f"Can't {what}", error) from None
     finally:
-        if were_shown:
+        if hidden:
             enable_progress_bars()
 
 
-def _explain(what: str, error: BaseException) -> tuple[MilldamError, str, bool]:
-    """An error of huggingface_hub, also when it is wrapped in others: in our words, on one line, and whether trying
-    again may help."""
+def _explain(head: str, error: BaseException | None) -> MilldamError:
+    """An error of huggingface_hub, also when it is wrapped in others, in our words."""
     chain: list[BaseException] = []
     while error is not None and error not in chain:
         chain.append(error)
-        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+        error = error.__cause__ or error.__context__
+    if any(isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT) for one in chain):
+        return ResourceError(f"{head}: the disk is full.\nFree some space and run the same command again.")
+    if type(chain[0]).__name__ == "OfflineModeIsEnabled":
+        return ConfigError(f"{head}: HF_HUB_OFFLINE is set, so the Hub is not asked. Unset it.")
     answers = ((one, getattr(getattr(one, "response", None), "status_code", None)) for one in chain)
     answer, status = next(((one, code) for one, code in answers if isinstance(code, int)), (None, 0))
     if answer is not None:
-        reason = getattr(answer, "server_message", None) or str(answer)
-    else:
-        # What is wrapped says more than what wraps it.
-        reason = ": ".join(dict.fromkeys(str(one) or type(one).__name__ for one in chain[:3]))
-    reason = without_token(" ".join(reason.split()))[:300]
-    network = not status and any(map(_is_network, chain))
-    transient = network or status in _TRANSIENT
-    if any(isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT) for one in chain):
-        full = f"Can't {what}: the disk is full.\nFree some space and run the same command again."
-        return ResourceError(full), reason, False
-    if type(chain[0]).__name__ == "OfflineModeIsEnabled":
-        offline = f"Can't {what}: HF_HUB_OFFLINE is set, so the Hub is not asked. Unset it."
-        return ConfigError(offline), reason, False
-    if network:
-        text = f"the Hub does not answer ({reason}).\n{_UNREACHABLE}"
-    else:
-        advice = _ADVICE.get(status, _ADVICE[500] if status >= 500 else "")
-        text = f"{f'it answers {status}' if status else 'huggingface_hub says'}: {reason}\n{advice}".rstrip()
-    return InputError(f"Can't {what}: {text}"), reason, transient
+        reason = _line(getattr(answer, "server_message", None) or str(answer))
+        advice = _ADVICE.get(status, "Run the same command again later; it resumes from there.")
+        return InputError(f"{head}: it answers {status}: {reason}\n{advice}")
+    # What is wrapped says more than what wraps it.
+    reason = _line(": ".join(dict.fromkeys(str(one) or type(one).__name__ for one in chain[:3])))
+    packages = {type(one).__module__.split(".")[0] for one in chain}
+    if packages & set(_NETWORK) or any(isinstance(one, ConnectionError | TimeoutError) for one in chain):
+        return InputError(
+            f"{head}: the Hub does not answer ({reason}).\nCheck the network (and HF_ENDPOINT, if it is set) and run "
+            "the same command again; it resumes from there."
+        )
+    return InputError(f"{head}: huggingface_hub says: {reason}")
 
 
-def without_token(text: str) -> str:
-    """The text with the token, and whatever looks like one, taken out."""
+def _line(text: str) -> str:
+    """On one line, not too long, without the token and whatever looks like one."""
     from huggingface_hub import get_token
 
-    token = get_token()
-    return _LIKE_A_TOKEN.sub("***", text.replace(token, "***") if token else text)
-
-
-def _is_network(error: BaseException) -> bool:
-    return isinstance(error, ConnectionError | TimeoutError) or type(error).__module__.split(".")[0] in _NETWORK
-
-
-_UNREACHABLE = (
-    "Check the network (and HF_ENDPOINT, if it is set) and run the same command again; it resumes from there."
-)
-_CHANGING = "Someone else is changing this repository. Run the same command again; it resumes from there."
-_ADVICE = {
-    401: "The token is missing, wrong or expired. Make one at https://huggingface.co/settings/tokens,"
-    " then `hf auth login` or set HF_TOKEN.",
-    403: "The token may not do that. Use one that may write, and a name that is yours or your organisation's.",
-    404: "Check the name and the revision. A private repository is not found without a token that may read it.",
-    409: _CHANGING,
-    412: _CHANGING,
-    413: "The Hub does not take so much at once.",
-    429: "Too many requests. Wait some minutes and run the same command again; it resumes from there.",
-    500: "The Hub has a problem. Run the same command later; it resumes from there.",
-}
+    line, token = " ".join(text.split()), get_token()
+    return _LIKE_A_TOKEN.sub("***", line.replace(token, "***") if token else line)[:300]

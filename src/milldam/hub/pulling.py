@@ -31,7 +31,7 @@ from milldam.files import (
     write_file,
     write_sealed,
 )
-from milldam.hub.client import files_at, hub_api, read_file, repo_name, tried
+from milldam.hub.client import explained, files_at, hub_api, read_file, repo_name
 from milldam.hub.contents import Contents, StoredFile, kind_among, parse_contents, select_split
 from milldam.hub.pushing import MARK
 from milldam.run.summary import Summary
@@ -66,7 +66,8 @@ def pull_store(
     folder = out or Path(repo.split("/")[1])
     refuse_address(folder)
     api, source = hub_api(), {"repo": repo, "revision": revision, "split": split}
-    return tried(f"pull {repo}", lambda: _pull(api, repo, folder, source), progress=progress)
+    with explained(f"pull {repo}", progress=progress):
+        return _pull(api, repo, folder, source)
 
 
 def _pull(api: Any, repo: str, out: Path, source: dict[str, str | None]) -> PullSummary:

@@ -26,7 +26,7 @@ from typing import Any, NoReturn, TypedDict
 from milldam.errors import ConfigError, MismatchError, Setting, StoreError
 from milldam.files import address_of, json_bytes
 from milldam.hub.card import CARD, local_paths, make_card
-from milldam.hub.client import files_at, hub_api, read_file, repo_name, tried
+from milldam.hub.client import explained, files_at, hub_api, read_file, repo_name
 from milldam.hub.contents import Contents, StoredFile, parse_contents, read_contents
 from milldam.run.summary import Summary
 from milldam.stores.kinds import KINDS
@@ -34,8 +34,6 @@ from milldam.stores.kinds import KINDS
 MARK = ".milldam-push.json"
 _MOST_FILES, _MOST_BYTES = 512, 10 * 10**9
 """Files that are checked, then sent by one call of huggingface_hub."""
-_ROUNDS = 20
-"""Looks at the repository: three that are needed, and those that others cost."""
 
 
 class PushFacts(TypedDict):
@@ -75,17 +73,16 @@ def push_store(
         if problem := file.wrong_size(folder):
             raise StoreError(f"{problem}. `milldam verify {folder}` checks the store; make it again.")
     push = _Push(folder, contents, hub_api(), repo, revision or "main", public)
+    push.message = message or push.message
     from huggingface_hub import get_token
 
-    if dry_run:
-        return tried(f"look at {repo}", push.rehearse, progress=progress)
-    if get_token() is None:
+    if get_token() is None and not dry_run:
         raise ConfigError(
             "No token for the Hub. Make one that may write at https://huggingface.co/settings/tokens,\n"
             "then `hf auth login` or set HF_TOKEN."
         )
-    push.message = message or push.message
-    return tried(f"push to {repo}", push.run, progress=progress)
+    with explained(f"{'look at' if dry_run else 'push to'} {repo}", progress=progress):
+        return push.rehearse() if dry_run else push.run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +114,6 @@ class _Push:
         self._folder, self._contents, self._api, self._repo = folder, contents, api, repo
         self._revision, self._public = revision, public
         self.message = f"Push {contents.kind.phrase} with milldam"
-        self._first: _Look | None = None
         self._sent: set[str] = set()
 
     def run(self) -> PushSummary:
@@ -128,22 +124,22 @@ class _Push:
             private = bool(self._visibility())
         if self._revision != "main":
             self._api.create_branch(self._repo, repo_type="dataset", branch=self._revision, exist_ok=True)
-        for _ in range(_ROUNDS):
+        before = look = self._look()
+        if look.missing:
+            self._send(look)
             look = self._look()
-            self._first = self._first or look
-            if look.missing:
-                self._send(look)
-            elif look.is_closed:
-                return self._summary(private, look)
-            else:
-                self._close(look)
-        raise StoreError(f"{self._repo}: someone else keeps changing it. Run the same command again later.")
+        if look.missing:
+            raise StoreError(f"{self._repo}: {look.missing[0].name} was sent and is not there. Push again.")
+        if not look.is_closed:
+            self._close(look)
+            look = self._look()
+        return self._summary(private, before, look)
 
     def rehearse(self) -> PushSummary:
         """What would be done; only reads."""
         private = self._visibility()
-        self._first = self._look() if private is not None else self._plan(None, {})
-        return self._summary(not self._public if private is None else private, None)
+        look = self._look() if private is not None else self._plan(None, {})
+        return self._summary(not self._public if private is None else private, look, None)
 
     def _visibility(self) -> bool | None:
         """Whether the repository is private; None when there is none. One that is not as asked is refused."""
@@ -278,10 +274,8 @@ class _Push:
                     f"`milldam verify {self._folder}` checks the store; make it again."
                 )
 
-    def _summary(self, private: bool, last: _Look | None) -> PushSummary:
+    def _summary(self, private: bool, look: _Look, last: _Look | None) -> PushSummary:
         """`last`: the repository afterwards; None when nothing was done."""
-        look = self._first
-        assert look is not None
         if last is None:
             sizes = {file.name: file.bytes or 0 for file in (*look.missing, *look.changed)}
             sizes |= {name: len(data) for name, data in look.small.items()}

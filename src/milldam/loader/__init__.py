@@ -17,7 +17,7 @@ feed_samples  samples of parts that come one after the other
 unit_order    what a feed is made of, and in which order: units, and samples of some parts at a time
 mixing        several sources by weight
 mixed_reading samples of several sources in one read, or source by source
-schedule      which source comes when, exact at every prefix
+mixed_order   which source comes when, exact in every block
 steps         samples looked up, announced, and read into arrays of earlier batches
 batches       samples -> batches: ranks, epochs, state, loops that can be left, gone on with and moved
 views         the verbs: windows, packed, streams, split

@@ -1,42 +1,39 @@
-"""Several sources by weight -> samples, in proportions that are exact after every number of samples.
+"""Several sources by weight -> samples, in exact proportions in every block of 4,096 samples.
 
-Which source comes at a place follows from the weights (`schedule.py`); which sample of it from its own order, which
+Which source comes at a place follows from the weights (`mixed_order`); which sample of it from its own order, which
 goes on for ever: a source is shuffled anew in each of its own epochs, and no sample of it comes twice within one,
 whatever the others do. Nothing is drawn by chance, so a mixture can be entered anywhere, on any number of ranks.
 
-Holds the tables of a schedule (6 MB at most) beside what the sources hold. A batch is one read where all sources are
+Holds a schedule of some blocks (1 MB) beside what the sources hold. A batch is one read where all sources are
 read in the same way (`mixed_reading`), else one for each source in it.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, NoReturn, TypeVar, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from milldam.checked import checked
-from milldam.errors import ConfigError, MismatchError, StoreError
+from milldam.errors import ConfigError
 from milldam.loader import permutation
 from milldam.loader.feed_samples import FeedSamples
 from milldam.loader.feeds import Feed
-from milldam.loader.mixed_reading import Sources, groups, open_mixed
+from milldam.loader.mixed_order import MixedOrder, Schedule, Stop, shares_of
+from milldam.loader.mixed_reading import Sources, open_mixed
 from milldam.loader.opening import open_data
-from milldam.loader.order import Order, Shuffle, Stretches
+from milldam.loader.order import Shuffle, Stretches
 from milldam.loader.packed import PackedRows
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Reader
 from milldam.loader.samples import ReadPart, Samples
-from milldam.loader.schedule import schedule_of, shares_of
 from milldam.loader.stream import TokenStream
 from milldam.loader.types import BatchT, Labelled, PackedBatch, PackedRow, SampleT, State, TokenPair
 from milldam.loader.views import RowOptions, Trainable, WindowOptions
@@ -44,12 +41,9 @@ from milldam.loader.windows import Form, Windows
 from milldam.markup import in_notebook
 from milldam.memory import available_bytes
 
-Stop = Literal["first_exhausted", "all_exhausted"] | int
 Weight = float | Fraction | Decimal
 SourceT = TypeVar("SourceT", bound="str | Path | Trainable | Mixture | Feed")
 
-_WEIGHT, _LONGEST_WEIGHT = re.compile(r"[1-9]\d*(/[1-9]\d*)?"), 2000
-"""A weight in a state, and how long it may be."""
 _SOURCE_SEED = 4
 """Apart from the numbers that orders mix into their seeds."""
 
@@ -153,20 +147,19 @@ class MixedSamples(Samples[SampleT, BatchT]):
 
     >>> parts = store.split(web=0.5, code=...)
     >>> mixed = milldam.mix({parts["web"].windows(32): 3, parts["code"].windows(32): 1})
-    >>> mixed.drawn(100)
-    (75, 25)
+    >>> mixed.drawn(4096)
+    (3072, 1024)
     """
 
     def __init__(self, sources: Sequence[Samples[SampleT, BatchT]], shares: Sequence[Fraction], stop: Stop) -> None:
         self.sources, self.weights, self._stop = tuple(sources), tuple(shares), stop
         _refuse_unlike(self.sources)
         _refuse_other_tokenizers(self.sources)
-        self.schedule = schedule_of(self.weights)
-        """Which source comes when."""
+        self._schedule = Schedule(self.weights)
         # begins: (sources + 1,), the number of the first sample of each, and the end
         self._begins = np.array([0, *accumulate(source._numbered for source in self.sources)], np.int64)
         self._rows_each = self.sources[0]._rows_each
-        self._epochs = _Epochs(_epoch_sizes(self.sources, stop), self.weights, stop)
+        self._epochs = _epoch_sizes(self.sources, stop)
         self._signed = any(source._signed for source in sources)
         self._reusable = all(source._reusable for source in sources)
 
@@ -192,11 +185,11 @@ class MixedSamples(Samples[SampleT, BatchT]):
 
     @cached_property
     def epoch_samples(self) -> int:
-        return self._epochs.end(np.zeros(len(self.sources), np.int64))
+        return self._schedule.epoch_end(np.zeros(len(self.sources), np.int64), self._epochs, self._stop)
 
     def drawn(self, samples: int) -> tuple[int, ...]:
         """How many samples of each source are among the first samples of the mixture."""
-        return tuple(self.schedule.drawn(samples).tolist())
+        return tuple(self._schedule.drawn(samples).tolist())
 
     def epochs_of(self, samples: int) -> tuple[float, ...]:
         """How many epochs of each source are in the first samples of the mixture.
@@ -242,7 +235,7 @@ class MixedSamples(Samples[SampleT, BatchT]):
         # Each source with a seed of its own, else sources of one size would come in one order.
         seeds = [permutation.mix(seed, number, _SOURCE_SEED) for number in range(len(self.sources))]
         orders = [source._order(shuffle, seed) for source, seed in zip(self.sources, seeds, strict=True)]
-        return MixedOrder(orders, self._begins[:-1], self.weights, self._epochs.end)
+        return MixedOrder(orders, self._begins[:-1], self.weights, self._epochs, self._stop)
 
     @property
     def _readers(self) -> tuple[Reader, ...]:
@@ -260,41 +253,16 @@ class MixedSamples(Samples[SampleT, BatchT]):
         return f"MixedSamples({_described(self.sources, self.weights)}: {len(self):,} samples an epoch)"
 
 
-@dataclass(frozen=True, slots=True)
-class _Epochs:
-    """Where epochs of a mixture end."""
-
-    whole: tuple[int, ...]
-    """Samples of an epoch of each source."""
-    weights: tuple[Fraction, ...]
-    stop: Stop
-
-    def end(self, drawn: Int64s) -> int:
-        """Samples up to the end of an epoch, when so many of each source were drawn before."""
-        if isinstance(self.stop, int):
-            return self.stop
-        left = [samples - count % samples for samples, count in zip(self.whole, drawn.tolist(), strict=True)]
-        # Places are known to within three samples without a look: most sources can't be the first or last to end.
-        soonest = [(samples - 3) / weight for samples, weight in zip(left, self.weights, strict=True)]
-        latest = [(samples + 3) / weight for samples, weight in zip(left, self.weights, strict=True)]
-        schedule = schedule_of(self.weights)
-        if self.stop == "first_exhausted":
-            first = [source for source, place in enumerate(soonest) if place <= min(latest)]
-            return min(schedule.place(source, left[source]) for source in first)
-        last = [source for source, place in enumerate(latest) if place >= max(soonest)]
-        return max(schedule.place(source, left[source] - 1) for source in last) + 1
-
-
-def _epoch_sizes(sources: Sequence[Samples[Any, Any]], stop: Stop) -> tuple[int, ...]:
+def _epoch_sizes(sources: Sequence[Samples[Any, Any]], stop: Stop) -> Int64s:
     """Samples of an epoch of each source, where anybody asks for them."""
     if isinstance(stop, int):
-        return ()
+        return np.zeros(0, np.int64)
     if not all(source._length_known for source in sources):
         raise ConfigError(
             f"mix: stop={stop} needs the number of samples of every source, and that of a feed is not known before it "
             "is made. Say after how many samples an epoch of the mixture ends: stop=1_000_000."
         )
-    return tuple(source.epoch_samples for source in sources)
+    return np.array([source.epoch_samples for source in sources], np.int64)
 
 
 def _leaves(samples: Samples[SampleT, BatchT]) -> Iterator[Samples[SampleT, BatchT]]:
@@ -354,98 +322,3 @@ def _kind_and_rules(samples: Any) -> tuple[type[Any], Any]:
     if isinstance(samples, FeedSamples):
         return samples.cut.kind, samples.cut.rules
     return type(samples), getattr(samples, "rules", None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Begin:
-    """Where a schedule began."""
-
-    place: int
-    drawn: Int64s
-    """(sources,): samples of each that were drawn before."""
-
-
-class MixedOrder:
-    """Places of a mixture to numbers of samples; see `Order`.
-
-    The schedule begins at place 0. It begins again, with other weights, where a state is taken up with `new_weights`;
-    then every source goes on exactly where it stood.
-    """
-
-    def __init__(
-        self,
-        orders: Sequence[Order],
-        begins: Int64s,
-        weights: tuple[Fraction, ...],
-        epoch_end: Callable[[Int64s], int],
-        begin: _Begin | None = None,
-    ) -> None:
-        self._orders, self._begins = orders, begins
-        self._weights, self._schedule = weights, schedule_of(weights)
-        self._epoch_end = epoch_end
-        self._begin = begin or _Begin(0, np.zeros(len(orders), np.int64))
-
-    def numbers(self, places: Int64s) -> Int64s:
-        begin = self._begin
-        sources, indices = self._schedule.find(places - begin.place)
-        numbers = np.empty(len(places), np.int64)
-        for source, where in groups(sources, len(self._orders)):
-            own = self._orders[source].numbers(indices[where] + begin.drawn[source])
-            numbers[where] = own + self._begins[source]
-        return numbers
-
-    def stretches(self, place: int) -> None:
-        """None: what comes next is in many places, whatever the order within a source."""
-
-    def state(self, place: int) -> dict[str, Any]:
-        drawn = self._begin.drawn + self._schedule.drawn(place - self._begin.place)
-        return {
-            "weights": [str(weight) for weight in self._weights],
-            "began": self._begin.place,
-            "drawn": self._begin.drawn.tolist(),
-            "orders": [order.state(count) for order, count in zip(self._orders, drawn.tolist(), strict=True)],
-        }
-
-    @property
-    def first_end(self) -> int | None:
-        begin = self._begin
-        return begin.place + self._epoch_end(begin.drawn) if begin.place else None
-
-    def restored(self, state: Any, place: int, *, new_weights: bool) -> MixedOrder:
-        weights, begin = _checked_state(state, len(self._orders), place)
-        schedule = self._schedule if weights == self._weights else schedule_of(weights)
-        drawn = begin.drawn + schedule.drawn(place - begin.place)
-        if weights != self._weights:
-            if not new_weights:
-                raise MismatchError(
-                    f"The weights were {_listed(weights)} and are {_listed(self._weights)}. Make the mixture with "
-                    "those of before, or take the new ones from here on: load_state_dict(state, new_weights=True)."
-                )
-            begin = _Begin(place, drawn)
-        orders = [
-            order.restored(own, count, new_weights=new_weights)
-            for order, own, count in zip(self._orders, state["orders"], drawn.tolist(), strict=True)
-        ]
-        return MixedOrder(orders, self._begins, self._weights, self._epoch_end, begin)
-
-
-class _State(TypedDict):
-    weights: list[str]
-    began: int
-    drawn: list[int]
-    orders: list[Any]
-
-
-def _checked_state(state: Any, sources: int, place: int) -> tuple[tuple[Fraction, ...], _Begin]:
-    """The weights of a mixture's state and where its schedule began, when they can be."""
-    name = "The state of a mixture"
-    found: _State = checked(_State, state, name)
-    if any(len(found[part]) != sources for part in ("weights", "drawn", "orders")) or found["began"] > place:
-        raise StoreError(f"{name}: damaged: it is not that of {sources:,} sources at sample {place:,}.")
-    if not all(len(weight) < _LONGEST_WEIGHT and _WEIGHT.fullmatch(weight) for weight in found["weights"]):
-        raise StoreError(f"{name}: damaged: weights are {', '.join(found['weights'])[:80]}, which are not fractions.")
-    return tuple(map(Fraction, found["weights"])), _Begin(found["began"], np.array(found["drawn"], np.int64))
-
-
-def _listed(weights: Sequence[Fraction]) -> str:
-    return ", ".join(str(float(weight)) for weight in weights)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol, Self
@@ -197,14 +197,9 @@ def by_group(places: Int64s, size: int, numbers: Callable[[int, Int64s], Int64s]
     first, last = int(places[0]) // size, int(places[-1]) // size
     if first == last:
         return numbers(first, places - first * size)
-    return np.concatenate([numbers(group, inside) for group, inside in _groups(places, size, first, last)])
-
-
-def _groups(places: Int64s, size: int, first: int, last: int) -> Iterator[tuple[int, Int64s]]:
-    for group in range(first, last + 1):
-        inside = places[(places >= group * size) & (places < (group + 1) * size)]
-        if len(inside):
-            yield group, inside - group * size
+    borders = itertools.pairwise(places.searchsorted(np.arange(first, last + 2) * size).tolist())
+    parts = [(group, places[begin:end]) for group, (begin, end) in enumerate(borders, first) if begin < end]
+    return np.concatenate([numbers(group, part - group * size) for group, part in parts])
 
 
 _GROUPS = 64

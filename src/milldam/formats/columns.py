@@ -24,7 +24,8 @@ Packed rows are those of `store.packed(seq_len, form="hf")`: whole conversations
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -57,6 +58,7 @@ PROMPTS = ("prompt_ids", "prompt_input_ids")
 ANSWERS = (("chosen", "rejected"), ("completion",))
 """What answers to a prompt are called; in names of columns, they take the place of `prompt`."""
 _LABEL, _PIECES = "label", "seq_lengths"
+_PAIR = ("prompt_ids", "chosen_ids", "rejected_ids")
 _ROWS_AT_ONCE = 1 << 16
 
 
@@ -85,22 +87,15 @@ def choose_columns(schema: pa.Schema, column: str | None, masks: str | None, pat
 
     known = _LABEL in schema.names and pa.types.is_boolean(schema.field(_LABEL).type)
     label = _LABEL if known and masks != "none" else None
-    answers = _answer_columns(schema.names) if column is None and masks is None else ()
-    if answers and not any(name in USUAL_COLUMNS for name in schema.names):
-        return TokenColumns(answers, label=label if len(answers) == 2 else None)
+    if column is None and masks is None and not any(name in USUAL_COLUMNS for name in schema.names):
+        for prompt, answers in itertools.product(PROMPTS, ANSWERS):
+            wanted = (prompt, *(prompt.replace("prompt", answer) for answer in answers))
+            if all(name in schema.names for name in wanted):
+                return TokenColumns(wanted, label=label if len(wanted) == 2 else None)
     found, own = choose_column(schema.names, column, path), choose_masks(schema, masks, path)
     if _PIECES in schema.names:
         return TokenColumns((found,), own, pieces=_PIECES)
     return TokenColumns((found,), own, None if own is None else label)
-
-
-def _answer_columns(names: Sequence[str]) -> tuple[str, ...]:
-    for prompt in PROMPTS:
-        for answers in ANSWERS:
-            wanted = (prompt, *(prompt.replace("prompt", answer) for answer in answers))
-            if all(name in names for name in wanted):
-                return wanted
-    return ()
 
 
 def choose_masks(schema: pa.Schema, asked: str | None, path: Path) -> str | None:
@@ -160,12 +155,20 @@ class MaskedRows:
         self._store, self._seq_len, self._side = store, seq_len, side
         self._in_pairs = store.stream().pairs and seq_len is None and side is None
         signed = dtype if dtype.kind == "i" else np.dtype(np.int32 if dtype.itemsize < 4 else np.int64)
-        self.types: dict[str, tuple[np.dtype[Any], bool]] = (
-            dict.fromkeys(("prompt_ids", "chosen_ids", "rejected_ids"), (dtype, True))
-            if self._in_pairs
-            else _types(store, seq_len, dtype, signed)
-        )
+        self.types: dict[str, tuple[np.dtype[Any], bool]]
         """Each column's dtype, and whether it holds lists."""
+        if self._in_pairs:
+            self.types = dict.fromkeys(_PAIR, (dtype, True))
+            return
+        bits, places = (np.dtype(np.int8), True), (np.dtype(np.int32), True)
+        self.types = {"input_ids": (dtype, True), "labels": (signed, True), "assistant_masks": bits}
+        if seq_len is not None:
+            self.types |= {"position_ids": places, "seq_lengths": places}
+            return
+        self.types["attention_mask"] = bits
+        if store.stream().has_labels:
+            self.types |= dict.fromkeys(("prompt_ids", "completion_ids"), (dtype, True))
+            self.types[_LABEL] = np.dtype(np.bool_), False
 
     @cached_property
     def packed(self) -> PackedRows:
@@ -183,8 +186,6 @@ class MaskedRows:
 
     def blocks(self, first: int, rows: int, lengths: Int64s) -> Iterator[dict[str, tuple[Array, Int64s | None]]]:
         """The rows from `first` on, about a million tokens at a time, or one row that has more."""
-        from milldam.stores.tokens.reader import cut_blocks
-
         for begin, stop in cut_blocks(lengths[:rows]):
             numbers = np.arange(first + begin, first + stop)
             made = self._packed(numbers) if self._seq_len is not None else self._documents(numbers)
@@ -213,9 +214,8 @@ class MaskedRows:
     def _documents(self, numbers: Int64s) -> dict[str, tuple[Array, Int64s | None]]:
         if self._in_pairs:
             pairs = self._whole.__getitems__(numbers.tolist())
-            return {
-                name: _joined([pair[name] for pair in pairs]) for name in ("prompt_ids", "chosen_ids", "rejected_ids")
-            }
+            columns = {name: [pair[name] for pair in pairs] for name in _PAIR}
+            return {name: (np.concatenate(ids), np.array([*map(len, ids)], np.int64)) for name, ids in columns.items()}
         ids, trained, lengths = self._whole.flat(numbers)
         labels = ids.astype(np.int64)
         labels[~trained] = NO_LOSS
@@ -240,24 +240,6 @@ def _last_answers(ids: Array, trained: Bools, lengths: Int64s) -> dict[str, tupl
         "prompt_ids": (ids[ranges(begins, prompts)], prompts),
         "completion_ids": (ids[ranges(begins + prompts, answers)], answers),
     }
-
-
-def _types(
-    store: Store, seq_len: int | None, dtype: np.dtype[Any], signed: np.dtype[Any]
-) -> dict[str, tuple[np.dtype[Any], bool]]:
-    stream, whole = store.stream(), seq_len is None
-    types: dict[str, tuple[np.dtype[Any], bool]] = {"input_ids": (dtype, True), "labels": (signed, True)}
-    types["assistant_masks"] = (np.dtype(np.int8), True)
-    if not whole:
-        return types | dict.fromkeys(("position_ids", "seq_lengths"), (np.dtype(np.int32), True))
-    types["attention_mask"] = (np.dtype(np.int8), True)
-    if stream.has_labels:
-        types |= {"prompt_ids": (dtype, True), "completion_ids": (dtype, True), _LABEL: (np.dtype(np.bool_), False)}
-    return types
-
-
-def _joined(arrays: list[Array]) -> tuple[Array, Int64s]:
-    return np.concatenate(arrays), np.array([len(array) for array in arrays], np.int64)
 
 
 COLUMN = "input_ids"

@@ -152,7 +152,10 @@ def _cut_files(blocks: Iterator[Int64s], width: int, form: RowFormat, size: int)
     rows = tokens = used = 0
     for lengths in blocks:
         costs = lengths * width + form.row_bytes
-        _refuse_giant(lengths, costs, most)
+        too_large = most is not None and int(costs.max(initial=0)) > most
+        if too_large or int(lengths.max(initial=0)) > MOST_TOKENS:
+            what = f"A document of {int(lengths.max()):,} tokens is more than a row of this format holds."
+            raise ConfigError(f"{what} Cut the tokens into rows with ", Setting("seq_len"), ".")
         cost_ends, token_ends = costs.cumsum(), lengths.cumsum()
         first = cost = seen = 0
         while first < len(lengths):
@@ -168,14 +171,3 @@ def _cut_files(blocks: Iterator[Int64s], width: int, form: RowFormat, size: int)
             first = stop
     if rows:
         yield rows, tokens
-
-
-def _refuse_giant(lengths: Int64s, costs: Int64s, most: int | None) -> None:
-    too_large = most is not None and int(costs.max(initial=0)) > most
-    if too_large or int(lengths.max(initial=0)) > MOST_TOKENS:
-        raise ConfigError(
-            f"A document of {int(lengths.max()):,} tokens is more than a row of this format holds. "
-            "Cut the tokens into rows with ",
-            Setting("seq_len"),
-            ".",
-        )

@@ -71,20 +71,15 @@ def write_index(new: NewFile, lengths: IO[bytes], dtype: str, counts: IndexCount
         position = int(starts[-1])
     sequence = 0
     new.write(struct.pack("<q", 0))
-    for documents in _document_lengths(lengths):
-        ends = sequence + np.cumsum(_sequences_of(documents))
+    for block in _blocks(lengths, _CHUNK * 8):
+        ends = sequence + np.cumsum(_sequences_of(np.frombuffer(block, "<i8")))
         new.write(ends.astype("<i8").data)
         sequence = int(ends[-1])
 
 
-def _document_lengths(lengths: IO[bytes]) -> Iterator[Int64s]:
-    lengths.seek(0)
-    while block := lengths.read(_CHUNK * 8):
-        yield np.frombuffer(block, dtype="<i8")
-
-
 def _sequence_lengths(lengths: IO[bytes]) -> Iterator[Int64s]:
-    for documents in _document_lengths(lengths):
+    for block in _blocks(lengths, _CHUNK * 8):
+        documents = np.frombuffer(block, "<i8")
         parts = _sequences_of(documents)
         if parts.max(initial=1) == 1:
             yield documents
@@ -220,11 +215,6 @@ class Index:
         )
 
 
-_BLOCK_BYTES = 1 << 20
-_BLOCK_DOCUMENTS = 1 << 16
-_WIDTH = 8
-
-
 @dataclass(frozen=True, slots=True)
 class Spans:
     """What is trained on of some documents."""
@@ -277,11 +267,18 @@ class SpanFiles:
     def write(self, stack: contextlib.ExitStack) -> dict[str, NewFile]:
         """The files by how their names end, to be committed; `stack` removes what is not."""
         files = {"spans": stack.enter_context(NewFile(self._folder / f"{self._split}.spans"))}
-        _write_begins(files["spans"], self._counts)
-        _copy(self._pairs, files["spans"])
+        begin = 0
+        files["spans"].write(bytes(8))
+        for block in _blocks(self._counts):
+            ends = begin + np.cumsum(np.frombuffer(block, "<i8"))
+            files["spans"].write(ends.astype("<i8").tobytes())
+            begin = int(ends[-1])
+        for block in _blocks(self._pairs):
+            files["spans"].write(block)
         if self._labels is not None:
             files["labels"] = stack.enter_context(NewFile(self._folder / f"{self._split}.labels"))
-            _copy(self._labels, files["labels"])
+            for block in _blocks(self._labels):
+                files["labels"].write(block)
         return files
 
     def close(self) -> None:
@@ -290,24 +287,10 @@ class SpanFiles:
                 file.close()
 
 
-def _write_begins(new: NewFile, counts: IO[bytes]) -> None:
-    begin = 0
-    new.write(np.zeros(1, "<i8").tobytes())
-    for block in _blocks(counts):
-        ends = begin + np.cumsum(np.frombuffer(block, "<i8"))
-        new.write(ends.astype("<i8").tobytes())
-        begin = int(ends[-1])
-
-
-def _copy(spool: IO[bytes], new: NewFile) -> None:
-    for block in _blocks(spool):
-        new.write(block)
-
-
-def _blocks(spool: IO[bytes]) -> Iterator[bytes]:
+def _blocks(spool: IO[bytes], size: int = 1 << 20) -> Iterator[bytes]:
     spool.flush()
     spool.seek(0)
-    while block := spool.read(_BLOCK_BYTES):
+    while block := spool.read(size):
         yield block
 
 
@@ -323,8 +306,8 @@ class SpanTable:
 
     @classmethod
     def parse(cls, buffer: memoryview | bytes, documents: int, path: str) -> SpanTable:
-        head = _WIDTH * (documents + 1)
-        if len(buffer) < head or (len(buffer) - head) % (2 * _WIDTH):
+        head = 8 * (documents + 1)
+        if len(buffer) < head or (len(buffer) - head) % 16:
             raise StoreError(
                 f"{path}: {len(buffer):,} bytes can't be the stretches of {documents:,} documents. {_AGAIN}"
             )
@@ -356,15 +339,13 @@ class SpanTable:
             return
         first = 0
         for block in lengths:
-            for at in range(0, len(block), _BLOCK_DOCUMENTS):
-                some = block[at : at + _BLOCK_DOCUMENTS]
-                spans = self.some(first, first + len(some))
-                wrong = ~_in_order(spans.pairs, spans.counts, some)
-                if wrong.any():
-                    number = first + int(np.flatnonzero(wrong)[0])
-                    yield f"{self.path}: the stretches of document {number:,} are not in order within its tokens"
-                    return
-                first += len(some)
+            spans = self.some(first, first + len(block))
+            wrong = ~_in_order(spans.pairs, spans.counts, block)
+            if wrong.any():
+                number = first + int(np.flatnonzero(wrong)[0])
+                yield f"{self.path}: the stretches of document {number:,} are not in order within its tokens"
+                return
+            first += len(block)
 
 
 _AGAIN = "It is damaged, or belongs to another file. Make it again."

@@ -29,7 +29,7 @@ from milldam.memory import format_size
 from milldam.stores.kinds import TOKENS
 from milldam.stores.place import Folder, Place, same_generation
 from milldam.stores.tokens.format import Index, Int64s, SpanTable
-from milldam.stores.tokens.manifest import Manifest, Shard, read
+from milldam.stores.tokens.manifest import Shard, read
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -82,11 +82,13 @@ class _MappedShards:
         return self.map(k), wanted - (self._ends[k - 1] if k else 0)
 
     def map(self, k: int) -> _MappedShard:
-        mapped = self._mapped.get(k)
+        mapped, limit = self._mapped.get(k), self._place.mapped_bytes
         if mapped is None:
-            self._give_back(self._shards[k])
-            mapped = self._open_shard(self._shards[k])
-            self._mapped[k] = mapped
+            if limit is not None:  # what is mapped can't be removed from a cache
+                held = sum(mapped.size for mapped in self._mapped.values()) + _size(self._shards[k])
+                while self._mapped and held > limit:
+                    held -= self._mapped.popitem(last=False)[1].size
+            mapped = self._mapped[k] = self._open_shard(self._shards[k])
             if len(self._mapped) > MAPPED_SHARDS:
                 self._mapped.popitem(last=False)
         return mapped
@@ -99,14 +101,6 @@ class _MappedShards:
             shard = self._shards[k + 1]
             origin.announce([self._place.local(f"{shard.name}.bin", shard.bin)])
         return mapped
-
-    def _give_back(self, coming: Shard) -> None:
-        """Before another shard comes: what is mapped can't be removed from a cache."""
-        limit = self._place.mapped_bytes
-        if limit is not None:
-            held = sum(mapped.size for mapped in self._mapped.values()) + _size(coming)
-            while self._mapped and held > limit:
-                held -= self._mapped.popitem(last=False)[1].size
 
     def open_index(self, shard: Shard) -> Index:
         """The index of a shard, mapped; its ends are those of the shard."""
@@ -122,23 +116,6 @@ class _MappedShards:
             raise index.damaged(f"{found} where the manifest says {shard.documents:,} of {self._dtype}")
         return index
 
-    def open_spans(self, shard: Shard) -> SpanTable | None:
-        """The stretches of a shard, mapped; None: it has none."""
-        if shard.spans is None:
-            return None
-        name = f"{shard.name}.spans"
-        spans = self._map(name, shard.spans, np.uint8)
-        return SpanTable.parse(memoryview(spans), shard.documents, f"{self._place.name}/{name}")
-
-    def _open_labels(self, shard: Shard) -> npt.NDArray[np.uint8] | None:
-        if shard.labels is None:
-            return None
-        name = f"{shard.name}.labels"
-        labels: npt.NDArray[np.uint8] = self._map(name, shard.labels, np.uint8)
-        if len(labels) != shard.documents:
-            raise StoreError(f"{self._place.name}/{name}: {len(labels):,} labels of {shard.documents:,} documents.")
-        return labels
-
     def _map(self, name: str, record: dict[str, Any], dtype: Any) -> Any:
         try:
             return np.frombuffer(self._place.map(name, record), dtype)
@@ -149,16 +126,22 @@ class _MappedShards:
             ) from None
 
     def _open_shard(self, shard: Shard) -> _MappedShard:
-        name = f"{shard.name}.bin"
-        index = self.open_index(shard)
-        beside = self.open_spans(shard), self._open_labels(shard)
-        if shard.tokens == 0:
-            return _MappedShard(np.empty(0, self._dtype), index, _size(shard), *beside)
-        tokens = self._map(name, shard.bin, self._dtype)
+        """All files of a shard, mapped."""
+        path, index, spans, labels = f"{self._place.name}/{shard.name}", self.open_index(shard), None, None
+        tokens = np.empty(0, self._dtype)
+        if shard.spans is not None:
+            mapped = self._map(f"{shard.name}.spans", shard.spans, np.uint8)
+            spans = SpanTable.parse(memoryview(mapped), shard.documents, f"{path}.spans")
+        if shard.labels is not None:
+            labels = self._map(f"{shard.name}.labels", shard.labels, np.uint8)
+            if len(labels) != shard.documents:
+                raise StoreError(f"{path}.labels: {len(labels):,} labels of {shard.documents:,} documents.")
+        if shard.tokens:
+            tokens = self._map(f"{shard.name}.bin", shard.bin, self._dtype)
         if len(tokens) != shard.tokens:
             found = f"{len(tokens):,} tokens where the manifest says {shard.tokens:,}"
-            raise StoreError(f"{self._place.name}/{name}: {found}. Make it again.")
-        return _MappedShard(tokens, index, _size(shard), *beside)
+            raise StoreError(f"{path}.bin: {found}. Make it again.")
+        return _MappedShard(tokens, index, _size(shard), spans, labels)
 
 
 class Store:
@@ -171,7 +154,9 @@ class Store:
         """Its path, or its address."""
         self.manifest = read(self.place)
         self.split_name = split
-        self.shards = _select_shards(self.manifest, split, self.name)
+        if split is not None:
+            require_split(self.name, split, self.manifest.splits)
+        self.shards = tuple(shard for shard in self.manifest.shards if split in (None, shard.split))
         """The shards that are meant, in order."""
         self.tokens = sum(shard.tokens for shard in self.shards)
         """How many tokens there are."""
@@ -296,12 +281,6 @@ class Store:
         return f"Store({self.name!r}{split}: {figures})"
 
     _repr_html_ = in_notebook(lambda store: (store.name, _facts(store).items()))
-
-
-def _select_shards(manifest: Manifest, split: str | None, name: str) -> tuple[Shard, ...]:
-    if split is not None:
-        require_split(name, split, manifest.splits)
-    return tuple(shard for shard in manifest.shards if split in (None, shard.split))
 
 
 def _facts(store: Store) -> dict[str, str]:

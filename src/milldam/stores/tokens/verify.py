@@ -28,33 +28,29 @@ def problems(place: Place, manifest: Manifest) -> Iterator[str]:
 
 
 def _contents(place: Place, manifest: Manifest, shard: Shard) -> Iterator[str]:
-    name, ids = f"{shard.name}.bin", _Ids(manifest)
-    problem = wrong_bytes(place, name, shard.bin, see=ids.look_at)
-    if problem is None and ids.wrong is not None:
-        problem = f"{place.name}/{name}: token id {ids.wrong} outside the vocabulary of {manifest.vocab_size:,}"
+    name, dtype, wrong = f"{shard.name}.bin", np.dtype(manifest.dtype), list[int]()
+
+    def look_at(block: bytes) -> None:
+        # Blocks are a multiple of any dtype's width, but for what a damaged file has at its end.
+        ids = np.frombuffer(block, dtype, len(block) // dtype.itemsize)
+        if not wrong and len(ids):
+            wrong.extend(id for id in (int(ids.min()), int(ids.max())) if not 0 <= id < manifest.vocab_size)
+
+    problem = wrong_bytes(place, name, shard.bin, see=look_at)
+    if problem is None and wrong:
+        problem = f"{place.name}/{name}: token id {wrong[0]} outside the vocabulary of {manifest.vocab_size:,}"
     if problem is not None:
         yield problem
     yield from _index(place, f"{shard.name}.idx", shard, manifest.dtype)
     if manifest.chat is not None and shard.spans is None:
         yield f"{place.name}/{shard.name}.spans: missing: the store has conversations"
     if shard.labels is not None:
-        yield from _labels(place, f"{shard.name}.labels", shard, shard.labels)
-
-
-class _Ids:
-    """Looks for an id outside of the vocabulary."""
-
-    def __init__(self, manifest: Manifest) -> None:
-        self._dtype, self._vocab_size = np.dtype(manifest.dtype), manifest.vocab_size
-        self.wrong: int | None = None
-
-    def look_at(self, block: bytes) -> None:
-        # Blocks are a multiple of any dtype's width, but for what a damaged file has at its end.
-        ids = np.frombuffer(block, self._dtype, len(block) // self._dtype.itemsize)
-        if self.wrong is None and len(ids):
-            smallest, largest = int(ids.min()), int(ids.max())
-            if smallest < 0 or largest >= self._vocab_size:
-                self.wrong = smallest if smallest < 0 else largest
+        name = f"{shard.name}.labels"
+        problem = wrong_bytes(place, name, shard.labels)
+        if problem is None and shard.labels["bytes"] != shard.documents:
+            problem = f"{place.name}/{name}: {shard.labels['bytes']:,} labels of {shard.documents:,} documents"
+        if problem is not None:
+            yield problem
 
 
 def _index(place: Place, name: str, shard: Shard, dtype: str) -> Iterator[str]:
@@ -95,14 +91,6 @@ def _spans(place: Place, shard: Shard, record: dict[str, Any], index: Index) -> 
         yield from table.problems(index.length_blocks())
 
 
-def _labels(place: Place, name: str, shard: Shard, record: dict[str, Any]) -> Iterator[str]:
-    problem = wrong_bytes(place, name, record)
-    if problem is not None:
-        yield problem
-    elif record["bytes"] != shard.documents:
-        yield f"{place.name}/{name}: {record['bytes']:,} labels of {shard.documents:,} documents"
-
-
 def verify_arrays(path: str, index: Index, documents: int, tokens: int) -> Iterator[str]:
     """What is wrong with an index of so many documents and tokens."""
     if len(index.documents) != documents + 1:
@@ -110,10 +98,6 @@ def verify_arrays(path: str, index: Index, documents: int, tokens: int) -> Itera
     ascending = bool(np.all(index.documents[1:] >= index.documents[:-1]))
     if index.documents[0] != 0 or index.documents[-1] != len(index.lengths) or not ascending:
         yield f"{path}: document indices do not cover all sequences in order"
-    yield from _verify_offsets(path, index, tokens)
-
-
-def _verify_offsets(path: str, index: Index, tokens: int) -> Iterator[str]:
     position = 0
     for start in range(0, len(index.lengths), BLOCK_DOCUMENTS):
         lengths = index.lengths[start : start + BLOCK_DOCUMENTS].astype(np.int64)

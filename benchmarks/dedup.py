@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from memory import lines_of, measure
 from milldam.dedup.bloom import resolve_bloom
 from milldam.dedup.exact import resolve_exact
-from milldam.dedup.fingerprints import FingerprintWriter, Hashes, hash_file_name
+from milldam.dedup.fingerprints import FingerprintWriter, Hashes, hash_file_name, stretches
 from milldam.memory import usage
 from sizes import megabytes, parse_size
 
@@ -113,9 +113,9 @@ def resolve(folder: Path, limit_bytes: int, threads: int, method: str) -> None:
 
 
 def all_hashes(folder: Path) -> Iterator[Hashes]:
-    for path in sorted(folder.glob("hashes-*.parquet")):
-        table = pq.read_table(path).sort_by("row")
-        yield np.stack([table.column("hi").to_numpy(), table.column("lo").to_numpy()], axis=1)
+    for path in sorted(folder.glob("hashes-*.bin")):
+        table = np.concatenate(list(stretches(path)), axis=1)
+        yield table[:2, np.argsort(table[2])].T
 
 
 def check(folder: Path, figures: dict[str, float]) -> None:
@@ -129,7 +129,7 @@ def check(folder: Path, figures: dict[str, float]) -> None:
     dropped = np.flatnonzero(original != np.arange(len(hashes)))
     expected = [unit[dropped], row[dropped], unit[original[dropped]], row[original[dropped]]]
     table = pq.read_table(sorted(folder.glob("drops-*.parquet")))
-    columns = [column.to_numpy().astype(np.int64) for column in table.columns]
+    columns = [column.to_numpy().astype(np.int64) for column in table.columns[:4]]
     pairs = list(zip(columns, expected, strict=True))
     # A Bloom filter can't tell what a document duplicates.
     compared = pairs if (columns[2] >= 0).all() else pairs[:2]

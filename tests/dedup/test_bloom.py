@@ -51,7 +51,7 @@ def test_drops_are_those_of_a_dict(
     with pytest.MonkeyPatch.context() as patch:
         set_small_groups(patch)
         write_units(folder, units)
-        index_files = tuple(write_index_file(folder / f"index-{k}.parquet", keys) for k, keys in enumerate(indexed))
+        index_files = tuple(write_index_file(folder / f"index-{k}.hashes", keys) for k, keys in enumerate(indexed))
         found = resolve(folder, exempt_below=exempt_below, index_files=index_files)
     expected = expected_drops(units, exempt_below, indexed)
     assert read_drops(folder) == dict.fromkeys(expected, (UNKNOWN, 0))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -21,20 +21,18 @@ from tests.kit.jobs import wait_until
 
 from milldam.dedup import drops, exact, fingerprints
 from milldam.dedup.bloom import resolve_bloom
-from milldam.dedup.exact import MIN_MEMORY_BYTES, Resolved, resolve_exact
-from milldam.dedup.fingerprints import Fingerprinter, FingerprintWriter, Hashes, hash_file_name, partition_count
-from milldam.errors import ResourceError
+from milldam.dedup.exact import Resolved, resolve_exact
+from milldam.dedup.fingerprints import (
+    Fingerprinter,
+    FingerprintWriter,
+    Hashes,
+    hash_file_name,
+    partition_count,
+    stretches,
+)
 
 Drops = dict[tuple[int, int], tuple[int, int]]
 """(unit, row) -> (of_unit, of_row)."""
-
-
-@pytest.fixture(autouse=True, scope="module", params=[0, exact.FEW_HASHES], ids=["on disk", "in memory"])
-def few_hashes(request: pytest.FixtureRequest) -> Iterator[int]:
-    """By DuckDB, and as few hashes are sorted: both must give the same."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact, "FEW_HASHES", request.param)
-        yield request.param
 
 
 # ---- hashes ----
@@ -105,12 +103,11 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def set_small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fingerprints, "FLUSH_ROWS", 8)
-    monkeypatch.setattr("milldam.dedup.bloom.FLUSH_ROWS", 8)
     monkeypatch.setattr("milldam.dedup.bloom._STRETCH", 3)
-    monkeypatch.setattr(fingerprints, "_GROUP_ROWS", 2)
     monkeypatch.setattr(drops, "_GROUP_ROWS", 4)
-    monkeypatch.setattr("milldam.dedup.index._GROUP_ROWS", 4)
-    monkeypatch.setattr(exact, "_BATCH_ROWS", 5)
+    monkeypatch.setattr(exact, "_AT_ONCE", 5)
+    monkeypatch.setattr(exact, "_READ_AT_ONCE", 3)
+    monkeypatch.setattr(exact, "FEW_HASHES", 20)
 
 
 def hashes_of(keys: list[int]) -> Hashes:
@@ -138,33 +135,24 @@ def write_units(folder: Path, units: list[list[int]]) -> Path:
 def test_a_hash_file_has_every_document_once(tmp_path: Path, documents: int) -> None:
     """All rows with their hashes, whatever the number."""
     hashes = hashes_of(list(range(documents)))
-    write_hashes(tmp_path / "h.parquet", hashes)
-    table = pq.read_table(tmp_path / "h.parquet").sort_by("row")
-    assert table.column("row").to_pylist() == list(range(documents))
-    assert np.stack([table.column("hi"), table.column("lo")], axis=1).reshape(-1, 2).tolist() == hashes.tolist()
+    write_hashes(tmp_path / "h.bin", hashes)
+    table = np.concatenate([np.empty((3, 0), np.uint64), *stretches(tmp_path / "h.bin")], axis=1)
+    assert all((np.diff(stretch[0].astype(float)) >= 0).all() for stretch in stretches(tmp_path / "h.bin"))
+    hi, lo, row = table[:, np.argsort(table[2])]
+    assert row.tolist() == list(range(documents)) and np.stack([hi, lo], axis=1).tolist() == hashes.tolist()
 
 
 @pytest.mark.usefixtures("small_groups")
 def test_the_bytes_of_a_hash_file_do_not_depend_on_batches(tmp_path: Path) -> None:
     """One document at a time or all at once."""
     for batch in (1, 7, 100):
-        write_hashes(tmp_path / f"{batch}.parquet", hashes_of(list(range(30))), batch)
+        write_hashes(tmp_path / f"{batch}.bin", hashes_of(list(range(30))), batch)
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
-
-
-@pytest.mark.usefixtures("small_groups")
-def test_row_groups_tell_which_hashes_they_have(tmp_path: Path) -> None:
-    """Who wants a half of the hashes can skip the row groups of the other by their statistics."""
-    write_hashes(tmp_path / "h.parquet", hashes_of(list(range(64))))
-    metadata = pq.read_metadata(tmp_path / "h.parquet")
-    found = [metadata.row_group(k).column(0).statistics for k in range(metadata.num_row_groups)]
-    assert len(found) > 16
-    assert not [one for one in found if one.min < 1 << 63 <= one.max]
 
 
 def test_a_hash_file_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
     """An error in between must not look like a unit that is done."""
-    with pytest.raises(KeyError), FingerprintWriter(tmp_path / "h.parquet") as writer:
+    with pytest.raises(KeyError), FingerprintWriter(tmp_path / "h.bin") as writer:
         writer.add(hashes_of([1, 2]), 0)
         raise KeyError
     assert list(tmp_path.iterdir()) == []
@@ -183,18 +171,12 @@ def resolve(
     folder: Path, partitions: int = 1, *, exempt_below: int = 0, index_files: list[Path] | None = None
 ) -> Resolved:
     """All partitions of a folder."""
-    found = Resolved()
-    for partition in range(partitions):
-        found += resolve_exact(
-            folder,
-            partition,
-            partitions,
-            exempt_below=exempt_below,
-            index_files=index_files or [],
-            memory_bytes=MIN_MEMORY_BYTES,
-            threads=1,
-        )
-    return found
+    options = {"exempt_below": exempt_below, "index_files": index_files or [], "memory_bytes": 10**8, "threads": 2}
+    each = [asdict(resolve_exact(folder, partition, partitions, **options)) for partition in range(partitions)]
+    sizes = sorted({size for found in each for size in found["clusters"]})
+    clusters = {size: sum(found["clusters"].get(size, 0) for found in each) for size in sizes}
+    numbers = {name: sum(found[name] for found in each) for name in each[0] if name != "clusters"}
+    return Resolved(**numbers, clusters=clusters)
 
 
 def read_drops(folder: Path) -> Drops:
@@ -229,7 +211,7 @@ def expected_drops(units: list[list[int]], exempt_below: int = 0, indexed: list[
 def write_index_file(path: Path, keys: set[int]) -> Path:
     hashes = sorted(map(tuple, hashes_of(sorted(keys)).tolist()))
     columns = np.array(hashes, dtype=np.uint64).reshape(-1, 2).T
-    pq.write_table(pa.table({"hi": columns[0], "lo": columns[1]}), path)
+    columns.tofile(path)
     return path
 
 
@@ -243,7 +225,7 @@ INDEXED = st.lists(st.sets(st.integers(0, 40), max_size=10), max_size=2)
     partitions=st.integers(1, 4),
     exempt_below=st.integers(0, 2),
     indexed=INDEXED,
-    sort_bytes=st.sampled_from([1, 10**6]),
+    held=st.sampled_from([10, 10**6]),
 )
 def test_drops_are_those_of_a_dict(
     tmp_path_factory: pytest.TempPathFactory,
@@ -251,16 +233,17 @@ def test_drops_are_those_of_a_dict(
     partitions: int,
     exempt_below: int,
     indexed: list[set[int]],
-    sort_bytes: int,
+    held: int,
 ) -> None:
     """For any units, partitions, passes, validation units and earlier runs; and the counts fit."""
     folder = tmp_path_factory.mktemp("exact")
     with pytest.MonkeyPatch.context() as patch:
         set_small_groups(patch)
-        # The more memory a hash is taken to need, the more passes are made.
-        patch.setattr(exact, "_SORT_BYTES", sort_bytes)
+        # The fewer hashes are held at once, the more ranges there are, and the more often each is sorted.
+        patch.setattr(exact, "_LEAST_HASHES", held)
+        patch.setattr(exact, "_HASH_BYTES", 10**9)
         write_units(folder, units)
-        index_files = [write_index_file(folder / f"index-{k}.parquet", keys) for k, keys in enumerate(indexed)]
+        index_files = [write_index_file(folder / f"index-{k}.hashes", keys) for k, keys in enumerate(indexed)]
         found = resolve(folder, partitions, exempt_below=exempt_below, index_files=index_files)
     expected = expected_drops(units, exempt_below, indexed)
     assert read_drops(folder) == expected
@@ -273,12 +256,14 @@ def test_drops_are_those_of_a_dict(
 
 
 def test_memory_and_threads_do_not_change_the_drop_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Byte for byte the same in one pass or 64, by one thread or two."""
+    """Byte for byte the same in one range or 64, by one thread or two; also where most documents are the same one."""
     rng = np.random.default_rng(0)
-    folder = write_units(tmp_path, [rng.integers(0, 30_000, 20_000).tolist() for _ in range(2)])
+    keys = [np.where(rng.random(20_000) < 0.3, 7, rng.integers(0, 30_000, 20_000)).tolist() for _ in range(2)]
+    folder = write_units(tmp_path, keys)
+    monkeypatch.setattr(exact, "FEW_HASHES", 100)
     found = []
-    for sort_bytes, memory_bytes, threads in ((64, 1 << 30, 2), (50_000, MIN_MEMORY_BYTES, 1)):
-        monkeypatch.setattr(exact, "_SORT_BYTES", sort_bytes)
+    for least, memory_bytes, threads in ((1 << 17, 1 << 30, 1), (600, 0, 2)):
+        monkeypatch.setattr(exact, "_LEAST_HASHES", least)
         options = {"exempt_below": 0, "index_files": [], "memory_bytes": memory_bytes, "threads": threads}
         found.append((resolve_exact(folder, 0, 1, **options), drop_bytes(folder)))
     assert found[0] == found[1]
@@ -288,10 +273,11 @@ def test_memory_and_threads_do_not_change_the_drop_files(tmp_path: Path, monkeyp
 def test_hashes_with_a_half_in_common_are_different(tmp_path: Path) -> None:
     """Both halves count, and the edges of the range too."""
     high = 2**64 - 1
-    hashes = np.array([[1, 2], [1, 3], [2, 2], [1, 2], [0, 0], [high, high], [high, high]], dtype=np.uint64)
-    write_hashes(tmp_path / hash_file_name(0), hashes)
-    resolve(tmp_path, 3)
-    assert read_drops(tmp_path) == {(0, 3): (0, 0), (0, 6): (0, 5)}
+    pairs = [[1, 2], [1, 3], [2, 2], [1, 2], [0, 0], [high, high], [high, high], [1, 3], [1, 2]]
+    write_hashes(tmp_path / hash_file_name(0), np.array(pairs, dtype=np.uint64))
+    found = resolve(tmp_path, 3)
+    assert read_drops(tmp_path) == {(0, 3): (0, 0), (0, 6): (0, 5), (0, 7): (0, 1), (0, 8): (0, 0)}
+    assert found.clusters == {1: 2, 2: 3}
 
 
 @pytest.mark.usefixtures("small_groups")
@@ -312,7 +298,7 @@ def test_a_unit_need_not_begin_at_its_first_document(tmp_path: Path) -> None:
 def test_folders_with_odd_names_work(tmp_path: Path) -> None:
     """Brackets, stars and quotes in a path are no patterns."""
     folder = write_units(tmp_path / "it's [a]*?b", [[1, 1]])
-    index_file = write_index_file(folder / "i[0].parquet", {1})
+    index_file = write_index_file(folder / "i[0].hashes", {1})
     resolve(folder, index_files=[index_file])
     assert read_drops(folder) == {(0, 0): (-1, 0), (0, 1): (-1, 0)}
 
@@ -322,14 +308,6 @@ def test_nothing_in_nothing_out(tmp_path: Path) -> None:
     assert resolve(tmp_path) == Resolved()
     assert resolve(write_units(tmp_path, [[]])) == Resolved()
     assert read_drops(tmp_path) == {}
-
-
-def test_too_little_memory_is_refused(tmp_path: Path, few_hashes: int) -> None:
-    """With the amount that would do; a few hashes need no more than there is."""
-    folder = write_units(tmp_path, [[1, 1]])
-    refused = pytest.raises(ResourceError, match=r"Dedup needs 101 MB.*there are 1 MB")
-    with contextlib.nullcontext() if few_hashes else refused:
-        resolve_exact(folder, 0, 1, exempt_below=0, index_files=[], memory_bytes=10**6, threads=1)
 
 
 # ---- kills ----
@@ -353,9 +331,9 @@ def killed_when(code: str, folder: Path, condition: Callable[[], object]) -> boo
 
 
 def points(folder: Path) -> Iterator[Callable[[], object]]:
-    """Where to kill: while it sorts, while it collects, while it writes."""
+    """Where to kill: while it begins, while it sorts, while it writes."""
     yield lambda: list(folder.glob(".exact-*"))
-    yield lambda: any(path.stat().st_size > 10_000 for path in folder.glob(".exact-*/unsorted.parquet"))
+    yield lambda: any(path.stat().st_size > 10_000 for path in folder.glob(".exact-*/*.run"))
     yield lambda: list(folder.glob(".drops-*"))
 
 

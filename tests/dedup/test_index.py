@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import pyarrow.parquet as pq
+import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.dedup.test_exact import (
     UNITS,
     drop_bytes,
@@ -21,22 +21,12 @@ from tests.dedup.test_exact import (
     set_small_groups,
     write_units,
 )
-from tests.kit.jobs import wait_until
 
-from milldam.dedup.exact import MIN_MEMORY_BYTES
-from milldam.dedup.index import DedupIndex, IndexedRun, Sorting
+from milldam.dedup.index import DedupIndex, IndexedRun
 from milldam.errors import ConfigError, StoreError
 from milldam.files import record_of
 
-
-def sorting(index_files: list[Path] | None = None, partitions: int = 1, exempt_below: int = 0) -> Sorting:
-    return Sorting(
-        partitions=partitions,
-        exempt_below=exempt_below,
-        index_files=index_files or [],
-        memory_bytes=MIN_MEMORY_BYTES,
-        threads=1,
-    )
+SORTING: dict[str, Any] = {"exempt_below": 0, "index_files": [], "memory_bytes": 10**8, "threads": 1}
 
 
 def do_run(
@@ -47,13 +37,12 @@ def do_run(
     out = out or f"/stores/{name}"
     files = [path for _, path in index.pin(folder, run_id=name, out=out)]
     resolve(folder, exempt_below=exempt_below, index_files=files)
-    index.commit(name, out, folder, sorting(files, exempt_below=exempt_below))
+    index.commit(name, out, folder, **SORTING | {"index_files": files, "exempt_below": exempt_below})
     return folder
 
 
 def hashes_in(path: Path) -> list[tuple[int, int]]:
-    columns = pq.read_table(path).columns
-    return list(zip(columns[0].to_pylist(), columns[1].to_pylist(), strict=True))
+    return list(zip(*np.fromfile(path, np.uint64).reshape(2, -1).tolist(), strict=True))
 
 
 def keys_in(path: Path) -> set[int]:
@@ -74,9 +63,9 @@ def contents(index: DedupIndex) -> dict[str, set[int]]:
 
 
 @settings(max_examples=8)
-@given(first=UNITS, second=UNITS, partitions=st.integers(1, 3))
+@given(first=UNITS, second=UNITS)
 def test_a_run_enters_with_what_no_earlier_one_had(
-    tmp_path_factory: pytest.TempPathFactory, first: list[list[int]], second: list[list[int]], partitions: int
+    tmp_path_factory: pytest.TempPathFactory, first: list[list[int]], second: list[list[int]]
 ) -> None:
     """Each hash has one owner, the earliest run; the next run drops exactly what was seen."""
     index = DedupIndex(tmp_path_factory.mktemp("runs") / "index")
@@ -85,7 +74,7 @@ def test_a_run_enters_with_what_no_earlier_one_had(
         do_run(index, "a", first)
         folder = do_run(index, "b", second)
         files = [path for _, path in index.pin(folder, run_id="b", out="/stores/b")]
-        index.commit("b", "/stores/b", folder, sorting(files, partitions))
+        index.commit("b", "/stores/b", folder, **SORTING | {"index_files": files})
     seen = {key for keys in first for key in keys}
     assert read_drops(folder) == expected_drops(second, indexed=[seen])
     assert contents(index) == {"a": seen, "b": {key for keys in second for key in keys} - seen}
@@ -117,7 +106,7 @@ def test_a_commit_replaces_the_run_whose_store_is_gone(index: DedupIndex) -> Non
     do_run(index, "b", [[2, 3]], out="/stores/x")
     assert contents(index) == {"other": {7}, "b": {2, 3}}
     assert sorted(path.name for path in index.folder.iterdir() if path.name != "lock") == [
-        "b.json", "b.parquet", "other.json", "other.parquet"
+        "b.hashes", "b.json", "other.hashes", "other.json"
     ]  # fmt: skip
 
 
@@ -160,8 +149,8 @@ def test_a_pinned_index_does_not_change(index: DedupIndex, tmp_path: Path) -> No
 def test_a_commit_by_halves_is_not_read(index: DedupIndex) -> None:
     """Hashes without a record belong to a run that was killed: not listed, and cleared by the next commit."""
     do_run(index, "a", [[1]])
-    (index.folder / "b.parquet").write_bytes((index.folder / "a.parquet").read_bytes()[:10])
-    (index.folder / ".c.parquet.123.tmp").write_bytes(b"begun")
+    (index.folder / "b.hashes").write_bytes((index.folder / "a.hashes").read_bytes()[:10])
+    (index.folder / ".c.hashes.123.tmp").write_bytes(b"begun")
     assert contents(index) == {"a": {1}}
     do_run(index, "d", [[2]])
     assert contents(index) == {"a": {1}, "d": {2}}
@@ -171,8 +160,8 @@ def test_a_commit_by_halves_is_not_read(index: DedupIndex) -> None:
 def test_damage_is_named(index: DedupIndex) -> None:
     """A file that is cut off or missing is not taken for a small one; a foreign file is no record."""
     do_run(index, "a", [[1]])
-    (index.folder / "a.parquet").write_bytes(b"")
-    with pytest.raises(StoreError, match=r"a\.parquet: missing or damaged"):
+    (index.folder / "a.hashes").write_bytes(b"")
+    with pytest.raises(StoreError, match=r"a\.hashes: missing or damaged"):
         index.files("", "")
     (index.folder / "notes.json").write_text("{}")
     with pytest.raises(StoreError, match=r"notes\.json: not the record of a run"):
@@ -183,7 +172,7 @@ def test_damage_is_named(index: DedupIndex) -> None:
 def test_ids_that_are_no_file_names_are_refused(index: DedupIndex, tmp_path: Path, name: str) -> None:
     """An id must not lead out of the folder."""
     with pytest.raises(ConfigError, match="can't be the id of a run"):
-        index.commit(name, "/stores/a", tmp_path, sorting())
+        index.commit(name, "/stores/a", tmp_path, **SORTING)
     with pytest.raises(ConfigError, match="can't be the id of a run"):
         index.remove(name)
 
@@ -193,11 +182,11 @@ def test_ids_that_are_no_file_names_are_refused(index: DedupIndex, tmp_path: Pat
 COMMIT = """
 import sys
 from pathlib import Path
-from milldam.dedup.index import DedupIndex, Sorting
+from milldam.dedup.index import DedupIndex
 index, folder, names = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
-how = Sorting(partitions=1, exempt_below=0, index_files=[], memory_bytes=100 << 20, threads=1)
+how = dict(exempt_below=0, index_files=[], memory_bytes=100 << 20, threads=1)
 for name in names:
-    DedupIndex(index).commit(name, "/stores/" + name, folder, how)
+    DedupIndex(index).commit(name, "/stores/" + name, folder, **how)
 """
 
 
@@ -219,15 +208,14 @@ def test_processes_that_commit_at_the_same_time_do_not_disturb_each_other(index:
 
 
 def test_a_killed_commit_leaves_the_index_as_it_was(index: DedupIndex, tmp_path: Path) -> None:
-    """SIGKILL while the hashes are sorted and written: the next commit makes up for it."""
+    """SIGKILL when the hashes are written: the next commit makes up for it."""
     do_run(index, "a", [[1]])
-    folder = write_units(tmp_path / "many", [list(range(200_000))])
-    process = start_commits(index, folder, "b")
-    wait_until(lambda: list(index.folder.glob(".sorting")), process)  # type: ignore[arg-type]
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    folder = write_units(tmp_path / "many", [list(range(20_000))])
+    killed = "import os\nos.fsync = lambda _: os.kill(os.getpid(), 9)\n" + COMMIT
+    done = subprocess.run([sys.executable, "-c", killed, str(index.folder), str(folder), "b"])
+    assert done.returncode == -signal.SIGKILL and list(index.folder.glob(".*"))
     assert [run.id for run in index.runs()] == ["a"]
-    run = index.commit("b", "/stores/b", folder, sorting())
+    run = index.commit("b", "/stores/b", folder, **SORTING)
     assert (run.documents, run.hashes) == (200_000, 200_000)
     assert [one.id for one in index.runs()] == ["a", "b"]
     assert list(index.folder.glob(".*")) == []
@@ -237,6 +225,6 @@ def test_a_run_says_what_it_is(index: DedupIndex) -> None:
     """For the list that a user sees."""
     do_run(index, "a", [[1, 1, 2]])
     (run,) = index.runs()
-    file = record_of(index.folder / "a.parquet")
+    file = record_of(index.folder / "a.hashes")
     assert run == IndexedRun("a", "/stores/a", 3, 2, file["bytes"], file["xxh3"], run.created)
     assert run.created > 1.7e9

@@ -338,7 +338,7 @@ def test_names_in_all_exist(name: str) -> None:
 
 
 HEAVY = {
-    "torch", "datasets", "ray", "transformers", "pyarrow", "tokenizers", "gigatoken", "awkward", "duckdb", "numpy",
+    "torch", "datasets", "ray", "transformers", "pyarrow", "tokenizers", "gigatoken", "awkward", "numpy",
     "pydantic", "pydantic_core", "yaml", "huggingface_hub", "py3langid", "pandas", "sentencepiece",
 }  # fmt: skip
 

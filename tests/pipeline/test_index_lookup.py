@@ -54,7 +54,7 @@ def compared(out: Path, texts: list[str] | Path, index: Path, **settings: Any) -
 
 
 def state(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".json", ".parquet")}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".json", ".hashes")}
 
 
 def test_only_what_the_index_holds_is_dropped(tmp_path: Path, seen: Path) -> None:

@@ -4,7 +4,7 @@ A document is named by (unit, row): the unit's number in the plan and its positi
 Plan order is the order of (unit, row); of equal documents the first in plan order is kept.
 
     fingerprints    texts -> 128-bit hashes -> one Parquet file a unit
-    exact           hash files -> drop files, by DuckDB in bounded memory
+    exact           hash files -> drop files, in bounded memory
     bloom           the same in one pass and a fixed amount of memory, with a stated rate of false positives
     index           the hashes of finished runs
     drops           drop files -> verdicts over a batch

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.parquet as pq
 
 from milldam.dedup.drops import BLOOM, UNKNOWN, DropWriter, drop_file_name
-from milldam.dedup.exact import Resolved
-from milldam.dedup.fingerprints import FLUSH_ROWS, Hashes
+from milldam.dedup.exact import Resolved, count_hashes, sources_of
+from milldam.dedup.fingerprints import Hashes, stretches
+from milldam.dedup.keys import mapped
 from milldam.errors import ResourceError, Setting
 from milldam.memory import format_size
 
@@ -54,57 +54,32 @@ def resolve_bloom(
 
     Units below `exempt_below` are never dropped, but what they have counts as seen, as does what is in `index_files`.
     """
-    units = sorted(folder.glob("hashes-*.parquet"))
-    total = sum(pq.read_metadata(path).num_rows for path in [*units, *index_files])
-    seen = BloomFilter(total, rate, memory_bytes - _FIXED_BYTES)
-    for path in index_files:
-        for hashes in _index_hashes(path):
-            seen.add(hashes)
+    sources = sources_of(folder, index_files)
+    seen = BloomFilter(count_hashes(sources), rate, memory_bytes - _FIXED_BYTES)
     documents = repeated = 0
     with DropWriter(folder / drop_file_name(BLOOM, 0)) as writer:
-        for path in units:
-            unit = int(path.stem.removeprefix("hashes-"))
-            for rows, hashes in _hashes_in_order(path):
-                documents += len(hashes)
+        for path, unit in sources:
+            for rows, hashes in _in_order(path, unit):
                 known = seen.add(hashes)
+                if unit < 0:
+                    continue
+                documents += len(hashes)
                 repeated += int(np.count_nonzero(known))
                 if unit >= exempt_below:
-                    _write_drops(writer, unit, rows[known])
+                    dropped = rows[known]
+                    of = np.full(len(dropped), UNKNOWN), np.zeros(len(dropped), np.uint64)
+                    writer.add(np.full(len(dropped), unit), dropped, *of)
         writer.commit()
     return Resolved(documents, documents - repeated, writer.dropped)
 
 
-def _write_drops(writer: DropWriter, unit: int, rows: Words) -> None:
-    writer.add(np.full(len(rows), unit), rows, np.full(len(rows), UNKNOWN), np.zeros(len(rows), dtype=np.uint64))
-
-
-def _hashes_in_order(path: Path) -> Iterator[tuple[Words, Hashes]]:
-    """(rows, hashes) of a unit's documents in their order, `_STRETCH` at a time."""
-    with pq.ParquetFile(path) as file:
-        groups = iter(range(file.metadata.num_row_groups))
-        for start in range(0, file.metadata.num_rows, FLUSH_ROWS):
-            flushed = _flushed_together(file, groups, min(FLUSH_ROWS, file.metadata.num_rows - start))
-            for first in range(0, len(flushed), _STRETCH):
-                stretch = flushed[first : first + _STRETCH]
-                yield stretch[:, 2], stretch[:, :2]
-
-
-def _flushed_together(file: pq.ParquetFile, groups: Iterator[int], size: int) -> Words:
-    """(hi, lo, row) of the documents that the writer sorted by hash in one go, brought back into their order."""
-    flushed = np.empty((size, 3), dtype=np.uint64)
-    filled = 0
-    while filled < size:
-        table = file.read_row_group(next(groups))
-        for column, name in enumerate(("hi", "lo", "row")):
-            flushed[filled : filled + len(table), column] = table.column(name).to_numpy()
-        filled += len(table)
-    return flushed[np.argsort(flushed[:, 2])]
-
-
-def _index_hashes(path: Path) -> Iterator[Hashes]:
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(_STRETCH, columns=["hi", "lo"]):
-            yield np.stack([batch.column(0).to_numpy(), batch.column(1).to_numpy()], axis=1)
+def _in_order(path: Path, unit: int) -> Iterator[tuple[Words, Hashes]]:
+    """(rows, hashes) of a unit's documents in their order, `_STRETCH` at a time; of a run of the index in any."""
+    for stretch in stretches(path) if unit >= 0 else [mapped(path, np.uint64).reshape(2, -1)]:
+        order = np.argsort(stretch[2]) if unit >= 0 else np.arange(stretch.shape[1])
+        for start in range(0, len(order), _STRETCH):
+            some = stretch[:, order[start : start + _STRETCH]]
+            yield some[-1], some[:2].T
 
 
 class BloomFilter:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from milldam.dedup.fingerprints import NewTable
+from milldam.files import NewFile
 from milldam.text.arrays import Verdicts
 
 UNKNOWN = -(1 << 62)
@@ -62,6 +62,69 @@ def drop_file_name(way: str, partition: int) -> str:
 def unit_folder(folder: Path, unit: int) -> Path:
     """Where the drops of one unit are, when units are decided on one by one."""
     return folder / f"{unit:07d}"
+
+
+class NewTable:
+    """A Parquet file that appears under its name only when it is committed; a row group a call of `write`."""
+
+    def __init__(self, path: Path, schema: pa.Schema, delta: list[str]) -> None:
+        self._new = NewFile(path)
+        plain = [name for name in schema.names if name not in delta]
+        encoding = dict.fromkeys(delta, "DELTA_BINARY_PACKED") | dict.fromkeys(plain, "PLAIN")
+        self._writer = pq.ParquetWriter(
+            _Sink(self._new), schema, compression="zstd", use_dictionary=False, column_encoding=encoding
+        )
+
+    def write(self, columns: dict[str, npt.NDArray[Any]]) -> None:
+        """Add one row group."""
+        table = pa.table(columns, schema=self._writer.schema)
+        self._writer.write_table(table, row_group_size=max(1, len(table)))
+
+    def commit(self) -> dict[str, Any]:
+        """Make it durable under its name; its size and hash."""
+        self._writer.close()
+        return self._new.commit()
+
+    def __enter__(self) -> NewTable:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # The footer of a file that is given up goes nowhere; after a full disk not even that could be written.
+        self._new.__exit__(kind, error, trace)
+        self._writer.is_open = False
+
+
+class _Sink:
+    """What Parquet needs to see of a new file. Closing it commits nothing."""
+
+    closed = False
+
+    def __init__(self, new: NewFile) -> None:
+        self._new = new
+
+    def write(self, data: bytes | memoryview) -> int:
+        self._new.write(data)
+        return len(data)
+
+    def tell(self) -> int:
+        return self._new.size
+
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
 
 
 class DropWriter:

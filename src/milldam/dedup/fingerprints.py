@@ -1,14 +1,15 @@
-"""Texts -> 128-bit hashes -> one Parquet file a unit, ordered so that a share of all hashes can be read alone.
+"""Texts -> 128-bit hashes -> a file a unit, ordered so that a range of hashes can be read alone.
 
 The hash is xxh3_128 of the UTF-8 bytes (by default; see `Fingerprinter`): two different documents among a billion
-collide with a chance of 10^-21. The file appears when the unit is done, whole. About 17 bytes of disk a document
-(hash 14, row 3); the writer holds 262,144 documents, 30 MB, whatever the unit. The bytes of the file depend on the
-documents alone, not on how they came in batches.
+collide with a chance of 10^-21. The file has 24 bytes a document: for each stretch of `FLUSH_ROWS` documents their
+high halves, low halves and rows, sorted by hash. It appears when the unit is done, whole; the writer holds a stretch,
+6 MB, whatever the unit. The bytes depend on the documents alone, not on how they came in batches.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,23 +18,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import xxhash
 
+from milldam.dedup.keys import mapped
 from milldam.files import NewFile
 
+Words = npt.NDArray[np.uint64]
 Hashes = npt.NDArray[np.uint64]
 """(documents, 2): the high and the low 64 bits."""
 
+DOCUMENT_BYTES, HASH_BYTES = 24, 16
 FLUSH_ROWS = 1 << 18
 """Documents in a stretch of the file that is sorted by hash on its own."""
 
 _PARTITION_BYTES = 16 * 10**9
 _MAX_PARTITIONS = 256
-# Small row groups: who wants a part of the hashes reads little else. Not smaller: each has its part of the footer,
-# which every reader of the file has to take in.
-_GROUP_ROWS = 1 << 13
-_SCHEMA = pa.schema([("hi", pa.uint64()), ("lo", pa.uint64()), ("row", pa.uint64())])
 # Marks (\pM) are neither white space nor punctuation: without them many Indic words would be equal.
 _NO_WORD = r"[^\pL\pN\pM]+"
 _ASCII_LOWER = bytes(range(256)).lower()
@@ -45,9 +44,16 @@ def hash_file_name(unit: int) -> str:
     """Where a unit's hashes are, in the folder of the run's.
 
     >>> hash_file_name(12)
-    'hashes-0000012.parquet'
+    'hashes-0000012.bin'
     """
-    return f"hashes-{unit:07d}.parquet"
+    return f"hashes-{unit:07d}.bin"
+
+
+def stretches(path: Path) -> Iterator[Words]:
+    """The documents of a hash file, mapped, so many as were sorted together at a time: (3, documents): hi, lo, row."""
+    numbers = mapped(path, np.uint64)
+    for start in range(0, len(numbers), 3 * FLUSH_ROWS):
+        yield numbers[start : start + 3 * FLUSH_ROWS].reshape(3, -1)
 
 
 def partition_count(input_bytes: int) -> int:
@@ -57,15 +63,6 @@ def partition_count(input_bytes: int) -> int:
     (1, 63, 256)
     """
     return max(1, min(_MAX_PARTITIONS, -(-input_bytes // _PARTITION_BYTES)))
-
-
-def partition_edges(partitions: int) -> list[int]:
-    """Partition p holds the hashes whose high half is in [edges[p], edges[p + 1]).
-
-    >>> [hex(edge) for edge in partition_edges(2)]
-    ['0x0', '0x8000000000000000', '0x10000000000000000']
-    """
-    return [(p << 64) // partitions for p in range(partitions + 1)]
 
 
 class Fingerprinter:
@@ -146,82 +143,15 @@ def _hash_array(texts: pa.LargeStringArray) -> Hashes:
     return np.frombuffer(digests, dtype=">u8").astype(np.uint64).reshape(-1, 2)
 
 
-class NewTable:
-    """A Parquet file that appears under its name only when it is committed; a row group a call of `write`."""
-
-    def __init__(self, path: Path, schema: pa.Schema, delta: list[str]) -> None:
-        self._new = NewFile(path)
-        plain = [name for name in schema.names if name not in delta]
-        encoding = dict.fromkeys(delta, "DELTA_BINARY_PACKED") | dict.fromkeys(plain, "PLAIN")
-        self._writer = pq.ParquetWriter(
-            _Sink(self._new), schema, compression="zstd", use_dictionary=False, column_encoding=encoding
-        )
-
-    def write(self, columns: dict[str, npt.NDArray[Any]]) -> None:
-        """Add one row group."""
-        table = pa.table(columns, schema=self._writer.schema)
-        self._writer.write_table(table, row_group_size=max(1, len(table)))
-
-    def commit(self) -> dict[str, Any]:
-        """Make it durable under its name; its size and hash."""
-        self._writer.close()
-        return self._new.commit()
-
-    def __enter__(self) -> NewTable:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # The footer of a file that is given up goes nowhere; after a full disk not even that could be written.
-        self._new.__exit__(kind, error, trace)
-        self._writer.is_open = False
-
-
-class _Sink:
-    """What Parquet needs to see of a new file. Closing it commits nothing."""
-
-    closed = False
-
-    def __init__(self, new: NewFile) -> None:
-        self._new = new
-
-    def write(self, data: bytes | memoryview) -> int:
-        self._new.write(data)
-        return len(data)
-
-    def tell(self) -> int:
-        return self._new.size
-
-    def readable(self) -> bool:
-        return False
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.closed = True
-
-
 class FingerprintWriter:
-    """Writes the hashes of one unit; use it as a context manager.
-
-    Every `FLUSH_ROWS` documents are sorted by hash and written as row groups that cut the range of hashes into a power
-    of two of equal parts: their statistics tell the reader of a partition which to skip.
-    """
+    """Writes the hashes of one unit; use it as a context manager."""
 
     def __init__(self, path: Path) -> None:
         self.documents = 0
         self._waiting = np.empty((FLUSH_ROWS, 3), dtype=np.uint64)
         self._filled = 0
         self.path = path
-        self._table = NewTable(path, _SCHEMA, delta=["hi", "row"])
+        self._new = NewFile(path)
 
     def add(self, hashes: Hashes, first_row: int, keep: npt.NDArray[np.bool_] | None = None) -> None:
         """Add the hashes of the documents first_row, first_row + 1, ...; with a mask, of those in it."""
@@ -241,17 +171,12 @@ class FingerprintWriter:
     def commit(self) -> dict[str, Any]:
         """Make the file durable under its name: the unit is done."""
         self._flush()
-        return self._table.commit()
+        return self._new.commit()
 
     def _flush(self) -> None:
         rows = self._waiting[: self._filled]
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
-        groups = 1 << max(0, (len(rows) // _GROUP_ROWS).bit_length() - 1)
-        edges = np.array(partition_edges(groups)[1:-1], dtype=np.uint64)
-        for group in np.split(rows, np.searchsorted(rows[:, 0], edges)):
-            if len(group):
-                hi, lo, row = np.ascontiguousarray(group.T)
-                self._table.write({"hi": hi, "lo": lo, "row": row})
+        self._new.write(rows.T.tobytes())
         self._filled = 0
 
     def __enter__(self) -> FingerprintWriter:
@@ -260,4 +185,4 @@ class FingerprintWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._table.__exit__(kind, error, trace)
+        self._new.__exit__(kind, error, trace)

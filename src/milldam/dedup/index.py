@@ -1,10 +1,9 @@
 """The hashes of finished runs, so that a later run drops what one of them has seen; with near-dedup signatures too.
 
-    <run id>.parquet      the distinct hashes of a run, sorted, immutable: 13 to 14 bytes each
+    <run id>.hashes       the distinct hashes of a run, sorted, immutable: high halves, then low ones: 16 bytes each
     <run id>.signatures   only with near-dedup: the signature of each document that was kept, `bands` x `rows` bytes
     <run id>.sketches     and its shingles, to verify on: 4 bytes a distinct one, `SHINGLES_KEPT` of a document at most
     <run id>.rows         where these end: 16 bytes a document
-    <run id>.hashes       the hashes once more, to be looked up one by one; made when first asked for: 16 bytes each
     <run id>.json         what the run is; written last, without it the other files do not exist
     lock                  held by who changes something
 
@@ -12,7 +11,7 @@ A run enters when it is finished, under its id, and is left out when it asks for
 never drops its own documents. A run that writes to the folder of an earlier one replaces it, since its store is gone.
 What a run dropped because an earlier one had it does not enter again: the earlier one stays its owner.
 
-Committing sorts the hashes in bounded memory, as `exact` does; killed at any point, the index is as it was before, or
+Committing groups the hashes in bounded memory, as `exact` does; killed at any point, the index is as it was before, or
 without the run that is being replaced, and the next commit clears up.
 """
 
@@ -21,6 +20,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,19 +29,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from filelock import FileLock
 
 from milldam.dedup.drops import DropSet
-from milldam.dedup.exact import ROW_BITS, Database, Prints
-from milldam.dedup.fingerprints import Hashes, NewTable
+from milldam.dedup.exact import Words, count_hashes, each_range, sources_of
+from milldam.dedup.fingerprints import HASH_BYTES
 from milldam.dedup.keys import mapped
 from milldam.dedup.minhash import SignatureWriter, signature_file_name, signature_files, unit_name
-from milldam.dedup.seen import HASH_BYTES, lookup_name, write_lookup
+from milldam.dedup.seen import lookup_name
 from milldam.dedup.sketches import SketchRows, SketchWriter, sketch_paths
 from milldam.errors import ConfigError, Setting, StoreError
 from milldam.files import (
+    NewFile,
     explain_os_errors,
     has_size,
     hash_bytes,
@@ -53,14 +52,11 @@ from milldam.files import (
 from milldam.rules import NearRules
 from milldam.text.arrays import Mask, Verdicts
 
-_SCHEMA = pa.schema([("hi", pa.uint64()), ("lo", pa.uint64())])
-_GROUP_ROWS = 1 << 15
 _PINNED = "index-runs.json"
-_ENDINGS = _HASHES, _SIGNATURES, _SKETCHES, _ROWS = ".parquet", ".signatures", ".sketches", ".rows"
+_ENDINGS = _HASHES, _SIGNATURES, _SKETCHES, _ROWS = ".hashes", ".signatures", ".sketches", ".rows"
 SHINGLES_KEPT = 4096
 """Of a document, those with the smallest hashes: above, similarity is estimated, 0.006 off (one standard deviation)."""
 _KEPT_AT_ONCE = 1024
-_LOOKUP = ".hashes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +78,6 @@ class IndexedRun:
     """Its hashes are of texts without case, white space and punctuation."""
     near: dict[str, int] | None = None
     """With near-dedup: `ngram`, `bands` and `rows` of its signatures, and the bytes of its three files."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sorting:
-    """How the hashes of a run were resolved, and what sorting them may take: as for `resolve_exact`."""
-
-    partitions: int
-    exempt_below: int
-    index_files: Sequence[Path]
-    memory_bytes: int
-    threads: int
 
 
 def _rules_of(near: Mapping[str, int]) -> dict[str, int]:
@@ -152,10 +137,7 @@ class DedupIndex:
                 said = f"dedup.index: {self.folder} is no longer as it was when the run was planned. Start over with "
                 raise StoreError(said, Setting("overwrite", True), ".")
             for number, run in enumerate(runs):
-                path = self.folder / f"{run.id}{_LOOKUP}"
-                if not has_size(path, run.hashes * HASH_BYTES):
-                    write_lookup(self._checked(run), path)
-                _link(path, folder / lookup_name(number))
+                _link(self._checked(run), folder / lookup_name(number))
         return [run.id for run in runs]
 
     def pin(self, folder: Path, *, run_id: str, out: str) -> list[tuple[str, Path]]:
@@ -187,25 +169,36 @@ class DedupIndex:
                 found[name] = path.stat().st_size
         return found
 
-    def commit(self, run_id: str, out: str, fingerprints: Path, sorting: Sorting) -> IndexedRun:
+    def commit(
+        self,
+        run_id: str,
+        out: str,
+        fingerprints: Path,
+        *,
+        exempt_below: int,
+        index_files: Sequence[Path],
+        memory_bytes: int,
+        threads: int,
+    ) -> IndexedRun:
         """Put a finished run's hashes into the index, in place of what it or a run of the same `out` had there.
 
-        `fingerprints`: the folder with its hash files. What one of `sorting.index_files` has is left to its run.
+        `fingerprints`: the folder with its hash files. What one of `index_files` has is left to its run, but for what
+        documents of units below `exempt_below` have: they stay. `memory_bytes`: what this call may add to the process.
         """
         _check_id(run_id)
-        files = sorted(fingerprints.glob("hashes-*.parquet"))
-        documents = sum(pq.read_metadata(path).num_rows for path in files)
-        prints = Prints(files=files, index_files=list(sorting.index_files))
+        own, earlier = sources_of(fingerprints), sources_of(Path(), index_files)
+        exempt = sum(unit < exempt_below for _, unit in own)
+        sources = [*own[:exempt], *earlier, *own[exempt:]]
         with self._locked():
             remove_temporaries(self.folder)
-            with NewTable(self._hash_file(run_id), _SCHEMA, delta=["hi"]) as table:
-                hashes = self._write_hashes(table, prints, sorting)
+            with NewFile(self._hash_file(run_id)) as new:
+                _write_hashes(new, each_range(sources, memory_bytes, threads, _own, lambda *_: None))
                 for run in self.runs():
                     if run.id == run_id or run.out == out:
                         self._record(run.id).unlink()
-                (self.folder / f"{run_id}{_LOOKUP}").unlink(missing_ok=True)
                 near = self._write_near(run_id, fingerprints)
-                file = table.commit()
+                file = new.commit()
+            documents, hashes = count_hashes(own), new.size // HASH_BYTES
             run = IndexedRun(
                 run_id, out, documents, hashes, file["bytes"], file["xxh3"], time.time(), self._normalize, near
             )
@@ -223,18 +216,6 @@ class DedupIndex:
             self._record(run_id).unlink()
             self._remove_orphans()
 
-    def _write_hashes(self, table: NewTable, prints: Prints, sorting: Sorting) -> int:
-        """Write what enters the index, in order, each once; how many hashes it was."""
-        groups = _Groups(table)
-        exempt = sorting.exempt_below << ROW_BITS
-        with Database.open(self.folder / ".sorting", sorting.memory_bytes, sorting.threads) as database:
-            for partition in range(sorting.partitions):
-                for batch in database.sorted_hashes(prints, partition, sorting.partitions):
-                    own = (batch.first >= 0) | ((batch.position >= 0) & (batch.position < exempt))
-                    groups.add(np.stack([batch.hi[own], batch.lo[own]], axis=1))
-        groups.flush()
-        return groups.written
-
     def _write_near(self, run_id: str, fingerprints: Path) -> dict[str, int] | None:
         """Write the signatures and sketches of what a run kept; what they are."""
         if self._near is None:
@@ -251,7 +232,7 @@ class DedupIndex:
 
     def _remove_orphans(self) -> None:
         """Files without a record: of runs that were replaced or removed, or killed while they committed."""
-        for path in (path for ending in (*_ENDINGS, _LOOKUP) for path in self.folder.glob(f"*{ending}")):
+        for path in (path for ending in _ENDINGS for path in self.folder.glob(f"*{ending}")):
             if not self._record(path.stem).exists():
                 path.unlink()
 
@@ -273,42 +254,27 @@ class DedupIndex:
         return self.folder / f"{run_id}.json"
 
 
-class _Groups:
-    """Sorted hashes in, each once, in row groups of a constant size."""
+def _own(table: Words) -> Words:
+    """Of hashes, each once, those that a document of the run has first: (2, hashes)."""
+    return table[:2, table[2].view(np.int64) >= 0]
 
-    def __init__(self, table: NewTable) -> None:
-        self.written = 0
-        self._table = table
-        self._waiting: Hashes = np.empty((0, 2), dtype=np.uint64)
 
-    def add(self, hashes: Hashes) -> None:
-        """Take the next in order; equal ones may come again in the next call."""
-        waiting = np.concatenate([self._waiting, hashes])
-        fresh = np.ones(len(waiting), dtype=bool)
-        fresh[1:] = (waiting[1:] != waiting[:-1]).any(axis=1)
-        waiting = waiting[fresh]
-        # The last one stays: the next call may begin with it.
-        start = 0
-        while len(waiting) - start > _GROUP_ROWS:
-            self._write(waiting[start : start + _GROUP_ROWS])
-            start += _GROUP_ROWS
-        self._waiting = waiting[start:].copy()
-
-    def flush(self) -> None:
-        if len(self._waiting):
-            self._write(self._waiting)
-
-    def _write(self, group: Hashes) -> None:
-        hi, lo = np.ascontiguousarray(group.T)
-        self._table.write({"hi": hi, "lo": lo})
-        self.written += len(group)
+def _write_hashes(new: NewFile, ranges: Iterator[Words]) -> None:
+    """Write hashes that come in order: all high halves, then all low ones, which wait in a file without a name."""
+    with explain_os_errors(new.path), tempfile.TemporaryFile(dir=new.path.parent) as waiting:
+        for high, low in ranges:
+            new.write(high.tobytes())
+            waiting.write(low.tobytes())
+        waiting.seek(0)
+        while block := waiting.read(1 << 20):
+            new.write(block)
 
 
 def pinned_names(number: int) -> dict[str, str]:
     """What the files of the runs of the index are called where a run is compared with them, by their endings."""
     unit = -1 - number
     sketches, rows = (path.name for path in sketch_paths(Path(), unit_name(unit)))
-    names = (f"index-{number:05d}.parquet", signature_file_name(unit), sketches, rows)
+    names = (f"index-{number:05d}.hashes", signature_file_name(unit), sketches, rows)
     return dict(zip(_ENDINGS, names, strict=True))
 
 

@@ -13,17 +13,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from milldam.dedup.drops import SEEN_BEFORE, Original
 from milldam.dedup.fingerprints import Fingerprinter, Hashes
 from milldam.dedup.keys import SCATTERED, mapped
-from milldam.files import NewFile
 from milldam.text.arrays import Verdicts
 
-HASH_BYTES = 16
 _NOWHERE = -1
-_BATCH_ROWS = 1 << 16
 
 Numbers = npt.NDArray[np.int64]
 
@@ -31,15 +27,6 @@ Numbers = npt.NDArray[np.int64]
 def lookup_name(number: int) -> str:
     """Where the hashes of a run of the index are, in the folder of those that a run is compared with."""
     return f"{number:05d}.hashes"
-
-
-def write_lookup(hashes: Path, path: Path) -> None:
-    """The hashes of a run of the index in the form in which they are looked up. Holds a batch."""
-    with NewFile(path) as new, pq.ParquetFile(hashes) as file:
-        for half in ("hi", "lo"):
-            for batch in file.iter_batches(_BATCH_ROWS, columns=[half], use_threads=False):
-                new.write(np.ascontiguousarray(batch[half].to_numpy()).data)
-        new.commit()
 
 
 class SeenHashes:

@@ -1,6 +1,6 @@
 """The stages of dedup in a job: fingerprints of units, drop sets from them, and at the end the index across runs.
 
-Fingerprints are kept by key in `run/prints`, also when the store is finished: about 17 bytes a document, and the
+Fingerprints are kept by key in `run/prints`, also when the store is finished: 24 bytes a document, and the
 signatures with near-dedup. When the input changes, only those of changed units are made again. Drop sets follow from
 all fingerprints together; they are made anew in `run/dedup-*`, where each unit's fingerprints lie under its number.
 """

@@ -309,7 +309,7 @@ _HEADER = struct.Struct("<QQQQ")
 
 def print_paths(folder: Path, key: str) -> tuple[Path, Path, Path]:
     """What the first pass leaves of a unit: hashes, signatures, texts."""
-    return folder / f"hashes-{key}.parquet", folder / f"signatures-{key}.bin", folder / f"texts-{key}.bin"
+    return folder / f"hashes-{key}.bin", folder / f"signatures-{key}.bin", folder / f"texts-{key}.bin"
 
 
 def preference_path(folder: Path, key: str) -> Path:

@@ -102,11 +102,11 @@ class Disk:
         if dedup is not None:
             near = dedup.near
             signatures = 0 if near is None else near.bands * near.rows
-            most += documents * (17 + signatures) + (documents * 14 if dedup.index is not None else 0)
+            most += documents * (24 + signatures) + (documents * 16 if dedup.index is not None else 0)
             # Kept texts, pairs and shingles are gone, or going, when the store is written.
             before = text if keeps_texts(config, text) else 0.0
-            before += documents * 40 + (0.0 if near is None else documents * 75 + text * 0.2)
-            most = max(most, before + documents * (17 + signatures))
+            before += documents * 20 + (0.0 if near is None else documents * 75 + text * 0.2)
+            most = max(most, before + documents * (24 + signatures))
         return cls(int(store), int(most), free_bytes(config.out))
 
     def require(self, out: str) -> None:

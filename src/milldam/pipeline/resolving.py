@@ -167,10 +167,11 @@ class ResolveTask:
             from milldam.dedup.candidates import Documents
 
             return Documents(self.near_work(0)).count <= FEW_DOCUMENTS
-        from milldam.dedup.exact import Prints
+        from milldam.dedup.exact import FEW_HASHES, count_hashes, sources_of
 
-        prints = Prints(files=sorted(self.folder.glob("hashes-*.parquet")), index_files=list(self.index_files))
-        return self.partitions == 1 and prints.are_few and self.rules.method == "exact"
+        if self.partitions > 1 or self.rules.method != "exact":
+            return False
+        return count_hashes(sources_of(self.folder, self.index_files)) <= FEW_HASHES
 
     @property
     def stages(self) -> dict[str, range]:
@@ -233,17 +234,16 @@ class IndexTask:
         return self._commit
 
     def _commit(self, step: int, report: Report) -> None:
-        from milldam.dedup.index import Sorting
-
         task = self.resolved
-        sorting = Sorting(
-            partitions=task.partitions,
+        open_index(task.rules).commit(
+            self.run_id,
+            self.out,
+            task.folder,
             exempt_below=task.exempt_below,
             index_files=task.index_files,
             memory_bytes=task.memory_bytes - held_bytes(),
             threads=task.threads,
         )
-        open_index(task.rules).commit(self.run_id, self.out, task.folder, sorting)
 
 
 def open_index(rules: DedupRules) -> DedupIndex:

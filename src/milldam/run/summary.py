@@ -139,7 +139,7 @@ def package_versions() -> dict[str, str]:
     return found
 
 
-_PACKAGES = ("milldam", "gigatoken", "tokenizers", "pyarrow", "numpy", "duckdb")
+_PACKAGES = ("milldam", "gigatoken", "tokenizers", "pyarrow", "numpy")
 _RESULTS = {"map": ("rows",), "qa": ("examples", "windows"), "push": ("files",), "pull": ("files",)}
 log = logging.getLogger("milldam")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import json
 import logging
@@ -25,18 +26,18 @@ from click.testing import CliRunner
 from huggingface_hub import constants
 from tests.kit.damage import edit_manifest
 from tests.kit.hub_server import READER, STRANGER, WRITER, HubServer, hub_server
-from tests.kit.jobs import run_here
+from tests.kit.jobs import run_here, write_lines
 from tests.kit.quick import first_quick
 from tests.kit.token_stores import shard_file, write_store
 from tests.stores.test_features import small_store
 
+import milldam
 from milldam.cli.moving import push as push_command
-from milldam.errors import ConfigError, InputError, MilldamError, MismatchError, StoreError
+from milldam.errors import ConfigError, InputError, MilldamError, MismatchError, ResourceError, StoreError
 from milldam.files import hash_bytes, hash_file
 from milldam.hub import pull, push
 from milldam.loader.stores import Store
 from milldam.stores.kinds import KINDS, write_audit
-from milldam.stores.table.manifest import MadeUnit, TableManifest, TableSchema, TableShard
 from milldam.stores.tokens.manifest import Manifest, Tally
 from milldam.stores.verify import verify as verify_store
 
@@ -83,16 +84,12 @@ def token_store(folder: Path, shards: list[list[int]], splits: list[str] | None 
 
 
 def table_store(folder: Path) -> Path:
-    folder.mkdir()
-    units = []
-    schema = pa.schema([("text", pa.string()), ("n", pa.int64())])
+    rows = folder.with_name(f"{folder.name}-rows")
+    rows.mkdir()
     for number in range(3):
-        path = folder / f"rows-{(7 - number):016x}.arrow"
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
-            writer.write_table(pa.table({"text": [f"row {number}"], "n": [number]}, schema=schema))
-        units.append(MadeUnit(f"k{number}", 1, TableShard(path.name, 1, path.stat().st_size, hash_file(path))))
-    facts: dict[str, Any] = {"settings": {"function": {"name": "f"}}, "input": {}, "probe": {}}
-    TableManifest(schema=TableSchema.of(schema), units=tuple(units), **facts).write(folder)
+        write_lines(rows / f"{number}.jsonl", [f"row {number}"])
+    milldam.map(rows, lambda batch: batch, folder)
+    shutil.rmtree(folder / "run")
     return folder
 
 
@@ -290,6 +287,34 @@ def test_a_pull_killed_anywhere_goes_on(hub: HubServer, tmp_path: Path) -> None:
     assert sorted(path.name for path in out.iterdir()) == sorted([*stored(folder), ".milldam-pull.json"])
 
 
+def test_a_second_pull_into_a_folder_is_refused_while_one_is_at_work(hub: HubServer, tmp_path: Path) -> None:
+    """It says so, and leaves the first alone, which gets its store."""
+    out, stall = tmp_path / "back", threading.Event()
+    push(tokens(tmp_path / "made"), REPO)
+    mishap = hub.mishap("GET /cdn/", None, stall=stall, times=9)
+    process = start(hub, "pull", REPO, "-o", out)
+    assert mishap.reached.wait(60)
+    hub.mishaps.clear()
+    with pytest.raises(ConfigError, match="another pull is using it"):
+        pull(REPO, out)
+    process.kill()
+    process.communicate()
+    stall.set()
+    assert stored(Path(pull(REPO, out).path)) == stored(tmp_path / "made")
+
+
+def test_a_full_disk_is_told(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though huggingface_hub wraps it: what to do, not what it was doing."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("downloading failed") from OSError(errno.ENOSPC, "no space")
+
+    push(tokens(tmp_path / "made"), REPO)
+    monkeypatch.setattr("huggingface_hub.hf_api.HfApi.snapshot_download", fails)
+    with pytest.raises(ResourceError, match="Can't pull anna/corpus: the disk is full"):
+        pull(REPO, tmp_path / "back")
+
+
 @pytest.mark.parametrize("number", first_quick([signal.SIGTERM, signal.SIGINT]))
 @pytest.mark.parametrize(("command", "at"), [("push", "PUT /lfs/p"), ("pull", "GET /cdn/")])
 def test_an_interrupt_ends_it_at_once(
@@ -424,8 +449,9 @@ def test_the_card_tells_the_figures(hub: HubServer, tmp_path: Path) -> None:
         assert told in text
     push(table_store(tmp_path / "table"), "anna/table")
     header = yaml.safe_load(hub.contents("anna/table")[CARD].decode().split("---\n")[1])
-    names = [unit.shard.name for unit in TableManifest.read(tmp_path / "table").units if unit.shard]
-    assert header["configs"][0]["data_files"] == [{"split": "train", "path": names}]
+    names = header["configs"][0]["data_files"][0]["path"]
+    tables = (pa.ipc.open_stream(hub.contents("anna/table")[name]).read_all() for name in names)
+    assert pa.concat_tables(tables)["text"].to_pylist() == ["row 0", "row 1", "row 2"]
 
 
 def test_what_people_wrote_in_the_card_is_kept(hub: HubServer, tmp_path: Path) -> None:

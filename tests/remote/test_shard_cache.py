@@ -5,19 +5,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import xxhash
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.kit.jobs import wait_until
 
 from milldam.errors import ResourceError, StoreError
@@ -55,14 +51,6 @@ def read(cache: ShardCache, source: Source, number: int) -> None:
     os.close(descriptor)
 
 
-def test_a_file_is_fetched_once_and_found_again(tmp_path: Path) -> None:
-    """A second cache on the same folder, as another process has it, finds what the first fetched."""
-    source = Source()
-    read(ShardCache(tmp_path, 5000), source, 1)
-    read(ShardCache(tmp_path, 5000), source, 1)
-    assert source.fetched == [1]
-
-
 def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
     """Opening a file again keeps it longer than one that came later."""
     cache, source = ShardCache(tmp_path, 3000), Source()
@@ -71,18 +59,6 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
     kept = {number for number in range(1, 5) if cache.has(content_of(data_of(number)))}
     assert kept == {1, 3, 4}
     assert bytes_in(cache.folder) == 3000
-
-
-@settings(max_examples=40)
-@given(touches=st.lists(st.integers(0, 7), max_size=20), limit=st.integers(1000, 6000))
-def test_the_bound_holds_whatever_is_touched(
-    tmp_path_factory: pytest.TempPathFactory, touches: list[int], limit: int
-) -> None:
-    """After every file, at most the bound lies in the folder."""
-    cache, source = ShardCache(tmp_path_factory.mktemp("cache"), limit), Source()
-    for number in touches:
-        read(cache, source, number)
-        assert bytes_in(cache.folder) <= limit
 
 
 def test_what_is_open_is_not_removed_and_counts(tmp_path: Path) -> None:
@@ -144,17 +120,6 @@ def test_a_hash_that_is_a_path_is_refused() -> None:
         Content("../../etc/passwd", 10)
 
 
-def test_threads_that_need_the_same_file_fetch_it_once(tmp_path: Path) -> None:
-    """All wait for the first, and get its file."""
-    cache, source = ShardCache(tmp_path, 5000), Source()
-    threads = [threading.Thread(target=read, args=(cache, source, 1)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert source.fetched == [1]
-
-
 FETCHING = """
 import os, sys, time
 from pathlib import Path
@@ -206,34 +171,6 @@ def test_a_killed_download_leaves_nothing_that_is_misread_or_counted(tmp_path: P
     read(cache, source, 1)
     assert source.fetched == [2, 1]
     assert not list(folder.glob("*.part"))
-
-
-HOLDING = """
-import os, sys
-from pathlib import Path
-from milldam.remote.shard_cache import Content, ShardCache
-os.getpid = lambda: 7
-lease = ShardCache(Path(sys.argv[1]), 100).hold([Content(sys.argv[2] * 32, 10)])
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_leases_of_processes_with_the_same_number_do_not_meet(tmp_path: Path) -> None:
-    """Two containers that share a cache: neither waits for the other's lease, nor undoes it."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    processes = [
-        subprocess.Popen([sys.executable, "-c", HOLDING, str(tmp_path), digit], **pipes) for digit in ("0", "1")
-    ]
-    try:
-        for process in processes:
-            assert process.stdout is not None
-            assert select.select([process.stdout], [], [], 20)[0], "waits for the lease of the other"
-            assert process.stdout.readline() == b"held\n"
-        assert {path.read_text() for path in tmp_path.glob("*.lease")} == {"0" * 32, "1" * 32}
-    finally:
-        for process in processes:
-            process.communicate()
 
 
 FORKING = """

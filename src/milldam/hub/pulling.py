@@ -188,10 +188,12 @@ def _alone(out: Path) -> Iterator[None]:
     """While no other pull works in the folder."""
     descriptor = os.open(out, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(OSError):  # not every file system has locks
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"{out}: another pull is using it. Wait for it to end.") from None
         yield
-    except BlockingIOError:
-        raise ConfigError(f"{out}: another pull is using it. Wait for it to end.") from None
     finally:
         os.close(descriptor)
 

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.kit.preprocess_jobs import zstd
+from tests.kit.jobs import zstd
 
 from milldam.files import FileSink, NewFile, write_sealed
 from milldam.run import engine

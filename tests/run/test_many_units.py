@@ -211,7 +211,7 @@ def _without_none(value: dict[str, Any], names: tuple[str, ...]) -> dict[str, An
 
 def _as_one_document(manifest: Manifest) -> bytes:
     """What a plain JSON encoder makes of it."""
-    value = _without_none(dataclasses.asdict(manifest), ("chat", "units"))
+    value = _without_none(dataclasses.asdict(manifest), ("chat", "units", "audit"))
     optional = ("spans", "labels", "unit", "part")
     value["shards"] = [_without_none(shard, optional) for shard in value["shards"]]
     totals = {name: getattr(manifest, name) for name in ("documents", "tokens", "text_bytes")}

@@ -43,7 +43,7 @@ def make_table(folder: Path, shards: list[list[dict[str, Any]]], schema: pa.Sche
             for begin in range(0, len(rows), 7):
                 writer.append(pa.RecordBatch.from_pylist(rows[begin : begin + 7], schema=schema))
             units.append(MadeUnit(key, len(rows), writer.commit()))
-    TableManifest(TableSchema.of(schema), {}, {}, {}, tuple(units)).write(folder)
+    TableManifest(TableSchema.of(schema), {}, {}, tuple(units)).write(folder)
     return Table(folder)
 
 

@@ -245,7 +245,7 @@ class _Running:
             return
         assert worker.unit is not None and worker.pid is not None
         self._on_event(Event(worker.number, worker.pid, worker.unit, kind, value))
-        if kind == PROGRESS and "peak_bytes" in value and self._executor.fit is not None:
+        if self._executor.fit is not None and kind == PROGRESS and "peak_bytes" in value:
             count, self._executor.worker_bytes = self._executor.fit(value)
             self._executor.workers = count
             self._executor.fit = None

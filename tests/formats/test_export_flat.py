@@ -380,29 +380,6 @@ def killed(store: Store, to: str, out: Path, where: str, *options: str) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
 
 
-@pytest.mark.parametrize(
-    ("to", "where"),
-    first_quick(
-        [("npy", "write:8"), ("nanogpt", "fsync:7"), ("megatron", "Path.rename:3"), ("npy", "Path.rename:4"),
-         ("megatron", "write:9"), ("megatron", "Path.rename:2"), ("megatron", "Path.rename:4"),
-         ("npy", "Path.rename:3")],
-        quick=4,
-    ),
-)  # fmt: skip
-def test_killed_anywhere_an_export_goes_on_to_the_same_bytes(
-    store: Store, tmp_path: Path, small_steps: None, to: str, where: str
-) -> None:
-    """A real SIGKILL between two system calls: the output is whole or not there, and the next call completes it."""
-    whole, out = tmp_path / "whole" / SINGLE[to], tmp_path / "killed" / SINGLE[to]
-    export(store, to, whole)
-    killed(store, to, out, where)
-    if to == "megatron":
-        assert not out.with_suffix(".idx").exists() or out.with_suffix(".bin").exists()
-    assert export(store, to, out).reused
-    assert contents(out.parent) == contents(whole.parent)
-    assert export(store, to, out).up_to_date
-
-
 def test_killed_from_outside_an_export_goes_on_from_its_last_record(
     store: Store, tmp_path: Path, small_steps: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -15,8 +14,6 @@ from typing import Any
 
 import pytest
 from tests.kit.document_stores import documents_of, random_documents, store_of
-from tests.kit.fsync_kills import Call, kill_at_fsyncs
-from tests.kit.quick import first_quick
 
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.formats import export, import_tokens, mds, rows
@@ -234,26 +231,3 @@ def test_a_document_too_long_for_a_row_is_refused(
     monkeypatch.setattr(mds, "files", replace(mds._ROWS, file_bytes=200_000).files)
     with pytest.raises(ConfigError, match=r"A document of 65,536 tokens .* Cut the tokens into rows with seq_len"):
         export(store, "mds", tmp_path / "mds")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("formats", first_quick(["parquet mds", "hf"]))
-def test_a_killed_export_goes_on_and_makes_the_same_bytes(tmp_path: Path, formats: str) -> None:
-    """Killed at one write after the other, every time further on: equal files, and none made twice."""
-    documents = {"train": random_documents([60] * 8), "val": random_documents([60] * 3, seed=1)}
-    store = store_of(tmp_path / "store", documents)
-    calls: list[Call] = [
-        ("export", [str(tmp_path / "store"), to, str(tmp_path / to)], {"shard_size": 400}) for to in formats.split()
-    ]
-    assert kill_at_fsyncs(calls, before=10) == [[signal.SIGKILL] * 4] * len(calls)
-    for to in formats.split():
-        out, whole, work = tmp_path / to, tmp_path / f"whole {to}", tmp_path / f".{to}.milldam-export"
-        export(store, to, whole, shard_size=400)
-        assert not out.exists()
-        lines = (work / "run" / "records.jsonl").read_text().splitlines()
-        made = [json.loads(line)["facts"]["name"] for line in lines]
-        assert 1 <= len(made) < 11
-        before = [(work / "files" / name).stat().st_mtime_ns for name in made]
-        assert export(store, to, out, shard_size=400).reused == len(made)
-        assert folder_bytes(out) == folder_bytes(whole)
-        assert [(out / name).stat().st_mtime_ns for name in made] == before

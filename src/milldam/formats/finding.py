@@ -128,31 +128,27 @@ def _indexed(folder: Path, split: str | None) -> list[SourceFile]:
 
 def _in_folders(source: Path) -> Iterator[SourceFile]:
     """What the folders in a folder hold, each by its index or file by file."""
-    inner = sorted(path for path in source.iterdir() if path.is_dir() and _is_input(path))
+    inner = _folders_in(source)
     for folder in inner:
         found = _indexed(folder, folder.name)
         if not found:
             # A folder is a split when it is called so, or is one of several.
             split = folder.name if len(inner) > 1 or _split_in(folder.name) else None
             found = list(_plain_files(folder, split))
-            _refuse_deeper(source, folder)
+            # Whoever names a folder means all that is in it: what would be left out is said.
+            for deep in (path for below in _folders_in(folder) for path in below.rglob("*")):
+                if deep.suffix in _suffixes() and deep.is_file():
+                    raise InputError(
+                        f"{source}: {deep.relative_to(source)} is more than one folder deep and would be left out.\n"
+                        f"Name the folders to read: milldam import {deep.parent} ..."
+                    )
         yield from found
 
 
-def _is_input(folder: Path) -> bool:
-    return not folder.name.startswith(".") and not is_ours(str(folder))
-
-
-def _refuse_deeper(source: Path, folder: Path) -> None:
-    """Whoever names a folder means all that is in it: what would be left out is said."""
-    for inner in folder.iterdir():
-        below = inner.rglob("*") if inner.is_dir() and _is_input(inner) else iter(())
-        deeper = next((path for path in below if path.suffix in _suffixes() and path.is_file()), None)
-        if deeper is not None:
-            raise InputError(
-                f"{source}: {deeper.relative_to(source)} is more than one folder deep and would be left out.\n"
-                f"Name the folders to read: milldam import {inner} ..."
-            )
+def _folders_in(folder: Path) -> list[Path]:
+    """Those that may be input: neither hidden nor made by us."""
+    folders = (path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return sorted(path for path in folders if not is_ours(str(path)))
 
 
 def _plain_file(source: Path) -> SourceFile:
@@ -175,8 +171,7 @@ def _plain_files(folder: Path, split: str | None = None) -> Iterator[SourceFile]
 
 
 def _by_name(path: Path, format: str, split: str | None) -> SourceFile:
-    if path.suffix in OPENERS:
-        format = opener_of(path)
+    format = opener_of(path) if path.suffix in OPENERS else format
     return SourceFile(format, path.with_suffix(".bin") if format == "megatron" else path, split)
 
 

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, Protocol, TypedDict, cast
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict, cast
 
 from milldam import __version__
 from milldam.checked import checked, parse_json
@@ -36,35 +36,16 @@ from milldam.errors import StoreError
 from milldam.files import NewFile, hash_bytes, is_whole_text, json_bytes, sealed_blocks, stays_in_folder, sync_folder
 
 if TYPE_CHECKING:
+    from milldam.stores.features.manifest import FeatureManifest
     from milldam.stores.place import Place
+    from milldam.stores.table.manifest import TableManifest
+    from milldam.stores.tokens.manifest import Manifest
 
 _CLOSED = b"\n}\n"
 
 
-class StoreManifest(Protocol):
-    """What the manifests of all kinds tell."""
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Every setting that changes the result."""
-
-    @property
-    def input(self) -> dict[str, Any]:
-        """Number, size and fingerprint of what was read."""
-
-    @property
-    def totals(self) -> dict[str, int]:
-        """Sums over all shards."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Names the content: equal fingerprints mean equal content in equal order."""
-
-    @property
-    def shards(self) -> tuple[Any, ...]: ...
-
-    def files(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Every file of every shard, in order, with its size and hash; equal shards share theirs."""
+StoreManifest: TypeAlias = "Manifest | TableManifest | FeatureManifest"
+"""All have settings, input, totals, fingerprint, shards, and files(): every file with its size and hash, in order."""
 
 
 @dataclass(frozen=True, slots=True)

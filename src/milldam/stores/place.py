@@ -7,91 +7,25 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, TypeAlias, TypeVar
 
 from milldam.errors import MismatchError, StoreError
 from milldam.files import file_blocks
 from milldam.stores.kinds import TOKENS, FileRecord, Held, hold, kept_manifest
 
+if TYPE_CHECKING:
+    from milldam.remote.place import RemoteFiles, RemotePlace
+
 BLOCK_BYTES = 1 << 20
 
-P = TypeVar("P", bound="Place")
-
-
-class Origin(Protocol):
-    """Files of this machine that are fetched when they are needed, and may be removed again when nobody holds them."""
-
-    cache_bytes: int
-    """What may lie on this machine at a time."""
-
-    def require_room(self, size: int) -> None:
-        """ResourceError when a file of so many bytes is more than may lie here."""
-
-    def open(self, path: Path) -> int:
-        """A descriptor of the file, which is fetched if need be and stays while the descriptor is open."""
-
-    def open_if_room(self, path: Path) -> int | None:
-        """The same, when there is room for it beside all that is in use; else None."""
-
-    def hold(self, paths: Sequence[Path]) -> object:
-        """Fetch files; they stay while the result lives."""
-
-    def has(self, paths: Sequence[Path]) -> bool:
-        """Whether all of them lie here already."""
-
-    def announce(self, paths: Sequence[Path]) -> None:
-        """These are needed soon, in this order: fetch them in the background as far as there is room."""
-
-
-class Place(Protocol):
-    """A folder of files, wherever it is."""
-
-    @property
-    def name(self) -> str:
-        """What messages call it: a path, or an address without secrets."""
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder, when it is one of this machine."""
-
-    @property
-    def origin(self) -> Origin | None:
-        """What fetches the files; None: they lie here."""
-
-    @property
-    def rows(self) -> Path:
-        """Folder for the rows of packing that are computed from the store once."""
-
-    @property
-    def mapped_bytes(self) -> int | None:
-        """How much may be kept mapped without need; None: no limit."""
-
-    def manifest(self, name: str) -> bytes | mmap.mmap | None:
-        """The text of the manifest of this name, the same one each time; None: there is none."""
-
-    def read(self, file: str) -> bytes | None:
-        """A small file whole; None: there is none."""
-
-    def size(self, file: str) -> int | None:
-        """Bytes of a file; None: there is none."""
-
-    def blocks(self, file: str) -> Iterator[bytes]:
-        """A file's bytes once, in blocks of BLOCK_BYTES but for the last."""
-
-    def spooled(self, file: str) -> AbstractContextManager[IO[bytes]]:
-        """A file to read several times, at its begin; what had to be copied for it is gone afterwards."""
-
-    def local(self, file: str, record: FileRecord) -> Path:
-        """Where a file lies on this machine, or will lie once it is fetched. `record`: its size and hash."""
-
-    def map(self, file: str, record: FileRecord) -> mmap.mmap:
-        """A file mapped; it stays readable while the mapping lives. OSError, ValueError: it can't be."""
-
-    def not_a_store(self) -> str:
-        """Why there is no token store here, when there is no manifest of one."""
+Place: TypeAlias = "Folder | RemotePlace"
+"""A folder of files, wherever it is: both have what `Folder` has."""
+Origin: TypeAlias = "RemoteFiles"
+"""What fetches the files of a place that is not on this machine."""
+P = TypeVar("P", bound="Folder | RemotePlace")
 
 
 class Folder:
@@ -101,7 +35,9 @@ class Folder:
     """
 
     origin = None
+    """What fetches the files; None: they lie here."""
     mapped_bytes = None
+    """How much may be kept mapped without need; None: no limit."""
 
     def __init__(self, folder: Path, manifest: Path | None = None) -> None:
         """`manifest`: that of an earlier generation."""
@@ -113,6 +49,7 @@ class Folder:
         return Folder, (self.folder,)
 
     def manifest(self, name: str) -> bytes | mmap.mmap | None:
+        """The text of the manifest of this name, the same one each time; None: there is none."""
         path = self._manifest or self.folder / name
         try:
             if name not in self._held:
@@ -125,13 +62,16 @@ class Folder:
 
     @property
     def name(self) -> str:
+        """What messages call it: a path, or an address without secrets."""
         return str(self.folder)
 
     @property
     def rows(self) -> Path:
+        """Folder for the rows of packing that are computed from the store once."""
         return self.folder / "rows"
 
     def read(self, file: str) -> bytes | None:
+        """A small file whole; None: there is none."""
         try:
             return (self.folder / file).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -140,23 +80,29 @@ class Folder:
             raise StoreError(f"{self.folder / file}: can't be read ({error}).") from None
 
     def size(self, file: str) -> int | None:
+        """Bytes of a file; None: there is none."""
         path = self.folder / file
         return path.stat().st_size if path.exists() else None
 
     def blocks(self, file: str) -> Iterator[bytes]:
+        """A file's bytes once, in blocks of BLOCK_BYTES but for the last."""
         return file_blocks(self.folder / file)
 
     def spooled(self, file: str) -> AbstractContextManager[IO[bytes]]:
+        """A file to read several times, at its begin; what had to be copied for it is gone afterwards."""
         return (self.folder / file).open("rb")
 
     def local(self, file: str, record: FileRecord) -> Path:
+        """Where a file lies on this machine, or will lie once it is fetched. `record`: its size and hash."""
         return self.folder / file
 
     def map(self, file: str, record: FileRecord) -> mmap.mmap:
+        """A file mapped; it stays readable while the mapping lives. OSError, ValueError: it can't be."""
         with (self.folder / file).open("rb") as opened:
             return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
 
     def not_a_store(self) -> str:
+        """Why there is no token store here, when there is no manifest of one."""
         return TOKENS.missing_in(self.folder)
 
 

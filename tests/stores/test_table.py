@@ -42,7 +42,8 @@ def make_table(folder: Path, shards: list[list[dict[str, Any]]], schema: pa.Sche
         with TableShardWriter(folder, schema) as writer:
             for begin in range(0, len(rows), 7):
                 writer.append(pa.RecordBatch.from_pylist(rows[begin : begin + 7], schema=schema))
-            units.append(MadeUnit(key, len(rows), writer.commit()))
+            shard = writer.commit()
+        units.append(MadeUnit(key, len(rows), () if shard is None else (shard,)))
     TableManifest(TableSchema.of(schema), {}, {}, tuple(units)).write(folder)
     return Table(folder)
 

@@ -1,14 +1,13 @@
 """`milldam.map`: any function over the rows of any source, in flat memory, cached unit by unit.
 
-settings, preparing    what can be said; the function, its identity and the source
+settings    what can be said to it; what HF's `map` calls the same
+identity    what a function depends on
 plan, sources, file_rows, spooling    anything that has rows -> units, and a reader of their rows
-identity/              what a function depends on
-calling, schema        rows -> batches -> function -> columns of one schema
-working, probing       the function and a unit in a worker; the first batches, for columns, memory and number of workers
-memory_gate            who may hold how much, when
-job                    all of it as a job of the frame: planned, resumable, in a memory budget
-cache                  tables for which no folder was named
-text_encoder           `milldam.TextEncoder`, for use inside a function
+calling, schema    rows -> batches -> function -> columns of one schema
+working    the function and a unit in a worker
+job    all of it as a job of the engine: planned, resumable, in a memory budget
+cache    tables for which no folder was named
+text_encoder    `milldam.TextEncoder`, for use inside a function
 
 What it makes is a `milldam.stores.table.Table`.
 """

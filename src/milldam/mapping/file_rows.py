@@ -38,7 +38,7 @@ from milldam.sources.data_sets import Resolved, resolve_data_set
 from milldam.sources.plain_text import boundary_of
 from milldam.sources.reading import TABLES, FileReader, can_cut, columns_of, rows_between, seen_format, slice_file
 from milldam.sources.records import LINE, Boundary
-from milldam.sources.rows import Room, Rows
+from milldam.sources.rows import Rows
 from milldam.sources.tables import open_schema
 from milldam.sources.units import InputFile, Slice, by_bytes, gather, list_inputs, whole
 from milldam.stores.table.manifest import TableManifest
@@ -220,11 +220,9 @@ class FileUnits:
 
     files: FileReader
 
-    def read(
-        self, unit: RowUnit, on_reject: OnReject, places: Places | None = None, room: Room | None = None
-    ) -> Iterator[Rows]:
+    def read(self, unit: RowUnit, on_reject: OnReject, places: Places | None = None) -> Iterator[Rows]:
         places = places if places is not None else Places()
-        rows = self.files.rows(_slices_of(unit), on_reject, places, room)
+        rows = self.files.rows(_slices_of(unit), on_reject, places, None)
         chosen = unit.place.get("rows")
         places.before = 0 if chosen is None else chosen[0]
         return rows if chosen is None else rows_between(rows, *chosen)
@@ -259,8 +257,8 @@ def require_unchanged(unit: RowUnit) -> None:
 class FilePlan:
     """Units of files, cut from the names, sizes and versions of the files, and the bytes of large ones, alone."""
 
-    def __init__(self, paths: Sequence[str], settings: MapSettings, spool: Path, room: Room | None = None) -> None:
-        self._settings, self.spool_folder, self._room, self.left_out = settings, spool, room, ""
+    def __init__(self, paths: Sequence[str], settings: MapSettings, spool: Path) -> None:
+        self._settings, self.spool_folder, self.left_out = settings, spool, ""
         self._listed: list[Path | Resolved] = [_look_up(path, settings) for path in paths]
         """Folders of tables of ours, and paths with the format that they are said to have."""
         found = [one for one in self._listed if isinstance(one, Resolved)]
@@ -427,5 +425,5 @@ class FilePlan:
 
     def _count(self, number: int, unit: RowUnit) -> int:
         if number == len(self._counted):
-            self._counted.append(self._files.count(_slices_of(unit), self._room))
+            self._counted.append(self._files.count(_slices_of(unit)))
         return self._counted[number]

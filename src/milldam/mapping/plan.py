@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from milldam.files import hash_bytes
 from milldam.sources.batch import OnReject, Places, TextRules
-from milldam.sources.rows import Room, Rows
+from milldam.sources.rows import Rows
 from milldam.sources.units import InputFile
 
 if TYPE_CHECKING:
@@ -64,13 +64,10 @@ class RowUnit:
 class RowReader(Protocol):
     """Reads units in any process; it pickles, by path where that can be."""
 
-    def read(
-        self, unit: RowUnit, on_reject: OnReject, places: Places | None = None, room: Room | None = None
-    ) -> Iterator[Rows]:
+    def read(self, unit: RowUnit, on_reject: OnReject, places: Places | None = None) -> Iterator[Rows]:
         """The rows of a unit, a few megabytes at a time (a larger row alone); the same ones each time.
 
-        `places` is told which file they come from, where they come from files; `room` is asked before a large row is
-        held.
+        `places` is told which file they come from, where they come from files.
         """
         ...
 

@@ -39,7 +39,7 @@ from milldam.mapping.spooling import SpooledPlan, Stream
 from milldam.sources.arrays import BATCH_BYTES
 from milldam.sources.batch import OnReject, Places, require_columns
 from milldam.sources.data_sets import ALL, choose_splits, parse_split, split_names
-from milldam.sources.rows import Room, Rows, cut_by_size
+from milldam.sources.rows import Rows, cut_by_size
 from milldam.sources.units import InputFile
 
 LARGEST_IN_MEMORY = 16 << 20
@@ -54,9 +54,7 @@ class DataSetReader:
     indices: str | None
     """A file of row numbers; None: the rows in their order."""
 
-    def read(
-        self, unit: RowUnit, on_reject: OnReject, places: Places | None = None, room: Room | None = None
-    ) -> Iterator[Rows]:
+    def read(self, unit: RowUnit, on_reject: OnReject, places: Places | None = None) -> Iterator[Rows]:
         start, stop = unit.place["range"]
         if self.indices is None:
             batches = iter(self.table.fast_slice(start, stop - start).to_batches())
@@ -161,9 +159,8 @@ _KINDS = "paths, a datasets.Dataset or IterableDataset, a pa.Table, a list of di
 _NO_KEY = "Give source_key a name for its content, and change that when the content changes"
 
 
-def plan_source(settings: MapSettings, spool: Path, room: Room | None = None) -> SourcePlan:
-    """Look the source up. `spool`: a folder of the run, for what can be read only once, and what is worth keeping;
-    `room`: for rows that are read before the work begins.
+def plan_source(settings: MapSettings, spool: Path) -> SourcePlan:
+    """Look the source up. `spool`: a folder of the run, for what can be read only once, and what is worth keeping.
 
     Raises ConfigError or InputError for what is no source, or can't be read as one.
     """
@@ -171,7 +168,7 @@ def plan_source(settings: MapSettings, spool: Path, room: Room | None = None) ->
         raise ConfigError("columns is empty. Name at least one, or leave it out to read all.")
     source, paths = settings.source, _paths(settings.source)
     if paths is not None:
-        return FilePlan(paths, settings, spool, room)
+        return FilePlan(paths, settings, spool)
     if type(source).__module__.split(".")[0] == "datasets":
         return _plan_data_set(source, settings, spool)
     if settings.split is not None or settings.subset is not None:

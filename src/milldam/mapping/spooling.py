@@ -26,7 +26,7 @@ from milldam.mapping.file_rows import Piece, gather_evenly
 from milldam.mapping.plan import RowUnit, hash_json
 from milldam.mapping.settings import MapSettings
 from milldam.sources.batch import OnReject, Places, require_columns
-from milldam.sources.rows import Room, Rows, byte_size, cut_by_size, from_records, row_count, value_size
+from milldam.sources.rows import Rows, byte_size, cut_by_size, from_records, row_count, value_size
 from milldam.sources.units import InputFile, Slice
 
 FRAME_BYTES, FRAME_ROWS = 1 << 20, 4096
@@ -146,9 +146,7 @@ class SpoolReader:
     folder: str
     columns: tuple[str, ...] | None
 
-    def read(
-        self, unit: RowUnit, on_reject: OnReject, places: Places | None = None, room: Room | None = None
-    ) -> Iterator[Rows]:
+    def read(self, unit: RowUnit, on_reject: OnReject, places: Places | None = None) -> Iterator[Rows]:
         for fields in unit.place["slices"]:
             slice = Slice(*fields)
             with pa.memory_map(str(Path(self.folder) / slice.path)) as source:

@@ -225,7 +225,7 @@ class _Shard(TypedDict):
 
 
 class _Unit(TypedDict):
-    shard: _Shard | None
+    shards: list[_Shard]
 
 
 class _Units(TypedDict):
@@ -237,7 +237,7 @@ class _Units(TypedDict):
 def _shards(table: Path) -> Iterator[str]:
     path = table / TABLE.manifest
     units = checked(_Units, TABLE.value(Folder(table)), path)["units"]
-    for name in (unit["shard"]["name"] for unit in units if unit["shard"] is not None):
+    for name in (shard["name"] for unit in units for shard in unit["shards"]):
         if not stays_in_folder(name):
             raise InputError(f'{path}: the shard name "{name}" leaves the folder; refused.')
         if not (table / name).is_file():

@@ -96,12 +96,12 @@ def test_a_template_without_tags_gives_the_same_or_refuses_by_name(
 ) -> None:
     """Where its text is the same. Nothing differs in silence."""
     done = _make_golden(shared_data, tmp_path / "out", family, code=None)
-    refused = {one["line"] - 1: one["reason"] for one in set_aside(tmp_path / "out")}
-    assert set(refused.values()) <= {"template_refused", "mask_not_proven"}
     wanted = _golden(shared_data, family)
     if done.returncode:
-        assert len(refused) == len(wanted)
+        assert "template_refused" in done.stderr or "mask_not_proven" in done.stderr
         return
+    refused = {one["line"] - 1: one["reason"] for one in set_aside(tmp_path / "out")}
+    assert set(refused.values()) <= {"template_refused", "mask_not_proven"}
     kept = [one for one in wanted if one["row"] not in refused]
     made = _hashed(tmp_path / "out")
     assert len(made) == len(kept)

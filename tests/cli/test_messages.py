@@ -12,7 +12,7 @@ from tests.kit.chat_stores import Chat, chat_store
 from tests.kit.jobs import MILLDAM, TOKENIZER, invoke, run_here, run_milldam
 
 import milldam
-from milldam.errors import ConfigError, InputError, ResourceError
+from milldam.errors import ConfigError, InputError
 
 
 @pytest.fixture
@@ -95,19 +95,6 @@ def test_memory_tokens_are_not_added_to_a_path() -> None:
 
     with pytest.raises(ConfigError, match=r"tokenizer\.json is a path\. The tokens are added to a tokenizer in memory"):
         configure_memory_tokens(TOKENIZER, 16)
-
-
-def test_a_batch_of_one_row_is_not_to_be_made_smaller(text: Path, tmp_path: Path) -> None:
-    """A smaller batch is advice only where there is one."""
-
-    def grow(rows: dict[str, list[str]]) -> dict[str, list[int]]:
-        held = [0] * 30_000_000
-        return {"n": [len(held)] * len(rows["text"])}
-
-    for batch_size, advised in ((1, False), (2, True)):
-        with pytest.raises(ResourceError) as caught:
-            milldam.map(text, grow, tmp_path / "out", batch_size=batch_size, memory="150MB", workers=2)
-        assert ("smaller" in str(caught.value)) == advised
 
 
 def test_an_export_says_that_a_conversation_is_too_long(tmp_path: Path) -> None:

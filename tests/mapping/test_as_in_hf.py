@@ -60,6 +60,7 @@ def test_a_table_takes_the_place_of_all_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize("streamed", [False, True])
 def test_features_of_untouched_columns_survive(tmp_path: Path, streamed: bool) -> None:
     """Through the table, a table of that table, and back to HF."""
+    pytest.importorskip("PIL")
     features = datasets.Features(
         text=datasets.Value("string"),
         label=datasets.ClassLabel(names=["bad", "good"]),

@@ -389,7 +389,7 @@ def test_two_runs_at_the_same_time_share_an_index(tmp_path: Path) -> None:
 def test_an_index_that_is_damaged_is_told(tmp_path: Path) -> None:
     """Which file, and what to do."""
     indexed(tmp_path, "a", ["one"])
-    (hashes,) = (tmp_path / "seen").glob("*.parquet")
+    (hashes,) = (tmp_path / "seen").glob("*.hashes")
     hashes.write_bytes(hashes.read_bytes()[:-1])
     with pytest.raises(milldam.MilldamError, match=r"dedup-index .* --remove"):
         indexed(tmp_path, "b", ["two"])

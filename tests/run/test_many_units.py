@@ -182,10 +182,12 @@ def _texts() -> st.SearchStrategy[str]:
     return st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=8)
 
 
+_hashes = st.text("0123456789abcdef", min_size=1, max_size=16)
 _files = st.fixed_dictionaries(
-    {"bytes": st.integers(0, 2**50), "xxh3": _texts()}, optional={"more": st.lists(_texts(), max_size=2)}
+    {"bytes": st.integers(0, 2**50), "xxh3": _hashes},
+    optional={"more": st.lists(_texts(), max_size=2)},
 )
-_names = _texts().filter(lambda name: not set(name) & {"/", "\\"} and not name.startswith("."))
+_names = _texts().filter(lambda name: not set(name) & {"/", "\\", "\0"} and not name.startswith("."))
 _shards = st.builds(
     Shard,
     name=_names,

@@ -196,7 +196,7 @@ def test_verify_finds_what_is_wrong_with_a_shard(table: Table) -> None:
 
 def test_verify_compares_rows_and_columns(table: Table) -> None:
     """A manifest that was edited."""
-    edit_manifest(table.path, lambda value: value["units"][0]["shard"].update(rows=19))
+    edit_manifest(table.path, lambda value: value["units"][0]["shards"][0].update(rows=19))
     totals, rows = verify(table.path)
     assert "totals are not the sums" in totals and "20 rows where the manifest says 19" in rows
     schema = {"columns": {"a": "int8"}, "ipc": TableSchema.of(pa.schema([("a", pa.int8())])).ipc}
@@ -210,8 +210,11 @@ def test_verify_compares_rows_and_columns(table: Table) -> None:
         (lambda value: value | {"format": "other"}, "not the manifest of a table"),
         (lambda value: value | {"format_version": 9}, "format_version is 9"),
         (lambda value: value | {"units": 5}, "units is 5, where a list"),
-        (lambda value: (value["units"][0]["shard"].update(name="../x"), value)[1], "leaves the folder"),
-        (lambda value: (value["units"][0]["shard"].update(rows=-1), value)[1], r"units\[0\].shard.rows is -1"),
+        (lambda value: (value["units"][0]["shards"][0].update(name="../x"), value)[1], "leaves the folder"),
+        (
+            lambda value: (value["units"][0]["shards"][0].update(rows=-1), value)[1],
+            "rows is -1",
+        ),
     ],
 )
 def test_a_damaged_manifest_is_refused(table: Table, damage: Any, told: str) -> None:

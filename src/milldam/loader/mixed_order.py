@@ -135,7 +135,7 @@ class Schedule:
         """How many samples an epoch has behind so many of each source, when an epoch of each has so many.
 
         >>> Schedule(shares_of([1, 1])).epoch_end(np.array([0, 0]), np.array([2048, 4096]), "all_exhausted")
-        8192
+        8191
         """
         if isinstance(stop, int):
             return stop

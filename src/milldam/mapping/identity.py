@@ -94,8 +94,8 @@ def identify(
     identity.
 
     >>> limit = 10
-    >>> identify(lambda text: text[:limit]).parts.keys()
-    dict_keys(['code', 'global limit', 'Python'])
+    >>> sorted(identify(lambda text: text[:limit]).parts)
+    ['Python', 'code', 'global limit']
     """
     if not callable(function):
         what = "Give a function, a method or a callable object."

@@ -29,7 +29,6 @@ from tests.kit.hub_server import READER, STRANGER, WRITER, HubServer, hub_server
 from tests.kit.jobs import run_here, write_lines
 from tests.kit.quick import first_quick
 from tests.kit.token_stores import shard_file, write_store
-from tests.stores.test_features import small_store
 
 import milldam
 from milldam.cli.moving import push as push_command
@@ -46,7 +45,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 
 REPO = "anna/corpus"
 MANIFEST = "milldam.json"
-CARD, MARK, INCOMING = "README.md", ".milldam-push.json", ".milldam-pull"
+CARD, INCOMING = "README.md", ".milldam-pull"
 BESIDE = {"notes.txt", ".hidden", ".milldam-pull.json"}
 
 
@@ -93,20 +92,11 @@ def table_store(folder: Path) -> Path:
     return folder
 
 
-def feature_store(folder: Path) -> Path:
-    small_store(folder)
-    return folder
-
-
 def tokens(folder: Path) -> Path:
     return token_store(folder, [[5, 6], [7], [80_000]], ["train", "train", "val"])
 
 
-MAKERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Iterator[str]]]] = {
-    "tokens": (tokens, verify_store),
-    "features": (feature_store, verify_store),
-    "table": (table_store, verify_store),
-}
+MAKERS: dict[str, Callable[[Path], Path]] = {"tokens": tokens, "table": table_store}
 
 
 def stored(folder: Path) -> dict[str, bytes]:
@@ -131,31 +121,29 @@ def without_card(contents: dict[str, bytes]) -> dict[str, bytes]:
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_store_goes_there_and_comes_back_byte_by_byte(hub: HubServer, tmp_path: Path, kind: str) -> None:
     """Of every kind: the repository has the store and a card, nothing else; what is pulled is whole and opens."""
-    make, verify = MAKERS[kind]
     hub.page_size = 3
-    folder = make(tmp_path / "made")
+    folder = MAKERS[kind](tmp_path / "made")
     summary = push(folder, REPO)
     assert summary.facts["private"] and summary.facts["kind"] == kind and summary.counts["sent"] == len(stored(folder))
     assert without_card(hub.contents(REPO)) == stored(folder)
     opened = pull(REPO, tmp_path / "back")
     assert stored(tmp_path / "back") == stored(folder)
-    assert list(verify(tmp_path / "back")) == []
+    assert list(verify_store(tmp_path / "back")) == []
     assert len(opened) > 0 and not (tmp_path / "back" / ".cache").exists()
     assert push(folder, REPO).up_to_date
     assert pulled(REPO, tmp_path / "back")["up_to_date"]
 
 
 def test_the_manifest_is_in_the_last_commit(hub: HubServer, tmp_path: Path) -> None:
-    """Before it there is none, so that half a push is no store; afterwards the mark is gone."""
+    """Before it there is none, so that half a push is no store."""
     folder = tokens(tmp_path / "made")
     push(folder, REPO, message="First")
     repo = hub.repos[REPO]
     assert repo.messages[1:] == ["First", "First"]
     _, half, whole = repo.commits.values()
-    assert MANIFEST not in half and MARK in half and shard_file(folder, 2, "bin").name in half
-    assert MANIFEST in whole and MARK not in whole
+    assert MANIFEST not in half and shard_file(folder, 2, "bin").name in half and MANIFEST in whole
     repo.branches["half"] = list(repo.commits)[1]
-    with pytest.raises(StoreError, match="not finished"):
+    with pytest.raises(StoreError, match="not a store"):
         pull(REPO, tmp_path / "half", revision="half")
     assert not (tmp_path / "half").exists()
 
@@ -173,9 +161,9 @@ def test_one_split_is_pulled_as_a_store_of_its_own(hub: HubServer, tmp_path: Pat
         pull(REPO, tmp_path / "val", split="train")
     with pytest.raises(ConfigError, match=r'no split "vla".*Did you mean "val"'):
         pull(REPO, tmp_path / "vla", split="vla")
-    push(feature_store(tmp_path / "qa"), "anna/qa")
+    push(table_store(tmp_path / "table"), "anna/table")
     with pytest.raises(ConfigError, match="no splits"):
-        pull("anna/qa", tmp_path / "qa2", split="train")
+        pull("anna/table", tmp_path / "table2", split="train")
 
 
 def test_a_branch_is_made_and_pulled_from(hub: HubServer, tmp_path: Path) -> None:
@@ -262,8 +250,8 @@ def test_a_push_killed_anywhere_goes_on(hub: HubServer, tmp_path: Path) -> None:
     assert hub.contents(REPO) == {}
     hub.requests.clear()
     kill_at(hub, "POST .*/commit/", "push", folder, REPO, after=1)
-    assert hub.count("PUT /lfs/put/") <= 4 and MARK in hub.contents(REPO)
-    assert set(hub.contents(REPO)) - {MARK} == set(stored(folder)) - {MANIFEST}
+    assert hub.count("PUT /lfs/put/") <= 4
+    assert set(hub.contents(REPO)) == set(stored(folder)) - {MANIFEST, "tokenizer.json"}
     hub.requests.clear()
     push(folder, REPO)
     assert hub.count("PUT /lfs") == 0 and without_card(hub.contents(REPO)) == stored(folder)
@@ -395,7 +383,7 @@ def test_what_half_a_push_left_is_removed_by_another(hub: HubServer, tmp_path: P
     with pytest.raises(InputError, match="403"):
         push(tokens(tmp_path / "old"), REPO)
     hub.mishaps.clear()
-    assert len(hub.contents(REPO)) == 8 and MANIFEST not in hub.contents(REPO)
+    assert len(hub.contents(REPO)) == 6 and MANIFEST not in hub.contents(REPO)
     new = token_store(tmp_path / "new", [[1]])
     push(new, REPO)
     assert without_card(hub.contents(REPO)) == stored(new)

@@ -1,7 +1,7 @@
 """The Hugging Face Hub: a store as a dataset repository, and back.
 
     contents    which files make a store, from its manifest alone
-    client      calls of huggingface_hub: errors in our words, tried again; the token is in none of them
+    client      calls of huggingface_hub: errors in our words; the token is in none of them
     card        the dataset card, of which one marked section is ours
     pushing     a folder -> a repository, the manifest in the last commit
     pulling     a repository -> a folder, every file checked, the manifest last

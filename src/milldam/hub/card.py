@@ -48,8 +48,6 @@ def _describe(contents: Contents, repo: str, data: Any) -> None:
     data.pretty_name = data.pretty_name or repo.split("/")[1]
     data.tags = list(dict.fromkeys([*(data.get("tags") or ()), "milldam", tag]))
     data.size_categories = [size_category(getattr(manifest, rows))]
-    if kind is FEATURES:
-        data.task_categories = data.task_categories or ["question-answering"]
     if kind is TABLE:
         names = [file.name for file in contents.files]
         paths = names if 0 < len(names) <= _LISTED_SHARDS else "rows-*.arrow"
@@ -74,84 +72,24 @@ def size_category(rows: int) -> str:
 def _body(contents: Contents, repo: str) -> str:
     import jinja2
 
-    manifest, kind = contents.manifest, contents.kind
-    facts, left_out, splits = _FACTS[kind.name](manifest)
-    sizes = [file.bytes for file in contents.files if file.bytes is not None]
-    facts.append(("files", f"{len(sizes):,}, {format_size(sum(sizes))} in all"))
-    # The input by number, size and fingerprint alone: where it lay is the maker's business.
-    read = getattr(manifest, "input", None) or {}
-    if isinstance(read.get("files"), int) and isinstance(read.get("bytes"), int):
-        facts.append(("input", f"{read['files']:,} files, {format_size(read['bytes'])}"))
-    if read.get("fingerprint"):
-        facts.append(("fingerprint of the input", f"`{read['fingerprint']}`"))
-    facts.append(("fingerprint of the store", f"`{manifest.fingerprint}`"))
-    settings = json.dumps(without_paths(manifest.settings), indent=1, ensure_ascii=False) if manifest.settings else ""
+    manifest, settings = contents.manifest, without_paths(contents.manifest.settings)
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters["cell"] = lambda text: " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
+    environment.filters |= {
+        "cell": lambda text: " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;"),
+        "n": lambda number: f"{number:,}",
+        "size": format_size,
+        "without_paths": without_paths,
+    }
     template = environment.from_string((Path(__file__).parent / "card.md.jinja").read_text(encoding="utf-8"))
     return template.render(
-        kind=kind,
+        kind=contents.kind.name,
+        phrase=contents.kind.phrase,
         manifest=manifest,
         repo=repo,
         name=repo.split("/")[1],
-        first=manifest.shards[0].name if kind is TOKENS and manifest.shards else "train",
-        facts=facts,
-        splits=splits,
-        left_out=[(reason, f"{count:,}") for reason, count in left_out],
-        settings=settings.replace("```", "` ` `"),
+        sizes=[file.bytes for file in contents.files if file.bytes is not None],
+        settings=json.dumps(settings, indent=1, ensure_ascii=False).replace("```", "` ` `") if settings else "",
     ).rstrip()
-
-
-_Rows = list[tuple[str, ...]]
-_Facts = tuple[_Rows, list[tuple[str, int]], _Rows]
-"""Figures, what was left out by reason, and a row for each split."""
-
-
-def _facts_of_tokens(manifest: Any) -> _Facts:
-    facts: _Rows = [
-        ("documents", f"{manifest.documents:,}"),
-        ("tokens", f"{manifest.tokens:,}"),
-        ("text", format_size(manifest.text_bytes)),
-        ("dtype", manifest.dtype),
-        ("vocabulary", f"{manifest.vocab_size:,}"),
-        ("tokenizer", _tokenizer_name(manifest)),
-        ("encoded by", manifest.encoder),
-    ]
-    splits: _Rows = []
-    for split in manifest.splits:
-        shards = [shard for shard in manifest.shards if shard.split == split]
-        documents, tokens = sum(shard.documents for shard in shards), sum(shard.tokens for shard in shards)
-        size = format_size(sum(shard.bin["bytes"] for shard in shards))
-        splits.append((split, f"{documents:,}", f"{tokens:,}", f"{len(shards):,}", size))
-    return facts, [*manifest.tally.rejected.items(), *manifest.tally.reasons.items()], splits
-
-
-def _facts_of_features(manifest: Any) -> _Facts:
-    facts: _Rows = [
-        ("examples", f"{manifest.examples:,}"),
-        ("windows", f"{manifest.windows:,}"),
-        ("tokens of a window", f"{manifest.form.max_seq_length:,}"),
-        ("dtype", manifest.form.token_dtype),
-        ("tokenizer", _tokenizer_name(manifest)),
-    ]
-    return facts, list(manifest.counts.get("dropped", {}).items()), []
-
-
-def _facts_of_table(manifest: Any) -> _Facts:
-    columns = ", ".join(f"{name} ({type})" for name, type in manifest.schema.columns.items())
-    return (
-        [("rows", f"{manifest.rows:,}"), ("columns", columns)],
-        list(manifest.counts.get("rejected", {}).items()),
-        [],
-    )
-
-
-_FACTS = {"tokens": _facts_of_tokens, "features": _facts_of_features, "table": _facts_of_table}
-
-
-def _tokenizer_name(manifest: Any) -> str:
-    name = manifest.tokenizer.get("name")
-    return "none" if name is None else str(without_paths(str(name)))
 
 
 def without_paths(value: Any) -> Any:

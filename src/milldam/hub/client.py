@@ -29,6 +29,7 @@ _ADVICE = {
     412: "Someone else is changing this repository. Run the same command again; it resumes from there.",
     429: "Too many requests. Wait some minutes and run the same command again; it resumes from there.",
 }
+_LATER = "Run the same command again later; it resumes from there."
 
 
 def repo_name(repo: str) -> str:
@@ -97,21 +98,18 @@ def _explain(head: str, error: BaseException | None) -> MilldamError:
         error = error.__cause__ or error.__context__
     if any(isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT) for one in chain):
         return ResourceError(f"{head}: the disk is full.\nFree some space and run the same command again.")
-    if type(chain[0]).__name__ == "OfflineModeIsEnabled":
-        return ConfigError(f"{head}: HF_HUB_OFFLINE is set, so the Hub is not asked. Unset it.")
-    answers = ((one, getattr(getattr(one, "response", None), "status_code", None)) for one in chain)
-    answer, status = next(((one, code) for one, code in answers if isinstance(code, int)), (None, 0))
-    if answer is not None:
-        reason = _line(getattr(answer, "server_message", None) or str(answer))
-        advice = _ADVICE.get(status, "Run the same command again later; it resumes from there.")
-        return InputError(f"{head}: it answers {status}: {reason}\n{advice}")
+    for one in chain:
+        status = getattr(getattr(one, "response", None), "status_code", None)
+        if isinstance(status, int):
+            reason = _line(getattr(one, "server_message", None) or str(one))
+            return InputError(f"{head}: it answers {status}: {reason}\n{_ADVICE.get(status, _LATER)}")
     # What is wrapped says more than what wraps it.
     reason = _line(": ".join(dict.fromkeys(str(one) or type(one).__name__ for one in chain[:3])))
     packages = {type(one).__module__.split(".")[0] for one in chain}
     if packages & set(_NETWORK) or any(isinstance(one, ConnectionError | TimeoutError) for one in chain):
         return InputError(
-            f"{head}: the Hub does not answer ({reason}).\nCheck the network (and HF_ENDPOINT, if it is set) and run "
-            "the same command again; it resumes from there."
+            f"{head}: the Hub does not answer ({reason}).\nCheck the network (and HF_ENDPOINT, HF_HUB_OFFLINE, if they "
+            "are set) and run the same command again; it resumes from there."
         )
     return InputError(f"{head}: huggingface_hub says: {reason}")
 

@@ -22,7 +22,7 @@ class StoredFile:
     name: str
     xxh3: str
     bytes: int | None
-    """None where the manifest does not say: the tokenizer."""
+    """None where the manifest does not say: the tokenizer, the only file that is not named after its bytes."""
 
     def wrong_size(self, folder: Path) -> str | None:
         """Why the file in a folder can't be this one, without reading it."""
@@ -42,7 +42,7 @@ class StoredFile:
 class Contents:
     kind: Kind
     manifest: Any
-    """Manifest, FeatureManifest or TableManifest."""
+    """That of the kind."""
     manifest_bytes: bytes
     files: tuple[StoredFile, ...]
     """All but the manifest, in its order."""
@@ -50,10 +50,6 @@ class Contents:
     @property
     def names(self) -> set[str]:
         return {file.name for file in self.files} | {self.kind.manifest}
-
-    @property
-    def bytes(self) -> int:
-        return sum(file.bytes or 0 for file in self.files)
 
 
 def kind_among(names: set[str], where: str) -> Kind:
@@ -66,15 +62,14 @@ def kind_among(names: set[str], where: str) -> Kind:
     raise StoreError(f"{where}: not a store (none of {', '.join(kind.manifest for kind in KINDS)} in it).")
 
 
-def read_contents(folder: Path, kind: Kind | None = None) -> Contents:
+def read_contents(folder: Path) -> Contents:
     """What the manifest in a folder names. The files themselves are not looked at."""
     if not folder.is_dir():
         raise StoreError(f"{folder}: no such folder.")
-    if kind is None:
-        names = {one.manifest for one in KINDS if (folder / one.manifest).is_file()}
-        if not names and (folder / "run" / "plan.json").exists():
-            raise StoreError(f"{folder}: unfinished: a run was interrupted here. Finish it first.")
-        kind = kind_among(names, str(folder))
+    names = {path.name for path in folder.iterdir() if path.is_file()}
+    if not names & {kind.manifest for kind in KINDS} and (folder / "run" / "plan.json").exists():
+        raise StoreError(f"{folder}: unfinished: a run was interrupted here. Finish it first.")
+    kind = kind_among(names, str(folder))
     manifest = kind.read_manifest(Folder(folder))
     tokenizer = getattr(manifest, "tokenizer", {}).get("xxh3")
     files = [StoredFile("tokenizer.json", tokenizer, None)] if tokenizer else []
@@ -94,7 +89,7 @@ def parse_contents(data: bytes, kind: Kind, where: str) -> Contents:
     with tempfile.TemporaryDirectory(prefix="milldam-hub-") as folder:
         (Path(folder) / kind.manifest).write_bytes(data)
         try:
-            return read_contents(Path(folder), kind)
+            return read_contents(Path(folder))
         except StoreError as error:
             raise StoreError(str(error).replace(folder, where)) from None
 
@@ -109,4 +104,4 @@ def select_split(contents: Contents, split: str, where: str) -> Contents:
     shards = tuple(shard for shard in contents.manifest.shards if shard.split == split)
     with tempfile.TemporaryDirectory() as folder:
         dataclasses.replace(contents.manifest, shards=shards).write(Path(folder))
-        return read_contents(Path(folder), TOKENS)
+        return read_contents(Path(folder))

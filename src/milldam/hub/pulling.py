@@ -1,7 +1,7 @@
 """`milldam pull`: a repository -> a folder, every file compared with the manifest, which is written last.
 
     OUT/.milldam-pull/          what is being fetched, until the pull is done
-    OUT/.milldam-pull.json      where the store comes from, and which files are ours
+    OUT/.milldam-pull.json      where the store comes from, and the hashes of the manifests that came from there
 
 `snapshot_download` fetches what is not here yet; size and xxh3 are compared with the manifest, the files synced and
 given their names, and the manifest comes last: until then a store that was here stays whole, also for those who read
@@ -33,9 +33,8 @@ from milldam.files import (
 )
 from milldam.hub.client import explained, files_at, hub_api, read_file, repo_name
 from milldam.hub.contents import Contents, StoredFile, kind_among, parse_contents, select_split
-from milldam.hub.pushing import MARK
 from milldam.run.summary import Summary
-from milldam.stores.kinds import KINDS, live_files, replacing, store_kind
+from milldam.stores.kinds import live_files, replacing, store_kind
 
 _STREAMS = 4
 """Files that are fetched at a time."""
@@ -63,58 +62,42 @@ def pull_store(
 ) -> PullSummary:
     """Pull a store, or what is left of it; `out`: by default a folder of the repository's name, here."""
     repo = repo_name(repo)
-    folder = out or Path(repo.split("/")[1])
-    refuse_address(folder)
-    api, source = hub_api(), {"repo": repo, "revision": revision, "split": split}
+    out = out or Path(repo.split("/")[1])
+    refuse_address(out)
+    api = hub_api()
+    fetched: dict[str, int] = {}
+    stale: list[str] = []
     with explained(f"pull {repo}", progress=progress):
-        return _pull(api, repo, folder, source)
-
-
-def _pull(api: Any, repo: str, out: Path, source: dict[str, str | None]) -> PullSummary:
-    commit = api.repo_info(repo, repo_type="dataset", revision=source["revision"]).sha
-    contents = _contents_at(api, repo, commit, source["split"])
-    earlier = _pulled_before(out, contents, source)
-    manifest, incoming = out / contents.kind.manifest, out / _INCOMING
-    is_new = not manifest.exists() or manifest.read_bytes() != contents.manifest_bytes
-    if not is_new and not incoming.exists() and not any(file.wrong_size(out) for file in contents.files):
-        return _summary(repo, commit, contents, out, fetched=[], removed=0)
-    with explain_os_errors(manifest):
-        incoming.mkdir(parents=True, exist_ok=True)
-    with _alone(out):
-        before = set(earlier.get("files", ()))
-        known = {hash_bytes(contents.manifest_bytes), *earlier.get("manifests", ())}
-        record = source | {"files": sorted(before | contents.names), "manifests": sorted(known)}
-        with explain_os_errors(manifest):
-            write_sealed(out / _RECORD, record)
-        fetched = [
-            (file.name, (incoming / file.name).stat().st_size) for file in _fetch(api, repo, commit, contents, out)
-        ]
-        with explain_os_errors(manifest):
-            remove_temporaries(out)
-            for path in incoming.iterdir():
-                if path.name in contents.names:
-                    path.rename(out / path.name)
-            sync_folder(out)
-            if is_new:
-                with replacing(manifest):
-                    write_file(manifest, contents.manifest_bytes)
-                fetched.append((manifest.name, len(contents.manifest_bytes)))
-            # What someone still reads goes with a later pull.
-            read = set(live_files(out, contents.kind)) & before
-            stale = [name for name in before - contents.names - read if (out / name).exists()]
-            for name in stale:
-                (out / name).unlink()
-            record = source | {"files": sorted(contents.names | read), "commit": commit}
-            write_sealed(out / _RECORD, record | {"manifests": [hash_bytes(contents.manifest_bytes)]})
-            shutil.rmtree(incoming, ignore_errors=True)
-    return _summary(repo, commit, contents, out, fetched, len(stale))
+        commit = api.repo_info(repo, repo_type="dataset", revision=revision).sha
+        contents = _contents_at(api, repo, commit, split)
+        record = _claim(out, contents, {"repo": repo, "revision": revision, "split": split})
+        manifest, incoming = out / contents.kind.manifest, out / _INCOMING
+        is_new = not manifest.exists() or manifest.read_bytes() != contents.manifest_bytes
+        if is_new or incoming.exists() or any(file.wrong_size(out) for file in contents.files):
+            with explain_os_errors(manifest):
+                incoming.mkdir(parents=True, exist_ok=True)
+            with _alone(out):
+                with explain_os_errors(manifest):
+                    write_sealed(out / _RECORD, record)
+                fetched = _fetch(api, repo, commit, contents, out)
+                with explain_os_errors(manifest):
+                    stale = _put_in_place(out, contents, record, is_new=is_new)
+                fetched |= {manifest.name: len(contents.manifest_bytes)} if is_new else {}
+    files = len(contents.names)
+    counts = {"files": files, "fetched": len(fetched), "kept": files - len(fetched), "removed": len(stale)}
+    return Summary(
+        job="pull",
+        out=str(out),
+        up_to_date=not fetched and not stale,
+        facts={"repo": repo, "commit": commit, "kind": contents.kind.name},
+        counts=counts | {"fetched_bytes": sum(fetched.values())},
+        output_bytes=sum(file.bytes or 0 for file in contents.files),
+    )
 
 
 def _contents_at(api: Any, repo: str, commit: str, split: str | None) -> Contents:
     """What the manifest there names; every file must be in the repository, of its size."""
     there = files_at(api, repo, commit)
-    if MARK in there and not any(kind.manifest in there for kind in KINDS):
-        raise StoreError(f"{repo}: a push to it is not finished. Run that `milldam push` again, then pull.")
     kind = kind_among(set(there), repo)
     contents = parse_contents(read_file(api, repo, commit, kind.manifest), kind, repo)
     for file in contents.files:
@@ -125,32 +108,33 @@ def _contents_at(api: Any, repo: str, commit: str, split: str | None) -> Content
     return contents if split is None else select_split(contents, split, repo)
 
 
-def _pulled_before(out: Path, contents: Contents, source: dict[str, str | None]) -> dict[str, Any]:
-    """What is written down of an earlier pull. Nothing is replaced but what was pulled from the same."""
+def _claim(out: Path, contents: Contents, source: dict[str, str | None]) -> dict[str, Any]:
+    """What is to be written down of this pull. Nothing is replaced but what was pulled from the same."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out}: a file, not a folder. Choose another place.")
-    pulled = read_sealed(out / _RECORD) or {}
-    held = store_kind(out)
-    if held is None:
-        others = sorted({path.name for path in out.iterdir()} - {_INCOMING}) if out.exists() else []
-        if others and not pulled:
+    pulled, held = read_sealed(out / _RECORD) or {}, store_kind(out)
+    before: dict[str, list[str]] = {"files": pulled.get("files", []), "manifests": pulled.get("manifests", [])}
+    manifest = b"" if held is None else (out / held.manifest).read_bytes()
+    if held is None and not pulled and out.exists():
+        others = sorted({path.name for path in out.iterdir()} - {_INCOMING})
+        if others:
             raise ConfigError(f"{out} holds something else ({others[0]}). Choose another folder.")
-    else:
-        manifest = (out / held.manifest).read_bytes()
-        if manifest == contents.manifest_bytes:
-            return pulled
+    elif manifest and manifest != contents.manifest_bytes and hash_bytes(manifest) not in before["manifests"]:
         # Another manifest than the one that was pulled: since then, a store was made here.
-        if held is not contents.kind or hash_bytes(manifest) not in pulled.get("manifests", ()):
-            raise MismatchError(f"{out} holds another store, which is not replaced. Choose another folder.")
-    if pulled and any(pulled.get(name) != value for name, value in source.items()):
+        raise MismatchError(f"{out} holds another store, which is not replaced. Choose another folder.")
+    is_same = manifest == contents.manifest_bytes
+    if pulled and not is_same and any(pulled.get(name) != value for name, value in source.items()):
         more = [f"{name} {pulled[name]}" for name in ("revision", "split") if pulled.get(name)]
         origin = ", ".join([str(pulled.get("repo")), *more])
         raise MismatchError(f"{out} holds what was pulled from {origin}, which is not replaced. Choose another folder.")
-    return pulled
+    return source | {
+        "files": sorted(contents.names | set(before["files"])),
+        "manifests": sorted({hash_bytes(contents.manifest_bytes), *before["manifests"]}),
+    }
 
 
-def _fetch(api: Any, repo: str, commit: str, contents: Contents, out: Path) -> list[StoredFile]:
-    """Have every file here, in the folder or among what comes in; those that were fetched, compared and synced."""
+def _fetch(api: Any, repo: str, commit: str, contents: Contents, out: Path) -> dict[str, int]:
+    """Have every file here, in the folder or among what comes in; sizes of those fetched, compared and synced."""
     incoming = out / _INCOMING
     fetched = missing = [file for file in contents.files if not file.is_in(out) and not file.is_in(incoming)]
     for _ in range(2):  # twice if bytes are wrong
@@ -180,7 +164,29 @@ def _fetch(api: Any, repo: str, commit: str, contents: Contents, out: Path) -> l
     for file in fetched:
         with (incoming / file.name).open("rb") as opened:
             os.fsync(opened.fileno())
-    return fetched
+    return {file.name: (incoming / file.name).stat().st_size for file in fetched}
+
+
+def _put_in_place(out: Path, contents: Contents, record: dict[str, Any], *, is_new: bool) -> list[str]:
+    """Give what was fetched its names, the manifest last; names of files of an earlier pull that were removed."""
+    remove_temporaries(out)
+    incoming = out / _INCOMING
+    for path in incoming.iterdir():
+        if path.name in contents.names:
+            path.rename(out / path.name)
+    sync_folder(out)
+    manifest = out / contents.kind.manifest
+    if is_new:
+        with replacing(manifest):
+            write_file(manifest, contents.manifest_bytes)
+    # What someone still reads goes with a later pull.
+    kept = contents.names | set(live_files(out, contents.kind))
+    stale = [name for name in record["files"] if name not in kept and (out / name).exists()]
+    for name in stale:
+        (out / name).unlink()
+    write_sealed(out / _RECORD, record | {"files": sorted(kept), "manifests": [hash_bytes(contents.manifest_bytes)]})
+    shutil.rmtree(incoming, ignore_errors=True)
+    return stale
 
 
 @contextlib.contextmanager
@@ -196,18 +202,3 @@ def _alone(out: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _summary(
-    repo: str, commit: str, contents: Contents, out: Path, fetched: list[tuple[str, int]], removed: int
-) -> PullSummary:
-    files = len(contents.names)
-    counts = {"files": files, "fetched": len(fetched), "kept": files - len(fetched)}
-    return Summary(
-        job="pull",
-        out=str(out),
-        up_to_date=not fetched and not removed,
-        facts={"repo": repo, "commit": commit, "kind": contents.kind.name},
-        counts=counts | {"fetched_bytes": sum(size for _, size in fetched), "removed": removed},
-        output_bytes=contents.bytes,
-    )

@@ -32,7 +32,7 @@ from milldam.files import (
     write_sealed,
 )
 from milldam.hub.client import explained, files_at, hub_api, read_file, repo_name
-from milldam.hub.contents import Contents, StoredFile, kind_among, parse_contents, select_split
+from milldam.hub.contents import Contents, kind_among, parse_contents, select_split
 from milldam.run.summary import Summary
 from milldam.stores.kinds import live_files, replacing, store_kind
 

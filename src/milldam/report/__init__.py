@@ -1,8 +1,7 @@
 """A finished store -> `run/report.html`, a page that tells how the run went and what came out of it.
 
     facts           what the page tells, gathered from the store and its run folder
-    timeline        run/memory.csv -> a curve of bounded size
-    charts          the two charts, as SVG
+    timeline        run/memory.csv -> a curve of bounded size, and its chart as SVG
     page.html.jinja, page.css    the page: open them to change what it says and how it looks
 
 The page stands alone: one file, no script, no font, image or address from elsewhere; it opens from the disk. Text
@@ -21,8 +20,8 @@ from milldam import markup
 from milldam.errors import ResourceError
 from milldam.files import explain_os_errors, write_file
 from milldam.memory import format_size
-from milldam.report.charts import column_chart, memory_chart
 from milldam.report.facts import gather
+from milldam.report.timeline import memory_chart
 
 NAME = "report.html"
 _YAML_CHARACTERS = 20_000
@@ -77,11 +76,11 @@ def _render(facts: dict[str, Any]) -> str:
         "short": markup.short_count,
         "shorten": markup.shorten,
         "size": format_size,
+        "sum_bytes": lambda files: sum(file["bytes"] for file in files.values()),
         "strong": lambda text: Markup(f"<b>{markup.escape(text)}</b>"),
         "yaml": _yaml,
     }
     environment.globals |= {
-        "column_chart": lambda *chart: Markup(column_chart(*chart)),
         "duration": markup.duration,
         "memory_chart": lambda *chart: Markup(memory_chart(*chart)),
         "percent": lambda part, whole: f"{100 * min(1.0, part / whole) if whole > 0 else 0:.2f}%",

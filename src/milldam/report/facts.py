@@ -27,8 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from milldam.files import read_sealed
-from milldam.markup import escape, share, short_count, shorten
-from milldam.report.charts import Column
+from milldam.markup import escape, shorten
 from milldam.report.timeline import read_timeline
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.format import Index, Int64s
@@ -41,6 +40,8 @@ _SAMPLES, _TOKENS = 5, 400
 _DROPPED, _PER_REASON, _DROPPED_BYTES = 6, 2, 1 << 20
 _SIZES_APART = 10
 """Cluster sizes that have a bar of their own; larger ones share bars by powers of two."""
+Bar = tuple[str, int]
+"""What is counted, and how many there are."""
 _WORD = re.compile(r"[!-~\u00a1-\u2fff]+\s*|.\s*", re.DOTALL)
 """Words with the space behind them; where there are no spaces, single characters."""
 
@@ -74,9 +75,7 @@ def gather(out: Path) -> dict[str, Any]:
         "manifest": manifest,
         "store_version": TOKENS.version,
         "settings": manifest.settings | near,
-        "documents": manifest.documents,
-        "tokens": manifest.tokens,
-        "text_bytes": manifest.text_bytes,
+        **manifest.totals,
         "tally": tally,
         "flow": [_stage(one) for one in tally.flow() if one["stage"] == READ or one["dropped"]],
         "summary": summary,
@@ -91,7 +90,7 @@ def gather(out: Path) -> dict[str, Any]:
         "packed_percent": 100 * filled / max(room, 1),
         "lengths": lengths,
         "splits_not_drawn": len(manifest.splits) - len(lengths) if len(lengths) == _SPLITS_DRAWN else 0,
-        "splits": [_split(manifest, name) for name in manifest.splits[:_SPLITS_LISTED]],
+        "splits": manifest.splits[:_SPLITS_LISTED],
         "clusters": list(_clusters(details)),
         "samples": _sample_documents(store),
         "dropped_samples": [] if store.dropped is None else _sample_dropped(store.dropped),
@@ -108,38 +107,17 @@ def _stage(stage: dict[str, Any]) -> dict[str, Any]:
     return stage | {"reasons": reasons}
 
 
-def _split(manifest: Manifest, name: str) -> dict[str, Any]:
-    shards = [shard for shard in manifest.shards if shard.split == name]
-    return {
-        "name": name,
-        "documents": sum(shard.documents for shard in shards),
-        "tokens": sum(shard.tokens for shard in shards),
-        "text": sum(shard.text_bytes for shard in shards),
-        "shards": len(shards),
-        "bytes": sum(file["bytes"] for shard in shards for file in shard.files.values()),
-    }
-
-
-def _clusters(details: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any], list[Column]]]:
+def _clusters(details: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], list[Bar]]]:
     """Of each kind of dedup how many clusters there are of each size: a bar a size, larger ones to a power of two."""
-    for name, kind in (("dedup", "equal documents"), ("near", "near duplicates")):
+    for name, kind in (("dedup", "Equal documents"), ("near", "Near duplicates")):
         if not details.get(name):
             continue
         sizes = {int(size): count for size, count in details[name].get("clusters", {}).items() if int(size) > 1}
-        bars: Counter[tuple[int, int]] = Counter()
+        bars: Counter[int] = Counter()
         for size, count in sizes.items():
-            power = 1 << (size.bit_length() - 1)
-            bars[(size, size) if size <= _SIZES_APART else (max(_SIZES_APART + 1, power), 2 * power - 1)] += count
-        columns = [
-            Column(
-                f"{low}" if low == high else f"{short_count(low)}+",
-                count,
-                f"{low:,} to {high:,} documents: {count:,} clusters",
-            )
-            for (low, high), count in sorted(bars.items())
-        ]
+            bars[size if size <= _SIZES_APART else max(_SIZES_APART + 1, 1 << (size.bit_length() - 1))] += count
         figures = details[name] | {"found": sum(sizes.values()), "largest": max(sizes, default=1)}
-        yield kind.capitalize(), f"Clusters, {kind}", figures, columns
+        yield kind, figures, [(f"{low:,}" + "+" * (low > _SIZES_APART), count) for low, count in sorted(bars.items())]
 
 
 # ---- differences ----
@@ -215,25 +193,21 @@ class Lengths:
         position = int(np.searchsorted(np.cumsum(self.counts), wanted))
         return position if position < self.exact else None
 
-    def shown_quantile(self, part: float) -> str:
-        length = self.quantile(part)
-        return f"over {self.exact - 1:,}" if length is None else f"{length:,}"
+    def figures(self) -> dict[str, str]:
+        """For people: the mean, some quantiles, the longest."""
+        parts = {"10 %": 0.1, "median": 0.5, "90 %": 0.9, "99 %": 0.99}
+        lengths = {name: self.quantile(part) for name, part in parts.items()}
+        over = f"over {self.exact - 1:,}"
+        known = {name: over if length is None else f"{length:,}" for name, length in lengths.items()}
+        return {"mean": f"{self.tokens / self.documents:,.1f}"} | known | {"longest": f"{self.longest:,}"}
 
-    def columns(self) -> list[Column]:
-        """Bars by powers of two, from the shortest to the longest; one for empty documents if there are any."""
+    def bars(self) -> list[Bar]:
+        """By powers of two, from the shortest to the longest; one for empty documents if there are any."""
         powers = [int(self.counts[2**k : 2 ** (k + 1)].sum()) + int(self.longer[k]) for k in range(64)]
-        used = [k for k in range(64) if powers[k]]
-        buckets = [(0, 0, int(self.counts[0]))] if self.counts[0] else []
-        span = range(used[0], used[-1] + 1) if used else range(0)
-        buckets += [(2**k, 2 ** (k + 1) - 1, powers[k]) for k in span]
-        return [
-            Column(
-                short_count(low),
-                count,
-                f"{low:,} to {high:,} tokens: {count:,} documents ({share(count, self.documents)})",
-            )
-            for low, high, count in buckets
-        ]
+        used = np.flatnonzero(powers)
+        span = range(used[0], used[-1] + 1) if len(used) else range(0)
+        empty = [("0", int(self.counts[0]))] if self.counts[0] else []
+        return empty + [(f"{2**k:,} to {2 ** (k + 1) - 1:,}" if k else "1", powers[k]) for k in span]
 
 
 def _lengths(folder: Path, manifest: Manifest) -> dict[str, Lengths]:

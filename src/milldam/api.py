@@ -332,7 +332,7 @@ def _as_paths(inputs: Any, out: Path) -> Iterator[Any]:
             refuse_texts([str(one) for one in inputs])
         yield inputs
     else:
-        from milldam.mapping.given_rows import as_file
+        from milldam.mapping.spool import as_file
 
         with as_file(inputs, out) as path:
             yield path

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milldam.mapping.calling import batches
+from milldam.mapping.function import batches
 from milldam.sources.rows import Rows, byte_size, cut_by_size, from_records, joined, row_count, row_sizes, take
 
 TEXTS = st.text(max_size=12)

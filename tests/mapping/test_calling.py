@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milldam.mapping.calling import Caller, CallRules, FunctionError, ResultError
+from milldam.mapping.function import Caller, CallRules, FunctionError, ResultError
 from milldam.mapping.schema import ColumnError, fit, inferred, joined, to_array
 
 ROWS = {"text": ["a", "bb", "ccc"], "id": [1, 2, 3]}

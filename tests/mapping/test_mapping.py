@@ -927,33 +927,14 @@ def test_a_file_that_changes_while_it_is_mapped_is_not_taken_for_what_it_was(
     assert set(map_rows(path, words, tmp_path / "out", **options)["w"].to_pylist()) == {"old"}
 
 
-def test_units_that_cant_be_checked_are_dropped_when_the_input_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What came from an address is not looked at again until the end; then all of this run is made again."""
-    import fsspec
+def test_a_table_is_input_of_other_jobs(corpus: Path, tmp_path: Path) -> None:
+    """In the order of its rows, also where a unit has several shards."""
+    table = map_rows(corpus, lambda rows: {"n": [None, *range(1, len(rows["id"]))]}, tmp_path / "t", batch_size=1)
+    again = map_rows(tmp_path / "t", lambda rows: {"m": rows["id"]}, tmp_path / "again")
+    assert again["m"].to_pylist() == table["id"].to_pylist()
+    from milldam.input_files import files_below
 
-    from milldam.mapping import job
-
-    def write(text: str) -> None:
-        with fsspec.open("memory://changing/a.txt", "w") as file:
-            file.write(text)
-
-    write("old")
-    finish = job.MapJob.finish
-
-    def rewritten(self: Any, *given: Any) -> Any:
-        write("another")
-        return finish(self, *given)
-
-    def size(batch: dict[str, Any]) -> dict[str, Any]:
-        return {"n": [len(text) for text in batch["text"]]}
-
-    with monkeypatch.context() as patched, pytest.raises(InputError, match="changed while it was mapped"):
-        patched.setattr(job.MapJob, "finish", rewritten)
-        map_rows("memory://changing/a.txt", size, tmp_path / "out", workers=1)
-    assert (tmp_path / "out/run/records.jsonl").read_text() == ""
-    assert map_rows("memory://changing/a.txt", size, tmp_path / "out", workers=1)["n"].to_pylist() == [7]
+    assert len(list(files_below(tmp_path / "t"))) == table.shards
 
 
 # ---- what is told, and what is left ----

@@ -26,11 +26,9 @@ from hypothesis import strategies as st
 from tests.mapping.test_batching import records_of
 
 from milldam.errors import ConfigError, InputError
-from milldam.mapping.calling import batches
-from milldam.mapping.file_rows import Piece, gather_evenly
-from milldam.mapping.plan import RowUnit, SourcePlan
+from milldam.mapping.function import batches
+from milldam.mapping.rows import RowUnit, Source, evenly, source_of
 from milldam.mapping.settings import MapSettings
-from milldam.mapping.sources import plan_source
 from milldam.sources.batch import Places, Reject, TextRules
 from milldam.sources.reading import FileReader
 from milldam.sources.units import Slice
@@ -39,24 +37,24 @@ Records = list[dict[str, Any]]
 FILES_AT_HAND = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def look_up(source: Any, spool: Path, **options: Any) -> SourcePlan:
-    return plan_source(MapSettings(source=source, function=len, **options), spool)
+def look_up(source: Any, spool: Path, **options: Any) -> Source:
+    return source_of(MapSettings(source=source, function=len, **options), spool)
 
 
-def plan(source: Any, spool: Path, **options: Any) -> SourcePlan:
+def plan(source: Any, spool: Path, **options: Any) -> Source:
     made = look_up(source, spool, **options)
     if made.needs_spooling:
         made.spool()
     return made
 
 
-def read(made: SourcePlan, rejects: list[Reject] | None = None) -> Records:
+def read(made: Source, rejects: list[Reject] | None = None) -> Records:
     """All rows, by a reader and units that went through pickle and JSON, as they do on their way to a worker."""
     reader = pickle.loads(pickle.dumps(made.reader))
     on_reject = (rejects if rejects is not None else []).append
-    units = [RowUnit.from_json(json.loads(json.dumps(unit.as_json()))) for unit in made.units()]
+    units = [RowUnit(**json.loads(json.dumps(unit.as_json()))) for unit in made.units()]
     assert [unit.index for unit in units] == list(range(len(units)))
-    return [record for unit in units for rows in reader.read(unit, on_reject) for record in records_of(rows)]
+    return [record for unit in units for rows in reader.read(unit, on_reject, Places()) for record in records_of(rows)]
 
 
 def keys(source: Any, spool: Path, **options: Any) -> list[str]:
@@ -218,7 +216,7 @@ def test_parquet_batches_are_bounded_whatever_its_metadata_says(tmp_path: Path) 
     for columns in (("text",), ("ids",)):
         made = plan(path, tmp_path, columns=columns)
         (unit,) = made.units()
-        sizes = [rows.nbytes for rows in made.reader.read(unit, lambda reject: None)]
+        sizes = [rows.nbytes for rows in made.reader.read(unit, lambda reject: None, Places())]
         assert max(sizes) <= 4 << 20 < sum(sizes)
 
 
@@ -244,7 +242,7 @@ def test_a_giant_row_is_held_once_while_it_is_worked_on(tmp_path: Path) -> None:
     (unit,) = made.units()
     tracemalloc.start()
     try:
-        for rows in batches(made.reader.read(unit, lambda reject: None), 1, 1 << 20):
+        for rows in batches(made.reader.read(unit, lambda reject: None, Places()), 1, 1 << 20):
             assert len(rows["text"][0]) == size
             held = tracemalloc.get_traced_memory()[0]
             assert held < 1.6 * size
@@ -314,17 +312,12 @@ def test_standard_input_is_copied_once_and_read_by_units(tmp_path: Path) -> None
 # ---- keys ----
 
 
-def made_pieces(sizes: dict[str, int]) -> list[Piece]:
-    return [Piece(Slice(name, "txt", None, size=size), [name, size]) for name, size in sizes.items()]
-
-
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=60), st.integers(1, 80))
 def test_a_number_of_shards_is_met_exactly_where_there_are_pieces(sizes: list[int], shards: int) -> None:
     """Exactly so many groups, or as many as there are pieces, in order and none empty."""
-    pieces = made_pieces({str(k): size for k, size in enumerate(sizes)})
-    groups = list(gather_evenly(pieces, shards, count=len(pieces), total=sum(sizes)))
-    assert len(groups) == min(shards, len(sizes))
-    assert [piece for group in groups for piece in group] == pieces
+    groups = list(evenly(sizes, int, shards, count=len(sizes), total=sum(sizes)))
+    assert len(groups) == min(shards, len(sizes)) and [] not in groups
+    assert [size for group in groups for size in group] == sizes
 
 
 @pytest.mark.parametrize("shards", [1, 3, 16])
@@ -334,57 +327,6 @@ def test_shards_of_a_large_file_are_even(tmp_path: Path, shards: int) -> None:
     sizes = [unit.size for unit in plan(path, tmp_path, shards=shards).units()]
     assert len(sizes) == shards
     assert max(sizes) - min(sizes) <= sum(sizes) / shards / 4
-
-
-@pytest.mark.parametrize(("kind", "ends"), [("jsonl", True), ("jsonl", False), ("csv", True), ("txt", True)])
-def test_what_is_appended_leaves_earlier_units(tmp_path: Path, kind: str, ends: bool) -> None:
-    """All but the last units of a large file keep their keys when it grows, and those that change are really others."""
-    lines = [f'{{"n": {k}}}' if kind == "jsonl" else f"{k},x" for k in range(2000)]
-    path = tmp_path / f"a.{kind}"
-    path.write_text("\n".join(lines) + ("\n" if ends else ""))
-    options: dict[str, Any] = {"shard_size": 2000, "documents": "line"}
-    before = keys(path, tmp_path / "s", **options)
-    with path.open("a") as file:
-        file.write(("" if ends else " ") + "\n".join(lines[:500]) + "\n")
-    made = plan(path, tmp_path / "s", **options)
-    after = [unit.key for unit in made.units()]
-    assert len(before) > 5
-    assert before[:-1] == after[: len(before) - 1]
-    assert before[-1] != after[len(before) - 1]
-    assert len(read(made)) == (2000 + 500 - (kind == "csv") if ends else 2500 - 2 + 0)
-
-
-def test_an_edited_byte_changes_its_unit_alone(tmp_path: Path) -> None:
-    """In a large file of lines, the unit that holds the byte, and the one that begins inside that record, at most."""
-    path = write_jsonl(tmp_path / "a.jsonl", ({"n": 10**6 + k} for k in range(1000)))
-    before = keys(path, tmp_path / "s", shard_size=1500)
-    data = bytearray(path.read_bytes())
-    data[5000] = ord("9")
-    path.write_bytes(data)
-    after = keys(path, tmp_path / "s", shard_size=1500)
-    changed = [k for k, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
-    assert changed == [3]
-
-
-def test_a_touched_small_file_is_another_and_options_count(tmp_path: Path) -> None:
-    """Keys follow versions, columns and text rules: what changes the rows changes the key."""
-    path = tmp_path / "a.txt"
-    path.write_text("a\nb\n")
-    first = keys(path, tmp_path)
-    assert first == keys(path, tmp_path) == keys(path, tmp_path, strict=True)
-    others = [{"columns": ("text",)}, {"documents": "line"}, {"separator": "x"}, {"invalid_utf8": "drop"}]
-    assert len({tuple(keys(path, tmp_path, **options)) for options in others} | {tuple(first)}) == 5
-    os.utime(path, ns=(1, 1))
-    assert keys(path, tmp_path) != first
-
-
-def test_hashes_of_large_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that has not changed is not read again to plan it."""
-    path = write_jsonl(tmp_path / "a.jsonl", ({"n": k} for k in range(1000)))
-    before = keys(path, tmp_path / "s", shard_size=1000)
-    made = plan(path, tmp_path / "s", shard_size=1000)
-    monkeypatch.setattr("milldam.mapping.file_rows.open_bytes", None)
-    assert [unit.key for unit in made.units()] == before
 
 
 # ---- datasets ----
@@ -459,7 +401,7 @@ def test_a_saved_data_set_with_indices_is_refused_as_a_folder(tmp_path: Path, sa
 def test_a_large_data_set_in_memory_goes_through_the_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not sent to each worker: the reader is a path, and the rows are the same, shuffled ones too."""
     datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr("milldam.mapping.sources.LARGEST_IN_MEMORY", 1000)
+    monkeypatch.setattr("milldam.mapping.spool.LARGEST_IN_MEMORY", 1000)
     data = datasets.Dataset.from_dict({"text": ["x" * k for k in range(200)]}).shuffle(seed=3)
     made = plan(data, tmp_path, shards=1)
     assert made.needs_spooling
@@ -480,7 +422,7 @@ def test_a_generator_is_spooled_and_cut(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rows come back in order from units that are numbered; the same rows give the same keys."""
-    monkeypatch.setattr("milldam.mapping.spooling.FRAME_BYTES", 50_000)
+    monkeypatch.setattr("milldam.mapping.spool.FRAME_BYTES", 50_000)
     made = plan(functools.partial(count_to, 5000), tmp_path, with_indices=True, **options)
     assert read(made) == list(count_to(5000))
     units = list(made.units())
@@ -587,7 +529,7 @@ def count_to_three() -> Iterator[dict[str, Any]]:
 
 
 def test_a_table_of_ours_is_read_shard_by_shard(tmp_path: Path) -> None:
-    """In the order of its manifest, known by its content: made again as it was, its shards keep their keys."""
+    """In the order of its manifest, also after an unfinished one was refused."""
     from milldam.stores.table.manifest import MadeUnit, TableManifest, TableSchema, TableShard
 
     schema = pa.schema([("n", pa.int64())])
@@ -602,10 +544,7 @@ def test_a_table_of_ours_is_read_shard_by_shard(tmp_path: Path) -> None:
     shards = [TableShard(f"rows-{name}.arrow", 1, sizes[name], name) for name in ("b", "a")]
     units = tuple(MadeUnit(shard.xxh3, 1, (shard,)) for shard in shards)
     TableManifest(TableSchema.of(schema), {}, {}, units).write(tmp_path)
-    first = keys(tmp_path, tmp_path / "s")
     assert read(plan(tmp_path, tmp_path / "s")) == [{"n": ord("b")}, {"n": ord("a")}]
-    os.utime(tmp_path / "rows-a.arrow", ns=(1, 1))
-    assert keys(tmp_path, tmp_path / "s") == first
 
 
 # ---- what names a source ----
@@ -613,7 +552,7 @@ def test_a_table_of_ours_is_read_shard_by_shard(tmp_path: Path) -> None:
 
 def test_a_changed_row_changes_its_own_unit_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are not numbered: another one in front leaves the units behind it; with numbers all are others."""
-    monkeypatch.setattr("milldam.mapping.spooling.FRAME_BYTES", 1000)
+    monkeypatch.setattr("milldam.mapping.spool.FRAME_BYTES", 1000)
     rows = [{"t": f"{k:02} " + "x" * 1000} for k in range(8)]
     other = [{"t": "a " + "y" * 200}, {"t": "b " + "y" * 789}, *rows[1:]]
     before, after = keys(rows, tmp_path / "a", shards=4), keys(other, tmp_path / "b", shards=4)
@@ -641,24 +580,6 @@ def test_a_list_that_cant_be_hashed_is_not_identified(tmp_path: Path) -> None:
     rows = [{"t": lambda: None}]
     assert "can't be hashed" in str(look_up(rows, tmp_path).unidentified)
     assert look_up(rows, tmp_path, source_key="v1").unidentified is None
-
-
-def test_hashes_of_a_file_that_changes_meanwhile_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would name other bytes than the file's version does."""
-    path = write_jsonl(tmp_path / "a.jsonl", ROWS)
-    from milldam.mapping import file_rows
-
-    find = file_rows._hash_records
-
-    def changed(*given: Any) -> Any:
-        path.write_text(path.read_text().replace("line", "LINE"))
-        os.utime(path, ns=(1, 1))
-        return find(*given)
-
-    monkeypatch.setattr(file_rows, "_hash_records", changed)
-    with pytest.raises(InputError, match="changed while it was read"):
-        keys(path, tmp_path / "spool", shard_size=500)
-    assert not (tmp_path / "spool" / "pieces.jsonl").exists()
 
 
 @pytest.mark.parametrize("address", ["https://host/a.txt?X-Amz-Signature=secret", "s3://me:secret@host/a.txt"])

@@ -74,8 +74,8 @@ def map(function: str, inputs: tuple[str, ...], **options: Any) -> Request[MapSu
     Without -o the table goes to the cache (`milldam cache`). A dataset with several splits becomes one table per
     split, in folders of OUT, unless --split names one.
     """
+    from milldam.mapping.rows import each_split
     from milldam.mapping.settings import settings_of
-    from milldam.mapping.sources import each_split
 
     said = {"source": list(inputs), "function": function, **_given(options)}
     splits = each_split(said)

@@ -2,8 +2,8 @@
 
 settings    what can be said to it; what HF's `map` calls the same
 identity    what a function depends on
-plan, sources, file_rows, spooling    anything that has rows -> units, and a reader of their rows
-calling, schema    rows -> batches -> function -> columns of one schema
+rows, spool    anything that has rows -> units, and a reader of their rows
+function, schema    rows -> batches -> function -> columns of one schema
 working    the function and a unit in a worker
 job    all of it as a job of the engine: planned, resumable, in a memory budget
 cache    tables for which no folder was named
@@ -88,7 +88,7 @@ def map(
     lengths.table: ...
     """
     given = {name: value for name, value in locals().items() if name != "theirs"} | theirs
-    from milldam.mapping.sources import each_split
+    from milldam.mapping.rows import each_split
 
     splits = each_split(given)
     made: Any = _table_of(given) if splits is None else {name: _table_of(one) for name, one in splits.items()}

@@ -31,16 +31,14 @@ import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
 from milldam.errors import ConfigError, InputError, MilldamError, Setting, StoreError
-from milldam.files import NewFile, record_of, seal_line
+from milldam.files import record_of
 from milldam.input_files import is_address, without_secrets
 from milldam.mapping.cache import ONCE, cached_out
-from milldam.mapping.calling import ALL, CallRules
-from milldam.mapping.file_rows import can_be_checked
+from milldam.mapping.function import ALL, CallRules
 from milldam.mapping.identity import FunctionIdentity, identify
-from milldam.mapping.plan import HASHES, RowUnit, SourcePlan, hash_json, indices_name
+from milldam.mapping.rows import RowUnit, Source, indices_name, source_of
 from milldam.mapping.schema import given_schema, unified
 from milldam.mapping.settings import MapSettings
-from milldam.mapping.sources import plan_source
 from milldam.mapping.working import ALONE, FAILED, MapLoad, MapRules, rejects_name
 from milldam.markup import counted
 from milldam.memory import usage
@@ -53,7 +51,7 @@ from milldam.run.pools import WORK_BYTES, Workers, WorkPlan, fit_workers
 from milldam.run.records import RECORDS, Record, Records, sweep
 from milldam.run.session import Session
 from milldam.run.summary import Observer, Summary, log
-from milldam.run.units import Identity
+from milldam.run.units import Identity, key_of
 from milldam.sources.compression import STDIN
 from milldam.sources.units import InputFile
 from milldam.stores.kinds import TABLE, live_files
@@ -63,7 +61,7 @@ from milldam.stores.table.writer import ENDING, ROWS
 from milldam.stores.verify import has_every_file
 
 SPOOL = "rows"
-"""In the run folder: what could be read only once, hashes of large files, row numbers of a dataset."""
+"""In the run folder: what could be read only once, and row numbers of a dataset."""
 _VERSION = 2
 """Of the way from rows to rows: another one makes other keys."""
 _CHANGES_SHOWN = 6
@@ -134,11 +132,11 @@ class MapJob(engine.Job[MapSummary]):
         """Identify function and source. `spool`: a folder for what can be read only once, and what is worth keeping."""
         settings = self.settings
         if self._function is not None:  # before there was a folder
-            self._source: SourcePlan = copy.copy(self._source)
+            self._source: Source = copy.copy(self._source)
             self._source.spool_folder = spool
             return
         self._function = identify(settings.function, settings.fn_kwargs, key=settings.key)
-        self._source = plan_source(settings, spool)
+        self._source = source_of(settings, spool)
 
     @property
     def function(self) -> FunctionIdentity:
@@ -152,7 +150,7 @@ class MapJob(engine.Job[MapSummary]):
         if self.function.unhashable or self._source.unidentified is not None:
             return f"{ONCE}{uuid.uuid4().hex[:16]}"
         how = [self._recipe, self.settings.cuts, None if self._schema is None else self._schema.ipc]
-        return "-".join(hash_json(part)[:16] for part in (how, self._source.identity))
+        return "-".join(key_of(part) for part in (how, self._source.identity))
 
     @property
     def _recipe(self) -> str:
@@ -160,7 +158,7 @@ class MapJob(engine.Job[MapSummary]):
         schema = None if self._schema is None else self._schema.ipc
         features = None if self._of_source is None else self._of_source.to_arrow().metadata
         known = "" if not self.function.unhashable else self._once
-        return hash_json([_VERSION, self.function.hash, self.settings.parameters, schema, repr(features), known])
+        return key_of(_VERSION, self.function.hash, self.settings.parameters, schema, repr(features), known)
 
     @property
     def _of_source(self) -> TableSchema | None:
@@ -278,14 +276,6 @@ class MapJob(engine.Job[MapSummary]):
 
     def finish(self, run: Session, plan: WorkPlan) -> MapSummary:
         folder, made_from = run.folder, self._identity
-        again = self.settings, folder.folder / SPOOL
-        if not self._source.needs_spooling and plan_source(*again).identity != made_from.input:
-            # Where nothing was left to do, array tasks or an earlier session made them.
-            _forget_unchecked(folder, self._records, self._pending or range(plan.units))
-            raise InputError(
-                "The input changed while it was mapped. Run the same call again: finished units of files that did not "
-                "change are reused; units from an address or a dataset are redone."
-            )
         records = [record for _, record in self._records.in_plan_order()]
         rejects = [folder.out / name for record in records for name in record.files]
         damage = gather_rejects(folder.out, rejects, lambda: (file["path"] for file in folder.inputs.planned()))
@@ -444,30 +434,18 @@ def _outside(files: Iterator[InputFile], out: Path, spool: Path) -> Iterator[Inp
         yield file
 
 
-def _forget_unchecked(folder: RunFolder, records: Records, made: Iterable[int]) -> None:
-    """Drop the records of units that this session made and that may have read something else than their keys say."""
-    units = ((number, folder.units.at(number, lambda value: RowUnit(**value))) for number in made)
-    dropped = {records.keys[number] for number, unit in units if not can_be_checked(unit)}
-    kept = [record for record in records.all() if record.key not in dropped]
-    folder.journal.close()
-    with NewFile(folder.journal.path(RECORDS)) as new:
-        for record in kept:
-            new.write(seal_line(record.as_json()))
-        new.commit()
-
-
 def _clear_up(folder: RunFolder, table: TableManifest) -> None:
     """Remove what a finished table, or one that somebody has open, no longer needs. What a run with another function
-    needs again stays: hashes of large files, and row numbers of the dataset."""
+    needs again stays: row numbers of the dataset."""
     folder.tidy()
     sweep(folder.out, [f"{ROWS}-*{ENDING}"], live_files(folder.out, TABLE))
     rejects = (Path(rejects_name(unit.key)).name for unit in table.units if unit.rejected)
     sweep(folder.folder, ["rejects-*.jsonl"], rejects)
     (folder.folder / ALONE).unlink(missing_ok=True)
     folder.units.remove()  # it may hold addresses with secrets
-    spool, kept = folder.folder / SPOOL, {HASHES, indices_name(table.input["fingerprint"])}
+    spool = folder.folder / SPOOL
     for path in spool.glob("*"):
-        if path.name not in kept:
+        if path.name != indices_name(table.input["fingerprint"]):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         spool.rmdir()

@@ -26,10 +26,9 @@ from typing import Any
 import pyarrow as pa
 
 from milldam.errors import ConfigError, InputError, ResourceError, Setting
-from milldam.mapping.calling import Caller, CallRules, Columns, FunctionError, ResultError, batches
-from milldam.mapping.file_rows import require_unchanged
+from milldam.mapping.function import Caller, CallRules, Columns, FunctionError, ResultError, batches
 from milldam.mapping.identity import FunctionIdentity, identify
-from milldam.mapping.plan import RowReader, RowUnit
+from milldam.mapping.rows import RowReader, RowUnit
 from milldam.mapping.schema import ColumnError, fit, inferred, joined, to_array, with_features
 from milldam.memory import format_size, inherited, release, usage
 from milldam.pipeline.rejects import RejectFile
@@ -209,7 +208,7 @@ class _Worker:
                 telling.add(documents=count, input_bytes=size)
                 self._look(size, telling)
                 telling.lap()
-            require_unchanged(unit)
+            self._load.reader.require_unchanged(unit)
             files = {f"{RUN_FOLDER}/{name}": file for name, file in rejects.commit().items()}
             shards = writer.commit()
         release()

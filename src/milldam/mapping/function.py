@@ -35,7 +35,7 @@ from milldam.stores.table.reader import columns_as
 
 ALL = "all"
 _FRAMES = 8
-_OURS = "mapping/calling.py"
+_OURS = "mapping/function.py"
 
 
 class Given(dict[str, Any]):

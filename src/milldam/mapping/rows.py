@@ -1,0 +1,528 @@
+"""Anything that has rows -> units with keys, and a reader of their rows.
+
+    files       paths, folders, globs, addresses, names on the Hub, tables of ours: cut and gathered as for every job
+    datasets    datasets.Dataset: row ranges over its Arrow files, which are mapped, never loaded
+    the rest    IterableDataset, generator functions, frames, lists of dicts: spooled once       mapping/spool.py
+
+A unit is known by what it reads: name, size and version of each file, and which part of it; the fingerprint of a
+dataset, and its range of rows. Files are listed anew at each call, so that no list of a million is held (but for a
+split, which is a list of paths). Standard input is copied to the spool first, since workers could not read it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from milldam.errors import ConfigError, InputError
+from milldam.files import NewFile, hash_bytes, in_home
+from milldam.input_files import COMPRESSIONS, InputState, LeftOut, is_table, version_of, without_secrets
+from milldam.mapping.settings import MapSettings
+from milldam.run.units import key_of
+from milldam.sources.arrays import BATCH_BYTES
+from milldam.sources.batch import OnReject, Places, TextRules, require_columns
+from milldam.sources.compression import STDIN, DamagedError, open_bytes
+from milldam.sources.data_sets import ALL, Resolved, choose_splits, parse_split, resolve_data_set, split_names
+from milldam.sources.reading import TABLES, FileReader, columns_of, rows_between, slice_file
+from milldam.sources.rows import Rows, cut_by_size
+from milldam.sources.tables import open_schema
+from milldam.sources.units import InputFile, Slice, Unit, gather, is_as_listed, list_inputs, whole
+from milldam.stores.table.manifest import TableManifest
+
+Item = TypeVar("Item")
+Seen = TypeVar("Seen")
+_BLOCK, _GATHERED = 1 << 20, 1024
+_FINE = 16
+"""For a number of shards, slices are so many times finer than shards."""
+KINDS = (
+    "paths, a datasets.Dataset or IterableDataset, a frame or table, a list of dicts, or a function that yields dicts"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RowUnit:
+    index: int
+    key: str
+    """Equal keys, equal rows; where rows are numbered, also of equal numbers. Not of its place in the plan."""
+    size: int
+    """Bytes of input, for progress."""
+    place: dict[str, Any]
+    """What its reader has to read; plain JSON."""
+    first_row: int | None = None
+    """Number of its first row among all; None where rows are not numbered."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class RowReader:
+    """Reads units in any process; it pickles, by path where that can be."""
+
+    def read(self, unit: RowUnit, on_reject: OnReject, places: Places) -> Iterator[Rows]:
+        """The rows of a unit, a few megabytes at a time (a larger row alone); the same ones each time. `places` is told
+        which file they come from, where they come from files."""
+        raise NotImplementedError
+
+    def require_unchanged(self, unit: RowUnit) -> None:
+        """After a unit is read: raise InputError unless its files are those that its key was made of."""
+
+
+class Source:
+    """Rows that can be planned."""
+
+    unidentified: str | None = None
+    """Why it can't be identified: what was made of it is not found again. None: it is identified."""
+    left_out = ""
+    """Files of its folders that are not read, told once `identity` is asked for; empty: none."""
+    needs_spooling = False
+    """Whether `spool` must be called before `units` and `reader` are used."""
+
+    def __init__(self, settings: MapSettings, spool: Path) -> None:
+        self.settings, self.spool_folder = settings, spool
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Of the rows, where the source says it even when it has none."""
+        raise NotImplementedError
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """{"files", "bytes", "fingerprint"}: equal ones mean equal rows."""
+        raise NotImplementedError
+
+    @property
+    def reader(self) -> RowReader:
+        raise NotImplementedError
+
+    def units(self) -> Iterator[RowUnit]:
+        """In order, made from the input and the settings alone; streamed, and the same at each call."""
+        raise NotImplementedError
+
+    def files(self) -> Iterator[InputFile]:
+        """What is read, with versions, so that a change can be named."""
+        return iter(())
+
+    def spool(self) -> None:
+        """Write what can be read only once to the spool, durably; nothing is done when it is there already."""
+
+
+def source_of(settings: MapSettings, spool: Path) -> Source:
+    """Look the source up. `spool`: a folder of the run, for what can be read only once, and what is worth keeping.
+
+    Raises ConfigError or InputError for what is no source, or can't be read as one.
+    """
+    if settings.columns is not None and not settings.columns:
+        raise ConfigError("columns is empty. Name at least one, or leave it out to read all.")
+    source, paths = settings.source, _paths(settings.source)
+    if paths is not None:
+        return Files(paths, settings, spool)
+    from milldam.mapping.spool import Spooled, dataset_stream, stream_of
+
+    if type(source).__module__.split(".")[0] != "datasets":
+        if settings.split is not None or settings.subset is not None:
+            raise ConfigError("split and subset are for files, the Hub and datasets. Leave them out.")
+        return Spooled(stream_of(source, settings), settings, spool)
+    if settings.subset is not None:
+        raise ConfigError("subset is for names on the Hub; this dataset is loaded already. Leave it out.")
+    chosen = _choose_split(source, settings.split)
+    stream = dataset_stream(chosen, settings, spool)
+    return InDataset(chosen, settings, spool) if stream is None else Spooled(stream, settings, spool)
+
+
+def each_split(options: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
+    """The arguments of `map` for each split of a dataset that is named whole; None: there is one table to make."""
+    source = options["source"]
+    if options.get("split") is not None:
+        return None
+    if isinstance(source, dict) and type(source).__module__.split(".")[0] == "datasets":
+        of_split = {name: {"source": one} for name, one in source.items()}
+    else:
+        paths = _paths(source) or []
+        names = split_names(paths[0], options.get("subset")) if len(paths) == 1 else []
+        if len(names) < 2:
+            return None
+        of_split = {name: {"source": source, "split": name} for name in names}
+    out = options.get("out")
+    places = {name: {} if out is None else {"out": Path(out) / name} for name in of_split}
+    return {name: {**options, **of_split[name], **places[name]} for name in of_split}
+
+
+def _paths(source: Any) -> list[str] | None:
+    """What names files; None when the source is something else."""
+    table = sys.modules.get("milldam.stores.table.reader")
+    if table is not None and isinstance(source, table.Table):
+        return [str(source.path)]
+    if isinstance(source, str | os.PathLike):
+        return [in_home(os.fspath(source))]
+    if isinstance(source, list | tuple) and source and all(isinstance(one, str | os.PathLike) for one in source):
+        return [in_home(os.fspath(one)) for one in source]
+    return None
+
+
+def evenly(
+    items: Iterable[Item], size_of: Callable[[Item], int], groups: int, *, count: int, total: int
+) -> Iterator[list[Item]]:
+    """So many groups of even size, or as many as there are items. `count`, `total`: items, and bytes in all."""
+    group: list[Item] = []
+    done = number = begun = 0
+    for seen, item in enumerate(items):
+        size = size_of(item)
+        goal = begun + (total - begun) / (groups - number)
+        # An item for each of the groups that are still to come must be left.
+        short = count - seen <= groups - 1 - number
+        if group and number < groups - 1 and (short or done + size / 2 > goal):
+            yield group
+            group, begun, number = [], done, number + 1
+        group.append(item)
+        done += size
+    if group:
+        yield group
+
+
+# ---- files ----
+
+
+@dataclass(frozen=True, slots=True)
+class FileRows(RowReader):
+    files: FileReader
+
+    def read(self, unit: RowUnit, on_reject: OnReject, places: Places) -> Iterator[Rows]:
+        rows = self.files.rows(_slices_of(unit), on_reject, places, None)
+        chosen = unit.place.get("rows")
+        places.before = 0 if chosen is None else chosen[0]
+        return rows if chosen is None else rows_between(rows, *chosen)
+
+    def require_unchanged(self, unit: RowUnit) -> None:
+        for path, state in {slice.path: slice.state for slice in _slices_of(unit)}.items():
+            if not is_as_listed(path, state):
+                raise _changed(without_secrets(path))
+
+
+def _table_of(listed: Resolved) -> TableManifest | None:
+    """The manifest of a folder that is a table of ours."""
+    folder = Path(listed.inputs[0]) if len(listed.inputs) == 1 else None
+    return TableManifest.read(folder) if folder is not None and is_table(folder) else None
+
+
+def _slices_of(unit: RowUnit) -> Iterator[Slice]:
+    return (Slice(**slice) for slice in unit.place["slices"])
+
+
+def _changed(path: str) -> InputError:
+    again = "Run the same call again: finished units of files that did not change are reused."
+    return InputError(f"{path}: changed while it was mapped. {again}")
+
+
+class Files(Source):
+    """Units of files."""
+
+    def __init__(self, paths: Sequence[str], settings: MapSettings, spool: Path) -> None:
+        super().__init__(settings, spool)
+        asked = settings.split, settings.subset
+        self._listed = [resolve_data_set(path, *asked, input_format=settings.input_format) for path in paths]
+        self._rows = next((one.rows for one in self._listed if one.rows is not None), None)
+        if self._rows is not None and len(paths) > 1:
+            raise ConfigError(f'split "{settings.split}": a slice is of one dataset; {len(paths)} are given. Give one.')
+        self.needs_spooling = any(STDIN in one.inputs for one in self._listed)
+        self.unidentified = "standard input can't be read again" if self.needs_spooling else None
+        file, names = self._first_sound(self._as_listed(), columns_of)
+        if file is not None and (names or file.format not in ("jsonl", "json")):
+            require_columns(settings.columns, names or [], without_secrets(file.path))
+        self._only_file = len(list(islice(self._as_listed(), 2))) == 1
+        self._counted: list[int] = []
+
+    # ---- what it reads ----
+
+    def _as_listed(self, left_out: LeftOut | None = None) -> Iterator[InputFile]:
+        for one in self._listed:
+            table = _table_of(one)
+            if table is None or table.shards:
+                yield from list_inputs(one.inputs, one.input_format, left_out)
+
+    def files(self, left_out: LeftOut | None = None) -> Iterator[InputFile]:
+        for file in self._as_listed(left_out):
+            copy = next(self.spool_folder.glob("standard-input-*"), None) if file.path == STDIN else None
+            if copy is not None:
+                status = copy.stat()
+                file = replace(file, path=str(copy), size=status.st_size, version=version_of(status))
+            yield file
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        state, left_out = InputState(), LeftOut()
+        for file in self.files(left_out):
+            state.add(file.path, file.size, file.version)
+        self.left_out = str(left_out)
+        known = state.as_json()
+        if known["files"] or self.schema is None:
+            return known
+        return known | {"fingerprint": hash_bytes(self.schema.serialize().to_pybytes())}  # a table without rows
+
+    @cached_property
+    def schema(self) -> pa.Schema | None:
+        """Of the first table, or file that has one."""
+        table = _table_of(self._listed[0])
+        if table is not None:
+            return table.schema.to_arrow()
+
+        def look(file: Slice, spool: str) -> pa.Schema | None:
+            return open_schema(file, spool) if file.format in TABLES else None
+
+        return self._first_sound(self.files(), look)[1]
+
+    def _first_sound(
+        self, files: Iterator[InputFile], look: Callable[[Slice, str], Seen]
+    ) -> tuple[InputFile | None, Seen | None]:
+        """The first file that is not damaged, and what is seen in it; the others are set aside when they are read."""
+        damaged: InputError | None = None
+        for file in files:
+            try:
+                return file, look(whole(file), self._made_spool_folder())
+            except DamagedError as error:
+                damaged = damaged or InputError(f"{without_secrets(file.path)}: {error}. Get or make it again.")
+        if damaged is not None:
+            raise damaged
+        return None, None
+
+    def _made_spool_folder(self) -> str:
+        """Tables are unpacked into it."""
+        self.spool_folder.mkdir(parents=True, exist_ok=True)
+        return str(self.spool_folder)
+
+    @property
+    def _rules(self) -> TextRules:
+        names = ("documents", "separator", "invalid_utf8", "strict")
+        return TextRules(**{name: getattr(self.settings, name) for name in names}, only_file=self._only_file)
+
+    @property
+    def _files(self) -> FileReader:
+        folder = self._made_spool_folder()
+        names = tuple((str(path), STDIN) for path in self.spool_folder.glob("standard-input-*"))
+        return FileReader(self._rules, self.settings.columns, folder, names)
+
+    @property
+    def reader(self) -> FileRows:
+        return FileRows(self._files)
+
+    def spool(self) -> None:
+        """Copy standard input, if it is one of the inputs, to a file that is known by its content."""
+        if not self.needs_spooling:
+            return
+        file = next(file for file in self._as_listed() if file.path == STDIN)
+        ending = next((end for end, name in COMPRESSIONS.items() if name == file.compression), "")
+        with NewFile(Path(self._made_spool_folder()) / "standard-input") as new:
+            source = open_bytes(STDIN)
+            while block := source.read(_BLOCK):
+                new.write(block)
+            name = f"standard-input-{new.record['xxh3']}.{file.format}{ending}"
+            new.commit(name)
+        os.utime(self.spool_folder / name, (0, 0))
+
+    # ---- units ----
+
+    def units(self) -> Iterator[RowUnit]:
+        if self._rows is None and not self.settings.with_indices:
+            return self._whole_units()
+        return self._chosen()
+
+    def _whole_units(self) -> Iterator[RowUnit]:
+        for index, slices in enumerate(self._groups()):
+            unit = Unit(index, tuple(slices))
+            # Rows of plain text hold the path.
+            paths = [one.path for one in slices if one.format == "txt"]
+            key = key_of(unit.key, paths) if paths else unit.key
+            yield RowUnit(index, key, unit.size, {"slices": [one.as_json() for one in slices]})
+
+    def _groups(self) -> Iterator[list[Slice]]:
+        shards = self.settings.shards
+        if shards is None:
+            return gather(self._slices(self.settings.unit_bytes), self.settings.unit_bytes, lambda one: one)
+        stride = max(1, sum(file.size for file in self.files()) // (_FINE * shards))
+        count = total = 0
+        for slice in self._slices(stride):
+            count, total = count + 1, total + slice.size
+        return evenly(self._slices(stride), lambda one: one.size, shards, count=count, total=total)
+
+    def _slices(self, size: int) -> Iterator[Slice]:
+        rules = self._rules
+        return (one.of_state(file.state) for file in self.files() for one in slice_file(file, size, rules))
+
+    # ---- a slice of all rows, and their numbers ----
+
+    def _chosen(self) -> Iterator[RowUnit]:
+        """The units that hold the wanted rows, with their numbers. Rows are counted as far as needed, and only once."""
+        first, last = self._bounds()
+        numbered = self.settings.with_indices
+        position = index = 0
+        for number, unit in enumerate(self._whole_units()):
+            if position >= last:
+                return
+            is_whole = not numbered and position >= first and last == math.inf
+            count = 0 if is_whole else self._count(number, unit)
+            start, stop = max(0, first - position), int(min(count, last - position))
+            if is_whole:
+                yield replace(unit, index=index)
+                index += 1
+            elif start < stop:
+                part = None if (start, stop) == (0, count) else [start, stop]
+                place = unit.place if part is None else unit.place | {"rows": part}
+                first_row = position + start - first if numbered else None
+                key = unit.key if part is None and first_row is None else key_of(unit.key, part, first_row)
+                yield RowUnit(index, key, unit.size, place, first_row)
+                index += 1
+            position += count
+
+    def _bounds(self) -> tuple[int, float]:
+        rows = self._rows
+        if rows is None:
+            return 0, math.inf
+        if not rows.needs_total:
+            return rows.start or 0, math.inf if rows.stop is None else rows.stop
+        return rows.bounds(sum(self._count(number, unit) for number, unit in enumerate(self._whole_units())))
+
+    def _count(self, number: int, unit: RowUnit) -> int:
+        if number == len(self._counted):
+            self._counted.append(self._files.count(_slices_of(unit)))
+        return self._counted[number]
+
+
+# ---- datasets ----
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetRows(RowReader):
+    table: Any
+    """A datasets.table.Table: it pickles as the paths of its files, or by value when it is small and in memory."""
+    indices: str | None
+    """A file of row numbers; None: the rows in their order."""
+    versions: tuple[tuple[str, str], ...]
+    """Of its files."""
+
+    def read(self, unit: RowUnit, on_reject: OnReject, places: Places) -> Iterator[Rows]:
+        start, stop = unit.place["range"]
+        if self.indices is None:
+            batches = iter(self.table.fast_slice(start, stop - start).to_batches())
+        else:
+            batches = self._gathered(np.load(self.indices, mmap_mode="r")[start:stop])
+        for batch in batches:
+            yield from cut_by_size(batch, BATCH_BYTES)
+
+    def _gathered(self, numbers: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+        """Rows from all over the table: single ones are found without a copy, then put together by their size."""
+        held: list[pa.RecordBatch] = []
+        size = 0
+        for at in range(0, len(numbers), _GATHERED):
+            for row in self.table.fast_gather(np.asarray(numbers[at : at + _GATHERED], dtype=np.int64)).to_batches():
+                if held and size + row.nbytes > BATCH_BYTES:
+                    yield pa.concat_batches(held)
+                    held, size = [], 0
+                held.append(row)
+                size += row.nbytes
+        if held:
+            yield pa.concat_batches(held)
+
+    def require_unchanged(self, unit: RowUnit) -> None:
+        for path, version in self.versions:
+            if not Path(path).exists() or version_of(os.stat(path)) != version:
+                raise _changed(path)
+
+
+class InDataset(Source):
+    """Ranges of a datasets.Dataset. Chosen, shuffled and filtered rows (its indices) are respected; a worker gets the
+    table by path, the indices by a file in the spool."""
+
+    def __init__(self, dataset: Any, settings: MapSettings, spool: Path) -> None:
+        super().__init__(settings, spool)
+        if dataset.format["type"] == "custom":
+            raise ConfigError(
+                "The dataset has a transform (with_transform, set_transform), which is applied to rows as they are "
+                "read.\nGive the function to milldam.map instead, and the dataset without it: dataset.with_format(None)"
+            )
+        self._dataset = dataset
+        require_columns(settings.columns, dataset.column_names, "the dataset")
+        self.columns = list(settings.columns or dataset.column_names)
+        self._table, self.rows = dataset.data.select(self.columns), len(dataset)
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        return self._table.schema
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        files = [(Path(file.path).name, file.size, file.version) for file in self.files()]
+        fingerprint = hash_bytes(repr([self._dataset._fingerprint, files]).encode())
+        return {"files": len(files), "bytes": self._bytes, "fingerprint": fingerprint}
+
+    @property
+    def _bytes(self) -> int:
+        """Of the rows that are chosen, about."""
+        rows = self._table.num_rows
+        return int(self._table.nbytes * self.rows / rows) if rows else 0
+
+    def files(self) -> Iterator[InputFile]:
+        for cached in self._dataset.cache_files:
+            status = os.stat(cached["filename"])
+            yield InputFile(cached["filename"], "arrow", None, status.st_size, version_of(status))
+
+    def units(self) -> Iterator[RowUnit]:
+        rows, size = self.rows, self._bytes
+        count = self.settings.shards or round(size / self.settings.unit_bytes)
+        count = max(1, min(count, rows))
+        edges = [rows * k // count for k in range(count + 1)] if rows else [0]
+        for index, (start, stop) in enumerate(pairwise(edges)):
+            key = key_of(self.identity["fingerprint"], self.columns, start, stop)
+            yield RowUnit(index, key, size * (stop - start) // rows, {"range": [start, stop]}, start)
+
+    @property
+    def reader(self) -> DatasetRows:
+        versions = tuple((file.path, file.version) for file in self.files())
+        return DatasetRows(self._table, self._write_indices(), versions)
+
+    def _write_indices(self) -> str | None:
+        indices = self._dataset._indices
+        if indices is None:
+            return None
+        from milldam.formats.npy import npy_header
+
+        path = self.spool_folder / indices_name(self.identity["fingerprint"])
+        if not path.exists():
+            self.spool_folder.mkdir(parents=True, exist_ok=True)
+            with NewFile(path) as new:
+                new.write(npy_header(np.dtype("<i8"), len(indices)))
+                for chunk in indices.column(0).chunks:
+                    new.write(np.ascontiguousarray(chunk.to_numpy(zero_copy_only=False), dtype="<i8").data)
+                new.commit()
+        return str(path)
+
+
+def indices_name(fingerprint: str) -> str:
+    """In the spool: the row numbers of a dataset."""
+    return f"indices-{fingerprint[:16]}.npy"
+
+
+def _choose_split(source: Any, split: str | None) -> Any:
+    """A dataset of a dict of them, or of the one there is, with the slice that is asked for."""
+    asked = None if split is None else parse_split(split)
+    if isinstance(source, dict):
+        from datasets import concatenate_datasets
+
+        chosen = [source[name] for name in choose_splits(asked, source, "the dataset")]
+        source = chosen[0] if len(chosen) == 1 else concatenate_datasets(chosen)
+    elif asked is not None and asked.names not in ((ALL,), (str(source.split),)):
+        raise ConfigError(f'split "{split}": the dataset is split "{source.split}" alone. Leave split out.')
+    if asked is None or asked.rows is None:
+        return source
+    if not hasattr(source, "__len__"):
+        raise ConfigError(f'split "{split}": a streamed dataset has no slices. Use .skip() and .take() on it.')
+    return source.select(range(*asked.rows.bounds(len(source))))

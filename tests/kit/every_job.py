@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from tests.kit.chat_jobs import TEMPLATE, make_conversations, write_messages
 from tests.kit.document_stores import random_documents, store_of
-from tests.kit.jobs import TOKENIZER, write_lines
+from tests.kit.jobs import TOKENIZER, run_milldam, write_lines
 from tests.kit.preprocess_jobs import fresh_texts, tree_bytes, write_config
 from tests.kit.qa_jobs import SIZES, write_examples
 
@@ -30,17 +33,42 @@ class Case:
     ending: str = ""
     out: tuple[object, ...] = ("--workers", 1, "-o")
     """The words in front of the place of its result."""
+    index: Path | None = None
+    """An index that the job adds to: each result has a copy of it, at the same place beside it."""
 
     def path(self, out: str) -> Path:
-        return self.folder / f"{out}{self.ending}"
+        if self.index is None:
+            return self.folder / f"{out}{self.ending}"
+        if not (self.folder / out).exists():
+            shutil.copytree(self.index, self.folder / out / self.index.name)
+        return self.folder / out / "store"
 
     def to(self, out: str) -> tuple[object, ...]:
         return (*self.words, *self.out, self.path(out))
 
+    def cwd(self, out: str) -> Path | None:
+        """Where the words are to be said; None: anywhere."""
+        return None if self.index is None else self.path(out).parent
+
     def made(self, out: str) -> dict[str, bytes]:
         """Every file of the result, but for what tells of the run."""
         path = self.path(out)
-        return tree_bytes(path) if path.is_dir() else {"": path.read_bytes()}
+        made = tree_bytes(path) if path.is_dir() else {"": path.read_bytes()}
+        if self.index is not None:
+            made |= {name: data for name, data in tree_bytes(path.parent).items() if name.endswith(".hashes")}
+        return made
+
+    def kept(self, out: str) -> Path:
+        """Where an unfinished run keeps what is done."""
+        path = self.path(out)
+        beside = path.with_name(f".{path.name}.milldam-export")
+        return beside if self.words[0] == "export" else path / "run"
+
+    def traces(self, out: str) -> list[Path]:
+        """Files that only a run at work may have, wherever it puts them."""
+        path = self.path(out)
+        inside = path.rglob("*") if path.is_dir() else iter(())
+        return [*path.parent.glob(f".{path.name}*"), *(one for one in inside if one.suffix == ".tmp")]
 
     def task(self, out: str, stage: str, *which: object) -> tuple[object, ...]:
         return ("run-units", "--stage", stage, *which, *self.to(out))
@@ -67,9 +95,47 @@ def near_job(folder: Path) -> Case:
     datasets = [write_lines(folder / f"near-{k}.jsonl", texts[k::3]) for k in range(3)]
     with datasets[1].open("a") as last:
         last.write('{"title": "no text here"}\n')
-    rules = {"dedup": {"near": {}}, "shard_size": "100KB", "write_dropped": True}
+    rules = {"dedup": {"near": {"prefer": "longest"}}, "shard_size": "100KB", "write_dropped": True}
     config = {"datasets": [*map(str, datasets)], "tokenizer": str(TOKENIZER), "out": str(folder / "never"), **rules}
     return Case(("preprocess", write_config(folder / "near.yaml", config)), (), folder)
+
+
+def everything_job(folder: Path) -> Case:
+    """Exact, seen before, near, contaminated; too short; splits by tokens; rows; an index that grows; rejects."""
+    base = fresh_texts(300, 3, words=(30, 60))
+    texts = [*base, *base[:20], *(f"{text} more" for text in base[20:60]), *(f"short {k}" for k in range(9))]
+    datasets = [write_lines(folder / f"all-{k}.jsonl", texts[k::3]) for k in range(3)]
+    with datasets[1].open("a") as last:
+        last.write('{"text": 7}\n')
+    write_lines(folder / "items.jsonl", [" ".join(base[70].split()[:20])])
+    write_lines(folder / "old.jsonl", base[80:110])
+    common = {"tokenizer": str(TOKENIZER), "dedup": {"index": "seen", "near": {}}, "shard_size": "100KB"}
+    old = write_config(folder / "old.yaml", {"datasets": str(folder / "old.jsonl"), "out": "old", **common})
+    run_milldam("preprocess", old, cwd=folder)
+    rules = {
+        "decontaminate": str(folder / "items.jsonl"),
+        "filters": {"min_tokens": 9},
+        "splits": {"val_tokens": 3000},
+        "packing": {"strategy": "best_fit", "write": True},
+        "seq_len": 128,
+        "write_dropped": True,
+    }
+    config = {"datasets": [*map(str, datasets)], "out": "never", **common, **rules}
+    path = write_config(folder / "all.yaml", config)
+    return Case(("preprocess", path), (), folder, out=("--workers", 2, "-o"), index=folder / "seen")
+
+
+def pairs_job(folder: Path) -> Case:
+    """A stream of preference pairs: one unit that comes in parts, each with two sides."""
+    lines = []
+    for k, text in enumerate(fresh_texts(900, 4, words=(20, 40))):
+        prompt, answer = [{"role": "user", "content": f"{k}?"}], {"role": "assistant", "content": text}
+        worse = {"role": "assistant", "content": text[::-1]}
+        lines.append(json.dumps({"prompt": prompt, "chosen": [answer], "rejected": [worse]}) + "\n")
+    (folder / "pairs.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode(), 1))
+    (folder / "tags.jinja").write_text(TEMPLATE, "utf-8")
+    words = ("tokenize", folder / "pairs.jsonl.gz", "--tokenizer", TOKENIZER, "--chat", "--shard-size", "60KB")
+    return Case((*words, "--chat-template", folder / "tags.jinja"), ("tokenize",), folder)
 
 
 def feed_job(folder: Path) -> Case:
@@ -122,5 +188,11 @@ JOBS: dict[str, Callable[[Path], Case]] = {
     "import": import_job,
     "export of a file": lambda folder: export_job(folder, "npy"),
 }
-NO_ARRAYS: dict[str, Callable[[Path], Case]] = {"near": near_job, "feed": feed_job}
-"""Jobs that array tasks do not do, or that these have tests of their own for."""
+OTHERS: dict[str, Callable[[Path], Case]] = {
+    "near": near_job,
+    "everything": everything_job,
+    "pairs": pairs_job,
+    "feed": feed_job,
+}
+"""Jobs that array tasks do not do, or whose stages are many."""
+ALL_JOBS = JOBS | OTHERS

@@ -38,7 +38,7 @@ class Faults:
     def __init__(self, folder: Path, library: Path) -> None:
         self._folder, self._library, self._count = folder.resolve(), library, folder / "fault-count"
 
-    def run(self, fault: Fault, words: tuple[object, ...]) -> subprocess.CompletedProcess[str]:
+    def run(self, fault: Fault, words: tuple[object, ...], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         """The command line as a process group of its own, all of which a kill ends."""
         self._count.write_bytes(bytes(8))
         kind = fault.kind if fault.kind in (SHORT, KILL) else str(getattr(errno, fault.kind))
@@ -52,11 +52,12 @@ class Faults:
             text=True,
             timeout=120,
             start_new_session=True,
+            cwd=cwd,
         )
 
-    def count(self, call: str, words: tuple[object, ...]) -> int:
+    def count(self, call: str, words: tuple[object, ...], cwd: Path | None = None) -> int:
         """How many such calls a command makes that meets no fault."""
-        done = self.run(Fault(call, SHORT, _NEVER), words)
+        done = self.run(Fault(call, SHORT, _NEVER), words, cwd)
         assert done.returncode == 0, done.stderr
         return self.calls
 

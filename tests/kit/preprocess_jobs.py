@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import itertools
 import json
-import os
 import random
 import re
 import sys
@@ -225,68 +223,3 @@ def tree_bytes(out: Path) -> dict[str, bytes]:
     """Every file of a store and its rows, but for the run folder."""
     files = (path for path in out.rglob("*") if path.is_file() and path.relative_to(out).parts[0] != "run")
     return {str(path.relative_to(out)): path.read_bytes() for path in sorted(files)}
-
-
-# ---- jobs that die ----
-
-CRASHED = 9
-PATCHES = {
-    "start": "milldam.run.folder:RunFolder.start",
-    "record": "milldam.run.records:Records.add",
-    "append": "milldam.run.records:Journal.append",
-    "stage": "milldam.run.session:Session.work",
-    "fingerprints": "milldam.dedup.fingerprints:FingerprintWriter.commit",
-    "signatures": "milldam.dedup.minhash:SignatureWriter.commit",
-    "pin": "milldam.dedup.index:_link",
-    "exact": "milldam.dedup.exact:resolve_exact",
-    "rank": "milldam.dedup.ranking:rank",
-    "pairs": "milldam.dedup.candidates:find_pairs",
-    "sketches": "milldam.dedup.sketches:SketchWriter.put_in_place",
-    "verify": "milldam.dedup.near:verify_pairs",
-    "decide": "milldam.dedup.near:decide",
-    "removed": "milldam.dedup.near:remove_work",
-    "shard": "milldam.stores.tokens.writer:ShardWriter.commit",
-    "index_hashes": "milldam.dedup.index:DedupIndex._write_hashes",
-    "index_record": "milldam.dedup.index:write_json",
-    "index_orphans": "milldam.dedup.index:DedupIndex._remove_orphans",
-    "rejects": "milldam.pipeline.finishing:write_audit",
-    "dropped": "milldam.pipeline.finishing:_gather",
-    "manifest": "milldam.stores.tokens.manifest:Manifest.write_with",
-    "pack": "milldam.pipeline.finishing:pack_store",
-    "row_shard": "milldam.packing.rows:_RowShard.commit",
-    "summary": "milldam.run.summary:Summary.write",
-    "remove": "milldam.pipeline.finishing:Finish._clean_up",
-    "report": "milldam.report:write_report",
-    "status": "milldam.run.folder:Presence.tell",
-}
-
-
-def run_in(folder: Path, config: dict[str, Any], crash: tuple[str, str, int] | None) -> None:
-    """The job in a folder, all in this process; dies `before` or `after` the n-th call of a function of `PATCHES`."""
-    from milldam.run.pools import LocalPool, SerialExecutor
-
-    os.chdir(folder)
-    setattr(LocalPool, "executor", lambda pool, stage, workers: SerialExecutor())  # noqa: B010
-    if crash is not None:
-        _die_at(*crash)
-    run_preprocess(config)
-
-
-def _die_at(name: str, when: str, number: int) -> None:
-    place, _, path = PATCHES[name].partition(":")
-    owner: Any = importlib.import_module(place)
-    *outer, attribute = path.split(".")
-    for one in outer:
-        owner = getattr(owner, one)
-    original, calls = getattr(owner, attribute), itertools.count(1)
-
-    def patched(*arguments: Any, **options: Any) -> Any:
-        now = next(calls) == number
-        if now and when == "before":
-            os._exit(CRASHED)
-        result = original(*arguments, **options)
-        if now:
-            os._exit(CRASHED)
-        return result
-
-    setattr(owner, attribute, patched)

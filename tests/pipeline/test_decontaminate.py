@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
 import random
 import time
 from functools import partial
@@ -16,13 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 from tests.kit.jobs import DEMO, invoke, run_here, set_aside, write_lines
 from tests.kit.preprocess_jobs import (
-    CRASHED,
     config_of,
     drops_by_stage,
     fresh_texts,
     lines_job,
     make_words,
-    run_in,
     summary_of,
     texts_in,
     tree_bytes,
@@ -238,35 +235,6 @@ def test_bytes_are_equal_for_any_workers_and_without_dedup(
     assert tree_bytes(one.path) == tree_bytes(two.path)
     assert len(findings(one.path)) == 80 * 12
     assert "not forked" not in caplog.text
-
-
-@pytest.mark.parametrize(
-    "crash",
-    [
-        ("fingerprints", "after", 2),
-        pytest.param(("stage", "before", 2), marks=pytest.mark.slow),
-        pytest.param(("stage", "after", 3), marks=pytest.mark.slow),
-        pytest.param(("shard", "after", 1), marks=pytest.mark.slow),
-        pytest.param(("manifest", "before", 1), marks=pytest.mark.slow),
-    ],
-)
-def test_killed_anywhere_the_same_comes_out(tmp_path: Path, crash: tuple[str, str, int]) -> None:
-    """In the first pass, around the decision, in the second pass and at the end."""
-    config = _kill_job(tmp_path)
-    for name, when in (("whole", None), ("killed", crash), ("killed", None)):
-        (tmp_path / name).mkdir(exist_ok=True)
-        process = multiprocessing.get_context("spawn").Process(target=run_in, args=(tmp_path / name, config, when))
-        process.start()
-        process.join()
-        assert process.exitcode == (CRASHED if when else 0)
-    assert tree_bytes(tmp_path / "killed" / "out") == tree_bytes(tmp_path / "whole" / "out")
-
-
-def _kill_job(folder: Path) -> dict[str, Any]:
-    evals = write_evals(folder / "evals.jsonl")
-    path = write_lines(folder / "corpus.jsonl", [f"{text} {k}" for k in range(12) for text in planted()])
-    rules = {"decontaminate": [{"path": evals}], "shard_size": "100KB", "dedup": "near"}
-    return config_of(Path("out"), path, **rules)
 
 
 def test_a_changed_evaluation_set_costs_what_it_changes(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +14,10 @@ import pytest
 from tests.kit.chat_jobs import write_template
 from tests.kit.jobs import TOKENIZER, invoke
 from tests.kit.preprocess_jobs import (
-    CRASHED,
     cleaned,
     config_of,
     fresh_texts,
     preprocess,
-    run_in,
     summary_of,
     texts_in,
     tokenizer,
@@ -263,24 +260,3 @@ def test_a_file_more_costs_its_units(tmp_path: Path) -> None:
     assert tree_bytes(store.path) == tree_bytes(fresh.path)
     # All the documents are counted, also those of units that were not read again.
     assert summary_of(store.path)["near"]["prefer"] == summary_of(fresh.path)["near"]["prefer"]
-
-
-@pytest.mark.parametrize(
-    "crash", first_quick([(("rank", "after", 1),), (("signatures", "after", 2),), (("record", "after", 1),)])
-)
-def test_killed_and_resumed_the_result_is_the_same(tmp_path: Path, crash: tuple[str, str, int]) -> None:
-    """While values are written, after a unit, and once documents are ranked."""
-    rows = make_rows(6, clusters=150)
-    path = write_rows(tmp_path / "rows.jsonl", rows)
-    config = config_of(tmp_path / "out", path, dedup=BY_SCORE, shard_size="100KB")
-    context = multiprocessing.get_context("spawn")
-    codes = []
-    for point in (crash, None):
-        process = context.Process(target=run_in, args=(tmp_path, config, point))
-        process.start()
-        process.join()
-        codes.append(process.exitcode)
-    assert codes == [CRASHED, 0]
-    assert texts_in(tmp_path / "out") == chosen(rows)
-    preprocess(tmp_path / "whole", path, dedup=BY_SCORE, shard_size="100KB")
-    assert tree_bytes(tmp_path / "out") == tree_bytes(tmp_path / "whole")

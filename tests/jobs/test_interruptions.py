@@ -1,18 +1,16 @@
-"""Killed anywhere, nothing lost: real kills of real processes, and a disk that is really full."""
+"""Interrupted, killed alone, out of disk: what a run says and leaves, and that the same command completes it."""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
 import os
-import random
 import re
 import shutil
 import signal
 import subprocess
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -21,7 +19,6 @@ from tests.kit.jobs import (
     MILLDAM,
     TOKENIZER,
     invoke,
-    kill_group,
     leftovers,
     recorded,
     run_milldam,
@@ -34,9 +31,6 @@ from tests.kit.jobs import (
 
 import milldam
 from milldam.stores.verify import verify
-
-KILLS = 10
-
 
 # Options that let a job run in this process, whose memory holds what the tests before have loaded.
 HERE = ("--memory", "4GB", "--workers", 1)
@@ -88,48 +82,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Job:
 def stream(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """A compressed stream: one unit that is committed in parts."""
     return make_job(tmp_path_factory.mktemp("stream"), compressed=True)
-
-
-@pytest.mark.parametrize(
-    ("kind", "most"),
-    [
-        ("plain", 2),
-        pytest.param("plain", KILLS, marks=pytest.mark.slow),
-        pytest.param("stream", KILLS, marks=pytest.mark.slow),
-    ],
-)
-def test_killed_again_and_again_the_result_is_the_same(
-    kind: str, most: int, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    """SIGKILL for the whole group at random times; the same command goes on each time and ends with the same bytes."""
-    job: Job = request.getfixturevalue(kind)
-    rng = random.Random(f"kill {kind}")
-    out, rounds, kills, progressed = tmp_path / "0", 1, 0, 0
-    while kills < most:
-        before = recorded(out)
-        with started(*job.command(out)) as process:
-            if kills % 2:
-                # While it works, and a little later; otherwise at any time from its start.
-                wait_until(partial(has_progressed, out, before), process)
-                time.sleep(rng.uniform(0, 0.2))
-            else:
-                time.sleep(rng.uniform(0.2, 1.5))
-            finished = process.poll() is not None
-            kill_group(process)
-        if finished:
-            assert process.returncode == 0
-            job.assert_finished(out)
-            out, rounds = tmp_path / str(rounds), rounds + 1
-            continue
-        kills += 1
-        progressed += recorded(out) > before
-    run_milldam(*job.command(out))
-    job.assert_finished(out)
-    assert progressed > most // 3, "too few kills fell into the work: the test has lost its point"
-
-
-def has_progressed(out: Path, before: int) -> bool:
-    return recorded(out) > before
 
 
 @pytest.mark.parametrize(

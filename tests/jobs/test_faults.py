@@ -1,4 +1,4 @@
-"""Faults of a disk, in every job: the result is right, or the run says what failed, where, and what to do.
+"""Faults of a disk and kills, in every job: the result is right, or the run says what failed, where, and what to do.
 
 A job is added in `tests/kit/every_job.py`: its words on the command line and where its result lies.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.every_job import JOBS, NO_ARRAYS, Case
+from tests.kit.every_job import ALL_JOBS, Case
 from tests.kit.faults import KILL, SHORT, Fault, Faults, build_shim
 from tests.kit.jobs import TOKENIZER, run_here, run_milldam, set_aside, write_lines
 from tests.kit.preprocess_jobs import fresh_texts, tree_bytes, write_config
@@ -20,9 +20,7 @@ from tests.kit.quick import first_quick
 import milldam
 
 ALWAYS = 1 << 60
-ALL_JOBS: dict[str, Callable[[Path], Case]] = JOBS | NO_ARRAYS
-ORDER = ["near", "export of a folder", "tokenize", *(name for name in ALL_JOBS)]
-NAMES = list(dict.fromkeys(ORDER))
+NAMES = list(dict.fromkeys(["near", "export of a folder", "tokenize", "everything", *ALL_JOBS]))
 """The first of them are looked at by `make test`."""
 
 
@@ -37,6 +35,13 @@ def faults(shim: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     yield Faults(tmp_path, shim)
 
 
+def done(job: Case, out: str) -> dict[str, bytes]:
+    """Do a job, or what is left of it; every file of its result."""
+    run_milldam(*job.to(out), cwd=job.cwd(out))
+    assert job.traces(out) == []
+    return job.made(out)
+
+
 @pytest.mark.parametrize("name", first_quick(NAMES))
 @pytest.mark.parametrize("call", ["write", "read"])
 def test_what_is_written_or_read_only_in_part_is_completed(
@@ -44,11 +49,10 @@ def test_what_is_written_or_read_only_in_part_is_completed(
 ) -> None:
     """The system takes, or gives, half of what it is asked for, every time: the same bytes."""
     job = ALL_JOBS[name](tmp_path)
-    run_milldam(*job.to("clean"))
-    met = faults.run(Fault(call, SHORT, times=ALWAYS), job.to("out"))
+    met = faults.run(Fault(call, SHORT, times=ALWAYS), job.to("out"), job.cwd("out"))
     assert met.returncode == 0, met.stderr
     assert faults.calls > 20
-    assert job.made("out") == job.made("clean")
+    assert job.made("out") == done(job, "clean")
 
 
 FAULTS = (
@@ -57,6 +61,7 @@ FAULTS = (
     "ENOSPC write",
     "kill rename",
     "kill write",
+    "kill fsync",
     "EIO read",
     "ESTALE fsync",
     "EIO write",
@@ -71,19 +76,31 @@ def test_a_run_that_fails_says_why_and_the_next_one_completes_it(
     """At calls from the first to the last: what, where and what to do; then the same bytes, and nothing left over."""
     kind, call = fault.split()
     job = ALL_JOBS[name](tmp_path)
-    calls = faults.count(call, job.to("clean"))
+    calls = faults.count(call, job.to("clean"), job.cwd("clean"))
+    clean = job.made("clean")
     for at in spread(calls, 3 if name in NAMES[:2] else 12):
         out = f"out-{at}"
-        met = faults.run(Fault(call, kind, at), job.to(out))
+        met = faults.run(Fault(call, kind, at), job.to(out), job.cwd(out))
         if kind == KILL:
             assert met.returncode in (-9, 0)
         elif met.returncode:
             assert met.returncode in (3, 4), met.stderr
             assert str(tmp_path) in met.stderr and "run the same command again" in met.stderr.lower(), met.stderr
             assert "Traceback" not in met.stderr and " bug " not in met.stderr
-        run_milldam(*job.to(out))
-        assert job.made(out) == job.made("clean")
-        assert [path.name for path in tmp_path.glob(f".{out}*")] == []
+        assert done(job, out) == clean
+
+
+@pytest.mark.parametrize("name", first_quick(["everything", *(name for name in NAMES if name != "everything")]))
+def test_killed_again_and_again_it_comes_to_the_same_end(name: str, faults: Faults, tmp_path: Path) -> None:
+    """Each run of the same folder dies a few steps further on."""
+    job = ALL_JOBS[name](tmp_path)
+    kills = 0
+    for at in (2, 3, 5, 8, 13, 21, 34):
+        met = faults.run(Fault("rename", KILL, at), job.to("out"), job.cwd("out"))
+        assert met.returncode in (-9, 0), met.stderr
+        kills += met.returncode == -9
+    assert kills >= 2
+    assert done(job, "out") == done(job, "clean")
 
 
 WAYS_TO_KILL = (("rename", [6]), ("rename", range(15)), ("remove", range(15)))

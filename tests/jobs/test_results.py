@@ -1,43 +1,38 @@
-"""What one job can, all can: array tasks, resuming, status, Ctrl-C, --json, Ray; always the bytes of a local run."""
+"""What one job can, all can: workers, budgets, array tasks, Slurm, Ray, status; always the bytes of a local run."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.every_job import JOBS, Case
+from tests.kit.every_job import ALL_JOBS, JOBS, Case
+from tests.kit.faults import KILL, Fault, Faults, build_shim
 from tests.kit.jobs import MILLDAM, invoke, read_only, run_milldam
 from tests.kit.quick import first_quick
-
-from milldam.run.session import Session
-
-DIES = """
-import os, signal, sys
-from milldam.cli import main
-from milldam.run.records import Records
-
-add = Records.add
-
-def add_and_die(self, record):
-    add(self, record)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-Records.add = add_and_die
-main(sys.argv[1:])
-"""
-"""A run that is killed when its first unit is recorded."""
 
 
 @pytest.fixture(params=first_quick(JOBS, 4))
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Case]:
     """Each of the jobs, done once."""
     yield JOBS[request.param](tmp_path)
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_shim(tmp_path_factory.mktemp("shim"))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    pytest.importorskip("ray")
+    from tests.kit.ray_clusters import two_nodes
+
+    with two_nodes() as nodes:
+        yield nodes
 
 
 def done(*words: object) -> str:
@@ -67,18 +62,18 @@ def test_array_tasks_make_what_one_run_makes(job: Case) -> None:
     assert status(job.path("arrays"))["state"] == status(job.path("local"))["state"] == "finished"
 
 
-def test_a_killed_array_task_goes_on_after_its_last_record(job: Case) -> None:
-    """SIGKILL when the first unit is recorded: its record stays, status shows it, and the same task does the rest."""
+def test_a_killed_array_task_goes_on_after_its_last_record(job: Case, shim: Path) -> None:
+    """SIGKILL when its first file is whole; status shows it, and the same task does the rest."""
     done(*job.to("local"), "--quiet")
     done(*job.task("arrays", "prepare"))
     *before, last = job.stages
     for stage in before:
         done(*job.task("arrays", stage, "--index", 0, "--of", 1))
-    task = [str(word) for word in job.task("arrays", last, "--index", 0, "--of", 1)]
-    killed = subprocess.run([sys.executable, "-c", DIES, *task], capture_output=True)
+    task = job.task("arrays", last, "--index", 0, "--of", 1)
+    killed = Faults(job.folder, shim).run(Fault("rename", KILL, 4), task)
     assert killed.returncode == -9, killed.stderr
-    found = status(job.path("arrays"))
-    assert found["state"] == "ended" and found["array_tasks"][f"{last}-0-of-1"]["state"] == "ended"
+    shown = status(job.path("arrays"))
+    assert shown["state"] == "ended" and shown["array_tasks"][f"{last}-0-of-1"]["state"] == "ended"
     done(*task)
     done(*job.task("arrays", "finish"))
     assert job.made("arrays") == job.made("local")
@@ -108,21 +103,15 @@ def test_a_finished_store_is_up_to_date_where_nothing_can_be_written(tmp_path: P
         assert refused.exit_code == 4 and "not writable" in refused.output
 
 
-def test_ctrl_c_says_how_to_resume(job: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit code 130 and the command; it makes what an uninterrupted run makes."""
-    done(*job.to("local"), "--quiet")
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    words = [str(word) for word in job.to("out")]
-    with monkeypatch.context() as patched:
-        patched.setattr(Session, "work", interrupted)
-        patched.setattr(sys, "argv", ["milldam", *words])
-        result = invoke(*words)
-    assert result.exit_code == 130 and f"  milldam {words[0]} " in result.output
-    done(*words)
-    assert job.made("out") == job.made("local")
+@pytest.mark.parametrize(
+    "name", first_quick(["everything", *(name for name in ALL_JOBS if name not in ("everything", "feed"))])
+)
+def test_workers_and_budget_change_no_byte(name: str, tmp_path: Path) -> None:
+    """One worker with ample memory, three in the least that carries the job."""
+    job = ALL_JOBS[name](tmp_path)
+    for out, options in {"one": ("--workers", 1), "three": ("--workers", 3, "--memory", "400MB")}.items():
+        run_milldam(*job.to(out), *options, cwd=job.cwd(out))
+    assert job.made("three") == job.made("one")
 
 
 @pytest.mark.slow
@@ -142,16 +131,12 @@ def test_the_script_of_every_job(job: Case, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["chat", "import", "export of a folder", "export of a file"])
-def test_conversations_imports_and_exports_on_ray(name: str, tmp_path: Path) -> None:
-    """On a cluster of two nodes: the bytes of this machine. The other jobs are in test_ray_jobs.py."""
-    pytest.importorskip("ray")
-    from tests.kit.ray_clusters import two_nodes
-
-    job = JOBS[name](tmp_path)
+@pytest.mark.parametrize("name", ["near", "pairs", *JOBS])
+def test_every_job_on_ray(name: str, tmp_path: Path, cluster: Any) -> None:
+    """On a cluster of two nodes: the bytes of this machine."""
+    job = ALL_JOBS[name](tmp_path)
     run_milldam(*job.to("local"), "--quiet")
-    with two_nodes() as cluster:
-        run_milldam(*job.to("ray"), "--memory", "600MB", "--executor", "ray", "--address", cluster.address)
+    run_milldam(*job.to("ray"), "--memory", "600MB", "--executor", "ray", "--address", cluster.address)
     assert job.made("ray") == job.made("local")
 
 

@@ -21,8 +21,7 @@ from milldam.files import hash_bytes, hash_rest
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.loader.views import Trainable
 from milldam.stores.kinds import TokenizerFacts
-from milldam.stores.tokens.verify import verify_arrays
-from milldam.stores.verify import CHANGED
+from milldam.stores.verify import CHANGED, verify_arrays
 
 OPENERS = {".npy": "npy", ".bin": "nanogpt", ".idx": "megatron"}
 """How the name of a file ends -> the module here that opens it. A .bin with an .idx beside it is Megatron's."""

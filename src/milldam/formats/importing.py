@@ -43,7 +43,8 @@ from milldam.run.records import RECORDS, Record, Records, sweep
 from milldam.run.session import Session
 from milldam.run.summary import Observer, Summary
 from milldam.run.units import Identity, key_of
-from milldam.stores.kinds import TOKENS, live_files
+from milldam.stores.generations import live_files
+from milldam.stores.kinds import TOKENS
 from milldam.stores.place import Folder
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import (

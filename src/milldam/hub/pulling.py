@@ -34,7 +34,8 @@ from milldam.files import (
 from milldam.hub.client import explained, files_at, hub_api, read_file, repo_name
 from milldam.hub.contents import Contents, kind_among, parse_contents, select_split
 from milldam.run.summary import Summary
-from milldam.stores.kinds import live_files, replacing, store_kind
+from milldam.stores.generations import keep, live_files
+from milldam.stores.kinds import store_kind
 
 _STREAMS = 4
 """Files that are fetched at a time."""
@@ -177,8 +178,8 @@ def _put_in_place(out: Path, contents: Contents, record: dict[str, Any], *, is_n
     sync_folder(out)
     manifest = out / contents.kind.manifest
     if is_new:
-        with replacing(manifest):
-            write_file(manifest, contents.manifest_bytes)
+        keep(manifest)
+        write_file(manifest, contents.manifest_bytes)
     # What someone still reads goes with a later pull.
     kept = contents.names | set(live_files(out, contents.kind))
     stale = [name for name in record["files"] if name not in kept and (out / name).exists()]

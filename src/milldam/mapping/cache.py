@@ -26,7 +26,7 @@ from milldam.files import TEMPORARY_SUFFIX, explain_os_errors, user_cache
 from milldam.memory import parse_size
 from milldam.remote import default_bytes
 from milldam.run.folder import RUN_FOLDER
-from milldam.stores.kinds import Held
+from milldam.stores.generations import Held
 from milldam.stores.table.manifest import IN_USE, NAME
 
 SIZE_VARIABLE = "MILLDAM_MAP_CACHE_SIZE"

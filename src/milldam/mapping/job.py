@@ -54,7 +54,8 @@ from milldam.run.summary import Observer, Summary, log
 from milldam.run.units import Identity, key_of
 from milldam.sources.compression import STDIN
 from milldam.sources.units import InputFile
-from milldam.stores.kinds import TABLE, live_files
+from milldam.stores.generations import live_files
+from milldam.stores.kinds import TABLE
 from milldam.stores.table.manifest import NAME, MadeUnit, TableManifest, TableSchema, TableShard
 from milldam.stores.table.reader import as_schema
 from milldam.stores.table.writer import ENDING, ROWS

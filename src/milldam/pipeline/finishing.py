@@ -29,7 +29,8 @@ from milldam.run.records import Records, sweep
 from milldam.run.session import Session
 from milldam.run.summary import SUMMARY, Summary
 from milldam.sources.units import Unit
-from milldam.stores.kinds import AUDIT_FILES, TOKENS, live_files, write_audit
+from milldam.stores.generations import live_files
+from milldam.stores.kinds import AUDIT_FILES, TOKENS, write_audit
 from milldam.stores.place import Folder
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import (

@@ -42,7 +42,8 @@ from milldam.run.session import Session, Stage
 from milldam.run.summary import Observer, Summary
 from milldam.run.units import Identity, Keys
 from milldam.stores.features.manifest import FeatureManifest, FeatureShard, template_facts
-from milldam.stores.kinds import FEATURES, live_files
+from milldam.stores.generations import live_files
+from milldam.stores.kinds import FEATURES
 from milldam.stores.verify import has_every_file
 
 if TYPE_CHECKING:

@@ -97,7 +97,7 @@ class RemotePlace:
         return f"{self.name}: no store there (no {TOKENS.manifest}). Is the address right, and the upload complete?"
 
     def _shards(self) -> int:
-        return self._small.get(TOKENS.manifest, b"").count(b'\n   "bin": {')
+        return self._small.get(TOKENS.manifest, b"").count(b'"bin": {')
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemotePlace, self._made_from

@@ -14,10 +14,11 @@ from typing import IO, TYPE_CHECKING, TypeAlias, TypeVar
 
 from milldam.errors import MismatchError, StoreError
 from milldam.files import file_blocks
-from milldam.stores.kinds import TOKENS, FileRecord, Held, hold, kept_manifest
+from milldam.stores.generations import KEPT, Held, hold
 
 if TYPE_CHECKING:
     from milldam.remote.place import RemoteFiles, RemotePlace
+    from milldam.stores.kinds import FileRecord
 
 BLOCK_BYTES = 1 << 20
 
@@ -41,7 +42,8 @@ class Folder:
 
     def __init__(self, folder: Path, manifest: Path | None = None) -> None:
         """`manifest`: that of an earlier generation."""
-        self.folder = folder
+        self.folder, self.name, self.rows = folder, str(folder), folder / "rows"
+        """Its path, what messages call it, and the folder for rows of packing that are computed from it once."""
         self._manifest = manifest
         self._held: dict[str, Held] = {}
 
@@ -59,16 +61,6 @@ class Folder:
             return None
         except OSError as error:
             raise StoreError(f"{path}: can't be read ({error.strerror}).") from None
-
-    @property
-    def name(self) -> str:
-        """What messages call it: a path, or an address without secrets."""
-        return str(self.folder)
-
-    @property
-    def rows(self) -> Path:
-        """Folder for the rows of packing that are computed from the store once."""
-        return self.folder / "rows"
 
     def read(self, file: str) -> bytes | None:
         """A small file whole; None: there is none."""
@@ -101,16 +93,14 @@ class Folder:
         with (self.folder / file).open("rb") as opened:
             return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
 
-    def not_a_store(self) -> str:
-        """Why there is no token store here, when there is no manifest of one."""
-        return TOKENS.missing_in(self.folder)
 
-
-def same_generation(place: P, fingerprint: str, fingerprint_of: Callable[[P], str]) -> P | Folder:
+def same_generation(place: P, fingerprint: str, fingerprint_of: Callable[[P | Folder], str]) -> P | Folder:
     """The generation of a store that was opened elsewhere: what lies there now, or an earlier one that is kept."""
     if fingerprint_of(place) == fingerprint:
         return place
-    kept = None if place.folder is None else kept_manifest(place.folder, fingerprint)
-    if place.folder is None or kept is None:
-        raise MismatchError(f"{place.name}: it is not the store that was opened. Open it again.")
-    return Folder(place.folder, kept)
+    if place.folder is not None:
+        for manifest in (place.folder / KEPT).glob("*.json"):
+            kept = Folder(place.folder, manifest)
+            if fingerprint_of(kept) == fingerprint:
+                return kept
+    raise MismatchError(f"{place.name}: it is not the store that was opened. Open it again.")

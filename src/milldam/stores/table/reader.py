@@ -22,7 +22,7 @@ from milldam.errors import ConfigError, StoreError, did_you_mean
 from milldam.files import address_of, in_home
 from milldam.markup import counted, in_notebook
 from milldam.memory import format_size
-from milldam.stores.kinds import Held, hold
+from milldam.stores.generations import Held, hold
 from milldam.stores.place import Folder, same_generation
 from milldam.stores.table.manifest import IN_USE, NAME, TableManifest, read
 

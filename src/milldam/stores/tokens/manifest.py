@@ -3,7 +3,7 @@
 It holds nothing that differs between two runs of the same job: no times, no worker counts, no paths of
 this machine but those of the input. So equal input and settings give equal bytes.
 
-Shards are written and read some hundreds at a time. Read, a shard takes about 0.9 KB of memory (its text 0.4 KB): a
+A shard is a line of it; they are written and read some hundreds at a time. Read, a shard takes about 0.9 KB of memory (its text 0.4 KB): a
 store of 60,000 shards, 15 TB of text, about 55 MB and half a second.
 
 A `Tally` is what became of the records of a dataset: read = rejected + dropped + kept. Counted once, from the records
@@ -23,7 +23,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
-from json.encoder import encode_basestring as _quoted
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,7 +30,7 @@ import xxhash
 
 from milldam.checked import checked, parse_json
 from milldam.errors import StoreError
-from milldam.files import TEMPORARY_SUFFIX, explain_os_errors, file_blocks, hash_bytes, is_whole_text, stays_in_folder
+from milldam.files import TEMPORARY_SUFFIX, explain_os_errors, hash_bytes, is_whole_text, stays_in_folder
 from milldam.stores.kinds import TOKENS, AuditFiles, ChatFacts, FileRecord, InputFacts, TokenDtype, TokenizerFacts
 from milldam.stores.place import Folder, Place
 
@@ -116,8 +115,7 @@ def _summed(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
 
 NAME = TOKENS.manifest
 # Whole lines of the text: a string in it has no line ends, so nothing else can look like them.
-_FIRST_SHARD, _BEHIND_SHARDS = b'\n "shards": [\n', b"\n ],\n"
-_BEHIND_A_SHARD = b"\n  },\n"
+_BEFORE_SHARDS, _BEHIND_SHARDS = b'\n "shards": [\n', b"\n ],\n"
 _HASH = re.compile(rb'"xxh3": "([0-9a-f]+)"')
 _BLOCK_BYTES = 1 << 18
 _TOTALS = ("documents", "tokens", "text_bytes")
@@ -154,6 +152,36 @@ class Shard:
         known = ((ending, getattr(self, ending)) for ending in SHARD_FILES)
         return {ending: record for ending, record in known if record is not None}
 
+    def as_line(self) -> str:
+        known = ((one.name, getattr(self, one.name)) for one in fields(self))
+        return json.dumps({name: value for name, value in known if value is not None}, ensure_ascii=False)
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over shards."""
+
+    shards: int = 0
+    documents: int = 0
+    tokens: int = 0
+    text_bytes: int = 0
+    characters: int = 0
+
+    def add(self, other: Shard | Totals) -> None:
+        self.shards += other.shards if isinstance(other, Totals) else 1
+        self.documents += other.documents
+        self.tokens += other.tokens
+        self.text_bytes += other.text_bytes
+        self.characters += other.characters
+
+
+def totals_by_split(shards: Iterable[Shard]) -> dict[str, Totals]:
+    """In the order the splits come; holds no shard."""
+    splits: dict[str, Totals] = {}
+    for shard in shards:
+        splits.setdefault(shard.split, Totals()).add(shard)
+    return splits
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -183,6 +211,13 @@ class Manifest:
     """The files of what was set aside when it was made (`kinds.write_audit`); None: there are none."""
 
     @property
+    def sums(self) -> Totals:
+        sums = Totals()
+        for shard in self.shards:
+            sums.add(shard)
+        return sums
+
+    @property
     def documents(self) -> int:
         return self.sums.documents
 
@@ -199,11 +234,8 @@ class Manifest:
         return self.sums.characters
 
     @property
-    def sums(self) -> Totals:
-        sums = Totals()
-        for shard in self.shards:
-            sums.add(shard)
-        return sums
+    def totals(self) -> dict[str, int]:
+        return {name: getattr(self.sums, name) for name in _TOTALS}
 
     @property
     def tally(self) -> Tally:
@@ -221,28 +253,34 @@ class Manifest:
         """Names the content: equal fingerprints mean equal tokens in equal order."""
         return hash_bytes("".join(file["xxh3"] for _, file in self.files()).encode())
 
-    @property
-    def totals(self) -> dict[str, int]:
-        return {name: getattr(self.sums, name) for name in _TOTALS}
-
     def files(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for shard in self.shards:
             for ending, record in shard.files.items():
                 yield f"{shard.name}.{ending}", record
 
     def write(self, folder: Path) -> None:
-        texts = ([shard_text(shard).encode()] for shard in self.shards)
-        self.write_with(folder, self.sums, self.fingerprint, join_texts(texts))
+        self.write_with(folder, self.sums, self.fingerprint, [[shard.as_line().encode() for shard in self.shards]])
 
-    def write_with(self, folder: Path, totals: Totals, fingerprint: str, shards: Iterable[bytes]) -> None:
-        """Write these facts around shards that come as text, with what is known of all of them."""
+    def write_with(self, folder: Path, totals: Totals, fingerprint: str, shards: Iterable[list[bytes]]) -> None:
+        """Write these facts around the lines of shards, some at a time, with what is known of all of them."""
         facts = {one.name: getattr(self, one.name) for one in fields(self)}
         facts |= {"sources": [asdict(one) for one in self.sources], "shards": []}
         for name in ("chat", "units", "audit"):
             if facts[name] is None:
                 del facts[name]
         summed = {"totals": {name: getattr(totals, name) for name in _TOTALS}, "fingerprint": fingerprint}
-        TOKENS.write(folder, summed | facts, ("shards", shards))
+        before, after = TOKENS.text(summed | facts).split(b'\n "shards": []', 1)
+
+        def text() -> Iterator[bytes]:
+            yield before + b'\n "shards": ['
+            between, end = b"\n  ", b""
+            for lines in shards:
+                if lines:
+                    yield between + b",\n  ".join(lines)
+                    between, end = b",\n  ", b"\n "
+            yield end + b"]" + after
+
+        TOKENS.write_text(folder, text())
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -265,85 +303,19 @@ def files_in(path: Path) -> Iterator[tuple[str, int]]:
         yield from ((f"{shard.name}.{ending}", file["bytes"]) for ending, file in shard.files.items())
 
 
-@dataclass(slots=True)
-class Totals:
-    """Sums over shards."""
-
-    shards: int = 0
-    documents: int = 0
-    tokens: int = 0
-    text_bytes: int = 0
-    characters: int = 0
-
-    def add(self, other: Shard | Totals) -> None:
-        self.shards += other.shards if isinstance(other, Totals) else 1
-        self.documents += other.documents
-        self.tokens += other.tokens
-        self.text_bytes += other.text_bytes
-        self.characters += other.characters
-
-
-def totals_by_split(shards: Iterable[Shard]) -> dict[str, Totals]:
-    """In the order the splits come; holds no shard."""
-    splits: dict[str, Totals] = {}
-    for shard in shards:
-        splits.setdefault(shard.split, Totals()).add(shard)
-    return splits
-
-
-# ---- the text ----
-
-
-def join_texts(texts: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
-    """What stands between the brackets of a manifest's shards, from texts of some of them, which come in blocks."""
-    before = b"\n"
-    for blocks in texts:
-        yield before
-        yield from blocks
-        before = b",\n"
-    if before != b"\n":
-        yield b"\n "
-
-
-def shard_text(shard: Shard) -> str:
-    """As `json_bytes` would write it inside a manifest; that would take twenty times as long."""
-    counts = (shard.documents, shard.tokens, shard.text_bytes, shard.characters)
-    if not all(map(_is_plain, shard.files.values())) or any(type(count) is not int for count in counts):
-        there = {name: value for name, value in asdict(shard).items() if value is not None}
-        return "  " + json.dumps(there, indent=1, ensure_ascii=False).replace("\n", "\n  ")
-    documents, tokens, text_bytes, characters = counts
-    files = ",\n".join(
-        f'   "{ending}": {{\n    "bytes": {file["bytes"]},\n    "xxh3": {_quoted(file["xxh3"])}\n   }}'
-        for ending, file in shard.files.items()
-    )
-    made_from = {"unit": shard.unit, "part": shard.part}
-    unit = "".join(f',\n   "{name}": {number}' for name, number in made_from.items() if number is not None)
-    return (
-        f'  {{\n   "name": {_quoted(shard.name)},\n   "split": {_quoted(shard.split)},\n   "documents": {documents},\n'
-        f'   "tokens": {tokens},\n   "text_bytes": {text_bytes},\n   "characters": {characters},\n{files}{unit}\n  }}'
-    )
-
-
-def _is_plain(file: dict[str, Any]) -> bool:
-    return tuple(file) == ("bytes", "xxh3") and type(file["bytes"]) is int and type(file["xxh3"]) is str
-
-
 class ManifestText:
     """The text of a manifest. Its shards are parsed as they are asked for: the text is mapped where that can be."""
 
     def __init__(self, data: bytes | mmap.mmap, path: str) -> None:
         self._data, self._path = data, path
         self._whole = is_whole_text(data)
-        first = data.find(_FIRST_SHARD) + len(_FIRST_SHARD)
+        first = data.find(_BEFORE_SHARDS) + len(_BEFORE_SHARDS)
         stop = data.find(_BEHIND_SHARDS, first)
-        self._range = (first, stop) if self._whole and stop > first >= len(_FIRST_SHARD) else None
+        self._range = (first, stop) if self._whole and stop > first >= len(_BEFORE_SHARDS) else None
 
     @classmethod
     def at(cls, place: Place) -> ManifestText:
-        data = place.manifest(NAME)
-        if data is None:
-            raise StoreError(place.not_a_store())
-        return cls(data, f"{place.name}/{NAME}")
+        return cls(TOKENS.data(place), f"{place.name}/{TOKENS.manifest}")
 
     def facts(self) -> Manifest:
         """All but the shards, in milliseconds however many there are."""
@@ -359,9 +331,10 @@ class ManifestText:
         splits: dict[str, str] = {}
         for block in self._blocks():
             for shard in checked(list[Shard], block, f"{self._path}: shards"):
-                _refuse_outside("shard name", shard.name, self._path)
-                if shard.split not in splits:
-                    _refuse_outside("split", shard.split, self._path)
+                # A manifest may come from anywhere: it must not make us open files elsewhere, nor exports write there.
+                for what, name in (("shard name", shard.name), ("split", shard.split)):
+                    if not stays_in_folder(name, hidden=False):
+                        raise StoreError(f'{self._path}: the {what} "{name}" leaves the folder; refused.')
                 # One string for all shards of a split.
                 object.__setattr__(shard, "split", splits.setdefault(shard.split, shard.split))
                 yield shard
@@ -373,20 +346,14 @@ class ManifestText:
             return
         at, stop = self._range
         while at < stop:
-            end = self._data.find(_BEHIND_A_SHARD, at + _BLOCK_BYTES, stop)
-            end = stop if end < 0 else end + len(_BEHIND_A_SHARD) - 2
+            end = self._data.find(b",\n", at + _BLOCK_BYTES, stop)
+            end = stop if end < 0 else end
             yield parse_json(b"[" + self._data[at:end] + b"]", self._path)
             at = end + 2
 
 
-def _refuse_outside(what: str, name: object, path: str) -> None:
-    """A manifest may come from anywhere: it must not make us open files elsewhere, nor exports write them there."""
-    if not stays_in_folder(name, hidden=False):
-        raise StoreError(f'{path}: the {what} "{name}" leaves the folder; refused.')
-
-
 class ShardSpool:
-    """Shards of a manifest to be, as text in a file for each split in `folder`; `remove` takes these files away."""
+    """Shards of a manifest to be, a line each in a file for each split in `folder`; `remove` takes these files away."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -397,12 +364,12 @@ class ShardSpool:
         opened: dict[str, IO[str]] = {}
         with explain_os_errors(self._folder), ExitStack() as stack:
             for shard in shards:
-                totals, file = self._totals.setdefault(shard.split, Totals()), opened.get(shard.split)
-                if file is None:
+                if shard.split not in opened:
+                    self._totals.setdefault(shard.split, Totals())
                     text = self._text(shard.split).open("w", encoding="utf-8", newline="\n")
-                    file = opened[shard.split] = stack.enter_context(text)
-                file.write((",\n" if totals.shards else "") + shard_text(shard))
-                totals.add(shard)
+                    opened[shard.split] = stack.enter_context(text)
+                opened[shard.split].write(shard.as_line() + "\n")
+                self._totals[shard.split].add(shard)
 
     def _text(self, split: str) -> Path:
         return self._folder / f".shards-{list(self._totals).index(split)}{TEMPORARY_SUFFIX}"
@@ -414,13 +381,19 @@ class ShardSpool:
 
     def write(self, facts: Manifest, folder: Path) -> None:
         """Make the manifest, with these shards in the place of its own."""
-        totals, fingerprint, texts = Totals(), xxhash.xxh3_128(), [self._text(split) for split in self.splits]
-        for split, text in zip(self.splits.values(), texts, strict=True):
+        totals, fingerprint = Totals(), xxhash.xxh3_128()
+        for split in self.splits.values():
             totals.add(split)
-            with text.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                for found in _HASH.finditer(data):
-                    fingerprint.update(found[1])
-        facts.write_with(folder, totals, fingerprint.hexdigest(), join_texts(map(file_blocks, texts)))
+        for lines in self._lines():
+            for found in _HASH.finditer(b"".join(lines)):
+                fingerprint.update(found[1])
+        facts.write_with(folder, totals, fingerprint.hexdigest(), self._lines())
+
+    def _lines(self) -> Iterator[list[bytes]]:
+        for split in self.splits:
+            with self._text(split).open("rb") as file:
+                while lines := file.readlines(_BLOCK_BYTES):
+                    yield [line[:-1] for line in lines]
 
     def remove(self) -> None:
         for split in self._totals:

@@ -182,7 +182,10 @@ class Store:
     @property
     def audit(self) -> dict[str, Path]:
         """The files of what was set aside when it was made, as far as they are on this machine."""
-        return TOKENS.audit_paths(self.place)
+        if self.place.folder is None:
+            return {}
+        paths = {what: self.place.folder / file["name"] for what, file in TOKENS.audit(self.place).items()}
+        return {what: path for what, path in paths.items() if path.exists()}
 
     @property
     def rejects(self) -> Path | None:

@@ -1,7 +1,7 @@
-"""What milldam makes: token stores, tables, feature stores.
+"""What milldam makes: token stores and tables, and the feature stores of question answering.
 
-kinds        the registry: how a folder tells its kind, how it is opened and verified; what all manifests share,
-             and how one is replaced while others read it
+kinds        the registry: how a folder tells its kind, how it is opened; what all manifests share
+generations  how a manifest is replaced while others read the store
 place        where a store lies: a folder, or an address
 verify       is a store whole? sizes and hashes, then what is special to its kind
 tokens       shards of token ids, readable by Megatron-LM and nanoGPT

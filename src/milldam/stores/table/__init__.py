@@ -3,5 +3,4 @@
 manifest   `milldam-table.json`: schema, shards in order, what they were made from
 writer     batches of rows -> a shard
 reader     `Table`: rows, columns, batches, `to_arrow`, `to_hf`
-verify     is every shard as it was written?
 """

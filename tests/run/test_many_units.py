@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milldam.errors import StoreError
-from milldam.files import json_bytes, sealed_blocks, seal_line
+from milldam.files import json_bytes, seal_line, sealed_blocks
 from milldam.run.folder import RunFolder
 from milldam.run.records import Journal, Record, Records
 from milldam.run.units import Keys

@@ -3,9 +3,9 @@
 Only the manifest of a store is ever replaced; all else is named after its content. A reader holds a shared `flock` on
 the manifest that it opened, for as long as the store lives, in forked processes too. Before a manifest is replaced it
 gets a second name in `run/kept` (`keep`); afterwards those that nobody holds are removed, and files that none of the
-others names may go (`live_files`). So whenever it is killed, the old store is whole or the new one is, and the next run
-clears up. Where the file system has no locks or no hard links, nothing is kept: a reader may miss a shard then, and says
-so; it never reads other bytes. docs/decisions/0023 has the reasons.
+others names may go (`live_files`). So whenever it is killed, the old store is whole or the new one is, and the next
+run clears up. Where the file system has no locks or no hard links, nothing is kept: a reader may miss a shard then, and
+says so; it never reads other bytes. docs/decisions/0023 has the reasons.
 """
 
 from __future__ import annotations

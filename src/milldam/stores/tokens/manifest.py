@@ -3,8 +3,8 @@
 It holds nothing that differs between two runs of the same job: no times, no worker counts, no paths of
 this machine but those of the input. So equal input and settings give equal bytes.
 
-A shard is a line of it; they are written and read some hundreds at a time. Read, a shard takes about 0.9 KB of memory (its text 0.4 KB): a
-store of 60,000 shards, 15 TB of text, about 55 MB and half a second.
+A shard is a line of it; they are written and read some hundreds at a time. Read, a shard takes about 0.9 KB of memory
+(its text 0.4 KB): a store of 60,000 shards, 15 TB of text, about 55 MB and half a second.
 
 A `Tally` is what became of the records of a dataset: read = rejected + dropped + kept. Counted once, from the records
 of a run, and kept in the manifest; summary, `milldam stats` and report take every such figure from there. A document

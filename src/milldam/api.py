@@ -44,6 +44,7 @@ class TextOptions(TypedDict, total=False):
     eos: str
     special_text: SpecialText
     invalid_utf8: InvalidUtf8
+    max_document_bytes: str | int
     strict: bool
     chat: bool | Mapping[str, object]
     chat_template: str | Path | None
@@ -278,6 +279,7 @@ def tokenize(
     eos: str = "auto",
     special_text: SpecialText = "special",
     invalid_utf8: InvalidUtf8 = "reject",
+    max_document_bytes: str | int = "32MiB",
     strict: bool = False,
     chat: bool | Mapping[str, object] = False,
     chat_template: str | Path | None = None,

@@ -173,7 +173,7 @@ def test_a_giant_first_record_costs_itself_alone(tmp_path: Path, size: int, name
 
 
 def test_nothing_but_giants_is_refused_with_their_number(tmp_path: Path) -> None:
-    """There is nothing to tell a form by."""
+    """A record is set aside by its size."""
     row = {"messages": [{"role": "user", "content": "much " * 2_000_000}, _answer()]}
-    with pytest.raises(MilldamError, match=r"chat\.jsonl: no record in it tells the form"):
+    with pytest.raises(MilldamError, match="too_large 1"):
         _trained(tmp_path, row)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from milldam.sources import arrays, csv_records, jsonl, plain_text, records
+from milldam.sources import csv_records, jsonl, plain_text, records
 from milldam.sources.batch import Batch, Reject, TextRules
 from milldam.sources.reading import read_unit, slice_file
 from milldam.sources.units import Unit, list_inputs, plan_units
@@ -54,9 +54,7 @@ def _join(batches: Iterator[Batch], result: Result) -> Iterator[str]:
     for batch in batches:
         result.batches.append(batch)
         texts = batch.texts.to_pylist()
-        if batch.cancel:
-            parts = []
-        elif batch.open:
+        if batch.open:
             assert len(texts) == 1, "an open batch is one text"
             parts += texts
         elif texts:
@@ -67,14 +65,11 @@ def _join(batches: Iterator[Batch], result: Result) -> Iterator[str]:
 
 
 @contextmanager
-def small_blocks(block_bytes: int, giant_bytes: int | None = None) -> Iterator[None]:
-    """Blocks so small that tiny data straddles them; records above `giant_bytes` come in parts."""
+def small_blocks(block_bytes: int) -> Iterator[None]:
+    """Blocks so small that tiny data straddles them."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (records, plain_text, jsonl, csv_records, csv_records):
+        for module in (records, plain_text, jsonl, csv_records):
             patch.setattr(module, "BLOCK_BYTES", block_bytes)
-        for module in (records, csv_records):
-            patch.setattr(module, "GIANT_BYTES", giant_bytes or 8 << 20)
-        patch.setattr(arrays, "_PART", max(1, block_bytes))
         yield
 
 

@@ -86,9 +86,9 @@ SOURCE = """
         ("LIMIT = 10", "LIMIT = 11", ["global LIMIT"]),
         ("LIMIT = 10", "LIMIT = 10.0", ["global LIMIT"]),
         ("width=3", "width=4", ["default argument width"]),
-        ('"-"', '"+"', ["function helper"]),
+        ('"-"', '"+"', ["function inner"]),
         ("text.split()", "text.split(None)", ["function helper"]),
-        ("inner(one) for", "one for", ["function helper"]),
+        ("inner(one) for", "one for", ["function helper", "function inner (no longer used)"]),
     ],
 )
 def test_an_edit_changes_its_part_and_no_other(before: str, after: str, said: list[str]) -> None:
@@ -130,9 +130,21 @@ def test_captured_values_are_named() -> None:
             return f
         f = make({})
     """
-    assert changed(source.format(3), source.format(4)) == ["captured value clean"]
+    assert changed(source.format(3), source.format(4)) == ["captured value limit of clean"]
     limit = 3
     assert identify(lambda text: text[:limit]).parts.keys() == {"captured value limit", "code", "Python"}
+
+
+def test_functions_of_one_name_are_told_apart() -> None:
+    """Two functions from one factory, with different captured values, both count."""
+    source = """
+        def make(limit):
+            def clean(text): return text[:limit]
+            return clean
+        steps = [make({}), make({})]
+        def f(text): return [step(text) for step in steps]
+    """
+    assert len({identity(source.format(*pair)).hash for pair in [(1, 2), (2, 1), (1, 1), (2, 2)]}) == 4
 
 
 def test_functions_that_call_each_other() -> None:
@@ -142,7 +154,7 @@ def test_functions_that_call_each_other() -> None:
         def odd(n): return n != 0 and even(n - 1)
         def f(n): return even(n) and f
     """
-    assert changed(source, source.replace("n != 0", "n > 0")) == ["function even", "function f"]
+    assert changed(source, source.replace("n != 0", "n > 0")) == ["function odd"]
 
 
 def test_a_method_of_a_class_that_is_used() -> None:
@@ -161,10 +173,10 @@ def test_a_method_of_a_class_that_is_used() -> None:
         cleaner = Cleaner(10)
         def f(text): return cleaner(text)
     """
-    assert changed(source, source.replace("text.strip", "text.lstrip")) == ["global cleaner"]
-    assert changed(source, source.replace('"-"', '"+"')) == ["global cleaner"]
-    assert changed(source, source.replace("// 2", "// 3")) == ["global cleaner"]
-    assert changed(source, source.replace("Cleaner(n)", "Cleaner(n + 1)")) == ["global cleaner"]
+    assert changed(source, source.replace("text.strip", "text.lstrip")) == ["function Base.strip"]
+    assert changed(source, source.replace('"-"', '"+"')) == ["class Base"]
+    assert changed(source, source.replace("// 2", "// 3")) == ["function Cleaner.half"]
+    assert changed(source, source.replace("Cleaner(n)", "Cleaner(n + 1)")) == ["function Cleaner.of"]
     assert changed(source, source.replace("Cleaner(10)", "Cleaner(11)")) == ["global cleaner"]
 
 
@@ -190,7 +202,7 @@ def test_callable_objects_methods_and_partials() -> None:
         assert len(three.differences(four)) == 1
         assert not three.unhashable
     edited = source.format("Cleaner(3)").replace("text[: self.limit]", "text[1 : self.limit]")
-    assert changed(source.format("Cleaner(3)"), edited) == ["object"]
+    assert changed(source.format("Cleaner(3)"), edited) == ["function Cleaner.__call__"]
 
 
 def test_decorated_functions() -> None:
@@ -203,8 +215,12 @@ def test_decorated_functions() -> None:
             return wrapper
         @functools.lru_cache(maxsize=8)
         def helper(text): return text + "!"
+        @functools.singledispatch
+        def kind(value): return 0
+        @kind.register
+        def of_int(value: int): return 1
         @twice
-        def f(text): return helper(text)
+        def f(text): return helper(text), kind(text)
     """
     function = run(source)
     before = identify(function)
@@ -212,8 +228,9 @@ def test_decorated_functions() -> None:
     assert before == identify(function)
     assert before.unhashable == ()
     assert changed(source, source.replace("* 2", "* 3")) == ["code"]
-    assert changed(source, source.replace("return helper(text)", "return helper(text + text)")) != []
-    assert changed(source, source.replace('"!"', '"?"')) != []
+    assert changed(source, source.replace("helper(text), kind", "kind(text), kind")) != []
+    assert changed(source, source.replace('"!"', '"?"')) == ["function helper"]
+    assert changed(source, source.replace("return 1", "return 2")) == ["function of_int"]
 
 
 def test_dataclasses_enums_and_named_tuples() -> None:
@@ -243,7 +260,7 @@ def test_dataclasses_enums_and_named_tuples() -> None:
         ("b: int = 5", "b: int = 6"),
     ]:
         assert changed(source, source.replace(before, after)) != []
-    assert changed(source, source.replace("return Kind.A", "return Kind.B")) == ["global RULES"]
+    assert changed(source, source.replace("return Kind.A", "return Kind.B")) == ["function Kind.other"]
     assert changed(source, source.replace("default_factory=list", "default_factory=dict")) != []
 
 
@@ -297,16 +314,14 @@ def test_a_module_of_ones_own_counts_by_what_is_used_of_it(project: Path, use: s
     first = after("", "")
     if "other" not in USES[use]:
         assert after("return x\n", "return x * 2\n").hash == first.hash
-    assert len(first.differences(after("x.strip", "x.lstrip"))) == 1
-    assert len(first.differences(after("'-'", "'+'"))) == 1
+    assert first.differences(after("x.strip", "x.lstrip")) == ["function clean"]
+    assert first.differences(after("'-'", "'+'")) == ["global MARK"]
 
 
 def test_a_module_handed_on_counts_as_a_whole(project: Path) -> None:
     """When it can't be seen what is used of it, all of it counts."""
-    source = "import mylib.text\ndef f(x): return getattr(mylib.text, x)"
-    found, file = identity(source), project / "mylib/text.py"
-    file.write_text(file.read_text() + "more = 1\n")
-    assert found.differences(identity(source)) == ["global mylib"]
+    found = identity("import mylib.text\ndef f(x): return getattr(mylib.text, x)")
+    assert "file of module mylib.text" in found.parts
 
 
 @pytest.mark.parametrize(
@@ -322,7 +337,7 @@ def test_a_module_handed_on_counts_as_a_whole(project: Path) -> None:
 def test_what_no_name_in_the_code_tells_has_no_hash(body: str, name: str) -> None:
     """It is said, by the function and the way it goes."""
     found = identity(f"class A: pass\ndef g(x): {body}\ndef f(x): return g(x)")
-    assert found.unhashable == (f"function g: nobody can tell what {name} leads to",)
+    assert found.unhashable == (f"function g: what {name} leads to",)
 
 
 def test_names_of_the_users_own_lead_nowhere_else() -> None:
@@ -336,7 +351,7 @@ def test_installed_packages_count_by_name_and_version() -> None:
     found = identity(
         "import numpy as np, json\nfrom numpy import sum\ndef f(x): return np.abs(json.loads(x)), sum, sorted"
     )
-    assert found.parts.keys() == {"code", "global json", "global np", "global sum", "module numpy", "Python"}
+    assert found.parts.keys() == {"code", "module numpy", "Python"}
     assert found.parts["module numpy"] == np.__version__
     older = dataclasses.replace(found, hash="0", parts={**found.parts, "module numpy": "1.0"})
     assert older.differences(found) == [f"module numpy (1.0, now {np.__version__})"]
@@ -541,6 +556,12 @@ def test_arguments_count_by_name() -> None:
     assert first.differences(identify(len, {"a": 1})) == ["argument b (no longer used)"]
 
 
+def test_an_identity_goes_through_json() -> None:
+    """As a run records it."""
+    found = holding(threading.Lock())
+    assert FunctionIdentity.from_json(found.as_json()) == found
+
+
 def test_names_of_functions() -> None:
     """What messages call it."""
     assert identify(functools.partial(functools.partial(len))).name == "len"
@@ -625,6 +646,14 @@ def applied(batch: Any, op: Any = None, other: Any = None) -> Any:
     return {"x": [op(value) for value in batch["x"]]}
 
 
+class Scaled(np.ndarray[Any, Any]):
+    pass
+
+
+class Marked(torch.Tensor):
+    pass
+
+
 PAIRS = [(math.floor, math.ceil), (int, float), (np.sort, np.cumsum), (torch.sin, torch.cos), (up, double)]
 
 
@@ -654,6 +683,38 @@ def test_a_library_method_is_known_by_its_object_too() -> None:
     methods = [decimal.Context(prec=prec).create_decimal for prec in (3, 4)]
     dates = [datetime.date(2000, 1, day).isoformat for day in (1, 2)]
     assert len({identify(one).hash for one in (*methods, *dates)}) == 4
+
+
+def masked(mask: list[int], fill: int = 0) -> Any:
+    return np.ma.masked_array([1, 2, 3], mask, fill_value=fill)
+
+
+def with_attribute(value: Any, number: int) -> Any:
+    made = value.view(Scaled) if isinstance(value, np.ndarray) else value.as_subclass(Marked)
+    made.scale = number
+    return made
+
+
+def test_arrays_of_own_classes_are_more_than_their_numbers() -> None:
+    """Masks, the class, and attributes that an instance was given."""
+    hashes = [
+        holding(value).hash
+        for value in (
+            np.array([1, 2, 3]),
+            masked([0, 0, 1]),
+            masked([1, 0, 0]),
+            masked([1, 0, 0], 7),
+            np.array([1, 2, 3]).view(Scaled),
+            with_attribute(np.array([1, 2, 3]), 1),
+            with_attribute(np.array([1, 2, 3]), 2),
+            torch.tensor([1, 2, 3]),
+            with_attribute(torch.tensor([1, 2, 3]), 1),
+            with_attribute(torch.tensor([1, 2, 3]), 2),
+        )
+    ]
+    assert len(set(hashes)) == len(hashes)
+    assert holding(masked([1, 0, 0])).hash == holding(masked([1, 0, 0])).hash
+    assert holding(with_attribute(np.arange(3), 1)).hash == holding(with_attribute(np.arange(3), 1)).hash
 
 
 def test_options_of_a_sentence_piece_processor_count() -> None:
@@ -710,6 +771,49 @@ def test_what_cloudpickle_carries_by_value_is_the_same() -> None:
         assert known.differences(identify(cloudpickle.loads(cloudpickle.dumps(kind)))) == []
 
 
+# ---- functions and modules that torch compiled ----
+
+COMPILED = """
+    import torch
+    def f(x): return x * {factor}
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.full((2,), {weight}))
+        def forward(self, x): return f(x) * self.scale
+    compiled = torch.compile({what}, backend="{backend}")
+    def uses(batch): return compiled(batch)
+"""
+
+
+@pytest.mark.parametrize("what", ["f", "Model()", "Model().forward"])
+def test_what_torch_compile_made_is_known_by_what_it_was_given(what: str) -> None:
+    """Equal ones are equal, also after a call; other code, weights count, in it and where it is used."""
+
+    def made(**changes: Any) -> tuple[Any, FunctionIdentity]:
+        told = {"what": what, "factor": 2, "weight": 1.0, "backend": "eager"} | changes
+        scope: dict[str, Any] = {"__name__": "__main__"}
+        exec(textwrap.dedent(COMPILED).format(**told), scope)
+        return scope["compiled"], identify(scope["uses"])
+
+    compiled, used = made()
+    known = identify(compiled)
+    compiled(torch.ones(2))
+    assert identify(compiled) == known == identify(made()[0]) and made()[1] == used
+    changes: list[dict[str, Any]] = [{"factor": 3}, {"weight": 2.0}]
+    for change in changes[: 1 if what == "f" else 2]:
+        other, used_other = made(**change)
+        assert identify(other).hash != known.hash and used_other.hash != used.hash and not known.unhashable
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+def test_what_torchscript_made_is_named_as_having_no_hash() -> None:
+    """A line for a module, not one for each of its parts."""
+    scripted, traced = torch.jit.script(torch.nn.Linear(2, 2)), torch.jit.trace(torch.nn.ReLU(), torch.ones(2))
+    for value in (scripted, traced, torch.jit.trace(lambda x: x + 1, torch.ones(2))):
+        assert len(holding(value).unhashable) == 1 and "no content" in holding(value).unhashable[0]
+
+
 def test_a_wrapped_function_counts_through_its_wrapper() -> None:
     """`functools.wraps`, and the decorators of torch."""
     source = """
@@ -721,6 +825,6 @@ def test_a_wrapped_function_counts_through_its_wrapper() -> None:
         @{decorator}
         def f(x): return x + {number}
     """
-    for decorator in ("wrap", "torch.no_grad()", "torch.inference_mode()"):
+    for decorator in ("wrap", "torch.no_grad()", "torch.inference_mode()", "torch.compiler.disable"):
         hashes = [identity(source.format(decorator=decorator, number=number)).hash for number in (1, 1, 2)]
         assert hashes[0] == hashes[1] != hashes[2], decorator

@@ -820,7 +820,7 @@ def test_workers_refuse_a_module_that_was_edited_and_not_reloaded(
 
     own_module.write_text('def clean(text): return "newer"\n')  # of another size, which bytecode is known by
     options: dict[str, Any] = {"shards": 4, "remove_columns": "all"}
-    with pytest.raises(ConfigError, match="captured value users_cleaning"):
+    with pytest.raises(ConfigError, match="function clean"):
         map_rows(corpus, cleaned, tmp_path / "out", workers=2, **options)
     table = map_rows(corpus, cleaned, tmp_path / "out", workers=1, **options)
     assert set(table["v"].to_pylist()) == {"old"}

@@ -13,7 +13,6 @@ import os
 import pickle
 import subprocess
 import sys
-import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from hypothesis import strategies as st
 from tests.mapping.test_batching import records_of
 
 from milldam.errors import ConfigError, InputError
-from milldam.mapping.function import batches
 from milldam.mapping.rows import RowUnit, Source, evenly, source_of
 from milldam.mapping.settings import MapSettings
 from milldam.sources.batch import Places, Reject, TextRules
@@ -232,23 +230,6 @@ def test_a_giant_row_comes_whole(tmp_path: Path) -> None:
     assert [one.reason for one in rejects] == ["not_utf8"]
     found = read(plan(tmp_path / "c.jsonl", tmp_path / "s", shard_size=10_000))
     assert [row["text"] for row in found] == ["small", text, "last"]
-
-
-def test_a_giant_row_is_held_once_while_it_is_worked_on(tmp_path: Path) -> None:
-    """Beside the row that was given away nothing of its size is held, nor anything of the row before it."""
-    size = 8_000_000
-    write_jsonl(tmp_path / "a.jsonl", [{"text": letter * size} for letter in "abc"])
-    made = plan(tmp_path / "a.jsonl", tmp_path / "s")
-    (unit,) = made.units()
-    tracemalloc.start()
-    try:
-        for rows in batches(made.reader.read(unit, lambda reject: None, Places()), 1, 1 << 20):
-            assert len(rows["text"][0]) == size
-            held = tracemalloc.get_traced_memory()[0]
-            assert held < 1.6 * size
-            del rows
-    finally:
-        tracemalloc.stop()
 
 
 def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -594,7 +575,7 @@ def test_rows_messages_and_the_list_of_inputs_tell_no_secrets(
     monkeypatch.setattr("milldam.sources.plain_text.open_bytes", lambda path: io.BytesIO(b"hello\n\xff\n"))
     reader, places = FileReader(TextRules("line"), None, str(tmp_path)), Places()
     rejects: list[Reject] = []
-    (rows,) = reader.rows([Slice(address, "txt", None)], rejects.append, places, None)
+    (rows,) = reader.rows([Slice(address, "txt", None)], rejects.append, places)
     assert records_of(rows) == [{"text": "hello", "file": plain}]
     assert [reject.file for reject in rejects] == [place.file for place in places.of(0, 1)] == [plain]
     listed = outside(iter([InputFile(address, "txt", None, 5, "")]), tmp_path, tmp_path / "rows")

@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milldam.errors import ConfigError, InputError
+from milldam.qa.json_stream import JsonError, JsonStream, TooLarge
 from milldam.qa.records import SQUAD, list_files
 from milldam.qa.sources import Answer, Example, Limits, Reject, examples_of, read_examples
-from milldam.sources.json_stream import JsonError, JsonStream, TooLarge
 
 CONTEXT = "In 1990, Łódź (Poland) had 1,000 cafés."
 EXAMPLES = [

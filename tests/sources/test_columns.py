@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.kit.jobs import zstd
-from tests.kit.source_reading import small_blocks
 
 from milldam.errors import InputError
 from milldam.sources import compression
@@ -189,12 +188,6 @@ def test_a_compressed_file_is_looked_into(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"body": "x"}\n' * 5000)[:-8])
     assert find(path) == "body"
-
-
-def test_a_giant_first_line_is_looked_into(tmp_path: Path) -> None:
-    """Without holding it."""
-    with small_blocks(64, 128):
-        assert column_of(tmp_path, {"id": "1" * 300, "body": "x" * 5000}, {"other": "y"}) == "body"
 
 
 # ---- why there is none ----

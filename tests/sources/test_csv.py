@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import random
-import re
 from pathlib import Path
 
 import pytest
@@ -15,10 +13,8 @@ from hypothesis import strategies as st
 from tests.kit.source_reading import TEXT, Result, line_of, read, small_blocks
 
 from milldam.errors import InputError, ResourceError
-from milldam.sources import csv_records
 from milldam.sources.batch import Places, Reject, TextRules
 from milldam.sources.columns import find_text_column
-from milldam.sources.csv_records import csv_head
 from milldam.sources.reading import FileReader
 from milldam.sources.units import Slice
 
@@ -30,9 +26,6 @@ def read_csv(folder: Path, data: str | bytes, shard_size: int = 1 << 30, *, name
     path = folder / name
     path.write_bytes(data if isinstance(data, bytes) else data.encode())
     return read(path, TEXT, shard_size)
-
-
-GIANTS = st.sampled_from([None, 8, 40, 200])
 
 
 def naive_rows(data: str, delimiter: str = ",") -> list[list[str]]:
@@ -53,7 +46,6 @@ fields = st.lists(
     format=st.sampled_from(["csv", "tsv"]),
     shard_size=SIZES["shard_size"],
     block=SIZES["block"],
-    giant=GIANTS,
 )
 def test_rows_that_csv_writes_come_back_once_in_order(
     tmp_path: Path,
@@ -63,13 +55,12 @@ def test_rows_that_csv_writes_come_back_once_in_order(
     format: str,
     shard_size: int,
     block: int,
-    giant: int | None,
 ) -> None:
-    """With quoted delimiters, quotes and line ends, from any shards and blocks, small or giant."""
+    """With quoted delimiters, quotes and line ends, from any shards and blocks."""
     out = io.StringIO(newline="")
     writer = csv.writer(out, delimiter="," if format == "csv" else "\t", lineterminator=end, quoting=quoting)
     writer.writerows([("id", "text"), *rows])
-    with small_blocks(block, giant):
+    with small_blocks(block):
         result = read_csv(tmp_path, out.getvalue(), shard_size, name=f"a.{format}")
     assert result.texts == [text for _, text in rows]
     assert result.rejects == []
@@ -103,24 +94,22 @@ loose = st.lists(
 ).map("".join)
 
 
-@given(body=loose, shard_size=SIZES["shard_size"], block=SIZES["block"], giant=GIANTS)
-@example(body='x"y,"b""\nccccccccccccc"\n', shard_size=1000, block=20, giant=None)
-def test_stray_quotes_are_read_as_by_the_csv_module(
-    tmp_path: Path, body: str, shard_size: int, block: int, giant: int | None
-) -> None:
+@given(body=loose, shard_size=SIZES["shard_size"], block=SIZES["block"])
+@example(body='x"y,"b""\nccccccccccccc"\n', shard_size=1000, block=20)
+def test_stray_quotes_are_read_as_by_the_csv_module(tmp_path: Path, body: str, shard_size: int, block: int) -> None:
     """Inside unquoted fields, behind closing quotes, never closed: the same rows, or rejects by the header."""
     data = "id,text\n" + body
     rows = naive_rows(data)[1:]
-    with small_blocks(block, giant):
+    with small_blocks(block):
         result = read_csv(tmp_path, data, shard_size)
     assert result.texts == [row[1] for row in rows if len(row) == 2]
     assert result.reasons == ({"bad_row": bad} if (bad := sum(len(row) != 2 for row in rows)) else {})
 
 
-@given(body=st.text(alphabet='a", \n', max_size=60), block=SIZES["block"], giant=GIANTS)
-def test_records_end_where_the_csv_module_ends_them(tmp_path: Path, body: str, block: int, giant: int | None) -> None:
+@given(body=st.text(alphabet='a", \n', max_size=60), block=SIZES["block"])
+def test_records_end_where_the_csv_module_ends_them(tmp_path: Path, body: str, block: int) -> None:
     """In a file of one column: as many rows, with the same first field, whatever is in the blocks."""
-    with small_blocks(block, giant):
+    with small_blocks(block):
         result = read_csv(tmp_path, "text\n" + body)
     rows = naive_rows("text\n" + body)[1:]
     assert result.texts == [row[0] for row in rows if len(row) == 1]
@@ -181,70 +170,6 @@ def test_batches_are_bounded(tmp_path: Path) -> None:
     sizes = [batch.texts.nbytes for batch in result.batches]
     assert sum(sizes) >= 8_000_000
     assert max(sizes) < 3 << 20
-
-
-def test_a_quote_that_is_never_closed_does_not_take_all_the_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A field has a largest size: what follows an open quote is rejected up to there, and reading goes on."""
-    monkeypatch.setattr(csv_records, "LARGEST_FIELD", 1000)
-    result = read_csv(tmp_path, 'id,text\n1,"open\n' + "2,b\n" * 1000)
-    assert next((reject.line, reject.reason) for reject in result.rejects) == (2, "bad_row")
-    assert set(result.texts) == {"b"}
-
-
-def test_a_giant_field_comes_in_parts(tmp_path: Path) -> None:
-    """In its place, with quotes, line ends and characters of several bytes in it."""
-    texts = ["before", '"é🙂",\r\n' * 2000, "after"]
-    out = io.StringIO(newline="")
-    csv.writer(out).writerows([("id", "text"), *enumerate(texts)])
-    with small_blocks(100, 1000):
-        result = read_csv(tmp_path, out.getvalue())
-    assert (result.texts, result.rejects) == (texts, [])
-    assert sum(batch.open for batch in result.batches) > 10
-
-
-@pytest.mark.parametrize(
-    ("row", "detail"),
-    [
-        ('1,"{}",too many', "3 fields where the header has 2"),
-        ('"{}"', "1 fields where the header has 2"),
-        ("1,{}\xff", "byte 0xff"),
-        ("1,{}\ry", "a carriage return in a field without quotes"),
-        ('1,"{}{}"', r"field larger than field limit \(15000\)"),
-    ],
-)
-def test_a_giant_row_that_is_wrong_is_taken_back_with_its_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: str, detail: str
-) -> None:
-    """The rows around it stay, and so do their lines."""
-    monkeypatch.setattr(csv_records, "LARGEST_FIELD", 15_000)
-    data = "id,text\n0,before\n" + row.format(*["x" * 9000] * row.count("{}")) + "\n2,after\nshort\n"
-    with small_blocks(100, 1000):
-        result = read_csv(tmp_path, data.encode("latin-1"))
-    assert result.texts == ["before", "after"]
-    assert [reject.line for reject in result.rejects] == [3, 5]
-    assert re.search(detail, result.rejects[0].detail)
-
-
-def test_a_giant_header_names_the_columns(tmp_path: Path) -> None:
-    """And a giant first record is looked into without holding it."""
-    names = [f"column {n}" for n in range(500)]
-    data = ",".join([*names, "text"]) + "\n" + ",".join(["1"] * 500 + ["word " * 500]) + "\n"
-    with small_blocks(100, 1000):
-        assert read_csv(tmp_path, data).texts == ["word " * 500]
-        assert list(csv_head(str(tmp_path / "a.csv"), None, "csv")) == [[*names, "text"], ["1"] * 500 + ["word " * 500]]
-
-
-def test_a_file_that_is_cut_off_in_a_giant_row_takes_it_back(tmp_path: Path) -> None:
-    """It is told with its line, and what was before it stays."""
-    rng = random.Random(0)
-    text = "".join(rng.choices("abcdefgh", k=400_000))
-    with small_blocks(10_000, 50_000):
-        packed = gzip.compress(f"id,text\n0,before\n1,{text}\n2,after\n".encode())
-        result = read_csv(tmp_path, packed[: len(packed) // 2], name="a.csv.gz")
-    assert result.texts == ["before"]
-    assert [(reject.line, reject.reason) for reject in result.rejects] == [(3, "truncated")]
 
 
 # ---- rejects ----
@@ -382,28 +307,18 @@ class Nothing:
         return ResourceError(f"{where}: {size:,} bytes")
 
 
-@given(rows=st.lists(st.tuples(fields, fields, fields), max_size=10), giant=GIANTS, block=SIZES["block"])
+@given(rows=st.lists(st.tuples(fields, fields, fields), max_size=10), block=SIZES["block"])
 def test_rows_have_the_wanted_columns_whole_however_large(
-    tmp_path: Path, rows: list[tuple[str, str, str]], giant: int | None, block: int
+    tmp_path: Path, rows: list[tuple[str, str, str]], block: int
 ) -> None:
     """A giant record is put together; one with a field too few is rejected with its line and counted in its place."""
     with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("a", "b", "c"), ("1" * 300, "2"), *rows, ("last", "", "é" * 300)])
     rejects: list[Reject] = []
     reader, places = FileReader(TextRules(), ("c", "a"), str(tmp_path)), Places()
-    with small_blocks(block, giant):
-        read_back = list(reader.rows([Slice(str(tmp_path / "a.csv"), "csv", None)], rejects.append, places, None))
+    with small_blocks(block):
+        read_back = list(reader.rows([Slice(str(tmp_path / "a.csv"), "csv", None)], rejects.append, places))
     found = [(row["a"], row["c"]) for batch in read_back for row in batch.to_pylist()]
     assert found == [(a, c) for a, b, c in rows] + [("last", "é" * 300)]
     assert [(reject.reason, reject.line) for reject in rejects] == [("bad_row", 2)]
     assert [place.first for place in places.of(len(rows), len(rows) + 1)] == [len(rows) + 1]
-
-
-def test_a_giant_record_without_room_is_refused_before_it_is_held(tmp_path: Path) -> None:
-    """With its place and size."""
-    (tmp_path / "a.csv").write_text("id,text\n1,short\n2," + "x" * 3_000_000 + "\n")
-    reader = FileReader(TextRules(), None, str(tmp_path))
-    rows = reader.rows([Slice(str(tmp_path / "a.csv"), "csv", None)], lambda reject: None, Places(), Nothing())
-    assert next(rows).to_pydict() == {"id": ["1"], "text": ["short"]}  # type: ignore[union-attr]
-    with pytest.raises(ResourceError, match=r"row 2 of .*a\.csv: "):
-        next(rows)

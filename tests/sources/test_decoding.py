@@ -8,16 +8,17 @@ import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.source_reading import Result, read, small_blocks
 
-from milldam.sources import arrays, decoding, giant_line
+from milldam.sources import decoding, plain_text
 from milldam.sources.batch import TextRules
 
 LINE = TextRules("line", invalid_utf8="drop")
@@ -27,18 +28,14 @@ FIELD = TextRules(text_column="text", invalid_utf8="drop")
 FLAWED = b"caf\xe9 au lait, \xe2\x82 na\xc3\xafve \xed\xa0\x80\xf0\x9f"
 MENDED = "caf au lait,  naïve "
 PIECES = st.sampled_from([b"a", b" ", b"\0", "é".encode(), "🙂".encode(), b"\xff", b"\xe2\x82", b"\xf0", b"\x80"])
-JSON_PIECES = st.sampled_from(
-    [b"a", "é".encode(), "🙂".encode(), b"\xff", b"\xe2\x82", b"\\ud83d", b"\\ude42", b"\\u0000", b"\\u00e9", b"\\\\"]
-)
 
 
 @contextmanager
 def small_head(characters: int) -> Iterator[None]:
     """So few characters decide whether a text can be mended."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (arrays, decoding, giant_line):
-            patch.setattr(module, "HEAD_CHARACTERS", characters)
-        for module in (decoding, arrays):
+        patch.setattr(decoding, "HEAD_CHARACTERS", characters)
+        for module in (decoding, plain_text):
             patch.setattr(module, "HEAD_BYTES", 4 * characters)
         yield
 
@@ -173,15 +170,6 @@ def test_only_the_head_decides(tmp_path: Path) -> None:
     assert outcome(read(written(tmp_path / "a.txt", data), FILE)) == (["x" * decoding.HEAD_CHARACTERS], [])
 
 
-def test_a_giant_whose_head_is_binary_is_taken_back_at_its_first_bad_byte(tmp_path: Path) -> None:
-    """Zeros alone are valid UTF-8: what was handed on of it until then is cancelled."""
-    data = b"a\0" * 300 + b"\xff" + b"x" * 100
-    with small_blocks(40, 80), small_head(16):
-        result = read(written(tmp_path / "a.txt", b"before\n" + data + b"\nafter\n"), LINE)
-    assert outcome(result) == (["before", "after"], ["not_utf8"])
-    assert any(batch.cancel for batch in result.batches)
-
-
 def test_a_line_of_utf16_json_is_called_what_it_is(tmp_path: Path) -> None:
     """Not bad JSON, which would lead the user astray."""
     data = '{"text": "some text"}'.encode("utf-16")
@@ -194,7 +182,7 @@ def test_a_line_of_utf16_json_is_called_what_it_is(tmp_path: Path) -> None:
 def test_a_json_text_in_another_encoding_is_rejected(tmp_path: Path, size: int) -> None:
     """However much of the line around it is clean, and giant or not."""
     line = b'{"url": "' + b"x" * 500 + b'", "text": "' + RUSSIAN.encode("koi8-r") * size + b'"}\n'
-    with small_blocks(400, 900):
+    with small_blocks(400):
         result = read(written(tmp_path / "a.jsonl", line), FIELD)
     assert outcome(result) == ([], ["not_utf8"])
 
@@ -203,40 +191,15 @@ def test_a_json_text_in_another_encoding_is_rejected(tmp_path: Path, size: int) 
 
 
 @given(pieces=st.lists(PIECES, max_size=80), block=st.integers(1, 40), head=st.integers(1, 12))
-@example(pieces=[b"\0"] * 30 + [b"\xff"], block=5, head=4)
-@example(pieces=[b" "] * 60 + [b"\xff"] + [b" "] * 10, block=5, head=4)
-@example(pieces=[b"a"] * 20 + ["🙂".encode()] * 20, block=3, head=1)
-def test_a_giant_line_is_mended_as_a_small_one(tmp_path: Path, pieces: list[bytes], block: int, head: int) -> None:
-    """Rejected, blank or with the same text: parts never cut a character, and one head decides."""
-    path = written(tmp_path / "a.txt", b"first\n" + b"".join(pieces) + b"\nlast\n")
-    with small_head(head):
-        whole = outcome(read(path, LINE))
-        with small_blocks(block, 2 * block):
-            assert outcome(read(path, LINE)) == whole
-
-
-@given(pieces=st.lists(PIECES, max_size=80), block=st.integers(1, 40), head=st.integers(1, 12))
 def test_a_large_file_is_mended_as_a_small_one(tmp_path: Path, pieces: list[bytes], block: int, head: int) -> None:
-    """Compressed or not, in blocks of any size."""
+    """Compressed or not, in blocks of any size, whole or in pieces."""
     data = b"".join(pieces)
     paths = [written(tmp_path / "a.txt", data), written(tmp_path / "b.txt.gz", gzip.compress(data))]
     for path in paths:
         with small_head(head):
             whole = outcome(read(path, FILE))
             with small_blocks(block):
-                assert outcome(read(path, FILE)) == whole
-
-
-@given(pieces=st.lists(JSON_PIECES, max_size=60), block=st.integers(1, 40), head=st.integers(1, 12))
-@example(pieces=[b"a"] * 30 + [b"\\ud83d", b"\xff", b"\\ude42"], block=4, head=4)
-@example(pieces=[b"a"] * 12 + [b"\\ud83d"], block=7, head=4)
-def test_a_giant_json_line_is_mended_as_a_small_one(tmp_path: Path, pieces: list[bytes], block: int, head: int) -> None:
-    """With bytes and escapes cut at every place."""
-    path = written(tmp_path / "a.jsonl", b'{"n": 1, "text": "' + b"".join(pieces) + b'"}\n{"text": "last"}\n')
-    with small_head(head):
-        whole = outcome(read(path, FIELD))
-        with small_blocks(block, 2 * block):
-            assert outcome(read(path, FIELD)) == whole
+                assert outcome(read(path, replace(FILE, max_document_bytes=2 * block))) == whole
 
 
 @given(texts=st.lists(st.lists(PIECES, max_size=12).map(b"".join), max_size=20), shard_size=st.integers(5, 200))
@@ -247,31 +210,6 @@ def test_units_do_not_matter(tmp_path: Path, texts: list[bytes], shard_size: int
 
 
 # ---- found on the way ----
-
-
-@pytest.mark.parametrize("mode", ["reject", "replace", "drop"])
-def test_a_short_text_with_half_a_pair_in_a_giant_line_is_no_crash(tmp_path: Path, mode: str) -> None:
-    """A long field elsewhere makes the line giant_line, not the text."""
-    line = b'{"other": "' + b"x" * 500 + b'", "text": "ab\\ud800cd"}'
-    expected = {"reject": [], "replace": ["ab\ufffdcd"], "drop": ["abcd"]}
-    with small_blocks(64, 128):
-        result = read(written(tmp_path / "a.jsonl", line), TextRules(text_column="text", invalid_utf8=mode))
-    assert result.texts == expected[mode]
-
-
-def test_a_giant_deeply_nested_line_is_rejected_not_a_crash(tmp_path: Path) -> None:
-    """As a small one is."""
-    with small_blocks(10_000, 20_000):
-        result = read(written(tmp_path / "a.jsonl", b'{"x": ' + b"[" * 100_000 + b"\n"), FIELD)
-    assert outcome(result) == ([], ["bad_json"])
-
-
-@pytest.mark.parametrize("space", [" ", "\u3000"])
-def test_a_giant_of_any_white_space_is_no_document(tmp_path: Path, space: str) -> None:
-    """As a small line of it is none."""
-    with small_blocks(16, 32):
-        result = read(written(tmp_path / "a.txt", f"a\n{space * 100}\nb\n".encode()), TextRules("line"))
-    assert outcome(result) == (["a", "b"], [])
 
 
 @pytest.mark.parametrize("encoding", ["UTF-16", "UTF-32"])

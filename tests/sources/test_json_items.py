@@ -90,16 +90,6 @@ def test_json_lines_named_json_are_cut(tmp_path: Path) -> None:
     assert {slice.format for unit in plan(path, TEXT, 1000) for slice in unit.slices} == {"jsonl"}
 
 
-@pytest.mark.usefixtures("small_head")
-def test_an_item_larger_than_memory_comes_in_parts(tmp_path: Path) -> None:
-    """As a giant line does."""
-    (tmp_path / "a.json").write_text(json.dumps([{"text": "a"}, {"x": ["]"], "text": "b " * 3000}, {"text": "c"}]))
-    with small_blocks(100, 500):
-        result = read(tmp_path / "a.json")
-    assert result.texts == ["a", "b " * 3000, "c"]
-    assert any(batch.open for batch in result.batches)
-
-
 # ---- broken ----
 
 

@@ -5,7 +5,9 @@ cut.
 from __future__ import annotations
 
 import io
+import itertools
 import re
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.source_reading import small_blocks
 
-from milldam.sources.records import LAST, PART, WHOLE, BlankLine, Block, Boundary, record_blocks
+from milldam.sources.records import BlankLine, Block, Boundary, record_blocks
 
 LINE, SIGN, PARAGRAPH = Boundary(b"\n"), Boundary(b"<|>"), BlankLine()
 ENDS = {LINE: rb"\n\Z", SIGN: rb"<\|>\Z", PARAGRAPH: rb"(?:\A|\n)[ \t\r]*\n\Z"}
@@ -36,12 +38,14 @@ def cut_data(draw: st.DrawFn, *tokens: str) -> tuple[bytes, list[tuple[int, int 
     return data, list(zip([edge or 0 for edge in edges[:-1]], edges[1:], strict=True))
 
 
-def blocks_of(data: bytes, boundary: Boundary, ranges: list[tuple[int, int | None]]) -> Iterator[list[Block]]:
+def blocks_of(
+    data: bytes, boundary: Boundary, ranges: list[tuple[int, int | None]], most: int = 1 << 20
+) -> Iterator[list[Block]]:
     for start, stop in ranges:
-        yield list(record_blocks(io.BytesIO(data), None, boundary, start, stop))
+        yield list(record_blocks(io.BytesIO(data), None, boundary, start, stop, most))
 
 
-SIZES = st.tuples(st.integers(9, 40), st.integers(9, 60))
+SIZES = st.tuples(st.integers(9, 40), st.integers(3, 60))
 
 
 @given(cut=cut_data("a", "é", "bb", "\n", "\r\n"), sizes=SIZES)
@@ -60,7 +64,9 @@ def test_stretches_between_separators_come_once_in_order_from_any_slices(
     check_slices(*cut, SIGN, sizes)
 
 
-@given(cut=cut_data("a", " ", "\n", "\n\n", "\r\n", "x" * 150), sizes=st.tuples(st.just(300), st.integers(300, 700)))
+@given(
+    cut=cut_data("a", " ", "\n", "\n\n", "\r\n", "x" * 150), sizes=st.tuples(st.integers(9, 300), st.integers(3, 700))
+)
 def test_paragraphs_come_once_in_order_from_any_slices(
     cut: tuple[bytes, list[tuple[int, int | None]]], sizes: tuple[int, int]
 ) -> None:
@@ -69,46 +75,49 @@ def test_paragraphs_come_once_in_order_from_any_slices(
 
 
 def check_slices(data: bytes, ranges: list[tuple[int, int | None]], boundary: Boundary, sizes: tuple[int, int]) -> None:
-    with small_blocks(*sizes):
-        slices = list(blocks_of(data, boundary, ranges))
-    assert b"".join(block.data for blocks in slices for block in blocks) == data
+    """Sizes of a block, and of the largest record."""
+    block_bytes, most = sizes
+    with small_blocks(block_bytes):
+        slices = list(blocks_of(data, boundary, ranges, most))
     position = 0
     for (start, stop), blocks in zip(ranges, slices, strict=True):
         for block in blocks:
-            check_block(block, data, position, boundary)
-            position += len(block.data)
+            check_block(block, data, position, boundary, most)
+            position += block.size
         assert not blocks or blocks[0].origin >= start
         assert not blocks or stop is None or blocks[0].origin < stop
+    assert position == len(data)
 
 
-def check_block(block: Block, data: bytes, position: int, boundary: Boundary) -> None:
+def check_block(block: Block, data: bytes, position: int, boundary: Boundary, most: int) -> None:
+    after = position + block.size
+    here = data[position:after]
     assert block.line == 1 + data.count(b"\n", block.origin, position)
-    after = position + len(block.data)
-    if block.kind != PART and after < len(data):
-        assert re.search(ENDS[boundary], data[:after]), "the block does not end where a record ends"
+    assert block.line_ends == here.count(b"\n")
+    assert after == len(data) or re.search(ENDS[boundary], data[:after]), "it does not end where a record ends"
+    edges = [0, *boundary.ends(here), len(here)]
+    largest = max(stop - start for start, stop in itertools.pairwise(edges))
+    if block.too_large:
+        assert largest == len(here) == block.too_large > most
+        assert here.startswith(block.data) and block.data
+    else:
+        assert block.data == here
+        assert largest <= most
 
 
-@given(lines=st.lists(st.integers(0, 50), max_size=12), sizes=SIZES)
-def test_a_large_record_comes_in_parts_and_its_last_part_is_marked(lines: list[int], sizes: tuple[int, int]) -> None:
-    """Whole records stay whole; parts are followed by parts until the last, which ends the record."""
-    data = b"".join(b"x" * n + b"\n" for n in lines)
-    with small_blocks(*sizes):
-        kinds = [block.kind for block in record_blocks(io.BytesIO(data), None, LINE, 0, None)]
-    inside = False
-    for kind in kinds:
-        assert (kind in (PART, LAST)) if inside else (kind in (PART, WHOLE))
-        inside = kind == PART
-    assert not inside
-    assert PART in kinds or all(n <= sum(sizes) for n in lines)
-
-
-def test_memory_is_bounded_for_a_record_of_any_size() -> None:
-    """No block is larger than a giant and a block together."""
-    data = b"x" * 5000 + b"\n" + b"y\n" * 500
-    with small_blocks(32, 100):
-        sizes = [len(block.data) for block in record_blocks(io.BytesIO(data), None, LINE, 0, None)]
-    assert max(sizes) <= 132
-    assert sum(sizes) == len(data)
+@pytest.mark.parametrize("lines", [1, 500])
+def test_memory_is_bounded_for_a_record_of_any_size(lines: int) -> None:
+    """Of one that is too large no more is held than may be, and a block."""
+    data = b"y\n" * lines + b"x" * 50_000_000 + b"\n" + b"y\n" * lines
+    file = io.BytesIO(data)
+    tracemalloc.start()
+    try:
+        found = [(block.size, block.too_large) for block in record_blocks(file, None, LINE, 0, None, 3_000_000)]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found == [(2 * lines, 0), (50_000_001, 50_000_001), (2 * lines, 0)]
+    assert peak < 12_000_000
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,7 @@ from milldam.sources import arrays, tables
 from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_text_column
 from milldam.sources.reading import read_unit
-from milldam.sources.tables import unpacking_place
 from milldam.sources.units import Slice
-from milldam.sources.unpacking import pages_of
 
 if not hasattr(pa, "string_view"):
     pytest.skip("needs an Arrow with string views", allow_module_level=True)
@@ -107,130 +103,11 @@ def test_batches_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ki
 # ---- large values ----
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dictionary", [False, True])
-def test_a_large_value_comes_in_parts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, dictionary: bool
-) -> None:
-    """In its place, with characters uncut."""
-    monkeypatch.setattr(arrays, "BATCH_BYTES", 4000)
-    for module in (tables, tables):
-        monkeypatch.setattr(module, "BATCH_BYTES", 4000)
-    texts = ["before", "é🙂x" * 20_000, "after", "é🙂x" * 20_000]
-    path = write(tmp_path, text_table(texts, pa.dictionary(pa.int32(), pa.string()) if dictionary else None), kind)
-    result = read(path, TEXT)
-    assert result.texts == texts
-    assert sum(batch.open for batch in result.batches) > 10
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("place", [0, 100_000, 199_999])
-def test_a_large_value_that_is_no_utf8_is_taken_back(tmp_path: Path, kind: str, place: int) -> None:
-    """Its row is told, and its beginning is kept with the rejects."""
-    flawed = b"x" * place + b"\xff" + b"x" * (199_999 - place)
-    table = pa.table({"text": pa.array([b"before", flawed, b"after"], pa.binary())})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrays, "BATCH_BYTES", 4000)
-        for module in (tables, tables):
-            patch.setattr(module, "BATCH_BYTES", 4000)
-        result = read(write(tmp_path, table, kind), TEXT)
-        mended = read(tmp_path, TextRules(text_column="text", invalid_utf8="drop"))
-    assert result.texts == ["before", "after"]
-    assert [(reject.row, reject.reason, len(reject.record) > 60_000) for reject in result.rejects] == [
-        (1, "not_utf8", True)
-    ]
-    assert mended.texts == ["before", "x" * 199_999, "after"]
-
-
-WRITERS = {
-    "as it comes": {},
-    "not compressed": {"compression": "none", "use_dictionary": False},
-    "gzip": {"compression": "gzip"},
-    "version 2": {"data_page_version": "2.0", "compression": "zstd", "use_dictionary": False},
-    "checksums": {"write_page_checksum": True, "write_page_index": True},
-    "small pages": {"data_page_size": 1000, "write_batch_size": 10},
-}
-
-
-@pytest.mark.parametrize("options", WRITERS.values(), ids=WRITERS)
-def test_the_pages_of_a_column_add_up_to_it(tmp_path: Path, options: dict[str, Any]) -> None:
-    """Their headers are found, one after the other, whoever wrote them."""
-    table = pa.table({"id": range(5000), "text": [f"text {n} " * (n % 50) for n in range(5000)]})
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2000, **options)
-    with pa.memory_map(str(tmp_path / "a.parquet")) as source:
-        metadata = pq.ParquetFile(source).metadata
-        for number in range(metadata.num_row_groups):
-            chunk = metadata.row_group(number).column(1)
-            pages = list(pages_of(source, chunk))
-            assert 0.95 < sum(page.size for page in pages) / chunk.total_uncompressed_size <= 1
-            assert [page.dictionary for page in pages] == [chunk.has_dictionary_page] + [False] * (len(pages) - 1)
-            assert pages[-1].first < chunk.num_values
-
-
-@pytest.mark.parametrize("options", WRITERS.values(), ids=WRITERS)
-@pytest.mark.slow
-@pytest.mark.parametrize("text", ["word " * 2_000_000, "a" * 10_000_000])
-def test_what_a_large_value_takes_is_told_before_it_is_unpacked(
-    tmp_path: Path, options: dict[str, Any], text: str
-) -> None:
-    """However little it takes on disk; and reading takes no more than that."""
-    table = pa.table({"text": ["small"] * 2000 + [text] + ["small"] * 2000 + [text, text]})
-    pq.write_table(table, tmp_path / "a.parquet", **options)
-    (unit,) = plan(tmp_path, TEXT)
-    before, most = pa.total_allocated_bytes(), 0
-    for _ in read_unit(unit, TEXT, pytest.fail):
-        most = max(most, pa.total_allocated_bytes() - before)
-    assert 10_000_000 < most <= unit.slices[0].unpacking < 110_000_000
-    place = unpacking_place(unit.slices[0], "text")
-    assert re.fullmatch(r'row group 0, column "text", from value [\d,]+ of the group', place)
-
-
 def test_many_small_values_take_nothing_besides_batches(tmp_path: Path) -> None:
     """A column may have gigabytes of them; other columns do not count."""
     table = pa.table({"text": [f"text {n} " * 50 for n in range(30_000)], "other": ["y" * 300] * 29_999 + ["z" * 9**7]})
     pq.write_table(table, tmp_path / "a.parquet", data_page_size=100_000, use_dictionary=False)
     assert [unit.slices[0].unpacking for unit in plan(tmp_path, TEXT)] == [0]
-
-
-def test_page_headers_that_make_no_sense_count_as_one_page(tmp_path: Path) -> None:
-    """Whether the file is damaged shows when it is read."""
-    path = write(tmp_path, text_table(["word " * 2_000_000]))
-    data = bytearray(path.read_bytes())
-    start = pq.ParquetFile(path).metadata.row_group(0).column(1).dictionary_page_offset
-    data[start : start + 4] = b"\xff" * 4
-    path.write_bytes(data)
-    (unit,) = plan(path, TEXT)
-    assert unit.slices[0].unpacking > 10_000_000
-
-
-@pytest.mark.parametrize("kind", ["arrow", "stream"])
-@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
-def test_what_a_compressed_arrow_file_takes_is_told(tmp_path: Path, kind: str, compression: str | None) -> None:
-    """All columns of a record batch are unpacked at once; without compression the file is mapped."""
-    table = text_table(["word " * 100_000, "b", "c" * 100_000, "d"])
-    make = pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream
-    options = pa.ipc.IpcWriteOptions(compression=compression)
-    with make(str(tmp_path / "a.arrow"), table.schema, options=options) as writer:
-        writer.write_table(table, max_chunksize=2)
-    units = plan(tmp_path, TEXT, shard_size=1)
-    told = [unit.slices[0].unpacking for unit in units]
-    if compression is None:
-        assert set(told) == {0}
-        return
-    assert told[0] >= 1_000_000  # what was unpacked before may still be held
-    assert unpacking_place(units[0].slices[0], "text") == "record batch 0"
-    assert kind == "stream" or 200_000 < told[1] < 300_000
-    assert read(tmp_path, TEXT).texts == table["text"].to_pylist()
-
-
-def test_a_large_dictionary_of_an_arrow_file_counts(tmp_path: Path) -> None:
-    """It is held as long as the file is read."""
-    table = text_table(["word " * 100_000, "b"] * 3, pa.dictionary(pa.int32(), pa.string()))
-    with pa.ipc.new_file(
-        str(tmp_path / "a.arrow"), table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")
-    ) as writer:
-        writer.write_table(table)
-    assert plan(tmp_path, TEXT)[0].slices[0].unpacking > 1_000_000
 
 
 # ---- kinds of columns ----
@@ -428,25 +305,3 @@ def test_the_text_column_is_found_by_the_schema_alone(tmp_path: Path, format: st
     """A table without rows has a text column too."""
     path = write(tmp_path, text_table([]), format)
     assert find_text_column([Slice(str(path), format, None)], None, None) == "text"
-
-
-@pytest.mark.parametrize("version", ["1.0", "2.0"])
-@pytest.mark.parametrize("dictionary", [True, False])
-@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
-def test_pages_are_told_from_their_headers(version: str, dictionary: bool, compression: str, tmp_path: Path) -> None:
-    """Every value is on one of them, and they take the bytes of the column; damage is a ValueError."""
-    texts = pa.table({"text": [None if n % 7 == 3 else f"text {n} " * (n % 50) for n in range(3000)], "n": range(3000)})
-    path = tmp_path / "a.parquet"
-    options = {"use_dictionary": dictionary, "compression": compression, "data_page_version": version}
-    pq.write_table(texts, path, data_page_size=4096, **options)
-    metadata = pq.ParquetFile(path).metadata.row_group(0)
-    with pa.memory_map(str(path)) as source:
-        for number in range(2):
-            chunk = metadata.column(number)
-            pages = list(pages_of(source, chunk))
-            assert sum(page.values for page in pages) == 3000 and len(pages) > 1
-            assert [page.first for page in pages] == list(accumulate([0, *(page.values for page in pages[:-1])]))
-            assert 0 < chunk.total_uncompressed_size - sum(page.size for page in pages) < 2000 * len(pages)
-    path.write_bytes(path.read_bytes()[:4] + bytes([0x1F] * 5000) + path.read_bytes()[5004:])
-    with pa.memory_map(str(path)) as source, pytest.raises(ValueError, match="page header"):
-        list(pages_of(source, metadata.column(0)))

@@ -23,7 +23,6 @@ from milldam.errors import InputError
 from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_value_field
 from milldam.sources.reading import read_unit
-from milldam.sources.records import GIANT_BYTES
 from milldam.sources.units import Slice
 from milldam.sources.values import ValueField
 
@@ -35,24 +34,14 @@ def read(path: Path, field: ValueField, rules: TextRules = TEXT, shard_size: int
     """(text, value) of every document; None where there is no value. The batches are those without a field."""
     pairs: Pairs = []
     for unit in plan(path, rules, shard_size):
-        parts: list[str] = []
         batches = list(read_unit(unit, rules, lambda _: None, str(path.parent), field))
         plain = list(read_unit(unit, rules, lambda _: None, str(path.parent)))
-        assert [(one.texts, one.open, one.cancel) for one in batches] == [
-            (one.texts, one.open, one.cancel) for one in plain
-        ]
+        assert [one.texts for one in batches] == [one.texts for one in plain]
         assert all(one.values is None for one in plain)
         for batch in batches:
-            texts = batch.texts.to_pylist()
-            if batch.cancel:
-                parts = []
-            elif batch.open:
-                parts += texts
-            elif len(texts):
-                texts[0], parts = "".join([*parts, texts[0]]), []
-                assert batch.values is not None
-                numbers = [None if math.isnan(value) else value for value in batch.values.tolist()]
-                pairs += zip(texts, numbers, strict=True)
+            assert batch.values is not None
+            numbers = [None if math.isnan(value) else value for value in batch.values.tolist()]
+            pairs += zip(batch.texts.to_pylist(), numbers, strict=True)
     return pairs
 
 
@@ -238,32 +227,6 @@ def test_values_stay_with_their_texts_when_rows_are_lost(tmp_path: Path, ending:
             with pa.ipc.new_file(path, table.schema) as file:
                 file.write_table(table, max_chunksize=77)
     assert read(path, SCORE) == wanted
-
-
-@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
-@pytest.mark.parametrize("before", [True, False])
-def test_a_giant_document_has_its_value_with_its_last_part(tmp_path: Path, ending: str, before: bool) -> None:
-    """Whether the field stands before the text or behind it."""
-    giant = "long words " * (GIANT_BYTES // 4)
-    rows = [
-        {"score": k, "text": text} if before else {"text": text, "score": k} for k, text in enumerate(["a", giant, "b"])
-    ]
-    found = read(write_rows(tmp_path / f"a.{ending}", rows), SCORE)
-    assert found == [("a", 0.0), (giant, 1.0), ("b", 2.0)]
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from(["text", "score", "other"]), min_size=1, max_size=6), st.data())
-def test_a_giant_line_has_the_value_that_json_loads_gives(tmp_path_factory: Any, names: list[str], data: Any) -> None:
-    """Fields that come twice, strings and objects in the place of numbers: the last one counts."""
-    giant = "word " * (GIANT_BYTES // 4)
-    values = {"text": st.just(giant), "score": SCORES, "other": st.sampled_from([{"score": 3}, giant, 4])}
-    fields = [(name, data.draw(values[name])) for name in [*names, "text"]]
-    line = "{" + ", ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in fields) + "}"
-    path = tmp_path_factory.mktemp("giant") / "a.jsonl"
-    path.write_text(f"{line}\n")
-    value = SCORE.of_record(json.loads(line))
-    assert read(path, SCORE) == [(giant, None if math.isnan(value) else value)]
 
 
 # ---- which field ----

@@ -44,9 +44,7 @@ def read(reading: Reading) -> list[tuple[int, str, str | None]]:
     found: list[tuple[int, str, str | None]] = []
     parts = ""
     for documents in UnitReader(reading):
-        if documents.cancel:
-            parts = ""
-        elif documents.part:
+        if documents.part:
             parts += documents.bytes.decode()
             if documents.last:
                 found.append((documents.first_row, parts, documents.verdicts.reason(0) if parts else "empty"))

@@ -154,7 +154,7 @@ def _batches(
         found = resolve_data_set(given, None, None)
         for file in list_inputs(found.inputs, found.input_format):
             places, number = Places(), 0
-            for rows in reader.rows([whole(file)], unread.append, places, None):
+            for rows in reader.rows([whole(file)], unread.append, places):
                 records = as_records(rows)
                 yield records, places, number
                 number += len(records)

@@ -2,7 +2,7 @@
 
 Rows are read as any other (sources), made conversations (forms), cleaned message by message, and rendered. What is no
 conversation, what a template refuses and what can't be proven is rejected with its file and line. Holds one batch: some
-megabytes of records. A record larger than `MOST_BYTES` is rejected as `too_large`.
+megabytes of records, and of a larger record `MOST_BYTES` at most.
 
 A record is one entry; a pair of answers is one record with two sides, so that nothing can part them.
 """
@@ -25,17 +25,16 @@ from milldam.chat.masks import TrainOn
 from milldam.chat.rendering import RenderedBatch, Renderer, prompt_of, shared_renderer
 from milldam.errors import InputError
 from milldam.rules import CleanRules
-from milldam.sources.batch import KEPT_RECORD_CHARS, MalformedError, OnReject, Place, Places, Reading, Reject, TextRules
+from milldam.sources.batch import KEPT_RECORD_CHARS, OnReject, Place, Places, Reading, Reject, TextRules
 from milldam.sources.reading import FileReader
-from milldam.sources.rows import Rows, from_records, row_count, row_sizes
+from milldam.sources.rows import Rows, from_records, row_count
 from milldam.sources.units import Slice, Unit
 from milldam.sources.values import Floats, ValueField
 from milldam.text.arrays import Verdicts, text_offsets
 from milldam.text.cleaning import Cleaner
 
 MOST_BYTES = 8 << 20
-"""Of a record as it lies in its file."""
-TOO_LARGE = "too_large"
+"""Of a record as it lies in its file, whatever `max_document_bytes` is."""
 _ROWS_SEEN = 100
 _JSON = ("jsonl", "json")
 _SAID = ("content", "reasoning_content", "thinking", "reasoning")
@@ -160,7 +159,8 @@ class ConversationReader:
     def __init__(
         self, recipe: ChatRecipe, rules: TextRules, spool: str | None, value: ValueField | None = None
     ) -> None:
-        self._recipe, self._rules, self._spool, self._value = recipe, rules, spool, value
+        self._recipe, self._spool, self._value = recipe, spool, value
+        self._rules = replace(rules, max_document_bytes=min(MOST_BYTES, rules.max_document_bytes))
         self._cleaner = Cleaner(recipe.clean) if recipe.clean is not None else None
 
     def read(self, unit: Unit, on_reject: OnReject, kept: Places) -> Iterator[ChatBatch]:
@@ -173,13 +173,10 @@ class ConversationReader:
     def _read_slice(self, slice: Slice, renderer: Renderer, on_reject: OnReject, kept: Places) -> Iterator[ChatBatch]:
         places, reading = Places(lines=True), Reading(self._rules, on_reject, self._spool)
         files = FileReader(self._rules, None, self._spool or "")
-        # Other formats hold rows of any size anyway: they are looked at below.
-        room = _Room() if slice.format in _JSON else None
         first = 0
-        for rows in files.rows([slice], on_reject, places, room):
+        for rows in files.rows([slice], on_reject, places):
             batch = _Records(slice, places, first, rows, reading, self._recipe.form)
             first += row_count(rows)
-            del rows
             yield self._batch(batch, renderer, kept)
             places.forget(first)
 
@@ -231,41 +228,17 @@ class ConversationReader:
         return {places[at][0]: str(verdicts.reason(at)) for at in reversed(wrong)}
 
 
-class _Room:
-    """What may be held of one record."""
-
-    format = "python"
-
-    def fits(self, needed: float) -> bool:
-        # Characters that take Python four bytes each make a text nine times as large while it is read.
-        return needed <= 9 * MOST_BYTES
-
-    def refusal(self, needed: float, size: int, where: str, *, by_column: bool = False) -> Any:
-        return MalformedError(TOO_LARGE, _too_large(size))
-
-
-def _too_large(size: int) -> str:
-    return f"{size:,} bytes: a conversation has at most {MOST_BYTES:,}"
-
-
 class _Records:
     """The records of a batch, and where each is from."""
 
     def __init__(self, slice: Slice, places: Places, first: int, rows: Rows, reading: Reading, form: Form) -> None:
         self._slice, self._places, self._first, self._reading, self._form = slice, places, first, reading, form
-        # Of JSON, several rows together are no larger than a block.
-        small = isinstance(rows, dict) and row_count(rows) > 1
-        self._sizes = np.zeros(row_count(rows), dtype=np.int64) if small else row_sizes(rows)
         self._rows = from_records(from_table(rows)) if not isinstance(rows, dict) else rows
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
         names = [name for name in self._rows if self._form.reads(name)] or list(self._rows)
-        large = set(np.flatnonzero(self._sizes > MOST_BYTES).tolist())
         for number, values in enumerate(zip(*[self._rows[name] for name in names], strict=True)):
-            if number in large:
-                self.reject(number, TOO_LARGE, _too_large(int(self._sizes[number])))
-            else:
-                yield number, {name: value for name, value in zip(names, values, strict=True) if value is not None}
+            yield number, {name: value for name, value in zip(names, values, strict=True) if value is not None}
 
     def record(self, number: int) -> dict[str, Any]:
         """All that it has."""
@@ -340,8 +313,8 @@ def _first_rows(slice: Slice, spool: str) -> list[dict[str, Any]]:
     if slice.format in _JSON:
         from milldam.sources.jsonl import first_records
 
-        return first_records(slice, _ROWS_SEEN, outlines=False)
-    rows = FileReader(TextRules(invalid_utf8="replace"), None, spool).rows([slice], lambda _: None, Places(), None)
+        return first_records(slice, _ROWS_SEEN)
+    rows = FileReader(TextRules(invalid_utf8="replace"), None, spool).rows([slice], lambda _: None, Places())
     some = next(iter(rows), None)
     if some is None:
         return []

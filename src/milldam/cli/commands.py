@@ -255,6 +255,11 @@ text_options = _together(
         help="Bytes that are not UTF-8: drop them, reject the record, replace them with U+FFFD, or stop. "
         "[default: reject]",
     ),
+    click.option(
+        "--max-document-bytes",
+        metavar="SIZE",
+        help="Reject larger records. A .txt file that is one document may be of any size. [default: 32MiB]",
+    ),
     click.option("--strict", is_flag=True, help="Stop at the first record that can't be read."),
 )
 """How text files are read."""

@@ -141,6 +141,8 @@ class Config:
     invalid_utf8: InvalidUtf8 = "drop"
     """Bytes that are not UTF-8, and halves of surrogate pairs: drop them, reject the record, replace them with U+FFFD,
     or stop."""
+    max_document_bytes: Size = "32MiB"
+    """Larger records are rejected. Only a .txt file that is one document may be of any size."""
     strict: bool = False
     """Stop at the first record that can't be read."""
     dedup: Literal["off", "exact", "near", "bloom"] | DedupRules = "exact"
@@ -262,6 +264,7 @@ class Config:
         Packing is not in it: rows are made from a store, whenever they are wanted.
         """
         tokenizer, dedup = self.tokenizer_rules, self.index_rules or self.dedup_rules
+        largest = parse_size(self.max_document_bytes)
         # Not the path: what moves is still the same.
         evaluation = [asdict(one) | {"path": "", "columns": list(one.column_names)} for one in self.evaluation_sets]
         return {
@@ -270,6 +273,7 @@ class Config:
             "validation": [_set_settings(one) for one in self.validation_sets],
             "clean": self.clean_rules and asdict(self.clean_rules),
             "invalid_utf8": self.invalid_utf8,
+            **({} if largest == 32 << 20 else {"max_document_bytes": largest}),
             "dedup": dedup and asdict(dedup) | {"index": dedup.index is not None},
             "filters": {name: value for name, value in asdict(self.filters).items() if value is not None},
             "write_dropped": self.write_dropped,

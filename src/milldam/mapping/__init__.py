@@ -61,6 +61,7 @@ def map(
     documents: Documents = "file",
     separator: str | None = None,
     invalid_utf8: InvalidUtf8 = "reject",
+    max_document_bytes: int | str = "32MiB",
     input_format: InputFormat | None = None,
     split: str | None = None,
     subset: str | None = None,

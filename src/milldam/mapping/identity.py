@@ -1,10 +1,9 @@
 """What a function's result depends on -> a hash, the same in every process and on every day.
 
-Its code, each value that it captures, names or has as a default, and each argument is a part with a hash of its own, so
-that a change can be named. Functions and classes of the user's count wherever they are reached, by all that they reach
-in turn. Code counts by its instructions, without file, lines and comments; values by what cloudpickle would write of
-them, sets in order. Of the user's own modules counts what the code names in them; of installed packages the version.
-When in doubt the function is another one.
+The function, each function and class of the user's that it reaches, and each value that it captures or reads from a
+global is a part with a hash of its own, so that a change can be named. Code counts by its instructions, without file,
+lines, comments and docstrings; values by what cloudpickle would write of them, sets in order. Of the user's own modules
+counts what the code names in them; of installed packages the version. When in doubt the function is another one.
 
 Said to have no hash: what can't be pickled, and what `eval`, `import_module` and their like lead to. Not seen: files
 that the function reads, the state of libraries (a seed, an attribute that somebody set), the environment.
@@ -19,11 +18,13 @@ import importlib
 import importlib.util
 import json
 import os
+import pickle
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,14 @@ import xxhash
 
 from milldam.errors import ConfigError
 
-_PYTHON = "Python"
-_BY_ATTRIBUTE = {"import_module", "__subclasses__"}
-_UNFORESEEABLE = {"eval", "exec", "__import__", "globals", *_BY_ATTRIBUTE}
-_HEAP_TYPE = 1 << 9
-_PLAIN = (bool, int, float, complex, type(None), list, tuple, dict, bytearray)
-_METHODS = (types.FunctionType, property, classmethod, staticmethod)
-_SLOTS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_PYTHON, _CODE = "Python", "code"
+_BY_NAME, _BY_ATTRIBUTE = (
+    {"eval", "exec", "__import__", "globals", "import_module"},
+    {"import_module", "__subclasses__"},
+)
+_CACHED = type(functools.lru_cache(lambda: None))
+# A function of functools.singledispatch: what it captures is a cache; its registry says what it does.
+_DISPATCH = functools.singledispatch(lambda value: value).__code__  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,10 @@ class FunctionIdentity:
         if self.hash == newer.hash:
             return []
         differing = [one for one in {**self.parts, **newer.parts} if self.parts.get(one) != newer.parts.get(one)]
+        if _PYTHON in differing:  # it compiles everything anew
+            differing = [_PYTHON]
         lines = []
-        for part in [_PYTHON] if _PYTHON in differing else differing:  # another Python compiles everything anew
+        for part in differing:
             before, after = self.parts.get(part), newer.parts.get(part)
             if before is None or after is None:
                 lines.append(f"{part} ({'new' if before is None else 'no longer used'})")
@@ -74,7 +78,7 @@ class FunctionIdentity:
         return lines or ["function"]
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"unhashable": list(self.unhashable)}
+        return {"name": self.name, "hash": self.hash, "parts": self.parts, "unhashable": list(self.unhashable)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FunctionIdentity:
@@ -90,103 +94,228 @@ def identify(
     identity.
 
     >>> limit = 10
-    >>> identify(lambda text: text[:limit]).parts.keys()
-    dict_keys(['code', 'global limit', 'Python'])
+    >>> sorted(identify(lambda text: text[:limit]).parts)
+    ['Python', 'code', 'global limit']
     """
     if not callable(function):
         what = "Give a function, a method or a callable object."
         raise ConfigError(f"A value of type {type(function).__name__} can't be called. {what}")
-    versions: dict[str, str] = {}
-    parts: dict[str, str] = {}
-    unhashable: list[str] = []
-    arguments = [(f"argument {name}", value) for name, value in sorted((kwargs or {}).items())]
-    for label, value in [*_parts_of(function), *arguments]:
-        try:
-            parts[label] = f"{_Hasher(versions).of(value):032x}"
-        except Exception as error:  # whatever a foreign __reduce__ raises: it can't be pickled
-            reason = f"{type(value).__qualname__} is nested too deep" if isinstance(error, RecursionError) else error
-            parts[label] = "unhashable"
-            unhashable.append(f"{label}: {reason}")
-    parts |= versions | {_PYTHON: f"{sys.version_info.major}.{sys.version_info.minor}"}
+    walk = _Walk()
+    walk.begin(function)
+    for name, value in sorted((kwargs or {}).items()):
+        walk.add(f"argument {name}", value)
+    while walk.waiting:
+        walk.waiting.popleft()()
+    parts = walk.parts | {_PYTHON: f"{sys.version_info.major}.{sys.version_info.minor}"}
     if key is not None:
         parts["key"] = xxhash.xxh3_128_hexdigest(key.encode())
-    while isinstance(function, functools.partial):
+    while hasattr(function, "func"):  # functools.partial
         function = function.func
     name = getattr(function, "__name__", None) or type(function).__name__
     whole = xxhash.xxh3_128_hexdigest(json.dumps(sorted(parts.items())).encode())
-    return FunctionIdentity(str(name), whole, parts, () if key is not None else tuple(unhashable))
+    return FunctionIdentity(str(name), whole, parts, () if key is not None else tuple(walk.unhashable))
 
 
-# ---- functions ----
+# ---- from the function to all that it reaches ----
 
 
-def _parts_of(function: Any) -> Iterator[tuple[str, Any]]:
-    """What the function is made of, whatever kind of callable it is."""
-    if isinstance(function, functools.partial):
-        yield from ((f"argument {name}", value) for name, value in enumerate(function.args))
-        yield from ((f"argument {name}", value) for name, value in sorted(function.keywords.items()))
-        yield from _parts_of(function.func)
-    elif isinstance(function, types.MethodType):
-        yield "object", function.__self__
-        yield from _parts_of(function.__func__)
-    elif isinstance(function, types.FunctionType) and _library_name(function) is None:
-        body, values = _anatomy(function)
-        yield "code", body
-        yield from values.items()
-    else:
-        yield "object", function
+class _Walk:
+    """Collects the parts. Functions and classes refer to others by the names of their parts: cycles are no matter."""
 
+    def __init__(self) -> None:
+        self.parts: dict[str, str] = {}
+        self.unhashable: dict[str, None] = {}
+        self.waiting: deque[Callable[[], None]] = deque()
+        self._labels: dict[Any, str] = {}
+        self._alive: list[Any] = []
 
-def _anatomy(function: types.FunctionType) -> tuple[Any, dict[str, Any]]:
-    """Its code, as plain values; and all that it holds and names: label -> value."""
-    code, scope = function.__code__, function.__globals__
-    cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
-    values = {f"captured value {name}": cell.cell_contents for name, cell in cells if cell != types.CellType()}
-    defaults = function.__defaults__ or ()
-    names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-    given = dict(zip(names, defaults, strict=True)) | (function.__kwdefaults__ or {})
-    values |= {f"default argument {name}": value for name, value in given.items()}
-    values |= {f"attribute {name}": value for name, value in sorted(vars(function).items())}
-    if _is_library_file(code.co_filename):  # made by a library, as a decorator's wrapper is
-        return (sys.modules.get(str(scope.get("__name__"))), code.co_qualname), values
-    used, reached, imports = _uses(code)
-    for name in sorted(used & scope.keys()):
-        kinds = {types.FunctionType: "function", type: "class"}
-        values[f"{kinds.get(type(scope[name]), 'global')} {name}"] = scope[name]
-    for module, level in sorted(imports):
+    def begin(self, function: Any, label: str = "object") -> None:
+        """The function itself, whatever kind of callable it is: its code is the part "code"."""
+        if isinstance(function, functools.partial):
+            for name, value in [*enumerate(function.args), *sorted(function.keywords.items())]:
+                self.add(f"argument {name}", value)
+            self.begin(function.func, label)
+        elif isinstance(function, types.MethodType):
+            self.add(label, function.__self__)
+            self.begin(function.__func__, f"method of {label}")
+        elif isinstance(function, types.FunctionType) and library_name(function) is None:
+            self._refer(function, _CODE, self._function)
+        else:
+            self.add(label, function)
+
+    def add(self, label: str, value: Any) -> None:
+        """A value, as a part of its own."""
+        self.parts[label] = self._hash(label, value)
+
+    def _hash(self, label: str, value: Any) -> str:
         try:
-            full = importlib.util.resolve_name("." * level + module, str(scope.get("__package__") or "") or None)
-            values[f"import {full}"] = importlib.import_module(full)
-        except ImportError:
-            values[f"import {module}"] = "not there"
-    for name in sorted((used | (reached & _BY_ATTRIBUTE)) & _UNFORESEEABLE):
-        if scope.get(name) in (None, importlib.import_module):  # no name of the user's own
-            values[f"what {name} leads to"] = _Unforeseeable(name)
-    return _content(code), {label: _named_in(value, reached) for label, value in values.items()}
+            return f"{_Hasher(self, label).of(value):032x}"
+        except Exception as error:  # whatever a foreign __reduce__ raises: it can't be pickled
+            reason = f"{type(value).__qualname__} is nested too deep" if isinstance(error, RecursionError) else error
+            self.unhashable[f"{label}: {reason}"] = None
+            return "unhashable"
+
+    def label(self, key: Any, wanted: str) -> str:
+        """The name of a part, numbered where another has it."""
+        if key not in self._labels:
+            taken = set(self._labels.values())
+            names = (wanted if number == 1 else f"{wanted} ({number})" for number in range(1, len(taken) + 2))
+            self._labels[key] = next(name for name in names if name not in taken)
+        return self._labels[key]
+
+    def _refer(self, value: Any, wanted: str, walk: Callable[[Any, str], None]) -> str:
+        """The label of something with a part of its own, which is walked once, later."""
+        known, label = id(value) in self._labels, self.label(id(value), wanted)
+        if not known:
+            self._alive.append(value)  # an id may not be given to another value
+            self.waiting.append(lambda: walk(value, label))
+        return label
+
+    def reference(self, value: Any) -> str | None:
+        """What stands for a function, class or module; None for any other value."""
+        if isinstance(value, types.ModuleType):
+            return self._library(value.__name__) if is_library(value.__name__) else self._file(value.__name__)
+        if isinstance(value, _CACHED):
+            return f"cached {self.reference(value.__wrapped__)}"
+        is_bound = isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, types.ModuleType)
+        if is_bound or not (isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__"))):
+            return None
+        name = library_name(value)
+        if name is not None:
+            self._library(name)
+            return f"named {name}"
+        short = value.__qualname__.rpartition("<locals>.")[2]
+        if isinstance(value, types.FunctionType):
+            return self._refer(value, f"function {short}", self._function)
+        if isinstance(value, type):
+            return self._refer(value, f"class {short}", self._class) if value.__flags__ & 1 << 9 else repr(value)
+        if isinstance(value, types.BuiltinFunctionType) or type(value).__name__ == "cython_function_or_method":
+            return f"{short} of {self._file(str(value.__module__))}"
+        return None
+
+    def _library(self, name: str) -> str:
+        """A library is known by its version."""
+        package = name.partition(".")[0]
+        if package not in sys.stdlib_module_names:
+            self.parts[f"module {package}"] = library_version(package)
+        return f"module {name}"
+
+    def _file(self, module: str) -> str:
+        """A module of the user's as a whole, or one that is compiled."""
+        file, label = _module_file(module), f"file of module {module}"
+        if file is None or not Path(file).is_file():
+            self.unhashable[f"{label}: there is none"] = None
+        elif label not in self.parts:
+            self.parts[label] = xxhash.xxh3_128_hexdigest(Path(file).read_bytes())
+        return label
+
+    # ---- functions and classes ----
+
+    def _function(self, function: types.FunctionType, label: str) -> None:
+        code, of = function.__code__, "" if label == _CODE else f" of {label.removeprefix('function ')}"
+        if code is _DISPATCH:
+            self.add(label, dict(function.registry))  # type: ignore[attr-defined]
+            return
+        original = vars(function).get("_torchdynamo_orig_callable")
+        if original is not None:  # compiled by torch; its own wrapper holds addresses, and what it has compiled so far
+            self.add(label, original)
+            return
+        uses, links = _Uses(code), []
+        captured = zip(code.co_freevars, function.__closure__ or (), strict=True)
+        values = [(f"captured value {name}{of}", cell.cell_contents) for name, cell in captured if _is_set(cell)]
+        defaults = function.__defaults__ or ()
+        names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+        given = [*zip(names, defaults, strict=True), *sorted((function.__kwdefaults__ or {}).items())]
+        values += [(f"default argument {name}{of}", value) for name, value in given]
+        own = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
+        values += [(f"attributes{of}", own)] if own else []
+        values += [(f"wrapped function{of}", vars(function)["__wrapped__"])] if "__wrapped__" in vars(function) else []
+        body: Any = code.co_qualname
+        if is_library_file(code.co_filename):  # made by a library, as a decorator's wrapper is
+            links.append(self._library(str(function.__globals__.get("__name__"))))
+        else:
+            body = _content(code)
+            values += self._globals(function.__globals__, uses)
+            scope = function.__globals__
+            for name in sorted((uses.globals & _BY_NAME) | (uses.names & _BY_ATTRIBUTE)):
+                if scope.get(name) in (None, importlib.import_module):  # no name of the user's own
+                    self.unhashable[f"{label}: what {name} leads to"] = None
+        for name, value in values:
+            links.append(self._link(name, value, uses.names))
+        self.parts[label] = self._hash(label, (body, links))
+
+    def _globals(self, scope: dict[str, Any], uses: _Uses) -> list[tuple[str, Any]]:
+        """The globals that code uses, and what it imports while it runs."""
+        known = [name for name in sorted(uses.globals) if name in scope]
+        found = [(self.label((id(scope), name), f"global {name}"), scope[name]) for name in known]
+        for module, level in sorted(uses.imports):
+            try:
+                name = importlib.util.resolve_name("." * level + module, str(scope.get("__package__") or "") or None)
+                found.append((f"import {name}", importlib.import_module(name)))
+            except ImportError:
+                found.append((f"import {module}", "not there"))
+        return found
+
+    def _link(self, label: str, value: Any, names: set[str]) -> Any:
+        """What is named in code, for its hash: a reference, or a part of its own. Of a module of the user's what the
+        code may use of it; all where no name tells."""
+        if isinstance(value, types.ModuleType) and not is_library(value.__name__):
+            there = vars(value)
+            used = [name for name in sorted(names) if name in there and not name.startswith("__")]
+            for name in names - set(used):  # a module of the package that nothing has imported yet
+                if hasattr(value, "__path__") and importlib.util.find_spec(f"{value.__name__}.{name}") is not None:
+                    self._link(name, importlib.import_module(f"{value.__name__}.{name}"), names)
+            links = [self._link(self.label((id(there), name), f"global {name}"), there[name], names) for name in used]
+            return ("own module", links or self._file(value.__name__))
+        reference = self.reference(value)
+        if reference is None and label not in self.parts:
+            self.add(label, value)
+        return (label.partition(" (")[0], reference or label)
+
+    def _class(self, kind: type, label: str) -> None:
+        """Methods are parts of their own; attributes belong to the class."""
+        methods: tuple[type, ...] = (types.FunctionType, property, classmethod, staticmethod)
+        members = {name: value for name, value in vars(kind).items() if isinstance(value, methods)}
+        if issubclass(kind, enum.Enum):  # not what the enum module made of them
+            members |= {f"member {name}": member.value for name, member in kind.__members__.items()}
+        else:
+            descriptors = types.MemberDescriptorType | types.GetSetDescriptorType
+            own = {name: one for name, one in vars(kind).items() if not name.startswith("__") and name != "_abc_impl"}
+            members |= {name: one for name, one in own.items() if not isinstance(one, descriptors)}
+        annotated = list(vars(kind).get("__annotations__", ()))
+        self.parts[label] = self._hash(label, (type(kind), kind.__bases__, annotated, sorted(members.items())))
 
 
-class _Unforeseeable:
-    def __init__(self, name: str) -> None:
-        self._name = name
+def _is_set(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not cell
+    except ValueError:
+        return False
 
-    def __reduce__(self) -> Any:
-        raise TypeError(f"nobody can tell what {self._name} leads to")
 
+class _Uses:
+    """The names that code and the functions inside it reach for."""
 
-def _uses(code: types.CodeType) -> tuple[set[str], set[str], set[tuple[str, int]]]:
-    """What code and the functions inside it reach for: globals; these, attributes and what is imported; the modules
-    that it imports while it runs, with their level."""
-    instructions = list(dis.get_instructions(code))
-    used = {one.argval for one in instructions if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    imports = {
-        (one.argval, instructions[at - 2].argval) for at, one in enumerate(instructions) if one.opname == "IMPORT_NAME"
-    }
-    reached = {*code.co_names, *(part for module, _ in imports for part in module.split("."))}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            used_inside, reached_inside, imported_inside = _uses(constant)
-            used, reached, imports = used | used_inside, reached | reached_inside, imports | imported_inside
-    return used, reached, imports
+    def __init__(self, code: types.CodeType) -> None:
+        self.globals: set[str] = set()
+        self.names: set[str] = set()
+        """Globals, attributes and what is imported."""
+        self.imports: set[tuple[str, int]] = set()
+        """(module, level)"""
+        self._look(code)
+
+    def _look(self, code: types.CodeType) -> None:
+        self.names.update(code.co_names)
+        instructions = list(dis.get_instructions(code))
+        for at, one in enumerate(instructions):
+            if one.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+                self.globals.add(one.argval)
+            elif one.opname == "IMPORT_NAME":
+                self.imports.add((one.argval, instructions[at - 2].argval))
+                self.names.update(one.argval.split("."))
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self._look(constant)
 
 
 def _content(code: types.CodeType) -> tuple[Any, ...]:
@@ -199,27 +328,14 @@ def _content(code: types.CodeType) -> tuple[Any, ...]:
     return (counts, code.co_varnames, code.co_freevars, code.co_cellvars, instructions, code.co_exceptiontable)
 
 
-def _named_in(value: Any, names: set[str], above: tuple[Any, ...] = ()) -> Any:
-    """Of a module of the user's what the code may use of it, the module where no name tells; any other value itself."""
-    if not isinstance(value, types.ModuleType) or is_library(value.__name__):
-        return value
-    for name in sorted(names - vars(value).keys()):  # a module of the package that nothing has imported yet
-        if hasattr(value, "__path__") and importlib.util.find_spec(f"{value.__name__}.{name}") is not None:
-            importlib.import_module(f"{value.__name__}.{name}")
-    used = [name for name in sorted(names & vars(value).keys()) if not name.startswith("__")]
-    inner = {name: vars(value)[name] for name in used if vars(value)[name] not in above}
-    return {name: _named_in(one, names, (*above, value)) for name, one in inner.items()} or value
-
-
 # ---- values ----
 
 
 class _Hasher(cloudpickle.Pickler):  # type: ignore[misc]
-    """What cloudpickle would write of a value, hashed; but of the user's functions and classes what they are made of,
-    and what pickles differently from one process or day to the next by what it means."""
+    """What cloudpickle would write of a value, hashed."""
 
-    def __init__(self, versions: dict[str, str]) -> None:
-        self._versions, self._digest = versions, xxhash.xxh3_128()
+    def __init__(self, walk: _Walk, label: str) -> None:
+        self._walk, self._label, self._digest = walk, label, xxhash.xxh3_128()
         super().__init__(self, protocol=5, buffer_callback=lambda buffer: self._digest.update(buffer.raw()))
 
     def write(self, data: Any) -> None:
@@ -230,97 +346,101 @@ class _Hasher(cloudpickle.Pickler):  # type: ignore[misc]
         return self._digest.intdigest()
 
     def persistent_id(self, value: Any) -> int | None:
+        """A number that stands for what pickles differently from one process or day to the next."""
         kind = type(value)
         if kind is str:  # one that is there twice may be one object, or two
             return xxhash.xxh3_128_intdigest(value.encode("utf-8", "surrogatepass"))
         if kind is bytes:
             return xxhash.xxh3_128_intdigest(value, seed=1)
+        if kind in _PLAIN:
+            return None
         if kind is set or kind is frozenset:
             return self._inner((kind.__name__, sorted(map(self._inner, value))))
-        name = None if kind in _PLAIN else _library_name(value)
-        if name is None:
-            return None
-        package = name.partition(".")[0]
-        if package not in sys.stdlib_module_names:
-            self._versions[f"module {package}"] = _version(package)
-        return self._inner(f"named {name}")
-
-    def _inner(self, value: Any) -> int:
-        return _Hasher(self._versions).of(value)
-
-    def reducer_override(self, value: Any) -> Any:
-        """(anything, what tells it apart, what it holds): what is held may lead back to the value."""
-        if isinstance(value, types.ModuleType):
-            return str, (_file_hash(value.__name__),)
-        if isinstance(value, types.FunctionType):
-            body, values = _anatomy(value)
-            return tuple, (body,), values
-        if isinstance(value, functools._lru_cache_wrapper):
-            return str, ("cached",), {"of": value.__wrapped__}
-        if isinstance(value, type) and value.__flags__ & _HEAP_TYPE:
-            return type, (type(value), value.__bases__), _members(value)
-        is_compiled = isinstance(getattr(value, "__self__", None), types.ModuleType)
-        if is_compiled or type(value).__name__ == "cython_function_or_method":
-            return str, (value.__qualname__, _file_hash(value.__module__))
-        for base in type(value).__mro__:
+        reference = self._walk.reference(value)
+        if reference is not None:
+            return self._inner(("reference", reference))
+        for base in kind.__mro__ if kind.__module__ != "numpy" else ():
             known = _KNOWN.get((base.__module__.partition(".")[0], base.__name__))
             if known is not None:
-                return type(value), (known(value),)
-        return super().reducer_override(value)
+                return self._inner((type(value), known(value)))
+        return None
+
+    def _inner(self, value: Any) -> int:
+        return _Hasher(self._walk, self._label).of(value)
 
 
-def _members(kind: type) -> dict[str, Any]:
-    """Of a class: methods and attributes; of an enum its values, not what the enum module made of them."""
-    members = {name: value for name, value in vars(kind).items() if isinstance(value, _METHODS)}
-    if issubclass(kind, enum.Enum):
-        members |= {f"member {name}": member.value for name, member in kind.__members__.items()}
-    else:
-        own = {name: one for name, one in vars(kind).items() if not name.startswith("__") and name != "_abc_impl"}
-        members |= {name: one for name, one in own.items() if not isinstance(one, _SLOTS)}
-    return {"annotated": list(vars(kind).get("__annotations__", ()))} | dict(sorted(members.items()))
+_PLAIN = (bool, int, float, complex, type(None), list, tuple, dict, bytearray)
 
 
-def _file_hash(module: str) -> str:
-    """A module of the user's as a whole, or one that is compiled."""
-    file = _module_file(module)
-    if file is None or not Path(file).is_file():
-        raise TypeError(f"there is no file of module {module}")
-    return xxhash.xxh3_128_hexdigest(Path(file).read_bytes())
+def _own(value: Any) -> list[tuple[str, Any]]:
+    """The attributes that an instance was given, but for the marks of what torch compiled with it."""
+    return sorted((name, one) for name, one in vars(value).items() if not name.startswith("_dynamo_"))
 
 
-def _tokenizer(value: Any) -> Any:
-    """Settings and backend of a tokenizer of transformers, without what calls change, and where it came from."""
-    settings = sorted((name, one) for name, one in vars(value).items() if name not in _PASSING)
+def _tensor(value: Any) -> Any:
+    raw = value.detach().cpu().contiguous().reshape(-1).view(sys.modules["torch"].uint8)
+    return (str(value.dtype), value.shape, raw.numpy(), _own(value))
+
+
+def _masked_array(value: Any) -> Any:
+    import numpy as np
+
+    return (np.asarray(value.data), np.ma.getmaskarray(value), value.fill_value, bool(value.hardmask))
+
+
+def _arrow(value: Any) -> Any:
+    """Types as Arrow writes their schema, values as it writes them to a stream, whatever their chunks."""
+    import pyarrow as pa
+
+    table = value if isinstance(value, pa.Table | pa.RecordBatch) else pa.table({"": value})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write(table.combine_chunks() if isinstance(table, pa.Table) else table)
+    return pickle.PickleBuffer(sink.getvalue())
+
+
+def _huggingface_tokenizer(value: Any) -> Any:
+    """Class, settings and backend, without what calls change, or what only says where the tokenizer came from."""
+    settings = {name: one for name, one in vars(value).items() if name not in _PASSING.split()}
     backend, pieces = getattr(value, "_tokenizer", None), getattr(value, "sp_model", None)
     if backend is not None and hasattr(backend, "to_str"):
-        return (settings, json.dumps(json.loads(backend.to_str()) | {"padding": None, "truncation": None}))
-    return (settings, sorted(value.get_vocab().items()), pieces and pieces.serialized_model_proto())
+        state = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
+        return (type(value), sorted(settings.items()), json.dumps(state, sort_keys=True))
+    model = None if pieces is None else pieces.serialized_model_proto()
+    return (type(value), sorted(settings.items()), sorted(value.get_vocab().items()), model)
 
 
-_PASSING = {
-    *("_in_target_context_manager", "_tokenizer", "cache", "deprecation_warnings", "files_loaded", "init_inputs"),
-    *("init_kwargs", "name_or_path", "sp_model", "tokens_trie", "verbose", "vocab_file"),
-}
+_PASSING = (
+    "_in_target_context_manager _tokenizer cache deprecation_warnings files_loaded init_inputs init_kwargs "
+    "name_or_path sp_model tokens_trie verbose vocab_file"
+)
 
 
 def _sentence_pieces(value: Any) -> Any:
     """The model, and the options that a call which names none takes."""
     plain = (str, bool, int, float, type, type(None))
-    return (value.serialized_model_proto(), sorted(one for one in vars(value).items() if isinstance(one[1], plain)))
+    options = [(name, one) for name, one in _own(value) if isinstance(one, plain)]
+    return (value.serialized_model_proto(), options)
 
 
-def _tensor(value: Any) -> Any:
-    plain = value.detach().cpu().contiguous().reshape(-1).view(sys.modules["torch"].uint8)
-    return (str(value.dtype), tuple(value.shape), plain.numpy())
+def _no_content(value: Any) -> Any:
+    raise TypeError(f"{type(value).__qualname__} has no content to go by")
 
 
 _KNOWN: dict[tuple[str, str], Callable[[Any], Any]] = {
+    ("numpy", "MaskedArray"): _masked_array,
+    ("numpy", "ndarray"): lambda value: (value.view(sys.modules["numpy"].ndarray), _own(value)),
     ("torch", "Tensor"): _tensor,
+    ("torch", "OptimizedModule"): lambda value: vars(value)["_modules"]["_orig_mod"],
+    ("torch", "ScriptModule"): _no_content,
+    ("torch", "ScriptFunction"): _no_content,
+    **{("pyarrow", name): _arrow for name in ("Array", "ChunkedArray", "RecordBatch", "Table")},
     ("tokenizers", "Tokenizer"): lambda value: (value.to_str(), getattr(value, "encode_special_tokens", False)),
-    ("transformers", "PreTrainedTokenizerBase"): _tokenizer,
+    ("transformers", "PreTrainedTokenizerBase"): _huggingface_tokenizer,
     ("sentencepiece", "SentencePieceProcessor"): _sentence_pieces,
-    ("milldam", "TextEncoder"): lambda value: value.identity,
     ("datasets", "Dataset"): lambda value: (value._fingerprint, str(value.split)),
+    ("milldam", "TextEncoder"): lambda value: value.identity,
+    **{("milldam", name): lambda value: value.fingerprint for name in ("Store", "FeatureStore", "Table")},
 }
 """Values of libraries that say more, or less, of themselves when they are pickled than what they do."""
 
@@ -329,14 +449,19 @@ _KNOWN: dict[tuple[str, str], Callable[[Any], Any]] = {
 
 
 @functools.cache
-def _is_library_file(path: str) -> bool:
+def _library_folders() -> tuple[str, ...]:
+    """Of the standard library, installed packages, and milldam itself."""
+    paths: Iterable[str] = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return tuple(os.path.join(os.path.realpath(path), "") for path in (*paths, str(Path(__file__).parents[1])))
+
+
+@functools.cache
+def is_library_file(path: str) -> bool:
     """Whether code of this file is known by name and version; `<stdin>` and the like are the user's."""
     if path.startswith("<"):
         return path.startswith("<frozen ")
-    folders = [*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parents[1])]
-    real = Path(os.path.realpath(path))
-    in_packages = {"site-packages", "dist-packages"} & set(real.parts)
-    return bool(in_packages) or any(real.is_relative_to(os.path.realpath(folder)) for folder in folders)
+    real = os.path.realpath(path)
+    return real.startswith(_library_folders()) or not {"site-packages", "dist-packages"}.isdisjoint(Path(real).parts)
 
 
 def _module_file(name: str) -> str | None:
@@ -348,14 +473,14 @@ def _module_file(name: str) -> str | None:
 
 def is_library(name: str) -> bool:
     """Whether a module belongs to the standard library or an installed package."""
-    file = _module_file(name)
-    if name == "__main__" or file is not None:
-        return name != "__main__" and _is_library_file(str(file))
-    return name.partition(".")[0] in sys.stdlib_module_names
+    file = None if name == "__main__" else _module_file(name)
+    return name != "__main__" and (
+        name.partition(".")[0] in sys.stdlib_module_names if file is None else is_library_file(file)
+    )
 
 
 @functools.cache
-def _version(package: str) -> str:
+def library_version(package: str) -> str:
     """The version of what an importable package was installed from."""
     try:
         return metadata.version(package)
@@ -365,10 +490,8 @@ def _version(package: str) -> str:
         return ", ".join(found) or str(getattr(sys.modules.get(package), "__version__", "of unknown version"))
 
 
-def _library_name(value: Any) -> str | None:
+def library_name(value: Any) -> str | None:
     """`module.name`, where a function, class or other named object is found under its name in a library."""
-    if isinstance(value, types.ModuleType):
-        return value.__name__ if is_library(value.__name__) else None
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", getattr(value, "__name__", None))
     if module is None and isinstance(getattr(value, "__self__", None), types.ModuleType):
         module = value.__self__.__name__

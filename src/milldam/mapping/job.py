@@ -244,14 +244,7 @@ class MapJob(engine.Job[MapSummary]):
         same = {one.name: getattr(settings, one.name) for one in fields(CallRules)}
         calls = CallRules(**same | {"batch_bytes": settings.most_batch_bytes})
         rules = MapRules(run.folder.out, calls, self._schema, self._of_source, run.budget.limit_bytes)
-        return MapLoad(
-            rules,
-            settings.function,
-            settings.fn_kwargs,
-            self._source.reader,
-            settings.function_spec,
-            settings.key is not None,
-        )
+        return MapLoad(rules, settings.function, settings.fn_kwargs, self._source.reader, settings.function_spec)
 
     def _can_travel(self, run: Session) -> bool:
         """Whether the function reaches other processes; without that one worker, this process, does it all."""

@@ -29,6 +29,7 @@ from milldam.errors import ConfigError, InputError
 from milldam.files import NewFile, hash_bytes, in_home
 from milldam.input_files import COMPRESSIONS, InputState, LeftOut, is_table, version_of, without_secrets
 from milldam.mapping.settings import MapSettings
+from milldam.memory import parse_size
 from milldam.run.units import key_of
 from milldam.sources.arrays import BATCH_BYTES
 from milldam.sources.batch import OnReject, Places, TextRules, require_columns
@@ -198,7 +199,7 @@ class FileRows(RowReader):
     files: FileReader
 
     def read(self, unit: RowUnit, on_reject: OnReject, places: Places) -> Iterator[Rows]:
-        rows = self.files.rows(_slices_of(unit), on_reject, places, None)
+        rows = self.files.rows(_slices_of(unit), on_reject, places)
         chosen = unit.place.get("rows")
         places.before = 0 if chosen is None else chosen[0]
         return rows if chosen is None else rows_between(rows, *chosen)
@@ -303,7 +304,9 @@ class Files(Source):
     @property
     def _rules(self) -> TextRules:
         names = ("documents", "separator", "invalid_utf8", "strict")
-        return TextRules(**{name: getattr(self.settings, name) for name in names}, only_file=self._only_file)
+        given = {name: getattr(self.settings, name) for name in names}
+        most = parse_size(self.settings.max_document_bytes)
+        return TextRules(**given, only_file=self._only_file, max_document_bytes=most)
 
     @property
     def _files(self) -> FileReader:

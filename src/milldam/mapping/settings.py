@@ -28,6 +28,7 @@ _PARAMETERS = (
     "documents",
     "separator",
     "invalid_utf8",
+    "max_document_bytes",
     "input_format",
     "split",
     "subset",
@@ -90,6 +91,7 @@ class MapSettings:
     documents: Documents = "file"
     separator: str | None = None
     invalid_utf8: InvalidUtf8 = "reject"
+    max_document_bytes: Size = "32MiB"
     input_format: InputFormat | None = None
     split: str | None = None
     subset: str | None = None

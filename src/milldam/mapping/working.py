@@ -84,8 +84,6 @@ class MapLoad:
     reader: RowReader
     spec: str | None = None
     """`script.py:function`, where the function was named so."""
-    is_named: bool = False
-    """By a key, which stands for what can't be compared."""
     is_away: bool = False
     """In another process than the program's."""
 
@@ -97,8 +95,7 @@ class MapLoad:
         # As it is when it is sent: what a call in this process has left in a global is no edit of its code. A worker
         # does not look into the current folder by itself.
         paths = tuple(path or str(Path.cwd()) for path in sys.path)
-        identity = None if self.is_named else identify(self.function, self.kwargs)
-        return _Arrived, (self.rules, self.spec, self.pack(), identity, paths)
+        return _Arrived, (self.rules, self.spec, self.pack(), identify(self.function, self.kwargs), paths)
 
     def pack(self) -> bytes:
         """What is not ours, as bytes. Raises ConfigError when something in it can't leave this process."""
@@ -121,7 +118,7 @@ class _Arrived:
     rules: MapRules
     spec: str | None
     packed: bytes
-    identity: FunctionIdentity | None
+    identity: FunctionIdentity
     """Of what was packed."""
     paths: tuple[str, ...]
     """Where the process that sent it imports from."""
@@ -142,8 +139,7 @@ class _Arrived:
             from milldam.text.user_functions import load_function
 
             function = load_function(self.spec)
-        if self.identity is not None:
-            _require_same(self.identity, identify(function, kwargs))
+        _require_same(self.identity, identify(function, kwargs))
         return MapLoad(self.rules, function, kwargs, reader, is_away=True).load()
 
 

@@ -22,7 +22,8 @@ from milldam.config.checking import checked_settings
 from milldam.decontamination.deciding import decide
 from milldam.decontamination.index import Index
 from milldam.decontamination.letters import letter_tables
-from milldam.decontamination.matches import SCANNING_BYTES, Matches, MatchFinder, Scanner, match_path
+from milldam.decontamination.matches import Matches, MatchFinder, match_path
+from milldam.decontamination.scanning import SCANNING_BYTES, Scanner
 from milldam.memory import Budget, usage
 from milldam.pipeline.evaluation_sets import Evaluation
 from milldam.rules import REPORT, EvaluationSet
@@ -91,7 +92,7 @@ def find_contamination(
             sets,
             matches,
             lambda number, row: {"file": store.name, "document": row},
-            lambda number, rows: None,
+            folder / "removals.bin",
             found,
         )
         if findings is not None:

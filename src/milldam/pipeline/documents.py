@@ -74,8 +74,6 @@ class Documents:
     """`texts` is one text, a part of a document."""
     last: bool = True
     """A part: the document ends with it."""
-    cancel: bool = False
-    """Forget the parts so far: the rest of the document could not be read."""
     bytes_read: int = 0
     rejects: list[Reject] = field(default_factory=list)
     batch: int = 0
@@ -200,17 +198,12 @@ class UnitReader:
             reader = ConversationReader(reading.rules.chat, reading.rules.text, reading.spool, reading.value)
             batches = reader.read(reading.unit, rejects.append, places)
         for batch in batches:
-            whole = _is_chat(batch) or not (batch.open or batch.cancel)
+            whole = _is_chat(batch) or not batch.open
             yield batch, rejects.copy(), places.passed(len(batch.texts) if whole else 0)
             rejects.clear()
         yield None, rejects, ()
 
     def _documents(self, batch: Batch) -> Documents:
-        if batch.cancel:
-            if self._cleaner is not None:
-                self._cleaner.cancel()
-            self._inside = False
-            return Documents(_no_texts(), Verdicts(0), cancel=True)
         if batch.open or (self._inside and len(batch.texts)):
             assert len(batch.texts) == 1
             row, self._inside = self._row, batch.open
@@ -397,7 +390,6 @@ def _describe(documents: Documents) -> dict[str, Any]:
         "first_row": documents.first_row,
         "part": documents.part,
         "last": documents.last,
-        "cancel": documents.cancel,
         "bytes_read": documents.bytes_read,
         "marks": [[mark.at, mark.file, mark.row, mark.origin] for mark in documents.marks],
     }

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from milldam.decontamination.index import BUILDING_FACTOR, LAYOUT, Passages, build_index
+from milldam.decontamination.index import BUILDING_FACTOR, LAYOUT, build_index
+from milldam.decontamination.passages import Passages
 from milldam.errors import InputError, Setting, did_you_mean
 from milldam.files import hash_bytes
 from milldam.pipeline.starting import input_state, places_of
@@ -104,7 +105,7 @@ def _rows(one: EvaluationSet, spool: str) -> Iterator[Rows]:
 
     def rows() -> Iterator[Rows]:
         for file in list_inputs(found.inputs, found.input_format):
-            yield from reader.rows([Slice(file.path, file.format, file.compression)], _refuse, Places(), None)
+            yield from reader.rows([Slice(file.path, file.format, file.compression)], _refuse, Places())
 
     chosen = found.rows or RowSlice()
     total = sum(map(row_count, rows())) if chosen.needs_total else 1 << 62

@@ -178,12 +178,8 @@ class Fitting:
         except ResourceError as error:
             if self.dearest is None:
                 raise
-            from milldam.sources.tables import unpacking_place
-
-            dataset, slice = self.dearest
-            place = unpacking_place(slice, self.prepared.sets[dataset].text.text_column)
-            size = format_size(slice.unpacking)
-            told = f"\n{slice.path}, {place}, takes {size} of that to unpack."
+            slice = self.dearest[1]
+            told = f"\n{slice.path} takes about {format_size(slice.unpacking)} of that to unpack."
             raise ResourceError(*error.args, told) from None
 
     def workers_for(self, units: int) -> dict[str, Any]:
@@ -200,7 +196,7 @@ class Fitting:
         useful = min(wanted, max(1, units))
         loaded = self.pool.overhead_bytes + (self._filter_bytes if judging else 0)
         if self.config.evaluation_sets:
-            from milldam.decontamination.matches import SCANNING_BYTES
+            from milldam.decontamination.scanning import SCANNING_BYTES
 
             loaded += SCANNING_BYTES
         count = self.fit(loaded, useful, forked=self.pool.forks)

@@ -1,6 +1,6 @@
-"""A document larger than a batch: judged by its first MiB, encoded and written as its parts come.
+"""A text file larger than a document may be: judged by its first MiB, encoded and written as its parts come.
 
-Holds a batch of it. What only its end decides (its length, a rest that can't be read) takes back what was written.
+Holds a batch of it. What only its end decides, its length, takes back what was written.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from milldam.pipeline.judging import Facts, Judge
 from milldam.pipeline.unit_output import UnitOutput
 from milldam.sources.arrays import whole_characters
 from milldam.text.arrays import Verdicts, byte_count, character_counts
-from milldam.tokenizers.document_encoder import NO_WHITE_SPACE, DocumentEncoder
-from milldam.tokenizers.long_texts import NoWhiteSpaceError
+from milldam.tokenizers.document_encoder import DocumentEncoder
 
 
 @dataclass(slots=True)
@@ -103,14 +102,8 @@ class Giants:
         reason = None
         for number, texts in enumerate(giant.waiting, start=1):
             final = last and number == len(giant.waiting)
-            try:
-                for tokens in self._encoder.encode(texts, open=not final):
-                    reason = self._output.add_piece(tokens, giant.facts_so_far())
-            except NoWhiteSpaceError:
-                giant.reason = reason = NO_WHITE_SPACE
-                self._encoder.dropped[NO_WHITE_SPACE] += 1
-                self._take_back()
-                break
+            for tokens in self._encoder.encode(texts, open=not final):
+                reason = self._output.add_piece(tokens, giant.facts_so_far())
         giant.waiting.clear()
         self._seconds["encode"] += time.perf_counter() - started
         return reason
@@ -140,13 +133,3 @@ class Giants:
         """Forget what was encoded and written of the document that is open."""
         self._encoder.cancel()
         self._output.take_back()
-
-    def cancel(self) -> None:
-        """Forget the document that is open: the rest of it can't be read."""
-        if self._giant is not None:
-            if self._giant.judged:
-                self._judge.dropped = self._giant.dropped_before
-            if self._judge.seen is not None:
-                self._judge.seen.cancel()
-            self._giant = None
-            self._take_back()

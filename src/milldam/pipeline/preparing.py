@@ -20,7 +20,7 @@ from milldam.config.settings import VAL, Config
 from milldam.errors import InputError
 from milldam.files import hash_bytes, user_cache
 from milldam.input_files import LeftOut
-from milldam.memory import release
+from milldam.memory import parse_size, release
 from milldam.pipeline.documents import Reading, SetRules, UnitReader
 from milldam.pipeline.judging import preload_rules
 from milldam.pipeline.starting import shard_size_of
@@ -223,6 +223,7 @@ class Preparation:
             config.invalid_utf8,
             config.strict,
             only_file=len(list(itertools.islice(listed_files(self._folder, number), 2))) == 1,
+            max_document_bytes=parse_size(config.max_document_bytes),
         )
         slices = (Slice(file.path, file.format, file.compression) for file in listed_files(self._folder, number))
         before = len(config.validation_sets)

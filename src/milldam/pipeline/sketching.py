@@ -22,6 +22,7 @@ from milldam.dedup.sketches import Sketcher, SketchWriter, sketch_paths
 from milldam.filters.judging import Filters
 from milldam.memory import usage
 from milldam.pipeline.documents import (
+    HEAD_BYTES,
     REPORT_SECONDS,
     Assignment,
     CachedReader,
@@ -32,12 +33,12 @@ from milldam.pipeline.documents import (
     print_paths,
 )
 from milldam.pipeline.documents import Documents as Batch
-from milldam.pipeline.fingerprinting import PRINTS, whole
+from milldam.pipeline.fingerprinting import PRINTS
 from milldam.rules import CleanRules, FilterRules
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report
-from milldam.text.arrays import Verdicts
+from milldam.text.arrays import Verdicts, character_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class _UnitWork:
         # A dataset that is a split of its own is used whole.
         self._filters = Filters(task.filters if self._set.split is None else FilterRules())
         self._sketcher = Sketcher(task.work.rules.ngram)
-        self._parts: list[bytes] = []
+        self._head, self._characters = b"", 0
 
     def run(self, report: Report) -> None:
         unit, last = self._assignment.unit, int(np.flatnonzero(self._marked)[-1])
@@ -94,7 +95,7 @@ class _UnitWork:
         for batch in reader:
             if batch.first_row > last:
                 break
-            self._add(whole(batch, self._parts))
+            self._add(batch)
             read += batch.bytes_read
             told["documents"] += len(batch.texts) if batch.last else 0
             told["input_bytes"] = unit.input_bytes(read)
@@ -112,19 +113,33 @@ class _UnitWork:
         return open_reader(reading, print_paths(task.out / RUN_FOLDER / PRINTS, given.prints)[2])
 
     def _add(self, batch: Batch) -> None:
-        if not len(batch.texts):
-            return
-        rows = np.flatnonzero(self._marked[batch.first_row : batch.first_row + len(batch.texts)])
-        verdicts = Verdicts(len(rows))
-        self._filters.judge(batch.texts.take(pa.array(rows)), verdicts)
-        done = 0
-        for values, counts in self._sketcher.sketches(self._set.compared(batch).take(pa.array(rows))):
-            part = slice(done, done + len(counts))
-            keep = verdicts.keep[part]
-            if not keep.all():
-                values = values[np.repeat(keep, counts)]
-            self._writer.add(batch.first_row + rows[part], values, np.where(keep, counts, 0))
-            done += len(counts)
+        if batch.part:
+            if self._marked[batch.first_row]:
+                self._feed(batch)
+        elif len(batch.texts):
+            rows = np.flatnonzero(self._marked[batch.first_row : batch.first_row + len(batch.texts)])
+            verdicts = Verdicts(len(rows))
+            self._filters.judge(batch.texts.take(pa.array(rows)), verdicts)
+            done = 0
+            for values, counts in self._sketcher.sketches(self._set.compared(batch).take(pa.array(rows))):
+                part = slice(done, done + len(counts))
+                keep = verdicts.keep[part]
+                if not keep.all():
+                    values = values[np.repeat(keep, counts)]
+                self._writer.add(batch.first_row + rows[part], values, np.where(keep, counts, 0))
+                done += len(counts)
+
+    def _feed(self, batch: Batch) -> None:
+        data = batch.bytes
+        self._sketcher.feed(data)
+        self._head += data[: max(0, HEAD_BYTES - len(self._head))]
+        self._characters += int(character_counts(pa.array([data.decode()], pa.large_string())).sum())
+        if batch.last:
+            verdicts, head = Verdicts(1), self._head.decode("utf-8", "ignore")  # cut within a character, perhaps
+            self._filters.judge(pa.array([head], pa.large_string()), verdicts, np.array([self._characters]))
+            values = self._sketcher.finish()[: None if verdicts.keep[0] else 0]
+            self._writer.add(np.array([batch.first_row]), values, np.array([len(values)]))
+            self._head, self._characters = b"", 0
 
 
 def _progress(counts: Counter[str], seconds: dict[str, float]) -> dict[str, object]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import glob
 import io
-import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +17,11 @@ from typing import Any
 
 from milldam.errors import ConfigError, InputError
 from milldam.input_files import InputState, is_address, kind_of
-from milldam.sources.batch import MalformedError
+from milldam.qa.json_stream import BLOCK_BYTES, LARGEST_VALUE, JsonError, JsonStream, TooLarge
+from milldam.sources.batch import TOO_LARGE, MalformedError
 from milldam.sources.compression import STDIN, DamagedError, compression_of, open_bytes, read_blocks
 from milldam.sources.data_sets import parse_split, resolve_data_set
-from milldam.sources.giant_line import parts_of_line
-from milldam.sources.json_stream import BLOCK_BYTES, LARGEST_VALUE, JsonError, JsonStream, TooLarge
 from milldam.sources.jsonl import json_blocks
-from milldam.sources.records import WHOLE, Block
 from milldam.sources.units import InputFile, list_inputs, whole
 
 SQUAD, ARRAY = "squad", "json"
@@ -248,40 +245,31 @@ def _read_lines(file: InputFile, largest: int) -> Iterator[Record]:
         blocks = json_blocks(opened, whole(file))
         try:
             for block in blocks:
-                for line, begin, rest in _lines_of(block, blocks):
-                    where = f"[{line - 1}]" if file.format == ARRAY else f"line {line}"
-                    yield _parsed(begin, rest, where, largest)
-                    behind = f"behind {where}"
+                for number, line in enumerate(block.data.split(b"\n"), start=block.line):
+                    if line.strip():
+                        where = f"[{number - 1}]" if file.format == ARRAY else f"line {number}"
+                        yield _parsed(line, where, largest, block.too_large)
+                        behind = f"behind {where}"
+                    if block.too_large:
+                        break  # the head of one line
         except DamagedError as error:
             yield Record(behind, None, error=MalformedError(error.reason, str(error)))
 
 
-def _lines_of(block: Block, blocks: Iterator[Block]) -> Iterator[tuple[int, bytes, Iterator[bytes] | None]]:
-    """(number, line, None) of each line with something in it; of a giant one, its begin and what follows it."""
-    if block.kind != WHOLE:
-        parts = parts_of_line(block, blocks)
-        yield block.line, next(parts), parts
-        return
-    for number, line in enumerate(block.data.split(b"\n"), start=block.line):
-        if line.strip():
-            yield number, line, None
-
-
-def _parsed(begin: bytes, rest: Iterator[bytes] | None, where: str, largest: int) -> Record:
-    """The record in a line; of one that is too long to be held, without what makes it so."""
+def _parsed(line: bytes, where: str, largest: int, too_large: int) -> Record:
+    """The record in a line; of one that is larger than it may be, without what makes it so."""
+    kept = line[:KEPT_CHARS].decode("utf-8", "replace")
+    if too_large:
+        return Record(where, kept, error=MalformedError(TOO_LARGE, f"{too_large:,} bytes"))
     try:
-        if rest is None and len(begin) <= largest:
-            return Record(where, json.loads(begin.decode("utf-8", "surrogateescape"), strict=False))
-        stream = JsonStream(_read_of(itertools.chain([begin], rest or ())), largest, WANTED)
+        if len(line) <= largest:
+            return Record(where, json.loads(line.decode("utf-8", "surrogateescape"), strict=False))
+        stream = JsonStream(io.BytesIO(line).read, largest, WANTED)
         value = stream.value()
         stream.require_end()
         return Record(where, value)
     except (ValueError, RecursionError) as error:
-        kept = begin[:KEPT_CHARS].decode("utf-8", "replace")
         return Record(where, kept, error=MalformedError("bad_json", str(error)))
-    finally:
-        for _ in rest or ():
-            pass
 
 
 # ---- tables ----

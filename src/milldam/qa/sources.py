@@ -16,9 +16,9 @@ from typing import Any
 
 from milldam.errors import InputError, Setting
 from milldam.memory import format_size
+from milldam.qa.json_stream import LARGEST_VALUE, TooLarge
 from milldam.qa.records import KEPT_CHARS, WANTED, flat_records, list_files, read_records
 from milldam.sources.batch import MalformedError
-from milldam.sources.json_stream import LARGEST_VALUE, TooLarge
 from milldam.sources.units import InputFile
 
 

@@ -4,17 +4,16 @@ data_sets     an HF dataset, or a split of one -> paths to list, rows to take
 units         paths, folders, globs and addresses -> input files -> units of a fixed size in bytes
 reading       a unit -> texts or rows, by the format of its files:
     plain_text    .txt: a file, a line, a paragraph or a stretch between separators each
-    jsonl         .jsonl, .json; giant_line: a line of any size -> its text in parts
+    jsonl         .jsonl, .json
     csv_records   .csv, .tsv
-    tables        .parquet, .arrow; unpacking: what can only be unpacked whole, and what that takes
+    tables        .parquet, .arrow
 batch         what a reader is told and gives: rules, batches of text, rejects, where rows come from
-rows          what rows are and weigh; one that comes in parts, put together where there is room
+rows          what rows are and weigh
 compression   a path, address or standard input -> bytes, decompressed as they flow
 records       bytes -> blocks of whole records, and the rejects of what can't be read
 decoding      bytes -> text, by the rule for what is no UTF-8
 arrays        Arrow strings built, checked and cut without a Python object per document
 json_items    a JSON array, or values over several lines -> JSON lines
-json_stream   JSON of any size -> its values, read in parts or passed over
 columns       which field holds the text, and why there is none in a file
 values        a field beside it, as a number for each document
 """

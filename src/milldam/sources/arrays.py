@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from milldam.sources.batch import Batch, MalformedError, Reading, Reject, TextRules
-from milldam.sources.compression import DamagedError
-from milldam.sources.decoding import HEAD_BYTES, HEAD_CHARACTERS, decode_text
+from milldam.sources.batch import TOO_LARGE, Batch, Reading, Reject, too_large
+from milldam.sources.decoding import HEAD_BYTES, decode_text
 from milldam.text.arrays import text_offsets
 
 if TYPE_CHECKING:
     from milldam.sources.values import Floats
 
 BATCH_BYTES = 2 << 20
-_PART = 1 << 20
 
 Bytes = npt.NDArray[np.uint8]
 _INK = ~np.isin(np.arange(256), list(b" \t\r\n"))
@@ -84,21 +81,30 @@ def _occurrences(data: bytes, separator: bytes) -> npt.NDArray[np.int64]:
 
 
 def checked_text(array: pa.Array, reading: Reading, make_reject: MakeReject) -> pa.LargeStringArray:
-    """The same documents as valid UTF-8 without nulls; what is neither goes to the rejects."""
-    if array.null_count == 0:
+    """The same documents as valid UTF-8 without nulls; what is neither, or too large, goes to the rejects."""
+    raw, most = array.cast(pa.large_binary()), reading.rules.max_document_bytes
+    offsets = text_offsets(raw)
+    sizes = np.diff(offsets)
+    if array.null_count == 0 and sizes.max(initial=0) <= most:
         try:
             return array.cast(pa.large_string())
         except pa.ArrowInvalid:
             pass
     kept: list[str] = []
-    for position, value in enumerate(array.cast(pa.large_binary())):
-        raw = value.as_py()
-        text, problem = decode_text(raw, reading.rules) if raw is not None else (None, "the text is null")
-        if text is not None:
-            kept.append(text)
+    for position, size in enumerate(sizes.tolist()):
+        text, reason = None, "not_utf8"
+        if size > most:
+            begin = int(offsets[position])
+            reason, problem = TOO_LARGE, too_large(size, reading.rules)
+            shown = raw.buffers()[2][begin : begin + HEAD_BYTES].to_pybytes()
+        elif (shown := raw[position].as_py()) is None:
+            reason, problem, shown = "no_text", "the text is null", b""
         else:
-            reason = "not_utf8" if raw is not None else "no_text"
-            reading.reject(make_reject(position, reason, problem, raw or b""), ahead=len(kept))
+            text, problem = decode_text(shown, reading.rules)
+        if text is None:
+            reading.reject(make_reject(position, reason, problem, shown), ahead=len(kept))
+        else:
+            kept.append(text)
     return pa.array(kept, pa.large_string())
 
 
@@ -106,85 +112,6 @@ def one_text(text: str | bytes) -> pa.LargeStringArray:
     """An array of one text, with a copy less than pa.array makes; raises UnicodeEncodeError for lone surrogates."""
     data = text.encode("utf-8") if isinstance(text, str) else text
     return pa.LargeStringArray.from_buffers(1, pa.py_buffer(np.array([0, len(data)])), pa.py_buffer(data))
-
-
-def bytes_of(texts: pa.LargeStringArray) -> memoryview:
-    """The bytes of all texts, end to end, without a copy."""
-    offsets = text_offsets(texts)
-    return memoryview(texts.buffers()[2])[int(offsets[0]) : int(offsets[-1])] if len(texts) else memoryview(b"")
-
-
-def decode_array(data: bytes, rules: TextRules, head: bytes) -> tuple[pa.LargeStringArray | None, str]:
-    """A part of a document as an array by the rules, without a copy; or what is wrong with it."""
-    raw = pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), 1, [None, pa.py_buffer(np.array([0, len(data)])), pa.py_buffer(data)]
-    )
-    try:
-        return raw.cast(pa.large_string()), ""
-    except pa.ArrowInvalid:
-        text, problem = decode_text(data, rules, head)
-        return (None if text is None else pa.array([text], pa.large_string())), problem
-
-
-def gathered(parts: Iterator[str]) -> Iterator[str]:
-    """Parts of a text put together to about a megabyte; the first has the head of the text, at least."""
-    held: list[str] = []
-    size, wanted = 0, max(_PART, HEAD_CHARACTERS)
-    for part in parts:
-        held.append(part)
-        size += len(part)
-        if size >= wanted:
-            yield "".join(held)
-            held, size, wanted = [], 0, _PART
-    if held:
-        yield "".join(held)
-
-
-def open_batches(parts: Iterator[pa.LargeStringArray | None]) -> Iterator[Batch]:
-    """The parts of one document as batches, open until the last; None: those before it don't count.
-
-    When something is wrong with what follows (MalformedError, DamagedError), what was given is taken back first.
-    """
-    waiting: pa.LargeStringArray | None = None
-    begun = False
-    cancel = Batch(pa.array([], pa.large_string()), cancel=True)
-    try:
-        for part in parts:
-            if part is not None and waiting is not None:
-                yield Batch(waiting, open=True, bytes_read=waiting.nbytes)
-                begun = True
-            elif part is None and begun:
-                yield cancel
-                begun = False
-            waiting = part
-    except (MalformedError, DamagedError):
-        if begun:
-            yield cancel
-        raise
-    yield Batch(waiting, bytes_read=waiting.nbytes if waiting is not None else 0)
-
-
-def decoded_parts(parts: Iterable[bytes], rules: TextRules) -> Iterator[pa.LargeStringArray]:
-    """The parts of one document as text by the rules, cut between characters; raises MalformedError."""
-    head = held = b""
-    for part in parts:
-        held += part
-        if rules.invalid_utf8 == "drop" and not head and len(held) < HEAD_BYTES:
-            continue  # its head, which decides, is not complete
-        head = head or held[:HEAD_BYTES]
-        cut = whole_characters(held)
-        yield require_array(held[:cut], rules, head)
-        held = held[cut:]
-    if held or not head:
-        yield require_array(held, rules, head or held)
-
-
-def require_array(data: bytes, rules: TextRules, head: bytes) -> pa.LargeStringArray:
-    """As decode_array; raises MalformedError."""
-    text, problem = decode_array(data, rules, head)
-    if text is None:
-        raise MalformedError("not_utf8", problem)
-    return text
 
 
 def whole_characters(data: bytes) -> int:
@@ -228,13 +155,6 @@ def batches_of(texts: pa.LargeStringArray, bytes_read: int, values: Floats | Non
         some = None if values is None else values[at : at + len(part)]
         yield Batch(part, bytes_read=bytes_read // len(parts), values=some)
         at += len(part)
-
-
-def with_value(batches: Iterator[Batch], value: Callable[[], float] | None) -> Iterator[Batch]:
-    """The batches of one document, the last with its number, which is asked for then."""
-    for batch in batches:
-        ends = not batch.open and not batch.cancel
-        yield replace(batch, values=np.array([value()])) if value is not None and ends else batch
 
 
 def _bounded_dictionary(array: pa.DictionaryArray) -> Iterator[pa.Array]:

@@ -21,10 +21,11 @@ import pyarrow as pa
 from milldam.errors import InputError, Setting, did_you_mean, nearest
 
 if TYPE_CHECKING:
-    from milldam.sources.rows import Room
     from milldam.sources.values import Floats, ValueField
 
 KEPT_RECORD_CHARS = 65_536
+MAX_DOCUMENT_BYTES = 32 << 20
+TOO_LARGE = "too_large"
 _NAMES_SHOWN, _PLACES_SHOWN = 20, 3
 
 
@@ -34,13 +35,11 @@ class Batch:
 
     texts: pa.LargeStringArray
     open: bool = False
-    """The batch is one text, and its document goes on in the next batch."""
-    cancel: bool = False
-    """Forget the document that is open: the rest of it could not be read."""
+    """The batch is one text, and its document goes on in the next batch: a text file larger than a document may be."""
     bytes_read: int = 0
     """Input bytes consumed since the batch before, for progress."""
     values: Floats | None = None
-    """Where a field is asked for, its number for each text; of a document that comes in batches, with the last one."""
+    """Where a field is asked for, its number for each text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +87,8 @@ class TextRules:
     """Stop at the first record that can't be read."""
     only_file: bool = False
     """There is no other input: a damaged table is an error, not set aside."""
+    max_document_bytes: int = MAX_DOCUMENT_BYTES
+    """A larger record is rejected: only a text file that is one document may be of any size."""
 
 
 class MalformedError(Exception):
@@ -96,6 +97,10 @@ class MalformedError(Exception):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason, detail)
         self.reason, self.detail = reason, detail
+
+
+def too_large(size: int, rules: TextRules) -> str:
+    return f"{size:,} bytes; the limit is {rules.max_document_bytes:,} (max_document_bytes)"
 
 
 def no_such_column(path: str, wanted: str, there: Iterable[str], setting: str = "text_column") -> InputError:
@@ -251,8 +256,6 @@ class Reading:
     """Of rows: those that are wanted; None: all."""
     places: Places = field(default_factory=Places)
     """Is told where rows come from."""
-    room: Room | None = None
-    """Is asked before a large row is held."""
     name: Callable[[str], str] = str
     """Path -> what the file is called in rows and messages."""
     value: ValueField | None = None

@@ -29,17 +29,14 @@ _OTHER_MARKS = {
 _UTF16_MARKS = ("\udcff\udcfe", "\udcfe\udcff")
 
 
-def decode_text(data: bytes, rules: TextRules, head: bytes | None = None) -> tuple[str | None, str]:
-    """Text of bytes by the rules, and what is wrong with them when there is none.
-
-    `head`: the first `HEAD_BYTES` of the document that these bytes are a part of; without it, they are all of it.
-    """
+def decode_text(data: bytes, rules: TextRules) -> tuple[str | None, str]:
+    """Text of bytes by the rules, and what is wrong with them when there is none."""
     try:
         return data.decode("utf-8"), ""
     except UnicodeDecodeError as error:
         if rules.invalid_utf8 == "replace":
             return data.decode("utf-8", errors="replace"), ""
-        if rules.invalid_utf8 == "drop" and not _is_beyond_repair(_escaped((head or data)[:HEAD_BYTES])):
+        if rules.invalid_utf8 == "drop" and not _is_beyond_repair(_escaped(data[:HEAD_BYTES])):
             return data.decode("utf-8", errors="ignore"), ""
         return None, describe_encoding(data, error)
 
@@ -90,7 +87,7 @@ def other_encoding(data: bytes) -> str | None:
 def parse_json(data: bytes, rules: TextRules) -> Any:
     """The value of a JSON text; raises MalformedError. A document in it is yet to go through `mended`."""
     try:
-        text = decode_json(data, rules)
+        text = _decode_json(data, rules)
         try:
             return json.loads(text)
         except ValueError as error:
@@ -99,7 +96,8 @@ def parse_json(data: bytes, rules: TextRules) -> Any:
             # No fault of the text: it has a number with more digits than Python reads.
             return json.loads(text, parse_int=number_or_digits)
     except (ValueError, RecursionError) as error:
-        require_encoding(data, rules)
+        if rules.invalid_utf8 == "drop":  # what is no JSON may be no text either
+            _require_text(*decode_text(data, rules))
         raise MalformedError("bad_json", str(error)) from None
 
 
@@ -108,13 +106,7 @@ def number_or_digits(digits: str) -> int | str:
     return int(digits) if len(digits) <= _MOST_DIGITS else digits
 
 
-def require_encoding(data: bytes, rules: TextRules) -> None:
-    """Raises MalformedError when what is no JSON is no text either; `data`: its head at least."""
-    if rules.invalid_utf8 == "drop":
-        _require_text(*decode_text(data, rules))
-
-
-def decode_json(data: bytes, rules: TextRules) -> str:
+def _decode_json(data: bytes, rules: TextRules) -> str:
     """JSON text. With "drop", what is no UTF-8 stays in it as lone surrogates: only what the document has of it counts,
     and an escape never comes about by what is dropped from its middle."""
     return _escaped(data) if rules.invalid_utf8 == "drop" else _require_text(*decode_text(data, rules))
@@ -127,34 +119,19 @@ def _require_text(text: str | None, problem: str) -> str:
 
 
 def mended(text: str, rules: TextRules) -> str:
-    """A whole document that UTF-8 can hold: JSON's escapes may leave half of a surrogate pair."""
-    if is_sound(text):
-        return text
-    require_mendable(text, rules)
-    return mend(text, rules)
-
-
-def is_sound(text: str) -> bool:
+    """A document that UTF-8 can hold: JSON's escapes may leave half of a surrogate pair."""
     try:
         text.encode("utf-8")
+        return text
     except UnicodeEncodeError:
-        return False
-    return True
-
-
-def require_mendable(head: str, rules: TextRules) -> None:
-    """Raises MalformedError when a document that holds lone surrogates somewhere is to be rejected for them."""
-    if rules.invalid_utf8 not in ("drop", "replace"):
+        pass
+    if rules.invalid_utf8 == "replace":
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if rules.invalid_utf8 != "drop":
         raise MalformedError("not_utf8", "an escaped surrogate without its other half")
-    if rules.invalid_utf8 == "drop" and _is_beyond_repair(head):
+    if _is_beyond_repair(text):
         raise MalformedError("not_utf8", "so much of the text is not UTF-8 that it must be another encoding")
-
-
-def mend(text: str, rules: TextRules) -> str:
-    """A document, or a part of one, without lone surrogates."""
-    if rules.invalid_utf8 == "drop":
-        return _without_surrogates(text)
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return _without_surrogates(text)
 
 
 def _without_surrogates(text: str) -> str:

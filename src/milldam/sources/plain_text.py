@@ -1,51 +1,58 @@
 """Plain text files (.txt) -> documents: a file, a line, a paragraph or a stretch between separators.
 
-A document larger than a batch flows in parts. A file that is no UTF-8 is rejected whole: when that shows after some
-parts of it have been handed on, a cancelled batch takes them back.
+A file that is one document may be of any size. Above `max_document_bytes` it comes in open batches of about a
+megabyte, after it was read through once: so nothing that was handed on is ever taken back.
 """
 
 from __future__ import annotations
 
+import codecs
 import itertools
+import re
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import IO
 
 import pyarrow as pa
 
 from milldam.sources.arrays import (
     batches_of,
-    bytes_of,
     checked_text,
-    decoded_parts,
     one_text,
-    open_batches,
     split_at,
     split_lines,
     split_paragraphs,
+    whole_characters,
     without_blank,
 )
-from milldam.sources.batch import Batch, MalformedError, Reading, Reject, TextRules
-from milldam.sources.compression import DamagedError, open_bytes, raising, read_blocks
+from milldam.sources.batch import TOO_LARGE, Batch, Reading, Reject, TextRules, too_large
+from milldam.sources.compression import STDIN, DamagedError, open_bytes, read_blocks
+from milldam.sources.decoding import HEAD_BYTES, decode_text, describe_encoding
 from milldam.sources.records import (
     BLOCK_BYTES,
     BOM,
-    LAST,
     LINE,
-    PART,
-    WHOLE,
     BlankLine,
     Block,
     Boundary,
     make_damage_reject,
     make_line_reject,
     record_blocks,
+    reject_too_large,
 )
-from milldam.sources.rows import LargeRow, TextWeight
 from milldam.sources.units import Slice
 
 PARAGRAPH = BlankLine()
 TEXT_COLUMNS = ("text", "file")
-_BLANK = "blank"
+_SPLITTERS = {LINE: split_lines, PARAGRAPH: split_paragraphs}
+_MOST_FILES = 4096
+"""In one batch."""
+MOST_WITHOUT_SPACE = 4 << 20
+"""Bytes of a document in pieces: an encoder cuts it at white space."""
+_SPACE = re.compile(rb"[ \t\r\n]")
+_ERRORS = {"drop": "ignore", "replace": "replace"}
 
 
 def boundary_of(rules: TextRules) -> Boundary | None:
@@ -53,9 +60,6 @@ def boundary_of(rules: TextRules) -> Boundary | None:
     if rules.separator is not None:
         return Boundary(rules.separator.encode())
     return {"line": LINE, "paragraph": PARAGRAPH}.get(rules.documents)
-
-
-# ---- several documents in a file ----
 
 
 def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
@@ -66,20 +70,34 @@ def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
     return _read_separated(slice, reading, boundary)
 
 
+def read_rows(slice: Slice, reading: Reading) -> Iterator[pa.RecordBatch]:
+    """Documents as rows, with the name of their file."""
+    wanted = reading.columns if reading.columns is not None else TEXT_COLUMNS
+    # a file's name need not be UTF-8
+    name = reading.name(slice.path).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    several = boundary_of(reading.rules) is not None
+    for batch in read_texts(slice, reading) if several else read_whole_files((slice,), reading, pieces=False):
+        if len(batch.texts):
+            columns = {"text": batch.texts, "file": pa.repeat(name, len(batch.texts)) if "file" in wanted else None}
+            yield pa.record_batch([columns[column] for column in wanted], names=list(wanted))
+
+
+# ---- several documents in a file ----
+
+
 def _read_separated(slice: Slice, reading: Reading, boundary: Boundary) -> Iterator[Batch]:
     with open_bytes(slice.path) as file:
-        blocks = record_blocks(file, slice.compression, boundary, slice.start, slice.stop)
+        most = reading.rules.max_document_bytes
+        blocks = record_blocks(file, slice.compression, boundary, slice.start, slice.stop, most)
         try:
             for number, block in enumerate(blocks):
+                if block.too_large:
+                    reject_too_large(block, slice, reading)
+                    yield Batch(pa.array([], pa.large_string()), bytes_read=block.size)
+                    continue
                 if number == 0 and slice.start == 0:
                     block = replace(block, data=block.data.removeprefix(BOM))
-                if block.kind == WHOLE:
-                    texts = _split(block, slice, reading, boundary)
-                    yield from batches_of(without_blank(texts), len(block.data))
-                else:
-                    parts = _parts_of_giant(block, blocks, boundary)
-                    place = Reject(slice.path, "", "", line=block.line, origin=block.origin)
-                    yield from _in_parts(parts, reading, place, may_be_blank=False)
+                yield from batches_of(without_blank(_split(block, slice, reading, boundary)), block.size)
         except DamagedError as error:
             reading.reject(make_damage_reject(slice, error))
 
@@ -105,88 +123,15 @@ def _split(block: Block, slice: Slice, reading: Reading, boundary: Boundary) -> 
     return pc.utf8_trim(texts, characters="\r\n")
 
 
-_SPLITTERS = {LINE: split_lines, PARAGRAPH: split_paragraphs}
-
-
-def _without_end(data: bytes, boundary: Boundary) -> bytes:
-    """The last part of a giant document, without what ends it."""
-    if boundary is LINE:
-        return data.removesuffix(b"\n").removesuffix(b"\r") if data.endswith(b"\n") else data
-    return data.rstrip(b" \t\r\n") if boundary is PARAGRAPH else data.removesuffix(boundary.separators[0])
-
-
-def _parts_of_giant(first: Block, blocks: Iterator[Block], boundary: Boundary) -> Iterator[bytes]:
-    """The bytes of the giant document that a block begins; what follows it stays in `blocks`."""
-    for block in itertools.chain([first], blocks):
-        yield block.data if block.kind == PART else _without_end(block.data, boundary)
-        if block.kind == LAST:
-            return
-
-
-def _in_parts(parts: Iterator[bytes], reading: Reading, place: Reject, *, may_be_blank: bool) -> Iterator[Batch]:
-    """A document that comes in parts: checked as it flows, taken back when it turns out to be no UTF-8, or no document.
-
-    `place`: the reject that it would be.
-    """
-    texts = decoded_parts(parts, reading.rules)
-    try:
-        yield from open_batches(texts if may_be_blank else _with_ink(texts))
-    except MalformedError as error:
-        for _ in parts:
-            pass
-        if error.reason != _BLANK:
-            reading.reject(replace(place, reason=error.reason, detail=error.detail))
-
-
-def _with_ink(texts: Iterator[pa.LargeStringArray]) -> Iterator[pa.LargeStringArray]:
-    """Raises MalformedError of what is nothing but white space from end to end: no document, as everywhere."""
-    has_ink = False
-    for text in texts:
-        has_ink = has_ink or len(without_blank(text)) > 0
-        yield text
-    if not has_ink:
-        raise MalformedError(_BLANK, "")
-
-
-# ---- rows ----
-
-
-def read_rows(slice: Slice, reading: Reading) -> Iterator[pa.RecordBatch]:
-    """Documents as rows, whole, with the name of their file."""
-    wanted = reading.columns if reading.columns is not None else TEXT_COLUMNS
-    # a file's name need not be UTF-8
-    name = reading.name(slice.path).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    for texts in _whole_documents(read_texts(slice, reading), reading):
-        made = {"text": texts, "file": pa.repeat(name, len(texts)) if "file" in wanted else None}
-        yield pa.record_batch([made[column] for column in wanted], names=list(wanted))
-
-
-def _whole_documents(batches: Iterator[Batch], reading: Reading) -> Iterator[pa.LargeStringArray]:
-    """Documents that come in parts put together."""
-    large: LargeRow | None = None
-    for batch in batches:
-        if batch.cancel:
-            large = None
-            continue
-        if batch.open or large is not None:
-            large = large or LargeRow(reading.room, reading.places, TextWeight)
-            large.add(bytes_of(batch.texts))
-        if not batch.open:
-            texts = batch.texts if large is None else one_text(large.whole())
-            large = None
-            if len(texts):
-                yield texts
-
-
 # ---- a document per file ----
 
 
 @dataclass(slots=True)
 class _SmallFiles:
-    """Whole small files, gathered into one batch."""
+    """Whole files, gathered into one batch."""
 
-    raw: list[bytes]
-    paths: list[str]
+    raw: list[bytes] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
     size: int = 0
 
     def add(self, path: str, data: bytes) -> None:
@@ -195,40 +140,45 @@ class _SmallFiles:
         self.size += len(data)
 
 
-def read_whole_files(slices: tuple[Slice, ...], reading: Reading) -> Iterator[Batch]:
-    """One document a file; many small files make one batch, a large file flows in parts."""
-    small = _SmallFiles([], [])
+def read_whole_files(slices: tuple[Slice, ...], reading: Reading, *, pieces: bool = True) -> Iterator[Batch]:
+    """One document a file; many small files make one batch. `pieces`: a file larger than a document may be comes in
+    open batches; else it is rejected as any other record."""
+    small, most = _SmallFiles(), reading.rules.max_document_bytes
     for slice in slices:
-        first, rest = _open_head(slice)
-        if rest is None:
-            small.add(slice.path, first)
-            if small.size < BLOCK_BYTES and len(small.raw) < 4096:
-                continue
-        yield from _flush(small, reading)
-        small = _SmallFiles([], [])
-        if rest is not None:
-            yield from _flow(slice, first, rest, reading)
-    yield from _flush(small, reading)
+        head: list[bytes] = []
+        damage: DamagedError | None = None
+        with open_bytes(slice.path) as file:
+            blocks = read_blocks(file, slice.compression, BLOCK_BYTES)
+            try:
+                while sum(map(len, head)) <= most and (block := next(blocks, b"")):
+                    head.append(block)
+            except DamagedError as error:
+                damage = error
+            size = sum(map(len, head))
+            if small.raw and (damage is not None or size > BLOCK_BYTES):
+                yield from _gathered(small, reading)
+                small = _SmallFiles()
+            if damage is not None:
+                _reject_damaged(slice, damage, reading)
+            elif size <= most:
+                small.add(slice.path, b"".join(head).removeprefix(BOM))
+            elif pieces:
+                yield from _in_pieces(slice, itertools.chain(head, blocks), reading)
+            else:
+                detail = too_large(size + sum(map(len, blocks)), reading.rules)
+                reading.reject(Reject(slice.path, TOO_LARGE, detail, head[0].decode("utf-8", "backslashreplace")))
+        if small.size >= BLOCK_BYTES or len(small.raw) >= _MOST_FILES:
+            yield from _gathered(small, reading)
+            small = _SmallFiles()
+    yield from _gathered(small, reading)
 
 
-def _open_head(slice: Slice) -> tuple[bytes, Iterator[bytes] | None]:
-    """The first block, and the blocks after it; None when the file ends there."""
-    blocks = _file_blocks(slice)
-    try:
-        first = next(blocks, b"")
-        second = next(blocks, None)
-    except DamagedError as error:
-        return b"", raising(error)
-    first = first.removeprefix(BOM)
-    return (first, None) if second is None else (first + second, blocks)
+def _reject_damaged(slice: Slice, damage: DamagedError, reading: Reading) -> None:
+    damage.cut = b""  # the document: nobody knows where it would have ended
+    reading.reject(make_damage_reject(slice, damage))
 
 
-def _file_blocks(slice: Slice) -> Iterator[bytes]:
-    with open_bytes(slice.path) as file:
-        yield from read_blocks(file, slice.compression, BLOCK_BYTES)
-
-
-def _flush(small: _SmallFiles, reading: Reading) -> Iterator[Batch]:
+def _gathered(small: _SmallFiles, reading: Reading) -> Iterator[Batch]:
     lost: set[int] = set()
 
     def make_reject(position: int, reason: str, detail: str, raw: bytes) -> Reject:
@@ -243,11 +193,72 @@ def _flush(small: _SmallFiles, reading: Reading) -> Iterator[Batch]:
         yield Batch(texts, bytes_read=small.size)
 
 
-def _flow(slice: Slice, first: bytes, rest: Iterator[bytes], reading: Reading) -> Iterator[Batch]:
-    reading.places.begin(slice.path)
+# ---- a document of any size ----
+
+
+def _in_pieces(slice: Slice, blocks: Iterator[bytes], reading: Reading) -> Iterator[Batch]:
+    """Read it through for whatever is wrong with it, then hand it on. Only standard input goes through the disk."""
+    with ExitStack() as opened:
+        copy = opened.enter_context(tempfile.TemporaryFile(dir=reading.spool)) if slice.path == STDIN else None
+        try:
+            problem = _problem_of(_copied(blocks, copy), reading.rules)
+        except DamagedError as error:
+            _reject_damaged(slice, error, reading)
+            return
+        if problem is not None:
+            reading.reject(Reject(slice.path, *problem, line=1))
+            return
+        reading.places.begin(slice.path)
+        if copy is not None:
+            copy.seek(0)
+            yield from _open_batches(read_blocks(copy, None, BLOCK_BYTES), reading.rules)
+        else:
+            with open_bytes(slice.path) as file:
+                yield from _open_batches(read_blocks(file, slice.compression, BLOCK_BYTES), reading.rules)
+
+
+def _copied(blocks: Iterator[bytes], copy: IO[bytes] | None) -> Iterator[bytes]:
+    for block in blocks:
+        if copy is not None:
+            copy.write(block)
+        yield block
+
+
+def _problem_of(blocks: Iterator[bytes], rules: TextRules) -> tuple[str, str] | None:
+    """(reason, detail) why a file is no document."""
+    head, read, without_space = b"", 0, 0
+    decoder = codecs.getincrementaldecoder("utf-8")(_ERRORS.get(rules.invalid_utf8, "strict"))
+    for block in blocks:
+        if not read:
+            head = block[:HEAD_BYTES]
+            if rules.invalid_utf8 == "drop" and (problem := decode_text(head[: whole_characters(head)], rules)[1]):
+                return "not_utf8", problem
+        try:
+            decoder.decode(block)
+        except UnicodeDecodeError as error:
+            return "not_utf8", describe_encoding(head, error, read - len(error.object) + len(block))
+        first = _SPACE.search(block)
+        without_space += len(block) if first is None else first.start()
+        read += len(block)
+        if without_space > MOST_WITHOUT_SPACE:
+            return "no_white_space", f"{MOST_WITHOUT_SPACE:,} bytes without white space before byte {read:,}"
+        if first is not None:
+            without_space = len(block) - max(map(block.rfind, (b" ", b"\t", b"\r", b"\n")))
     try:
-        parts = itertools.chain([first], rest)
-        yield from _in_parts(parts, reading, Reject(slice.path, "", "", line=1), may_be_blank=True)
-    except DamagedError as error:
-        error.cut = b""  # the document: nobody knows where it would have ended
-        reading.reject(make_damage_reject(slice, error))
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        return "not_utf8", describe_encoding(head, error, read - len(error.object))
+    return None
+
+
+def _open_batches(blocks: Iterator[bytes], rules: TextRules) -> Iterator[Batch]:
+    """Its pieces, cut between characters; open until the last."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")(_ERRORS.get(rules.invalid_utf8, "strict"))
+    waiting, size = "", 0
+    for block in blocks:
+        text = decoder.decode(block)
+        if text and waiting:
+            yield Batch(one_text(waiting), open=True, bytes_read=size)
+            size = 0
+        waiting, size = text or waiting, size + len(block)
+    yield Batch(one_text(waiting + decoder.decode(b"", final=True)), bytes_read=size)

@@ -5,10 +5,8 @@
     csv, tsv        as the header names its columns                          csv_records.py, csv_records.py
     parquet, arrow  record batches                                           tables.py, tables.py
 
-Texts are those of one column, in batches of about two megabytes; a larger one comes in parts. Rows are Arrow record
-batches, of JSON dicts of lists; a larger row comes alone. Of JSON it takes twice its size while it is read (nine times,
-with characters that take Python four bytes each), of others once; `Room` is asked before. What can't be read goes to
-the rejects.
+Texts are those of one column, rows are Arrow record batches, of JSON dicts of lists; both in batches of about two
+megabytes, a larger one alone. What can't be read, and what is larger than `max_document_bytes`, goes to the rejects.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from milldam.sources.compression import STDIN, open_bytes
 from milldam.sources.units import InputFile, Slice, Unit, by_bytes, whole
 
 if TYPE_CHECKING:
-    from milldam.sources.rows import Room, Rows
+    from milldam.sources.rows import Rows
     from milldam.sources.values import ValueField
 
 TABLES = ("parquet", "arrow")
@@ -142,11 +140,11 @@ class FileReader:
     names: tuple[tuple[str, str], ...] = ()
     """(path, what it is called instead) of input that was spooled."""
 
-    def rows(self, slices: Iterable[Slice], on_reject: OnReject, places: Places, room: Room | None) -> Iterator[Rows]:
-        """`places` is told which file they come from; `room` is asked before a large row is held."""
+    def rows(self, slices: Iterable[Slice], on_reject: OnReject, places: Places) -> Iterator[Rows]:
+        """`places` is told which file they come from."""
         from milldam.sources.rows import row_count
 
-        reading = Reading(self.rules, on_reject, self.spool, self.columns, places, room, self._name)
+        reading = Reading(self.rules, on_reject, self.spool, self.columns, places, self._name)
         before: Slice | None = None
         for slice in slices:
             is_next = before is not None and (before.path, before.stop) == (slice.path, slice.start)
@@ -156,11 +154,9 @@ class FileReader:
             for rows in _reader(slice.format).read_rows(slice, reading):
                 # Counted before they are handed on: who gets them asks where they are from.
                 places.count(row_count(rows))
-                ready = [rows]
-                del rows  # not held here while they are worked on
-                yield ready.pop()
+                yield rows
 
-    def count(self, slices: Iterable[Slice], room: Room | None = None) -> int:
+    def count(self, slices: Iterable[Slice]) -> int:
         """How many rows slices have. Files of lines are read for it, tables only looked at."""
         from milldam.sources.rows import row_count
 
@@ -169,7 +165,7 @@ class FileReader:
             if slice.format in TABLES:
                 found += _reader(slice.format).count_rows(slice, self.spool)
             else:
-                found += sum(map(row_count, self.rows([slice], lambda reject: None, Places(), room)))
+                found += sum(map(row_count, self.rows([slice], lambda reject: None, Places())))
         return found
 
     def _name(self, path: str) -> str:
@@ -186,9 +182,7 @@ def rows_between(rows: Iterator[Rows], first: int, stop: int) -> Iterator[Rows]:
         count = row_count(piece)
         start, end = max(0, first - position), min(count, stop - position)
         position += count
-        ready = [take(piece, start, end)] if start < end else []
-        del piece  # not held here while it is worked on
-        if ready:
-            yield ready.pop()
+        if start < end:
+            yield take(piece, start, end)
         if position >= stop:
             return

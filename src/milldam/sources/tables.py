@@ -1,13 +1,12 @@
 """Parquet and Arrow files -> record batches of the wanted columns, about two megabytes at a time.
 
-Parquet is read page by page, row group after row group; a page is unpacked whole, and what that takes is told
-beforehand (`Slice.unpacking`, or `Room` is asked). Arrow files are mapped. A compressed file (.parquet.zst) is unpacked
-to disk first, since these formats are read from their end.
+Parquet is read page by page, row group after row group; a page is unpacked whole, and about what that takes is told
+beforehand (`Slice.unpacking`). Arrow files are mapped. A compressed file (.parquet.zst) is unpacked to disk first,
+since these formats are read from their end.
 
-Record batches of Parquet and Arrow files -> texts of one column, or rows.
-
-A text larger than a batch comes in parts, a larger row alone. What is no UTF-8 is mended or rejected by the rules, with
-its row. A damaged file may hold offsets that lead anywhere: they are looked at before they are followed.
+Texts are those of one column; a larger one than a batch comes alone, as a larger row. What is no UTF-8 is mended or
+rejected by the rules, with its row. A damaged file may hold offsets that lead anywhere: they are looked at before they
+are followed.
 """
 
 from __future__ import annotations
@@ -27,33 +26,14 @@ import pyarrow.parquet as pq
 
 from milldam.errors import InputError
 from milldam.input_files import is_address
-from milldam.sources.arrays import (
-    BATCH_BYTES,
-    MakeReject,
-    bounded,
-    checked_text,
-    decoded_parts,
-    open_batches,
-    with_value,
-)
-from milldam.sources.batch import (
-    KEPT_RECORD_CHARS,
-    Batch,
-    MalformedError,
-    Place,
-    Reading,
-    Reject,
-    no_such_column,
-    require_columns,
-)
+from milldam.sources.arrays import BATCH_BYTES, bounded, checked_text
+from milldam.sources.batch import TOO_LARGE, Batch, Reading, Reject, no_such_column, require_columns, too_large
 from milldam.sources.compression import DamagedError, open_bytes, read_blocks
 from milldam.sources.decoding import decode_text
 from milldam.sources.records import make_damage_reject
-from milldam.sources.rows import Room, cut_by_size
+from milldam.sources.rows import cut_by_size, row_sizes
 from milldam.sources.units import InputFile, Slice, by_parts, whole
-from milldam.sources.unpacking import batch_sizes, dearest_page
 from milldam.sources.values import NOTHING, Floats, ValueField, ValueKind, is_text, kind_of_type, texts_of
-from milldam.text.arrays import text_offsets
 
 FORMATS = {"parquet": "parquet", "arrow": "Arrow"}
 Choose = Callable[[pa.Schema], Sequence[str] | None]
@@ -62,12 +42,9 @@ _BUFFER = 1 << 20
 _ROWS, _REPEATED = 8192, 32
 _NUMBER = 8
 _FIRST_VALUES = 100
-_PAGE_COPIES = 3
-"""Copies that Arrow holds of a Parquet page: the page before, the page, its value."""
-_ROW_COPIES = 2
-"""The same while rows are read: as it was unpacked, and as Arrow has it."""
-_BATCH_COPIES = 2
-"""Texts of a record batch are still on their way while the next one is unpacked."""
+_SMALL_PAGE, _PAGE_VALUES, _PAGE_COPIES = 4 << 20, 1024, 3
+"""Pages up to this size are unpacked in the memory that every batch may take. Of others Arrow holds so many copies; it
+writes pages of so many values, whatever their size."""
 AS_BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
 """The types of strings, and what their bytes are as."""
 
@@ -112,15 +89,12 @@ def damage_told(format: str) -> Iterator[None]:
         raise DamagedError("damaged_table", f"not a whole {FORMATS[format]} file ({reason})") from None
 
 
-def _open_parquet(source: Any) -> pq.ParquetFile:
-    with damage_told("parquet"):
-        return pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)
-
-
 @contextmanager
 def open_parquet(path: str, compression: str | None, spool: str | None) -> Iterator[pq.ParquetFile]:
     with open_seekable(path, compression, spool) as source:
-        yield _open_parquet(source)
+        with damage_told("parquet"):
+            parquet = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)
+        yield parquet
 
 
 @contextmanager
@@ -137,16 +111,26 @@ def open_arrow(path: str, compression: str | None, spool: str | None) -> Iterato
 
 
 def slice_parquet(file: InputFile, shard_size: int, column: str | None = None) -> Iterator[Slice]:
-    """Runs of row groups; of a damaged file, all of it. `column`: the one that will be read, whose pages are looked
-    at."""
+    """Runs of row groups; of a damaged file, all of it. `column`: the one that will be read."""
     slices = [whole(file)]
     if file.compression is None:
         with contextlib.suppress(DamagedError), open_parquet(file.path, None, None) as parquet:
             metadata = parquet.metadata
             sizes = (metadata.row_group(k).total_byte_size for k in range(metadata.num_row_groups))
             cut = by_parts(file, sizes, shard_size)
-            slices = [replace(slice, unpacking=_dearest_page(slice, metadata, column)[0]) for slice in cut]
+            slices = [replace(slice, unpacking=_unpacking_bytes(slice, metadata, column)) for slice in cut]
     yield from slices
+
+
+def _unpacking_bytes(slice: Slice, metadata: pq.FileMetaData, column: str | None) -> int:
+    """About what a column's largest page takes while it is unpacked; 0 for what goes as a batch does."""
+    if column is None:
+        return 0
+    groups = map(metadata.row_group, _numbers(slice, metadata.num_row_groups))
+    chunks = (chunk for group in groups for chunk in _chunks(group, (column,)))
+    pages = (chunk.total_uncompressed_size * min(1, _PAGE_VALUES / max(1, chunk.num_values)) for chunk in chunks)
+    largest = int(max(pages, default=0))
+    return _PAGE_COPIES * largest if largest > _SMALL_PAGE else 0
 
 
 def slice_arrow(file: InputFile, shard_size: int) -> Iterator[Slice]:
@@ -161,8 +145,7 @@ def slice_arrow(file: InputFile, shard_size: int) -> Iterator[Slice]:
         sizes = [file.size // count] * count if count else []
         if count is None and file.size > shard_size and not is_address(file.path):
             sizes = _stream_sizes(reader)
-        cut = by_parts(file, sizes, shard_size) if sizes else slices
-        slices = [replace(slice, unpacking=_dearest_batch(slice)[0]) for slice in cut]
+        slices = list(by_parts(file, sizes, shard_size)) if sizes else slices
     yield from slices
 
 
@@ -171,38 +154,6 @@ def _stream_sizes(reader: Any) -> list[int]:
         return [batch.nbytes for batch in reader]  # mapped: only what describes the batches is read
     except (pa.ArrowInvalid, OSError):
         return []  # whether the file is damaged shows when it is read
-
-
-def unpacking_place(slice: Slice, column: str | None) -> str:
-    """Which part of a slice takes most memory to unpack, in words."""
-    if slice.format == "arrow":
-        return _dearest_batch(slice)[1]
-    with open_parquet(slice.path, None, None) as parquet:
-        return _dearest_page(slice, parquet.metadata, column)[1]
-
-
-def _dearest_page(slice: Slice, metadata: pq.FileMetaData, column: str | None) -> tuple[int, str]:
-    """What a column's dearest page takes while it is unpacked, and where it is; 0 for what goes as a batch does."""
-    dearest = (0, "")
-    # At an address every header would be fetched on its own.
-    if column is None or is_address(slice.path):
-        return dearest
-    with pa.memory_map(slice.path) as source:
-        for number in _numbers(slice, metadata.num_row_groups):
-            for chunk in _chunks(metadata.row_group(number), (column,)):
-                size, page = dearest_page(source, chunk, _PAGE_COPIES)
-                where = f'row group {number}, column "{column}", from value {page.first:,} of the group'
-                dearest = max(dearest, (size, where)) if size else dearest
-    return dearest
-
-
-def _dearest_batch(slice: Slice) -> tuple[int, str]:
-    """What the largest record batch of a slice takes when it is unpacked, and which it is; 0 without compression."""
-    if is_address(slice.path):
-        return 0, ""
-    with pa.memory_map(slice.path) as source:
-        sizes = enumerate(itertools.islice(batch_sizes(source), slice.start, slice.stop), slice.start)
-        return max(((_BATCH_COPIES * size, f"record batch {k}") for k, size in sizes), default=(0, ""))
 
 
 def _numbers(slice: Slice, count: int) -> range:
@@ -222,61 +173,26 @@ def _is_in(path: str, columns: Sequence[str]) -> bool:
 # ---- record batches ----
 
 
-def table_batches(
-    slice: Slice, choose: Choose, spool: str | None = None, room: Room | None = None
-) -> Iterator[tuple[int, pa.RecordBatch]]:
+def table_batches(slice: Slice, choose: Choose, spool: str | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
     """(number of its first row in the file, record batch) of the chosen columns, through a slice.
 
-    Raises DamagedError where the file is damaged, and ResourceError where `room` has none for a page.
+    Raises DamagedError where the file is damaged.
     """
-    read = _parquet_batches(slice, choose, spool, room) if slice.format == "parquet" else None
     with damage_told(slice.format):
-        yield from read if read is not None else _arrow_batches(slice, choose, spool)
+        yield from (_parquet_batches if slice.format == "parquet" else _arrow_batches)(slice, choose, spool)
 
 
-def _parquet_batches(
-    slice: Slice, choose: Choose, spool: str | None, room: Room | None
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    with open_seekable(slice.path, slice.compression, spool) as source:
-        parquet = _open_parquet(source)
+def _parquet_batches(slice: Slice, choose: Choose, spool: str | None) -> Iterator[tuple[int, pa.RecordBatch]]:
+    with open_parquet(slice.path, slice.compression, spool) as parquet:
         columns, metadata = choose(parquet.schema_arrow), parquet.metadata
         row = sum(metadata.row_group(k).num_rows for k in range(slice.start))
         for number in _numbers(slice, metadata.num_row_groups):
-            group = metadata.row_group(number)
-            if room is not None:
-                _require_room(source, group, columns, Place(slice.path, row, row + group.num_rows - 1), room)
-            rows = rows_at_a_time(group, columns)
+            rows = rows_at_a_time(metadata.row_group(number), columns)
             # Large texts that are stored once and repeated: each repetition takes its whole size.
             size = 1 if slice.unpacking and rows <= _REPEATED else rows
-            batches = parquet.iter_batches(size, row_groups=[number], columns=columns, use_threads=False)
-            for batch in batches:
-                ready = [(row, _selected(batch, columns))]
+            for batch in parquet.iter_batches(size, row_groups=[number], columns=columns, use_threads=False):
+                yield row, _selected(batch, columns)
                 row += batch.num_rows
-                del batch  # as all that leads to a large one: it must be gone when the next is unpacked
-                yield ready.pop()
-
-
-def _require_room(
-    source: Any, group: pq.RowGroupMetaData, columns: Sequence[str] | None, place: Place, room: Room
-) -> None:
-    """Raise ResourceError when a page is so large that there is no room for it and for what is decoded of it.
-
-    `place`: the rows of the group.
-    """
-    chunks = _chunks(group, columns)
-    if room.fits((_ROW_COPIES + 1) * sum(chunk.total_uncompressed_size for chunk in chunks)):
-        return
-    # While a row is worked on, its page is still held.
-    copies = _ROW_COPIES + (room.format != "arrow")
-    weighed = [(*dearest_page(source, chunk, copies), chunk) for chunk in chunks]
-    needed = sum(size for size, _, _ in weighed)
-    if room.fits(needed):
-        return
-    _, page, chunk = max(weighed, key=lambda one: one[0])
-    if page.values and chunk.num_values == group.num_rows:
-        first = place.first + page.first
-        place = replace(place, first=first, last=first + page.values - 1)
-    raise room.refusal(needed, page.size, f'{place}, of "{chunk.path_in_schema}"', by_column=True)
 
 
 def rows_at_a_time(group: pq.RowGroupMetaData, columns: Sequence[str] | None) -> int:
@@ -301,12 +217,11 @@ def _arrow_batches(slice: Slice, choose: Choose, spool: str | None) -> Iterator[
         count = getattr(reader, "num_record_batches", None)
         batches = iter(reader) if count is None else map(reader.get_batch, range(count))
         for number, batch in enumerate(itertools.islice(batches, slice.stop)):
-            ready = [_selected(batch, columns)] if number >= slice.start else []
-            first, row = row, row + batch.num_rows
-            del batch
-            if ready:
-                ready[0].validate()
-                yield first, ready.pop()
+            if number >= slice.start:
+                some = _selected(batch, columns)
+                some.validate()
+                yield row, some
+            row += batch.num_rows
 
 
 def _selected(batch: pa.RecordBatch, columns: Sequence[str] | None) -> pa.RecordBatch:
@@ -435,13 +350,9 @@ def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
         values = None if reading.value is None else _Values(slice, reading.value, reading.spool)
         columns = _columns(table_batches(slice, choose, reading.spool))
         for row, column in _gathered(columns) if slice.format == "parquet" else columns:
-            parts = bounded(column)
-            del column  # as all that leads to a large text: it must be gone when the next is unpacked
-            for part in parts:
-                some = None if values is None else values.take(len(part))
-                yield from _batches(part, reading, _rejects_at(row, slice), some)
+            for part in bounded(column):
+                yield _batch(part, row, slice, reading, None if values is None else values.take(len(part)))
                 row += len(part)
-                del part
 
 
 @contextmanager
@@ -481,9 +392,7 @@ def _columns(batches: Iterator[tuple[int, pa.RecordBatch]]) -> Iterator[tuple[in
     for row, batch in batches:
         column = batch.column(0)
         _as_bytes(column).validate(full=True)
-        ready = [column]
-        del batch, column
-        yield row, ready.pop()
+        yield row, column
 
 
 def _gathered(columns: Iterator[tuple[int, pa.Array]]) -> Iterator[tuple[int, pa.Array]]:
@@ -494,27 +403,21 @@ def _gathered(columns: Iterator[tuple[int, pa.Array]]) -> Iterator[tuple[int, pa
         for row, column in columns:
             if held and column.nbytes >= BATCH_BYTES:
                 # A large one is not copied to go with them.
-                yield first, _taken(held)
+                yield first, pa.concat_arrays(held)
+                held = []
             if not held:
                 first, size = row, 0
             held.append(column)
             size += column.nbytes
-            del column
             if size >= BATCH_BYTES // 2:
-                yield first, _taken(held)
+                yield first, pa.concat_arrays(held) if len(held) > 1 else column
+                held = []
     except (DamagedError, pa.ArrowInvalid):
         if held:
-            yield first, _taken(held)
+            yield first, pa.concat_arrays(held)
         raise
     if held:
-        yield first, _taken(held)
-
-
-def _taken(held: list[pa.Array]) -> pa.Array:
-    """All of them as one; the list keeps none."""
-    joined = held.pop() if len(held) == 1 else pa.concat_arrays(held)
-    held.clear()
-    return joined
+        yield first, pa.concat_arrays(held)
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
@@ -522,38 +425,18 @@ def _as_bytes(column: pa.Array) -> pa.Array:
     return column.view(AS_BYTES[column.type]) if column.type in AS_BYTES else column
 
 
-def _rejects_at(row: int, slice: Slice) -> MakeReject:
-    def make_reject(position: int, reason: str, detail: str, raw: bytes) -> Reject:
-        return Reject(slice.path, reason, detail, raw.decode("utf-8", "backslashreplace"), row=row + position)
-
-    return make_reject
-
-
-def _batches(part: pa.Array, reading: Reading, make_reject: MakeReject, values: Floats | None) -> Iterator[Batch]:
-    # A string column is not checked by its reader: go through bytes, so that invalid UTF-8 is found here.
-    raw = part.cast(pa.large_binary())
+def _batch(part: pa.Array, row: int, slice: Slice, reading: Reading, values: Floats | None) -> Batch:
+    """`row`: the number of the first in its file."""
     lost: list[int] = []
 
-    def lose(position: int, reason: str, detail: str, record: bytes) -> Reject:
+    def make_reject(position: int, reason: str, detail: str, raw: bytes) -> Reject:
         lost.append(position)
-        return make_reject(position, reason, detail, record)
+        return Reject(slice.path, reason, detail, raw.decode("utf-8", "backslashreplace"), row=row + position)
 
-    first = make_reject(0, "", "", b"")
-    assert first.row is not None
-    reading.places.begin(first.file, first.row)
-    if len(part) > 1 or part.nbytes <= BATCH_BYTES:
-        texts = checked_text(raw, reading, lose)
-        yield Batch(texts, bytes_read=part.nbytes, values=None if values is None else np.delete(values, lost))
-        return
-    begin, end = map(int, text_offsets(raw))
-    data = raw.buffers()[2]  # not by as_buffer, which copies it
-    try:
-        pieces = (data[at : min(end, at + BATCH_BYTES)].to_pybytes() for at in range(begin, end, BATCH_BYTES))
-        number = None if values is None else lambda: float(values[0])
-        yield from with_value(open_batches(decoded_parts(pieces, reading.rules)), number)
-    except MalformedError as error:
-        shown = data[begin : min(end, begin + KEPT_RECORD_CHARS + 1)].to_pybytes()
-        reading.reject(make_reject(0, error.reason, error.detail, shown))
+    reading.places.begin(slice.path, row)
+    # A string column is not checked by its reader: go through bytes, so that invalid UTF-8 is found here.
+    texts = checked_text(part.cast(pa.large_binary()), reading, make_reject)
+    return Batch(texts, bytes_read=part.nbytes, values=None if values is None else np.delete(values, lost))
 
 
 # ---- rows ----
@@ -568,10 +451,26 @@ def read_rows(slice: Slice, reading: Reading) -> Iterator[pa.RecordBatch]:
         return reading.columns
 
     with _rejecting_damage(slice, reading), damage_told(slice.format):
-        for row, batch in table_batches(slice, choose, reading.spool, reading.room):
+        for row, batch in table_batches(slice, choose, reading.spool):
             for number, sound in _sound(batch, row, slice, reading):
-                reading.places.begin(name, number)
-                yield from (_plain(part) for part in cut_by_size(sound, BATCH_BYTES))
+                for first, rows in _of_bounded_size(sound, number, slice, reading):
+                    reading.places.begin(name, first)
+                    yield from (_plain(part) for part in cut_by_size(rows, BATCH_BYTES))
+
+
+def _of_bounded_size(
+    batch: pa.RecordBatch, row: int, slice: Slice, reading: Reading
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Runs of rows that are not too large, each with the number of its first row."""
+    most, start = reading.rules.max_document_bytes, 0
+    sizes = row_sizes(batch) if batch.nbytes > most else np.zeros(0, np.int64)
+    for at in np.flatnonzero(sizes > most).tolist():
+        if at > start:
+            yield row + start, batch.slice(start, at - start)
+        reading.reject(Reject(slice.path, TOO_LARGE, too_large(int(sizes[at]), reading.rules), row=row + at))
+        start = at + 1
+    if start < batch.num_rows:
+        yield row + start, batch.slice(start)
 
 
 def _plain(rows: Any) -> pa.RecordBatch:

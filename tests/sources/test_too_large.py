@@ -1,0 +1,198 @@
+"""A record larger than `max_document_bytes` is set aside by name, with its place and size; a text file may be of any
+size."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.kit.source_reading import read, small_blocks
+
+from milldam.sources.batch import Places, Reject, TextRules
+from milldam.sources.reading import FileReader, read_unit
+from milldam.sources.units import Slice, Unit
+
+MOST = 1000
+RULES = TextRules("line", text_column="text", max_document_bytes=MOST)
+FORMATS = ["txt", "jsonl", "json", "csv", "parquet", "arrow"]
+LARGE = "é word\n" * 200
+TEXTS = ["one", LARGE, "two", "x" * 900, LARGE + LARGE, "last"]
+
+
+def write(folder: Path, format: str, texts: list[str], compressed: bool = False) -> Path:
+    path = folder / f"a.{format}"
+    table = pa.table({"id": range(len(texts)), "text": texts})
+    if format == "txt":
+        path.write_text("".join(text.replace("\n", " ") + "\n" for text in texts))
+    elif format in ("json", "jsonl"):
+        lines = [json.dumps({"id": k, "text": text}, ensure_ascii=False) for k, text in enumerate(texts)]
+        path.write_text(f"[{', '.join(lines)}]" if format == "json" else "\n".join(lines))
+    elif format == "csv":
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([("id", "text"), *enumerate(texts)])
+    elif format == "parquet":
+        pq.write_table(table, path, row_group_size=4)
+    else:
+        with pa.ipc.new_file(str(path), table.schema) as file:
+            file.write_table(table, max_chunksize=4)
+    if compressed:
+        path.with_suffix(f".{format}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+        path = path.with_suffix(f".{format}.gz")
+    return path
+
+
+def place_of(reject: Reject) -> int:
+    place = reject.as_json()
+    return int(place.get("row") or place["line"])
+
+
+@pytest.mark.parametrize("compressed", [False, True], ids=["plain", "gz"])
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("block", [50, 1 << 20])
+def test_a_record_that_is_too_large_costs_itself_alone(
+    tmp_path: Path, format: str, compressed: bool, block: int
+) -> None:
+    """Those around it are kept, and its place, its size and its head are told."""
+    with small_blocks(block):
+        result = read(write(tmp_path, format, TEXTS, compressed), RULES)
+    kept = [text for text in TEXTS if len(text) < MOST]
+    assert result.texts == kept
+    assert result.reasons == {"too_large": 2}
+    first, second = result.rejects
+    lines = {"csv": (3, 206), "jsonl": (2, 5)}
+    assert (place_of(first), place_of(second)) == lines.get(format, (2, 5))
+    assert "the limit is 1,000 (max_document_bytes)" in first.detail
+    assert int(second.detail.split()[0].replace(",", "")) >= len((LARGE + LARGE).encode())
+    assert "é word" in first.record
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_rows_that_are_too_large_are_left_out_in_their_place(tmp_path: Path, format: str) -> None:
+    """What comes behind them still knows its row."""
+    rejects: list[Reject] = []
+    reader, places = FileReader(RULES, None, str(tmp_path)), Places()
+    texts, found = [], []
+    with small_blocks(50):
+        for rows in reader.rows([Slice(str(write(tmp_path, format, TEXTS)), format, None)], rejects.append, places):
+            columns = rows if isinstance(rows, dict) else rows.to_pydict()
+            texts += columns["text"]
+            found += [places.of(row, row + 1)[0].first for row in range(len(found), len(texts))]
+    assert texts == [text for text in TEXTS if len(text) < MOST]
+    assert [reject.reason for reject in rejects] == ["too_large"] * 2
+    assert found == [0, 2, 3, 5]
+
+
+@pytest.mark.parametrize("format", ["txt", "jsonl"])
+def test_the_largest_record_there_may_be_is_kept(tmp_path: Path, format: str) -> None:
+    """It counts with its line end, and one byte more is too much."""
+    line = "x" * 999 if format == "txt" else json.dumps({"text": "x" * 987})
+    path = tmp_path / f"a.{format}"
+    path.write_text(line + "\n")
+    assert len(read(path, RULES).texts) == 1
+    path.write_text(line.replace("x", "xy", 1) + "\n")
+    assert read(path, RULES).reasons == {"too_large": 1}
+
+
+def test_a_field_with_line_ends_is_passed_over_to_its_end(tmp_path: Path) -> None:
+    """What is in its quotes begins no record; a quote that is never closed costs some lines, not the file."""
+    path = tmp_path / "a.csv"
+    path.write_text('id,text\n1,"' + '2,no record\n""quoted""\n' * 100 + '"\n3,after\n')
+    result = read(path, RULES)
+    assert (result.texts, result.reasons) == (["after"], {"too_large": 1})
+    path.write_text('id,text\n1,"open\n' + "2,b\n" * 10_000)
+    result = read(path, RULES)
+    assert set(result.texts) == {"b"} and len(result.texts) > 7000
+    assert [(reject.line, reject.reason) for reject in result.rejects] == [(2, "too_large")]
+
+
+def test_a_file_cut_off_in_a_large_record_keeps_what_is_before(tmp_path: Path) -> None:
+    """And says which record was cut off."""
+    noise = "".join(chr(97 + (k * k * 7919) % 23) for k in range(100_000))
+    for name, data in {
+        "a.csv.gz": f'id,text\n0,before\n1,"{noise}"\n',
+        "a.jsonl.gz": '{"text": "before"}\n{"text": "' + noise,
+    }.items():
+        path = tmp_path / name
+        packed = gzip.compress(data.encode())
+        path.write_bytes(packed[: len(packed) - 20])
+        with small_blocks(4000):
+            result = read(path, RULES)
+        assert result.texts == ["before"]
+        assert [(reject.reason, reject.line) for reject in result.rejects] == [("truncated", 3 if "csv" in name else 2)]
+
+
+# ---- a text file that is one document ----
+
+
+def pieces_of(path: Path, rejects: list[Reject], **rules: Any) -> list[tuple[str, bool]]:
+    given = TextRules(max_document_bytes=MOST, **rules)
+    unit = Unit(0, (Slice(str(path), "txt", "gz" if path.suffix == ".gz" else None),))
+    return [(text, batch.open) for batch in read_unit(unit, given, rejects.append) for text in batch.texts.to_pylist()]
+
+
+@given(pieces=st.lists(st.sampled_from(["word ", "é", "🙂\n", "x" * 30]), max_size=200), block=st.integers(5, 300))
+def test_a_text_file_of_any_size_is_one_document(tmp_path: Path, pieces: list[str], block: int) -> None:
+    """In pieces that are open until the last."""
+    text = "".join(pieces)
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    rejects: list[Reject] = []
+    with small_blocks(block):
+        found = pieces_of(path, rejects)
+    assert "".join(piece for piece, _ in found) == text
+    assert [is_open for _, is_open in found] == [True] * (len(found) - 1) + [False]
+    assert (len(found) > 1) == (len(text.encode()) + 3 > MOST)
+    assert not rejects
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"word " * 2000 + b"\xff", "not_utf8"),
+        (b"word " * 2000 + "é".encode()[:1], "not_utf8"),
+        (b"word " * 2000 + b"x" * 4_200_000, "no_white_space"),
+        (b"x" * 4_200_000 + b" word" * 2000, "no_white_space"),
+    ],
+)
+def test_a_large_text_file_with_a_flaw_anywhere_gives_nothing(tmp_path: Path, data: bytes, reason: str) -> None:
+    """It was read through before anything was handed on, so that nothing has to be taken back."""
+    (tmp_path / "a.txt").write_bytes(data)
+    rejects: list[Reject] = []
+    assert pieces_of(tmp_path / "a.txt", rejects) == []
+    assert [reject.reason for reject in rejects] == [reason]
+
+
+def test_a_large_text_file_that_is_cut_off_gives_nothing(tmp_path: Path) -> None:
+    """As a small one."""
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(" ".join(map(str, range(100_000))).encode())[:-1000])
+    rejects: list[Reject] = []
+    assert pieces_of(path, rejects) == []
+    assert [reject.reason for reject in rejects] == ["truncated"]
+
+
+@pytest.mark.parametrize(("mode", "instead"), [("drop", ""), ("replace", "\ufffd")])
+def test_bytes_of_a_large_text_file_are_mended(tmp_path: Path, mode: str, instead: str) -> None:
+    (tmp_path / "a.txt").write_bytes(b"word " * 2000 + b"\xff" + b"word " * 2000)
+    rejects: list[Reject] = []
+    found = pieces_of(tmp_path / "a.txt", rejects, invalid_utf8=mode)
+    assert "".join(piece for piece, _ in found) == "word " * 2000 + instead + "word " * 2000
+    assert not rejects
+
+
+def test_as_a_row_a_text_file_that_is_too_large_is_left_out(tmp_path: Path) -> None:
+    """A function is given whole documents."""
+    (tmp_path / "a.txt").write_text("word " * 2000)
+    rejects: list[Reject] = []
+    reader = FileReader(TextRules(max_document_bytes=MOST), None, str(tmp_path))
+    assert list(reader.rows([Slice(str(tmp_path / "a.txt"), "txt", None)], rejects.append, Places())) == []
+    assert [(reject.reason, reject.detail.split()[0]) for reject in rejects] == [("too_large", "10,000")]

@@ -18,7 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from milldam.memory import usage
@@ -47,6 +47,8 @@ class Assigned:
     """Bytes of input."""
     begun: Record | None = None
     """The last part that an earlier run left; None: the unit is not begun."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """JSON that only the job understands: which rows are wanted, the key of what an earlier stage left."""
 
     @property
     def next_part(self) -> int:
@@ -110,6 +112,8 @@ class Stage:
     """The unit of a line of the plan."""
     workers: Workers | None = None
     """None: as many as are planned."""
+    facts: Callable[[int], dict[str, Any]] = lambda number: {}
+    """Of a unit, by its number: `Assigned.facts`, looked up when it is handed out."""
 
 
 class Job(ABC, Generic[S]):
@@ -245,7 +249,7 @@ def _pooled(stage: Stage, folder: RunFolder, plan: WorkPlan) -> PooledStage:
 
     def assign(number: int) -> Assigned:
         unit = folder.units.at(number, stage.parse)
-        return Assigned(unit, records.keys[number], int(sizes[number]), records.begun(number))
+        return Assigned(unit, records.keys[number], int(sizes[number]), records.begun(number), stage.facts(number))
 
     return PooledStage(
         stage.name,

@@ -26,6 +26,7 @@ import pytest
 from tests.kit.jobs import zstd
 
 from milldam.files import FileSink, NewFile, write_sealed
+from milldam.memory import usage
 from milldam.run import engine
 from milldam.run.engine import Assigned, Make, Stage
 from milldam.run.job import Options
@@ -206,7 +207,8 @@ def pairs(tmp_path: Path) -> Path:
 
 
 def run(path: Path, out: Path, workers: int = 1, dies_at: int | None = None) -> dict[str, Any]:
-    return engine.run(PairJob(path, out, workers, dies_at), Options(out, memory="1GB"))
+    options = Options(out, memory="1GB", held_bytes=usage().anonymous)
+    return engine.run(PairJob(path, out, workers, dies_at), options)
 
 
 def test_a_unit_killed_in_its_middle_is_resumed_to_the_same_bytes(pairs: Path, tmp_path: Path) -> None:

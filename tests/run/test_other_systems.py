@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -14,7 +15,6 @@ from tests.kit.jobs import DEMO, TOKENIZER, run_here
 import milldam
 from milldam.loader import reading
 from milldam.run.tasks import CAN_FORK
-from milldam.stores import kinds
 
 ELSEWHERE = Path(__file__).parents[1] / "kit" / "without_linux"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="what is switched off is what Linux has")
@@ -77,7 +77,7 @@ def test_batches_are_the_same_without_what_a_system_may_lack(
     elif without == "address":
         monkeypatch.setattr(reading, "_mmap", lambda: lambda *arguments: None)
     else:
-        monkeypatch.setattr(kinds.fcntl, "flock", _no_locks)
+        monkeypatch.setattr(fcntl, "flock", _no_locks)
     way = "pread" if without == "advice" else "auto"
     found = [x for x, _ in milldam.open(tmp_path / "store").windows(64, read=way).batches(8, seed=1)]
     assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))

@@ -23,10 +23,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.parquet as pq
 
 from memory import lines_of, measure
 from milldam.dedup.bloom import resolve_bloom
+from milldam.dedup.drops import drops_in, place_of
 from milldam.dedup.exact import resolve_exact
 from milldam.dedup.fingerprints import FingerprintWriter, Hashes, hash_file_name, stretches
 from milldam.memory import usage
@@ -127,13 +127,11 @@ def check(folder: Path, figures: dict[str, float]) -> None:
     _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
     original = first[inverse]
     dropped = np.flatnonzero(original != np.arange(len(hashes)))
-    expected = [unit[dropped], row[dropped], unit[original[dropped]], row[original[dropped]]]
-    table = pq.read_table(sorted(folder.glob("drops-*.parquet")))
-    columns = [column.to_numpy().astype(np.int64) for column in table.columns[:4]]
-    pairs = list(zip(columns, expected, strict=True))
-    # A Bloom filter can't tell what a document duplicates.
-    compared = pairs if (columns[2] >= 0).all() else pairs[:2]
-    same = all(np.array_equal(one, other) for one, other in compared)
+    drops = np.concatenate([some for path in sorted(folder.glob("drops-*.bin")) for some in drops_in(path)])
+    drops = drops[np.argsort(drops["place"])]
+    same = np.array_equal(drops["place"], place_of(unit[dropped], row[dropped]))
+    if (drops["of"] >= 0).all():  # a Bloom filter can't tell what a document duplicates
+        same &= np.array_equal(drops["of"], place_of(unit[original[dropped]], row[original[dropped]]))
     print(f"check     {len(dropped):,} drops, {'equal to numpy' if same else 'NOT EQUAL to numpy'}")
     if not same or len(first) != figures["distinct"]:
         raise SystemExit(1)

@@ -93,7 +93,7 @@ def record(unit: int, key: str) -> Record:
     shards = [shard(unit, SPLITS[0], 1)] + ([shard(unit, SPLITS[1], 100)] if unit % 100 == 0 else [])
     outputs = {f"{one['name']}.{kind}": one[kind] for one in shards for kind in ("bin", "idx")}
     dropped = {"clean": {"empty": 3}, "filter": {"too_short": 40 + unit % 7}}
-    facts = {"shards": shards, "dropped": dropped, "batches": 12, "read": 9_050, "dataset": 0, "inexact_cuts": 0}
+    facts = {"shards": shards, "dropped": dropped, "batches": 12, "read": 9_050, "dataset": 0}
     counts = {"documents": 9_000, "tokens": 3_700_000, "text_bytes": 14_800_000}
     return Record(key, outputs=outputs, counts=counts, facts=facts)
 

@@ -7,6 +7,7 @@ import random
 import time
 import unicodedata
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,11 +15,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from milldam.decontamination.index import Index, build_index
-from milldam.decontamination.letters import LONGEST_WORD, Int64s, Words, words_of
-from milldam.decontamination.matches import Matches, MatchFinder, joined
-from milldam.decontamination.passages import Passages
-from milldam.decontamination.scanning import KEPT_BYTES, Scanner
+from milldam.decontamination.index import Index, Passages, build_index
+from milldam.decontamination.letters import LONGEST_WORD, words_of
+from milldam.decontamination.matches import Matches, MatchFinder, Scanner, joined
 from milldam.rules import EvaluationSet
 
 RULES = EvaluationSet(path="evals.jsonl")
@@ -37,10 +36,25 @@ def strings(texts: list[str]) -> pa.LargeStringArray:
     return pa.array(texts, pa.large_string())
 
 
+class Match(NamedTuple):
+    """As a scanner gives them."""
+
+    document: int
+    passage: int
+    first: int
+    stop: int
+    start: int
+    end: int
+
+
+def matches_in(index: Index, *documents: str) -> list[Match]:
+    return [Match(*match) for match in Scanner(index).find(strings(list(documents))).T.tolist()]
+
+
 def found(index: Index, document: str) -> dict[int, set[int]]:
     """Passage -> its n-grams that count and that a document has."""
     runs: dict[int, set[int]] = {}
-    for match in Scanner(index).whole(strings([document])):
+    for match in matches_in(index, document):
         base = int(index.gram_bounds[match.passage])
         counted = {gram - base for gram in range(match.first, match.stop) if not index.ignored[gram]}
         if counted:
@@ -127,7 +141,7 @@ def test_every_planted_passage_is_found_whole(tmp_path: Path, words: int) -> Non
             document = f"{make_text(rng, 30)}. {planted}! {make_text(rng, 30)}"
             total = int(index.gram_bounds[passage + 1] - index.gram_bounds[passage])
             assert found(index, document)[passage] == set(range(total))
-            (match,) = Scanner(index).whole(strings(["other", document]))
+            (match,) = matches_in(index, "other", document)
             assert match.document == 1
             said = document.encode()[match.start : match.end].decode()
             assert plain_words(said) == plain_words(text)
@@ -153,7 +167,7 @@ def test_marks_inside_words_make_no_difference(
     index = index_of(tmp_path_factory.mktemp("marks"), [item])
     document = f"before, {text}, after"
     assert found(index, document) == {0: set(np.flatnonzero(~index.ignored).tolist())}
-    matches = list(Scanner(index).whole(strings([document])))
+    matches = matches_in(index, document)
     assert document.encode()[matches[0].start : matches[-1].end].decode() == text
 
 
@@ -176,11 +190,9 @@ def test_items_that_repeat_themselves_are_found_in_linear_time(tmp_path: Path) -
     )
     document = "ha " * 1_000_000
     started = time.perf_counter()
-    matches = list(Scanner(index).whole(strings([document])))
+    matches = matches_in(index, document)
     assert time.perf_counter() - started < 2
     assert [(match.passage, match.stop - match.first) for match in matches] == [(0, 1), (1, 1)]
-    scanner, half = Scanner(index), document[: len(document) // 2].encode()
-    assert len(scanner.part(half, last=False)) == 2 and scanner.part(half, last=True) == []
 
 
 def test_ngrams_of_few_letters_do_not_count(tmp_path: Path) -> None:
@@ -263,7 +275,7 @@ def test_pieces_of_passages_are_found_however_they_are_written(
     texts, documents = documents_of_pieces(random.Random(seed))
     index = index_of(tmp_path_factory.mktemp("pieces"), texts, EvaluationSet(path="x", ngram=ngram, max_items=1000))
     there: dict[tuple[int, int], set[int]] = {}
-    for match in Scanner(index).whole(strings(documents)):
+    for match in matches_in(index, *documents):
         base = int(index.gram_bounds[match.passage])
         there.setdefault((match.document, match.passage), set()).update(range(match.first - base, match.stop - base))
     for number, document in enumerate(documents):
@@ -328,78 +340,33 @@ def test_nothing_to_look_for_finds_nothing(tmp_path: Path) -> None:
     for number, texts in enumerate(([], [""], ["yes", "no", "?!"])):
         (tmp_path / str(number)).mkdir()
         index = index_of(tmp_path / str(number), texts)
-        assert list(Scanner(index).whole(strings(["yes", "", "no"]))) == []
+        assert matches_in(index, "yes", "", "no") == []
 
 
-# ---- documents in parts ----
+# ---- long documents ----
 
 
 @given(st.integers(0, 10**6))
-@settings(deadline=None, max_examples=15)
-def test_a_document_in_parts_has_the_matches_of_the_whole(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
-    """Wherever it is cut between characters: in the middle of words, of passages, and long after the last cut."""
+@settings(deadline=None, max_examples=25)
+def test_a_long_document_is_read_in_pieces_without_a_trace(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
+    """Cut at white space, in the middle of passages, beside other documents: the matches of the whole."""
     rng = random.Random(seed)
-    folder = tmp_path_factory.mktemp("parts")
-    texts = [make_text(rng, rng.randrange(5, 30)) + " größe 日本語の文字 sufficient" for _ in range(6)]
-    scanner = Scanner(index_of(folder, texts))
-    pieces = [make_text(rng, rng.randrange(1, 400)) for _ in range(8)] + texts + [rng.choice(texts)]
-    pieces.append(make_text(rng, 2 * KEPT_BYTES // 5))
-    rng.shuffle(pieces)
-    document = " ".join(pieces)
-    whole, parts = (MatchFinder(scanner, folder / name) for name in ("whole", "parts"))
-    whole.add(strings([document]), 7, np.array([True]))
-    cuts = sorted({0, len(document), *(rng.randrange(len(document)) for _ in range(rng.randrange(6)))})
-    for start, stop in itertools.pairwise(cuts):
-        parts.feed(document[start:stop].encode(), 7, last=stop == len(document))
-    assert runs_of(whole) == runs_of(parts)
-
-
-@given(st.data(), st.integers(3, 5))
-@settings(deadline=None, max_examples=40)
-def test_long_words_in_parts_are_those_of_the_whole(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, ngram: int
-) -> None:
-    """Words of hundreds of bytes in characters of two and three, looked at again by a few of them: what is found begins
-    and ends between characters, wherever the document is cut."""
     folder = tmp_path_factory.mktemp("long")
-    word = st.text("ямनकа", min_size=20, max_size=120)
-    passage, words = data.draw(st.lists(word, min_size=5, max_size=7)), data.draw(st.lists(word, max_size=4))
-    document = " ".join([*words, " ".join(passage), *words, passage[0]])
-    cuts = sorted({0, len(document), *data.draw(st.lists(st.integers(1, len(document) - 1), max_size=8))})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("milldam.decontamination.matches.KEPT_BYTES", 3000)
-        scanner = Scanner(index_of(folder, [" ".join(passage)], EvaluationSet(path="x", ngram=ngram)))
-        whole, parts = (MatchFinder(scanner, folder / name) for name in ("whole", "parts"))
-        whole.add(strings([document]), 7, np.array([True]))
-        for start, stop in itertools.pairwise(cuts):
-            parts.feed(document[start:stop].encode(), 7, last=stop == len(document))
-        assert runs_of(whole) == runs_of(parts)
-    said = document.encode()
-    read = Matches.read(whole.path)
-    _, first, stop = joined(read)
-    held = {gram for run in zip(first.tolist(), stop.tolist(), strict=True) for gram in range(*run)}
-    assert held >= set(counted(plain_words(" ".join(passage)), ngram).values())
-    for start, end in zip(read.start.tolist(), read.end.tolist(), strict=True):
-        assert set(plain_words(said[start:end].decode())) <= set(plain_words(document))
-
-
-def test_what_is_no_word_is_not_held(tmp_path: Path) -> None:
-    """A document of punctuation without end: no more of it is looked at again than of any other."""
-    finder = MatchFinder(Scanner(index_of(tmp_path, ["some words that are looked for"])), tmp_path / "found")
-    finder.feed(b"some words that are looked for", 0, last=False)
-    seen: list[int] = []
-
-    def watched(data: bytes, offsets: Int64s) -> Words:
-        seen.append(len(data))
-        return words_of(data, offsets)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("milldam.decontamination.matches.words_of", watched)
-        for _ in range(20):
-            finder.feed(b"-" * KEPT_BYTES, 0, last=False)
-    finder.feed(b".", 0, last=True)
-    assert max(seen) < 3 * KEPT_BYTES
-    assert runs_of(finder)[0][:2] == (0, 0)
+    texts = [make_text(rng, rng.randrange(5, 30)) + " größe 日本語の文字 sufficient" for _ in range(6)]
+    index = index_of(folder, texts)
+    pieces = [make_text(rng, rng.randrange(1, 400)) for _ in range(8)] + texts + [rng.choice(texts)]
+    rng.shuffle(pieces)
+    documents = strings([texts[0], " ".join(pieces), "", "".join(pieces), texts[1]])
+    found = []
+    for long, overlap in ((1 << 20, 1 << 16), (3000, 1000), (rng.randrange(600, 5000), 500)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("milldam.decontamination.matches.LONG_BYTES", long)
+            patch.setattr("milldam.decontamination.matches.OVERLAP_BYTES", overlap)
+            finder = MatchFinder(Scanner(index), folder / f"{long}")
+            finder.add(documents[:2], 7, np.ones(2, np.bool_))
+            finder.add(documents[2:], 9, np.ones(3, np.bool_))
+        found.append(runs_of(finder))
+    assert found[0] == found[1] == found[2]
 
 
 def runs_of(finder: MatchFinder) -> list[tuple[int, ...]]:
@@ -409,5 +376,4 @@ def runs_of(finder: MatchFinder) -> list[tuple[int, ...]]:
     owner, first, stop = joined(read)
     covered = sorted({*zip(read.row.tolist(), read.start.tolist(), read.end.tolist(), strict=True)})
     runs = zip(read.row[owner].tolist(), read.passage[owner].tolist(), first.tolist(), stop.tolist(), strict=True)
-    assert read.documents == 1
     return [*runs, *covered]

@@ -12,20 +12,20 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.dedup.test_drops import read_drops as read_drop_file
 from tests.kit.jobs import wait_until
 
 from milldam.dedup import drops, exact, fingerprints
 from milldam.dedup.bloom import resolve_bloom
 from milldam.dedup.exact import Resolved, resolve_exact
 from milldam.dedup.fingerprints import (
-    Fingerprinter,
     FingerprintWriter,
     Hashes,
+    fingerprint,
     hash_file_name,
     partition_count,
     stretches,
@@ -48,37 +48,21 @@ def as_words(text: str) -> str:
     return "".join(one for one in lower if unicodedata.category(one)[0] in "LNM")
 
 
-def stream(fingerprinter: Fingerprinter, parts: list[str]) -> Hashes:
-    for part in parts:
-        fingerprinter.feed(part.encode())
-    return fingerprinter.finish()
-
-
 SOME_TEXT = st.text(st.sampled_from("aB1 .,!éÉ“—\n日ßÄќक्षि🙂"), max_size=12)
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=6), st.integers(0, 6))
 def test_a_hash_is_the_xxh3_of_the_text(texts: list[str], start: int) -> None:
     """High and low half of the 128 bits, for slices of an array too."""
-    hashes = Fingerprinter(normalize=False).hash(array(texts)[start:])
+    hashes = fingerprint(array(texts)[start:], normalize=False)
     expected = [xxhash.xxh3_128_intdigest(text.encode()) for text in texts[start:]]
     assert [(hi << 64) | lo for hi, lo in hashes.tolist()] == expected
-
-
-@given(st.lists(SOME_TEXT, max_size=5), st.booleans())
-def test_parts_give_the_hash_of_the_whole(parts: list[str], normalize: bool) -> None:
-    """A giant document is hashed as it flows, with the same result."""
-    fingerprinter = Fingerprinter(normalize)
-    fingerprinter.feed(b"of a document that was given up")
-    fingerprinter.cancel()
-    assert (stream(fingerprinter, parts) == fingerprinter.hash(array(["".join(parts)]))[0]).all()
-    assert (stream(fingerprinter, parts) == stream(fingerprinter, ["".join(parts)])).all()
 
 
 @given(st.lists(SOME_TEXT, min_size=2, max_size=8))
 def test_normalized_hashes_compare_letters_digits_and_marks(texts: list[str]) -> None:
     """Equal where the words are; texts without any are equal only where they are the same."""
-    hashes = [tuple(one) for one in Fingerprinter(normalize=True).hash(array(texts)).tolist()]
+    hashes = [tuple(one) for one in fingerprint(array(texts), normalize=True).tolist()]
     for one, one_hash in zip(texts, hashes, strict=True):
         for other, other_hash in zip(texts, hashes, strict=True):
             same = as_words(one) == as_words(other) if as_words(one) or as_words(other) else one == other
@@ -87,7 +71,7 @@ def test_normalized_hashes_compare_letters_digits_and_marks(texts: list[str]) ->
 
 def test_normalized_hashes_keep_vowel_signs() -> None:
     """In many scripts a vowel is a mark: without it other words would be equal."""
-    hashes = Fingerprinter(normalize=True).hash(array(["कम", "काम", "Straße, 1", "straße 1"]))
+    hashes = fingerprint(array(["कम", "काम", "Straße, 1", "straße 1"]), normalize=True)
     assert (hashes[0] != hashes[1]).any()
     assert (hashes[2] == hashes[3]).all()
 
@@ -104,7 +88,6 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 def set_small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fingerprints, "FLUSH_ROWS", 8)
     monkeypatch.setattr("milldam.dedup.bloom._STRETCH", 3)
-    monkeypatch.setattr(drops, "_GROUP_ROWS", 4)
     monkeypatch.setattr(exact, "_AT_ONCE", 5)
     monkeypatch.setattr(exact, "_READ_AT_ONCE", 3)
     monkeypatch.setattr(exact, "FEW_HASHES", 20)
@@ -112,7 +95,7 @@ def set_small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def hashes_of(keys: list[int]) -> Hashes:
     """A hash for each key; the same one for the same key."""
-    return Fingerprinter(normalize=False).hash(array([str(key) for key in keys]))
+    return fingerprint(array([str(key) for key in keys]), normalize=False)
 
 
 def write_hashes(path: Path, hashes: Hashes, batch: int = 1000) -> None:
@@ -182,16 +165,15 @@ def resolve(
 def read_drops(folder: Path) -> Drops:
     """Everything that the drop files of a folder say."""
     found: Drops = {}
-    for path in sorted(folder.glob("drops-*.parquet")):
-        rows = list(zip(*(column.to_pylist() for column in pq.read_table(path).columns), strict=True))
-        assert rows == sorted(rows)
-        assert all(similarity == 1000 for *_, similarity in rows)
-        found |= {(unit, row): (of_unit, of_row) for unit, row, of_unit, of_row, _ in rows}
+    for path in sorted(folder.glob("drops-*.bin")):
+        drops_of = read_drop_file(path)
+        assert all(similarity == 1000 for _, similarity in drops_of.values())
+        found |= {at: of for at, (of, _) in drops_of.items()}
     return found
 
 
 def drop_bytes(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob("drops-*.parquet")}
+    return {path.name: path.read_bytes() for path in folder.glob("drops-*.bin")}
 
 
 def expected_drops(units: list[list[int]], exempt_below: int = 0, indexed: list[set[int]] | None = None) -> Drops:

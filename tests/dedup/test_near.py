@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, combinations, pairwise
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.dedup.test_drops import read_drops
 
-from milldam.dedup import near, near_drops, shingles, sketches
+from milldam.dedup import near, shingles, sketches
 from milldam.dedup.candidates import WINDOW, NearWork, bucket_pairs
-from milldam.dedup.drops import EXACT, DropWriter, drop_file_name
+from milldam.dedup.drops import EXACT, NEAR, DropWriter, drop_file_name, place_of
 from milldam.dedup.keys import KeyLayout, SortedKeys
-from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureFiles, SignatureWriter, signature_file_name, unit_name
+from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureFiles, signature_file_name, unit_name
 from milldam.dedup.near import NearResolved, drop, resolve_near
 from milldam.dedup.ranking import preference_file_name
 from milldam.dedup.shingles import shingle
 from milldam.dedup.sketches import Sketcher, SketchFiles, SketchWriter, sketch_paths
-from milldam.errors import InputError
+from milldam.errors import InputError, ResourceError
 from milldam.rules import NearRules
 
 RULES = NearRules(ngram=5, bands=32, rows=8, threshold=0.8)
-MEMORY = 32 << 20
+MEMORY, DROPS = 32 << 20, drop_file_name(NEAR, 0)
 Drops = dict[tuple[int, int], tuple[int, int]]
 """(unit, row) of a dropped document -> that of the one that is kept."""
 
@@ -50,9 +48,7 @@ def write_units(folder: Path, units: list[list[str]], rules: NearRules = RULES) 
     hasher, sketcher = MinHasher(rules), Sketcher(rules.ngram)
     for unit, texts in enumerate(units):
         documents = pa.array(texts, pa.large_string())
-        with SignatureWriter(folder / signature_file_name(unit)) as writer:
-            writer.add(hasher.signatures(documents))
-            writer.commit()
+        (folder / signature_file_name(unit)).write_bytes(hasher.signatures(documents).tobytes())
         with SketchWriter(*sketch_paths(folder, unit_name(unit))) as new:
             row = 0
             for values, counts in sketcher.sketches(documents):
@@ -72,9 +68,7 @@ def resolve(
         folder=folder, rules=rules, exempt_below=exempt_below, memory_bytes=memory, mark_all=True, threads=threads
     )
     resolved = resolve_near(work)
-    table = pa.concat_tables(map(pq.read_table, sorted(folder.glob("drops-near-*.parquet")))).to_pydict()
-    names = zip(table["unit"], table["row"], strict=True)
-    drops = dict(zip(names, zip(table["of_unit"], table["of_row"], strict=True), strict=True))
+    drops = {place: of for place, (of, _) in read_drops(folder / DROPS).items()}
     assert len(drops) == resolved.dropped
     return resolved, drops
 
@@ -222,44 +216,6 @@ def test_the_estimate_is_the_similarity(replaced: int, every: int) -> None:
     assert estimates.std() < 1.3 * (true * (1 - true) / 256) ** 0.5
 
 
-@given(
-    st.text(st.sampled_from("abcXYZ0189  .-éÉßИи漢字ไทย“”😀\u00a0"), max_size=300),
-    st.lists(st.integers(0, 300), max_size=12),
-    st.integers(1, 6),
-)
-def test_a_text_in_parts_has_the_signature_of_the_whole(text: str, cuts: list[int], ngram: int) -> None:
-    """Wherever it is cut between characters."""
-    hasher = MinHasher(NearRules(ngram=ngram, bands=4, rows=4))
-    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    for start, stop in pairwise(edges):
-        hasher.feed(text[start:stop].encode())
-    assert (hasher.finish() == hasher.signatures(array(text))).all()
-
-
-@pytest.mark.parametrize(
-    "text", ["abcdé" * 3000, "漢字かな" * 2000, " ".join(f"w{k * k}" for k in range(3000)), "x" * 9999]
-)
-def test_a_giant_is_cut_without_a_trace(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A document larger than a slice, one word of any length among them, has the signature it has in one slice."""
-    hasher = MinHasher(RULES)
-    whole = hasher.signatures(array("before", text, "after"))
-    monkeypatch.setattr(shingles, "SLICE_BYTES", 1001)
-    assert (hasher.signatures(array("before", text, "after")) == whole).all()
-    hasher.feed(text.encode())
-    assert (hasher.finish() == whole[1]).all()
-
-
-def test_cancel_forgets_what_was_fed() -> None:
-    """The next document starts afresh; so does the one after a finished one."""
-    hasher = MinHasher(RULES)
-    hasher.feed(b"something else alto")
-    hasher.cancel()
-    for _ in range(2):
-        hasher.feed(b"gether to be or not to be")
-        assert (hasher.finish() == hasher.signatures(array("gether to be or not to be"))).all()
-    assert (hasher.finish() == NO_WORDS).all()
-
-
 def test_signature_files_read_as_one_table(tmp_path: Path) -> None:
     """Rows come back by position over all units, in any order, empty units included."""
     units = [["a b c", "d e f"], [], ["", "g h i", "j k l"]]
@@ -274,13 +230,6 @@ def test_signature_files_read_as_one_table(tmp_path: Path) -> None:
     expected = (everything[order] == everything[shifted]).sum(axis=1)
     assert (files.agreements(order, shifted) == expected).all()
     assert [part.tolist() for part in files.named(order)] == [[2, 0, 2, 2, 0], [2, 0, 1, 1, 1]]
-
-
-def test_an_uncommitted_signature_file_does_not_appear(tmp_path: Path) -> None:
-    """A unit that is killed leaves no file that looks whole."""
-    with SignatureWriter(tmp_path / signature_file_name(0)) as writer:
-        writer.add(MinHasher(RULES).signatures(array("a b c")))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_signatures_of_another_size_are_refused(tmp_path: Path) -> None:
@@ -400,8 +349,7 @@ def test_what_stays_is_what_a_plain_loop_keeps(tmp_path: Path, prefer: str) -> N
         if not any(similarity >= 0.8 for similarity in alike):
             stays.append(row)
     assert {row for _, row in drops} == set(range(len(texts))) - set(stays)
-    table = pq.read_table(tmp_path / "drops-near-00000.parquet").to_pydict()
-    for row, of, similarity in zip(table["row"], table["of_row"], table["similarity"], strict=True):
+    for (_, row), ((_, of), similarity) in read_drops(tmp_path / DROPS).items():
         assert similarity == int(jaccard(texts[row], texts[of]) * 1000 + 1e-9)
 
 
@@ -438,8 +386,7 @@ def test_exact_duplicates_take_no_part(tmp_path: Path) -> None:
     text = Writer().text()
     write_units(tmp_path, [["", text], [text, text + " a", text + " b"]])
     with DropWriter(tmp_path / drop_file_name(EXACT, 0)) as writer:
-        unit, row = np.array([0, 1]), np.array([1, 1])
-        writer.add(unit, row, np.array([0, 0]), np.array([0, 0]))
+        writer.add(place_of(np.array([0, 1]), np.array([1, 1])), np.array([0, 0]))
         writer.commit()
     resolved, drops = resolve(tmp_path)
     assert drops == {(1, 2): (1, 0)}
@@ -480,10 +427,10 @@ def test_the_result_depends_on_the_documents_alone(tmp_path: Path) -> None:
     cuts = [0, 7, 7, 100, 1200, len(texts)]
     write_units(tmp_path / "cut", [texts[a:b] for a, b in pairwise(cuts)])
     expected, drops = resolve(tmp_path / "one")
-    stored = (tmp_path / "one/drops-near-00000.parquet").read_bytes()
+    stored = (tmp_path / "one" / DROPS).read_bytes()
     for memory in (1, 10**6, 10**9):
         assert resolve(tmp_path / "one", memory=memory)[0] == expected
-        assert (tmp_path / "one/drops-near-00000.parquet").read_bytes() == stored
+        assert (tmp_path / "one" / DROPS).read_bytes() == stored
     resolved, other = resolve(tmp_path / "cut", memory=1)
     places = {(unit, row): cuts[unit] + row for unit in range(5) for row in range(cuts[unit + 1] - cuts[unit])}
     assert replace(resolved, shown=expected.shown) == expected
@@ -494,9 +441,7 @@ def test_the_result_depends_on_the_documents_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefer", ["first", "longest"])
-def test_threads_and_the_number_of_files_change_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefer: str
-) -> None:
+def test_threads_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefer: str) -> None:
     """Drops, figures and what is shown, where rounds find more than the pairs of buckets do."""
     texts = chain_of(3, moved=35) + planted(3, 30)[0]
     third = texts[2].split()
@@ -505,20 +450,18 @@ def test_threads_and_the_number_of_files_change_nothing(
     write_units(tmp_path, [texts[:50], texts[50:60], texts[60:]], rules)
     expected = resolve(tmp_path, rules=rules)
     assert expected[0].shown.pairs and expected[0].shown.clusters
-    monkeypatch.setattr(near_drops, "FILE_DROPS", 40)
     monkeypatch.setattr(near, "_EDGES_A_THREAD", 1)
     for threads, memory in ((1, MEMORY), (3, MEMORY), (4, 1)):
         assert resolve(tmp_path, rules=rules, threads=threads, memory=memory) == expected
-        assert len(list(tmp_path.glob("drops-near-*.parquet"))) > 1
 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     """Not even what a killed attempt had left: the folder holds signatures and drops."""
     write_units(tmp_path, [["a b c d e f g", "a b c d e f g"]])
     (tmp_path / "near-work").mkdir()
-    (tmp_path / "near-work/band-0-0").write_bytes(b"rubbish.")
+    (tmp_path / "near-work/band-0").write_bytes(b"rubbish.")
     assert resolve(tmp_path)[1] == {(0, 1): (0, 0)}
-    kept = ("drops-near-00000.parquet", "preferences-0000000.bin", "signatures-0000000.bin")
+    kept = (DROPS, "preferences-0000000.bin", "signatures-0000000.bin")
     sketched = ("sketches-0000000.bin", "sketches-0000000.rows")
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted((*kept, *sketched))
 
@@ -540,15 +483,15 @@ def test_keys_come_back_in_order(tmp_path: Path, parts: list[list[int]], block: 
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.integers(1, 40), st.integers(0, 3))
-def test_a_bucket_pairs_neighbours_and_a_leader(buckets: list[int], cut: int, leader: int) -> None:
+def test_a_bucket_pairs_neighbours_and_a_leader(tmp_path: Path, buckets: list[int], cut: int, leader: int) -> None:
     """Wherever the sorted keys are cut into blocks; so that pairs grow with a bucket, not with its square."""
     layout = KeyLayout(len(buckets))
-    keys = SortedKeysInMemory()
-    hashes = np.array(buckets, dtype=np.uint64) << np.uint64(60)
-    layout.add_hashes([keys], hashes, np.arange(len(buckets)))  # type: ignore[list-item]
+    keys = SortedKeys(tmp_path / "keys", 7)
+    keys.add(layout.of_hashes(np.array(buckets, np.uint64) << np.uint64(60), np.arange(len(buckets))))
     found = set()
     for first, second in chain.from_iterable(bucket_pairs(keys.blocks(cut), layout, leader=leader)):
         found |= set(zip(first.tolist(), second.tolist(), strict=True))
+    keys.remove()
     expected = set()
     for bucket in set(buckets):
         members = [k for k, one in enumerate(buckets) if one == bucket]
@@ -558,42 +501,28 @@ def test_a_bucket_pairs_neighbours_and_a_leader(buckets: list[int], cut: int, le
     assert found == expected
 
 
-class SortedKeysInMemory:
-    """Takes the place of the keys on disk."""
-
-    def add(self, keys: npt.NDArray[np.uint64]) -> None:
-        self._keys = np.sort(keys)
-
-    def blocks(self, size: int) -> Iterator[npt.NDArray[np.uint64]]:
-        for start in range(0, len(self._keys), size):
-            yield self._keys[start : start + size]
-
-
-@pytest.mark.parametrize("documents", [1, 2, 1000, 2**29, 2**30 + 1, 2**32, 2**33 + 5])
-def test_keys_hold_any_number_of_documents(documents: int, tmp_path: Path) -> None:
-    """Positions and pairs come back from their keys, up to the last position; what does not fit chooses the file."""
-    layout = KeyLayout(documents)
-    positions = np.unique(np.array([0, documents // 3, documents - 1]))
+@pytest.mark.parametrize("documents", [1, 2, 1000, 2**30 + 1, 2**32])
+def test_keys_hold_any_number_of_documents(documents: int) -> None:
+    """Positions and pairs come back from their keys, up to the last position; more documents are refused."""
+    layout, positions = KeyLayout(documents), np.unique(np.array([0, documents // 3, documents - 1]))
     hashes = np.array([0, 2**63 + 12345, 2**64 - 1], dtype=np.uint64)[: len(positions)]
-    parts = [SortedKeys(tmp_path / f"h{k}", 10) for k in range(layout.hash_sections)]
-    layout.add_hashes(parts, hashes, positions)
-    found = [layout.hashes(block)[1] for part in parts for block in part.blocks(10)]
-    assert sorted(np.concatenate(found).tolist()) == positions.tolist()
-    groups = [SortedKeys(tmp_path / f"p{k}", 10) for k in range(layout.pair_groups)]
-    layout.add_pairs(groups, positions[:-1], positions[1:])
-    pairs = [layout.pairs(k, block) for k, group in enumerate(groups) for block in group.blocks(10)]
-    back = [(int(a), int(b)) for first, second in pairs for a, b in zip(first, second, strict=True)]
-    assert back == list(zip(positions[:-1].tolist(), positions[1:].tolist(), strict=True))
-    edges = [documents * part // 5 for part in range(6)]
-    found = []
-    for start, stop in pairwise(edges):
-        for number, group in enumerate(groups):
-            low, high = layout.key_range(number, start, stop)
-            inside = [key for block in group.blocks(10) for key in block.tolist() if low <= key < high]
-            seconds = layout.pairs(number, np.array(inside, np.uint64))[1].tolist()
-            assert all(start <= second < stop for second in seconds)
-            found += seconds
-    assert found == positions[1:].tolist()
+    assert layout.hashes(layout.of_hashes(hashes, positions))[1].tolist() == positions.tolist()
+    first, second = layout.pairs(layout.of_pairs(positions, positions[::-1]))
+    assert (first.tolist(), second.tolist()) == (positions.tolist(), positions[::-1].tolist())
+    with pytest.raises(ResourceError, match="at most 4,294,967,296 documents"):
+        KeyLayout(2**32 + 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["one é " * 120_000, "漢字かな" * 60_000, " ".join(f"w{k * k}" for k in range(70_000))]
+)
+def test_a_text_of_several_stretches_has_the_sketch_of_its_shingles(text: str) -> None:
+    """The smallest hashes of all of it, between other texts."""
+    found = np.concatenate([values for values, _ in Sketcher(3).sketches(array("a b c", text, "d e f"))])
+    expected = [
+        np.unique(shingle(array(one), 3).flat >> np.uint64(32))[: sketches.MOST] for one in ("a b c", text, "d e f")
+    ]
+    assert found.tolist() == np.concatenate(expected).tolist()
 
 
 @given(
@@ -632,23 +561,3 @@ def test_similarity_is_exact_and_of_giants_an_estimate(tmp_path: Path, monkeypat
     monkeypatch.setattr(sketches, "MOST", 1000)
     for short, long in ((one, other), (one, other + writer.text(9000)), (other[:2000], one)):
         assert similarity(tmp_path, short, long) == pytest.approx(jaccard(short, long), abs=0.05)
-
-
-@given(
-    st.text(st.sampled_from("abcXYZ0189  .-éßИ漢字ไ“😀"), max_size=300),
-    st.lists(st.integers(0, 300), max_size=8),
-    st.integers(1, 6),
-)
-def test_a_text_in_parts_has_the_sketch_of_the_whole(text: str, cuts: list[int], ngram: int) -> None:
-    """Wherever it is cut between characters, and as a giant in one batch."""
-    sketcher = Sketcher(ngram)
-    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    for start, stop in pairwise(edges):
-        sketcher.feed(text[start:stop].encode())
-    ((values, counts),) = sketcher.sketches(array(text))
-    assert sketcher.finish().tolist() == values.tolist() and counts.tolist() == [len(values)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shingles, "SLICE_BYTES", 64)
-        found = [value for part, _ in sketcher.sketches(array(text)) for value in part.tolist()]
-    assert found == values.tolist()
-    assert sorted(set((shingle(array(text), ngram).flat >> np.uint64(32)).tolist())) == values.tolist()

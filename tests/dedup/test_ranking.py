@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from milldam.dedup import candidates
 from milldam.dedup.candidates import NearWork
-from milldam.dedup.drops import EXACT, UNKNOWN, DropWriter, drop_file_name
-from milldam.dedup.minhash import SignatureWriter, signature_file_name
+from milldam.dedup.drops import EXACT, UNKNOWN, DropWriter, drop_file_name, place_of
+from milldam.dedup.minhash import signature_file_name
 from milldam.dedup.ranking import preference_file_name, rank
 from milldam.rules import NearRules, PreferredField
 
@@ -22,9 +22,7 @@ NUMBERS = st.one_of(st.integers(0, 3), st.integers(0, 2**64 - 1), st.just(2**64 
 
 def work_in(folder: Path, units: list[list[int]], exempt_below: int) -> NearWork:
     for unit, preferences in enumerate(units):
-        with SignatureWriter(folder / signature_file_name(unit)) as writer:
-            writer.add(np.zeros((len(preferences), 1), np.uint8))
-            writer.commit()
+        (folder / signature_file_name(unit)).write_bytes(bytes(len(preferences)))
         np.array(preferences, np.uint64).tofile(folder / preference_file_name(unit))
     return NearWork(folder=folder, rules=RULES, exempt_below=exempt_below, memory_bytes=1000)
 
@@ -62,8 +60,8 @@ def test_a_text_counts_with_the_best_of_its_copies(tmp_path: Path) -> None:
     """What was dropped as equal to one that stays lends it its number; what another run has seen lends nothing."""
     work = work_in(tmp_path, [[5, 4], [9, 6, 1, 0]], exempt_below=0)
     with DropWriter(tmp_path / drop_file_name(EXACT, 0)) as writer:
-        unit, row = np.array([0, 1, 1]), np.array([1, 2, 3])
-        writer.add(unit, row, np.array([-1, 1, UNKNOWN]), np.array([0, 0, 0]))
+        places = place_of(np.array([0, 1, 1]), np.array([1, 2, 3]))
+        writer.add(places, np.array([-1, int(place_of(1, 0)), UNKNOWN]))
         writer.commit()
     rank(work)
     # Documents: 5 and 4, then 9 with a copy of 1, then 6, then the copy, then one whose original is not known.

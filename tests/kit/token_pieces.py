@@ -1,4 +1,4 @@
-"""Makes the cutter work on texts of a few kilobytes as it does on gigabytes: for the tests of cutting and encoding."""
+"""Cuts texts of a few kilobytes as gigabytes are cut: for the tests of encoding."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import tokenizers
 
-from milldam.tokenizers import cutting
-from milldam.tokenizers.document_encoder import DocumentEncoder, bare_form
+from milldam.tokenizers import long_texts
+from milldam.tokenizers.document_encoder import DocumentEncoder
 from milldam.tokenizers.encoders import HUGGINGFACE, Encoder, make_encoder
 from milldam.tokenizers.loading import SpecialTokens
 
@@ -22,10 +23,10 @@ NO_SPECIAL = SpecialTokens(None, None)
 
 @contextmanager
 def small_windows() -> Iterator[None]:
-    """Cuts are looked for, and checked, within hundreds of bytes."""
+    """Cuts are looked for, and checked, within some hundred bytes."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, size in {"_REACH": 64, "_WINDOW": 256, "_RUN": 512, "_RUN_TAIL": 256, "MAX_RUN": 16384}.items():
-            patch.setattr(cutting, name, size)
+        for name, size in {"CONTEXT": 120, "_HEAD": 100, "_NEAR": 100}.items():
+            patch.setattr(long_texts, name, size)
         yield
 
 
@@ -40,19 +41,10 @@ class TokenizerJson(str):
 
 @cache
 def small_encoder(tokenizer_json: str, name: str = HUGGINGFACE) -> Encoder:
-    """An encoder that takes a document of more than 300 bytes for a giant."""
+    """An encoder that cuts a document of more than 300 bytes."""
     encoder = make_encoder(name, tokenizer_json, plain_specials=True, threads=1)
-    encoder.document_bytes, encoder.piece_bytes, encoder.batch_bytes = 300, 200, 600
+    encoder.batch_bytes, encoder.piece_bytes, encoder.longest_run = 300, 200, 8000
     return encoder
-
-
-def document_encoder(
-    encoder: Encoder, tokenizer_json: str, special: SpecialTokens = NO_SPECIAL, *, bare: str = HUGGINGFACE
-) -> DocumentEncoder:
-    """An encoder as a worker makes it; the bare form runs on the encoder named."""
-    return DocumentEncoder(
-        encoder, special, "uint32", bare=lambda: bare_form(tokenizer_json, lambda text: small_encoder(text, bare))
-    )
 
 
 @cache
@@ -82,18 +74,9 @@ def encode_in_parts(encoder: DocumentEncoder, parts: Sequence[str]) -> list[int]
 
 
 def encode_documents(encoder: DocumentEncoder, batches: Sequence[Sequence[str]]) -> list[list[int]]:
-    """The ids of each document of some batches, joined where a giant comes in parts."""
-    documents: list[list[int]] = []
-    inside = False
-    for batch in batches:
-        for tokens in encoder.encode(texts_of(*batch)):
-            start = 0
-            for length in tokens.lengths.tolist():
-                ids = tokens.flat[start : start + length].tolist()
-                documents[-1:] = [documents[-1] + ids] if inside else [*documents[-1:], ids]
-                inside, start = False, start + length
-            inside = tokens.open
-    return documents
+    """The ids of each document of some batches."""
+    encoded = (tokens for batch in batches for tokens in encoder.encode(texts_of(*batch)))
+    return [part.tolist() for one in encoded for part in np.split(one.flat, np.cumsum(one.lengths))[:-1]]
 
 
 def cut_at(text: str, places: Sequence[int]) -> list[str]:

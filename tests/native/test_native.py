@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milldam import native
-from milldam.dedup.sketches import Sets
+from milldam.dedup.sketches import compare_sets
 from milldam.errors import ResourceError
 from milldam.native import build
 
@@ -118,10 +118,9 @@ def test_sets_are_compared_as_sets_of_python(sets: list[set[int]], cut: list[boo
     counts = np.array([len(one) for one in sets])
     values = np.array([value for one in sets for value in sorted(one)], np.uint32)
     made_cut = np.array(cut[: len(sets)]) & (counts > 0)
-    made = Sets(values, counts, made_cut)
     first, second = (one.ravel() for one in np.indices((len(sets), len(sets))).astype(np.int64))
     first, second = np.ascontiguousarray(first), np.ascontiguousarray(second)
-    found = made.compare(first, second)
+    found = compare_sets(values, counts, made_cut, first, second)
     both, either = [], []
     for one, other in zip(first.tolist(), second.tolist(), strict=True):
         bound = min(max(sets[k]) if made_cut[k] else 2**32 for k in (one, other))

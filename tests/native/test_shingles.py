@@ -73,15 +73,3 @@ def test_sketches_are_those_of_numpy(texts: list[str], most: int) -> None:
             for part in np.split(values, np.cumsum(counts)[:-1])
         ]
     assert found == oracles.sketches(as_array(texts), 2, most)
-
-
-@given(st.lists(WORDS | LONG, max_size=6), st.integers(1, 7))
-def test_a_text_in_parts_is_read_as_a_whole(parts: list[str], ngram: int) -> None:
-    rules = NearRules(ngram=ngram)
-    hasher, sketcher = MinHasher(rules), Sketcher(ngram)
-    for part in parts:
-        for one in (hasher, sketcher):
-            one.feed(part.encode())
-    whole = as_array(["".join(parts)])
-    assert np.array_equal(hasher.finish(), hasher.signatures(whole)[0])
-    assert np.array_equal(sketcher.finish(), next(sketcher.sketches(whole))[0])

@@ -147,7 +147,7 @@ def test_an_encoder_says_its_name_and_version(both: dict[str, Any], name: str) -
 
 
 @pytest.mark.parametrize(
-    ("grown", "renewed"), [([10, 10], 0), ([10, 40], 0), ([10, 99, 20], 0), ([10, 99, 95], 1), ([90, 99], 0)]
+    ("grown", "renewed"), [([10, 10], 0), ([10, 25], 0), ([10, 99, 20], 0), ([10, 99, 95, 30], 1), ([90, 99], 0)]
 )
 def test_a_frugal_encoder_is_renewed_when_the_process_has_grown(
     both: dict[str, Any], monkeypatch: pytest.MonkeyPatch, grown: list[int], renewed: int

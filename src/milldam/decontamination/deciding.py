@@ -10,16 +10,16 @@ Holds the matches of one unit, and 9 bytes an n-gram of the evaluation sets.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from milldam.decontamination.array_file import write_arrays
 from milldam.decontamination.index import Index
 from milldam.decontamination.letters import Int64s
 from milldam.decontamination.matches import Matches, counted_grams, joined
@@ -46,35 +46,6 @@ class Found:
     """The first of its matches."""
 
 
-@dataclass(slots=True)
-class SetFigures:
-    """What was found of one evaluation set."""
-
-    name: str
-    action: str
-    searched: dict[str, int]
-    """Items, passages, and those that are not looked for: too short, repeated, common."""
-    items: set[int] = field(default_factory=set)
-    documents: int = 0
-    findings: int = 0
-    common: int = 0
-    """Passages that are nothing but phrases that occur everywhere in the corpus."""
-    worst: list[dict[str, Any]] = field(default_factory=list)
-    """The findings with the largest share, longest first."""
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "set": self.name,
-            "action": self.action,
-            "searched": self.searched,
-            "items_found": len(self.items),
-            "documents": self.documents,
-            "findings": self.findings,
-            "common": self.common,
-            "worst": self.worst,
-        }
-
-
 def left_out(searched: Mapping[str, int]) -> str:
     """Why passages of a set are not looked for, with their numbers; empty: all are."""
     names = ("too_short", "repeated", "common", "everywhere")
@@ -89,22 +60,20 @@ def warning_of(name: str, searched: Mapping[str, int]) -> str | None:
 
 
 def warnings_of(index: Index, sets: tuple[EvaluationSet, ...]) -> Iterator[str]:
-    told = (warning_of(_name(one), index.searched(number)) for number, one in enumerate(sets))
-    return filter(None, told)
+    return filter(None, (warning_of(_name(one), index.searched(number)) for number, one in enumerate(sets)))
 
 
 class Decision:
     """Decides unit after unit, in plan order."""
 
     def __init__(self, index: Index, sets: tuple[EvaluationSet, ...], counts: Int64s, documents: int) -> None:
-        self._index, self._sets = index, sets
+        self._index = index
         shares = np.array([one.common_share for one in sets])
         most = np.maximum(shares * documents, COMMON_DOCUMENTS)
         owner = np.repeat(index.sets, np.diff(index.gram_bounds)) if index.passages else np.zeros(0, np.int64)
         self._counts = ~index.ignored & (counts <= most[owner]) if index.passages else np.zeros(0, np.bool_)
         self._below = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._counts)))
         self._min_share = np.array([one.min_share for one in sets])
-        self.documents = documents
 
     def common(self, number: int) -> int:
         """Passages of a set of which no n-gram counts, since all occur everywhere in the corpus."""
@@ -148,97 +117,85 @@ def decide(
     sets: tuple[EvaluationSet, ...],
     units: Callable[[], Iterator[tuple[int, Matches]]],
     place: Callable[[int, int], dict[str, Any]],
-    removals: Path,
+    drop: Callable[[int, list[int]], None],
     findings: Path,
 ) -> dict[str, Any]:
-    """Write which documents are dropped (`removals`) and what was found (`findings`); the figures.
+    """Tell which documents are dropped (`drop`: rows of a unit) and write what was found (`findings`); the figures.
 
     `units`: the matches of each unit, in plan order, of documents that dedup leaves; gone through twice. `place`: what
     to say of where a unit lies.
     """
     counts, documents = counted_grams(index, (matches for _, matches in units()))
     decision = Decision(index, sets, counts, documents)
-    figures = [
-        SetFigures(_name(one), one.action, dict(index.searched(number)), common=decision.common(number))
-        for number, one in enumerate(sets)
-    ]
-    writing = _Writing(decision, index, sets, figures)
+    figures = [_new_figures(_name(one), one.action, index, number, decision) for number, one in enumerate(sets)]
+    items: list[set[int]] = [set() for _ in sets]
+    actions: Counter[str] = Counter()
     with NewFile(findings) as new:
-        for number, matches in units():
-            for line in writing.unit(number, matches, place):
-                new.write((json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
+        for unit, matches in units():
+            dropped = []
+            for row, several in itertools.groupby(decision.found(matches), key=lambda found: found.row):
+                passages = list(several)
+                holders = {int(index.sets[found.passage]) for found in passages}
+                action = DROP if any(sets[holder].action == DROP for holder in holders) else REPORT
+                actions[action] += 1
+                if action == DROP:
+                    dropped.append(row)
+                for holder in holders:
+                    figures[holder]["documents"] += 1
+                for found in passages:
+                    number = int(index.sets[found.passage])
+                    line = _line(found, index, matches, action, sets[number]) | place(unit, row)
+                    line |= {"unit": unit, "row": row}
+                    new.write((json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
+                    items[number].add(int(index.items[found.passage]))
+                    figures[number]["findings"] += 1
+                    _keep_worst(figures[number]["worst"], line)
+            if dropped:
+                drop(unit, dropped)
         new.commit()
-    writing.finish()
-    write_arrays(removals, {name: np.array(values, np.int64) for name, values in writing.dropped.items()})
-    actions = dict(writing.actions)
-    return {"documents": documents, "actions": actions, "sets": [one.as_json() for one in figures]}
+    for one, found_items in zip(figures, items, strict=True):
+        one["items_found"] = len(found_items)
+        one["worst"] = _worst(one["worst"])
+    return {"documents": documents, "actions": dict(actions), "sets": figures}
 
 
 def _name(one: EvaluationSet) -> str:
     return ", ".join(filter(None, (one.path, one.subset, one.split)))
 
 
-class _Writing:
-    def __init__(
-        self, decision: Decision, index: Index, sets: tuple[EvaluationSet, ...], figures: list[SetFigures]
-    ) -> None:
-        self._decision, self._index, self._sets, self._figures = decision, index, sets, figures
-        self.dropped: dict[str, list[int]] = {"unit": [], "row": []}
-        """Documents in plan order."""
-        self.actions: Counter[str] = Counter()
-        """Documents by what becomes of them."""
+def _new_figures(name: str, action: str, index: Index, number: int, decision: Decision) -> dict[str, Any]:
+    """What is told of one evaluation set.
 
-    def unit(
-        self, number: int, matches: Matches, place: Callable[[int, int], dict[str, Any]]
-    ) -> Iterator[dict[str, Any]]:
-        by_row: dict[int, list[Found]] = {}
-        for found in self._decision.found(matches):
-            by_row.setdefault(found.row, []).append(found)
-        for row, several in by_row.items():
-            holders = {int(self._index.sets[one.passage]) for one in several}
-            action = DROP if any(self._sets[holder].action == DROP for holder in holders) else REPORT
-            if action == DROP:
-                self.dropped["unit"].append(number)
-                self.dropped["row"].append(row)
-            self.actions[action] += 1
-            for holder in holders:
-                self._figures[holder].documents += 1
-            for one in several:
-                line = self._describe(one, matches, action) | place(number, row) | {"unit": number, "row": row}
-                self._book(one, line)
-                yield line
-
-    def _describe(self, found: Found, matches: Matches, action: str) -> dict[str, Any]:
-        index = self._index
-        number = int(index.sets[found.passage])
-        return {
-            "set": self._figures[number].name,
-            "item": int(index.items[found.passage]),
-            "column": index.column(found.passage),
-            "action": action,
-            "share": round(found.ngrams / found.of, 4),
-            "ngrams": found.ngrams,
-            "of": found.of,
-            "start": found.start,
-            "end": found.end,
-            "passage": index.text(found.passage)[:TEXT_SHOWN],
-            "document": matches.text(found.match),
-        }
-
-    def _book(self, found: Found, line: dict[str, Any]) -> None:
-        figures = self._figures[int(self._index.sets[found.passage])]
-        figures.items.add(int(self._index.items[found.passage]))
-        figures.findings += 1
-        figures.worst.append(line)
-        if len(figures.worst) > 4 * SHOWN:
-            _keep_worst(figures.worst)
-
-    def finish(self) -> None:
-        for one in self._figures:
-            _keep_worst(one.worst)
+    `searched`: items, passages, and those that are not looked for: too short, repeated, common. `common`: passages that
+    are nothing but phrases that occur everywhere in the corpus. `worst`: the findings with the largest share.
+    """
+    searched, common = dict(index.searched(number)), decision.common(number)
+    told = {"set": name, "action": action, "searched": searched, "items_found": 0, "documents": 0, "findings": 0}
+    return told | {"common": common, "worst": []}
 
 
-def _keep_worst(lines: list[dict[str, Any]]) -> None:
+def _line(found: Found, index: Index, matches: Matches, action: str, one: EvaluationSet) -> dict[str, Any]:
+    return {
+        "set": _name(one),
+        "item": int(index.items[found.passage]),
+        "column": index.column(found.passage),
+        "action": action,
+        "share": round(found.ngrams / found.of, 4),
+        "ngrams": found.ngrams,
+        "of": found.of,
+        "start": found.start,
+        "end": found.end,
+        "passage": index.text(found.passage)[:TEXT_SHOWN],
+        "document": matches.text(found.match),
+    }
+
+
+def _keep_worst(lines: list[dict[str, Any]], line: dict[str, Any]) -> None:
+    lines.append(line)
+    if len(lines) > 4 * SHOWN:
+        lines[:] = _worst(lines)
+
+
+def _worst(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those with the largest share, and of equal ones the longest; then as they came."""
-    lines.sort(key=lambda line: (-line["share"], -line["ngrams"]))
-    del lines[SHOWN:]
+    return sorted(lines, key=lambda line: (-line["share"], -line["ngrams"]))[:SHOWN]

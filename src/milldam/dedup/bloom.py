@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from milldam.dedup.drops import BLOOM, UNKNOWN, DropWriter, drop_file_name
+from milldam.dedup.drops import BLOOM, ROW_BITS, UNKNOWN, DropWriter, drop_file_name
 from milldam.dedup.exact import Resolved, count_hashes, sources_of
 from milldam.dedup.fingerprints import Hashes, stretches
-from milldam.dedup.keys import mapped
+from milldam.dedup.keys import begins, mapped
 from milldam.errors import ResourceError, Setting
 from milldam.memory import format_size
 
@@ -66,9 +66,8 @@ def resolve_bloom(
                 documents += len(hashes)
                 repeated += int(np.count_nonzero(known))
                 if unit >= exempt_below:
-                    dropped = rows[known]
-                    of = np.full(len(dropped), UNKNOWN), np.zeros(len(dropped), np.uint64)
-                    writer.add(np.full(len(dropped), unit), dropped, *of)
+                    dropped = unit << ROW_BITS | rows[known].astype(np.int64)
+                    writer.add(dropped, np.full(len(dropped), UNKNOWN))
         writer.commit()
     return Resolved(documents, documents - repeated, writer.dropped)
 
@@ -139,17 +138,9 @@ def _double(hashes: Hashes) -> tuple[Words, Words]:
 
 def _repeated(hashes: Hashes) -> Mask:
     """Whether an earlier one is equal."""
-    order = np.argsort(hashes[:, 0], kind="stable")
-    ordered = hashes[order]
-    equal = ordered[1:] == ordered[:-1]
-    if (equal[:, 0] & ~equal[:, 1]).any():
-        # As good as never: half a hash in common. Then only the slower sort brings equal ones together.
-        order = np.lexsort((hashes[:, 1], hashes[:, 0]))
-        ordered = hashes[order]
-        equal = ordered[1:] == ordered[:-1]
-    repeated = np.zeros(len(hashes), dtype=bool)
-    # Both sorts are stable: of equal ones the first comes first.
-    repeated[order[1:]] = equal.all(axis=1)
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # of equal ones the first comes first
+    repeated = np.empty(len(hashes), dtype=bool)
+    repeated[order] = ~begins(*hashes[order].T)
     return repeated
 
 

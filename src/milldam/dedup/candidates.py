@@ -6,7 +6,7 @@ grow with the bucket and not with its square. A pair is worth a look when its si
 these a document keeps, of each call, the `PAIRS_KEPT` that agree most, and the first.
 
 A document's position is its place in the plan, behind those of the runs of the index; its rank is its place in the
-order of preference. Exact duplicates, documents that are removed (`REMOVED`) and those without words take no part.
+order of preference. Documents that are dropped already and those without words take no part.
 
 Memory: what is asked for. Disk: 33 bytes a document and 8 a pair of a bucket while a call is at work; it leaves 8 a
 pair that is kept and a bit a document.
@@ -16,20 +16,28 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.parquet as pq
 
-from milldam.dedup.drops import BLOOM, EXACT
-from milldam.dedup.keys import KeyLayout, SortedKeys, each_once, hash_bands, mapped, new_mapped, sort
+from milldam.dedup.drops import BLOOM, EVALUATION, EXACT, drop_files, drops_in, unit_and_row
+from milldam.dedup.keys import (
+    KeyLayout,
+    SortedKeys,
+    begins,
+    each_once,
+    hash_bands,
+    in_order,
+    mapped,
+    new_mapped,
+    work_folder,
+)
 from milldam.dedup.minhash import CHANCE, NO_WORDS, SignatureFiles, Signatures
 from milldam.dedup.shingles import Hashes, Int64s
-from milldam.files import NewFile, explain_os_errors
+from milldam.files import NewFile
 from milldam.prefetch import in_threads
 from milldam.rules import NearRules
 
@@ -45,8 +53,6 @@ _MOST_VALUES = 2048
 _MARKED_AT_ONCE = 1 << 23
 RANKS, POSITIONS = "ranks.bin", "positions.bin"
 """Files of `ranking.rank`: the rank of each position, and the position of each rank."""
-REMOVED = "removed.bin"
-"""Documents that are dropped for another reason than dedup: their units, then their rows, 8 bytes each."""
 Bools = npt.NDArray[np.bool_]
 Pairs = tuple[Int64s, Int64s]
 
@@ -131,8 +137,8 @@ def find_pairs(work: NearWork, step: int) -> int:
         return _Search(work, folder).find_pairs(bands, step)
 
 
-def pair_files(folder: Path, group: int) -> list[Path]:
-    return sorted(folder.glob(f"pairs-{group:05d}-*.keys"))
+def pair_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("pairs-*.keys"))
 
 
 def marked_rows(folder: Path, base: int, count: int) -> Bools:
@@ -142,18 +148,6 @@ def marked_rows(folder: Path, base: int, count: int) -> Bools:
     for path in folder.glob("marks-*.bits"):
         bits |= mapped(path, np.uint8)[first:last]
     return np.unpackbits(bits, bitorder="little")[base - 8 * first :][:count].astype(bool)
-
-
-@contextmanager
-def work_folder(folder: Path) -> Iterator[Path]:
-    """A folder for the time of the work, anew when a killed run left it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    with explain_os_errors(folder):
-        folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Search:
@@ -166,58 +160,55 @@ class _Search:
         self._marks = new_mapped(folder / "marks", np.bool_, self._documents.count)
 
     def find_pairs(self, bands: range, step: int) -> int:
-        """The pairs of some bands that are worth a look, each once and in order, a file for each group of documents."""
+        """The pairs of some bands that are worth a look, each once and in order; and a bit for each of their
+        documents."""
         count = 0
-        for group, keys in enumerate(self._bucket_pairs(bands) if self._documents.count else []):
-            with NewFile(self._work.folder / f"pairs-{group:05d}-{step:03d}.keys") as new:
-                at_once = min(self._work.share(200), _KEYS_AT_ONCE)
-                for block in keys.blocks(at_once, together=self._layout.together):
-                    worth = self._worth_a_look(group, each_once(block))
-                    new.write(worth.data)
-                    count += len(worth)
-                new.put_in_place()
-            keys.remove()
-        self._write_marks(step)
+        with NewFile(self._work.folder / f"pairs-{step:03d}.keys") as new:
+            pairs = self._bucket_pairs(bands)
+            for block in pairs.blocks(min(self._work.share(200), _KEYS_AT_ONCE), together=self._layout.together):
+                worth = self._worth_a_look(each_once(block))
+                new.write(worth.data)
+                count += len(worth)
+            new.put_in_place()
+        with NewFile(self._work.folder / f"marks-{step:03d}.bits") as new:
+            for start in range(0, len(self._marks), _MARKED_AT_ONCE):
+                new.write(np.packbits(self._marks[start : start + _MARKED_AT_ONCE], bitorder="little").data)
+            new.put_in_place()
         return count
 
-    def _bucket_pairs(self, bands: range) -> list[SortedKeys]:
-        groups = range(self._layout.pair_groups)
+    def _bucket_pairs(self, bands: range) -> SortedKeys:
         share = self._work.share
-        pairs = [SortedKeys(self._folder / f"pairs-{k}", share(96 * len(groups))) for k in groups]
+        pairs = SortedKeys(self._folder / "pairs", share(96))
         for band in self._band_keys(bands):
-            for part in band:
-                blocks = part.blocks(min(share(400), _KEYS_AT_ONCE), read_keys=min(share(48), _RUN_KEYS))
-                for found in bucket_pairs(blocks, self._layout):
-                    for first, second in found:
-                        new = second >= self._documents.exempt
-                        self._layout.add_pairs(pairs, first[new], second[new])
-                part.remove()
+            blocks = band.blocks(min(share(400), _KEYS_AT_ONCE), read_keys=min(share(48), _RUN_KEYS))
+            for found in bucket_pairs(blocks, self._layout):
+                for first, second in found:
+                    new = second >= self._documents.exempt
+                    pairs.add(self._layout.of_pairs(first[new], second[new]))
+            band.remove()
         return pairs
 
-    def _band_keys(self, bands: range) -> list[list[SortedKeys]]:
+    def _band_keys(self, bands: range) -> list[SortedKeys]:
         """The keys of some bands, from one pass over the signatures."""
-        sections = range(self._layout.hash_sections)
-        run_keys = min(self._work.share(32 * len(bands) * len(sections)), _RUN_KEYS)
-        keys = [[SortedKeys(self._folder / f"band-{k}-{part}", run_keys) for part in sections] for k in bands]
+        run_keys = min(self._work.share(32 * len(bands)), _RUN_KEYS)
+        keys = [SortedKeys(self._folder / f"band-{k}", run_keys) for k in bands]
         rows = self._work.rules.rows
         for positions, signatures in self._taking_part():
             if self._work.mark_all:
                 self._marks[positions] = True
             ranks = self._documents.ranks(positions)
-            for band, parts in zip(bands, keys, strict=True):
+            for band, sorted_keys in zip(bands, keys, strict=True):
                 hashes = hash_bands(signatures[:, band * rows : (band + 1) * rows])
-                self._layout.add_hashes(parts, hashes, ranks)
-        for parts in keys:
-            for part in parts:
-                part.flush()
+                sorted_keys.add(self._layout.of_hashes(hashes, ranks))
+        for sorted_keys in keys:
+            sorted_keys.flush()
         return keys
 
     def _taking_part(self) -> Iterator[tuple[Int64s, Signatures]]:
         """(positions, signatures) of the documents that have words and are not dropped already."""
         dropped = self._dropped_before()
-        for base, signatures in self._signatures.blocks(
-            min(self._work.share(8 * self._signatures.size), _ROWS_AT_ONCE)
-        ):
+        rows = min(self._work.share(8 * self._signatures.size), _ROWS_AT_ONCE)
+        for base, signatures in self._signatures.blocks(rows):
             # Only rows without words hold this value at all.
             part = signatures[:, 0] != NO_WORDS
             if dropped is not None:
@@ -226,25 +217,19 @@ class _Search:
             yield positions + base, signatures if part.all() else signatures[positions]
 
     def _dropped_before(self) -> Bools | None:
-        """For each position whether it is an exact duplicate or removed, in a mapped file; None when there are no drop
-        files."""
-        paths = [path for way in (EXACT, BLOOM) for path in sorted(self._work.folder.glob(f"drops-{way}-*.parquet"))]
-        removed = self._work.folder / REMOVED
-        if not paths and not removed.exists():
+        """For each position whether it is dropped for another reason, in a mapped file; None: nothing is."""
+        paths = drop_files(self._work.folder, EXACT, BLOOM, EVALUATION)
+        if not paths:
             return None
         dropped = new_mapped(self._folder / "dropped", np.bool_, self._documents.count)
-        if removed.exists():
-            dropped[self._signatures.positions(*mapped(removed, np.int64).reshape(2, -1))] = True
         for path in paths:
-            with pq.ParquetFile(path) as file:
-                for batch in file.iter_batches(1 << 15, columns=["unit", "row"]):
-                    unit, row = (column.to_numpy().astype(np.int64) for column in batch.columns)
-                    dropped[self._signatures.positions(unit, row)] = True
+            for drops in drops_in(path):
+                dropped[self._signatures.positions(*unit_and_row(drops["place"]))] = True
         return dropped
 
-    def _worth_a_look(self, group: int, keys: Hashes) -> Hashes:
+    def _worth_a_look(self, keys: Hashes) -> Hashes:
         """Of the pairs of some documents, with all that each has, those to compare by shingles."""
-        first, second = self._layout.pairs(group, keys)
+        first, second = self._layout.pairs(keys)
         matches = np.empty(len(keys), np.int64)
         at_once = self._work.share(3 * self._signatures.size)
         for start in range(0, len(keys), at_once):
@@ -257,24 +242,15 @@ class _Search:
         self._marks[self._documents.positions(second[taken])] = True
         return keys[taken]
 
-    def _write_marks(self, step: int) -> None:
-        with NewFile(self._work.folder / f"marks-{step:03d}.bits") as new:
-            for start in range(0, len(self._marks), _MARKED_AT_ONCE):
-                new.write(np.packbits(self._marks[start : start + _MARKED_AT_ONCE], bitorder="little").data)
-            new.put_in_place()
-
 
 def _best(second: Int64s, matches: Int64s) -> Int64s:
     """Of sorted pairs, for each second the `PAIRS_KEPT` that agree most, and the first; in order."""
-    starts = np.flatnonzero(np.concatenate((np.ones(min(1, len(second)), bool), second[1:] != second[:-1])))
-    sizes = np.diff(np.append(starts, len(second)))
-    # (which second, how little they agree, place) as one number: equal ones stay in order
-    bits = np.uint64(len(second).bit_length())
-    unlike = np.repeat(np.arange(len(starts)), sizes) * _MOST_VALUES + (_MOST_VALUES - 1 - matches)
-    keys = unlike.astype(np.uint64) << bits | np.arange(len(second), dtype=np.uint64)
-    sort(keys)
+    new = begins(second)
+    starts = np.flatnonzero(new)
+    # By which second it is, then by how little they agree; equal ones stay in order.
+    _, order = in_order((np.cumsum(new) * _MOST_VALUES - 1 - matches).view(np.uint64))
     place = np.empty(len(second), np.int64)
-    place[keys & ((np.uint64(1) << bits) - np.uint64(1))] = np.arange(len(second)) - np.repeat(starts, sizes)
+    place[order] = np.arange(len(second)) - np.repeat(starts, np.diff(np.append(starts, len(second))))
     place[starts] = 0
     return np.flatnonzero(place < PAIRS_KEPT)
 
@@ -301,7 +277,7 @@ def _continued(blocks: Iterable[Hashes], layout: KeyLayout, leader: int) -> Iter
 
 def _pairs_of(keys: Hashes, layout: KeyLayout, leader: int) -> list[Pairs]:
     hashes, ranks = layout.hashes(keys)
-    starts = np.flatnonzero(np.concatenate(([True], hashes[1:] != hashes[:-1])))
+    starts = np.flatnonzero(begins(hashes))
     begin = np.repeat(starts, np.diff(np.append(starts, len(keys))))
     place = np.arange(len(keys)) - begin
     found, inside = [], np.flatnonzero(place)

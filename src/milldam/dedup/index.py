@@ -35,7 +35,7 @@ from milldam.dedup.drops import DropSet
 from milldam.dedup.exact import Words, count_hashes, each_range, sources_of
 from milldam.dedup.fingerprints import HASH_BYTES
 from milldam.dedup.keys import mapped
-from milldam.dedup.minhash import SignatureWriter, signature_file_name, signature_files, unit_name
+from milldam.dedup.minhash import signature_file_name, signature_files, unit_name
 from milldam.dedup.seen import lookup_name
 from milldam.dedup.sketches import SketchRows, SketchWriter, sketch_paths
 from milldam.errors import ConfigError, Setting, StoreError
@@ -284,7 +284,7 @@ def keep_documents(folder: Path, signature_bytes: int, paths: Sequence[Path]) ->
     `folder`: has the signatures and sketches of its units, and its drop files.
     """
     signatures_path, *sketch_files = paths
-    with SignatureWriter(signatures_path) as signatures, SketchWriter(*sketch_files) as sketches:
+    with NewFile(signatures_path) as signatures, SketchWriter(*sketch_files) as sketches:
         for unit, path in signature_files(folder).items():
             values, ends = sketch_paths(folder, unit_name(unit))
             if unit < 0 or not ends.exists():
@@ -297,9 +297,9 @@ def keep_documents(folder: Path, signature_bytes: int, paths: Sequence[Path]) ->
                 spans = found.find(rows)
                 counts = np.minimum(spans.counts, SHINGLES_KEPT)
                 cut = spans.cut | (spans.counts > SHINGLES_KEPT)
-                numbers = np.arange(signatures.documents, signatures.documents + len(rows))
+                numbers = signatures.size // signature_bytes + np.arange(len(rows))
                 sketches.add(numbers, spans.read(values, SHINGLES_KEPT), counts, cut)
-                signatures.add(table[rows])
+                signatures.write(table[rows].tobytes())
         return sum(int(file["bytes"]) for file in (signatures.commit(), *sketches.commit().values()))
 
 
@@ -309,7 +309,7 @@ def _state_of(runs: Sequence[IndexedRun]) -> str:
 
 def _kept(folder: Path, unit: int, documents: int) -> Mask:
     verdicts = Verdicts(documents)
-    DropSet.load(folder, unit).apply(0, verdicts)
+    DropSet(folder, unit).apply(0, verdicts)
     return verdicts.keep
 
 

@@ -8,7 +8,7 @@ a place is their Jaccard similarity, as with many permutations, at a cost that d
 
 Measured with 32 x 8 values on pairs at similarities 0.5 to 0.8 (`benchmarks/near.py`): the estimate is off by less than
 0.002 on average; its standard deviation is 0.9 times that of 256 true permutations for documents of 300 words and
-more, 1.15 times for those of 30. Memory: one slice of text and its hashes, about 10 MB.
+more, 1.15 times for those of 30. Made in C (native/shingles.c), in no memory but that of the signatures.
 
 On disk the signatures of a unit are a file of their bytes, nothing else, so that any row can be mapped. They are not
 compressed: they look like noise, and there is nothing to gain. `bands x rows` bytes of disk a document.
@@ -19,38 +19,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from milldam.dedup.keys import mapped, numbered
-from milldam.dedup.shingles import (
-    TEXTS,
-    Hashes,
-    Int64s,
-    OpenText,
-    Shingles,
-    lower_case,
-    mix,
-    pieces,
-    raw,
-)
+from milldam.dedup.shingles import TEXTS, Int64s, lower_case, mix, raw
 from milldam.errors import InputError
-from milldam.files import NewFile
 from milldam.native import kernel
 from milldam.rules import NearRules
 
-Mask = npt.NDArray[np.bool_]
 Signatures = npt.NDArray[np.uint8]
 """(documents, bands x rows); a document without words has `NO_WORDS` in every place."""
 
 NO_WORDS = 0xFF
 CHANCE = (254 + 2 * 2) / 2**16
 """How often unlike values agree: 256 values, of which the last is merged with the one before; so `NO_WORDS` is free."""
-_EMPTY = np.uint64(2**64 - 1)
 _FAR, _ROWS_AT_ONCE = 64, 1 << 14
 """Of so many rows of a file, one is wanted, or less; so many are looked up at a time: they lie in the page cache."""
 _BINS = (np.int16, np.int16, np.uint64, np.uint64, np.int16)
@@ -58,7 +43,7 @@ _BINS = (np.int16, np.int16, np.uint64, np.uint64, np.int16)
 
 
 class MinHasher:
-    """One per worker. Takes documents in batches, or a giant one in parts; both give the same signature."""
+    """One per worker."""
 
     def __init__(self, rules: NearRules) -> None:
         self.size = rules.bands * rules.rows
@@ -70,7 +55,6 @@ class MinHasher:
         # ranks[lender, borrower]: how many bins the borrower asks before this lender
         self._ranks = np.ascontiguousarray(np.argsort(self._order, axis=1).T.astype(np.int16))
         self._factors = mix(~np.arange(self.size, dtype=np.uint64)) | np.uint64(1)
-        self.cancel()
 
     def signatures(self, texts: pa.LargeStringArray) -> Signatures:
         """A row for each document of the batch."""
@@ -78,59 +62,6 @@ class MinHasher:
         bins = self._order, self._ranks, self._factors, *(np.empty(self.size, kind) for kind in _BINS[3:])
         kernel("signatures", *TEXTS, *_BINS, np.uint8)(*raw(texts), self._ngram, lower_case(), *bins, rows)
         return rows
-
-    # ---- a document in parts ----
-
-    def feed(self, part: bytes) -> None:
-        """Take the next part of a giant document, cut anywhere between characters."""
-        for piece in pieces(pa.py_buffer(part)):
-            self._lower(self._open.feed(piece))
-
-    def finish(self) -> Signatures:
-        """The signature of the document that was fed: (size,)."""
-        self._lower(self._open.finish())
-        row: Signatures = self._stored(self._minima)[0]
-        self.cancel()
-        return row
-
-    def cancel(self) -> None:
-        """Forget what was fed."""
-        self._open = OpenText(self._ngram)
-        self._minima = np.full((1, self.size), _EMPTY)
-
-    def _lower(self, hashes: Hashes) -> None:
-        found = self._smallest(Shingles(hashes, np.array([0, len(hashes)])))
-        np.minimum(self._minima, found, out=self._minima)
-
-    # ---- shingles to signatures ----
-
-    def _smallest(self, shingles: Shingles) -> Hashes:
-        """The smallest hash in each bin of each document: (documents, size)."""
-        counts = np.diff(shingles.offsets)
-        minima = np.full((len(counts), self.size), _EMPTY)
-        bins = ((shingles.flat >> np.uint64(32)) * np.uint64(self.size) >> np.uint64(32)).astype(np.int64)
-        bins += np.repeat(np.arange(len(counts)) * self.size, counts)
-        np.minimum.at(minima.reshape(-1), bins, shingles.flat)
-        return minima
-
-    def _stored(self, minima: Hashes) -> Signatures:
-        filled = minima != _EMPTY
-        self._borrow(minima, filled)
-        signatures = (minima * self._factors >> np.uint64(56)).astype(np.uint8)
-        np.minimum(signatures, NO_WORDS - 1, out=signatures)
-        signatures[~filled.any(axis=1)] = NO_WORDS
-        return signatures
-
-    def _borrow(self, minima: Hashes, filled: Mask) -> None:
-        """Each empty bin asks one bin after the other until one has something."""
-        row, borrower = np.nonzero(~filled & filled.any(axis=1, keepdims=True))
-        for asked in range(1, self.size):
-            if not len(row):
-                break
-            lender = self._order[borrower, asked]
-            found = filled[row, lender]
-            minima[row[found], borrower[found]] = minima[row[found], lender[found]]
-            row, borrower = row[~found], borrower[~found]
 
 
 # ---- on disk ----
@@ -161,33 +92,6 @@ def signature_files(folder: Path) -> dict[int, Path]:
         *kind, number = path.stem.split("-")[1:]
         found[-1 - int(number) if kind else int(number)] = path
     return dict(sorted(found.items()))
-
-
-class SignatureWriter:
-    """Writes a unit's signatures, in the order of its documents; use it as a context manager. Holds nothing back."""
-
-    def __init__(self, path: Path) -> None:
-        self.documents = 0
-        self.path = path
-        self._new = NewFile(path)
-
-    def add(self, signatures: Signatures) -> None:
-        """Add the rows of some documents."""
-        if len(signatures):
-            self.documents += len(signatures)
-            self._new.write(np.ascontiguousarray(signatures).data)
-
-    def commit(self) -> dict[str, Any]:
-        """Make the file durable under its name; its size and hash."""
-        return self._new.commit()
-
-    def __enter__(self) -> SignatureWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._new.__exit__(kind, error, trace)
 
 
 class SignatureFiles:

@@ -29,19 +29,20 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from milldam.dedup.candidates import (
-    Documents,
-    NearWork,
-    Pairs,
-    bucket_pairs,
-    find_pairs,
-    pair_files,
-    pair_steps,
+from milldam.dedup.candidates import Documents, NearWork, Pairs, bucket_pairs, find_pairs, pair_files, pair_steps
+from milldam.dedup.keys import (
+    Slices,
+    SortedKeys,
+    begins,
+    between,
+    each_once,
+    in_ranges,
+    mapped,
+    merged,
+    new_mapped,
     work_folder,
 )
-from milldam.dedup.keys import Slices, SortedKeys, between, each_once, in_ranges, mapped, merged, new_mapped
-from milldam.dedup.near_drops import NearDrops
-from milldam.dedup.near_summary import NearSummary
+from milldam.dedup.near_drops import NearDrops, NearSummary
 from milldam.dedup.ranking import rank
 from milldam.dedup.shingles import Hashes, Int64s
 from milldam.dedup.sketches import SketchFiles
@@ -131,26 +132,23 @@ def verify_parts(units: int) -> int:
 def verify_pairs(work: NearWork, part: int, parts: int) -> int:
     """Compare the pairs whose later document is in one of the parts of the ranks, `MOST_PARTS` at most, and write the
     edges; how many were compared."""
-    documents = Documents(work)
-    start, stop = (documents.count * edge // parts for edge in (part, part + 1))
-    compared, layout = 0, documents.layout
-    for group in range(layout.pair_groups):
-        low, high = layout.key_range(group, start, stop)
-        found = [mapped(path, np.uint64) for path in pair_files(work.folder, group)]
-        runs = [keys[between(keys, low, high)] for keys in found]
-        with _EdgeWriter(work.folder, _edge_name(group, part)) as writer:
-            for some in in_ranges(runs, work.share(400)):
-                pairs, edges = _compare(work, documents, group, merged(runs, some))
-                compared += pairs
-                writer.add(edges)
-            writer.put_in_place()
+    documents, compared = Documents(work), 0
+    low, high = (documents.count * edge // parts * documents.layout.together for edge in (part, part + 1))
+    found = [mapped(path, np.uint64) for path in pair_files(work.folder)]
+    runs = [keys[between(keys, low, high)] for keys in found]
+    with _EdgeWriter(work.folder, part) as writer:
+        for some in in_ranges(runs, work.share(400)):
+            pairs, edges = _compare(work, documents, merged(runs, some))
+            compared += pairs
+            writer.add(edges)
+        writer.put_in_place()
     return compared
 
 
-def _compare(work: NearWork, documents: Documents, group: int, keys: Hashes) -> tuple[int, Edges]:
+def _compare(work: NearWork, documents: Documents, keys: Hashes) -> tuple[int, Edges]:
     """How many pairs there are among sorted keys, each once, and those that are alike."""
     keys = each_once(keys)
-    first, second = (documents.positions(ranks) for ranks in documents.layout.pairs(group, keys))
+    first, second = (documents.positions(ranks) for ranks in documents.layout.pairs(keys))
     sketches = SketchFiles(work.folder, documents.signatures)
     counts = [np.stack(each) for each in sketches.compare(first, second, work.memory_bytes // 2)]
     common, union = np.concatenate(counts, axis=1) if counts else np.zeros((2, 0), np.int64)
@@ -164,8 +162,8 @@ def _compare(work: NearWork, documents: Documents, group: int, keys: Hashes) -> 
 class _EdgeWriter:
     """Two new files; use it as a context manager."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._similarities, self._keys = (NewFile(folder / f"{name}{kind}") for kind, _ in reversed(_EDGE_KINDS))
+    def __init__(self, folder: Path, part: int) -> None:
+        self._keys, self._similarities = (NewFile(folder / f"edges-{part:05d}{kind}") for kind, _ in _EDGE_KINDS)
         self.edges = 0
 
     def add(self, edges: Edges) -> None:
@@ -180,19 +178,15 @@ class _EdgeWriter:
     def __enter__(self) -> _EdgeWriter:
         return self
 
-    def __exit__(self, *given: object) -> None:
-        for new in (self._keys, self._similarities):
-            new.__exit__(*given)  # type: ignore[arg-type]
+    def __exit__(self, *_: object) -> None:
+        self._keys.discard()
+        self._similarities.discard()
 
 
-def _read_edges(folder: Path, group: int) -> list[Edges]:
+def _read_edges(folder: Path) -> list[Edges]:
     """Mapped, file by file in order."""
-    names = sorted(path.with_suffix("") for path in folder.glob(f"edges-{group:05d}-*.keys"))
+    names = sorted(path.with_suffix("") for path in folder.glob("edges-*.keys"))
     return [Edges(*(mapped(Path(f"{name}{kind}"), dtype) for kind, dtype in _EDGE_KINDS)) for name in names]
-
-
-def _edge_name(group: int, part: int) -> str:
-    return f"edges-{group:05d}-{part:05d}"
 
 
 # ---- edges to drops ----
@@ -234,30 +228,28 @@ class _Decision:
     def _edges(self, make: Callable[[Ranked], T]) -> Iterator[T]:
         """What is made of (first, second, similarity) of edges, by the second, in blocks with all that each has."""
 
-        def read(given: tuple[int, list[Edges], Slices]) -> T:
-            group, runs, parts = given
+        def read(block: tuple[list[Edges], Slices]) -> T:
+            runs, parts = block
             keys = np.concatenate([runs[number].keys[part] for number, part in parts])
             similarities = np.concatenate([runs[number].similarities[part] for number, part in parts])
             if len(parts) > 1:
                 order = np.argsort(keys, kind="stable")
                 keys, similarities = keys[order], similarities[order]
-            return make((*self._layout.pairs(group, keys), similarities))
+            return make((*self._layout.pairs(keys), similarities))
 
         return in_threads(read, self._edge_blocks(), self._work.threads)
 
-    def _edge_blocks(self) -> Iterator[tuple[int, list[Edges], Slices]]:
-        """Group, runs and the parts of these that lie in one range: verified ones, a file after the other, and with
-        each what rounds have added between its documents."""
-        together = self._layout.together
-        for group in range(self._layout.pair_groups):
-            files = [one for one in _read_edges(self._work.folder, group) if len(one.keys)]
-            added = _read_edges(self._folder, group)
-            starts = [int(one.keys[0]) // together * together for one in files[1:]]
-            for one, low, high in zip(files, [0, *starts], [*starts, 1 << 64], strict=False):
-                runs = [one, *(more.between(low, high) for more in added)]
-                keys = [run.keys for run in runs]
-                for parts in in_ranges(keys, self._work.share(300), low=low, high=high, together=together):
-                    yield group, runs, parts
+    def _edge_blocks(self) -> Iterator[tuple[list[Edges], Slices]]:
+        """Runs and the parts of these that lie in one range: verified ones, a file after the other, and with each what
+        rounds have added between its documents."""
+        together, added = self._layout.together, _read_edges(self._folder)
+        files = [one for one in _read_edges(self._work.folder) if len(one.keys)]
+        starts = [int(one.keys[0]) // together * together for one in files[1:]]
+        for one, low, high in zip(files, [0, *starts], [*starts, 1 << 64], strict=False):
+            runs = [one, *(more.between(low, high) for more in added)]
+            keys = [run.keys for run in runs]
+            for parts in in_ranges(keys, self._work.share(300), low=low, high=high, together=together):
+                yield runs, parts
 
     def _drop(self) -> None:
         """Decide on every document, in order."""
@@ -268,37 +260,32 @@ class _Decision:
 
     def _bring_together(self, number: int) -> tuple[int, int]:
         """Compare documents that stay and are like the same dropped one; how many pairs, and how many were alike."""
-        groups, share, threads = range(self._layout.pair_groups), self._work.share, self._work.threads
-        stars = [SortedKeys(self._folder / f"stars-{k}", share(96 * len(groups))) for k in groups]
-        pairs = [SortedKeys(self._folder / f"pairs-{k}", share(96 * len(groups))) for k in groups]
-        for (first, second), (other, later) in self._edges(self._stars):
-            self._layout.add_pairs(stars, first, second)
-            self._layout.add_pairs(stars, other, later)
-        for star in stars:
-            for found in bucket_pairs(star.blocks(share(400)), self._layout, leader=number, threads=threads):
-                for first, second in found:
-                    new = second >= self._documents.exempt
-                    self._layout.add_pairs(pairs, first[new], second[new])
-            star.remove()
-        compared = added = 0
-        for group, keys in enumerate(pairs):
-            with _EdgeWriter(self._folder, _edge_name(group, number)) as writer:
-                compare = partial(_compare, self._work, self._documents, group)
-                at_once = min(share(400), max(_LEAST_PAIRS, len(keys) // (4 * threads)))
-                for count, edges in in_threads(compare, keys.blocks(at_once), threads):
-                    compared += count
-                    writer.add(edges)
-                writer.put_in_place()
-            keys.remove()
-            added += writer.edges
-        return compared, added
+        share, layout, threads = self._work.share, self._layout, self._work.threads
+        stars, pairs = (SortedKeys(self._folder / name, share(96)) for name in ("stars", "pairs"))
+        for centre, stays in self._edges(self._stars):
+            stars.add(layout.of_pairs(stays, centre))
+        for found in bucket_pairs(stars.blocks(share(400)), layout, leader=number, threads=threads):
+            for first, second in found:
+                new = second >= self._documents.exempt
+                pairs.add(layout.of_pairs(first[new], second[new]))
+        compared = 0
+        with _EdgeWriter(self._folder, number) as writer:
+            compare = partial(_compare, self._work, self._documents)
+            at_once = min(share(400), max(_LEAST_PAIRS, len(pairs) // (4 * threads)))
+            for count, edges in in_threads(compare, pairs.blocks(at_once), threads):
+                compared += count
+                writer.add(edges)
+            writer.put_in_place()
+        stars.remove()
+        pairs.remove()
+        return compared, writer.edges
 
-    def _stars(self, edges: Ranked) -> tuple[Pairs, Pairs]:
-        """(stays, dropped) of the edges between such."""
+    def _stars(self, edges: Ranked) -> Pairs:
+        """(dropped, stays) of the edges between such."""
         first, second, _ = edges
-        one, other = self._dropped[first], self._dropped[second]
-        earlier, later = ~one & other, one & ~other
-        return (first[earlier], second[earlier]), (second[later], first[later])
+        dropped, other = self._dropped[first], self._dropped[second]
+        earlier, later = ~dropped & other, dropped & ~other
+        return np.append(second[earlier], first[later]), np.append(first[earlier], second[later])
 
     def _write_drops(self, compared: int) -> NearResolved:
         documents, verified = self._documents, 0
@@ -323,7 +310,7 @@ class _Decision:
 
 def _most_alike(second: Int64s, similarity: Similarities) -> Int64s:
     """Of sorted pairs, for each second the place of the pair that is most alike, the first of several."""
-    starts = np.flatnonzero(np.concatenate((np.ones(min(1, len(second)), bool), second[1:] != second[:-1])))
+    starts = np.flatnonzero(begins(second))
     if not len(starts):
         return starts
     last = len(second) - 1

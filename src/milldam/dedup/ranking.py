@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 
-from milldam.dedup.candidates import POSITIONS, RANKS, Documents, NearWork, work_folder
-from milldam.dedup.drops import EXACT
-from milldam.dedup.keys import SortedKeys, mapped, new_mapped
+from milldam.dedup.candidates import POSITIONS, RANKS, Documents, NearWork
+from milldam.dedup.drops import EXACT, drop_files, drops_in, unit_and_row
+from milldam.dedup.keys import SortedKeys, mapped, new_mapped, work_folder
 from milldam.dedup.minhash import SignatureFiles, unit_name
 from milldam.dedup.shingles import Hashes, Int64s
 
@@ -82,13 +81,12 @@ def _preferences(work: NearWork, documents: Documents, path: Path) -> tuple[Hash
 
 
 def _raise_copied(preferences: Hashes, work: NearWork, table: SignatureFiles) -> None:
-    for path in sorted(work.folder.glob(f"drops-{EXACT}-*.parquet")):
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(1 << 15, columns=["unit", "row", "of_unit", "of_row"]):
-                unit, row, of_unit, of_row = (column.to_numpy().astype(np.int64) for column in batch.columns)
-                ranked = of_unit >= work.exempt_below
-                copies = table.positions(unit[ranked], row[ranked])
-                np.minimum.at(preferences, table.positions(of_unit[ranked], of_row[ranked]), preferences[copies])
+    for path in drop_files(work.folder, EXACT):
+        for drops in drops_in(path):
+            units, _ = unit_and_row(drops["of"])
+            ranked = drops[units >= work.exempt_below]
+            copies, first = (table.positions(*unit_and_row(ranked[name])) for name in ("place", "of"))
+            np.minimum.at(preferences, first, preferences[copies])
 
 
 def _numbers(work: NearWork, first: int, stop: int) -> Iterator[Int64s]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from milldam.dedup.drops import SEEN_BEFORE, Original
-from milldam.dedup.fingerprints import Fingerprinter, Hashes
+from milldam.dedup.fingerprints import Hashes, fingerprint
 from milldam.dedup.keys import SCATTERED, mapped
 from milldam.text.arrays import Verdicts
 
@@ -80,29 +80,32 @@ class SeenBefore:
     """Drops the documents of a unit that the index holds; those that come in parts when their end is known."""
 
     def __init__(self, paths: Sequence[Path], *, normalize: bool) -> None:
-        self._hashes, self._fingerprinter = SeenHashes(paths), Fingerprinter(normalize)
+        self._hashes, self._normalize = SeenHashes(paths), normalize
         self._runs: dict[int, int] = {}
+        self._parts: list[bytes] = []
 
     def apply(self, texts: pa.LargeStringArray, first_row: int, verdicts: Verdicts) -> None:
         """Mark those of the documents first_row, first_row + 1, ... that the index holds."""
-        runs = self._hashes.find(self._fingerprinter.hash(texts))
+        runs = self._hashes.find(fingerprint(texts, normalize=self._normalize))
         seen = runs != _NOWHERE
         verdicts.drop(seen, SEEN_BEFORE)
         self._runs = {first_row + k: int(runs[k]) for k in np.flatnonzero(seen).tolist()}
 
     def feed(self, part: bytes) -> None:
         """The next part of a giant document."""
-        self._fingerprinter.feed(part)
+        self._parts.append(part)
 
     def finish(self, row: int) -> bool:
         """Whether the index holds the document that was fed."""
-        (run,) = self._hashes.find(self._fingerprinter.finish()[None, :]).tolist()
+        text = pa.array([b"".join(self._parts)], pa.large_binary()).cast(pa.large_string())
+        self._parts.clear()
+        (run,) = self._hashes.find(fingerprint(text, normalize=self._normalize)).tolist()
         self._runs = {} if run == _NOWHERE else {row: run}
         return bool(self._runs)
 
     def cancel(self) -> None:
         """Forget what was fed."""
-        self._fingerprinter.cancel()
+        self._parts.clear()
 
     def of(self, row: int) -> Original | None:
         """What the document of a row duplicates, of those asked for last."""

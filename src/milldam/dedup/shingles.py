@@ -7,7 +7,7 @@ U+2BFF) separate words, so that curly and straight quotes make no difference.
 
 A document of fewer words than `ngram` gives one shingle of all its words; one without words gives none. Repeated
 n-grams are repeated here: what takes minima need not care. The hashes depend on the text and `ngram` alone, not on how
-documents lie in batches, nor on where a giant one is cut. Made in C (native/shingles.c), in 4 bytes of memory a byte
+documents lie in batches. Made in C (native/shingles.c), in 4 bytes of memory a byte
 of text.
 """
 
@@ -34,8 +34,6 @@ SLICE_BYTES = 1 << 18
 """Text taken at once: large enough that a numpy call costs little, small enough for the processor's cache."""
 SLICE_DOCUMENTS = 512
 """The same for many short documents, whose signatures are larger than their texts."""
-_OPEN_WORDS = 128
-"""Numbers of 64 bits that the kernel holds of a text that comes in parts."""
 _WORD_FACTOR = np.uint64(0x9FB21C651E98DF25)
 _ORDER_FACTOR = np.uint64(0xD6E8FEB86659FD93)
 
@@ -81,25 +79,6 @@ def slices(texts: pa.LargeStringArray) -> Iterator[pa.LargeStringArray]:
         start = stop
 
 
-def is_giant(texts: pa.LargeStringArray) -> bool:
-    """Whether a slice is one document that is larger than a slice should be."""
-    offsets = text_offsets(texts)
-    return bool(offsets[-1] - offsets[0] > SLICE_BYTES)
-
-
-def pieces(text: pa.Buffer) -> Iterator[pa.LargeStringArray]:
-    """A text in arrays of one piece of at most `SLICE_BYTES`, cut between characters, without a copy."""
-    data = np.frombuffer(text, dtype=np.uint8)
-    start = 0
-    while start < len(data):
-        stop = min(start + SLICE_BYTES, len(data))
-        while stop < len(data) and data[stop] & 0xC0 == 0x80:
-            stop -= 1
-        offsets = pa.py_buffer(np.array([0, stop - start], dtype=np.int64))
-        yield pa.LargeStringArray.from_buffers(1, offsets, text.slice(start, stop - start))
-        start = stop
-
-
 def raw(texts: pa.LargeStringArray) -> tuple[Bytes, Int64s]:
     """The bytes of the texts, and where each begins."""
     offsets = text_offsets(texts)
@@ -135,27 +114,3 @@ def mix(values: Hashes) -> Hashes:
     values *= _ORDER_FACTOR
     values ^= values >> np.uint64(32)
     return values
-
-
-class OpenText:
-    """The shingles of one document that comes in parts: together the same as those of the whole.
-
-    Holds back the last word, since it may go on, and the hashes of the last n-1 words.
-    """
-
-    def __init__(self, ngram: int) -> None:
-        self._ngram = ngram
-        self._state: Hashes = np.zeros(_OPEN_WORDS, np.uint64)
-
-    def feed(self, part: pa.LargeStringArray) -> Hashes:
-        """The n-grams that are complete with this part (an array of one text, at most `SLICE_BYTES`)."""
-        return self._take(raw(part)[0], last=False)
-
-    def finish(self) -> Hashes:
-        """What was held back."""
-        return self._take(np.empty(0, np.uint8), last=True)
-
-    def _take(self, part: Bytes, *, last: bool) -> Hashes:
-        shingle_part = kernel("shingle_part", np.uint64, np.uint8, int, int, np.uint32, np.uint64)
-        hashes = np.empty(most_words(part, 1) + 1, np.uint64)
-        return hashes[: shingle_part(self._state, part, last, self._ngram, lower_case(), hashes)]

@@ -15,28 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from milldam.dedup.keys import mapped, numbered
+from milldam.dedup.keys import begins, mapped, numbered
 from milldam.dedup.minhash import SignatureFiles, unit_name
-from milldam.dedup.shingles import (
-    TEXTS,
-    Hashes,
-    Int64s,
-    OpenText,
-    is_giant,
-    lower_case,
-    most_words,
-    pieces,
-    raw,
-    slices,
-)
+from milldam.dedup.shingles import SLICE_BYTES, TEXTS, Hashes, Int64s, lower_case, most_words, raw, slices
 from milldam.errors import StoreError
 from milldam.files import NewFile
 from milldam.native import kernel
@@ -44,8 +33,7 @@ from milldam.native import kernel
 MOST = 1 << 14
 Values = npt.NDArray[np.uint32]
 Bools = npt.NDArray[np.bool_]
-_HALF, _CUT = np.uint64(32), np.uint64(1 << 63)
-_NOTHING: Values = np.empty(0, np.uint32)
+_CUT = np.uint64(1 << 63)
 _SCATTERED = 8
 """When less than this part of a file is wanted, what lies between is not read."""
 _PAIR_BYTES = 10
@@ -53,60 +41,23 @@ _PAIR_BYTES = 10
 
 
 class Sketcher:
-    """One per worker. Takes documents in batches, or a giant one in parts; both give the same sketch."""
+    """One per worker."""
 
     def __init__(self, ngram: int) -> None:
         self._ngram = ngram
-        self._open, self._fed = OpenText(ngram), _NOTHING
         self._spare: Hashes = np.empty(0, np.uint64)
 
     def sketches(self, texts: pa.LargeStringArray) -> Iterator[tuple[Values, Int64s]]:
         """(hashes, how many each document has) of some documents at a time, in order."""
         for part in slices(texts):
-            if is_giant(part):
-                smallest = _smallest_of(part, self._ngram)
-                yield smallest, np.array([len(smallest)])
-            else:
-                yield self._batch(part)
-
-    def _batch(self, texts: pa.LargeStringArray) -> tuple[Values, Int64s]:
-        data, offsets = raw(texts)
-        room, counts = most_words(data, len(texts)), np.empty(len(texts), np.int64)
-        if len(self._spare) < room:
-            self._spare = np.empty(room, np.uint64)
-        values = np.empty(room, np.uint32)
-        sketches = kernel("sketches", *TEXTS, int, np.uint64, np.uint32, np.int64)
-        made = sketches(data, offsets, self._ngram, lower_case(), MOST, self._spare, values, counts)
-        return values[:made], counts
-
-    def feed(self, part: bytes) -> None:
-        """Take the next part of a giant document, cut anywhere between characters."""
-        for piece in pieces(pa.py_buffer(part)):
-            self._fed = _merged(self._fed, self._open.feed(piece))
-
-    def finish(self) -> Values:
-        """The sketch of the document that was fed."""
-        found = _merged(self._fed, self._open.finish())
-        self.cancel()
-        return found
-
-    def cancel(self) -> None:
-        """Forget what was fed."""
-        self._open, self._fed = OpenText(self._ngram), _NOTHING
-
-
-def _smallest_of(text: pa.LargeStringArray, ngram: int) -> Values:
-    opened, found = OpenText(ngram), _NOTHING
-    for piece in pieces(text[0].as_buffer()):
-        found = _merged(found, opened.feed(piece))
-    return _merged(found, opened.finish())
-
-
-def _merged(smallest: Values, hashes: Hashes) -> Values:
-    more = (hashes >> _HALF).astype(np.uint32)
-    if len(smallest) == MOST:
-        more = more[more < smallest[-1]]
-    return np.unique(np.concatenate((smallest, more)))[:MOST]
+            data, offsets = raw(part)
+            room = MOST + most_words(data[: SLICE_BYTES + 1], 2 * len(part)) + (MOST if len(data) > SLICE_BYTES else 0)
+            if len(self._spare) < room:
+                self._spare = np.empty(room, np.uint64)
+            values, counts = np.empty(room, np.uint32), np.empty(len(part), np.int64)
+            sketches = kernel("sketches", *TEXTS, int, np.uint64, np.uint32, np.int64)
+            made = sketches(data, offsets, self._ngram, lower_case(), MOST, self._spare, values, counts)
+            yield values[:made], counts
 
 
 # ---- on disk ----
@@ -147,11 +98,9 @@ class SketchWriter:
     def __enter__(self) -> SketchWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for new in (self._values, self._rows):
-            new.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._values.discard()
+        self._rows.discard()
 
 
 class SketchFiles:
@@ -171,22 +120,22 @@ class SketchFiles:
             before = int(taken[start - 1]) if start else 0
             stop = max(start + 1, int(np.searchsorted(taken, before + memory_bytes, side="right")))
             some, chosen = numbered(np.concatenate((one[start:stop], other[start:stop])))
-            yield self._read(positions[some]).compare(chosen[: stop - start], chosen[stop - start :])
+            yield compare_sets(*self._read(positions[some]), chosen[: stop - start], chosen[stop - start :])
             start = stop
 
-    def _read(self, positions: Int64s) -> Sets:
-        """The sketches at some positions, which are in order."""
-        found = [(spans.read(path), spans) for path, spans in self._spans(positions)]
-        values, counts, cut = zip(*((values, spans.counts, spans.cut) for values, spans in found), strict=True)
-        return Sets(np.concatenate(values), np.concatenate(counts), np.concatenate(cut))
+    def _read(self, positions: Int64s) -> tuple[Values, Int64s, Bools]:
+        """The sketches at some positions, which are in order: hashes end to end, how many, whether there were more."""
+        spans = list(self._spans(positions))
+        values = np.concatenate([one.read(path) for path, one in spans])
+        return values, np.concatenate([one.counts for _, one in spans]), np.concatenate([one.cut for _, one in spans])
 
     def _spans(self, positions: Int64s) -> Iterator[tuple[Path, Spans]]:
         """Where the hashes of documents are, file by file."""
         units, rows = self._table.named(positions)
-        for run in np.split(np.arange(len(units)), np.flatnonzero(np.diff(units)) + 1):
-            if len(run):
-                values, ends = sketch_paths(self._folder, unit_name(int(units[run[0]])))
-                yield values, SketchRows(ends).find(rows[run])
+        edges = [*np.flatnonzero(begins(units)).tolist(), len(units)]
+        for start, stop in pairwise(edges):
+            values, ends = sketch_paths(self._folder, unit_name(int(units[start])))
+            yield values, SketchRows(ends).find(rows[start:stop])
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,15 +149,13 @@ class Spans:
     def read(self, path: Path, most: int = MOST) -> Values:
         """The hashes, at most so many of each."""
         counts = np.minimum(self.counts, most)
-        few = int(counts.sum()) * 4 * _SCATTERED < path.stat().st_size and counts.any()
-        values: Values = mapped(path, "<u4", wanted=self._bytes(counts) if few else None)
+        wanted, some = None, np.flatnonzero(counts)
+        if len(some) and int(counts.sum()) * 4 * _SCATTERED < path.stat().st_size:
+            wanted = 4 * self.starts[some], 4 * (self.starts + counts)[some]
         found = np.empty(int(counts.sum()), np.uint32)
-        kernel("gather", np.uint32, np.int64, np.int64, np.uint32)(values, self.starts, counts, found)
+        gather = kernel("gather", np.uint32, np.int64, np.int64, np.uint32)
+        gather(mapped(path, "<u4", wanted=wanted), self.starts, counts, found)
         return found
-
-    def _bytes(self, counts: Int64s) -> tuple[Int64s, Int64s]:
-        some = np.flatnonzero(counts)
-        return 4 * self.starts[some], 4 * (self.starts + counts)[some]
 
 
 class SketchRows:
@@ -228,26 +175,11 @@ class SketchRows:
         return Spans(starts, (ends & ~_CUT).astype(np.int64) - starts, (ends & _CUT) > 0)
 
 
-_COMPARED = (np.uint32, np.int64, np.int64, np.int64, np.int64, np.uint32, np.int64, np.int64)
-
-
-class Sets:
-    """The sketches of some documents, end to end."""
-
-    def __init__(self, values: Values, counts: Int64s, cut: Bools) -> None:
-        self._values, self._counts, self._cut = values, counts, cut
-        self._starts = np.cumsum(counts) - counts
-
-    def compare(self, first: Int64s, second: Int64s) -> tuple[Int64s, Int64s]:
-        """(hashes in both, hashes in one or both) of pairs of documents, below the bound that both are complete to."""
-        bounds = np.minimum(self._complete_to(first), self._complete_to(second))
-        common, either = np.empty((2, len(first)), np.int64)
-        compare = kernel("compare_sets", *_COMPARED)
-        compare(self._values, self._starts, self._counts, first, second, bounds, common, either)
-        return common, either
-
-    def _complete_to(self, documents: Int64s) -> Values:
-        bounds = np.full(len(documents), 2**32 - 1, np.uint32)
-        cut = np.flatnonzero(self._cut[documents])
-        bounds[cut] = self._values[(self._starts + self._counts)[documents[cut]] - 1]
-        return bounds
+def compare_sets(values: Values, counts: Int64s, cut: Bools, first: Int64s, second: Int64s) -> tuple[Int64s, Int64s]:
+    """(hashes in both, hashes in one or both) of pairs of sketches, below the bound that both are complete to."""
+    ends, bounds = np.cumsum(counts), np.full(len(counts), 2**32 - 1, np.uint32)
+    bounds[cut] = values[ends[cut] - 1]
+    common, either = np.empty((2, len(first)), np.int64)
+    compare = kernel("compare_sets", np.uint32, *[np.int64] * 4, np.uint32, np.int64, np.int64)
+    compare(values, ends - counts, counts, first, second, np.minimum(bounds[first], bounds[second]), common, either)
+    return common, either

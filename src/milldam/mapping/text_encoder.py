@@ -1,8 +1,9 @@
 """`TextEncoder`: text in, a numpy array of token ids out, for use inside a function that is mapped over documents.
 
-The ids of HF tokenizers, whatever the size of a text: a document of many megabytes without a space is cut where that
-provably changes nothing (tokenizers/cutting.py), so that a call holds its texts twice (once as Arrow), their ids, and
-a few megabytes. The encoder's word cache is dropped when it has grown by `CACHE_BYTES`. No Python object per token.
+The ids of HF tokenizers, also of a long text, which is cut at white space where that provably changes nothing
+(tokenizers/long_texts.py), so that a call holds its texts twice (once as Arrow), their ids, and a few megabytes. A long
+text with megabytes without white space is refused. The encoder's word cache is dropped when it has grown by
+`CACHE_BYTES`. No Python object per token.
 
 Pickles with its tokenizer.json, a few megabytes, and loads the encoder when it is first called.
 """
@@ -10,16 +11,15 @@ Pickles with its tokenizer.json, a few megabytes, and loads the encoder when it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from milldam.errors import ConfigError, Setting
+from milldam.errors import ConfigError, InputError, Setting
 from milldam.files import user_cache
-from milldam.memory import release, usage
+from milldam.memory import format_size, release, usage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,12 +30,6 @@ if TYPE_CHECKING:
     from milldam.tokenizers.loading import LoadedTokenizer
 
 CACHE_BYTES = 48 << 20
-GIANT_CACHE_BYTES = 16 << 20
-"""While a giant document is cut: what the encoder remembers of it, ten times its text, is of no use again."""
-_ROOM = 1 << 20
-_SMALL = 4096
-_REMEMBERED = 3
-"""Bytes that the encoder keeps for each byte of new text."""
 
 Ids: TypeAlias = "npt.NDArray[np.uint16] | npt.NDArray[np.uint32]"
 Texts: TypeAlias = "Sequence[str | None] | npt.NDArray[np.object_] | pa.Array | pa.ChunkedArray"
@@ -106,44 +100,27 @@ class TextEncoder:
         encoder = self._document_encoder
         if encoder is None:
             encoder = self._document_encoder = self._make_document_encoder()
-        found = [_Growing(self.dtype) for _ in range(len(array))]
-        encoder.cancel()  # what an earlier call that failed has left
+        ids: list[Ids] = [np.empty(0, self.dtype)] * len(array)
         for tokens in encoder.encode(array):
             assert tokens.positions is not None
             stops = np.cumsum(tokens.lengths)
             for position, start, stop in zip(tokens.positions, stops - tokens.lengths, stops, strict=True):
-                found[position].add(tokens.flat[start:stop], room=tokens.open)
-        return [one.ids() for one in found]
+                ids[position] = tokens.flat[start:stop].copy()
+        if encoder.uncut:
+            size = format_size(encoder.encoder.longest_run)
+            raise InputError(
+                f"text {encoder.uncut[0]} has {size} without white space, and is too long to encode whole."
+            )
+        return ids
 
     def _make_document_encoder(self) -> DocumentEncoder:
-        from milldam.tokenizers.document_encoder import DocumentEncoder, bare_form
-        from milldam.tokenizers.encoders import HUGGINGFACE, make_encoder
+        from milldam.tokenizers.document_encoder import DocumentEncoder
+        from milldam.tokenizers.encoders import make_encoder
 
-        make = partial(make_encoder, plain_specials=self._plain, threads=1)
-        encoder = _ForgettingEncoder(make(self._encoder, self._json, differing=self._differing))
-        bare = partial(bare_form, self._json, partial(make, HUGGINGFACE))
-        return DocumentEncoder(encoder, self._special, self.dtype.name, bare=bare)
-
-
-class _Growing:
-    """The ids of one text, piece by piece, in one array, which is never there twice."""
-
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self._ids: npt.NDArray[Any] = np.empty(0, dtype)
-        self._size = 0
-
-    def add(self, ids: Ids, *, room: bool) -> None:
-        """`room`: more is to come."""
-        end = self._size + len(ids)
-        if end > len(self._ids):
-            # A large array is moved by the system, without a copy.
-            self._ids.resize(end + _ROOM if room else end, refcheck=False)
-        self._ids[self._size : end] = ids
-        self._size = end
-
-    def ids(self) -> Ids:
-        self._ids.resize(self._size, refcheck=False)
-        return self._ids
+        encoder = make_encoder(
+            self._encoder, self._json, plain_specials=self._plain, threads=1, differing=self._differing
+        )
+        return DocumentEncoder(_ForgettingEncoder(encoder), self._special, self.dtype.name)
 
 
 class _ForgettingEncoder:
@@ -156,32 +133,22 @@ class _ForgettingEncoder:
         self._encoder = encoder
         self._taken = 0
         self.name, self.batch_bytes = encoder.name, encoder.batch_bytes
-        self.document_bytes, self.piece_bytes = encoder.document_bytes, encoder.piece_bytes
+        self.piece_bytes, self.longest_run = encoder.piece_bytes, encoder.longest_run
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[encoders.Ids, encoders.Offsets]:
-        before = self._with_room(CACHE_BYTES)
+        if self._taken > CACHE_BYTES:
+            self.renew()
+        before = usage().anonymous
         ids, offsets = self._encoder.encode(texts)
         self._taken += usage().anonymous - before
         return ids, offsets
 
     def encode_text(self, text: bytes) -> encoders.Ids:
-        """What cuts giant documents encodes texts one by one; a look at the memory takes as long as a small one."""
-        if len(text) < _SMALL:
-            self._taken += _REMEMBERED * len(text)
-            return self._encoder.encode_text(text)
-        before = self._with_room(GIANT_CACHE_BYTES)
-        ids = self._encoder.encode_text(text)
-        self._taken += usage().anonymous - before
-        return ids
+        return self._encoder.encode_text(text)
 
     @property
     def exact_texts(self) -> int:
         return self._encoder.exact_texts
-
-    def _with_room(self, most_bytes: int) -> int:
-        if self._taken > most_bytes:
-            self.renew()
-        return usage().anonymous
 
     def renew(self) -> None:
         self._encoder.renew()

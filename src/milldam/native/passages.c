@@ -1,5 +1,5 @@
 /* Texts -> their letters and words, and where they are equal to passages of evaluation sets. The rules are in
-   decontamination/letters.py and decontamination/scanning.py. */
+   decontamination/letters.py and decontamination/matches.py. */
 
 #include "arrays.h"
 

@@ -16,9 +16,9 @@
 #define ORDER_FACTOR 0xD6E8FEB86659FD93u
 #define EACH(byte) (0x0101010101010101u * (byte))
 #define EMPTY UINT64_MAX
+#define STRETCH (1 << 18)
 
-/* A text that is read from left to right: its last words, and the word that may go on. All numbers of 64 bits, so that
-   an array of them can hold it between two parts of a text. */
+/* A text that is read from left to right: its last words, and the word that may go on. */
 struct reader {
     uint64_t words, place, chain, out_factor; /* words so far; where the oldest of `last` is; the n-gram; factor^ngram */
     uint64_t hash, block, length;             /* of the open word */
@@ -200,21 +200,6 @@ static inline int can_read(const int64_t *offsets, int64_t offsets_count, int64_
     return lie_within(offsets, offsets_count, size) && ngram >= 1 && ngram <= MOST_NGRAM && lowered >= LOWERED;
 }
 
-/* The n-grams that are complete with the next part of a text, or with its end; how many. `open` holds a reader, zeros at
-   first; `hashes` has room for all words of the part and the one before it. */
-int64_t milldam_shingle_part(uint64_t *open, int64_t open_count, const uint8_t *part, int64_t size, int64_t last,
-                             int64_t ngram, const uint32_t *lower, int64_t lowered, uint64_t *hashes, int64_t room) {
-    const int64_t whole[2] = {0, size};
-    NEEDS(can_read(whole, 2, size, ngram, lowered) && room >= most_words(size, 2));
-    NEEDS(open_count >= (int64_t)(sizeof(struct reader) / sizeof *open));
-    struct reader *reader = (struct reader *)open;
-    struct sink sink = {hashes, 0, 0};
-    if (!reader->out_factor) begin(reader, ngram);
-    read_text(reader, part, size, ngram, lower, &sink);
-    if (last) end_text(reader, ngram, &sink);
-    return sink.end - hashes;
-}
-
 /* The n-grams of whole texts that lie end to end, and where those of each begin. */
 int64_t milldam_shingles(const uint8_t *texts, int64_t size, const int64_t *offsets, int64_t offsets_count,
                          int64_t ngram, const uint32_t *lower, int64_t lowered, uint64_t *hashes, int64_t room,
@@ -337,31 +322,50 @@ static void sort(uint32_t *values, uint32_t *spare, int64_t count) {
     insertion_sort(values, count);
 }
 
-/* Of each text the upper halves of its hashes, ascending, each once, at most `most`; how many in all. `hashes` and
-   `values` have room for all words of the texts. */
+/* Sorted, each once, at most `most` of them; how many these are. */
+static int64_t smallest(uint32_t *values, uint32_t *spare, int64_t count, int64_t most) {
+    int64_t kept = 0;
+    sort(values, spare, count);
+    for (int64_t k = 0; k < count; k++) {
+        values[kept] = values[k];
+        kept += k + 1 == count || values[k] != values[k + 1];
+    }
+    return kept < most ? kept : most;
+}
+
+/* Of each text the upper halves of its hashes, ascending, each once, at most `most`; how many in all. A text is read in
+   stretches: `hashes` and `values` have room for `most`, and all words of the texts or, of a larger one, of a stretch. */
 int64_t milldam_sketches(const uint8_t *texts, int64_t size, const int64_t *offsets, int64_t offsets_count,
                          int64_t ngram, const uint32_t *lower, int64_t lowered, int64_t most, uint64_t *hashes,
                          int64_t hashes_count, uint32_t *values, int64_t values_count, int64_t *counts, int64_t count) {
-    NEEDS(can_read(offsets, offsets_count, size, ngram, lowered) && offsets_count == count + 1 && most >= 0);
-    const int64_t words = most_words(offsets[count] - offsets[0], count);
-    NEEDS(hashes_count >= words && values_count >= words);
+    NEEDS(can_read(offsets, offsets_count, size, ngram, lowered) && offsets_count == count + 1 && most >= 1);
+    int64_t room = most + 2 * count;
+    for (int64_t k = 0; k < count; k++) {
+        const int64_t bytes = offsets[k + 1] - offsets[k];
+        room += bytes <= STRETCH ? bytes / 2 : STRETCH / 2 + most;
+    }
+    NEEDS(hashes_count >= room && values_count >= room);
     uint32_t *const first = values;
     for (int64_t k = 0; k < count; k++) {
-        struct sink sink = {hashes, 0, 0};
         struct reader reader;
-        begin(&reader, ngram);
-        read_text(&reader, texts + offsets[k], offsets[k + 1] - offsets[k], ngram, lower, &sink);
-        end_text(&reader, ngram, &sink);
-        const int64_t found = sink.end - hashes;
-        for (int64_t i = 0; i < found; i++) values[i] = hashes[i] >> 32;
-        sort(values, (uint32_t *)hashes, found);
         int64_t kept = 0;
-        for (int64_t i = 0; i < found; i++) {
-            values[kept] = values[i];
-            kept += i + 1 == found || values[i] != values[i + 1];
+        begin(&reader, ngram);
+        for (int64_t at = offsets[k], stop; at < offsets[k + 1]; at = stop) {
+            struct sink sink = {hashes, 0, 0};
+            stop = offsets[k + 1] - at > STRETCH ? at + STRETCH : offsets[k + 1];
+            while (stop < offsets[k + 1] && stop > at + 1 && (texts[stop] & 0xC0) == 0x80) stop--;
+            read_text(&reader, texts + at, stop - at, ngram, lower, &sink);
+            if (stop == offsets[k + 1]) end_text(&reader, ngram, &sink);
+            const uint64_t bound = kept < most ? UINT64_C(1) << 32 : values[kept - 1];
+            int64_t found = kept;
+            for (const uint64_t *hash = hashes; hash < sink.end; hash++) {
+                values[found] = *hash >> 32;
+                found += *hash >> 32 < bound;
+            }
+            kept = smallest(values, (uint32_t *)hashes, found, most);
         }
-        counts[k] = kept < most ? kept : most;
-        values += counts[k];
+        counts[k] = kept;
+        values += kept;
     }
     return values - first;
 }

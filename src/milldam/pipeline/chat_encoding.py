@@ -18,7 +18,7 @@ from milldam.chat.token_spans import TokenSpans
 from milldam.stores.tokens.format import Spans
 from milldam.stores.tokens.writer import Tokens
 from milldam.text.arrays import Verdicts
-from milldam.tokenizers.document_encoder import EMPTY, DocumentEncoder, add_special_tokens
+from milldam.tokenizers.document_encoder import EMPTY, NO_WHITE_SPACE, DocumentEncoder, add_special_tokens
 from milldam.tokenizers.loading import SpecialTokens
 
 TOO_LONG, NOTHING_TRAINED = "too_long", "nothing_to_train_on"
@@ -72,7 +72,8 @@ class ChatEncoder:
         pairs, begins = self._finder.find(flat, offsets, both, sides.stretches, sides.offsets, sides.derived)
         labels = None if sides.labels is None else np.repeat(sides.labels, sides.count)
         spans = Spans(pairs, np.diff(begins), labels)
-        verdicts = Verdicts(len(texts))
+        verdicts, uncut = Verdicts(len(texts)), np.isin(np.arange(len(lengths)), self._encoder.uncut)
+        verdicts.drop(_any_side(uncut, sides.count), NO_WHITE_SPACE)
         verdicts.drop(_any_side(lengths == 0, sides.count), EMPTY)
         verdicts.drop(_any_side(spans.counts == 0, sides.count), NOTHING_TRAINED)
         tokens, too_long, cut = self._fit(Tokens(flat, lengths, spans=spans))

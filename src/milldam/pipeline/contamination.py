@@ -22,8 +22,7 @@ from milldam.config.checking import checked_settings
 from milldam.decontamination.deciding import decide
 from milldam.decontamination.index import Index
 from milldam.decontamination.letters import letter_tables
-from milldam.decontamination.matches import Matches, MatchFinder, match_path
-from milldam.decontamination.scanning import SCANNING_BYTES, Scanner
+from milldam.decontamination.matches import SCANNING_BYTES, Matches, MatchFinder, Scanner, match_path
 from milldam.memory import Budget, usage
 from milldam.pipeline.evaluation_sets import Evaluation
 from milldam.rules import REPORT, EvaluationSet
@@ -92,7 +91,7 @@ def find_contamination(
             sets,
             matches,
             lambda number, row: {"file": store.name, "document": row},
-            folder / "removals.bin",
+            lambda number, rows: None,
             found,
         )
         if findings is not None:

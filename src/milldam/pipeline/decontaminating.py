@@ -17,9 +17,8 @@ import numpy as np
 from milldam.decontamination.deciding import decide
 from milldam.decontamination.index import Index
 from milldam.decontamination.matches import Matches
-from milldam.decontamination.removing import all_removals
-from milldam.dedup.candidates import REMOVED
-from milldam.files import NewFile, is_whole, read_sealed, record_of, write_sealed
+from milldam.dedup.drops import BLOOM, EVALUATION, EXACT, UNKNOWN, DropSet, DropWriter, drop_file_name, place_of
+from milldam.files import is_whole, read_sealed, record_of, write_sealed
 from milldam.pipeline.documents import found_place
 from milldam.rules import EvaluationSet
 from milldam.run.tasks import PART, Report
@@ -27,7 +26,7 @@ from milldam.run.tasks import PART, Report
 STAGE = "decontaminate"
 FEW_BYTES = 64 << 20
 """Of index, which is mapped, and matches."""
-REMOVALS, FINDINGS, _DECIDED = "removals.bin", "contamination.jsonl", "decided.json"
+FINDINGS, _DECIDED = "contamination.jsonl", "decided.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,30 +42,28 @@ class DecideTask:
         return self._decide
 
     def _decide(self, step: int, report: Report) -> None:
-        figures = decide(
-            Index(self.index),
-            self.sets,
-            self._units,
-            lambda number, row: found_place(self.folder, number, row),
-            self.folder / REMOVALS,
-            self.folder / FINDINGS,
-        )
-        with NewFile(self.folder / REMOVED) as new:
-            new.write(all_removals(self.folder / REMOVALS).tobytes())
-            new.commit()
-        files = {name: record_of(self.folder / name) for name in (REMOVALS, FINDINGS, REMOVED)}
+        drops = self.folder / drop_file_name(EVALUATION, 0)
+        with DropWriter(drops) as writer:
+            figures = decide(
+                Index(self.index),
+                self.sets,
+                self._units,
+                lambda number, row: found_place(self.folder, number, row),
+                lambda number, rows: writer.add(place_of(number, np.array(rows)), np.full(len(rows), UNKNOWN)),
+                self.folder / FINDINGS,
+            )
+            writer.commit()
+        files = {path.name: record_of(path) for path in (drops, self.folder / FINDINGS)}
         write_sealed(self.folder / _DECIDED, {"figures": figures, "files": files})
         report(PART, None)
 
     def _units(self) -> Iterator[tuple[int, Matches]]:
         """The matches of documents that exact dedup leaves, unit by unit. What near-dedup drops follows from them."""
-        from milldam.dedup.drops import DropSet
-
         for path in sorted(self.folder.glob("matches-*.bin")):
             number = int(path.stem.rpartition("-")[2])
             matches = Matches.read(path)
             if len(matches.row):
-                dropped = DropSet.load(self.folder, number, near=False)
+                dropped = DropSet(self.folder, number, (EXACT, BLOOM))
                 gone = [row for row in np.unique(matches.row).tolist() if dropped.of(row) is not None]
                 matches = matches.only(~np.isin(matches.row, gone))
             yield number, matches

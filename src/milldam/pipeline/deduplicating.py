@@ -16,23 +16,22 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.parquet as pq
 from xxhash import xxh3_64_hexdigest
 
 from milldam.config.settings import Config
 from milldam.decontamination.deciding import warnings_of
 from milldam.decontamination.index import Index
 from milldam.decontamination.matches import match_path
-from milldam.decontamination.removing import removal_digests
 from milldam.dedup import DECIDE, NEAR, SHINGLE, VERIFY
 from milldam.dedup.candidates import Documents, room_for_steps
+from milldam.dedup.drops import drops_in, unit_and_row
 from milldam.dedup.fingerprints import hash_file_name
 from milldam.dedup.minhash import signature_file_name
-from milldam.dedup.near_summary import NearSummary, Place
+from milldam.dedup.near_drops import NearSummary, Place
 from milldam.dedup.ranking import preference_file_name
 from milldam.errors import InputError
 from milldam.memory import held_bytes, usage
-from milldam.pipeline.decontaminating import REMOVALS, STAGE, DecideTask
+from milldam.pipeline.decontaminating import STAGE, DecideTask
 from milldam.pipeline.documents import Assignment, places_path, preference_path, print_paths
 from milldam.pipeline.fingerprinting import PRINTS, FingerprintTask
 from milldam.pipeline.fitting import Survey, keeps_texts
@@ -242,19 +241,16 @@ class Deduplication:
         documents are written out, of all that is said of them."""
         origins = np.fromiter((unit.origin for unit in self._units()), np.int64)
         found, keys = np.zeros(len(origins), np.uint64), np.frombuffer(self.keys.tobytes(), np.uint64)
-        told = ("row", "of_unit", "of_row", "similarity") if self.tells_all else ("row",)
-        for path in sorted(self.folder.glob("drops-*.parquet")):
+        for path in sorted(self.folder.glob("drops-*.bin")):
             way = path.name.split("-")[1]
-            with pq.ParquetFile(path) as file:
-                for batch in file.iter_batches(1 << 16, columns=["unit", *told]):
-                    told_of = [batch[name].to_numpy() for name in told]
-                    if self.tells_all:
-                        # Where the document that stays is found may change with any change of its unit.
-                        told_of.append(keys[np.maximum(batch["of_unit"].to_numpy(), 0)])
-                    digests = drop_digests(way, told_of)
-                    np.add.at(found, batch["unit"].to_numpy(), digests)
-        if self.removals is not None:
-            found += removal_digests(self.removals, len(found))
+            for drops in drops_in(path):
+                units, rows = unit_and_row(drops["place"])
+                columns: list[npt.NDArray[Any]] = [rows]
+                if self.tells_all:
+                    # Where the document that stays is found may change with any change of its unit.
+                    of_units, _ = unit_and_row(drops["of"])
+                    columns += [drops["of"], drops["similarity"], keys[np.maximum(of_units, 0)]]
+                np.add.at(found, units, drop_digests(way, columns))
         verdicts = found[origins]
         if self.tells_all:
             # What is written of dropped documents names units by number.
@@ -265,11 +261,6 @@ class Deduplication:
     def tells_all(self) -> bool:
         """Whether what is said of dropped documents is part of the store."""
         return self._config.write_dropped
-
-    @property
-    def removals(self) -> Path | None:
-        """What decontamination removes."""
-        return None if self.decontamination is None else self.folder / REMOVALS
 
     def index_stages(self) -> Iterator[Stage]:
         """Enter the run's hashes into the index that runs share, where there is one."""

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from milldam.decontamination.index import BUILDING_FACTOR, LAYOUT, build_index
-from milldam.decontamination.passages import Passages
+from milldam.decontamination.index import BUILDING_FACTOR, LAYOUT, Passages, build_index
 from milldam.errors import InputError, Setting, did_you_mean
 from milldam.files import hash_bytes
 from milldam.pipeline.starting import input_state, places_of

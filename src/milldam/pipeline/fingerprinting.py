@@ -10,7 +10,7 @@ import functools
 import time
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,9 @@ import pyarrow as pa
 
 from milldam.decontamination.index import Index
 from milldam.decontamination.letters import letter_tables
-from milldam.decontamination.matches import MatchFinder, match_path
-from milldam.decontamination.scanning import Scanner
-from milldam.dedup.fingerprints import Fingerprinter, FingerprintWriter
-from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureWriter
+from milldam.decontamination.matches import MatchFinder, Scanner, match_path
+from milldam.dedup.fingerprints import FingerprintWriter, fingerprint
+from milldam.dedup.minhash import NO_WORDS, MinHasher
 from milldam.files import NewFile
 from milldam.memory import usage
 from milldam.pipeline.documents import (
@@ -46,7 +45,7 @@ from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report
 from milldam.sources.values import NOTHING, Floats, ValueField
-from milldam.text.arrays import Mask, byte_count, text_offsets
+from milldam.text.arrays import Mask, Verdicts, text_offsets
 from milldam.text.cleaning import Cleaner
 
 PRINTS = "prints"
@@ -112,14 +111,13 @@ class UnitFingerprinter:
             cache = stack.enter_context(CacheWriter(text_path)) if task.keep_texts else None
             near = None
             if self._near is not None:
-                writer = stack.enter_context(SignatureWriter(signature_path))
                 skipped = assignment.rows[0] if assignment.rows else 0
-                near = _Near(self._near, writer, skipped)
+                near = _Near(self._near, stack.enter_context(NewFile(signature_path)), skipped)
             sample = Chooser(task.seed, HEAD_BYTES), task.sets[unit.dataset].share(copy=0)
             kinds: list[_Kind] = [] if near is None else [near]
             if not task.rules.is_off:  # committed last
                 hashes = stack.enter_context(FingerprintWriter(hash_path))
-                kinds.append(_Exact(Fingerprinter(task.rules.normalize), hashes))
+                kinds.append(_Exact(task.rules.normalize, hashes))
             preferences = None
             if task.rules.near is not None and task.rules.near.prefer != "first":
                 path = preference_path(task.out / RUN_FOLDER / PRINTS, assignment.key)
@@ -140,50 +138,40 @@ class UnitFingerprinter:
 class _Exact:
     """Hashes of the documents of a unit."""
 
-    def __init__(self, fingerprinter: Fingerprinter, writer: FingerprintWriter) -> None:
-        self._fingerprinter, self._writer = fingerprinter, writer
+    def __init__(self, normalize: bool, writer: FingerprintWriter) -> None:
+        self._normalize, self._writer = normalize, writer
 
     def add(self, texts: pa.LargeStringArray, documents: Documents, wanted: Mask) -> None:
-        self._writer.add(self._fingerprinter.hash(texts), documents.first_row, wanted)
-
-    def feed(self, documents: Documents) -> None:
-        self._fingerprinter.feed(documents.bytes)
-        if documents.last:
-            self._writer.add(self._fingerprinter.finish()[None, :], documents.first_row)
+        self._writer.add(fingerprint(texts, normalize=self._normalize), documents.first_row, wanted)
 
     def commit(self) -> dict[str, dict[str, Any]]:
-        return {self._writer.path.name: self._writer.commit()}
+        return self._writer.commit()
 
 
 class _Near:
     """Signatures of the documents of a unit."""
 
-    def __init__(self, hasher: MinHasher, writer: SignatureWriter, skipped_rows: int) -> None:
-        self._hasher, self._writer = hasher, writer
+    def __init__(self, hasher: MinHasher, new: NewFile, skipped_rows: int) -> None:
+        self._hasher, self._new = hasher, new
         # A document's place in the file is its row: those that are not wanted take theirs.
         for start in range(0, skipped_rows, _SKIPPED_AT_ONCE):
             some = min(_SKIPPED_AT_ONCE, skipped_rows - start)
-            writer.add(np.full((some, hasher.size), NO_WORDS, dtype=np.uint8))
+            new.write(np.full((some, hasher.size), NO_WORDS, dtype=np.uint8).data)
 
     def add(self, texts: pa.LargeStringArray, documents: Documents, wanted: Mask) -> None:
         signatures = self._hasher.signatures(texts)
         signatures[~wanted] = NO_WORDS
-        self._writer.add(signatures)
-
-    def feed(self, documents: Documents) -> None:
-        self._hasher.feed(documents.bytes)
-        if documents.last:
-            self._writer.add(self._hasher.finish()[None, :])
+        self._new.write(signatures.data)
 
     def commit(self) -> dict[str, dict[str, Any]]:
-        return {self._writer.path.name: self._writer.commit()}
+        return {self._new.path.name: self._new.commit()}
 
 
 class _Preferences:
     """What decides on which of near-duplicates stays: a number for each document of a unit, the lowest first."""
 
     def __init__(self, new: NewFile, rules: NearRules, skipped_rows: int) -> None:
-        self._new, self._rules, self._fed = new, rules, 0
+        self._new, self._rules = new, rules
         self.values = [0, 0]
         """Documents without a value of the field, and with one."""
         for start in range(0, skipped_rows, _SKIPPED_AT_ONCE):
@@ -191,12 +179,6 @@ class _Preferences:
 
     def add(self, texts: pa.LargeStringArray, documents: Documents, wanted: Mask) -> None:
         self._write(np.diff(text_offsets(texts)), documents.values, wanted)
-
-    def feed(self, documents: Documents) -> None:
-        self._fed += byte_count(documents.texts)
-        if documents.last:
-            self._write(np.array([self._fed]), documents.values, documents.verdicts.keep)
-            self._fed = 0
 
     def _write(self, lengths: npt.NDArray[np.int64], values: Floats | None, wanted: Mask) -> None:
         by_field = self._rules.preferred_field
@@ -229,6 +211,18 @@ def in_order_of(values: Floats, *, highest: bool) -> npt.NDArray[np.uint64]:
 _Kind = _Exact | _Near | _Preferences
 
 
+def whole(documents: Documents, parts: list[bytes]) -> Documents:
+    """Documents that come in parts, put together with their last one. (Until readers give whole ones.)"""
+    if not documents.part:
+        return documents
+    parts.append(documents.bytes)
+    if not documents.last:
+        return replace(documents, texts=documents.texts[:0], verdicts=Verdicts(0), values=None)
+    texts = pa.array([b"".join(parts)], pa.large_binary()).cast(pa.large_string())
+    parts.clear()
+    return replace(documents, texts=texts, part=False)
+
+
 class _UnitWork:
     """One unit on its way through the first pass."""
 
@@ -251,17 +245,19 @@ class _UnitWork:
         self._counts: Counter[str] = Counter()
         self._seconds = {"fingerprint": 0.0}
         self._reported = time.monotonic()
+        self._parts: list[bytes] = []
 
     def run(self) -> dict[str, dict[str, Any]]:
         """Size and hash of each file that was made, by its name."""
         for documents in self._reader:
             started = time.perf_counter()
             self._places.note(documents)
+            if self._cache is not None:
+                self._cache.add(documents)
+            documents = whole(documents, self._parts)
             wanted = self._wanted(documents)
             for kind in self._kinds:
                 self._fingerprint(kind, documents, wanted)
-            if self._cache is not None:
-                self._cache.add(documents)
             self._seconds["fingerprint"] += time.perf_counter() - started
             if self._finder is not None:
                 self._find_matches(self._finder, documents, wanted)
@@ -282,21 +278,17 @@ class _UnitWork:
     def _wanted(self, documents: Documents) -> Mask:
         """What is dropped for another reason, or not in the sample, makes no other document a duplicate."""
         keep = documents.verdicts.keep
-        if self._share < 1 and not documents.part:
+        if self._share < 1:
             keep &= below(self._chooser.sample_keys(documents.texts), self._share)
         return keep
 
     def _fingerprint(self, kind: _Kind, documents: Documents, wanted: Mask) -> None:
-        if documents.part:
-            kind.feed(documents)
-        elif len(documents.texts):
+        if len(documents.texts):
             kind.add(self._rules.compared(documents), documents, wanted)
 
     def _find_matches(self, finder: MatchFinder, documents: Documents, wanted: Mask) -> None:
         started = time.perf_counter()
-        if documents.part:
-            finder.feed(documents.bytes, documents.first_row, last=documents.last)
-        elif len(documents.texts):
+        if len(documents.texts):
             finder.add(documents.texts, documents.first_row, wanted)
         self._seconds["decontaminate"] = self._seconds.get("decontaminate", 0.0) + time.perf_counter() - started
 

@@ -60,7 +60,6 @@ class TextFacts(TypedDict, total=False):
     encoder: str
     exact_documents: int
     """Encoded by HF tokenizers since the encoder differs from it on a character in them."""
-    inexact_cuts: int
     damaged_files: int
     flow: list[dict[str, Any]]
     """Records into and out of each stage, with the reasons of what was lost there."""
@@ -158,7 +157,6 @@ class Finish:
             input=prepared.identity.input,
             shards=(),
             sources=gathered.counts.tallies(self.config),
-            inexact_cuts=gathered.inexact_cuts,
             damaged_files=damage.files,
             chat=prepared.chat_facts(gathered.chat),
             units=len(made.last.keys),
@@ -309,14 +307,13 @@ def finished_summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -
     totals = Totals()
     for split in splits.values():
         totals.add(split)
-    tally, cuts, chat = manifest.tally, manifest.inexact_cuts, manifest.chat
-    warnings = [f"{counted(cuts, 'cut')} in giant documents could not be proved exact."] if cuts else []
+    tally, chat = manifest.tally, manifest.chat
+    warnings = []
     if chat is not None and chat.get("special_tokens_in_content"):
         said = counted(chat["special_tokens_in_content"], "conversation")
         warnings.append(f"The text of a special token in what is said of {said} was taken for that token.")
     facts: TextFacts = {
         "encoder": manifest.encoder,
-        "inexact_cuts": cuts,
         "damaged_files": manifest.damaged_files,
         "flow": tally.flow(),
         "sources": manifest.sources,
@@ -386,7 +383,6 @@ class Gathered:
 
     shards: ShardSpool
     counts: Counts
-    inexact_cuts: int = 0
     exact_documents: int = 0
     """Encoded by HF tokenizers since gigatoken differs on a character of theirs."""
     chat: Counter[str] = field(default_factory=Counter)
@@ -411,7 +407,6 @@ def _gather(folder: RunFolder, made: Made) -> Gathered:
     def shards() -> Iterator[Shard]:
         for unit, record in made.last.in_plan_order():
             gathered.counts.add(record.facts)
-            gathered.inexact_cuts += record.facts["inexact_cuts"]
             gathered.exact_documents += record.facts.get("exact_documents", 0)
             gathered.chat += Counter(record.facts.get("chat", {}))
             yield from (Shard(**shard | {"unit": unit, "part": record.part}) for shard in record.facts["shards"])
@@ -419,7 +414,6 @@ def _gather(folder: RunFolder, made: Made) -> Gathered:
     gathered.shards.fill(shards())
     for _, record in made.records.in_plan_order() if made.arranged else ():
         if not record.facts["shards"]:
-            gathered.inexact_cuts += record.facts["inexact_cuts"]
             gathered.exact_documents += record.facts.get("exact_documents", 0)
             gathered.counts.add(record.facts)
     return gathered

@@ -196,7 +196,7 @@ class Fitting:
         useful = min(wanted, max(1, units))
         loaded = self.pool.overhead_bytes + (self._filter_bytes if judging else 0)
         if self.config.evaluation_sets:
-            from milldam.decontamination.scanning import SCANNING_BYTES
+            from milldam.decontamination.matches import SCANNING_BYTES
 
             loaded += SCANNING_BYTES
         count = self.fit(loaded, useful, forked=self.pool.forks)

@@ -17,7 +17,8 @@ from milldam.pipeline.judging import Facts, Judge
 from milldam.pipeline.unit_output import UnitOutput
 from milldam.sources.arrays import whole_characters
 from milldam.text.arrays import Verdicts, byte_count, character_counts
-from milldam.tokenizers.document_encoder import DocumentEncoder
+from milldam.tokenizers.document_encoder import NO_WHITE_SPACE, DocumentEncoder
+from milldam.tokenizers.long_texts import NoWhiteSpaceError
 
 
 @dataclass(slots=True)
@@ -102,8 +103,14 @@ class Giants:
         reason = None
         for number, texts in enumerate(giant.waiting, start=1):
             final = last and number == len(giant.waiting)
-            for tokens in self._encoder.encode(texts, open=not final):
-                reason = self._output.add_piece(tokens, giant.facts_so_far())
+            try:
+                for tokens in self._encoder.encode(texts, open=not final):
+                    reason = self._output.add_piece(tokens, giant.facts_so_far())
+            except NoWhiteSpaceError:
+                giant.reason = reason = NO_WHITE_SPACE
+                self._encoder.dropped[NO_WHITE_SPACE] += 1
+                self._take_back()
+                break
         giant.waiting.clear()
         self._seconds["encode"] += time.perf_counter() - started
         return reason

@@ -332,7 +332,6 @@ class TokenJob:
             selection=Selection(
                 clean=config.clean_rules,
                 drops=dedup.folder if dedup is not None else None,
-                removals=dedup.removals if dedup is not None else None,
                 seen=plan.seen,
                 seen_by=plan.seen.runs if plan.seen is not None else tuple(dedup.index) if dedup is not None else (),
                 shown=dedup.shown if dedup is not None else (),

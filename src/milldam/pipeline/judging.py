@@ -29,9 +29,8 @@ from milldam.stores.tokens.manifest import STAGES
 from milldam.text.arrays import Mask, Verdicts, character_counts, text_offsets
 
 if TYPE_CHECKING:
-    from milldam.decontamination.removing import Removals
     from milldam.dedup.drops import DropSet
-    from milldam.dedup.near_summary import Place
+    from milldam.dedup.near_drops import Place
     from milldam.dedup.seen import PinnedIndex, SeenBefore
     from milldam.filters.judging import Filters
 
@@ -106,9 +105,7 @@ class Selection:
 
     clean: CleanRules | None = None
     drops: Path | None = None
-    """Folder of the drop sets; None: no dedup."""
-    removals: Path | None = None
-    """What decontamination drops; None: nothing is looked for."""
+    """Folder of the drop files; None: there was no first pass."""
     seen: PinnedIndex | None = None
     """The index whose documents are dropped without a first pass; None: there is none."""
     seen_by: tuple[str, ...] = ()
@@ -189,20 +186,17 @@ class Judge:
         self._rules = selection.filters if rules.split is None else FilterRules()
         self._filters, self._set = _filters(self._rules), rules
         self._drops: DropSet | None = None
+        self._removals: DropSet | None = None
         self._folder = selection.drops
         if selection.drops is not None:
-            from milldam.dedup.drops import DropSet
+            from milldam.dedup.drops import EVALUATION, DropSet
 
-            self._drops = DropSet.load(selection.drops, unit.origin)
+            self._drops = DropSet(selection.drops, unit.origin)
+            self._removals = DropSet(selection.drops, unit.origin, (EVALUATION,))
         self.seen: SeenBefore | None = None
         # A dataset that is a split of its own is not deduplicated.
         if selection.seen is not None and rules.split is None:
             self.seen = selection.seen.open()
-        self._removals: Removals | None = None
-        if selection.removals is not None:
-            from milldam.decontamination.removing import Removals
-
-            self._removals = Removals(selection.removals, unit.origin)
         self._share = rules.share(unit.copy)
         self._chooser = Chooser(selection.seed, HEAD_BYTES)
         self._shares, self._staged = selection.shares, selection.staged
@@ -233,7 +227,7 @@ class Judge:
             self._book("dedup", verdicts, before)
             before = verdicts.counts()
         if self._removals is not None:
-            self._removals.drop(first_row, verdicts)
+            self._removals.apply(first_row, verdicts)
             self._book("decontaminate", verdicts, before)
             before = verdicts.counts()
         if self._share < 1:

@@ -1,6 +1,6 @@
 """What near-dedup removed, as a person can judge it: pairs side by side, large clusters, and a warning about templates.
 
-Which documents to show follows from the drops (dedup/near_summary.py). Their texts are set aside by the workers that
+Which documents to show follows from the drops (dedup/near_drops.py). Their texts are set aside by the workers that
 tokenize them, in the folder of the drop files (`ShownTexts`), and gathered at the end, before that folder is removed. A
 text that is not there, since its unit was done by an earlier run, is read from the input again, of which at most
 `READ_BYTES` are read; one that can't be had is None, and the rest is still told. Memory: one batch of the input, and a
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from milldam.dedup.near_summary import Cluster, NearSummary, Pair, Place
+from milldam.dedup.near_drops import Cluster, NearSummary, Pair, Place
 from milldam.errors import MilldamError
 from milldam.files import NewFile
 from milldam.markup import counted, place_words, share

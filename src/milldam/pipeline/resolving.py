@@ -81,11 +81,11 @@ class ResolveTask:
         """What a step leaves for those behind it."""
         number = step - self.stages[stage][0]
         patterns = {
-            GROUP: (f"drops-{self.rules.method}-{number:05d}.parquet",),
+            GROUP: (f"drops-{self.rules.method}-{number:05d}.bin",),
             RANK: ("ranks.bin", "positions.bin"),
-            NEAR: (f"pairs-*-{number:03d}.keys", f"marks-{number:03d}.bits"),
-            VERIFY: (f"edges-*-{number:05d}.*",),
-            DECIDE: ("drops-near-*.parquet",),
+            NEAR: (f"pairs-{number:03d}.keys", f"marks-{number:03d}.bits"),
+            VERIFY: (f"edges-{number:05d}.*",),
+            DECIDE: ("drops-near-*.bin",),
         }
         return chain.from_iterable(map(self.folder.glob, patterns[stage]))
 

@@ -22,7 +22,6 @@ from milldam.dedup.sketches import Sketcher, SketchWriter, sketch_paths
 from milldam.filters.judging import Filters
 from milldam.memory import usage
 from milldam.pipeline.documents import (
-    HEAD_BYTES,
     REPORT_SECONDS,
     Assignment,
     CachedReader,
@@ -33,12 +32,12 @@ from milldam.pipeline.documents import (
     print_paths,
 )
 from milldam.pipeline.documents import Documents as Batch
-from milldam.pipeline.fingerprinting import PRINTS
+from milldam.pipeline.fingerprinting import PRINTS, whole
 from milldam.rules import CleanRules, FilterRules
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report
-from milldam.text.arrays import Verdicts, character_counts
+from milldam.text.arrays import Verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ class _UnitWork:
         # A dataset that is a split of its own is used whole.
         self._filters = Filters(task.filters if self._set.split is None else FilterRules())
         self._sketcher = Sketcher(task.work.rules.ngram)
-        self._head, self._characters = b"", 0
+        self._parts: list[bytes] = []
 
     def run(self, report: Report) -> None:
         unit, last = self._assignment.unit, int(np.flatnonzero(self._marked)[-1])
@@ -95,7 +94,7 @@ class _UnitWork:
         for batch in reader:
             if batch.first_row > last:
                 break
-            self._add(batch)
+            self._add(whole(batch, self._parts))
             read += batch.bytes_read
             told["documents"] += len(batch.texts) if batch.last else 0
             told["input_bytes"] = unit.input_bytes(read)
@@ -113,33 +112,19 @@ class _UnitWork:
         return open_reader(reading, print_paths(task.out / RUN_FOLDER / PRINTS, given.prints)[2])
 
     def _add(self, batch: Batch) -> None:
-        if batch.part:
-            if self._marked[batch.first_row]:
-                self._feed(batch)
-        elif len(batch.texts):
-            rows = np.flatnonzero(self._marked[batch.first_row : batch.first_row + len(batch.texts)])
-            verdicts = Verdicts(len(rows))
-            self._filters.judge(batch.texts.take(pa.array(rows)), verdicts)
-            done = 0
-            for values, counts in self._sketcher.sketches(self._set.compared(batch).take(pa.array(rows))):
-                part = slice(done, done + len(counts))
-                keep = verdicts.keep[part]
-                if not keep.all():
-                    values = values[np.repeat(keep, counts)]
-                self._writer.add(batch.first_row + rows[part], values, np.where(keep, counts, 0))
-                done += len(counts)
-
-    def _feed(self, batch: Batch) -> None:
-        data = batch.bytes
-        self._sketcher.feed(data)
-        self._head += data[: max(0, HEAD_BYTES - len(self._head))]
-        self._characters += int(character_counts(pa.array([data.decode()], pa.large_string())).sum())
-        if batch.last:
-            verdicts, head = Verdicts(1), self._head.decode("utf-8", "ignore")  # cut within a character, perhaps
-            self._filters.judge(pa.array([head], pa.large_string()), verdicts, np.array([self._characters]))
-            values = self._sketcher.finish()[: None if verdicts.keep[0] else 0]
-            self._writer.add(np.array([batch.first_row]), values, np.array([len(values)]))
-            self._head, self._characters = b"", 0
+        if not len(batch.texts):
+            return
+        rows = np.flatnonzero(self._marked[batch.first_row : batch.first_row + len(batch.texts)])
+        verdicts = Verdicts(len(rows))
+        self._filters.judge(batch.texts.take(pa.array(rows)), verdicts)
+        done = 0
+        for values, counts in self._sketcher.sketches(self._set.compared(batch).take(pa.array(rows))):
+            part = slice(done, done + len(counts))
+            keep = verdicts.keep[part]
+            if not keep.all():
+                values = values[np.repeat(keep, counts)]
+            self._writer.add(batch.first_row + rows[part], values, np.where(keep, counts, 0))
+            done += len(counts)
 
 
 def _progress(counts: Counter[str], seconds: dict[str, float]) -> dict[str, object]:

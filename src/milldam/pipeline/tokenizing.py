@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,8 +37,8 @@ from milldam.run.tasks import PART, PROGRESS, Report
 from milldam.sources.units import Unit
 from milldam.stores.tokens.manifest import READ
 from milldam.stores.tokens.writer import Tokens
-from milldam.tokenizers.document_encoder import DocumentEncoder, bare_form
-from milldam.tokenizers.encoders import HUGGINGFACE, FrugalEncoder, GrowingEncoder, Ranges, make_encoder
+from milldam.tokenizers.document_encoder import NO_WHITE_SPACE, DocumentEncoder
+from milldam.tokenizers.encoders import FrugalEncoder, Ranges, make_encoder
 from milldam.tokenizers.loading import SpecialTokens
 
 if TYPE_CHECKING:
@@ -103,9 +102,13 @@ class UnitTokenizer:
     def __init__(self, task: TokenizeTask) -> None:
         self._task = task
         tokenizer_json = (task.out / "tokenizer.json").read_text(encoding="utf-8")
-        encoder = self._make(task.encoder, tokenizer_json)
-        # Always by HF tokenizers: it is needed for giant documents alone, and knows every kind.
-        self._bare = cache(partial(bare_form, tokenizer_json, partial(self._make, HUGGINGFACE)))
+        encoder = make_encoder(
+            task.encoder,
+            tokenizer_json,
+            plain_specials=task.plain_specials,
+            threads=task.threads,
+            differing=task.differing,
+        )
         preload_rules(task.selection.filters, task.selection.clean)
         if task.selection.seen is not None:
             task.selection.seen.open()  # what it imports is there before workers are forked
@@ -116,16 +119,11 @@ class UnitTokenizer:
         taken = usage().anonymous + BATCHES_BYTES
         self._encoder = FrugalEncoder(encoder, lambda: allowance(task.share_bytes) - taken)
 
-    def _make(self, encoder: str, tokenizer_json: str) -> GrowingEncoder:
-        plain = self._task.plain_specials
-        differing, threads = self._task.differing, self._task.threads
-        return make_encoder(encoder, tokenizer_json, plain_specials=plain, threads=threads, differing=differing)
-
     def __call__(self, assignment: Assignment, report: Report) -> None:
         rules = self._task.sets[assignment.unit.dataset]
         recipe = rules.chat
         special = self._task.special if recipe is None else SpecialTokens(None, None)
-        encoder = DocumentEncoder(self._encoder, special, self._task.dtype, bare=self._bare)
+        encoder = DocumentEncoder(self._encoder, special, self._task.dtype)
         judge = Judge(self._task.selection, rules, self._task.splits, assignment.unit)
         chat = None if recipe is None else self._chat_encoder(recipe, encoder)
         with UnitOutput(self._task, assignment, judge) as output:
@@ -289,6 +287,8 @@ class _UnitWork:
             self._take(tokens, facts, texts)
             started = time.perf_counter()
             self._seconds["write"] += started - encoded
+        for position in self._encoder.uncut:
+            self._output.drop(texts[position].as_py(), NO_WHITE_SPACE, int(facts.rows[position]))
         self._seconds["encode"] += time.perf_counter() - started
 
     def _encode_conversations(
@@ -353,7 +353,6 @@ class _UnitWork:
             "dropped": {stage: dict(counts) for stage, counts in dropped.items() if counts},
             "batches": self._reader.batches - (not last),
             "dataset": self._given.unit.dataset,
-            "inexact_cuts": self._encoder.take_inexact_cuts(),
         }
         if self._encoder.exact_documents:
             facts["exact_documents"], self._encoder.exact_documents = self._encoder.exact_documents, 0

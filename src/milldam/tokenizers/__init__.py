@@ -4,7 +4,6 @@ loading           a folder, file or Hub name -> one tokenizer.json, and which to
 conversion        vocab/merges, vocab.txt, sentencepiece and tiktoken files -> tokenizer.json
 encoders          gigatoken, HF tokenizers: Arrow strings -> flat ids and offsets
 proof             is the fast encoder identical here?
-cutting           a giant document -> pieces that encode to the same ids as the whole
-runs              where a byte-level BPE may be cut: its kinds of characters
+long_texts        a long document -> pieces that encode to the same ids as the whole
 document_encoder  batches of text -> batches of tokens, with the special tokens in place
 """

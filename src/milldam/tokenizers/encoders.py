@@ -1,13 +1,12 @@
 """The encoders that encode: Arrow strings in, flat ids with offsets out.
 
 Both give ids without special tokens around a document. Neither may grow without bound: gigatoken's word cache has no
-limit of its own, so `FrugalEncoder` rebuilds the encoder (0.1 to 1 s) before a call that might not fit; HF tokenizers
-keeps ten thousand short words at most.
+limit of its own, so `FrugalEncoder` rebuilds an encoder that has grown (0.1 to 1 s); HF tokenizers keeps ten thousand
+short words at most.
 """
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from milldam.memory import allocated, release, usage
+from milldam.memory import release, usage
 from milldam.text.arrays import Characters, groups
 
 Ids = npt.NDArray[np.uint32]
@@ -30,12 +29,6 @@ GIGATOKEN, HUGGINGFACE = "gigatoken", "huggingface"
 
 SMALLEST_CACHE = 12 * 10**6
 """Below this an encoder is not renewed: it would do little else."""
-_BATCH_BYTES = 8 << 20
-"""Of what was added, the part that is not in the caches, and does not count against their room."""
-_INEXACT_BYTES = 2 << 20
-"""What is given back elsewhere may hide so much of what an encoder added."""
-_SLOT_BYTES, _FEWEST_SLOTS = 32, 1 << 16
-"""gigatoken's word cache: a table of a power of two slots that doubles when it is three quarters full."""
 _LONG_DOCUMENT = 2 << 10
 """Bytes of text from which on a call a document costs no more than a call a batch."""
 _FEW_DOCUMENTS, _FEW_BYTES = 100_000, 16 << 20
@@ -51,9 +44,10 @@ class Encoder(Protocol):
     name: str
     batch_bytes: int
     """Most text to hand over in one call: what bounds the memory of the call."""
-    document_bytes: int
-    """Longer documents are cut into pieces of about `piece_bytes` first (see cutting.py)."""
     piece_bytes: int
+    """Longer texts are cut into pieces of about so many bytes (see long_texts.py)."""
+    longest_run: int
+    """Bytes without a place to cut at that may be encoded in one call."""
 
     @property
     def exact_texts(self) -> int:
@@ -73,22 +67,9 @@ class Encoder(Protocol):
         ...
 
 
-class GrowingEncoder(Encoder, Protocol):
-    """One that remembers words, and can say what that may take."""
-
-    @property
-    def loaded_bytes(self) -> int:
-        """What it took for itself after it was made, and keeps when it is renewed."""
-        ...
-
-    def next_bytes(self, grown_bytes: int) -> int:
-        """The most that one call may add to what an encoder that has grown by `grown_bytes` holds."""
-        ...
-
-
 def make_encoder(
     name: str, tokenizer_json: str, *, plain_specials: bool, threads: int, differing: Ranges = ()
-) -> GrowingEncoder:
+) -> Encoder:
     """Build an encoder; gigatoken raises ValueError for the kinds of tokenizer that it does not know.
 
     `differing`: the characters of which gigatoken makes other ids. Texts that hold one are encoded by HF tokenizers.
@@ -112,16 +93,14 @@ class GigatokenEncoder:
     more for each, so it is left alone until many short documents have come, or many bytes for several threads.
     """
 
-    batch_bytes = 1 << 20
-    document_bytes = 1 << 20
-    piece_bytes = 128 << 10
+    batch_bytes, piece_bytes, longest_run = 1 << 20, 256 << 10, 4 << 20
 
     def __init__(self, tokenizer_json: str, *, plain_specials: bool, threads: int) -> None:
         self.exact_texts = 0
         # As bytes: a str with one letter outside of Latin-1 takes two to four for each.
         self._json = (without_special_tokens(tokenizer_json) if plain_specials else tokenizer_json).encode()
         self._parallel = threads > 1
-        self._short_documents = self._bytes = self.loaded_bytes = 0
+        self._short_documents = self._bytes = 0
         self.name = f"gigatoken {version('gigatoken')}"
         self._load()
 
@@ -129,33 +108,18 @@ class GigatokenEncoder:
         from gigatoken.gigatoken_rs import load_hf_json
 
         self._backend = load_hf_json(self._json.decode())
-        self._seed_bytes = _table_bytes(self._backend.vocab_size)
-        # What is made for the first text is there from the start.
-        self.encode_text(b"a")
+        self.encode_text(b"a")  # what is made for the first text is there from the start
         release()
 
     def renew(self) -> None:
         del self._backend
         self._load()
 
-    def next_bytes(self, grown_bytes: int) -> int:
-        """A table twice as large as the one there is: both are there for a moment.
-
-        The table is part of what was added since the encoder was made, and its size is a power of two; with several
-        threads there are several tables.
-        """
-        table = self._seed_bytes + max(0, grown_bytes) + _INEXACT_BYTES
-        return 2 * (table if self._parallel else 1 << (table.bit_length() - 1))
-
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
         _, offsets, data = texts.buffers()
         starts = np.frombuffer(offsets, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
         if data is None or not self._pays_off(len(texts), int(starts[-1] - starts[0])):
             return self._encode_singly(starts, data)
-        if not self.loaded_bytes:
-            before = usage().anonymous
-            importlib.import_module("awkward")
-            self.loaded_bytes = max(1, usage().anonymous - before)
         out = self._backend.encode_batch(_as_awkward(starts, data), parallel=self._parallel).layout
         return out.content.data, out.offsets.data
 
@@ -184,14 +148,6 @@ class GigatokenEncoder:
         return ids
 
 
-def _table_bytes(words: int) -> int:
-    """The size of gigatoken's table for a vocabulary."""
-    slots = _FEWEST_SLOTS
-    while (words + 1) * 4 > slots * 3:
-        slots *= 2
-    return slots * _SLOT_BYTES
-
-
 def joined(arrays: list[Ids]) -> tuple[Ids, Offsets]:
     """Arrays end to end, and where each begins."""
     offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
@@ -212,16 +168,14 @@ class HuggingFaceEncoder:
     """HF tokenizers: every kind of tokenizer, two megabytes a second and core; the environment sets its threads."""
 
     # An HF encoding takes some 150 bytes a token while it lives, and a word of its lattice as much a character.
-    batch_bytes = 256 << 10
-    document_bytes = 128 << 10
-    piece_bytes = 32 << 10
+    batch_bytes, piece_bytes, longest_run = 256 << 10, 64 << 10, 1 << 20
 
     def __init__(self, tokenizer_json: str, *, plain_specials: bool) -> None:
         if plain_specials and json_model_type(tokenizer_json) == "Unigram":
             tokenizer_json = without_special_pieces(tokenizer_json)
         self._json, self._plain_specials = tokenizer_json, plain_specials
         self.name = f"huggingface tokenizers {version('tokenizers')}"
-        self.loaded_bytes = self.exact_texts = 0
+        self.exact_texts = 0
         self._load()
 
     def _load(self) -> None:
@@ -235,10 +189,6 @@ class HuggingFaceEncoder:
         del self._tokenizer
         self._load()
 
-    def next_bytes(self, grown_bytes: int) -> int:
-        """What it adds is in the batch."""
-        return 0
-
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
         return joined(encode_by_huggingface(self._tokenizer, texts.to_pylist()))
 
@@ -250,20 +200,13 @@ class MixedEncoder:
     """gigatoken, and HF tokenizers, loaded when it is first needed, for texts with characters on which they differ."""
 
     batch_bytes, piece_bytes = GigatokenEncoder.batch_bytes, GigatokenEncoder.piece_bytes
-    document_bytes = GigatokenEncoder.document_bytes
+    longest_run = GigatokenEncoder.longest_run
 
     def __init__(self, fast: GigatokenEncoder, make_exact: Callable[[], Encoder], differing: Characters) -> None:
         self._fast, self._make_exact, self._differing = fast, make_exact, differing
         self._exact: Encoder | None = None
-        self._exact_bytes = self.exact_texts = 0
+        self.exact_texts = 0
         self.name = fast.name
-
-    @property
-    def loaded_bytes(self) -> int:
-        return self._fast.loaded_bytes + self._exact_bytes
-
-    def next_bytes(self, grown_bytes: int) -> int:
-        return self._fast.next_bytes(grown_bytes)
 
     def renew(self) -> None:
         self._fast.renew()
@@ -290,77 +233,53 @@ class MixedEncoder:
 
     def _load(self) -> Encoder:
         if self._exact is None:
-            before = usage().anonymous
             self._exact = self._make_exact()
-            self._exact_bytes = max(0, usage().anonymous - before)
         return self._exact
 
 
 class FrugalEncoder:
-    """An encoder whose caches may take `room()` bytes beside what it holds now and what batches take; it is renewed
-    before a call for which less might be left than the call can add.
+    """An encoder that is renewed between two calls when it has grown by more than a third of `room()` bytes: its table
+    of words doubles, and then the old one and the new one are there for a moment.
 
     What Arrow holds, texts on their way, is left out: no renewal would give that back.
     """
 
-    def __init__(self, encoder: GrowingEncoder, room: Callable[[], int]) -> None:
+    def __init__(self, encoder: Encoder, room: Callable[[], int]) -> None:
         self._encoder, self._room = encoder, room
         self.name, self.batch_bytes = encoder.name, encoder.batch_bytes
-        self.document_bytes, self.piece_bytes = encoder.document_bytes, encoder.piece_bytes
+        self.piece_bytes, self.longest_run = encoder.piece_bytes, encoder.longest_run
         self.renewals = 0
-        self._unchecked_bytes = 0
+        self._start()
+
+    def _start(self) -> None:
         release()
-        self._bare_bytes, self._bare_allocated = self._held(), allocated()
-        self._settled_bytes = SMALLEST_CACHE
-        """Grown by no more than this, it fits: the rest is what the allocators keep."""
+        self._bare_bytes, self._spare_bytes = self._held(), 0
 
     @property
     def exact_texts(self) -> int:
         return self._encoder.exact_texts
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
-        self._check()
+        most, grown = max(SMALLEST_CACHE, self._room() // 3), self._held() - self._bare_bytes
+        if grown > most + self._spare_bytes:
+            # What the allocators keep is given back first, but not for every batch: getting it again takes time.
+            release()
+            in_use = self._held() - self._bare_bytes
+            self._spare_bytes = grown - in_use
+            if in_use > most:
+                self.renew()
         return self._encoder.encode(texts)
 
     def encode_text(self, text: bytes) -> Ids:
-        self._unchecked_bytes += len(text)
-        if self._unchecked_bytes >= self.batch_bytes:
-            self._check()
         return self._encoder.encode_text(text)
 
     def renew(self) -> None:
         self._encoder.renew()
-        self.renewals, self._settled_bytes = self.renewals + 1, SMALLEST_CACHE
+        self.renewals += 1
+        self._start()
 
     def _held(self) -> int:
-        return usage().anonymous - int(pa.total_allocated_bytes()) - self._encoder.loaded_bytes
-
-    def _check(self) -> None:
-        """What the allocators keep is given back first, but not for every batch: getting it again takes time."""
-        self._unchecked_bytes = 0
-        grown = self._grown()
-        if grown <= self._settled_bytes or self._fits(grown):
-            return
-        release()
-        if self._fits(self._grown()):
-            self._settled_bytes = grown + _INEXACT_BYTES
-        else:
-            self.renew()
-
-    def _grown(self) -> int:
-        return self._held() - self._bare_bytes
-
-    def _fits(self, grown: int) -> bool:
-        room = self._room() - self._encoder.loaded_bytes - grown + _BATCH_BYTES
-        if grown < SMALLEST_CACHE or self._encoder.next_bytes(grown) <= room:
-            return True
-        # Where malloc tells what is in use, what it keeps is not taken for words. It takes 3 ms to tell.
-        now = allocated()
-        return (
-            now is not None
-            and self._bare_allocated is not None
-            and self._encoder.next_bytes(now - self._bare_allocated) <= room
-        )
+        return usage().anonymous - int(pa.total_allocated_bytes())
 
 
 def encode_by_huggingface(tokenizer: Any, texts: Sequence[str]) -> list[Ids]:

@@ -34,7 +34,7 @@ from milldam.memory import release
 from milldam.tokenizers.encoders import (
     GIGATOKEN,
     HUGGINGFACE,
-    GrowingEncoder,
+    Encoder,
     Ids,
     Ranges,
     encode_by_huggingface,
@@ -104,7 +104,7 @@ def choose_encoder(
     return Choice(HUGGINGFACE, "gigatoken's ids differ here", warning=fallback + difference)
 
 
-def _differing(make: partial[GrowingEncoder], folder: Path) -> Ranges | None:
+def _differing(make: partial[Encoder], folder: Path) -> Ranges | None:
     """The characters on which the encoders differ, looked up or found out; None: they differ on too much."""
     asked = (*_libraries(), *make.keywords.items())
     name = f"characters-{hash_bytes(repr(asked).encode())}"

@@ -201,8 +201,6 @@ class Manifest:
     shards: tuple[Shard, ...]
     sources: tuple[Tally, ...] = ()
     """What became of the records of each dataset, in plan order; none: it was not made from records."""
-    inexact_cuts: int = 0
-    """Cuts in giant documents that could not be proved exact; see docs/decisions/0005."""
     damaged_files: int = 0
     """Input files that were damaged: what came before the damage is in the store, though no checksum proves it."""
     chat: ChatFacts | None = None

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milldam.dedup.minhash import SignatureFiles, SignatureWriter, signature_file_name
-from milldam.dedup.near_drops import NearDrops
-from milldam.dedup.near_summary import CLUSTERS, PAIRS, Cluster, NearSummary, Pair
+from milldam.dedup.minhash import SignatureFiles, signature_file_name
+from milldam.dedup.near_drops import CLUSTERS, PAIRS, Cluster, NearDrops, NearSummary, Pair
 
 Drop = tuple[int, int, int]
 """Position, position of what it is like, thousandths."""
@@ -21,9 +20,7 @@ Drop = tuple[int, int, int]
 def enter(folder: Path, drops: list[Drop], *, units: tuple[int, ...] = (0, 1), share: int = 7) -> NearDrops:
     """Drops among units of 500 documents each."""
     for unit in units:
-        with SignatureWriter(folder / signature_file_name(unit)) as writer:
-            writer.add(np.zeros((500, 4), np.uint8))
-            writer.commit()
+        (folder / signature_file_name(unit)).write_bytes(bytes(500 * 4))
     found = NearDrops(folder, SignatureFiles(folder, 4), share, 2)
     at, of, similarity = np.array(drops, np.int64).reshape(-1, 3).T.copy()
     found.enter(at, of, similarity.astype(np.uint16))

@@ -67,7 +67,9 @@ def test_the_same_near_duplicates_are_dropped(corpus: Callable[[], Iterator[str]
     texts = list(corpus())
     write_lines(tmp_path / "corpus.jsonl", texts)
     config = {"datasets": str(tmp_path / "corpus.jsonl"), "tokenizer": str(TOKENIZER), "clean": "off", "dedup": "near"}
-    milldam.preprocess(config | {"out": str(tmp_path / "out"), "write_dropped": True, "shard_size": "1MB", "workers": 1})
+    milldam.preprocess(
+        config | {"out": str(tmp_path / "out"), "write_dropped": True, "shard_size": "1MB", "workers": 1}
+    )
     dropped = zstd.decompress(next((tmp_path / "out").glob("dropped*.zst")).read_bytes()).splitlines()
     lost = sorted(xxhash.xxh3_64_hexdigest(json.loads(line)["text"].encode()) for line in dropped)
     found = {"documents": len(texts), "dropped": len(lost), "hash": xxhash.xxh3_64_hexdigest("".join(lost).encode())}

@@ -1,7 +1,8 @@
-"""Which documents near-dedup drops is frozen, on three corpora: English with changed words, chains of small edits, eleven languages.
+"""Which documents near-dedup drops is frozen, on three corpora: English with changed words, chains of small edits,
+eleven languages.
 
-Invariant: the hashes in `golden_drops.json` were written by the commit before the house was rebuilt (d451861). To write them anew:
-MILLDAM_WRITE_GOLDEN=1 pytest tests/guards/test_golden_drops.py
+Invariant: the hashes in `golden_drops.json` were written by the commit before the house was rebuilt (d451861). To write
+them anew: MILLDAM_WRITE_GOLDEN=1 pytest tests/guards/test_golden_drops.py
 """
 
 from __future__ import annotations

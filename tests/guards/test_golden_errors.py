@@ -1,6 +1,7 @@
 """Exit codes and messages of common mistakes are frozen, as a user sees them.
 
-They change on purpose only: `golden_errors.json` is written anew by MILLDAM_WRITE_GOLDEN=1 pytest tests/guards/test_golden_errors.py, and its diff read.
+They change on purpose only: `golden_errors.json` is written anew, and its diff read, by
+MILLDAM_WRITE_GOLDEN=1 pytest tests/guards/test_golden_errors.py
 """
 
 from __future__ import annotations

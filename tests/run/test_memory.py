@@ -264,7 +264,7 @@ def test_the_machine_that_holds_most_counts(tmp_path: Path) -> None:
     rows = (tmp_path / "memory.csv").read_text()
     assert f",b:8,{4 * here},0,\n" in rows
     timeline = read_timeline(tmp_path / "memory.csv")
-    assert timeline is not None and timeline.peak.anonymous == 7 * here
+    assert timeline is not None and timeline.peak == 7 * here
 
 
 def test_the_budget_that_a_refusal_names_does_with_and_without_a_cache(tmp_path: Path, shared_data: Path) -> None:

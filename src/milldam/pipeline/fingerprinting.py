@@ -23,6 +23,7 @@ from milldam.decontamination.letters import letter_tables
 from milldam.decontamination.matches import MatchFinder, Scanner, match_path
 from milldam.dedup.fingerprints import FingerprintWriter, fingerprint
 from milldam.dedup.minhash import NO_WORDS, MinHasher
+from milldam.dedup.preferred import Floats, ValueField
 from milldam.files import NewFile
 from milldam.memory import usage
 from milldam.pipeline.documents import (
@@ -44,7 +45,6 @@ from milldam.rules import CleanRules, DedupRules, NearRules
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
 from milldam.run.tasks import PART, PROGRESS, Report
-from milldam.sources.values import NOTHING, Floats, ValueField
 from milldam.text.arrays import Mask, Verdicts, text_offsets
 from milldam.text.cleaning import Cleaner
 
@@ -103,7 +103,7 @@ class UnitFingerprinter:
                 rows=assignment.rows,
                 spool=str(task.out / RUN_FOLDER),
                 ahead=task.threads > 1,
-                value=task.value,
+                keep=() if task.value is None else (task.value.name,),
             )
         )
         hash_path, signature_path, text_path = print_paths(task.out / RUN_FOLDER / PRINTS, assignment.key)
@@ -121,7 +121,7 @@ class UnitFingerprinter:
             preferences = None
             if task.rules.near is not None and task.rules.near.prefer != "first":
                 path = preference_path(task.out / RUN_FOLDER / PRINTS, assignment.key)
-                preferences = _Preferences(stack.enter_context(NewFile(path)), task.rules.near, skipped)
+                preferences = _Preferences(stack.enter_context(NewFile(path)), task.rules.near, task.value, skipped)
                 kinds.insert(0, preferences)
             finder = None
             # Validation sets are used whole.
@@ -170,21 +170,19 @@ class _Near:
 class _Preferences:
     """What decides on which of near-duplicates stays: a number for each document of a unit, the lowest first."""
 
-    def __init__(self, new: NewFile, rules: NearRules, skipped_rows: int) -> None:
-        self._new, self._rules = new, rules
+    def __init__(self, new: NewFile, rules: NearRules, field: ValueField | None, skipped_rows: int) -> None:
+        self._new, self._rules, self._field = new, rules, field
         self.values = [0, 0]
         """Documents without a value of the field, and with one."""
         for start in range(0, skipped_rows, _SKIPPED_AT_ONCE):
             new.write(np.zeros(min(_SKIPPED_AT_ONCE, skipped_rows - start), np.uint64).data)
 
     def add(self, texts: pa.LargeStringArray, documents: Documents, wanted: Mask) -> None:
-        self._write(np.diff(text_offsets(texts)), documents.values, wanted)
-
-    def _write(self, lengths: npt.NDArray[np.int64], values: Floats | None, wanted: Mask) -> None:
-        by_field = self._rules.preferred_field
+        lengths, by_field = np.diff(text_offsets(texts)), self._rules.preferred_field
         if by_field is not None:
-            # Plain text has no fields.
-            values = np.full(len(lengths), NOTHING) if values is None else values
+            values = np.full(len(lengths), np.nan)
+            if self._field is not None and documents.columns is not None:
+                values = self._field.of_column(documents.columns.column(0))
             counts = np.bincount(~np.isnan(values[wanted]), minlength=2).tolist()
             self.values = [before + count for before, count in zip(self.values, counts, strict=True)]
             self._new.write(in_order_of(values, highest=by_field.order == "highest").astype("<u8").data)
@@ -217,7 +215,7 @@ def whole(documents: Documents, parts: list[bytes]) -> Documents:
         return documents
     parts.append(documents.bytes)
     if not documents.last:
-        return replace(documents, texts=documents.texts[:0], verdicts=Verdicts(0), values=None)
+        return replace(documents, texts=documents.texts[:0], verdicts=Verdicts(0), columns=None)
     texts = pa.array([b"".join(parts)], pa.large_binary()).cast(pa.large_string())
     parts.clear()
     return replace(documents, texts=texts, part=False)

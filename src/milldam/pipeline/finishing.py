@@ -130,8 +130,7 @@ class Finish:
             raise StoreError(f"{folder.out}: {self.plan.units - made.records.complete} units are not done.")
         damage = Damage()
         rejects = reject_lines(made.parts(REJECTS), lambda: (file["path"] for file in folder.inputs.planned()), damage)
-        decided = None if made.dedup is None else made.dedup.decontamination
-        findings = [] if decided is None else [decided.findings]
+        findings = [] if made.dedup is None or made.dedup.findings is None else [made.dedup.findings]
         audit = (
             write_audit(folder.out, "rejects", rejects)
             | write_audit(folder.out, "dropped", _joined(made.parts(DROPPED)))
@@ -197,7 +196,7 @@ class Finish:
         sweep(folder.out, _SWEPT, live_files(folder.out, TOKENS))
         kept = (Path(name).name for _, record in self.made.records.in_plan_order() for name in record.files)
         sweep(folder.folder, (f"{REJECTS}*", f"{DROPPED}*"), kept)
-        _remove_drop_sets(self.config, folder)
+        _remove_drop_files(self.config, folder)
 
     def _pack(self) -> dict[str, Any]:
         if self.config.packing_rules is None:
@@ -206,8 +205,8 @@ class Finish:
         return pack_store(self.config, self.folder.out)
 
     def _summary(self, summary: TextSummary) -> TextSummary:
-        records, (dedup, near) = self.made.records, self.made.dedup.figures if self.made.dedup else ({}, {})
-        near = self._with_examples(near)
+        records, dedup = self.made.records, self.made.dedup
+        near = {} if dedup is None else self._with_examples(dedup.near)
         asked = [*self.config.split_shares, *self.config.split_tokens, *([VAL] if self.config.validation_sets else [])]
         splits = summary.facts["splits"]
         config = dataclasses.asdict(self.config)
@@ -215,13 +214,12 @@ class Finish:
         facts: TextFacts = {
             "splits": splits | {name: {"documents": 0, "tokens": 0} for name in asked if name not in splits},
             "session_text_bytes": records.counts["text_bytes"] - records.before["text_bytes"],
-            "dedup": dedup,
+            "dedup": {} if dedup is None else dedup.exact,
             "near": near,
             "config": _plain(config),
         }
-        decided = None if self.made.dedup is None else self.made.dedup.decontamination
-        if decided is not None:
-            facts["contamination"] = decided.figures() or {}
+        if dedup is not None and dedup.contamination is not None:
+            facts["contamination"] = dedup.contamination
         return replace(
             summary,
             job="preprocess" if self.report else "tokenize",
@@ -253,7 +251,7 @@ class Finish:
 def complete(config: Config, folder: RunFolder, *, report: bool) -> TextSummary:
     """A finished store: make what is missing beside it, and say that it is up to date."""
     sweep(folder.out, _SWEPT, live_files(folder.out, TOKENS))
-    _remove_drop_sets(config, folder)
+    _remove_drop_files(config, folder)
     manifest = ManifestText.at(Folder(folder.out))
     summary = finished_summary(folder.out, manifest.facts(), totals_by_split(manifest.shards()))
     told = read_sealed(folder.folder / SUMMARY) or {}
@@ -268,15 +266,15 @@ def _joined(paths: Iterable[Path]) -> Iterator[bytes]:
     return itertools.chain.from_iterable(map(file_blocks, paths))
 
 
-def _remove_drop_sets(config: Config, folder: RunFolder) -> None:
+def _remove_drop_files(config: Config, folder: RunFolder) -> None:
     if config.index_rules is not None:
         from milldam.pipeline.index_lookup import remove_lookups
 
         remove_lookups(folder)
     if config.dedup_rules is not None:
-        from milldam.pipeline.deduplicating import remove_drop_sets
+        from milldam.pipeline.deduplicating import remove_drop_files
 
-        remove_drop_sets(folder)
+        remove_drop_files(folder)
 
 
 def _output_bytes(folder: RunFolder) -> int:

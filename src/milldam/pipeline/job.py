@@ -35,7 +35,9 @@ from milldam.pipeline.judging import Selection
 from milldam.pipeline.preparing import Preparation, Prepared
 from milldam.pipeline.starting import leave_receipt
 from milldam.pipeline.tokenizing import TokenizeTask
+from milldam.rules import DedupRules
 from milldam.run import job as frame
+from milldam.run.engine import pooled
 from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
 from milldam.run.job import ArrayWork, Options
 from milldam.run.pools import LocalPool, Workers, WorkPlan, least_bytes, least_grouping_bytes, make_plan, require_room
@@ -177,10 +179,15 @@ class TokenJob:
         unproved = 0 if prepared.known.expected is not None else prepared.tokenizer_bytes * 3 // 8
         require_room(session.budget, needed, another_time=unproved)
         if self._config.dedup_rules is not None:
-            from milldam.pipeline.resolving import check_index
-
-            check_index(self._config.dedup_rules, prepared.identity, str(Path(self._config.out).resolve()))
+            self._check_index(prepared, self._config.dedup_rules)
         return choice
+
+    def _check_index(self, prepared: Prepared, rules: DedupRules) -> None:
+        """Raise StoreError when the index across runs can't be used."""
+        if rules.index is not None:
+            from milldam.dedup.index import DedupIndex
+
+            DedupIndex.of(rules).files(prepared.identity.run_id, str(Path(self._config.out).resolve()))
 
     def require_disk(self, disk: Disk) -> None:
         disk.require(self._config.out)
@@ -214,12 +221,10 @@ class TokenJob:
         dedup = self._config.dedup_rules
         found = {"count": units} if any(source.counted for source in prepared.sources) else {}
         if dedup is not None:
-            from milldam.pipeline.resolving import in_order, steps_of
+            from milldam.pipeline.deduplicating import step_counts
 
-            steps = steps_of(dedup, prepared.partitions, units)
-            pieces = {stage: len(each) or units for stage, each in steps.items()}
-            pieces |= {"decontaminate": 1} if self._config.evaluation_sets else {}
-            found |= {"fingerprint": units} | {stage: pieces[stage] for stage in in_order(pieces)}
+            evaluated = bool(self._config.evaluation_sets)
+            found |= step_counts(dedup, prepared.partitions, units, evaluation=evaluated)
         return found | {"tokenize": units} | ({"arrange": units} if self._config.counts_tokens else {})
 
     def _stage_names(self, pieces: dict[str, int]) -> tuple[str, ...]:
@@ -243,12 +248,8 @@ class TokenJob:
             if prepared.evaluation is not None:
                 first = keys.mixed(np.full(len(keys), int(prepared.evaluation.name, 16), np.uint64))
             dedup = Deduplication(config, config.dedup_rules, session, prepared, first, plan.fitting.cores)
-
-            def assign(number: int) -> Assignment:
-                unit = folder.units.at(number, Unit.from_json)
-                return Assignment(unit, dedup.keys[number], rows=ranges.get(unit.origin))
-
-            yield from dedup.find_drops(readers, plan.fitting.readers(plan.units, judging=True), assign)
+            for stage in dedup.stages(readers, plan.fitting.readers(plan.units, judging=True), ranges):
+                yield pooled(stage, folder, plan.workers)
             keys = keys.mixed(dedup.verdicts())
         records = plan.records or Records(folder.journal, RECORDS, folder.out, keys)
         yield self._tokenize(session, prepared, plan, records, dedup, ranges)
@@ -363,8 +364,7 @@ class TokenJob:
             session.observer.warn(draft.damage)
         # Between what can still be refused and what makes it a store: the index knows finished runs only.
         if done.dedup is not None:
-            for stage in done.dedup.index_stages():
-                session.work(stage)
+            done.dedup.enter_index()
             session.enter("finish")
         summary, told_again = finish.wind_up(draft)
         leave_receipt(session.folder.out, self._request, self._config, prepared, told_again)

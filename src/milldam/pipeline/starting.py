@@ -177,7 +177,7 @@ def _is_told_by_files(config: Config) -> bool:
 # ---- the server, begun ahead ----
 
 WORKER_MODULES = (
-    "milldam.pipeline.fingerprinting",
+    "milldam.pipeline.first_pass",
     "milldam.pipeline.tokenizing",
     "milldam.sources.jsonl",
     "gigatoken.gigatoken_rs",

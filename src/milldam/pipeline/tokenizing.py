@@ -79,7 +79,7 @@ class TokenizeTask:
         """Where the first pass may have kept the texts of a unit."""
         if assignment.prints is None:
             return None
-        from milldam.pipeline.fingerprinting import PRINTS
+        from milldam.pipeline.first_pass import PRINTS
 
         return print_paths(self.out / RUN_FOLDER / PRINTS, assignment.prints)[2]
 

@@ -194,7 +194,7 @@ class SimulatedJob(engine.Job[TextSummary]):
         self._records.killed_at, self._records.clock = self._killed_at, self._clock
         self._clock("records")
         some = itertools.islice(self._records.pending(), self._most)
-        yield engine.Stage("tokenize", SimulatedLoad(), self._records, Unit.from_json, units=some)
+        yield engine.Stage("tokenize", SimulatedLoad(), self._records, Unit.from_json, todo=some)
         self._clock("work")
 
     def finish(self, run: Session, plan: WorkPlan) -> TextSummary:

@@ -153,7 +153,7 @@ def test_hash_partitions_and_steps_of_near_dedup_are_tasks(
 
     monkeypatch.setattr(ray_cluster._RayExecutor, "_tell", listen)
     monkeypatch.setattr("milldam.dedup.fingerprints.partition_count", lambda size: 5)
-    monkeypatch.setattr("milldam.pipeline.resolving.FEW_DOCUMENTS", 0)
+    monkeypatch.setattr("milldam.pipeline.deduplicating.FEW_DOCUMENTS", 0)
     milldam.preprocess(settings(local, "parts") | on(cluster))
     assert_equal(local / "parts", local / "local")
     found = (event for unit in range(5) for event in heard[unit] if event.kind == "part")

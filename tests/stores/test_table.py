@@ -201,7 +201,7 @@ def test_verify_compares_rows_and_columns(table: Table) -> None:
     assert "totals are not the sums" in totals and "20 rows where the manifest says 19" in rows
     schema = {"columns": {"a": "int8"}, "ipc": TableSchema.of(pa.schema([("a", pa.int8())])).ipc}
     edit_manifest(table.path, lambda value: value.update(schema=schema))
-    assert any("other columns than the manifest says: id (int64)" in problem for problem in verify(table.path))
+    assert any("other columns than the manifest says" in problem for problem in verify(table.path))
 
 
 @pytest.mark.parametrize(

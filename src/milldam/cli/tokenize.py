@@ -97,10 +97,8 @@ def tokenize(
     milldam tokenize corpus.txt --format npy --tokenizer gpt2/
     milldam tokenize chat.jsonl --chat -o chat.milldam --tokenizer qwen2.5/
     """
-    from milldam.run.tasks import ONE_THREAD
-
     # No matrix is multiplied here: numpy need not start a thread for each core, which spins for 0.05 s.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", ONE_THREAD)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from milldam.pipeline.starting import run_checked, tokenize_config
 
     options = evaluation_sets(options)

@@ -79,7 +79,7 @@ class FeedJob(TokenJob):
         for stage in super().stages(run):
             assert isinstance(stage, Stage), "what needs more stages was refused"
             planned.write(folder.folder)
-            yield replace(stage, units=DemandedUnits(folder, stage.records))
+            yield replace(stage, todo=DemandedUnits(folder, stage.records))
         forget_all(folder.folder)
 
     def _load(self, run: Session) -> TokenizeLoad:

@@ -124,9 +124,9 @@ def finish(
         raise StoreError(f"{folder.out}: {plan.units - records.complete} units are not done.")
     draft = _draft(config, run, prepared, plan, made)
     # Between what can still be refused and what makes it a store: the index knows finished runs only.
-    for stage in () if made.dedup is None else made.dedup.index_stages():
-        run.work(stage)
-    run.enter("finish")
+    if made.dedup is not None:
+        made.dedup.enter_index()
+        run.enter("finish")
 
     def told(summary: TextSummary, facts: TextFacts) -> TextSummary:
         """The summary with more facts, and time and memory as they are now, written down."""
@@ -163,7 +163,7 @@ def _draft(config: Config, run: Session, prepared: Prepared, plan: WorkPlan, mad
     """Gather what workers left in parts; raises when the input changed, or nothing is left."""
     folder, damage = run.folder, Damage()
     rejects = reject_lines(made.parts(REJECTS), lambda: (file["path"] for file in folder.inputs.planned()), damage)
-    findings = [] if made.dedup is None or made.dedup.decontamination is None else [made.dedup.decontamination.findings]
+    findings = [] if made.dedup is None or made.dedup.findings is None else [made.dedup.findings]
     audit = (
         write_audit(folder.out, "rejects", rejects)
         | write_audit(folder.out, "dropped", _joined(made.parts(DROPPED)))
@@ -209,12 +209,12 @@ def _facts_of_run(
     facts: TextFacts = {
         "splits": splits | {name: {"documents": 0, "tokens": 0} for name in asked if name not in splits},
         "session_text_bytes": records.counts["text_bytes"] - records.before["text_bytes"],
-        "dedup": {} if dedup is None else dedup.figures[0],
+        "dedup": {} if dedup is None else dedup.exact,
         "near": _near_told(config, run, prepared, made),
         "config": _plain(settings),
     }
-    if dedup is not None and dedup.decontamination is not None:
-        facts["contamination"] = dedup.decontamination.figures() or {}
+    if dedup is not None and dedup.contamination is not None:
+        facts["contamination"] = dedup.contamination
     return facts
 
 
@@ -248,9 +248,9 @@ def _clean_up(config: Config, folder: RunFolder) -> None:
 
         remove_lookups(folder)
     if config.dedup_rules is not None:
-        from milldam.pipeline.deduplicating import remove_drop_sets
+        from milldam.pipeline.deduplicating import remove_drop_files
 
-        remove_drop_sets(folder)
+        remove_drop_files(folder)
 
 
 def _output_bytes(folder: RunFolder) -> int:
@@ -278,7 +278,7 @@ def _pack(config: Config, out: Path) -> dict[str, Any]:
 def _near_told(config: Config, run: Session, prepared: Prepared, made: Made) -> dict[str, Any]:
     """What near-dedup found, with what it removed, to look at, and what to warn of."""
     dedup, rules = made.dedup, config.dedup_rules
-    near = {} if dedup is None else dedup.figures[1]
+    near = {} if dedup is None else dedup.near
     if dedup is None or rules is None or rules.near is None or not near:
         return near
     from milldam.pipeline.near_examples import near_examples

@@ -141,10 +141,11 @@ class TokenJob(engine.Job[TextSummary]):
         # Where nothing is known of the tokenizer, loading it leaves some of its memory behind (a third, measured).
         unproved = 0 if prepared.known.expected is not None else prepared.tokenizer_bytes * 3 // 8
         require_room(run.budget, needed, another_time=unproved)
-        if rules is not None:
-            from milldam.pipeline.resolving import check_index
+        if rules is not None and rules.index is not None:
+            from milldam.dedup.index import DedupIndex
 
-            check_index(rules, prepared.identity, str(Path(self._config.out).resolve()))
+            # Raises StoreError when it can't be used.
+            DedupIndex.of(rules).files(prepared.identity.run_id, str(Path(self._config.out).resolve()))
         return self._choice
 
     def _fit(self, run: Session) -> Fitting:
@@ -204,13 +205,7 @@ class TokenJob(engine.Job[TextSummary]):
             if prepared.evaluation is not None:
                 first = keys.mixed(np.full(len(keys), int(prepared.evaluation.name, 16), np.uint64))
             dedup = Deduplication(config, config.dedup_rules, run, prepared, first, fitting.cores)
-            first_keys = dedup.keys
-
-            def to_fingerprint(number: int) -> Assignment:
-                unit = folder.units.at(number, Unit.from_json)
-                return Assignment(unit, first_keys[number], rows=ranges.get(unit.origin))
-
-            yield from dedup.find_drops(readers, fitting.readers(units, judging=True), to_fingerprint)
+            yield from dedup.stages(readers, fitting.readers(units, judging=True), ranges)
             keys = keys.mixed(dedup.verdicts())
         records = self._records or Records(folder.journal, RECORDS, folder.out, keys)
         self._made = Made(records, None, dedup)
@@ -295,10 +290,9 @@ def _stage_names(config: Config) -> tuple[str, ...]:
     if any(one.max_documents is not None or "[" in (one.split or "") for one in config.sources):
         names.append("count")
     if dedup is not None:
-        from milldam.pipeline.resolving import in_order, steps_of
+        from milldam.pipeline.deduplicating import step_counts
 
-        decontaminate = ["decontaminate"] if config.evaluation_sets else []
-        names += ["fingerprint", *in_order([*steps_of(dedup, 1, 1), *decontaminate])]
+        names += step_counts(dedup, 1, 1, evaluation=bool(config.evaluation_sets))
     return (*names, "tokenize", *(["arrange"] if config.counts_tokens else []))
 
 

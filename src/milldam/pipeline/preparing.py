@@ -26,7 +26,7 @@ from milldam.run.folder import RunFolder
 from milldam.run.pools import TOKENIZER_FACTOR, WORK_BYTES
 from milldam.run.units import Identity
 from milldam.sources.batch import TextRules
-from milldam.sources.columns import find_text_column, find_value_field
+from milldam.sources.columns import find_text_column, head_values
 from milldam.sources.compression import STDIN
 from milldam.sources.data_sets import resolve_data_set
 from milldam.sources.reading import slice_file
@@ -36,10 +36,10 @@ from milldam.tokenizers.proof import KNOWN_TOKENIZERS, Choice, KnownTokenizer, Q
 
 if TYPE_CHECKING:
     from milldam.chat.reading import ChatRecipe
+    from milldam.dedup.preferred import ValueField
     from milldam.pipeline.evaluation_sets import Evaluation
     from milldam.pipeline.index_lookup import IndexLookup
     from milldam.rules import ChatRules
-    from milldam.sources.values import ValueField
 
 SAMPLE_BYTES = 64 << 10
 _CHAT_HEAD = 2 * SAMPLE_BYTES
@@ -141,12 +141,15 @@ class Input:
 
     def value_field(self) -> ValueField | None:
         """The field by which near-duplicates stay, looked for in what is trained on: validation always stays."""
-        rules, spool = self.config.dedup_rules, str(self._folder.folder)
+        rules, setting = self.config.dedup_rules, "dedup.near.prefer.field"
         preferred = None if rules is None or rules.near is None else rules.near.preferred_field
         if preferred is None:
             return None
+        from milldam.dedup.preferred import value_field
+
         trained = range(len(self.config.validation_sets), len(self.config.sources))
-        return find_value_field(self.slices(*trained), preferred.field, spool, "dedup.near.prefer.field")
+        path, values = head_values(self.slices(*trained), preferred.field, str(self._folder.folder), setting)
+        return value_field(preferred.field, path, values, setting)
 
     def units(self, sources: tuple[Source, ...], shard_size: int) -> Iterator[Unit]:
         """Every unit in plan order: dataset after dataset, each repetition on its own."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from milldam.run.summary import Observer
 
 WORKER_MODULES = (
-    "milldam.pipeline.fingerprinting",
+    "milldam.pipeline.first_pass",
     "milldam.pipeline.tokenizing",
     "milldam.sources.jsonl",
     "gigatoken.gigatoken_rs",

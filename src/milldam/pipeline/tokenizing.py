@@ -81,7 +81,7 @@ class TokenizeLoad:
         """Where the first pass may have kept the texts of a unit."""
         if assignment.prints is None:
             return None
-        from milldam.pipeline.fingerprinting import PRINTS
+        from milldam.pipeline.first_pass import PRINTS
 
         return print_paths(self.out / RUN_FOLDER / PRINTS, assignment.prints)[2]
 

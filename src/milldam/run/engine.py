@@ -17,9 +17,11 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
 
 from milldam.memory import usage
 from milldam.run import job as frame
@@ -108,14 +110,15 @@ class Stage:
     name: str
     load: Load
     records: Records
-    parse: Callable[[dict[str, Any]], Any]
-    """The unit of a line of the plan."""
+    parse: Callable[[dict[str, Any]], Any] | None = None
+    """The unit of a line of the plan; None: the units are steps, each its number."""
     workers: Workers | None = None
     """None: as many as are planned."""
     facts: Callable[[int], dict[str, Any]] = lambda number: {}
     """Of a unit, by its number: `Assigned.facts`, looked up when it is handed out."""
-    units: Iterable[int] | None = None
-    """What to make, in this order; None: all that is pending, in the order of the plan."""
+    todo: Iterable[int] | None = None
+    """The units to make, in this order; None: all without a complete record. Of an iterator, some may come later
+    (`NothingYetError`), and not all be wanted."""
 
 
 class Job(ABC, Generic[S]):
@@ -212,7 +215,7 @@ class _InFrame(Generic[S]):
 
     def stages(self, run: Session, prepared: _Identified, plan: WorkPlan) -> Generator[PooledStage, None, None]:
         for stage in self._job.stages(run):
-            yield stage if isinstance(stage, PooledStage) else _pooled(stage, run.folder, plan)
+            yield stage if isinstance(stage, PooledStage) else pooled(stage, run.folder, plan.workers)
 
     def finish(self, run: Session, prepared: _Identified, plan: WorkPlan, done: None) -> S:
         return self._job.finish(run, plan)
@@ -245,24 +248,25 @@ def plan_work(run: Session, job: Job[Any]) -> WorkPlan:
     return make_plan(run.budget, kind=WorkPlan, **facts)
 
 
-def _pooled(stage: Stage, folder: RunFolder, plan: WorkPlan) -> PooledStage:
+def pooled(stage: Stage, folder: RunFolder, workers: int) -> PooledStage:
     """A stage as executors take it."""
-    records, sizes = stage.records, folder.units.sizes()
+    records, parse, todo = stage.records, stage.parse, stage.todo
+    sizes = np.zeros(len(records.keys), np.int64) if parse is None else folder.units.sizes()
 
     def assign(number: int) -> Assigned:
-        unit = folder.units.at(number, stage.parse)
+        unit = number if parse is None else folder.units.at(number, parse)
         return Assigned(unit, records.keys[number], int(sizes[number]), records.begun(number), stage.facts(number))
 
     return PooledStage(
         stage.name,
         _Making(stage.load),
-        records.pending() if stage.units is None else stage.units,
+        records.pending() if todo is None else iter(todo),
         assign,
-        stage.workers or Workers(plan.workers, 1),
+        stage.workers or Workers(workers, 1),
         records.add,
-        total=len(records.keys),
-        done=records.complete,
-        input_bytes=records.pending_bytes(sizes),
+        total=len(todo) if isinstance(todo, Sequence) else len(records.keys),
+        done=0 if isinstance(todo, Sequence) else records.complete,
+        input_bytes=int(sizes[list(todo)].sum()) if isinstance(todo, Sequence) else records.pending_bytes(sizes),
     )
 
 

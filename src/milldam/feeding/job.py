@@ -22,7 +22,7 @@ from milldam.pipeline.starting import WORKER_MODULES
 from milldam.pipeline.tokenizing import TokenizeLoad
 from milldam.run.engine import Stage
 from milldam.run.folder import RunFolder
-from milldam.run.records import Records, UnitSet
+from milldam.run.records import Records
 from milldam.run.session import Session
 from milldam.run.session import Stage as PooledStage
 from milldam.run.tasks import NothingYetError
@@ -126,7 +126,8 @@ class DemandedUnits:
 
     def __init__(self, folder: RunFolder, records: Records) -> None:
         self._folder, self._records = folder, records
-        self._given, self._left = UnitSet(), len(records.keys) - records.complete
+        self._given: set[int] = set()
+        self._left = len(records.keys) - records.complete
 
     def __iter__(self) -> DemandedUnits:
         return self

@@ -24,9 +24,7 @@ from milldam.memory import format_size, release, usage
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from milldam.tokenizers import encoders
     from milldam.tokenizers.document_encoder import DocumentEncoder
-    from milldam.tokenizers.encoders import Encoder
     from milldam.tokenizers.loading import LoadedTokenizer
 
 CACHE_BYTES = 48 << 20
@@ -74,11 +72,13 @@ class TextEncoder:
         choice = choose_encoder(encoder, self._json, expected, plain_specials=self._plain, folder=folder)
         self._encoder, self._differing = choice.encoder, choice.differing
         self._document_encoder: DocumentEncoder | None = None
+        self._taken = 0
+        """What calls have taken and not given back: the encoder's cache, above all."""
         del loaded, expected
         release()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_document_encoder": None}
+        return {**self.__dict__, "_document_encoder": None, "_taken": 0}
 
     @property
     def fingerprint(self) -> tuple[Any, ...]:
@@ -99,60 +99,32 @@ class TextEncoder:
         array = _as_arrow(texts)
         encoder = self._document_encoder
         if encoder is None:
-            encoder = self._document_encoder = self._make_document_encoder()
+            from milldam.tokenizers.document_encoder import DocumentEncoder
+            from milldam.tokenizers.encoders import make_encoder
+
+            made = make_encoder(
+                self._encoder, self._json, plain_specials=self._plain, threads=1, differing=self._differing
+            )
+            encoder = self._document_encoder = DocumentEncoder(made, self._special, self.dtype.name)
         ids: list[Ids] = [np.empty(0, self.dtype)] * len(array)
+        before = usage().anonymous
         for tokens in encoder.encode(array):
             assert tokens.positions is not None
+            # What the rest of the process takes does not count: inside a user's function it may be anything.
+            self._taken += usage().anonymous - before
+            if self._taken > CACHE_BYTES:
+                encoder.encoder.renew()
+                self._taken = 0
             stops = np.cumsum(tokens.lengths)
             for position, start, stop in zip(tokens.positions, stops - tokens.lengths, stops, strict=True):
                 ids[position] = tokens.flat[start:stop].copy()
+            before = usage().anonymous
         if encoder.uncut:
             size = format_size(encoder.encoder.longest_run)
             raise InputError(
                 f"text {encoder.uncut[0]} has {size} without white space, and is too long to encode whole."
             )
         return ids
-
-    def _make_document_encoder(self) -> DocumentEncoder:
-        from milldam.tokenizers.document_encoder import DocumentEncoder
-        from milldam.tokenizers.encoders import make_encoder
-
-        encoder = make_encoder(
-            self._encoder, self._json, plain_specials=self._plain, threads=1, differing=self._differing
-        )
-        return DocumentEncoder(_ForgettingEncoder(encoder), self._special, self.dtype.name)
-
-
-class _ForgettingEncoder:
-    """An encoder that drops its caches when calls to it have taken so much memory and not given it back.
-
-    What the rest of the process takes does not count: inside a user's function nobody knows how much that may be.
-    """
-
-    def __init__(self, encoder: Encoder) -> None:
-        self._encoder = encoder
-        self._taken = 0
-        self.name, self.batch_bytes = encoder.name, encoder.batch_bytes
-        self.piece_bytes, self.longest_run = encoder.piece_bytes, encoder.longest_run
-
-    def encode(self, texts: pa.LargeStringArray) -> tuple[encoders.Ids, encoders.Offsets]:
-        if self._taken > CACHE_BYTES:
-            self.renew()
-        before = usage().anonymous
-        ids, offsets = self._encoder.encode(texts)
-        self._taken += usage().anonymous - before
-        return ids, offsets
-
-    def encode_text(self, text: bytes) -> encoders.Ids:
-        return self._encoder.encode_text(text)
-
-    @property
-    def exact_texts(self) -> int:
-        return self._encoder.exact_texts
-
-    def renew(self) -> None:
-        self._encoder.renew()
-        self._taken = 0
 
 
 def _load(tokenizer: object) -> LoadedTokenizer:

@@ -19,7 +19,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -27,7 +27,7 @@ from xxhash import xxh3_64_intdigest
 from milldam.config.settings import Config, text_columns
 from milldam.errors import ConfigError, Setting
 from milldam.memory import Budget, release, usage
-from milldam.pipeline.counting import CountTask, RowCounts
+from milldam.pipeline.counting import RowCounts
 from milldam.pipeline.documents import Assignment
 from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
 from milldam.pipeline.fitting import Disk, Fitting, Survey
@@ -37,6 +37,7 @@ from milldam.pipeline.starting import leave_receipt
 from milldam.pipeline.tokenizing import TokenizeTask
 from milldam.rules import DedupRules
 from milldam.run import job as frame
+from milldam.run.engine import Stage as EngineStage
 from milldam.run.engine import pooled
 from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
 from milldam.run.job import ArrayWork, Options
@@ -255,10 +256,10 @@ class TokenJob:
         yield self._tokenize(session, prepared, plan, records, dedup, ranges)
         arranged = None
         if config.counts_tokens:
-            from milldam.pipeline.arranging import Arrangement
+            from milldam.pipeline.arranging import arrange
 
-            arrangement = Arrangement(config, folder, token_dtype(prepared.vocab_size))
-            arranged = yield from arrangement.stages(session, records, readers)
+            arranging = arrange(config, session, records, readers, token_dtype(prepared.vocab_size))
+            arranged = yield from _pooled(arranging, folder, readers.count)
         return Made(records, arranged, dedup, limit_reached=self._limit_reached(records))
 
     def _count(
@@ -268,16 +269,7 @@ class TokenJob:
         if not any(source.counted for source in prepared.sources):
             return {}
         counts = RowCounts(folder, prepared.sources)
-        task = CountTask(prepared.sets, str(folder.folder))
-        yield Stage(
-            "count",
-            task,
-            counts.missing(),
-            lambda number: Assignment(folder.units.at(number, Unit.from_json), counts.keys[number]),
-            readers,
-            counts.add,
-            total=counts.units,
-        )
+        yield pooled(counts.stage(readers), folder, readers.count)
         return counts.ranges()
 
     def _selected(self, folder: RunFolder, prepared: Prepared, ranges: dict[int, tuple[int, int]]) -> KeyArray:
@@ -376,6 +368,16 @@ class TokenJob:
         summary = complete(self._config, session.folder, report=self._report)
         leave_receipt(session.folder.out, self._request, self._config, prepared, summary)
         return summary
+
+
+def _pooled(
+    stages: Generator[EngineStage, None, Records], folder: RunFolder, workers: int
+) -> Generator[Stage, None, Records]:
+    while True:
+        try:
+            yield pooled(next(stages), folder, workers)
+        except StopIteration as end:
+            return cast("Records", end.value)
 
 
 # ---- looking ahead ----

@@ -32,7 +32,7 @@ from milldam.run.session import Session
 from milldam.run.session import Stage as PooledStage
 from milldam.run.summary import Observer
 from milldam.run.tasks import PART, PROGRESS, Report, Work
-from milldam.run.units import Identity, PlannedUnit
+from milldam.run.units import Identity, PlannedUnit, UnitList
 from milldam.stores.kinds import Kind
 
 S = TypeVar("S")
@@ -116,8 +116,12 @@ class Stage:
     """None: as many as are planned."""
     facts: Callable[[int], dict[str, Any]] = lambda number: {}
     """Of a unit, by its number: `Assigned.facts`, looked up when it is handed out."""
-    todo: Sequence[int] | None = None
+    todo: Iterable[int] | None = None
     """The units to make, in this order; None: all without a complete record."""
+    total: int | None = None
+    """Of units to make, where `todo` is known only as it goes."""
+    listed: UnitList | None = None
+    """Where the units are listed; None: in the plan."""
 
 
 class Job(ABC, Generic[S]):
@@ -249,24 +253,21 @@ def plan_work(run: Session, job: Job[Any]) -> WorkPlan:
 
 def pooled(stage: Stage, folder: RunFolder, workers: int) -> PooledStage:
     """A stage as executors take it."""
-    records, parse, todo = stage.records, stage.parse, stage.todo
-    sizes = np.zeros(len(records.keys), np.int64) if parse is None else folder.units.sizes()
+    records, parse, listed = stage.records, stage.parse, stage.listed or folder.units
+    sizes = np.zeros(len(records.keys), np.int64) if parse is None else listed.sizes()
 
     def assign(number: int) -> Assigned:
-        unit = number if parse is None else folder.units.at(number, parse)
+        unit = number if parse is None else listed.at(number, parse)
         return Assigned(unit, records.keys[number], int(sizes[number]), records.begun(number), stage.facts(number))
 
-    return PooledStage(
-        stage.name,
-        _Making(stage.load),
-        records.pending() if todo is None else iter(todo),
-        assign,
-        stage.workers or Workers(workers, 1),
-        records.add,
-        total=len(records.keys) if todo is None else len(todo),
-        done=records.complete if todo is None else 0,
-        input_bytes=records.pending_bytes(sizes) if todo is None else int(sizes[list(todo)].sum()),
-    )
+    total, done, pending = len(records.keys), records.complete, records.pending_bytes(sizes)
+    if isinstance(stage.todo, Sequence):
+        total, done, pending = len(stage.todo), 0, int(sizes[list(stage.todo)].sum())
+    elif stage.total is not None:
+        total, done, pending = stage.total, 0, 0
+    todo = records.pending() if stage.todo is None else iter(stage.todo)
+    task, team = _Making(stage.load), stage.workers or Workers(workers, 1)
+    return PooledStage(stage.name, task, todo, assign, team, records.add, total, done, pending)
 
 
 @dataclass(frozen=True, slots=True)

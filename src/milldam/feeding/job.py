@@ -20,7 +20,7 @@ from milldam.pipeline.job import TokenJob, TokenPlan
 from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.starting import WORKER_MODULES
 from milldam.run.folder import RunFolder
-from milldam.run.records import Record, Records, UnitSet
+from milldam.run.records import Record, Records
 from milldam.run.session import Session, Stage
 from milldam.run.tasks import NothingYetError
 from milldam.sources.compression import STDIN
@@ -108,7 +108,8 @@ class DemandedUnits:
 
     def __init__(self, folder: RunFolder, records: Records) -> None:
         self._folder, self._records = folder, records
-        self._given, self._left = UnitSet(), len(records.keys) - records.complete
+        self._given: set[int] = set()
+        self._left = len(records.keys) - records.complete
 
     def __iter__(self) -> DemandedUnits:
         return self

@@ -28,6 +28,7 @@ from milldam.dedup import candidates
 from milldam.dedup.candidates import NearWork, marked_rows
 from milldam.dedup.fingerprints import FingerprintWriter, fingerprint
 from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureFiles, unit_name
+from milldam.dedup.preferred import Floats, ValueField
 from milldam.dedup.sketches import Sketcher, SketchWriter, sketch_paths
 from milldam.files import NewFile
 from milldam.filters.judging import Filters
@@ -50,7 +51,6 @@ from milldam.run.engine import Assigned, Make, Telling
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
 from milldam.sources.units import Unit
-from milldam.sources.values import NOTHING, Floats, ValueField
 from milldam.text.arrays import Verdicts, text_offsets
 from milldam.text.cleaning import Cleaner
 
@@ -93,7 +93,7 @@ class FirstPass:
         self, hasher: MinHasher | None, scanner: Callable[[], Scanner | None], assigned: Assigned, telling: Telling
     ) -> Iterator[Record]:
         unit, parts = assigned.unit, list[bytes]()
-        reader = UnitReader(_reading(self, assigned, value=self.value))
+        reader = UnitReader(_reading(self, assigned, keep=() if self.value is None else (self.value.name,)))
         with ExitStack() as stack:
             sink = _PrintSink(self, hasher, scanner(), assigned, stack)
             telling.lap()
@@ -118,6 +118,7 @@ class _PrintSink:
         self, load: FirstPass, hasher: MinHasher | None, scanner: Scanner | None, assigned: Assigned, stack: ExitStack
     ) -> None:
         self._set, self._rules, near = load.sets[assigned.unit.dataset], load.rules, load.rules.near
+        self._field = load.value
         self._chooser, self._share = Chooser(load.seed, HEAD_BYTES), self._set.share(copy=0)
         self.values = np.zeros(2, np.int64)
         """Documents without a value of the field that decides on near-duplicates, and with one."""
@@ -154,7 +155,10 @@ class _PrintSink:
             wanted &= below(self._chooser.sample_keys(documents.texts), self._share)
         texts = self._set.compared(documents)
         if self._preferences is not None and self._rules.near is not None:
-            numbers, known = preferred(self._rules.near, texts, documents.values)
+            values = np.full(len(texts), np.nan)
+            if self._field is not None and documents.columns is not None:
+                values = self._field.of_column(documents.columns.column(0))
+            numbers, known = preferred(self._rules.near, texts, values)
             self._preferences.write(numbers.data)
             self.values += np.bincount(known[wanted], minlength=2)
         if self._signatures is not None and self._hasher is not None:
@@ -236,11 +240,11 @@ class Shingling:
             telling.add(documents=len(documents.texts), input_bytes=assigned.unit.input_bytes(documents.bytes_read))
 
 
-def _reading(rules: FirstPass | Shingling, assigned: Assigned, value: ValueField | None = None) -> Reading:
+def _reading(rules: FirstPass | Shingling, assigned: Assigned, keep: tuple[str, ...] = ()) -> Reading:
     unit: Unit = assigned.unit
     spool, ahead = str(rules.out / RUN_FOLDER), rules.threads > 1
     chosen = rules.sets[unit.dataset], rules.clean
-    return Reading(unit, *chosen, rows=assigned.facts["rows"], spool=spool, ahead=ahead, value=value)
+    return Reading(unit, *chosen, rows=assigned.facts["rows"], spool=spool, ahead=ahead, keep=keep)
 
 
 def whole(documents: Documents, parts: list[bytes]) -> Documents:
@@ -249,14 +253,14 @@ def whole(documents: Documents, parts: list[bytes]) -> Documents:
         return documents
     parts.append(documents.bytes)
     if not documents.last:
-        return replace(documents, texts=documents.texts[:0], verdicts=Verdicts(0), values=None)
+        return replace(documents, texts=documents.texts[:0], verdicts=Verdicts(0), columns=None)
     texts = pa.array([b"".join(parts)], pa.large_binary()).cast(pa.large_string())
     parts.clear()
     return replace(documents, texts=texts, part=False)
 
 
 def preferred(
-    near: NearRules, texts: pa.LargeStringArray, values: Floats | None
+    near: NearRules, texts: pa.LargeStringArray, values: Floats
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
     """What decides on which of near-duplicates stays: a number for each document, the lowest first; and which of them
     have a value of the field that decides."""
@@ -265,8 +269,6 @@ def preferred(
     if field is None:
         numbers = _LONGEST - lengths if near.prefer == "longest" else lengths
         return numbers.astype(np.uint64), np.zeros(len(texts), np.int64)
-    # Plain text has no fields.
-    values = np.full(len(texts), NOTHING) if values is None else values
     return in_order_of(values, highest=field.order == "highest"), (~np.isnan(values)).astype(np.int64)
 
 

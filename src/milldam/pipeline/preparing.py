@@ -28,7 +28,7 @@ from milldam.run.folder import RunFolder
 from milldam.run.pools import TOKENIZER_FACTOR, WORK_BYTES
 from milldam.run.units import Identity
 from milldam.sources.batch import TextRules
-from milldam.sources.columns import find_text_column, find_value_field
+from milldam.sources.columns import find_text_column, head_values
 from milldam.sources.compression import STDIN
 from milldam.sources.data_sets import resolve_data_set
 from milldam.sources.reading import slice_file
@@ -39,10 +39,10 @@ from milldam.tokenizers.proof import KNOWN_TOKENIZERS, Choice, KnownTokenizer, Q
 if TYPE_CHECKING:
     from milldam.chat.loading import TemplateSource
     from milldam.chat.reading import ChatRecipe
+    from milldam.dedup.preferred import ValueField
     from milldam.pipeline.evaluation_sets import Evaluation
     from milldam.pipeline.index_lookup import IndexLookup
     from milldam.rules import ChatRules, PreferredField
-    from milldam.sources.values import ValueField
 
 SAMPLE_BYTES = 64 << 10
 _CHAT_HEAD = 2 * SAMPLE_BYTES
@@ -251,7 +251,11 @@ class Preparation:
         numbers = range(len(self._config.validation_sets), len(self._config.sources))
         files = (file for number in numbers for file in listed_files(self._folder, number))
         slices = (Slice(file.path, file.format, file.compression) for file in files)
-        return find_value_field(slices, preferred.field, str(self._folder.folder), "dedup.near.prefer.field")
+        from milldam.dedup.preferred import value_field
+
+        setting = "dedup.near.prefer.field"
+        path, values = head_values(slices, preferred.field, str(self._folder.folder), setting)
+        return value_field(preferred.field, path, values, setting)
 
     def _recipe(self, rules: ChatRules, slices: Iterator[Slice]) -> ChatRecipe:
         from milldam.chat.masks import train_on

@@ -159,7 +159,7 @@ def test_a_torn_record_of_the_arranging_loses_nothing(tmp_path: Path) -> None:
     def tear(self: Journal, name: str, value: dict[str, Any]) -> None:
         append(self, name, value)
         if name == arranging.RECORDS:
-            path = self.path(name)
+            (path,) = self.paths(name)
             path.write_bytes(path.read_bytes()[:-20])
             raise TornError
 

@@ -66,8 +66,7 @@ class RowCounts:
 
     def stage(self, readers: Workers) -> Stage:
         load = Counting(tuple(source.rules for source in self._sources), self._spool)
-        units = sum(map(len, self._units.values()))
-        return Stage(COUNT, load, self._records, Unit.from_json, readers, todo=self._missing(), total=units)
+        return Stage(COUNT, load, self._records, Unit.from_json, readers, todo=self._missing())
 
     def _missing(self) -> Iterator[int]:
         """Units to count, in plan order, until those without a gap reach the last document that is wanted."""

@@ -185,7 +185,6 @@ EXECUTORS = {
     "pools",
     "fork",
     "ray_cluster",
-    "ray_node",
 }
 
 

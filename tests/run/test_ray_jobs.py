@@ -147,9 +147,9 @@ def test_hash_partitions_and_steps_of_near_dedup_are_tasks(
     heard: dict[int, list[Event]] = defaultdict(list)
     tell = ray_cluster._RayExecutor._tell
 
-    def listen(self: Any, hand: Any, unit: int, kind: str, value: Any = None) -> None:
-        heard[unit].append(Event(hand.number, hand.pid, unit, kind, value, hand.slot.node.name))
-        tell(self, hand, unit, kind, value)
+    def listen(self: Any, worker: Any, unit: int, kind: str, value: Any = None) -> None:
+        heard[unit].append(Event(worker.number, worker.pid, unit, kind, value, worker.node.name))
+        tell(self, worker, unit, kind, value)
 
     monkeypatch.setattr(ray_cluster._RayExecutor, "_tell", listen)
     monkeypatch.setattr("milldam.dedup.fingerprints.partition_count", lambda size: 5)

@@ -528,7 +528,7 @@ def _work(connection: Connection, work: Work | None = None) -> None:
             connection.send((ERROR, as_sent(error)))
 
 
-def as_sent(error: Exception) -> Any:
+def as_sent(error: BaseException) -> Any:
     """An error of ours or of the system, or a bug in a worker with its traceback, which does not pickle by itself."""
     if isinstance(error, MilldamError) or (isinstance(error, OSError) and type(error).__module__ == "builtins"):
         return error

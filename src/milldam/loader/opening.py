@@ -241,7 +241,8 @@ def open_data(
     if foreign is not None:
         return _open_one(foreign, split, dtype)
     if not given.exists() and any(glob.iglob(str(given))):
-        made = f"{Path(given.parts[0]).stem if len(given.parts) > 1 else 'corpus'}{STORE_ENDING}"
+        in_a_folder = len(given.parts) > 1 and not given.is_absolute()
+        made = f"{Path(given.parts[0]).stem if in_a_folder else 'corpus'}{STORE_ENDING}"
         raise InputError(
             f"{given}: a pattern that several files have. What is opened is the store that was made of them.\n"
             f"Make it: {command_for(given, Path(made))}"

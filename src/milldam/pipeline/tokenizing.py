@@ -38,7 +38,7 @@ from milldam.sources.units import Unit
 from milldam.stores.tokens.manifest import READ
 from milldam.stores.tokens.writer import Tokens
 from milldam.tokenizers.document_encoder import NO_WHITE_SPACE, DocumentEncoder
-from milldam.tokenizers.encoders import FrugalEncoder, Ranges, make_encoder
+from milldam.tokenizers.encoders import Encoder, Ranges
 from milldam.tokenizers.loading import SpecialTokens
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class UnitTokenizer:
     def __init__(self, task: TokenizeTask) -> None:
         self._task = task
         tokenizer_json = (task.out / "tokenizer.json").read_text(encoding="utf-8")
-        encoder = make_encoder(
+        self._encoder = Encoder(
             task.encoder,
             tokenizer_json,
             plain_specials=task.plain_specials,
@@ -117,7 +117,7 @@ class UnitTokenizer:
             self._finder = _load_chat(tokenizer_json)
         release()
         taken = usage().anonymous + BATCHES_BYTES
-        self._encoder = FrugalEncoder(encoder, lambda: allowance(task.share_bytes) - taken)
+        self._encoder.stay_within(lambda: allowance(task.share_bytes) - taken)
 
     def __call__(self, assignment: Assignment, report: Report) -> None:
         rules = self._task.sets[assignment.unit.dataset]

@@ -321,14 +321,6 @@ def test_a_store_alone_gives_a_page(tmp_path: Path) -> None:
     assert "2 of 5 records are in the store; 1 were dropped, 2 rejected" in page.text
 
 
-def test_a_peak_above_the_budget_is_marked(tmp_path: Path) -> None:
-    """Whoever broke the promise is told."""
-    out = make_store(tmp_path / "s", {"train": ["one"]})
-    summary = {"memory": {"peak": 600 * MB, "budget": 512 * MB, "stages": {}}}
-    write_run(out, summary)
-    assert 'class="alarm">117.2 % of the 512 MB budget' in write_report(out).read_text(encoding="utf-8")
-
-
 def test_the_time_of_a_resumed_run_is_that_of_all_its_sessions(tmp_path: Path) -> None:
     """The summary knows the last session only; rates must not be taken from that."""
     out = make_store(tmp_path / "s", {"train": ["one"]})
@@ -600,15 +592,6 @@ onload = () => {{
   document.title = "looked at " + (all.length > 100) + " too wide: " + wide.map(one => one.outerHTML.slice(0, 60));
 }}
 </script>"""
-
-
-@pytest.mark.slow
-def test_nothing_is_clipped_where_the_page_is_narrow(tmp_path: Path, full: Path) -> None:
-    """At 400 pixels no element is wider than its place, so nothing is cut off or has to be scrolled to."""
-    frame = tmp_path / "frame.html"
-    frame.write_text(OVERFLOWING.format(write_report(full).resolve().as_uri()))
-    dom = chromium(tmp_path, frame, "--dump-dom", "--allow-file-access-from-files", "--window-size=600,900")
-    assert "<title>looked at true too wide: </title>" in dom
 
 
 @pytest.mark.slow

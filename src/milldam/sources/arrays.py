@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +14,6 @@ import pyarrow as pa
 from milldam.sources.batch import TOO_LARGE, Batch, Reading, Reject, too_large
 from milldam.sources.decoding import HEAD_BYTES, decode_text
 from milldam.text.arrays import text_offsets
-
-if TYPE_CHECKING:
-    from milldam.sources.values import Floats
 
 BATCH_BYTES = 2 << 20
 
@@ -148,13 +146,37 @@ def bounded(array: pa.Array) -> Iterator[pa.Array]:
     yield from bounded(array[half:])
 
 
-def batches_of(texts: pa.LargeStringArray, bytes_read: int, values: Floats | None = None) -> Iterator[Batch]:
+def batches_of(texts: pa.LargeStringArray, bytes_read: int, columns: pa.RecordBatch | None = None) -> Iterator[Batch]:
     """The texts of a block in bounded batches; an empty one when there are none, so that rejects do not pile up."""
     parts, at = list(bounded(texts)) or [texts], 0
     for part in parts:
-        some = None if values is None else values[at : at + len(part)]
-        yield Batch(part, bytes_read=bytes_read // len(parts), values=some)
+        some = None if columns is None else columns.slice(at, len(part))
+        yield Batch(part, bytes_read=bytes_read // len(parts), columns=some)
         at += len(part)
+
+
+def kept_columns(names: tuple[str, ...], records: Sequence[Any]) -> pa.RecordBatch | None:
+    """Fields of records as columns. Where the values of one have no type in common, it is of texts: JSON, but for those
+    that are texts already.
+
+    >>> kept_columns(("id", "meta.by"), [{"id": 1, "meta": {"by": "me"}}, {"id": 2}]).to_pylist()
+    [{'id': 1, 'meta.by': 'me'}, {'id': 2, 'meta.by': None}]
+    """
+    columns = []
+    for name in names:
+        values = list(records)
+        for part in name.split("."):
+            values = [value.get(part) if isinstance(value, dict) else None for value in values]
+        try:
+            column = pa.array(values)
+        except (ValueError, OverflowError, TypeError):  # as Arrow's errors are
+            column = pa.array([None if value is None else _as_text(value) for value in values], pa.large_string())
+        columns.append(column.cast(pa.large_string()) if pa.types.is_string(column.type) else column)
+    return pa.record_batch(columns, names=list(names)) if names else None
+
+
+def _as_text(value: Any) -> str:
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else json.dumps(value)
 
 
 def _bounded_dictionary(array: pa.DictionaryArray) -> Iterator[pa.Array]:

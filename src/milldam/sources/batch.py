@@ -14,14 +14,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from milldam.errors import InputError, Setting, did_you_mean, nearest
-
-if TYPE_CHECKING:
-    from milldam.sources.values import Floats, ValueField
 
 KEPT_RECORD_CHARS = 65_536
 MAX_DOCUMENT_BYTES = 32 << 20
@@ -38,8 +35,8 @@ class Batch:
     """The batch is one text, and its document goes on in the next batch: a text file larger than a document may be."""
     bytes_read: int = 0
     """Input bytes consumed since the batch before, for progress."""
-    values: Floats | None = None
-    """Where a field is asked for, its number for each text."""
+    columns: pa.RecordBatch | None = None
+    """The fields that `Reading.keep` asks for, a row for each text; None where there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +255,9 @@ class Reading:
     """Is told where rows come from."""
     name: Callable[[str], str] = str
     """Path -> what the file is called in rows and messages."""
-    value: ValueField | None = None
-    """Of texts: the field whose numbers go with them."""
+    keep: tuple[str, ...] = ()
+    """Fields that are read beside texts, dots for nested ones; null where a record has none. They change neither the
+    texts nor how these are cut into batches."""
 
     def reject(self, reject: Reject, ahead: int | None = None) -> None:
         """Set a record aside, or end the run where the user asked for that.

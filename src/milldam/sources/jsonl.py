@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from milldam.native import kernel
-from milldam.sources.arrays import Bytes, batches_of
+from milldam.sources.arrays import Bytes, batches_of, kept_columns
 from milldam.sources.batch import MAX_DOCUMENT_BYTES, Batch, MalformedError, Reading, TextRules
 from milldam.sources.compression import DamagedError, open_bytes, open_head, read_blocks
 from milldam.sources.decoding import mended, parse_json
@@ -33,7 +33,6 @@ from milldam.sources.records import (
     split_records,
 )
 from milldam.sources.units import Slice
-from milldam.sources.values import NOTHING
 
 _MISSING = object()
 _LINES_SEEN = 10_000
@@ -111,26 +110,26 @@ def _parsed(block: Block, slice: Slice, reading: Reading, parse: Callable[[bytes
 
 
 def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
-    """The texts of one field, by the kernel or line by line."""
-    rules, value = reading.rules, reading.value
+    """The texts of one field, by the kernel or line by line; line by line where fields are kept beside them."""
+    rules, keep = reading.rules, reading.keep
     assert rules.text_column is not None
     path = rules.text_column.split(".")
     # A lone surrogate from the command line: no line has such a name.
     name = np.frombuffer(path[0].encode("utf-8", "surrogatepass"), np.uint8)
-    take = kernel("json_texts", *_TEXTS_KERNEL) if len(path) == 1 and value is None else None
+    take = kernel("json_texts", *_TEXTS_KERNEL) if len(path) == 1 and not keep else None
 
-    def parse(line: bytes) -> tuple[str, float]:
+    def parse(line: bytes) -> tuple[str, Any]:
         record = parse_json(line, rules)
-        return text_of(record, path, rules), NOTHING if value is None else value.of_record(record)
+        return text_of(record, path, rules), record
 
     for block in _blocks(slice, reading):
         texts = _take_block(block, name, take) if take is not None else None
-        values = None
+        columns = None
         if texts is None:
             pairs = _parsed(block, slice, reading, parse)
             texts = pa.array([text for text, _ in pairs], pa.large_string())
-            values = None if value is None else np.array([number for _, number in pairs], np.float64)
-        yield from batches_of(texts, block.size, values)
+            columns = kept_columns(keep, [record for _, record in pairs])
+        yield from batches_of(texts, block.size, columns)
 
 
 def _take_block(block: Block, name: Bytes, take: Callable[..., int]) -> pa.LargeStringArray | None:

@@ -1,9 +1,9 @@
 """`TextEncoder`: text in, a numpy array of token ids out, for use inside a function that is mapped over documents.
 
 The ids of HF tokenizers, also of a long text, which is cut at white space where that provably changes nothing
-(tokenizers/long_texts.py), so that a call holds its texts twice (once as Arrow), their ids, and a few megabytes. A long
-text with megabytes without white space is refused. The encoder's word cache is dropped when it has grown by
-`CACHE_BYTES`. No Python object per token.
+(tokenizers/document_encoder.py), so that a call holds its texts twice (once as Arrow), their ids, and a few megabytes.
+A long text with megabytes without white space is refused. The encoder's word cache is dropped when the process has
+grown by `CACHE_BYTES`. No Python object per token.
 
 Pickles with its tokenizer.json, a few megabytes, and loads the encoder when it is first called.
 """
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from milldam.errors import ConfigError, InputError, Setting
 from milldam.files import user_cache
-from milldam.memory import format_size, release, usage
+from milldam.memory import format_size, release
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,13 +72,11 @@ class TextEncoder:
         choice = choose_encoder(encoder, self._json, expected, plain_specials=self._plain, folder=folder)
         self._encoder, self._differing = choice.encoder, choice.differing
         self._document_encoder: DocumentEncoder | None = None
-        self._taken = 0
-        """What calls have taken and not given back: the encoder's cache, above all."""
         del loaded, expected
         release()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_document_encoder": None, "_taken": 0}
+        return {**self.__dict__, "_document_encoder": None}
 
     @property
     def fingerprint(self) -> tuple[Any, ...]:
@@ -100,25 +98,17 @@ class TextEncoder:
         encoder = self._document_encoder
         if encoder is None:
             from milldam.tokenizers.document_encoder import DocumentEncoder
-            from milldam.tokenizers.encoders import make_encoder
+            from milldam.tokenizers.encoders import Encoder
 
-            made = make_encoder(
-                self._encoder, self._json, plain_specials=self._plain, threads=1, differing=self._differing
-            )
+            made = Encoder(self._encoder, self._json, plain_specials=self._plain, differing=self._differing)
+            made.stay_within(lambda: 3 * CACHE_BYTES)
             encoder = self._document_encoder = DocumentEncoder(made, self._special, self.dtype.name)
         ids: list[Ids] = [np.empty(0, self.dtype)] * len(array)
-        before = usage().anonymous
         for tokens in encoder.encode(array):
             assert tokens.positions is not None
-            # What the rest of the process takes does not count: inside a user's function it may be anything.
-            self._taken += usage().anonymous - before
-            if self._taken > CACHE_BYTES:
-                encoder.encoder.renew()
-                self._taken = 0
             stops = np.cumsum(tokens.lengths)
             for position, start, stop in zip(tokens.positions, stops - tokens.lengths, stops, strict=True):
                 ids[position] = tokens.flat[start:stop].copy()
-            before = usage().anonymous
         if encoder.uncut:
             size = format_size(encoder.encoder.longest_run)
             raise InputError(

@@ -86,7 +86,8 @@ def _open_remote(path: str | Path, split: str | None, dtype: npt.DTypeLike | Non
 
 def _nothing_there(given: Path) -> Exception:
     if any(glob.iglob(str(given))):
-        made = f"{Path(given.parts[0]).stem if len(given.parts) > 1 else 'corpus'}{STORE_ENDING}"
+        in_a_folder = len(given.parts) > 1 and not given.is_absolute()
+        made = f"{Path(given.parts[0]).stem if in_a_folder else 'corpus'}{STORE_ENDING}"
         told = "a pattern that several files have. What is opened is the store that was made of them."
         return InputError(f"{given}: {told}\nMake it: {_command_for(given, Path(made))}")
     return StoreError(f"{given}: no such file or folder.{nearby(str(given))}")

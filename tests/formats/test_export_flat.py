@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from tests.kit.token_stores import EOS, flat_tokens, shard_file, write_store
 
 import milldam
 from milldam.errors import ConfigError, MismatchError, StoreError
-from milldam.formats import export, writing
+from milldam.formats import export
 from milldam.loader.stores import Store
 from milldam.pipeline.npy import tokenize_to_npy
 from milldam.pipeline.starting import tokenize_config
@@ -47,7 +46,6 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and checkpoints of a few tokens, so that small stores take many of each."""
     monkeypatch.setattr(reader, "BLOCK_TOKENS", 64)
     monkeypatch.setattr(store_format, "BLOCK_DOCUMENTS", 2)
-    monkeypatch.setattr(writing, "PIECE_BYTES", 400)
 
 
 @pytest.fixture(scope="module")
@@ -277,13 +275,13 @@ def test_npy_files_of_tokenize_and_export_do_not_vouch_for_one_another(store: St
 RUNNER = """
 import os, signal, sys, time
 from pathlib import Path
-from milldam.formats import export, writing
+from milldam.formats import export
 from milldam.run.records import Records
 from milldam.files import read_sealed, write_sealed
 from milldam.stores.tokens import reader
 
 store, to, out, where, *options = sys.argv[1:]
-reader.BLOCK_TOKENS, writing.PIECE_BYTES = 64, 400
+reader.BLOCK_TOKENS = 64
 steps = 0
 
 def dying(function, name):
@@ -300,7 +298,7 @@ Path.rename = dying(Path.rename, "Path.rename")
 if where == "slowly":
     add = Records.add
     Records.add = lambda *arguments: (add(*arguments), time.sleep(0.2))
-export(store, to, out, overwrite="overwrite" in options)
+export(store, to, out, shard_size="200B", overwrite="overwrite" in options)
 """
 
 
@@ -314,40 +312,21 @@ def killed(store: Store, to: str, out: Path, where: str, *options: str) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
 
 
-def test_killed_from_outside_an_export_goes_on_from_its_last_record(
-    store: Store, tmp_path: Path, small_steps: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is recorded is not written again; what was written behind it is cut off."""
-    out, work = tmp_path / "out.bin", tmp_path / ".out.bin.milldam-export"
-    process = subprocess.Popen(runner(store, "nanogpt", out, "slowly"))
+def test_killed_from_outside_an_export_goes_on_from_its_last_record(store: Store, tmp_path: Path) -> None:
+    """What is recorded is not written again; the result is that of a run that nobody killed."""
+    out, work = tmp_path / "out", tmp_path / ".out.milldam-export"
+    process = subprocess.Popen(runner(store, "parquet", out, "slowly"))
     ledger = work / "run" / "records.jsonl"
     wait_until(lambda: ledger.exists() and ledger.read_bytes().count(b"\n") >= 2)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not out.exists()
-    with (work / "files" / "out.bin").open("ab") as file:
-        file.write(b"torn")
     with ledger.open("ab") as file:
         file.write(b'{"key": "0123456789abcdef", "pa')
-    damaged = tmp_path / "damaged"
-    shutil.copytree(work, damaged / work.name)
-    written, write = [0], os.write
-
-    def counted(file: int, data: Any) -> int:
-        if Path(f"/proc/self/fd/{file}").readlink().name == "out.bin":
-            written.append(len(data))
-        return write(file, data)
-
-    monkeypatch.setattr(os, "write", counted)
-    assert export(store, "nanogpt", out).reused
-    expected = flat_tokens(store).astype(np.uint16)
-    np.testing.assert_array_equal(np.fromfile(out, np.uint16), expected)
-    assert sum(written) < out.stat().st_size
-    # What is recorded is taken only as it was written: with a change in it, it begins anew.
-    with (damaged / work.name / "files" / "out.bin").open("r+b") as file:
-        file.write(b"\1\2")
-    export(store, "nanogpt", damaged / "out.bin")
-    np.testing.assert_array_equal(np.fromfile(damaged / "out.bin", np.uint16), expected)
+    (work / "files" / "part-00000.parquet").write_bytes(b"cut")
+    assert 0 < export(store, "parquet", out, shard_size="200B").reused < 7
+    export(store, "parquet", tmp_path / "whole", shard_size="200B")
+    assert contents(out) == contents(tmp_path / "whole")
 
 
 STEPPED = """

@@ -4,7 +4,7 @@ npy, nanogpt, megatron, hf, parquet     a tool each: how it is opened, read and 
 foreign      a file as training sees it where it lies
 rows         what hf, parquet and mds have in common when they are written: rows in files of about a size
 columns      what hf and parquet have in common: a column of Arrow, and those that say what is trained on
-writing      a file to export, and what writing it needs to know; for npy, nanogpt and megatron in pieces
+writing      a file to export, and what writing it needs to know; flat files
 finding      what the user names -> the files to import, and what an index or the user says of them
 importing    the job of import: tokens -> documents -> shards
 exporting    the job of export, and where its files go
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from milldam.formats.finding import ReadRules, SourceFile
     from milldam.formats.writing import Export, FileRecord, OutputFile
     from milldam.loader.stores import Store
+    from milldam.run.engine import Telling
     from milldam.stores.tokens.writer import Tokens
 
 __all__ = ["FORMATS", "export", "import_tokens"]
@@ -66,8 +67,8 @@ class Format(Protocol):
     def files(self, export: Export) -> Iterable[OutputFile]:
         """What is to be written, from the store's index and the options alone."""
 
-    def write_file(self, export: Export, file: OutputFile) -> FileRecord:
-        """Make one of these files or pieces, durably."""
+    def write_file(self, export: Export, file: OutputFile, telling: Telling) -> FileRecord:
+        """Make one of these files, durably."""
 
 
 def load_format(name: str) -> Format:

@@ -152,20 +152,19 @@ class ImportUnit:
 
     @classmethod
     def of(cls, files: list[SourceFile]) -> ImportUnit:
-        listed = [list(_listed(file)) for file in files]
+        listed = [[*_listed(file)] for file in files]
         # By its name: data that moves to another folder is still the same data.
         states = [[(Path(one.path).name, one.size, one.version) for one in each] for each in listed]
         split, size = str(files[0].split), sum(one.size for each in listed for one in each)
         return cls(split, tuple(files), size, key_of(split, key_of(states, [file.format for file in files])))
 
     def as_json(self) -> dict[str, Any]:
-        files = [(file.format, str(file.path)) for file in self.files]
-        return {"split": self.split, "files": files, "size": self.size, "key": self.key}
+        return asdict(self) | {"files": [(file.format, str(file.path)) for file in self.files]}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> ImportUnit:
         files = (SourceFile(format, Path(path), value["split"]) for format, path in value["files"])
-        return cls(value["split"], tuple(files), value["size"], value["key"])
+        return cls(**value | {"files": tuple(files)})
 
 
 @dataclass(frozen=True, slots=True)

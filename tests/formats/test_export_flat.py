@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.kit.damage import edit_manifest
-from tests.kit.jobs import TOKENIZER, wait_until
+from tests.kit.jobs import wait_until
 from tests.kit.quick import first_quick
 from tests.kit.token_stores import EOS, flat_tokens, shard_file, write_store
 
@@ -25,8 +24,6 @@ import milldam
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.formats import export
 from milldam.loader.stores import Store
-from milldam.pipeline.npy import tokenize_to_npy
-from milldam.pipeline.starting import tokenize_config
 from milldam.stores.tokens import format as store_format
 from milldam.stores.tokens import reader
 
@@ -91,14 +88,6 @@ def test_nanogpt_reads_its_file_as_it_reads_its_own(store: Store, tmp_path: Path
     x, y = (data[start : start + 64].astype(np.int64) for start in (100, 101))
     np.testing.assert_array_equal(x, tokens[100:164])
     np.testing.assert_array_equal(y, tokens[101:165])
-
-
-def test_nanogpt_holds_a_large_vocabulary_in_uint32(tmp_path: Path) -> None:
-    """Ids beyond 65,535 take four bytes, without a sign, as forks for such tokenizers have it."""
-    store = edit_vocabulary(write_store(tmp_path / "store", SHARDS, dtype="int32"), 151_936)
-    summary = export(store, "nanogpt", tmp_path / "train.bin")
-    assert summary.facts == {"to": "nanogpt", "dtype": "uint32"}
-    np.testing.assert_array_equal(np.memmap(tmp_path / "train.bin", dtype=np.uint32, mode="r"), flat_tokens(store))
 
 
 def test_nanogpt_makes_a_file_of_every_split(tmp_path: Path) -> None:
@@ -246,28 +235,6 @@ def test_a_folder_of_somebody_else_is_never_replaced(tmp_path: Path) -> None:
     other = write_store(tmp_path / "other", [[7], [8]], splits=["train", "test"])
     export(other, "nanogpt", tmp_path / "data", overwrite=True)
     assert sorted(path.name for path in (tmp_path / "data").glob("*.bin")) == ["test.bin", "train.bin"]
-
-
-def test_two_exports_never_work_on_the_same_output(store: Store, tmp_path: Path) -> None:
-    """The second says so and goes."""
-    run = tmp_path / ".train.bin.milldam-export" / "run"
-    run.mkdir(parents=True)
-    with FileLock(run / "lock"), pytest.raises(ConfigError, match="another run is using it"):
-        export(store, "nanogpt", tmp_path / "train.bin")
-
-
-def test_npy_files_of_tokenize_and_export_do_not_vouch_for_one_another(store: Store, tmp_path: Path) -> None:
-    """Each clears what the other said of the file that it replaces."""
-    text, npy = tmp_path / "corpus.txt", tmp_path / "corpus.npy"
-    text.write_text("One. Two. Three.")
-    config = tokenize_config([str(text)], npy, TOKENIZER, {"workers": 1})
-    tokenize_to_npy(config)
-    export(store, "npy", npy, overwrite=True)
-    assert not (tmp_path / "corpus.npy.json").exists()
-    tokenize_to_npy(tokenize_config([str(text)], npy, TOKENIZER, {"workers": 1, "overwrite": True}))
-    assert not (tmp_path / "corpus.npy.milldam-export.json").exists()
-    with pytest.raises(MismatchError):
-        export(store, "npy", npy)
 
 
 # ---- killed, and gone on with ----

@@ -15,8 +15,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.kit.document_stores import Documents, documents_of, random_documents, store_of
 from tests.kit.fsync_kills import Call, kill_at_fsyncs
+from tests.kit.jobs import run_here, run_milldam
 from tests.kit.quick import first_quick
 
+import milldam
 from milldam.errors import ConfigError, InputError
 from milldam.formats import export, import_tokens
 from milldam.formats.importing import ImportSettings, ImportSummary, run_import
@@ -346,3 +348,15 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
         import_tokens(tmp_path / "hf", tmp_path / "made")
     with pytest.raises(ConfigError, match="no name for files"):
         import_tokens(tmp_path / "hf" / "train", tmp_path / "made", split="../out")
+
+
+@pytest.mark.slow
+def test_a_row_beyond_the_budget_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """A kilobyte of Parquet may be twenty million ids; with more memory they are imported."""
+    ids = pa.ListArray.from_arrays(pa.array([0, 20_000_000], pa.int32()), pa.array(np.full(20_000_000, 7, np.int32)))
+    pq.write_table(pa.table({"input_ids": ids}), tmp_path / "one.parquet", compression="zstd")
+    asked = ("import", tmp_path / "one.parquet", "-o", tmp_path / "store", "--vocab-size", 9)
+    refused = run_milldam(*asked, "--memory", "200MB", code=4)
+    assert "too small for the rows of these files: it takes at least --memory" in refused.stderr
+    run_here(*asked, "--memory", "4GB")
+    assert milldam.open(tmp_path / "store").tokens == 20_000_000

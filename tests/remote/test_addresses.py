@@ -94,3 +94,26 @@ def test_options_of_a_configuration_open_addresses_and_stay_secret(endpoint: str
     assert len(texts) == 50 and texts[0].startswith("document 0 of some")
     held = [path for path in tmp_path.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
     assert held == [tmp_path / "job.yaml"]
+
+
+@pytest.mark.parametrize("command", COMMANDS[:1])
+def test_an_endpoint_that_does_not_answer_is_no_bug(
+    command: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names it, and what sets it."""
+    monkeypatch.chdir(tmp_path)
+    log_in(monkeypatch, "http://127.0.0.1:9")
+    told = refused(*(str(word).format("texts/a.jsonl") for word in command))
+    assert "http://127.0.0.1:9" in told and "AWS_ENDPOINT_URL" in told
+
+
+def test_options_do_not_outlive_their_job(endpoint: str, tmp_path: Path) -> None:
+    """Other credentials for the same store are no other settings; and the program that called is as it was."""
+    config: dict[str, Any] = {"datasets": "s3://texts/a.jsonl", "tokenizer": str(TOKENIZER), "memory": "4GB"}
+    config |= {"out": str(tmp_path / "made"), "workers": 1}
+    for secret in (SECRET, "another"):
+        options = {"s3": {"key": "k", "secret": secret, "endpoint_url": endpoint}}
+        store = milldam.preprocess(config | {"storage_options": options})
+        assert len(store) == 50
+    with pytest.raises(milldam.InputError, match="Unable to locate credentials"):
+        milldam.tokenize("s3://texts/a.jsonl", tmp_path / "other", tokenizer=TOKENIZER, memory="4GB")

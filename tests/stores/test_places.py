@@ -12,7 +12,7 @@ from tests.kit.jobs import TOKENIZER, invoke
 from tests.kit.token_stores import write_store
 
 import milldam
-from milldam.errors import ConfigError, InputError, MilldamError, StoreError
+from milldam.errors import ConfigError, InputError, MilldamError, ResourceError, StoreError
 from milldam.qa import FeatureStore
 from milldam.stores.tokens.manifest import Manifest
 
@@ -90,3 +90,11 @@ def test_a_table_at_an_address_is_said_to_be_one(table: Path) -> None:
             use(address)
     done = invoke("verify", address)
     assert done.exit_code == 3 and "a table" in done.output and "milldam pull" in done.output
+
+
+@pytest.mark.parametrize("name", [name for name in WRITERS if name != "pull"])
+def test_a_file_system_that_takes_no_files_is_said(desk: Path, name: str) -> None:
+    """Not as a bug of milldam."""
+    milldam.export("st", "npy", "tokens.npy")
+    with pytest.raises(ResourceError, match=r"/proc/.*takes no files.*Choose another place"):
+        WRITERS[name]("/proc/milldam-out")

@@ -59,12 +59,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def edit_vocabulary(store: Store, size: int) -> Store:
-    """The same store, as if its tokenizer had so many tokens."""
-    edit_manifest(store.path, lambda manifest: manifest.update(vocab_size=size))
-    return Store(store.path)
-
-
 # ---- what the consumers see ----
 
 

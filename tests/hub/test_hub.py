@@ -414,7 +414,7 @@ def test_trouble_is_told_without_the_token(
     hub.add_repo(REPO)
     hub.mishap(at, status, times=99)
     folder = tokens(tmp_path / "made")
-    result = CliRunner().invoke(push_command, [str(folder), REPO])
+    result = CliRunner().invoke(push_command, [str(folder), REPO], help_option_names=["-h", "--help"])
     assert isinstance(result.exception, MilldamError) and str(result.exception).count("\n") <= 2
     assert "anna/corpus" in str(result.exception)
     assert WRITER not in everything_told(tmp_path, result.output, str(result.exception), caplog.text)

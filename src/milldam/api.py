@@ -392,11 +392,17 @@ def contamination(
     >>> [(one["set"], one["items_found"] > 0, one["documents"] > 0) for one in found["sets"]]
     [(..., True, True)]
     """
-    from milldam.pipeline.contamination import Machine, evaluation_sets, find_contamination
+    from milldam.pipeline.contamination import find_contamination
 
     paths = [against] if isinstance(against, str | Path) else against
-    sets = evaluation_sets(paths, columns=columns, ngram=ngram, min_share=min_share)
-    machine = Machine(memory, workers, held_bytes=usage().anonymous)
     return find_contamination(
-        Store(store), sets, findings=None if findings is None else Path(in_home(findings)), machine=machine
+        Store(store),
+        paths,
+        findings=None if findings is None else Path(in_home(findings)),
+        memory=memory,
+        workers=workers,
+        held_bytes=usage().anonymous,
+        columns=columns,
+        ngram=ngram,
+        min_share=min_share,
     )

@@ -163,7 +163,7 @@ def test_a_hub_name_is_found_in_the_cache(tmp_path: Path, demo_tokenizer: Path) 
 
 @pytest.mark.parametrize("name", ["someone/other", "other", "some--model", "some..model", "someone/model.git"])
 def test_a_hub_name_that_is_not_cached_is_a_short_error(tmp_path: Path, name: str) -> None:
-    """It says that it is neither a file nor in the cache, and what can be given; also of a name that no model can have."""
+    """It says that it is neither a file nor in the cache, and what can be given; also of a name that none can have."""
     status, output = load_elsewhere(name, tmp_path)
     assert status == 1 and "Traceback" not in output
     assert output.startswith(f"InputError: {name}: no such tokenizer file or folder.")

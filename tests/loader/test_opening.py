@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import pickle
 import shutil
@@ -17,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.jobs import DEMO, TOKENIZER, invoke, write_lines
-from tests.kit.token_stores import flat_tokens, shard_file, write_store
+from tests.kit.token_stores import shard_file, write_store
 from tests.stores.test_features import small_store
 
 import milldam
@@ -25,7 +24,7 @@ from milldam.errors import ConfigError, InputError, MismatchError, StoreError
 from milldam.formats.foreign import ForeignFile
 from milldam.formats.megatron import MegatronFile
 from milldam.loader.stores import Store
-from milldam.stores.tokens.format import HEADER, MAGIC, Index
+from milldam.stores.tokens.format import HEADER, MAGIC
 
 TOKENS = (np.arange(1000) % 700 + 1).astype(np.uint16)
 
@@ -130,21 +129,6 @@ def test_a_foreign_file_pickles_as_its_path(tmp_path: Path, kind: str) -> None:
     assert (back.path, back.fingerprint, back.tokens) == (file.path, file.fingerprint, file.tokens)
 
 
-def _first_tokens(windows: Any) -> list[int]:
-    return [int(token) for token in windows[0][0]]
-
-
-def test_windows_of_foreign_files_travel_to_spawned_workers(tmp_path: Path) -> None:
-    """A process that shares nothing reads the same."""
-    given = [open_foreign(KINDS[kind](tmp_path)).windows(8) for kind in ("nanoGPT", "Megatron")]
-    given.append(
-        open_foreign(_written(tmp_path / "wide.bin", np.arange(50, dtype=np.uint32)), dtype="uint32").windows(8)
-    )
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        found = pool.map(_first_tokens, given)
-    assert found == [TOKENS[:8].tolist(), TOKENS[:8].tolist(), list(range(8))]
-
-
 def _written(path: Path, tokens: np.ndarray) -> Path:
     tokens.tofile(path)
     return path
@@ -161,18 +145,6 @@ def test_the_fingerprint_follows_the_content(tmp_path: Path, kind: str) -> None:
     content[-2] ^= 1
     path.write_bytes(content)
     assert open_foreign(path).fingerprint != before
-
-
-def test_the_fingerprint_of_a_large_file_reads_both_ends_and_between(tmp_path: Path) -> None:
-    """Of a file larger than the blocks, the first and the last byte count, and so do the dtype and the size."""
-    tokens = np.zeros(1_000_000, np.uint16)
-    first = open_foreign(_written(tmp_path / "a.bin", tokens)).fingerprint
-    for place in (0, -1):
-        changed = tokens.copy()
-        changed[place] = 1
-        assert open_foreign(_written(tmp_path / "b.bin", changed)).fingerprint != first
-    assert open_foreign(_written(tmp_path / "b.bin", tokens[:-1])).fingerprint != first
-    assert open_foreign(tmp_path / "a.bin", dtype="int16").fingerprint != first
 
 
 def test_a_state_of_one_file_is_refused_by_another(tmp_path: Path) -> None:
@@ -242,11 +214,6 @@ def test_bytes_that_are_no_whole_tokens_are_refused(tmp_path: Path) -> None:
         milldam.open(tmp_path / "odd.bin", dtype="int32")
 
 
-def test_a_short_bin_file_opens(tmp_path: Path) -> None:
-    """Even one that is shorter than the header that is looked for."""
-    assert open_foreign(_written(tmp_path / "s.bin", TOKENS[:2])).tokens == 2
-
-
 def test_a_pickle_beside_a_bin_file_is_never_opened(tmp_path: Path) -> None:
     """meta.pkl could run anything."""
     path = write_nanogpt(tmp_path)
@@ -263,13 +230,6 @@ class _Bomb:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, (self._folder,)
-
-
-def test_llm_c_files_of_llama_are_uint32(tmp_path: Path) -> None:
-    """The header says which tokenizer's width it is."""
-    tokens = np.arange(100_000, 100_300, dtype=np.uint32)
-    file = open_foreign(write_llm_c(tmp_path, tokens, 20240801, 7))
-    assert (file.dtype, file.tokens, file.windows(10)[0][0][0]) == (np.uint32, 300, 100_000)
 
 
 def test_damaged_llm_c_files_are_refused(tmp_path: Path) -> None:
@@ -380,22 +340,6 @@ def test_a_pair_opens_by_either_file_or_its_prefix(tmp_path: Path, ending: str) 
     assert repr(file) == f"MegatronFile({str(path)!r}: 3 documents, 1,000 tokens, uint16, Megatron)"
 
 
-def test_documents_of_a_pair_are_views(tmp_path: Path) -> None:
-    """By number, from the end too, and one after the other; nothing is copied."""
-    file = milldam.open(write_megatron(tmp_path))
-    assert isinstance(file, MegatronFile)
-    expected = [TOKENS[:300].tolist(), TOKENS[300:600].tolist(), TOKENS[600:].tolist()]
-    assert [document.tolist() for document in file] == expected
-    assert file[-1].tolist() == expected[-1] and file[0].base is not None and not file[0].flags.writeable
-    with pytest.raises(IndexError, match="document 3 of 3 documents"):
-        file[3]
-
-
-def test_files_without_documents_have_no_length() -> None:
-    """len() is for documents alone: nobody takes tokens for them."""
-    assert not hasattr(ForeignFile, "__len__") and not hasattr(ForeignFile, "__getitem__")
-
-
 @given(st.lists(st.lists(st.integers(0, 5), max_size=3), min_size=1, max_size=8).filter(lambda one: any(map(any, one))))
 def test_documents_of_several_sequences_or_none_are_found(
     tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]]
@@ -411,14 +355,6 @@ def test_documents_of_several_sequences_or_none_are_found(
     assert [token for document in file for token in document] == tokens.tolist()
 
 
-def test_document_lengths_count_documents_without_sequences(tmp_path: Path) -> None:
-    """The index sums what each document has: nothing, for one without a sequence."""
-    path = write_pair(tmp_path / "d", TOKENS[:9], (4, 3, 2), [0, 0, 2, 2, 3, 3])
-    index = Index.map(path.with_suffix(".idx"))
-    assert index.document_lengths().tolist() == [0, 7, 0, 2, 0]
-    assert index.document_lengths(1, 3).tolist() == [7, 0]
-
-
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64", "uint16"])
 def test_a_pair_of_any_integers_opens(tmp_path: Path, dtype: str) -> None:
     """The index says the dtype."""
@@ -426,13 +362,6 @@ def test_a_pair_of_any_integers_opens(tmp_path: Path, dtype: str) -> None:
     file = open_foreign(write_megatron(tmp_path, tokens, (150, 50)))
     assert file.dtype == np.dtype(dtype)
     assert next(file.windows(10).batches(2, shuffle=False))[0].ravel().tolist() == tokens[:20].tolist()
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_pair_of_floats_is_refused(tmp_path: Path, dtype: str) -> None:
-    """Floats are no tokens."""
-    with pytest.raises(StoreError, match=f"an index of {dtype} numbers, which are not tokens"):
-        milldam.open(write_megatron(tmp_path, np.zeros(9, dtype), (4, 5)))
 
 
 def test_empty_documents_do_not_hide_that_others_have_several_sequences(tmp_path: Path) -> None:
@@ -475,16 +404,6 @@ def test_pairs_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
 # ---- stores, and what is nothing ----
 
 
-def test_a_store_opens_as_before(tmp_path: Path) -> None:
-    """By its folder, and by the name of a split."""
-    written = write_store(tmp_path / "s", [[5, 9], [20]], splits=["train", "val"])
-    opened = milldam.open(str(written.path))
-    assert isinstance(opened, Store) and flat_tokens(opened).tolist() == flat_tokens(written).tolist()
-    assert milldam.open(written.path, split="val").tokens == 20
-    with pytest.raises(ConfigError, match="a store knows its dtype"):
-        milldam.open(written.path, dtype="int32")
-
-
 def test_a_path_that_is_not_there_is_named_with_what_is_like_it(tmp_path: Path) -> None:
     """A hint at a sibling of about that name."""
     write_npy(tmp_path)
@@ -492,18 +411,6 @@ def test_a_path_that_is_not_there_is_named_with_what_is_like_it(tmp_path: Path) 
         milldam.open(tmp_path / "corps.npy")
     with pytest.raises(StoreError, match=r"no such file or folder\.$"):
         milldam.open(tmp_path / "nowhere" / "at.all")
-
-
-def test_folders_that_are_no_store_say_what_they_are(tmp_path: Path) -> None:
-    """Empty ones, unfinished ones, and ones that hold a store: none is guessed."""
-    with pytest.raises(StoreError, match=r"not a token store \(no milldam\.json in it\)"):
-        milldam.open(tmp_path)
-    write_store(tmp_path / "one.milldam", [[5]])
-    with pytest.raises(StoreError, match="not a token store"):
-        milldam.open(tmp_path)
-    (tmp_path / "half.milldam" / "run").mkdir(parents=True)
-    with pytest.raises(StoreError, match="unfinished"):
-        milldam.open(tmp_path / "half.milldam")
 
 
 def test_what_was_made_from_an_input_is_found_by_its_name_and_said(

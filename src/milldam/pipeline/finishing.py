@@ -140,7 +140,6 @@ def finish(
     warnings = (*summary.warnings, *facts["near"].get("warnings", ()))
     summary = told(replace(summary, warnings=warnings), facts | {"exact_documents": draft.exact_documents})
     draft.shards.write(draft.manifest, folder.out)
-    draft.shards.remove()
     _clean_up(config, folder)
     kept = (Path(name).name for _, record in records.in_plan_order() for name in record.files)
     sweep(folder.folder, (f"{REJECTS}*", f"{DROPPED}*"), kept)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.kit.damage import edit_manifest, write_resealed
 
 from milldam.errors import ConfigError, StoreError
-from milldam.stores.table.manifest import NAME, MadeUnit, TableManifest, TableSchema
+from milldam.stores.table.manifest import NAME, TableManifest, TableSchema
 from milldam.stores.table.reader import Table
 from milldam.stores.table.writer import BATCH_BYTES, TableShardWriter
 from milldam.stores.verify import verify
@@ -34,15 +34,14 @@ def rows_of(begin: int, end: int) -> list[dict[str, Any]]:
 def make_table(folder: Path, shards: list[list[dict[str, Any]]], schema: pa.Schema = SCHEMA) -> Table:
     """A table of given rows, a shard a list; an empty list is a unit without rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    units = []
-    for number, rows in enumerate(shards):
-        key = f"{number:032x}"[::-1]
+    made = []
+    for rows in shards:
         with TableShardWriter(folder, schema) as writer:
             for begin in range(0, len(rows), 7):
                 writer.append(pa.RecordBatch.from_pylist(rows[begin : begin + 7], schema=schema))
-            shard = writer.commit()
-        units.append(MadeUnit(key, len(rows), () if shard is None else (shard,)))
-    TableManifest(TableSchema.of(schema), {}, {}, tuple(units)).write(folder)
+            made.append(writer.commit())
+    written = tuple(shard for shard in made if shard is not None)
+    TableManifest(TableSchema.of(schema), {}, {}, {}, written).write(folder)
     return Table(folder)
 
 
@@ -152,7 +151,7 @@ def test_verify_finds_what_is_wrong_with_a_shard(table: Table) -> None:
 
 def test_verify_compares_rows_and_columns(table: Table) -> None:
     """A manifest that was edited."""
-    edit_manifest(table.path, lambda value: value["units"][0]["shards"][0].update(rows=19))
+    edit_manifest(table.path, lambda value: value["shards"][0].update(rows=19))
     totals, rows = verify(table.path)
     assert "totals are not the sums" in totals and "20 rows where the manifest says 19" in rows
     schema = {"columns": {"a": "int8"}, "ipc": TableSchema.of(pa.schema([("a", pa.int8())])).ipc}
@@ -165,10 +164,10 @@ def test_verify_compares_rows_and_columns(table: Table) -> None:
     [
         (lambda value: value | {"format": "other"}, "not the manifest of a table"),
         (lambda value: value | {"format_version": 9}, "format_version is 9"),
-        (lambda value: value | {"units": 5}, "units is 5, where a list"),
-        (lambda value: (value["units"][0]["shards"][0].update(name="../x"), value)[1], "leaves the folder"),
+        (lambda value: value | {"shards": 5}, "shards is 5, where a list"),
+        (lambda value: (value["shards"][0].update(name="../x"), value)[1], "leaves the folder"),
         (
-            lambda value: (value["units"][0]["shards"][0].update(rows=-1), value)[1],
+            lambda value: (value["shards"][0].update(rows=-1), value)[1],
             "rows is -1",
         ),
     ],

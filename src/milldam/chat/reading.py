@@ -26,7 +26,7 @@ from milldam.chat.rendering import RenderedBatch, Renderer, prompt_of, shared_re
 from milldam.errors import InputError
 from milldam.rules import CleanRules
 from milldam.sources.arrays import kept_columns
-from milldam.sources.batch import KEPT_RECORD_CHARS, OnReject, Place, Places, Reading, Reject, TextRules
+from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, OnReject, Place, Places, Reading, Reject, TextRules
 from milldam.sources.reading import FileReader
 from milldam.sources.rows import Rows, from_records, row_count
 from milldam.sources.units import Slice, Unit
@@ -175,7 +175,8 @@ class ConversationReader:
         for ahead, number in enumerate(stay):
             place = records.place(number)
             kept.begin(place.file, place.first, place.origin, ahead)
-        return replace(batch, columns=kept_columns(self._keep, [records.record(number) for number in stay]))
+        batch.columns = kept_columns(self._keep, [records.record(number) for number in stay])
+        return batch
 
     def _conversations(self, records: _Records, numbers: list[int]) -> Iterator[Conversation | Pair]:
         """Of the records that have one; their numbers are appended."""
@@ -256,7 +257,9 @@ def _as_batch(done: RenderedBatch, dropped: dict[int, str], recipe: ChatRecipe) 
     sides_of = Sides(
         sides, np.diff(offsets)[::sides], done.stretches, np.diff(done.offsets), turns, done.derived, labels
     )
-    return ChatBatch(texts, sides_of, verdicts, prompts, int(offsets[-1] - offsets[0]), done.with_special_tokens)
+    batch = Batch(texts, bytes_read=int(offsets[-1] - offsets[0]), verdicts=verdicts, sides=sides_of, prompts=prompts)
+    batch.counts["special_tokens_in_content"] = done.with_special_tokens
+    return batch
 
 
 def _turns(sides: Sequence[Conversation]) -> Int64s:

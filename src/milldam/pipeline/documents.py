@@ -292,7 +292,9 @@ def _kept(path: Path, reading: Reading) -> Iterator[Batch]:
             if not size or digest.intdigest() != wanted:
                 # Without it, the unit is read from the input.
                 path.unlink(missing_ok=True)
-                raise StoreError(f"{path}: damaged, and now removed. Run the same command again to continue without it.")
+                raise StoreError(
+                    f"{path}: damaged, and now removed. Run the same command again to continue without it."
+                )
             told = json.loads(parts[0])
             if told["number"] > reading.skip_batches:
                 yield _as_kept(told, parts[1])

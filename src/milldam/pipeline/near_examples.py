@@ -23,7 +23,8 @@ from milldam.dedup.near_drops import Cluster, NearSummary, Pair, Place
 from milldam.errors import MilldamError
 from milldam.files import NewFile
 from milldam.markup import counted, place_words, share
-from milldam.pipeline.documents import Documents, Reading, SetRules, UnitReader, found_place
+from milldam.pipeline.documents import Reading, SetRules, UnitReader, found_place
+from milldam.sources.batch import Batch
 
 READ_BYTES = 64 << 20
 HEAD_CHARACTERS = 20_000
@@ -85,12 +86,13 @@ class ShownTexts:
         self._folder, self._unit, self._rules = folder, unit, rules
         self._rows = {row for number, row in places if number == unit}
 
-    def look(self, documents: Documents) -> None:
-        for row, text in _heads(documents, self._rules, self._rows):
-            if not documents.part or not _shown_path(self._folder, (self._unit, row)).exists():
-                with NewFile(_shown_path(self._folder, (self._unit, row))) as new:
-                    new.write(text.encode("utf-8", "backslashreplace"))
-                    new.commit()
+    def look(self, batch: Batch) -> Batch:
+        """A step: the batch as it is."""
+        for row, text in _heads(batch, self._rules, self._rows):
+            with NewFile(_shown_path(self._folder, (self._unit, row))) as new:
+                new.write(text.encode("utf-8", "backslashreplace"))
+                new.commit()
+        return batch
 
 
 def _shown_path(folder: Path, place: Place) -> Path:
@@ -116,21 +118,21 @@ def read_texts(places: set[Place], reading_of: Callable[[int], Reading]) -> dict
         if left <= 0:
             break
         try:
-            for documents in UnitReader(reading_of(unit)):
-                left -= documents.bytes_read
-                for row, text in _heads(documents, reading_of(unit).rules, rows[unit]):
+            for batch in UnitReader(reading_of(unit)):
+                left -= batch.bytes_read
+                for row, text in _heads(batch, reading_of(unit).rules, rows[unit]):
                     found.setdefault((unit, row), text)
-                if left <= 0 or (documents.last and documents.first_row + len(documents.texts) > max(rows[unit])):
+                if left <= 0 or batch.first_row + len(batch.texts) > max(rows[unit]):
                     break
         except (MilldamError, OSError):
             continue  # the store is made: what can't be read again costs its text here
     return found
 
 
-def _heads(documents: Documents, rules: SetRules, rows: set[int]) -> Iterator[tuple[int, str]]:
-    texts = documents.texts if documents.part else rules.compared(documents)
-    first = documents.first_row
-    for row in sorted(row for row in rows if first <= row < first + len(texts)):
+def _heads(batch: Batch, rules: SetRules, rows: set[int]) -> Iterator[tuple[int, str]]:
+    """Documents in pieces are no duplicates."""
+    texts, first = rules.compared(batch), batch.first_row
+    for row in sorted(row for row in rows if not batch.part and first <= row < first + len(texts)):
         yield row, texts[row - first].as_py()[:HEAD_CHARACTERS]
 
 

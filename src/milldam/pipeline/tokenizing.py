@@ -7,7 +7,6 @@ it is neither filtered nor compared with others, and counted as `not_judged`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 from milldam.errors import InputError
 from milldam.memory import allowance, release, usage
 from milldam.pipeline.documents import HEAD_BYTES, Reading, SetRules, open_reader, print_paths
-from milldam.pipeline.judging import Judge, Selection, Step, preload_rules
+from milldam.pipeline.judging import Judge, Selection, Step, drop_cleaned, preload_rules
 from milldam.pipeline.unit_output import STAGED, UnitSink
 from milldam.run.engine import Assigned, Make, Telling
 from milldam.run.folder import RUN_FOLDER
@@ -217,17 +216,20 @@ class _Pieces:
         self._judge, self._encoder, self._sink = judge, encoder, sink
         self.inside = False
         """Whether the document is not at its end."""
+        self._head = ""
+        self._lost: tuple[str, str] | None = None
+        """Stage and reason, where it is dropped."""
+        self._facts: Any = None
 
     def add(self, batch: Batch) -> dict[str, int]:
         """The next piece; what is counted of the document with its last one. The first one decides on its split, and
         whether it is in a sample."""
         judge, sink, row = self._judge, self._sink, batch.first_row
         if not self.inside:
-            self._head, self._facts = batch.texts[0].as_py()[:HEAD_BYTES], None
-            self._lost: tuple[str, str] | None = None
-            head = judge.sample(batch) if batch.verdicts is None else judge.sample(batch.narrow(batch.verdicts, "clean"))
-            if head.dropped:
-                self._lost = head.dropped[0][:2]
+            self._head, self._facts, self._lost = batch.texts[0].as_py()[:HEAD_BYTES], None, None
+            judged = judge.sample(drop_cleaned(batch))
+            if judged.dropped:
+                self._lost = judged.dropped[0][:2]
             else:
                 sink.begin_document(int(judge.describe(batch).splits[0]))
         self.inside = batch.open

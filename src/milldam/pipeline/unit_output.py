@@ -113,7 +113,9 @@ class UnitSink:
         name, folder = f"{self._assigned.key}-{self._part:05d}", self._load.out / RUN_FOLDER
         self._shards = SplitShards(self._load.out, name, self._load.splits, self._load.dtype)
         self._rejects = RejectFile(folder / f"{REJECTS}{name}.jsonl")
-        self._dropped = DroppedFile(folder / f"{DROPPED}{name}.jsonl.zst") if self._load.selection.write_dropped else None
+        self._dropped = (
+            DroppedFile(folder / f"{DROPPED}{name}.jsonl.zst") if self._load.selection.write_dropped else None
+        )
         self.counts, self.lost = Counter[str](), dict[str, Counter[str]]()
         """Of this part: what is written and told of it; what was dropped, by stage and reason."""
         self._read = 0

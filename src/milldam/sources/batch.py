@@ -29,7 +29,11 @@ if TYPE_CHECKING:
     from milldam.stores.tokens.format import Spans
 
 Int64s = npt.NDArray[np.int64]
-NO_ROWS = np.empty(0, np.int64)
+
+
+def _none() -> Int64s:
+    return np.empty(0, np.int64)
+
 
 KEPT_RECORD_CHARS = 65_536
 MAX_DOCUMENT_BYTES = 32 << 20
@@ -63,7 +67,7 @@ class Batch:
     columns: pa.RecordBatch | None = None
     """The fields that `Reading.keep` asks for, a row for each text; None where there are none."""
 
-    rows: Int64s = NO_ROWS
+    rows: Int64s = field(default_factory=_none)
     """Where each document stands among the readable ones of its unit, from 0: (unit, row) names it in every pass."""
     number: int = 0
     """Which batch of the unit it is, from 1."""
@@ -84,10 +88,10 @@ class Batch:
 
     ids: npt.NDArray[Any] | None = None
     """The tokens of all documents, end to end; a pair is two documents."""
-    lengths: Int64s = NO_ROWS
+    lengths: Int64s = field(default_factory=_none)
     spans: Spans | None = None
     """Which tokens are trained on; None: all."""
-    splits: Int64s = NO_ROWS
+    splits: Int64s = field(default_factory=_none)
     """The number of each document's split."""
     facts: npt.NDArray[Any] | None = None
     """What shards, splits and limits need to know of each document (judging.FACTS)."""

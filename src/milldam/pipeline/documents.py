@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import struct
 import sys
 from bisect import bisect_right
@@ -48,9 +47,6 @@ _PLACES_HELD = 64
 HEAD_BYTES = 1 << 20
 """What decides on a document from its text alone looks at so much of it."""
 EMPTY = "empty"
-_CUT = re.compile(r"(?<=\s)(?=\w)")
-"""Where cleaning one side does not change what the other becomes."""
-_LONGEST_PIECE = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,24 +149,16 @@ class UnitReader:
         if self._cleaner is not None and len(batch.texts):
             if batch.part:
                 text = self._tail + batch.texts[0].as_py()
-                cut = _last_cut(text) if batch.open else len(text)
+                cut = self._cleaner.last_cut(text) if batch.open else len(text)
                 piece = pa.array([text[:cut]], pa.large_string())
                 first, last, self._tail = not self._begun, not batch.open, text[cut:]
                 batch.texts = self._cleaner.clean_piece(piece, verdicts, first=first, last=last)
-                self._begun = batch.open
+                self._begun = batch.open and (self._begun or cut > 0)
             else:
                 batch.texts = self._cleaner.clean(batch.texts, verdicts)
         empty = np.diff(text_offsets(batch.texts)) == 0
         if empty.any() and not batch.part:
             verdicts.drop(empty, EMPTY)
-
-
-def _last_cut(text: str) -> int:
-    for start in (max(0, len(text) - 4096), 0):
-        places = [match.start() for match in _CUT.finditer(text, start)]
-        if places:
-            return places[-1]
-    return len(text) if len(text) > _LONGEST_PIECE else 0
 
 
 # ---- what the first pass leaves ----

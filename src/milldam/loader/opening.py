@@ -84,7 +84,8 @@ def _no_data(given: Path) -> Exception:
         known = "input" if kind_of(given.name) is not None else "neither a store nor .npy, .bin or .idx"
         return InputError(f"{given}: {known}, not a store.{_how_to_open(given)}")
     if any(glob.iglob(str(given))):
-        made = f"{Path(given.parts[0]).stem if len(given.parts) > 1 else 'corpus'}{STORE_ENDING}"
+        in_a_folder = len(given.parts) > 1 and not given.is_absolute()
+        made = f"{Path(given.parts[0]).stem if in_a_folder else 'corpus'}{STORE_ENDING}"
         told = "a pattern that several files have. What is opened is the store that was made of them."
         return InputError(f"{given}: {told}\nMake it: {_command_for(given, Path(made))}")
     return StoreError(f"{given}: no such file or folder.{nearby(str(given))}")

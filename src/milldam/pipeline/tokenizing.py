@@ -26,10 +26,9 @@ from milldam.run.records import Record
 from milldam.sources.batch import Batch
 from milldam.sources.units import Unit, is_as_listed
 from milldam.text.arrays import Verdicts
-from milldam.tokenizers.document_encoder import EMPTY, NO_WHITE_SPACE, DocumentEncoder
-from milldam.tokenizers.encoders import FrugalEncoder, Ranges, make_encoder
+from milldam.tokenizers.document_encoder import EMPTY, NO_WHITE_SPACE, DocumentEncoder, NoWhiteSpaceError
+from milldam.tokenizers.encoders import Encoder, Ranges
 from milldam.tokenizers.loading import SpecialTokens
-from milldam.tokenizers.long_texts import NoWhiteSpaceError
 
 if TYPE_CHECKING:
     from milldam.chat.token_spans import TokenSpans
@@ -65,7 +64,7 @@ class TokenizeLoad:
 
     def load(self) -> Make:
         tokenizer_json = (self.out / "tokenizer.json").read_text(encoding="utf-8")
-        encoder = make_encoder(
+        encoder = Encoder(
             self.encoder,
             tokenizer_json,
             plain_specials=self.plain_specials,
@@ -82,14 +81,14 @@ class TokenizeLoad:
             finder = load_finder(tokenizer_json)
         release()
         taken = usage().anonymous + BATCHES_BYTES
-        frugal = FrugalEncoder(encoder, lambda: allowance(self.share_bytes) - taken)
-        return UnitTokenizer(self, frugal, finder).make
+        encoder.stay_within(lambda: allowance(self.share_bytes) - taken)
+        return UnitTokenizer(self, encoder, finder).make
 
 
 class UnitTokenizer:
     """A worker's state: the encoder, loaded once."""
 
-    def __init__(self, load: TokenizeLoad, encoder: FrugalEncoder, finder: TokenSpans | None) -> None:
+    def __init__(self, load: TokenizeLoad, encoder: Encoder, finder: TokenSpans | None) -> None:
         self._load, self._encoder, self._finder = load, encoder, finder
 
     def make(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:

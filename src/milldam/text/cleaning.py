@@ -101,8 +101,8 @@ class Cleaner:
 
 def normalized(texts: pa.LargeStringArray, form: Literal["NFC", "NFKC"]) -> pa.LargeStringArray:
     """By Python's tables. A Python string per document, for once: text that is normal already is only looked through,
-    and so this is faster than pyarrow's way (NFC: 142 MB/s to 53 on the multilingual sample, 431 to 92 on English books;
-    NFKC: 54 to 57, 413 to 80).
+    and so this is faster than pyarrow's way (NFC: 142 MB/s to 53 on the multilingual sample, 431 to 92 on English
+    books; NFKC: 54 to 57, 413 to 80).
     """
     if _is_ascii(_data(texts)):
         return texts

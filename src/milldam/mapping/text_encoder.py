@@ -97,7 +97,12 @@ class TextEncoder:
         array = _as_arrow(texts)
         encoder = self._document_encoder
         if encoder is None:
-            encoder = self._document_encoder = self._make_document_encoder()
+            from milldam.tokenizers.document_encoder import DocumentEncoder
+            from milldam.tokenizers.encoders import Encoder
+
+            made = Encoder(self._encoder, self._json, plain_specials=self._plain, differing=self._differing)
+            made.stay_within(lambda: 3 * CACHE_BYTES)
+            encoder = self._document_encoder = DocumentEncoder(made, self._special, self.dtype.name)
         ids: list[Ids] = [np.empty(0, self.dtype)] * len(array)
         for tokens in encoder.encode(array):
             assert tokens.positions is not None
@@ -110,14 +115,6 @@ class TextEncoder:
                 f"text {encoder.uncut[0]} has {size} without white space, and is too long to encode whole."
             )
         return ids
-
-    def _make_document_encoder(self) -> DocumentEncoder:
-        from milldam.tokenizers.document_encoder import DocumentEncoder
-        from milldam.tokenizers.encoders import Encoder
-
-        encoder = Encoder(self._encoder, self._json, plain_specials=self._plain, differing=self._differing)
-        encoder.stay_within(lambda: 3 * CACHE_BYTES)
-        return DocumentEncoder(encoder, self._special, self.dtype.name)
 
 
 def _load(tokenizer: object) -> LoadedTokenizer:

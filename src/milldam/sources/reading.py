@@ -52,10 +52,8 @@ def _reader(format: str) -> Any:
 def slice_file(file: InputFile, shard_size: int, rules: TextRules) -> Iterator[Slice]:
     """Cut one file as its format allows."""
     file = seen_format(file, shard_size)
-    if file.format == "parquet":
-        yield from _reader("parquet").slice_parquet(file, shard_size, rules.text_column)
-    elif file.format == "arrow":
-        yield from _reader("arrow").slice_arrow(file, shard_size)
+    if file.format in TABLES:
+        yield from _reader(file.format).slice_table(file, shard_size, rules.text_column)
     elif file.format in ("csv", "tsv"):
         yield from _reader("csv").slice_csv(file, shard_size)
     elif can_cut(file, rules):

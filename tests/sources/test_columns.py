@@ -121,22 +121,6 @@ def test_plain_text_has_no_column(tmp_path: Path) -> None:
     assert find_text_column([Slice(str(tmp_path / "none.txt"), "txt", None)], None, None) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "header", "column"),
-    [
-        ("a.csv", "id,text,title", "text"),
-        ("a.csv", "id,content", "content"),
-        ("a.csv", "words", "words"),
-        ("a.tsv", "id\tbody", "body"),
-        ("a.csv", '"id","text"', "text"),
-    ],
-)
-def test_a_csv_header_is_enough(tmp_path: Path, name: str, header: str, column: str) -> None:
-    """By the same rules."""
-    (tmp_path / name).write_text(f"{header}\n")
-    assert find(tmp_path / name) == column
-
-
 # ---- why there is none ----
 
 LINES = b'{"text": "The mill stands."}\n' * 50

@@ -204,17 +204,6 @@ def test_a_cut_file_keeps_all_whole_records_and_rejects_the_one_that_was_cut(
 
 
 @every_compression
-def test_a_last_record_without_its_line_end_is_kept_where_it_is_whole(tmp_path: Path, kind: str) -> None:
-    """JSON tells whether it is; a line of text does not."""
-    data = as_lines(texts_of(10)).rstrip(b"\n")
-    packed = flipped(COMPRESS[kind](data), CHECKSUM[kind])
-    result = read(write(tmp_path / f"a.jsonl.{kind}", packed))
-    assert (len(result.texts), [one.records for one in result.rejects]) == (10, [0])
-    result = read(write(tmp_path / f"a.txt.{kind}", packed), TextRules("line"))
-    assert (len(result.texts), [one.records for one in result.rejects]) == (9, [1])
-
-
-@every_compression
 @pytest.mark.parametrize("size", [1, 12_000], ids=["small", "in parts"])
 def test_a_file_that_is_one_document_is_rejected_whole(tmp_path: Path, kind: str, size: int) -> None:
     """Whatever is damaged: nobody knows where the document would have ended."""

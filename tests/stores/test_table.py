@@ -61,7 +61,7 @@ def test_rows_are_found_by_number_from_both_ends(table: Table) -> None:
 
 
 def test_lists_of_numbers_are_rows_and_lists_of_names_columns(table: Table, tmp_path: Path) -> None:
-    """In the order that was asked for; what HF has and a table has not is named with `to_hf`."""
+    """In the order that was asked for."""
     wanted = rows_of(0, 50)
     assert table[[30, 1, -1, 1]]["id"] == [30, 1, 49, 1] and table[np.array([2, 3])]["id"] == [2, 3]
     assert table[np.int64(3)] == wanted[3] and table[[]] == {"id": [], "ids": [], "text": []}
@@ -71,9 +71,6 @@ def test_lists_of_numbers_are_rows_and_lists_of_names_columns(table: Table, tmp_
         table[[1, 50]]
     with pytest.raises(ConfigError, match="numbers of rows, or names"):
         table[[1, "id"]]
-    with pytest.raises(AttributeError, match=r"use \.to_hf\(\)\.to_pandas"):
-        table.to_pandas()
-    assert not hasattr(table, "something")
 
 
 @given(st.integers(-60, 60), st.integers(-60, 60), st.integers(1, 60))
@@ -166,10 +163,7 @@ def test_verify_compares_rows_and_columns(table: Table) -> None:
         (lambda value: value | {"format_version": 9}, "format_version is 9"),
         (lambda value: value | {"shards": 5}, "shards is 5, where a list"),
         (lambda value: (value["shards"][0].update(name="../x"), value)[1], "leaves the folder"),
-        (
-            lambda value: (value["shards"][0].update(rows=-1), value)[1],
-            "rows is -1",
-        ),
+        (lambda value: (value["shards"][0].update(rows=-1), value)[1], "rows is -1"),
     ],
 )
 def test_a_damaged_manifest_is_refused(table: Table, damage: Any, told: str) -> None:

@@ -27,8 +27,7 @@ from xxhash import xxh3_64_intdigest
 from milldam.config.settings import Config, text_columns
 from milldam.errors import ConfigError, Setting
 from milldam.memory import Budget, release, usage
-from milldam.pipeline.counting import CountTask, RowCounts
-from milldam.pipeline.documents import Assignment
+from milldam.pipeline.counting import RowCounts
 from milldam.pipeline.finishing import Made, TextSummary, complete, finish
 from milldam.pipeline.fitting import Disk, Fitting, Survey
 from milldam.pipeline.judging import Selection
@@ -40,7 +39,6 @@ from milldam.run.job import ArrayWork, Options
 from milldam.run.pools import LocalPool, WorkPlan, least_bytes, least_grouping_bytes, require_room
 from milldam.run.records import RECORDS, Records
 from milldam.run.session import Session, session
-from milldam.run.session import Stage as PooledStage
 from milldam.run.summary import Observer, Quiet
 from milldam.run.units import Identity, KeyArray
 from milldam.sources.compression import STDIN
@@ -181,7 +179,7 @@ class TokenJob(engine.Job[TextSummary]):
 
     # ---- work ----
 
-    def stages(self, run: Session) -> Iterator[engine.Stage | PooledStage]:
+    def stages(self, run: Session) -> Iterator[engine.Stage]:
         config, prepared, folder, fitting = self._config, self._prepared, run.folder, self._fitting
         units = len(folder.units)
         readers = fitting.readers(units)
@@ -189,12 +187,7 @@ class TokenJob(engine.Job[TextSummary]):
         """Unit -> the rows wanted of it, of the datasets of which not all documents are wanted."""
         if any(source.counted for source in prepared.sources):
             counts = RowCounts(folder, prepared.sources)
-            task = CountTask(prepared.sets, str(folder.folder))
-
-            def to_count(number: int) -> Assignment:
-                return Assignment(folder.units.at(number, Unit.from_json), counts.keys[number])
-
-            yield PooledStage("count", task, counts.missing(), to_count, readers, counts.add, total=counts.units)
+            yield counts.stage(readers)
             ranges = counts.ranges()
         keys = folder.units.keys().mixed(self._selected(run, ranges))
         dedup = None
@@ -220,10 +213,9 @@ class TokenJob(engine.Job[TextSummary]):
         workers = fitting.tokenizers(self._workers)
         yield engine.Stage("tokenize", self._load(run), records, Unit.from_json, workers, facts, wanted)
         if config.counts_tokens:
-            from milldam.pipeline.arranging import Arrangement
+            from milldam.pipeline.arranging import arrange
 
-            arrangement = Arrangement(config, folder, token_dtype(prepared.vocab_size))
-            self._made.arranged = yield from arrangement.stages(run, records, readers)
+            self._made.arranged = yield from arrange(config, run, records, readers, token_dtype(prepared.vocab_size))
 
     def _selected(self, run: Session, ranges: dict[int, tuple[int, int]] | None = None) -> KeyArray:
         """What a unit's tokens depend on besides its slices: a number each. `ranges`: the rows wanted of units."""

@@ -32,7 +32,7 @@ from milldam.run.session import Session
 from milldam.run.session import Stage as PooledStage
 from milldam.run.summary import Observer
 from milldam.run.tasks import PART, PROGRESS, Report, Work
-from milldam.run.units import Identity, PlannedUnit
+from milldam.run.units import Identity, PlannedUnit, UnitList
 from milldam.stores.kinds import Kind
 
 S = TypeVar("S")
@@ -119,6 +119,8 @@ class Stage:
     todo: Iterable[int] | None = None
     """The units to make, in this order; None: all without a complete record. Of an iterator, some may come later
     (`NothingYetError`), and not all be wanted."""
+    listed: UnitList | None = None
+    """Where the units are listed; None: in the plan."""
 
 
 class Job(ABC, Generic[S]):
@@ -153,7 +155,7 @@ class Job(ABC, Generic[S]):
         return {}
 
     @abstractmethod
-    def stages(self, run: Session) -> Iterator[Stage | PooledStage]: ...
+    def stages(self, run: Session) -> Iterator[Stage]: ...
 
     @abstractmethod
     def finish(self, run: Session, plan: WorkPlan) -> S:
@@ -215,7 +217,7 @@ class _InFrame(Generic[S]):
 
     def stages(self, run: Session, prepared: _Identified, plan: WorkPlan) -> Generator[PooledStage, None, None]:
         for stage in self._job.stages(run):
-            yield stage if isinstance(stage, PooledStage) else pooled(stage, run.folder, plan.workers)
+            yield pooled(stage, run.folder, plan.workers)
 
     def finish(self, run: Session, prepared: _Identified, plan: WorkPlan, done: None) -> S:
         return self._job.finish(run, plan)
@@ -250,11 +252,11 @@ def plan_work(run: Session, job: Job[Any]) -> WorkPlan:
 
 def pooled(stage: Stage, folder: RunFolder, workers: int) -> PooledStage:
     """A stage as executors take it."""
-    records, parse, todo = stage.records, stage.parse, stage.todo
-    sizes = np.zeros(len(records.keys), np.int64) if parse is None else folder.units.sizes()
+    records, parse, todo, listed = stage.records, stage.parse, stage.todo, stage.listed or folder.units
+    sizes = np.zeros(len(records.keys), np.int64) if parse is None else listed.sizes()
 
     def assign(number: int) -> Assigned:
-        unit = number if parse is None else folder.units.at(number, parse)
+        unit = number if parse is None else listed.at(number, parse)
         return Assigned(unit, records.keys[number], int(sizes[number]), records.begun(number), stage.facts(number))
 
     return PooledStage(

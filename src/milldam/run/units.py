@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.files import explain_os_errors, hash_bytes, hash_file, record_of
-from milldam.input_files import InputState, changed_files, listed_files
+from milldam.input_files import InputState, changed_files
 from milldam.markup import counted
 from milldam.stores.kinds import Kind, result_id
 from milldam.stores.place import Folder
@@ -225,7 +225,7 @@ class UnitList:
 
     def _tell_apart(self) -> None:
         with self._entries.open("r+b") as file:
-            entries = np.fromfile(file, _ENTRY)
+            entries = np.frombuffer(bytearray(file.read()), _ENTRY)
             distinct = _distinct(entries["key"])
             if not np.array_equal(distinct, entries["key"]):
                 entries["key"] = distinct
@@ -261,11 +261,15 @@ class UnitList:
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes of input of each unit."""
-        sizes: npt.NDArray[np.int64] = np.fromfile(self._entries, _ENTRY)["size"]
+        sizes: npt.NDArray[np.int64] = self._read_entries()["size"]
         return sizes
 
     def keys(self) -> Keys:
-        return Keys(np.fromfile(self._entries, _ENTRY)["key"])
+        return Keys(self._read_entries()["key"])
+
+    def _read_entries(self) -> npt.NDArray[np.void]:
+        """Not by np.fromfile, which takes an error for the end of the file."""
+        return np.frombuffer(self._entries.read_bytes(), _ENTRY)
 
     def all(self, parse: Callable[[dict[str, Any]], Any]) -> Iterator[Any]:
         """Every unit, in order."""
@@ -337,7 +341,7 @@ class InputList:
         """The files that are new, gone or changed since the plan, in words; of very many files not all are compared."""
         if not self._planned.exists() or not self._now.exists():
             return []
-        return changed_files(listed_files(self._planned), listed_files(self._now))
+        return changed_files(self._planned, self._now)
 
     def take(self) -> None:
         """Make the input as it is now that of the plan."""

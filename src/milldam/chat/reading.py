@@ -59,6 +59,7 @@ class ChatRecipe:
     group_by_prompt: bool = False
     max_tokens: int | None = None
     too_long: str = "drop"
+    per_turn: bool = False
 
     @property
     def by_prompt(self) -> bool:
@@ -162,7 +163,7 @@ class ConversationReader:
 
     def _batch(self, records: _Records, renderer: Renderer, kept: Places) -> Batch:
         numbers: list[int] = []
-        conversations: Iterable[Conversation | Pair] = self._conversations(records, numbers)
+        conversations: Iterable[Conversation | Pair] = self._conversations(records, renderer, numbers)
         dropped: dict[int, str] = {}
         if self._cleaner is not None:
             conversations = list(conversations)
@@ -178,16 +179,22 @@ class ConversationReader:
         batch.columns = kept_columns(self._keep, [records.record(number) for number in stay])
         return batch
 
-    def _conversations(self, records: _Records, numbers: list[int]) -> Iterator[Conversation | Pair]:
-        """Of the records that have one; their numbers are appended."""
+    def _conversations(
+        self, records: _Records, renderer: Renderer, numbers: list[int]
+    ) -> Iterator[Conversation | Pair]:
+        """Of the records that have one, or one a turn; the records' numbers are appended."""
         for number, record in records:
             try:
                 found = self._recipe.form.conversation(record)
             except BadRowError as error:
                 records.reject(number, error.reason, str(error))
                 continue
-            numbers.append(number)
-            yield found
+            several: Sequence[Conversation | Pair] = [found]
+            if self._recipe.per_turn and isinstance(found, Conversation):
+                several = renderer.by_turn(found)
+            for one in several:
+                numbers.append(number)
+                yield one
 
     def _clean(self, conversations: list[Conversation | Pair], cleaner: Cleaner) -> dict[int, str]:
         """Clean what is said, all of the batch at once; why a conversation is dropped, by its number."""

@@ -145,7 +145,6 @@ def finish(
         warnings.append(f"{many} larger than max_document_bytes: neither filtered nor compared with other documents.")
     summary = told(replace(summary, warnings=tuple(warnings)), facts | {"exact_documents": draft.exact_documents})
     draft.shards.write(draft.manifest, folder.out)
-    draft.shards.remove()
     _clean_up(config, folder)
     kept = (Path(name).name for _, record in records.in_plan_order() for name in record.files)
     sweep(folder.folder, (f"{REJECTS}*", f"{DROPPED}*"), kept)

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.jobs import DEMO, TOKENIZER, invoke, run_milldam, write_lines
+from tests.kit.qa_jobs import small_store
 from tests.kit.token_stores import flat_tokens, shard_file, write_store
-from tests.stores.test_features import small_store
 
 import milldam
 from milldam.errors import ConfigError, InputError, MismatchError, StoreError
@@ -781,10 +781,9 @@ def test_features_and_tables_are_opened_and_their_figures_shown(tmp_path: Path) 
     small_store(tmp_path / "features")
     write_lines(tmp_path / "in.jsonl", ["one two", "three"])
     milldam.map(tmp_path / "in.jsonl", lambda rows: None, tmp_path / "table", workers=1, memory="1GB")
-    assert type(milldam.open(tmp_path / "features")).__name__ == "FeatureStore"
-    for name, count in (("features", "windows"), ("table", "rows")):
+    for name in ("features/store", "table"):
         told = json.loads(invoke("stats", tmp_path / name, "--json").output)
-        assert told[count] == len(milldam.open(tmp_path / name))
+        assert told["rows"] == len(milldam.open(tmp_path / name))
         assert invoke("verify", tmp_path / "table").exit_code == 0
         with pytest.raises(ConfigError, match="has no split to choose"):
             milldam.open(tmp_path / name, split="train")
@@ -812,14 +811,14 @@ def test_what_is_opened_is_of_the_kind_that_was_asked_for(tmp_path: Path) -> Non
     small_store(tmp_path / "features")
     np.arange(9, dtype=np.uint16).tofile(tmp_path / "file")
     (tmp_path / "file").rename(tmp_path / "file.bin")
-    there: dict[Any, Path] = {"tokens": tmp_path / "tokens", "features": tmp_path / "features"}
+    there: dict[Any, Path] = {"tokens": tmp_path / "tokens", "table": tmp_path / "features/store"}
     there["file"] = tmp_path / "file.bin"
     for found, path in there.items():
-        for kind in ("tokens", "table", "features", "file"):
+        for kind in ("tokens", "table", "file"):
             if kind == found:
                 assert type(milldam.open(path, kind=kind)) is type(milldam.open(path))
             else:
                 with pytest.raises(StoreError, match=f'its kind is "{found}", and "{kind}" is asked for'):
                     milldam.open(path, kind=kind)  # type: ignore[call-overload]
-    with pytest.raises(ConfigError, match="use tokens, table, features or file"):
+    with pytest.raises(ConfigError, match="use tokens, table or file"):
         milldam.open(there["tokens"], kind="rows")  # type: ignore[call-overload]

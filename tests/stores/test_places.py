@@ -14,9 +14,7 @@ from tests.kit.jobs import TOKENIZER, invoke
 from tests.kit.token_stores import write_store
 
 import milldam
-from milldam.errors import ConfigError, InputError, MilldamError, ResourceError, StoreError
-from milldam.qa import FeatureStore
-from milldam.stores.tokens.manifest import Manifest
+from milldam.errors import ConfigError, InputError, MilldamError, ResourceError
 
 ADDRESS = "s3://bucket/out"
 
@@ -97,18 +95,7 @@ def test_a_table_is_not_called_an_unfinished_store(table: Path, command: str) ->
     """Commands for token stores say what it is, and what opens it."""
     done = invoke(*command.split(), table)
     assert done.exit_code == 3
-    assert "a table that milldam.map made, not a token store" in done.output and "to_hf" in done.output
-
-
-def test_features_are_not_called_an_unfinished_store(tmp_path: Path) -> None:
-    """The same of what `milldam qa` made; and of a table where features are asked for."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "milldam-qa.json").write_text("{}")
-    with pytest.raises(StoreError, match=r"question-answering features, not a token store\. .*FeatureStore"):
-        Manifest.read(tmp_path)
-    (tmp_path / "milldam-qa.json").rename(tmp_path / "milldam-table.json")
-    with pytest.raises(StoreError, match=r"a table that milldam\.map made"):
-        FeatureStore(tmp_path)
+    assert "a table, not a token store" in done.output and "to_hf" in done.output
 
 
 # ---- tables at an address ----

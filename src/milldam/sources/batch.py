@@ -60,6 +60,16 @@ class Reject:
     unproven_bytes: int | None = None
     """Of a damaged file alone: how many bytes were read from it that no checksum proves."""
 
+    @property
+    def place(self) -> str:
+        """For a message.
+
+        >>> Reject("a.jsonl", "bad_json", "cut off", line=3).place
+        'a.jsonl: line 3'
+        """
+        number = f": line {self.line}" if self.line is not None else "" if self.row is None else f": row {self.row + 1}"
+        return self.file + number + (f" (counted from byte {self.origin:,})" if self.origin else "")
+
     def as_json(self) -> dict[str, Any]:
         place = {"line": self.line} if self.line is not None else {} if self.row is None else {"row": self.row + 1}
         truncated = {"record_truncated": True} if len(self.record) > KEPT_RECORD_CHARS else {}

@@ -44,10 +44,9 @@ def verify(where: str | Path | Place) -> Iterator[str]:
         yield f"{place.name}/{kind.manifest}: totals are not the sums over its shards"
     if head.get("fingerprint") != manifest.fingerprint:
         yield f"{place.name}/{kind.manifest}: the fingerprint is not that of its shards"
-    yield from _tokenizer_problems(place, getattr(manifest, "tokenizer", {}).get("xxh3"))
-    own: dict[Kind, Callable[[Place, Any], Iterator[str]]] = {TOKENS: _token_problems, TABLE: _table_problems}
-    problems = own.get(kind) or import_module(f"milldam.stores.{kind.name}.verify").problems
-    yield from problems(place, manifest)
+    yield from _tokenizer_problems(place, (getattr(manifest, "tokenizer", None) or {}).get("xxh3"))
+    problems: dict[Kind, Callable[[Place, Any], Iterator[str]]] = {TOKENS: _token_problems, TABLE: _table_problems}
+    yield from problems[kind](place, manifest)
     for file in kind.audit(place).values():
         # A store is whole without them: they stay where it was made.
         if place.size(file["name"]) is not None and (problem := wrong_bytes(place, file["name"], file)):
@@ -215,11 +214,16 @@ def verify_arrays(path: str, index: Index, documents: int, tokens: int) -> Itera
 def _table_problems(place: Place, manifest: TableManifest) -> Iterator[str]:
     schema = manifest.schema.to_arrow(f"{place.name}/{TABLE.manifest}")
     # Equal units share a shard.
+    whole = True
     for shard in dict.fromkeys(manifest.shards):
         record = {"bytes": shard.bytes, "xxh3": shard.xxh3}
         problem = wrong_bytes(place, shard.name, record) or _wrong_rows(f"{place.name}/{shard.name}", shard, schema)
         if problem is not None:
+            whole = False
             yield problem
+    if whole and manifest.qa is not None:
+        # Only then are they read: what does not have its bytes says nothing about its contents.
+        yield from import_module("milldam.qa.verify").problems(place)
 
 
 def _wrong_rows(path: str, shard: TableShard, schema: pa.Schema) -> str | None:

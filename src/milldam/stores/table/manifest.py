@@ -7,6 +7,7 @@ granted later (names, counts) is checked when it is read. Reading it needs no py
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from milldam.checked import checked
 from milldam.errors import StoreError
 from milldam.files import hash_bytes, stays_in_folder
-from milldam.stores.kinds import TABLE, InputFacts
+from milldam.stores.kinds import TABLE, InputFacts, TokenizerFacts
 from milldam.stores.place import Folder, Place
 
 if TYPE_CHECKING:
@@ -98,6 +99,10 @@ class TableManifest:
     input: InputFacts
     """Number, size and fingerprint of what was read."""
     units: tuple[MadeUnit, ...]
+    tokenizer: TokenizerFacts | None = None
+    """Of windows of question answering: that which made their ids."""
+    qa: dict[str, Any] | None = None
+    """Of windows of question answering: what `milldam.qa.store.Facts` says; None: other rows."""
 
     @property
     def shards(self) -> tuple[TableShard, ...]:
@@ -132,11 +137,14 @@ class TableManifest:
     @property
     def fingerprint(self) -> str:
         """Names the content: equal fingerprints mean equal rows in equal order, in equal columns."""
-        return hash_bytes((self.schema.ipc + "".join(shard.xxh3 for shard in self.shards)).encode())
+        form = "" if self.qa is None else json.dumps(self.qa.get("form"))
+        return hash_bytes((self.schema.ipc + form + "".join(shard.xxh3 for shard in self.shards)).encode())
 
     def write(self, folder: Path) -> None:
-        told = {"totals": self.totals, "fingerprint": self.fingerprint, "schema": asdict(self.schema)}
+        told: dict[str, Any] = {"totals": self.totals, "fingerprint": self.fingerprint, "schema": asdict(self.schema)}
         told |= {"settings": self.settings, "input": self.input, "counts": self.counts}
+        if self.qa is not None:
+            told |= {"tokenizer": self.tokenizer, "qa": self.qa}
         TABLE.write(folder, told | {"units": [asdict(unit) for unit in self.units]})
 
     @classmethod

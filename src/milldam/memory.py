@@ -24,11 +24,10 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from milldam.errors import ConfigError, Setting
 
@@ -95,8 +94,7 @@ class Budget:
 
 def available_bytes() -> tuple[int, str]:
     """What could still be allocated, and what sets that limit: the machine or a cgroup."""
-    machine = _machine_available()
-    limits = [(machine, "on this machine")]
+    limits = [(_machine_available(), "on this machine")]
     limits += [(max(0, limit - used), "in the memory cgroup") for limit, used in _cgroup_limits()]
     given = os.environ.get("SLURM_MEM_PER_NODE", "")
     if given.isdigit() and int(given):
@@ -106,11 +104,9 @@ def available_bytes() -> tuple[int, str]:
 
 
 def _machine_available() -> int:
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+    found = re.search(r"^MemAvailable:\s+(\d+)", _content(Path("/proc/meminfo")), re.MULTILINE)
+    if found is not None:
+        return int(found[1]) * 1024
     import psutil
 
     return int(psutil.virtual_memory().available)
@@ -120,46 +116,34 @@ def _cgroup_limits(
     proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> list[tuple[int, int]]:
     """(limit, use that can't be reclaimed) of every memory cgroup above this process, v1 and v2."""
-    found: list[tuple[int, int]] = []
-    if not proc.exists():
-        return found
-    for line in proc.read_text().splitlines():
+    found = []
+    for line in _content(proc).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            for base in (root, root / "unified"):
-                found += _walk_up(base, path, "memory.max", "anon")
+            hierarchies = [(root, "memory.max", "anon"), (root / "unified", "memory.max", "anon")]
         elif "memory" in controllers.split(","):
-            found += _walk_up(root / "memory", path, "memory.limit_in_bytes", "total_rss")
+            hierarchies = [(root / "memory", "memory.limit_in_bytes", "total_rss")]
+        else:
+            continue
+        for base, limit_name, used_key in hierarchies:
+            folder = base / path.lstrip("/")
+            # Inside a container the path may belong to the host's tree: then only the mounted root is visible.
+            folder = folder if folder.exists() else base
+            while folder == base or base in folder.parents:
+                limit = _content(folder / limit_name).strip()
+                if limit.isdigit() and int(limit) < 2**60:
+                    used = re.search(rf"^{used_key} (\d+)", _content(folder / "memory.stat"), re.MULTILINE)
+                    found.append((int(limit), int(used[1]) if used else 0))
+                folder = folder.parent
     return found
 
 
-def _walk_up(base: Path, path: str, limit_name: str, used_key: str) -> list[tuple[int, int]]:
-    found = []
-    folder = base / path.lstrip("/")
-    # Inside a container the path may belong to the host's tree: then only the mounted root is visible.
-    if not folder.exists():
-        folder = base
-    while folder == base or base in folder.parents:
-        limit = _read_word(folder / limit_name)
-        if limit is not None and limit.isdigit() and int(limit) < 2**60:
-            found.append((int(limit), _stat_value(folder / "memory.stat", used_key)))
-        folder = folder.parent
-    return found
-
-
-def _read_word(path: Path) -> str | None:
+def _content(path: Path) -> str:
+    """Empty where there is no such file."""
     try:
-        return path.read_text().strip()
+        return path.read_text()
     except OSError:
-        return None
-
-
-def _stat_value(path: Path, key: str) -> int:
-    for line in (_read_word(path) or "").splitlines():
-        name, _, value = line.partition(" ")
-        if name == key:
-            return int(value)
-    return 0
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,39 +218,30 @@ _STAYS_SHARED = 0.75
 _SHARED_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Inherited:
-    """What forked workers have in common: each got it from the process that forked them, without a copy of its own."""
+class _Inherited:
+    """What this process, if it was forked, has in common with other workers: it counts once for all of them."""
 
-    anonymous: int = 0
-    workers: int = 1
-
-    def allowance(self, share_bytes: int, shared_bytes: int) -> int:
-        """What a worker may hold by the count of `usage`, of which `shared_bytes` are shared, when each has a share.
-
-        What was inherited counts once for all of them; what a worker writes to becomes its own.
-
-        >>> Inherited(80, workers=4).allowance(100, 60), Inherited().allowance(100, 0)
-        (140, 100)
-        """
-        return share_bytes - self.anonymous // self.workers + shared_bytes
-
-
-class _Inheritance:
-    """This process's own."""
-
-    def __init__(self) -> None:
-        self.all = Inherited()
-        self._shared = 0
-        self._looked = -_SHARED_SECONDS
+    def __init__(self, anonymous: int, workers: int) -> None:
+        self.anonymous, self.workers = anonymous, workers
+        self._shared, self._looked = 0, -_SHARED_SECONDS
 
     def shared(self) -> int:
-        if not self.all.anonymous:
-            return 0
+        """What of it this process has not written to, and is likely not to; looked up seldom."""
         now = time.monotonic()
-        if now - self._looked >= _SHARED_SECONDS:
-            self._looked, self._shared = now, shared_bytes()
-        return min(self._shared, stays_shared(self.all.anonymous))
+        if self.anonymous and now - self._looked >= _SHARED_SECONDS:
+            self._looked, self._shared = now, min(shared_bytes(), stays_shared(self.anonymous))
+        return self._shared
+
+
+_inherited = _Inherited(0, 1)
+
+
+def inherit(anonymous: int, workers: int) -> None:
+    """Take note, in a process that was forked, of what it has in common with others; they see it by its name."""
+    global _inherited
+    _inherited = _Inherited(anonymous, workers)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").prctl(_PR_SET_NAME, FORKED.encode(), 0, 0, 0)
 
 
 def stays_shared(inherited_bytes: int) -> int:
@@ -274,30 +249,22 @@ def stays_shared(inherited_bytes: int) -> int:
     return int(_STAYS_SHARED * inherited_bytes)
 
 
-_inheritance = _Inheritance()
-
-
-def inherit(inherited: Inherited) -> None:
-    """Take note, in a process that was forked, of what it has in common with others; they see it by its name."""
-    _inheritance.all = inherited
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").prctl(_PR_SET_NAME, FORKED.encode(), 0, 0, 0)
-
-
 def inherited() -> tuple[int, int]:
-    """(what this process got when it was forked, what of that it still shares and is likely to); looked up seldom."""
-    return _inheritance.all.anonymous, _inheritance.shared()
+    """(what this process got when it was forked, what of that it still shares and is likely to)."""
+    return _inherited.anonymous, _inherited.shared()
 
 
 def held_bytes() -> int:
     """What this process holds, and what it has made the one that forked it hold besides: copies of what it changed."""
-    got, shared = inherited()
-    return usage().anonymous + got - shared
+    return usage().anonymous + _inherited.anonymous - _inherited.shared()
 
 
 def allowance(share_bytes: int) -> int:
-    """What this process may hold by the count of `usage` when its share of the budget is so large."""
-    return _inheritance.all.allowance(share_bytes, _inheritance.shared())
+    """What this process may hold by the count of `usage` when its share of the budget is so large.
+
+    What forked workers have inherited is in the share of each by its part; what a worker has written to is its own.
+    """
+    return share_bytes - _inherited.anonymous // _inherited.workers + _inherited.shared()
 
 
 def shared_bytes(pid: int | str = "self") -> int:
@@ -316,52 +283,19 @@ def shared_bytes(pid: int | str = "self") -> int:
 
 def process_tree(root: int | None = None) -> list[int]:
     """A process, this one unless said otherwise, and all its descendants."""
-    import psutil
+    found = [os.getpid() if root is None else root]
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        import psutil
 
-    root = os.getpid() if root is None else root
-    try:
-        return [root, *(child.pid for child in psutil.Process(root).children(recursive=True))]
-    except psutil.Error:
-        return [root]
-
-
-class _MallocInfo(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
-        )
-    )  # fmt: skip
-
-
-def _load_mallinfo() -> Callable[[], Any] | None:
-    try:
-        mallinfo2 = ctypes.CDLL("libc.so.6").mallinfo2
-    except (OSError, AttributeError):
-        return None
-    mallinfo2.restype = _MallocInfo
-    return mallinfo2
-
-
-_mallinfo = _load_mallinfo()
-
-
-def allocated() -> int | None:
-    """Bytes that malloc has handed out in this process; what it keeps is not in them. None: it does not tell."""
-    if _mallinfo is None:
-        return None
-    info = _mallinfo()
-    return int(info.uordblks + info.hblkhd)
-
-
-def _load_malloc_trim() -> Callable[[int], int] | None:
-    try:
-        return ctypes.CDLL("libc.so.6").malloc_trim
-    except (OSError, AttributeError):
-        return None
-
-
-_malloc_trim = _load_malloc_trim()
+        with contextlib.suppress(psutil.Error):
+            found += [child.pid for child in psutil.Process(found[0]).children(recursive=True)]
+        return found
+    for pid in found:  # which grows meanwhile
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{task}/children", "rb") as children:
+                    found += map(int, children.read().split())
+    return found
 
 
 def release() -> None:
@@ -370,25 +304,24 @@ def release() -> None:
         import pyarrow
 
         pyarrow.default_memory_pool().release_unused()
-    if _malloc_trim is not None:
-        _malloc_trim(0)
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 # ---- pyarrow without pandas ----
 
 
 class _Finder:
-    """Stands before the finder of pandas."""
+    """Stands before the finder of pandas: hides it at first, then tells pyarrow when somebody imports it."""
 
-    def __init__(self) -> None:
-        self.hidden = False
+    is_hiding = True
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if name != "pandas":
             return None
-        if self.hidden:
+        if self.is_hiding:
             raise ModuleNotFoundError("No module named 'pandas'", name=name)
         sys.meta_path.remove(self)
         found = importlib.machinery.PathFinder.find_spec(name, path, target)
@@ -419,8 +352,5 @@ def keep_arrow_lean() -> None:
 
     finder = _Finder()
     sys.meta_path.insert(0, finder)
-    finder.hidden = True
-    try:
-        pyarrow.array([0])
-    finally:
-        finder.hidden = False
+    pyarrow.array([0])
+    finder.is_hiding = False

@@ -181,7 +181,6 @@ EXECUTORS = {
     "pools",
     "fork",
     "ray_cluster",
-    "ray_node",
 }
 
 
@@ -192,7 +191,7 @@ def test_executors_get_callables_and_know_nothing_else() -> None:
     assert used <= known
 
 
-WORKER = {"chat_encoding", "documents", "fingerprinting", "tokenizing", "rejects"}
+WORKER = {"chat_encoding", "documents", "first_pass", "tokenizing", "rejects"}
 WORKER |= {"giants", "near_examples", "judging", "unit_output"}
 
 

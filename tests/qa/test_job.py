@@ -66,8 +66,8 @@ def test_the_store_holds_what_the_windower_makes(few: Path, tmp_path: Path) -> N
         assert np.array_equal(column, getattr(made.features, name)), name
     assert [store.example(number)["id"] for number in range(store.examples)] == [one.id for one in examples]
     assert list(verify(tmp_path / "s")) == []
-    counts = store.facts.counts
-    assert counts["windows"] == len(store) and counts["examples"] == 60
+    counts = store.manifest.counts
+    assert counts["windows"] == len(store) and counts["read"] == 60
     assert counts["windows_with_answers"] == int(made.features.has_answer.sum())
     assert (counts["answered"] + counts["unrepairable"], counts["unanswerable"]) == (40, 20)
 
@@ -149,7 +149,7 @@ def test_answers_to_look_at_are_listed(tmp_path: Path) -> None:
         ("long", "dropped"),
     ]
     assert told[0]["found"] == {"text": "1990", "start": 23} and told[2]["reason"] == "question_too_long"
-    counts = store.facts.counts
+    counts = store.manifest.counts
     assert (counts["repaired"], counts["unrepairable"]) == (1, 1)
     assert counts["dropped"] == {"question_too_long": 1} and counts["rejected"] == {"bad_json": 1}
     (reject,) = (json.loads(line) for line in (tmp_path / "s" / "rejects.jsonl").read_text().splitlines())
@@ -175,7 +175,7 @@ def test_an_example_of_too_many_windows_is_dropped_by_name(tmp_path: Path, monke
     monkeypatch.setattr("milldam.qa.windows.MOST_WINDOW_BYTES", 20_000)
     records = [{"id": str(n), "question": "?", "context": "word " * n, "answers": None} for n in (50, 5000)]
     (tmp_path / "e.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
-    assert small(tmp_path / "e.jsonl", tmp_path / "s").facts.counts["dropped"] == {"too_large": 1}
+    assert small(tmp_path / "e.jsonl", tmp_path / "s").manifest.counts["dropped"] == {"too_large": 1}
 
 
 # ---- the same again, and something else ----
@@ -382,7 +382,7 @@ def test_a_wrong_key_is_told_with_its_line(tmp_path: Path) -> None:
 def test_the_summary_says_what_was_made(few: Path, tmp_path: Path) -> None:
     """Examples, windows, answers, rate and memory; as JSON on request."""
     shown = invoke(*command(few, tmp_path / "1")).stdout
-    for word in ("60 examples", "windows", "with the answer", "repaired", "tokens/s", "Memory", "answers.jsonl"):
+    for word in ("60 examples", "windows with answers", "repaired", "Memory", "answers.jsonl"):
         assert word in shown, word
     told = json.loads(invoke(*command(few, tmp_path / "2", "--json")).stdout)
     assert told["counts"]["examples"] == 60 and told["counts"]["repaired"] == 1 and told["memory"]["peak"] > 0

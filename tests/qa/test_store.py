@@ -104,7 +104,7 @@ def test_the_fingerprint_names_content_and_form(store: FeatureStore, tmp_path: P
     """Equal windows have equal ones; other windows and another form have others."""
     same, other = small_store(tmp_path / "same"), small_store(tmp_path / "other", overlap=4)
     facts = json.loads(json.dumps(store.manifest.qa))
-    facts["form"]["pad_id"] = 9
+    facts["pad_id"] = 9
     assert store.fingerprint == same.fingerprint
     assert len({store.fingerprint, other.fingerprint, replace(store.manifest, qa=facts).fingerprint}) == 3
 
@@ -171,9 +171,8 @@ def rewritten(store: FeatureStore, column: str, window: int, place: int, value: 
     table = table.set_column(table.schema.get_field_index(column), table.schema.field(column), changed)
     with pa.ipc.new_stream(path, table.schema) as file:
         file.write_table(table)
-    first = manifest.units[0]
-    shard = replace(first.shards[0], **record_of(path))
-    replace(manifest, units=(replace(first, shards=(shard,)), *manifest.units[1:])).write(store.path)
+    shard = replace(manifest.shards[0], **record_of(path))
+    replace(manifest, shards=(shard, *manifest.shards[1:])).write(store.path)
 
 
 @pytest.mark.parametrize(
@@ -210,14 +209,13 @@ def refused(store: FeatureStore, change: Callable[[Any], None], message: str) ->
 
 def test_a_manifest_that_lies_is_refused(store: FeatureStore, tmp_path: Path) -> None:
     """A sentence each; a table of other rows and a folder without one say what they are."""
-    refused(store, lambda facts: facts["form"].update(token_dtype="object"), "form.token_dtype is")
-    refused(store, lambda facts: facts["form"].update(max_seq_length=0), "damaged")
-    refused(store, lambda facts: facts["form"]["memory"].update(read=[1]), "damaged")
-    refused(store, lambda facts: facts.pop("counts"), "no counts")
-    refused(store, lambda facts: facts["counts"].pop("windows"), "damaged")
+    refused(store, lambda facts: facts.update(token_dtype="object"), "token_dtype is")
+    refused(store, lambda facts: facts.update(max_seq_length=0), "damaged")
+    refused(store, lambda facts: facts["memory"].update(read=[1]), "damaged")
+    refused(store, lambda facts: facts.pop("pad_id"), "no pad_id")
     manifest = TableManifest.read(store.path)
     facts = json.loads(json.dumps(manifest.qa))
-    facts["form"]["max_seq_length"] = 48
+    facts["max_seq_length"] = 48
     replace(manifest, qa=facts).write(store.path)
     with pytest.raises(StoreError, match="columns that are not those of its manifest"):
         FeatureStore(store.path)[0]

@@ -11,21 +11,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
 from tests.kit.jobs import wait_until
 
 from milldam.errors import ResourceError, StoreError
-from milldam.remote.shard_cache import Content, DamagedError, ShardCache
+from milldam.remote.shard_cache import DamagedError, ShardCache
 
 
 def data_of(number: int, size: int = 1000) -> bytes:
     return bytes([number]) * size
 
 
-def content_of(data: bytes) -> Content:
-    return Content(xxhash.xxh3_128(data).hexdigest(), len(data))
+def record_of(data: bytes) -> dict[str, Any]:
+    return {"xxh3": xxhash.xxh3_128(data).hexdigest(), "bytes": len(data)}
 
 
 class Source:
@@ -46,7 +47,7 @@ class Source:
 
 def read(cache: ShardCache, source: Source, number: int) -> None:
     """Open a file, check its bytes, and give it back."""
-    descriptor = cache.open(content_of(data_of(number)), source.download(number))
+    descriptor = cache.open(record_of(data_of(number)), source.download(number))
     assert descriptor is not None and os.pread(descriptor, 2000, 0) == data_of(number)
     os.close(descriptor)
 
@@ -56,7 +57,7 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
     cache, source = ShardCache(tmp_path, 3000), Source()
     for number in (1, 2, 3, 1, 4):
         read(cache, source, number)
-    kept = {number for number in range(1, 5) if cache.has(content_of(data_of(number)))}
+    kept = {number for number in range(1, 5) if cache.has(record_of(data_of(number)))}
     assert kept == {1, 3, 4}
     assert bytes_in(cache.folder) == 3000
 
@@ -64,9 +65,9 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
 def test_what_is_open_is_not_removed_and_counts(tmp_path: Path) -> None:
     """Files in use stay, and only they can lead beyond the bound; closed ones make room again."""
     cache, source = ShardCache(tmp_path, 2000), Source()
-    held = [cache.open(content_of(data_of(number)), source.download(number)) for number in (1, 2, 3)]
+    held = [cache.open(record_of(data_of(number)), source.download(number)) for number in (1, 2, 3)]
     assert bytes_in(cache.folder) == 3000
-    assert cache.open(content_of(data_of(4)), source.download(4), may_exceed=False) is None
+    assert cache.open(record_of(data_of(4)), source.download(4), may_exceed=False) is None
     for descriptor in held:
         assert descriptor is not None
         os.close(descriptor)
@@ -78,14 +79,14 @@ def test_what_is_open_is_not_removed_and_counts(tmp_path: Path) -> None:
 def test_a_lease_keeps_any_number_of_files_while_it_lives(tmp_path: Path) -> None:
     """What is mapped in numbers has no descriptor each, and stays all the same."""
     cache, source = ShardCache(tmp_path, 3000), Source()
-    lease = cache.hold([content_of(data_of(number)) for number in (1, 2)])
+    lease = cache.hold([record_of(data_of(number)) for number in (1, 2)])
     for number in (1, 2, 3, 4, 5):
         read(cache, source, number)
-    assert all(cache.has(content_of(data_of(number))) for number in (1, 2))
+    assert all(cache.has(record_of(data_of(number))) for number in (1, 2))
     del lease
     for number in (3, 4, 5):
         read(cache, source, number)
-    assert not any(cache.has(content_of(data_of(number))) for number in (1, 2))
+    assert not any(cache.has(record_of(data_of(number))) for number in (1, 2))
     assert not list(tmp_path.glob("*.lease"))
 
 
@@ -97,7 +98,7 @@ def test_a_cache_smaller_than_a_shard_is_refused(tmp_path: Path) -> None:
 
 def test_damaged_bytes_are_never_kept(tmp_path: Path) -> None:
     """Fewer bytes, or others, are an error, and nothing is left of them."""
-    cache, wanted = ShardCache(tmp_path, 5000), content_of(data_of(1))
+    cache, wanted = ShardCache(tmp_path, 5000), record_of(data_of(1))
     with pytest.raises(DamagedError, match="500 bytes where the manifest says 1,000"):
         cache.open(wanted, lambda: iter([data_of(1, 500)]))
     with pytest.raises(DamagedError, match="hash differs"):
@@ -109,22 +110,22 @@ def test_a_cut_file_is_fetched_anew(tmp_path: Path) -> None:
     """What has a content's name and not its size is not taken for it."""
     cache, source = ShardCache(tmp_path, 5000), Source()
     read(cache, source, 1)
-    os.truncate(cache.path(content_of(data_of(1))), 10)
+    os.truncate(cache.path(record_of(data_of(1))), 10)
     read(cache, source, 1)
     assert source.fetched == [1, 1]
 
 
-def test_a_hash_that_is_a_path_is_refused() -> None:
+def test_a_hash_that_is_a_path_is_refused(tmp_path: Path) -> None:
     """A manifest can't make the cache write elsewhere."""
     with pytest.raises(StoreError, match="damaged manifest"):
-        Content("../../etc/passwd", 10)
+        ShardCache(tmp_path, 5000).path({"xxh3": "../../etc/passwd", "bytes": 10})
 
 
 FETCHING = """
 import os, sys, time
 from pathlib import Path
 import xxhash
-from milldam.remote.shard_cache import Content, ShardCache
+from milldam.remote.shard_cache import ShardCache
 
 folder, log, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
 data = bytes([1]) * 1000
@@ -136,7 +137,7 @@ def download():
     time.sleep(seconds)
     yield data[500:]
 
-descriptor = ShardCache(folder, 1500).open(Content(xxhash.xxh3_128(data).hexdigest(), 1000), download)
+descriptor = ShardCache(folder, 1500).open({"xxh3": xxhash.xxh3_128(data).hexdigest(), "bytes": 1000}, download)
 assert os.pread(descriptor, 2000, 0) == data
 """
 
@@ -177,10 +178,10 @@ FORKING = """
 import os, signal, sys, threading, time
 from pathlib import Path
 import xxhash
-from milldam.remote.shard_cache import Content, ShardCache
+from milldam.remote.shard_cache import ShardCache
 
 data, half, go = bytes([1]) * 1000, threading.Event(), threading.Event()
-cache, content = ShardCache(Path(sys.argv[1]), 1500), Content(xxhash.xxh3_128(data).hexdigest(), 1000)
+cache, content = ShardCache(Path(sys.argv[1]), 1500), {"xxh3": xxhash.xxh3_128(data).hexdigest(), "bytes": 1000}
 
 def download():
     yield data[:500]
@@ -219,11 +220,11 @@ STRESSED = """
 import os, random, sys, time
 from pathlib import Path
 import xxhash
-from milldam.remote.shard_cache import Content, ShardCache
+from milldam.remote.shard_cache import ShardCache
 
 folder, seed, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 data = [bytes([number]) * 20_000 for number in range(12)]
-known = [Content(xxhash.xxh3_128(one).hexdigest(), len(one)) for one in data]
+known = [{"xxh3": xxhash.xxh3_128(one).hexdigest(), "bytes": len(one)} for one in data]
 cache, rng = ShardCache(folder, 60_000), random.Random(seed)
 until = time.monotonic() + seconds
 while time.monotonic() < until:

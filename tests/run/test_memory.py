@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -202,37 +201,6 @@ def test_monitor_goes_on_with_an_existing_timeline(tmp_path: Path) -> None:
     assert len(lines) >= 5
 
 
-def test_monitor_can_forget_what_was_measured_before_it(tmp_path: Path) -> None:
-    """A run that replaces another keeps its own rows, from its beginning, under one header."""
-    timeline = tmp_path / "memory.csv"
-    with Monitor(timeline, stage="old"):
-        pass
-    with Monitor(timeline, stage="prepare") as monitor:
-        monitor.restart()
-        monitor.enter_stage("tokenize")
-    lines = timeline.read_text().splitlines()
-    assert [number for number, line in enumerate(lines) if line.startswith("time,")] == [0]
-    stages = [row["stage"] for row in csv.DictReader(lines)]
-    assert list(dict.fromkeys(stages)) == ["prepare", "tokenize"]
-    assert stages.count("prepare") >= 2
-    assert list(monitor.use(10**9)["stages"]) == ["prepare", "tokenize"]
-
-
-def test_the_timeline_of_a_day_is_small_and_has_its_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After five minutes samples are thinned out; the highest of each stretch of time stays."""
-    clock = SimpleNamespace(monotonic=lambda: now, time=lambda: now)
-    monkeypatch.setattr(monitoring, "time", clock)
-    now = 0.0
-    timeline = monitoring._Timeline(tmp_path / "memory.csv")
-    for second in range(24 * 3600):
-        now = float(second)
-        total = 10**9 if second == 54_321 else 10**6
-        timeline.add("a", total, [("1", memory.Usage(total), "job")], last=False)
-    timeline.close()
-    lines = (tmp_path / "memory.csv").read_text().splitlines()
-    assert len(lines) < 10_000 and any(f",{10**9}," in line for line in lines)
-
-
 def test_monitor_goes_on_when_its_timeline_can_not_be_written() -> None:
     """A full disk must not hide the error that ends the run, nor stop the measuring: the timeline is only a record."""
     if not Path("/dev/full").exists():
@@ -296,7 +264,7 @@ def test_the_machine_that_holds_most_counts(tmp_path: Path) -> None:
     rows = (tmp_path / "memory.csv").read_text()
     assert f",b:8,{4 * here},0,\n" in rows
     timeline = read_timeline(tmp_path / "memory.csv")
-    assert timeline is not None and timeline.peak.anonymous == 7 * here
+    assert timeline is not None and timeline.peak == 7 * here
 
 
 def test_the_budget_that_a_refusal_names_does_with_and_without_a_cache(tmp_path: Path, shared_data: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,14 +58,13 @@ def parts(events: list[Event]) -> list[Any]:
 
 @pytest.mark.slow
 def test_every_unit_is_done_once_on_both_nodes(pool: Any) -> None:
-    """Each unit reports its progress and its part, then is done; both nodes take part, and tell their memory."""
+    """Each unit reports its progress and its part, then is done; workers tell their memory."""
     events = run(pool, Square(), 8)
     assert sorted(parts(events)) == [unit**2 for unit in range(8)]
     for unit in range(8):
         kinds = [event.kind for event in events if event.unit == unit]
         assert [kind for kind in kinds if kind != MEMORY] == [PROGRESS, PART, DONE]
         assert kinds[0] == kinds[-2] == MEMORY
-    assert len({event.host for event in events}) == 2
     assert os.getpid() not in {event.pid for event in events}
     assert wait_until(lambda: not hands())
 
@@ -95,6 +95,7 @@ class Given:
 
     def start(self) -> Work:
         def work(assignment: Any, report: Report) -> None:
+            time.sleep(0.1)  # so that no worker gets all units
             report(PART, (ray.get_runtime_context().get_assigned_resources(), Path.cwd(), os.getpid()))
 
         return work
@@ -121,7 +122,6 @@ def test_a_worker_asks_for_its_cores_and_its_share_of_the_budget(pool: Any) -> N
     assert all(resources == {"CPU": 1.0, "memory": BUDGET / 2} for resources, _, _ in given)
     assert {folder for _, folder, _ in given} == {Path.cwd()}
     assert len({pid for _, _, pid in given}) == 4
-    assert not (executor._running or executor._crashes or executor._again or executor._hands)
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ def test_an_interruption_ends_the_workers(pool: Any) -> None:
 
 
 @pytest.mark.slow
-def test_units_do_not_wait_for_a_node_that_others_have_taken(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_units_do_not_wait_for_a_node_that_others_have_taken(pool: Any) -> None:
     """What can't begin on a busy node goes to a slot that is free elsewhere."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -157,7 +157,6 @@ def test_units_do_not_wait_for_a_node_that_others_have_taken(pool: Any, monkeypa
     there = NodeAffinitySchedulingStrategy(busy.id, soft=False)
     hog = ray.remote(_Hog).options(num_cpus=2, scheduling_strategy=there).remote()
     ray.get(hog.ready.remote())
-    monkeypatch.setattr(ray_cluster, "_BUSY_SECONDS", 0.5)
     try:
         events = run(pool, Square(), 3)
     finally:
@@ -198,7 +197,7 @@ def test_a_node_of_another_version_is_refused_or_left_out(
     with pytest.raises(ConfigError, match=r"has milldam .*, this machine 0\.0\.0"):
         pool.require_shared(tmp_path)
     pool._fit = {pool.nodes()[0].id: True}
-    assert {slot.node.id for slot in pool.slots(Workers(1, 1))} == {pool.nodes()[0].id}
+    assert {node.id for node, _ in pool.slots(Workers(1, 1))} == {pool.nodes()[0].id}
     assert f"The node {other.name} has milldam" in caplog.text and "left out" in caplog.text
     monkeypatch.undo()
     pool.require_shared(tmp_path)
@@ -206,16 +205,10 @@ def test_a_node_of_another_version_is_refused_or_left_out(
 
 
 @pytest.mark.slow
-def test_slots_follow_cores_memory_and_budget(pool: Any) -> None:
+@pytest.mark.parametrize(("workers", "threads", "slots"), [(1, 1, 2), (2, 1, 4), (9, 1, 4), (2, 2, 2)])
+def test_slots_follow_cores_memory_and_budget(pool: Any, workers: int, threads: int, slots: int) -> None:
     """A node has no more slots than its cores hold threads, its memory shares, and the plan workers."""
-    assert [len(pool.slots(Workers(workers, threads))) for workers, threads in ((1, 1), (2, 1), (9, 1), (2, 2))] == [
-        2,
-        4,
-        4,
-        2,
-    ]
-    small = ray_cluster._Node("a", "a", 64, 10**9 // 3)
-    assert pool._room(small, Workers(9, 1)) == 3 and pool._room(small, Workers(1, 1)) == 0
+    assert len(pool.slots(Workers(workers, threads))) == slots
 
 
 @pytest.mark.slow
@@ -267,22 +260,3 @@ def test_an_address_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(ConfigError, match="`milldam push`"):
             make()
     assert [path.name for path in tmp_path.iterdir()] == ["c.jsonl"]
-
-
-def test_the_largest_machine_counts_and_the_driver_on_its_own(tmp_path: Path) -> None:
-    """Peaks between two samples are kept, a worker that ended holds nothing, this process is on one of the nodes."""
-    from milldam.memory import usage
-    from milldam.run.monitor import Monitor
-
-    with Monitor(tmp_path / "memory.csv", here="a") as monitor:
-        monitor.note("a", 1, 10**9)
-        monitor.note("a", 1, 10**6)
-        monitor.note("b", 1, 3 * 10**9)
-        monitor.note("b", 2, 4 * 10**9)
-        monitor.sample()
-        monitor.note("b", 1, 0)
-        monitor.sample()
-    assert monitor.use(10**9)["machines"] == {"a": pytest.approx(10**9 + usage().anonymous, rel=0.1), "b": 7 * 10**9}
-    assert monitor.peak.anonymous == 7 * 10**9 and monitor.now.anonymous == 4 * 10**9
-    rows = (tmp_path / "memory.csv").read_text()
-    assert ",a:1,1000000000," in rows and ",b:2,4000000000," in rows

@@ -147,13 +147,13 @@ def test_hash_partitions_and_steps_of_near_dedup_are_tasks(
     heard: dict[int, list[Event]] = defaultdict(list)
     tell = ray_cluster._RayExecutor._tell
 
-    def listen(self: Any, hand: Any, unit: int, kind: str, value: Any = None) -> None:
-        heard[unit].append(Event(hand.number, hand.pid, unit, kind, value, hand.slot.node.name))
-        tell(self, hand, unit, kind, value)
+    def listen(self: Any, worker: Any, unit: int, kind: str, value: Any = None) -> None:
+        heard[unit].append(Event(worker.number, worker.pid, unit, kind, value, worker.node.name))
+        tell(self, worker, unit, kind, value)
 
     monkeypatch.setattr(ray_cluster._RayExecutor, "_tell", listen)
     monkeypatch.setattr("milldam.dedup.fingerprints.partition_count", lambda size: 5)
-    monkeypatch.setattr("milldam.pipeline.resolving.FEW_DOCUMENTS", 0)
+    monkeypatch.setattr("milldam.pipeline.deduplicating.FEW_DOCUMENTS", 0)
     milldam.preprocess(settings(local, "parts") | on(cluster))
     assert_equal(local / "parts", local / "local")
     found = (event for unit in range(5) for event in heard[unit] if event.kind == "part")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from milldam.errors import ConfigError, MismatchError
 from milldam.run.folder import FINISHED, NEW, UNFINISHED, RunFolder
-from milldam.run.records import Record, Records, UnitSet
+from milldam.run.records import Record, Records
 from milldam.run.tasks import ArrayTask
 from milldam.run.units import Identity
 from milldam.sources.units import Slice, Unit
@@ -614,14 +614,3 @@ def test_who_has_the_run_to_himself_waits_for_no_task_and_the_other_way_round(tm
     with run_in(tmp_path), pytest.raises(ConfigError, match="another run is using it"), task_of(tmp_path, 0):
         pass
     assert not run_in(tmp_path).presence.is_anybody_here()
-
-
-@given(done=st.sets(st.integers(0, 70)), units=st.integers(0, 90))
-def test_a_set_of_units_is_a_set(done: set[int], units: int) -> None:
-    """A bit a unit holds what a set would."""
-    found = UnitSet()
-    for unit in [*done, *done]:
-        found.add(unit)
-    assert len(found) == len(done)
-    assert [unit in found for unit in range(100)] == [unit in done for unit in range(100)]
-    assert found.missing(units).tolist() == [unit not in done for unit in range(units)]

@@ -9,19 +9,18 @@ import os
 import random
 import signal
 import threading
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 from tests.kit.jobs import wait_until
-from tests.kit.worker_tasks import DiesLoading, KillsServer, Multiplies, Square, Started
+from tests.kit.worker_tasks import DiesLoading, KillsServer, Started
 from tests.run.test_executors import run, values, workers_left
 
 from milldam.errors import WorkerError
-from milldam.memory import Inherited, shared_bytes, usage
+from milldam.memory import inherit, process_tree, shared_bytes, usage
 from milldam.run.fork import ForkedWorkers
-from milldam.run.monitor import ProcessTree
+from milldam.run.monitor import Monitor
 from milldam.run.tasks import CRASH, DONE, Event
 
 linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="workers are forked on Linux only")
@@ -60,18 +59,6 @@ def test_fewer_workers_may_load_for_themselves(tmp_path: Path) -> None:
 
 
 @linux
-def test_a_server_that_could_not_fork_is_not_kept(tmp_path: Path) -> None:
-    """The next task, which may be forked, is."""
-    executor = ForkedWorkers(2)
-    run(executor, Started(tmp_path, "thread"), 4, keep=True)
-    before = executor.pids
-    assert sorted(values(run(executor, Square(), 4, keep=True))) == [0, 1, 4, 9]
-    assert len(executor.pids) == 1 and executor.pids != before
-    executor.close()
-    assert workers_left() == []
-
-
-@linux
 def test_what_is_expected_is_imported_before_the_task_comes(tmp_path: Path) -> None:
     """The server that was started early takes the task; a module that can't be imported is no matter yet."""
     executor = ForkedWorkers(2)
@@ -90,16 +77,6 @@ def test_what_is_expected_in_vain_ends(tmp_path: Path) -> None:
     executor.expect(["numpy", "pyarrow"])
     executor.close()
     assert executor.pids == [] and workers_left() == []
-
-
-@linux
-@pytest.mark.parametrize("threads", [1, 2])
-def test_numpy_in_a_worker_may_use_its_threads(threads: int) -> None:
-    """It was loaded without any, so that it could be forked."""
-    executor = ForkedWorkers(1, threads)
-    assert values(run(executor, Multiplies(), 2, keep=True)) == [threads, threads]
-    assert len(executor.pids) == 1  # it was forked
-    executor.close()
 
 
 @linux
@@ -183,39 +160,28 @@ def test_workers_of_a_killed_server_do_not_stay(tmp_path: Path) -> None:
     assert len(pids) == 3
 
 
-def test_shares_leave_room_for_what_is_shared_once() -> None:
-    """All shares and what was inherited add up to what the budget gives the workers, whatever a worker has copied."""
-    inherited, share, workers = Inherited(90, 3), 100, 3
-    for shared in (90, 70, 0):
-        most = inherited.allowance(share, shared)
-        own = most - shared
-        assert inherited.anonymous + workers * own == workers * share
-
-
 @linux
-def test_what_forked_workers_share_counts_once() -> None:
+def test_what_forked_workers_share_counts_once(tmp_path: Path) -> None:
     """A tree of processes that share 60 MB holds them once."""
     block = bytearray(60 * 10**6)
     block[::4096] = b"x" * len(block[::4096])
     ours, theirs = os.pipe()
     server = os.fork()
     if server == 0:
-        from milldam.memory import inherit
-
         for _ in range(3):
             if os.fork() == 0:
-                inherit(Inherited(usage().anonymous, 3))
+                inherit(usage().anonymous, 3)
                 os.read(ours, 1)
                 os._exit(0)
         for _ in range(3):
             os.wait()
         os._exit(0)
-    tree = ProcessTree(server)
-    wait_until(lambda: [one.name for one in tree.read()].count("milldam-worker") == 3)
-    time.sleep(0.05)
-    held = sum(one.use.anonymous for one in tree.read())
-    once, (first, *_) = usage(server).anonymous, psutil.Process(server).children()
-    assert shared_bytes(first.pid) > 50 * 10**6
+    wait_until(lambda: len(process_tree(server)) == 4)
+    workers = [psutil.Process(pid) for pid in process_tree(server)[1:]]
+    wait_until(lambda: [one.name() for one in workers].count("milldam-worker") == 3)
+    monitor = Monitor(tmp_path / "memory.csv")
+    held, once = monitor.sample().anonymous - usage().anonymous, usage(server).anonymous
+    assert shared_bytes(workers[0].pid) > 50 * 10**6
     os.write(theirs, b"abc")
     os.waitpid(server, 0)
     assert once > len(block) and held < once + 3 * 20 * 10**6

@@ -25,11 +25,11 @@ from milldam.chat.masks import TrainOn
 from milldam.chat.rendering import RenderedBatch, Renderer, prompt_of, shared_renderer
 from milldam.errors import InputError
 from milldam.rules import CleanRules
+from milldam.sources.arrays import kept_columns
 from milldam.sources.batch import KEPT_RECORD_CHARS, OnReject, Place, Places, Reading, Reject, TextRules
 from milldam.sources.reading import FileReader
 from milldam.sources.rows import Rows, from_records, row_count
 from milldam.sources.units import Slice, Unit
-from milldam.sources.values import Floats, ValueField
 from milldam.text.arrays import Verdicts, text_offsets
 from milldam.text.cleaning import Cleaner
 
@@ -149,17 +149,15 @@ class ChatBatch:
     """About what they took in the input, for progress."""
     with_special_tokens: int = 0
     """Texts of conversations in which special tokens are said."""
-    values: Floats | None = None
-    """Where a field is asked for, its number for each record."""
+    columns: pa.RecordBatch | None = None
+    """The fields that are kept, a row for each record."""
 
 
 class ConversationReader:
-    """One for each unit. `value`: a field to read as well."""
+    """One for each unit. `keep`: fields to read as well."""
 
-    def __init__(
-        self, recipe: ChatRecipe, rules: TextRules, spool: str | None, value: ValueField | None = None
-    ) -> None:
-        self._recipe, self._spool, self._value = recipe, spool, value
+    def __init__(self, recipe: ChatRecipe, rules: TextRules, spool: str | None, keep: tuple[str, ...] = ()) -> None:
+        self._recipe, self._spool, self._keep = recipe, spool, keep
         self._rules = replace(rules, max_document_bytes=min(MOST_BYTES, rules.max_document_bytes))
         self._cleaner = Cleaner(recipe.clean) if recipe.clean is not None else None
 
@@ -195,9 +193,7 @@ class ConversationReader:
         for ahead, number in enumerate(stay):
             place = records.place(number)
             kept.begin(place.file, place.first, place.origin, ahead)
-        if self._value is None:
-            return batch
-        return replace(batch, values=self._value.of_records(map(records.record, stay)))
+        return replace(batch, columns=kept_columns(self._keep, [records.record(number) for number in stay]))
 
     def _conversations(self, records: _Records, numbers: list[int]) -> Iterator[Conversation | Pair]:
         """Of the records that have one; their numbers are appended."""
@@ -249,9 +245,10 @@ class _Records:
 
     def reject(self, number: int, reason: str, detail: str) -> None:
         place = self.place(number)
-        at = {"line": place.first + 1} if self._slice.format == "jsonl" else {"row": place.first}
+        is_line = self._slice.format == "jsonl"
+        line, row = (place.first + 1, None) if is_line else (None, place.first)
         shown = json.dumps(self.record(number), ensure_ascii=False, default=str)[: KEPT_RECORD_CHARS + 1]
-        self._reading.reject(Reject(self._slice.path, reason, detail, shown, origin=place.origin, **at))
+        self._reading.reject(Reject(self._slice.path, reason, detail, shown, line=line, row=row, origin=place.origin))
 
 
 def _messages(one: Conversation | Pair) -> list[Message]:

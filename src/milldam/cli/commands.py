@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from milldam.run.summary import Observer, Summary
 
 _SHOWING = ("as_json", "quiet")
+_SAMPLE_TOKENS = 120
 S = TypeVar("S", bound="Summary[Any]")
 
 
@@ -37,8 +38,6 @@ class Request(Generic[S]):
     run: Callable[[Observer], S]
     array: Callable[[], ArrayWork[S]]
     """The same for tasks of a job array; raises ConfigError where they can't do it."""
-    then: Callable[[S], None] = lambda summary: None
-    """What somebody at a terminal sees after the summary."""
 
 
 class JobCommand(click.Command):
@@ -61,8 +60,12 @@ class JobCommand(click.Command):
                 click.echo(json.dumps(told))
         elif asked is not None:
             summary = run_and_show(asked.run, as_json=as_json, quiet=quiet)
-            if sys.stdout.isatty() and not (as_json or quiet or summary.up_to_date):
-                asked.then(summary)
+            if summary.job == "preprocess" and sys.stdout.isatty() and not (as_json or quiet or summary.up_to_date):
+                # What a model will see first.
+                from milldam.cli.inspect import show_tokens
+                from milldam.stores.tokens.reader import Store
+
+                show_tokens(Store(summary.out), 0, _SAMPLE_TOKENS)
 
 
 def array_of_command(words: Sequence[str]) -> tuple[ArrayWork[Any], dict[str, Any]]:

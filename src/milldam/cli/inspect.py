@@ -19,7 +19,6 @@ from milldam.markup import counted
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from milldam.stores.place import Place
     from milldam.stores.tokens.format import Int64s
     from milldam.stores.tokens.reader import Store
 
@@ -95,15 +94,15 @@ def _has_labels(store: Store) -> bool:
     return any(shard.labels is not None for shard in store.shards)
 
 
-def show_tokens(store: Store, number: int, shown: int, *, ids: bool = False, called: str = "document") -> None:
-    """Print the first tokens of a document, or of a row that is `called` so."""
+def show_tokens(store: Store, number: int, shown: int, *, ids: bool = False) -> None:
+    """Print the first tokens of a document."""
     from rich.console import Console
 
     row = store[number]
     console = Console(highlight=False, soft_wrap=True)
     coloured = has_colours(console)
     told = [counted(len(row), "token"), *_told(store, number, coloured=coloured)]
-    console.print(f"── {called} {number:,}: {', '.join(told)} ──", style="bold")
+    console.print(f"── document {number:,}: {', '.join(told)} ──", style="bold")
     spans = store.spans(number) if store.has_spans else None
     pieces = _pieces(store, row[: shown + _LONGEST_CHARACTER].tolist(), shown, spans)
     console.print(_coloured(pieces, ids=ids) if coloured else _marked(pieces, ids=ids))
@@ -226,19 +225,21 @@ def verify(store: str, as_json: bool) -> None:
 
     Reads every file. Exits with 1 if something is wrong.
 
-    STORE: anything that `milldam.open` opens. At an address, every file is streamed once and not cached.
+    STORE: tokens, question-answering features or a table. At an address, every file is streamed once.
 
     \b
     milldam verify corpus.milldam
     milldam verify s3://bucket/corpus.milldam
     """
     from milldam.remote import place_at
+    from milldam.stores.verify import manifest_at
+    from milldam.stores.verify import verify as verify_store
 
     place = place_at(store)
-    folder = place.folder
-    facts, found = _look(place)
-    problems = []
-    for problem in found:
+    _, manifest = manifest_at(place)
+    counts = {name: count for name, count in manifest.totals.items() if not name.endswith("bytes")}
+    facts, problems = {"shards": len(manifest.shards)} | counts, []
+    for problem in verify_store(place):
         problems.append(problem)
         if not as_json:
             click.echo(f"{problem}", err=True)
@@ -248,24 +249,6 @@ def verify(store: str, as_json: bool) -> None:
         figures = ", ".join(counted(count, name.removesuffix("s")) for name, count in facts.items())
         click.echo(f"{place.name}: whole. {figures}; all checks passed.")
     else:
-        again = "Make it again with --overwrite." if folder is not None else "Push it again."
+        again = "Make it again with --overwrite." if place.folder is not None else "Push it again."
         click.echo(f"{place.name}: {counted(len(problems), 'problem')}. {again}", err=True)
     sys.exit(1 if problems else 0)
-
-
-def _look(place: Place) -> tuple[dict[str, int], Iterator[str]]:
-    """What a store, or a file of another tool, counts, and what is wrong with it."""
-    from milldam.formats.foreign import foreign_path, open_foreign
-    from milldam.stores.kinds import store_kind
-    from milldam.stores.verify import manifest_at
-    from milldam.stores.verify import verify as problems
-
-    file = None if place.folder is None or store_kind(place.folder) else foreign_path(place.folder)
-    if file is not None:
-        from milldam.formats.foreign import verify as problems_of_file
-
-        opened = open_foreign(file)
-        return {"tokens": opened.tokens}, problems_of_file(opened)
-    _, manifest = manifest_at(place)
-    counted = {name: count for name, count in manifest.totals.items() if not name.endswith("bytes")}
-    return {"shards": len(manifest.shards)} | counted, problems(place)

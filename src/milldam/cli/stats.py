@@ -129,7 +129,7 @@ def _of_file(file: ForeignFile) -> dict[str, Any]:
 def _of_table(table: Table) -> dict[str, Any]:
     facts = {"table": str(table.path), "rows": len(table), "shards": table.shards, "bytes": table.manifest.bytes}
     facts |= {"columns": dict(table.manifest.schema.columns)}
-    return facts | ({"question answering": table.manifest.qa} if table.manifest.qa else {})
+    return facts | ({"windows": table.manifest.counts["windows"], **table.manifest.qa} if table.manifest.qa else {})
 
 
 def _shown(value: Any) -> str:

@@ -9,6 +9,3 @@ Plan order is the order of (unit, row); of equal documents the first in plan ord
     index           the hashes of finished runs
     drops           drop files -> verdicts over a batch
 """
-
-GROUP, RANK, NEAR, SHINGLE, VERIFY, DECIDE = "group", "rank", "near", "shingle", "verify", "decide"
-"""The stages in which a job resolves fingerprints, in order."""

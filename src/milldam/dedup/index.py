@@ -49,7 +49,7 @@ from milldam.files import (
     write_json,
     write_sealed,
 )
-from milldam.rules import NearRules
+from milldam.rules import DedupRules, NearRules
 from milldam.text.arrays import Mask, Verdicts
 
 _PINNED = "index-runs.json"
@@ -93,6 +93,12 @@ class DedupIndex:
         self._near = None if near is None else _rules_of(asdict(near))
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"dedup.index: {folder} is a file; name a folder.")
+
+    @classmethod
+    def of(cls, rules: DedupRules) -> DedupIndex:
+        """The one that a configuration names."""
+        assert rules.index is not None
+        return cls(Path(rules.index), normalize=rules.normalize, near=rules.near)
 
     def runs(self) -> list[IndexedRun]:
         """The runs in the index, the oldest first."""

@@ -23,13 +23,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from milldam.dedup.candidates import Documents, NearWork, Pairs, bucket_pairs, find_pairs, pair_files, pair_steps
+from milldam.dedup.candidates import Documents, NearWork, Pairs, bucket_pairs, pair_files
 from milldam.dedup.keys import (
     Slices,
     SortedKeys,
@@ -42,8 +43,7 @@ from milldam.dedup.keys import (
     new_mapped,
     work_folder,
 )
-from milldam.dedup.near_drops import NearDrops, NearSummary
-from milldam.dedup.ranking import rank
+from milldam.dedup.near_drops import NearDrops, Shown
 from milldam.dedup.shingles import Hashes, Int64s
 from milldam.dedup.sketches import SketchFiles
 from milldam.files import NewFile
@@ -80,7 +80,7 @@ class NearResolved:
     cluster_sizes: dict[int, int] = field(default_factory=dict)
     """Documents of a cluster, the one that stays among them -> clusters of that size. From 64 on, a size stands for all
     up to twice as large."""
-    shown: NearSummary = field(default_factory=NearSummary)
+    shown: Shown = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,26 +95,11 @@ class Edges:
         return Edges(self.keys[part], self.similarities[part])
 
 
-def resolve_near(work: NearWork) -> NearResolved:
-    """Find near-duplicates from the signatures and sketches in a folder and write the drop file: all steps, one by one.
-
-    All documents must have a sketch. In a job, the steps are stages (pipeline/resolving.py).
-    """
-    if work.rules.prefer != "first":
-        rank(work)
-    for step in range(pair_steps(work.rules)):
-        find_pairs(work, step)
-    found = decide(work, verify_pairs(work, 0, 1))
-    remove_work(work)
-    return found
-
-
-def remove_work(work: NearWork) -> None:
-    """Remove what is not needed once the drop file is recorded; sketches of all documents are for somebody else too."""
+def remove_work(folder: Path, *, sketches: bool) -> None:
+    """Remove what is not needed once the drop file is recorded; sketches of all documents may be for somebody else."""
     patterns = ("pairs-*.keys", "marks-*.bits", "edges-*", "ranks.bin", "positions.bin")
-    for pattern in patterns if work.mark_all else (*patterns, "sketches-*"):
-        for path in work.folder.glob(pattern):
-            path.unlink()
+    for path in chain.from_iterable(map(folder.glob, (*patterns, "sketches-*") if sketches else patterns)):
+        path.unlink(missing_ok=True)
 
 
 # ---- pairs to edges ----

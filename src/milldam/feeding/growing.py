@@ -27,7 +27,7 @@ from milldam.loader.stores import Store, token_file
 from milldam.loader.unit_order import FeedFacts, FinishedParts, Part, Parts
 from milldam.prefetch import leave_if_closed
 from milldam.run.folder import Presence
-from milldam.run.records import RECORDS, Record, UnitSet, parse_record, record_head
+from milldam.run.records import RECORDS, Record, parse_record
 from milldam.run.units import Identity, Keys, UnitList
 from milldam.stores.kinds import TOKENS
 from milldam.stores.place import Folder, Place
@@ -174,7 +174,7 @@ class GrowingParts:
 def open_parts(order: Order) -> Parts:
     """The parts of a store that is made from text: where it is finished, those that are there."""
     making = Making(order)
-    planned = None if order.asked.is_answered() else making.await_planned()
+    planned = making.await_planned()
     return FinishedParts(Store(order.out)) if planned is None else GrowingParts(order, planned, making)
 
 
@@ -189,7 +189,7 @@ class MadeParts:
         self._file: tuple[int, int] | None = None
         self._at, self._rest = 0, b""
         self._places: dict[tuple[int, int], int] = {}
-        self._complete = UnitSet()
+        self._complete: set[int] = set()
         self._counts_from: float = math.inf
         self.tokens = 0
         """Made since `begin`."""
@@ -232,7 +232,7 @@ class MadeParts:
                     self._counts_from = found.st_size
                 self._file, self._at, self._rest = (found.st_dev, found.st_ino), 0, b""
                 self._places.clear()
-                self._complete = UnitSet()
+                self._complete.clear()
             while block := os.pread(descriptor, _BLOCK, self._at):
                 self._take(block)
         finally:
@@ -244,13 +244,13 @@ class MadeParts:
         # The last one is empty, or still being written.
         self._at, self._rest = self._at + len(block), lines.pop()
         for line in lines:
-            head = record_head(line)
-            unit = None if head is None else self._keys.number_of(head[0])
-            if head is not None and unit is not None and (unit, head[1]) not in self._places:
-                self._places[unit, head[1]] = begin
-                if head[2]:
+            record = parse_record(line)
+            unit = None if record is None else self._keys.number_of(record.key)
+            if record is not None and unit is not None and (unit, record.part) not in self._places:
+                self._places[unit, record.part] = begin
+                if record.last:
                     self._complete.add(unit)
-                if begin >= self._counts_from and (record := parse_record(line)) is not None:
+                if begin >= self._counts_from:
                     self.tokens += record.counts["tokens"]
             begin += len(line) + 1
 

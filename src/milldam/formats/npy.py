@@ -18,17 +18,8 @@ from milldam.checked import checked, read_json
 from milldam.errors import ConfigError, InputError, StoreError
 from milldam.formats.finding import ReadRules, SourceFile
 from milldam.formats.foreign import ForeignFile, open_foreign
-from milldam.formats.writing import (
-    Export,
-    FileRecord,
-    OutputFile,
-    flat_pieces,
-    one_document,
-    split_parts,
-    write_piece,
-)
+from milldam.formats.writing import Export, FileRecord, OutputFile, flat_pieces, one_document, split_parts, write_piece
 from milldam.loader.stream import TokenFile
-from milldam.stores.kinds import FileRecord as StoredRecord
 from milldam.stores.kinds import InputFacts, TokenizerFacts
 from milldam.stores.tokens.writer import Tokens
 
@@ -115,12 +106,8 @@ def npy_header(dtype: np.dtype[Any], count: int) -> bytes:
 # ---- what `tokenize --format npy` says of its file ----
 
 
-class _Part(TypedDict):
-    bin: StoredRecord
-
-
 class Sidecar(TypedDict):
-    """As the manifest of a store."""
+    """What is read of it; it has more, as the manifest of a store."""
 
     dtype: str
     tokens: int
@@ -128,7 +115,6 @@ class Sidecar(TypedDict):
     tokenizer: TokenizerFacts
     settings: dict[str, Any]
     input: InputFacts
-    shards: list[_Part]
 
 
 def sidecar_path(npy: Path) -> Path:

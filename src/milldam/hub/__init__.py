@@ -6,7 +6,7 @@
     pushing     a folder -> a repository, the manifest in the last commit
     pulling     a repository -> a folder, every file checked, the manifest last
 
-The bytes are moved by huggingface_hub (`upload_folder`, `snapshot_download`), which sends and fetches nothing twice:
+The bytes are moved by huggingface_hub (`create_commit`, `snapshot_download`), which sends and fetches nothing twice:
 so there is nothing to resume here; the same call goes on.
 
 Needs the extra `hf`, which is imported when something is asked of the Hub.

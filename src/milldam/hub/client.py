@@ -16,6 +16,8 @@ from typing import Any
 
 from milldam.errors import ConfigError, InputError, MilldamError, ResourceError
 
+SHARD_FILES = f"*-{'[0-9a-f]' * 32}.*"
+"""Pattern of the names of files that are named after their bytes."""
 _REPO_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _LIKE_A_TOKEN = re.compile(r"hf_\w{6,}|(?<=[Bb]earer )\S+")
 _NETWORK = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")

@@ -1,6 +1,6 @@
 """Which files make a store, by its manifest alone: the same answer for a folder here and for a repository there.
 
-A manifest may come from anywhere: names that leave the folder are refused when it is read. Memory: the manifest.
+A manifest may come from anywhere: names that leave the folder are refused. Memory: the manifest, an entry per file.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def read_contents(folder: Path) -> Contents:
     tokenizer = getattr(manifest, "tokenizer", {}).get("xxh3")
     files = [StoredFile("tokenizer.json", tokenizer, None)] if tokenizer else []
     files += [StoredFile(name, record["xxh3"], record["bytes"]) for name, record in manifest.files()]
-    # Equal units of a table share a file.
+    # Equal units share a file.
     contents = Contents(kind, manifest, (folder / kind.manifest).read_bytes(), tuple(dict.fromkeys(files)))
     for file in contents.files:
         if not stays_in_folder(file.name, hidden=False):
@@ -84,24 +84,21 @@ def read_contents(folder: Path) -> Contents:
     return contents
 
 
-def parse_contents(data: bytes, kind: Kind, where: str) -> Contents:
-    """What a manifest that lies elsewhere names."""
+def parse_contents(data: bytes, kind: Kind, where: str, split: str | None = None) -> Contents:
+    """What a manifest that lies elsewhere names; `split`: the same store with the shards of one split alone."""
     with tempfile.TemporaryDirectory(prefix="milldam-hub-") as folder:
         (Path(folder) / kind.manifest).write_bytes(data)
         try:
-            return read_contents(Path(folder))
+            contents = read_contents(Path(folder))
         except StoreError as error:
             raise StoreError(str(error).replace(folder, where)) from None
-
-
-def select_split(contents: Contents, split: str, where: str) -> Contents:
-    """The same store with the shards of one split alone: its manifest names no others."""
-    if contents.kind is not TOKENS:
-        raise ConfigError(f"{where} is {contents.kind.phrase}, which has no splits. Leave out ", Setting("split"), ".")
-    known = contents.manifest.splits
-    if split not in known:
-        raise ConfigError(f'{where}: no split "{split}"; it has {", ".join(known)}.{did_you_mean(split, known)}')
-    shards = tuple(shard for shard in contents.manifest.shards if shard.split == split)
-    with tempfile.TemporaryDirectory() as folder:
+        if split is None:
+            return contents
+        if kind is not TOKENS:
+            raise ConfigError(f"{where} is {kind.phrase}, which has no splits. Leave out ", Setting("split"), ".")
+        known = contents.manifest.splits
+        if split not in known:
+            raise ConfigError(f'{where}: no split "{split}"; it has {", ".join(known)}.{did_you_mean(split, known)}')
+        shards = tuple(shard for shard in contents.manifest.shards if shard.split == split)
         dataclasses.replace(contents.manifest, shards=shards).write(Path(folder))
         return read_contents(Path(folder))

@@ -1,7 +1,7 @@
 """`milldam push`: a folder -> a repository, its manifest in the last commit.
 
     look     what the repository has at its head; what is in the way is refused
-    send     the shards that it does not have, by `upload_folder`, in commits of their own
+    send     the shards that it does not have, some hundreds a commit
     close    one more commit: manifest, tokenizer and card, and the removal of what the store no longer has
 
 Shards are named after their bytes. So until the last commit an earlier store in the repository stays whole, half a
@@ -14,23 +14,21 @@ the manifest, an entry per file, and what huggingface_hub holds for the files th
 
 from __future__ import annotations
 
+import fnmatch
 import json
-import re
-import tempfile
 from pathlib import Path
-from typing import Any, NoReturn, TypedDict
+from typing import Any, TypedDict
 
 from milldam.errors import ConfigError, MismatchError, Setting, StoreError
 from milldam.files import address_of
 from milldam.hub.card import CARD, local_paths, make_card
-from milldam.hub.client import explained, files_at, hub_api, read_file, repo_name
-from milldam.hub.contents import Contents, StoredFile, parse_contents, read_contents
+from milldam.hub.client import SHARD_FILES, explained, files_at, hub_api, read_file, repo_name
+from milldam.hub.contents import Contents, StoredFile, read_contents
 from milldam.run.summary import Summary
 from milldam.stores.kinds import KINDS
 
 _FILES_AT_ONCE = 512
-"""Files that are checked, then sent by one call of huggingface_hub."""
-_SHARD_FILE = re.compile(r"[^/]+-[0-9a-f]{32}\.\w+")
+"""Files that are checked, then sent in one commit."""
 
 
 class PushFacts(TypedDict):
@@ -98,9 +96,8 @@ def push_store(
     notes = [push.note] if push.note else []
     if paths := local_paths(json.loads(contents.manifest_bytes)):
         notes.append(f"The manifest names {len(paths)} paths of this machine, such as {paths[0]}.")
-    sizes = [file.bytes or 0 for file in push.missing] + [
-        len(data) for name, data in push.closing.items() if name != CARD
-    ]
+    sizes = [file.bytes or 0 for file in push.missing]
+    sizes += [len(data) for name, data in push.closing.items() if name != CARD]
     files = len(contents.names)
     counts = {"files": files, "sent": len(sizes), "sent_bytes": sum(sizes), "present": files - len(sizes)}
     return Summary(
@@ -140,82 +137,65 @@ class _Push:
     """What is left to do for a store on a branch of a repository."""
 
     def __init__(self, api: Any, repo: str, revision: str, folder: Path, contents: Contents, *, exists: bool) -> None:
-        self._api, self._repo, self._folder, self._contents = api, repo, folder, contents
-        self.revision = revision
-        self.commit, there = self._head() if exists else (None, {})
-        kind, shards = contents.kind, [file for file in contents.files if file.bytes is not None]
-        for other in KINDS:
-            if other is not kind and other.manifest in there:
-                self._refuse(f"holds {other.phrase}; this is {kind.phrase}.")
-        earlier: set[StoredFile] = set()
-        manifest = self._read(kind.manifest) if kind.manifest in there else b""
-        if manifest:
+        from huggingface_hub.utils import RevisionNotFoundError
+
+        self._api, self._repo, self._folder, self.revision = api, repo, folder, revision
+        self.commit: str | None = None
+        there: dict[str, Any] = {}
+        if exists:
             try:
-                earlier = set(parse_contents(manifest, kind, repo).files)
-            except StoreError as error:
-                self._refuse(f"has a manifest that can't be read: {error}")
-        self.missing = [file for file in shards if self._lacks(file, there)]
+                self.commit = api.repo_info(repo, repo_type="dataset", revision=revision).sha
+                there = files_at(api, repo, self.commit)
+            except RevisionNotFoundError:  # in a dry run
+                pass
+        kind, others = contents.kind, [kind for kind in KINDS if kind.manifest in there]
+        if others and kind not in others:
+            raise _in_the_way(repo, f"holds {others[0].phrase}; this is {kind.phrase}.")
+        if not others and "tokenizer.json" in there:
+            raise _in_the_way(repo, "has a file tokenizer.json that milldam did not put there; it is not replaced.")
+        self.missing = [
+            file
+            for file in contents.files
+            if file.bytes is not None and (file.name not in there or there[file.name].size != file.bytes)
+        ]
         """Shards to send."""
+        manifest = read_file(api, repo, self.commit, kind.manifest) if others else b""
         self.closing = {} if manifest == contents.manifest_bytes else {kind.manifest: contents.manifest_bytes}
         """Small files of the last commit."""
         for file in contents.files:
-            if file.bytes is None and (file.name not in there or file not in earlier):
-                if file.name in there and file.name not in {one.name for one in earlier}:
-                    self._refuse(f"has a file {file.name} that milldam did not put there; it is not replaced.")
-                self.closing[file.name] = (folder / file.name).read_bytes()
-        old = self._read(CARD).decode(errors="surrogateescape") if CARD in there else None
+            if file.bytes is None:
+                data = (folder / file.name).read_bytes()
+                if file.name not in there or read_file(api, repo, self.commit, file.name) != data:
+                    self.closing[file.name] = data
+        old = read_file(api, repo, self.commit, CARD).decode(errors="surrogateescape") if CARD in there else None
         card, self.note = make_card(contents, repo, old)
         if card != old:
             self.closing[CARD] = card.encode(errors="surrogateescape")
-        ours = {file.name for file in earlier} | {name for name in there if _SHARD_FILE.fullmatch(name)}
-        self.stale = tuple(sorted(name for name in ours - contents.names if name in there))
-
-    def _head(self) -> tuple[str | None, dict[str, Any]]:
-        """The branch's last commit, and its files by name."""
-        from huggingface_hub.utils import RevisionNotFoundError
-
-        try:
-            head = self._api.repo_info(self._repo, repo_type="dataset", revision=self.revision).sha
-        except RevisionNotFoundError:  # in a dry run
-            return None, {}
-        return head, files_at(self._api, self._repo, head)
-
-    def _lacks(self, file: StoredFile, there: dict[str, Any]) -> bool:
-        return file.name not in there or there[file.name].size != file.bytes
-
-    def _read(self, name: str) -> bytes:
-        return read_file(self._api, self._repo, self.commit, name)
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise MismatchError(f"{self._repo} {what}\nChoose another name, or another ", Setting("revision"), ".")
+        ours = {"tokenizer.json", *fnmatch.filter(there, SHARD_FILES)} & there.keys()
+        self.stale = tuple(sorted(ours - contents.names))
 
     def run(self, message: str) -> None:
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         target = {"repo_type": "dataset", "revision": self.revision, "commit_message": message}
         for first in range(0, len(self.missing), _FILES_AT_ONCE):
-            # A folder with exactly what is to be sent: thousands of patterns would take huggingface_hub minutes.
-            with tempfile.TemporaryDirectory(prefix="milldam-hub-") as links:
-                for file in self.missing[first : first + _FILES_AT_ONCE]:
-                    self._check(file)
-                    Path(links, file.name).symlink_to(self._folder.resolve() / file.name)
-                self._api.upload_folder(repo_id=self._repo, folder_path=links, **target)
-        if self.missing:
-            self.commit, there = self._head()
-            for file in self.missing:
-                if self._lacks(file, there):
-                    raise StoreError(f"{self._repo}: {file.name} was sent and is not there. Push again.")
+            files = self.missing[first : first + _FILES_AT_ONCE]
+            added = [CommitOperationAdd(file.name, self._checked(file)) for file in files]
+            self.commit = self._api.create_commit(self._repo, added, **target).oid
         if self.closing or self.stale:
-            removed = [CommitOperationDelete(name, is_folder=False) for name in self.stale]
-            added = [CommitOperationAdd(name, data) for name, data in self.closing.items()]
-            # Refused by the Hub when someone else made a commit since the look.
-            self.commit = self._api.create_commit(
-                self._repo, [*removed, *added], parent_commit=self.commit, **target
-            ).oid
+            closing: list[Any] = [CommitOperationDelete(name, is_folder=False) for name in self.stale]
+            closing += [CommitOperationAdd(name, data) for name, data in self.closing.items()]
+            # Refused by the Hub when someone else made a commit meanwhile.
+            self.commit = self._api.create_commit(self._repo, closing, parent_commit=self.commit, **target).oid
 
-    def _check(self, file: StoredFile) -> None:
+    def _checked(self, file: StoredFile) -> Path:
         if not file.is_in(self._folder):
             raise StoreError(
                 f"{self._folder / file.name}: its bytes are not those of the manifest; it was not pushed.\n"
                 f"`milldam verify {self._folder}` checks the store; make it again."
             )
+        return self._folder / file.name
+
+
+def _in_the_way(repo: str, what: str) -> MismatchError:
+    return MismatchError(f"{repo} {what}\nChoose another name, or another ", Setting("revision"), ".")

@@ -26,134 +26,95 @@ from milldam.decontamination.matches import SCANNING_BYTES, Matches, MatchFinder
 from milldam.memory import Budget, usage
 from milldam.pipeline.evaluation_sets import Evaluation
 from milldam.rules import REPORT, EvaluationSet
-from milldam.run.engine import Telling
+from milldam.run.engine import Assigned, Make, Stage, Telling, pooled
 from milldam.run.folder import RunFolder
 from milldam.run.pools import SMALL_INPUT, TOKENIZER_FACTOR, LocalPool, Workers, fit_workers, require_room
-from milldam.run.session import Session, Stage, session
+from milldam.run.records import Record, Records
+from milldam.run.session import session
 from milldam.run.summary import Observer, Quiet
-from milldam.run.tasks import Report
+from milldam.run.units import Keys
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.reader import Store
 
-BATCH_TOKENS = 1 << 18
-OVERLAP_TOKENS = 1 << 13
+BATCH_TOKENS, OVERLAP_TOKENS = 1 << 18, 1 << 13
 UNIT_TOKENS = 1 << 22
 """Whatever the workers: of each passage, a unit keeps the text of its first matches."""
 DECODING_BYTES = 30 * 10**6
 """The tokens of a batch as Python's numbers, and their text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What may be used, of memory, processes and somebody's attention."""
-
-    memory: str | int | None = None
-    workers: int | None = None
-    observer: Observer | None = None
-    held_bytes: int = 0
-    """Memory that the calling program holds already; the limit comes on top of it."""
-
-
-def evaluation_sets(paths: Iterable[str | Path], **rules: Any) -> tuple[EvaluationSet, ...]:
-    """Evaluation sets by the same rules, checked; what is None is as by default."""
-    chosen = {name: value for name, value in rules.items() if value is not None}
-    given = ({"path": str(path), "action": REPORT, **chosen} for path in paths)
-    return tuple(checked_settings(EvaluationSet, one) for one in given)
-
-
 def find_contamination(
-    store: Store, sets: tuple[EvaluationSet, ...], *, findings: Path | None = None, machine: Machine | None = None
+    store: Store,
+    against: Iterable[str | Path],
+    *,
+    findings: Path | None = None,
+    memory: str | int | None = None,
+    workers: int | None = None,
+    observer: Observer | None = None,
+    held_bytes: int = 0,
+    **rules: Any,
 ) -> dict[str, Any]:
-    """What a store holds of evaluation sets: figures of each, as a run's summary has them.
+    """What a store holds of evaluation sets, all by the same `rules`: figures of each, as a run's summary has them.
 
-    `findings`: a file for all that was found, a JSON object a line.
+    `findings`: a file for all that was found, a JSON object a line. `held_bytes`: memory that the calling program holds
+    already; the limit comes on top of it.
     """
-    machine = machine or Machine()
-    budget = Budget.of(machine.memory, machine.held_bytes)
+    chosen = {"action": REPORT} | {name: value for name, value in rules.items() if value is not None}
+    sets = tuple(checked_settings(EvaluationSet, {"path": str(path), **chosen}) for path in against)
+    budget = Budget.of(memory, held_bytes)
     with (
         tempfile.TemporaryDirectory(prefix="milldam-contamination-") as place,
         RunFolder(Path(place) / "work", TOKENS) as run_folder,
-        session(run_folder, machine.observer or Quiet(), budget, LocalPool(budget.limit_bytes)) as work,
+        session(run_folder, observer or Quiet(), budget, LocalPool(budget.limit_bytes)) as work,
     ):
-        folder = Path(place)
-        evaluation = Evaluation(sets, place)
+        folder, evaluation = Path(place), Evaluation(sets, place)
         require_room(budget, {"evaluation sets": usage().anonymous + evaluation.building_bytes})
         index = evaluation.provide_index(folder)
-        units = _scan(work, ScanTask(store, index, folder), machine.workers)
+        units = max(1, min(len(store), -(-store.tokens // UNIT_TOKENS)))
+        useful = min(units, workers or (1 if store.tokens * store.dtype.itemsize < SMALL_INPUT else work.pool.cores))
+        loaded = TOKENIZER_FACTOR * len(store.place.read("tokenizer.json") or b"") + SCANNING_BYTES + DECODING_BYTES
+        held = usage().anonymous
+        count = fit_workers(budget, held, loaded, useful, forked=work.pool.forks)
+        team = Workers(count, 1, alone=fit_workers(budget, held, loaded, useful))
+        records = Records(run_folder.journal, "scanned.jsonl", folder, Keys(np.arange(units, dtype=np.uint64)))
+        load = Scanning(store, units, index, folder)
+        work.work(pooled(Stage("decontaminate", load, records, workers=team), run_folder, count))
 
         def matches() -> Iterator[tuple[int, Matches]]:
-            for number in range(units):
-                yield 0, Matches.read(_path(folder, number))  # to who reads of it, a store is one unit
+            for _, record in records.in_plan_order():  # to who reads of it, a store is one unit
+                yield from ((0, Matches.read(folder / name)) for name in record.files)
 
-        found = folder / "findings.jsonl"
-        figures = decide(
-            Index(index),
-            sets,
-            matches,
-            lambda number, row: {"file": store.name, "document": row},
-            lambda number, rows: None,
-            found,
-        )
+        def place_of(unit: int, row: int) -> dict[str, Any]:
+            return {"file": store.name, "document": row}
+
+        figures = decide(Index(index), sets, matches, place_of, lambda unit, rows: None, folder / "findings.jsonl")
         if findings is not None:
-            shutil.copyfile(found, findings)
+            shutil.copyfile(folder / "findings.jsonl", findings)
     return figures
 
 
-def _scan(work: Session, task: ScanTask, workers: int | None) -> int:
-    """Find the matches of all documents; in how many units."""
-    store = task.store
-    units = max(1, min(len(store), -(-store.tokens // UNIT_TOKENS)))
-    size = store.tokens * store.dtype.itemsize
-    useful = min(units, workers or (1 if size < SMALL_INPUT else work.pool.cores))
-    loaded = TOKENIZER_FACTOR * len(store.place.read("tokenizer.json") or b"") + SCANNING_BYTES + DECODING_BYTES
-    count = fit_workers(work.budget, usage().anonymous, loaded, useful, forked=work.pool.forks)
-    alone = fit_workers(work.budget, usage().anonymous, loaded, useful)
-
-    def assign(number: int) -> tuple[int, int, int]:
-        return number, len(store) * number // units, len(store) * (number + 1) // units
-
-    chosen = Workers(count, 1, alone=alone)
-    work.work(Stage("decontaminate", task, iter(range(units)), assign, chosen, total=units, input_bytes=size))
-    return units
-
-
-def _path(folder: Path, unit: int) -> Path:
-    return match_path(folder, f"{unit:07d}")
-
-
 @dataclass(frozen=True, slots=True)
-class ScanTask:
-    """Documents of a store -> a file of their matches."""
+class Scanning:
+    """A range of the documents of a store to a file of their matches."""
 
     store: Store
+    units: int
     index: Path
     folder: Path
 
-    def start(self) -> _Scan:
-        return _Scan(self)
+    def load(self) -> Make:
+        _, _ = self.store.tokenizer, letter_tables()  # there before workers are forked
+        return functools.partial(self._make, functools.cache(lambda: Scanner(Index(self.index))))
 
-
-class _Scan:
-    def __init__(self, task: ScanTask) -> None:
-        self._task = task
-        _, _ = task.store.tokenizer, letter_tables()  # there before workers are forked
-
-    @functools.cached_property
-    def _scanner(self) -> Scanner:
-        return Scanner(Index(self._task.index))
-
-    def __call__(self, given: tuple[int, int, int], report: Report) -> None:
-        unit, first, stop = given
-        store = self._task.store
-        finder = MatchFinder(self._scanner, _path(self._task.folder, unit))
-        telling = Telling(report, store.tokens * store.dtype.itemsize)
+    def _make(self, scanner: Any, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+        store, unit = self.store, assigned.unit
+        finder = MatchFinder(scanner(), match_path(self.folder, assigned.key))
+        first, stop = (len(store) * edge // self.units for edge in (unit, unit + 1))
         for row, documents in _batches(store, first, stop):
             texts = store.tokenizer.decode_batch(documents, skip_special_tokens=False)
             finder.add(pa.array(texts, pa.large_string()), row, np.ones(len(texts), np.bool_))
-            tokens = sum(map(len, documents))
-            telling.add(documents=len(documents), tokens=tokens, input_bytes=tokens * store.dtype.itemsize)
-        finder.commit()
-        telling.tell()
+            telling.add(documents=len(documents), tokens=sum(map(len, documents)))
+        yield Record(assigned.key, files=finder.commit())
 
 
 def _batches(store: Store, first: int, stop: int) -> Iterator[tuple[int, list[list[int]]]]:

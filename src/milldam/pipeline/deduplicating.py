@@ -1,16 +1,32 @@
-"""The stages of dedup in a job: fingerprints of units, drop sets from them, and at the end the index across runs.
+"""The stages between the two passes over the input: from what the first leaves to drop files, which the second reads.
 
-Fingerprints are kept by key in `run/prints`, also when the store is finished: 24 bytes a document, and the
-signatures with near-dedup. When the input changes, only those of changed units are made again. Drop sets follow from
-all fingerprints together; they are made anew in `run/dedup-*`, where each unit's fingerprints lie under its number.
+fingerprint    every unit: hashes, signatures, matches with evaluation sets (first_pass.py)
+group          ranges of the hashes: exact duplicates
+decontaminate  the matches of all units: documents that hold items of evaluation sets
+rank           with `prefer`: the order of preference
+near           bands of the signatures: pairs of documents that may be alike
+shingle        every unit with documents in pairs: their shingles
+verify         ranges of the pairs: those that are alike
+decide         all of these: which documents are dropped
+
+In this order: what one way drops is in no pair of the next. What the first pass leaves is kept by key in `run/prints`,
+also when the store is finished: 24 bytes a document, and the signatures with near-dedup. When the input changes, only
+that of changed units is made again. Drop files follow from all of it; they are made anew in `run/dedup-*`, where the
+files of each unit lie under its number.
+
+Exact duplicates are grouped in one process of its own with what the budget leaves, so that all its memory comes back
+before the second pass begins; a cluster has one on each of its machines. The steps of near-dedup are shared by all
+workers. Where there is little to do, this process does it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,41 +35,168 @@ import numpy.typing as npt
 from xxhash import xxh3_64_hexdigest
 
 from milldam.config.settings import Config
-from milldam.decontamination.deciding import warnings_of
+from milldam.decontamination import deciding
 from milldam.decontamination.index import Index
-from milldam.decontamination.matches import match_path
-from milldam.dedup import DECIDE, NEAR, SHINGLE, VERIFY
-from milldam.dedup.candidates import Documents, room_for_steps
-from milldam.dedup.drops import drops_in, unit_and_row
-from milldam.dedup.fingerprints import hash_file_name
-from milldam.dedup.minhash import signature_file_name
-from milldam.dedup.near_drops import NearSummary, Place
-from milldam.dedup.ranking import preference_file_name
+from milldam.decontamination.matches import Matches
+from milldam.dedup.bloom import resolve_bloom
+from milldam.dedup.candidates import Documents, NearWork, find_pairs, pair_steps, room_for_steps
+from milldam.dedup.drops import (
+    BLOOM,
+    EVALUATION,
+    EXACT,
+    UNKNOWN,
+    DropSet,
+    DropWriter,
+    drop_file_name,
+    drops_in,
+    place_of,
+    unit_and_row,
+)
+from milldam.dedup.exact import FEW_HASHES, count_hashes, resolve_exact, sources_of
+from milldam.dedup.index import DedupIndex
+from milldam.dedup.minhash import unit_name
+from milldam.dedup.near import decide, remove_work, verify_pairs, verify_parts
+from milldam.dedup.near_drops import Place, places_of
+from milldam.dedup.ranking import rank
 from milldam.errors import InputError
+from milldam.files import record_of
 from milldam.memory import held_bytes, usage
-from milldam.pipeline.decontaminating import STAGE, DecideTask
-from milldam.pipeline.documents import Assignment, places_path, preference_path, print_paths
-from milldam.pipeline.fingerprinting import PRINTS, FingerprintTask
+from milldam.pipeline.documents import found_place
+from milldam.pipeline.first_pass import PRINTS, FirstPass, Shingling
 from milldam.pipeline.fitting import Survey, keeps_texts
 from milldam.pipeline.preparing import Prepared
-from milldam.pipeline.resolving import FEW_BYTES, NEAR_STAGES, IndexTask, ResolveTask, in_order, pin_index, resolved
-from milldam.pipeline.sketching import SketchTask
-from milldam.rules import DedupRules
+from milldam.rules import DedupRules, EvaluationSet
+from milldam.run.engine import Assigned, Load, Make, Stage, Telling
 from milldam.run.folder import RunFolder
 from milldam.run.pools import Workers
-from milldam.run.records import Records, sweep
-from milldam.run.session import Session, Stage
-from milldam.run.units import KeyArray, Keys, mixed
+from milldam.run.records import Record, Records, sweep
+from milldam.run.session import Session
+from milldam.run.units import KeyArray, Keys, key_of, mixed
 from milldam.sources.units import Unit
-from milldam.stores.tokens.format import Int64s
 
-RECORDS, SKETCHES, FOLDER = "fingerprints.jsonl", "sketches.jsonl", "dedup"
+FINGERPRINT, GROUP, DECONTAMINATE, RANK, NEAR, SHINGLE, VERIFY, DECIDE = (
+    "fingerprint", "group", "decontaminate", "rank", "near", "shingle", "verify", "decide",
+)  # fmt: skip
+NEAR_STAGES = (RANK, NEAR, SHINGLE, VERIFY, DECIDE)
+RECORDS, FOLDER, FINDINGS = "fingerprints.jsonl", "dedup", "contamination.jsonl"
+LEFT = "hashes-{}.bin", "signatures-{}.bin", "preferences-{}.bin", "matches-{}.bin", "places-{}.jsonl"
+"""What the first pass leaves of a unit for the stages behind it."""
+FEW_DOCUMENTS, FEW_BYTES = 50_000, 64 << 20
+"""So many are looked through for near-duplicates in this process, in a second or two, with so much memory; of index
+and matches, so much is decided on here."""
 NEAR_WORKER_BYTES = 120 * 10**6
 """The least that a process which looks for near-duplicates is given, its imports included, where there are several."""
 
 
+def step_counts(rules: DedupRules, partitions: int, units: int, *, evaluation: bool) -> dict[str, int]:
+    """The stages of a job in order, and into how many pieces each is cut."""
+    counts = {FINGERPRINT: units, GROUP: {"off": 0, "bloom": 1}.get(rules.method, partitions)}
+    counts[DECONTAMINATE] = int(evaluation)
+    if rules.near is not None:
+        counts |= {RANK: int(rules.near.prefer != "first"), NEAR: pair_steps(rules.near), SHINGLE: units}
+        counts |= {VERIFY: verify_parts(units), DECIDE: 1}
+    return {stage: count for stage, count in counts.items() if count}
+
+
+@dataclass(frozen=True, slots=True)
+class Resolving:
+    """The steps of one stage whose units are ranges, bands or everything: the files that they leave and what they
+    found are in their records."""
+
+    stage: str
+    steps: int
+    out: Path
+    folder: Path
+    """Of drop files, and of what the first pass left, by the numbers of units."""
+    rules: DedupRules
+    exempt_below: int
+    """Documents of the units before this one are never dropped."""
+    index_files: tuple[Path, ...]
+    evaluation: Path | None
+    """The index of the evaluation sets."""
+    sets: tuple[EvaluationSet, ...]
+    compared: int
+    """Pairs that were verified before this stage."""
+    memory_bytes: int
+    """What a process that does it may take in all."""
+    threads: int
+
+    def load(self) -> Make:
+        return self._make
+
+    def _make(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+        number, folder = assigned.unit, self.folder
+        names, found = {
+            GROUP: self._group, DECONTAMINATE: self._decontaminate, RANK: self._rank, NEAR: self._find_pairs,
+            VERIFY: self._verify, DECIDE: self._decide,
+        }[self.stage](number)  # fmt: skip
+        below, paths = folder.relative_to(self.out), (path for name in names for path in sorted(folder.glob(name)))
+        yield Record(assigned.key, files={f"{below}/{path.name}": record_of(path) for path in paths}, facts=found)
+
+    def _group(self, number: int) -> tuple[list[str], dict[str, Any]]:
+        limits: dict[str, Any] = {"exempt_below": self.exempt_below, "index_files": self.index_files}
+        limits["memory_bytes"] = self.memory_bytes - held_bytes()  # what this process holds already counts too
+        if self.rules.method == BLOOM:
+            found = resolve_bloom(self.folder, rate=self.rules.false_positive_rate, **limits)
+        else:
+            found = resolve_exact(self.folder, number, self.steps, threads=self.threads, **limits)
+        return [drop_file_name(self.rules.method, number)], asdict(found)
+
+    def _decontaminate(self, number: int) -> tuple[list[str], dict[str, Any]]:
+        assert self.evaluation is not None
+        name = drop_file_name(EVALUATION, number)
+        with DropWriter(self.folder / name) as writer:
+            figures = deciding.decide(
+                Index(self.evaluation),
+                self.sets,
+                self._matches,
+                lambda unit, row: found_place(self.folder, unit, row),
+                lambda unit, rows: writer.add(place_of(unit, np.array(rows)), np.full(len(rows), UNKNOWN)),
+                self.folder / FINDINGS,
+            )
+            writer.commit()
+        return [name, FINDINGS], figures
+
+    def _matches(self) -> Iterator[tuple[int, Matches]]:
+        """The matches of documents that exact dedup leaves, unit by unit. What near-dedup drops follows from them."""
+        for path in sorted(self.folder.glob("matches-*.bin")):
+            unit, matches = int(path.stem.rpartition("-")[2]), Matches.read(path)
+            if len(matches.row):
+                dropped = DropSet(self.folder, unit, (EXACT, BLOOM))
+                gone = [row for row in np.unique(matches.row).tolist() if dropped.of(row) is not None]
+                matches = matches.only(~np.isin(matches.row, gone))
+            yield unit, matches
+
+    # ---- near ----
+
+    def work(self) -> NearWork:
+        """What the steps of near-dedup go by."""
+        assert self.rules.near is not None
+        return NearWork(
+            folder=self.folder,
+            rules=self.rules.near,
+            exempt_below=self.exempt_below,
+            memory_bytes=self.memory_bytes - held_bytes(),
+            mark_all=self.rules.index is not None,
+            threads=self.threads,
+        )
+
+    def _rank(self, number: int) -> tuple[list[str], dict[str, Any]]:
+        rank(self.work())
+        return ["ranks.bin", "positions.bin"], {}
+
+    def _find_pairs(self, number: int) -> tuple[list[str], dict[str, Any]]:
+        return [f"pairs-{number:03d}.keys", f"marks-{number:03d}.bits"], {"pairs": find_pairs(self.work(), number)}
+
+    def _verify(self, number: int) -> tuple[list[str], dict[str, Any]]:
+        return [f"edges-{number:05d}.*"], {"pairs": verify_pairs(self.work(), number, self.steps)}
+
+    def _decide(self, number: int) -> tuple[list[str], dict[str, Any]]:
+        return ["drops-near-*.bin"], asdict(decide(self.work(), self.compared))
+
+
 class Deduplication:
-    """Dedup of one job. `cores`: to use, on each machine."""
+    """Dedup and decontamination of one job. `cores`: to use, on each machine."""
 
     def __init__(
         self, config: Config, rules: DedupRules, session: Session, prepared: Prepared, keys: Keys, cores: int
@@ -61,114 +204,90 @@ class Deduplication:
         self._config, self._rules, self._session, self._prepared, self._cores = config, rules, session, prepared, cores
         self._out = str(Path(config.out).resolve())
         self.keys = keys
-        """Of the fingerprints, by unit."""
+        """Of what the first pass leaves, by unit."""
         # Another one for other fingerprints: what was resolved from those is of no use.
         self.folder = session.folder.folder / f"{FOLDER}-{xxh3_64_hexdigest(keys.tobytes())}"
-        """Where drop sets lie."""
+        """Where drop files lie."""
         self.index: dict[str, Path] = {}
         """Runs of the index that this one is compared with, and their files."""
-        self.figures: tuple[dict[str, Any], dict[str, Any]] = {}, {}
-        """What exact and near dedup found."""
-        self.decontamination: DecideTask | None = None
-        """What is looked for of evaluation sets, and was decided."""
-        if prepared.evaluation is not None:
-            place = session.folder.folder
-            index = prepared.evaluation.index_path(place)
-            self.decontamination = DecideTask(self.folder, index, prepared.evaluation.sets)
-
-    def find_drops(
-        self, readers: Workers, judges: Workers, assign: Callable[[int], Assignment]
-    ) -> Generator[Stage, None, None]:
-        """All stages: `readers` read the units, as `assign` gives them; `judges` do too, and ask filters."""
-        self.provide_folders()
-        # Settled once, for now and for when it resumes.
-        self.index = pin_index(self._rules, self.folder, self._prepared.identity, self._out)
-        if self._prepared.evaluation is not None:
-            index = Index(self._prepared.evaluation.provide_index(self._session.folder.folder))
-            for warning in warnings_of(index, self._prepared.evaluation.sets):
-                self._session.observer.warn(warning)
-        records = Records(self._session.folder.journal, RECORDS, self._session.folder.out, self.keys)
-        originals = np.fromiter((unit.index for unit in self._units() if not unit.copy), np.int64)
-        todo = originals[[number not in records for number in originals.tolist()]]
-        if len(todo):
-            yield self._fingerprint(todo, records, readers, assign)
-        self._put_under_numbers(originals)
-        preferred = self._count_values(records, len(originals))
-        task = self._resolve_task()
-        for name in in_order([*task.stages, STAGE]):
-            if name == STAGE:
-                yield from self._decontaminate(task.threads)
-            elif name == SHINGLE:
-                stage = self._shingle(originals, task, judges, assign)
-                if stage.total and not task.is_decided:
-                    yield stage
-            elif steps := task.todo(name):
-                yield self._resolve(name, steps, task)
-        exact, near = resolved(task)
-        self.figures = exact, near | preferred
-
-    def _decontaminate(self, threads: int) -> Iterator[Stage]:
-        if self.decontamination is not None and self.decontamination.figures() is None:
-            small = self.decontamination.is_small
-            workers = Workers(1, threads, apart=not small, here=small)
-            yield Stage(STAGE, self.decontamination, iter([0]), lambda step: step, workers, total=1)
-
-    def provide_folders(self) -> None:
-        for place in (self.folder, self._session.folder.folder / PRINTS):
-            place.mkdir(exist_ok=True)
-
-    def _resolve(self, name: str, steps: list[int], task: ResolveTask) -> Stage:
-        """Steps of a stage: where there is little to do here, else those of near-dedup by all workers that fit."""
-        small = task.is_small(name)
-        workers = Workers(1, task.threads, apart=not small, here=small)
-        if name in NEAR_STAGES and small:
-            most = min(self._session.budget.limit_bytes, held_bytes() + FEW_BYTES)
-            task = replace(task, memory_bytes=most, threads=1)
-        elif name in NEAR_STAGES:
-            count = max(1, min(self._cores, len(steps), task.memory_bytes // NEAR_WORKER_BYTES))
-            if name == NEAR:
-                count = min(count, room_for_steps(self.folder, Documents(task.near_work(0)).count))
-            threads = self._cores if name == DECIDE else 1
-            task = replace(task, memory_bytes=task.memory_bytes // count, threads=threads)
-            workers = Workers(count, threads, apart=count == 1)
-        # The later a document, the more come before it that it may be like: long parts first, short ones fill the gaps.
-        ordered = reversed(steps) if name == VERIFY else steps
-        return Stage(name, task, iter(ordered), lambda step: step, workers, total=len(steps))
-
-    def _shingle(
-        self, originals: Int64s, task: ResolveTask, judges: Workers, assign: Callable[[int], Assignment]
-    ) -> Stage:
-        """The shingles of the documents that are in pairs: of another corpus, there may be others."""
-        folder, corpus = self._session.folder, np.uint64(int(self.folder.name.rpartition("-")[2], 16))
-        keys = self.keys.mixed(np.full(len(self.keys), corpus))
-        records = Records(folder.journal, SKETCHES, folder.out, keys)
-        todo = originals[[number not in records for number in originals.tolist()]]
-        work = task.near_work(0)
-        rules = self._config.clean_rules, self._config.filters
-        sketch = SketchTask(folder.out, self._prepared.sets, *rules, work, judges.threads)
-
-        def assigned(number: int) -> Assignment:
-            return replace(assign(number), key=keys[number], prints=self.keys[number])
-
-        size = int(folder.units.sizes()[todo].sum())
-        return Stage(
-            SHINGLE, sketch, iter(todo.tolist()), assigned, judges, records.add, total=len(todo), input_bytes=size
-        )
+        self.exact: dict[str, Any] = {}
+        self.near: dict[str, Any] = {}
+        self.contamination: dict[str, Any] | None = None
+        """What was found."""
+        self._evaluation: Path | None = None
+        units = list(self._units())
+        self._originals = [unit.index for unit in units if not unit.copy]
+        self._origins = np.array([unit.origin for unit in units], np.int64)
+        self._exempt_below = sum(unit.dataset < len(config.validation_sets) for unit in units)
+        self._counts = step_counts(
+            rules, prepared.partitions, len(units), evaluation=prepared.evaluation is not None
+        )  # fmt: skip
 
     def _units(self) -> Iterator[Unit]:
         return self._session.folder.units.all(Unit.from_json)
 
-    def _fingerprint(
-        self, todo: Int64s, records: Records, readers: Workers, assign: Callable[[int], Assignment]
-    ) -> Stage:
-        task = self.fingerprint_task(readers.threads)
-        size = int(self._session.folder.units.sizes()[todo].sum())
-        return Stage(
-            "fingerprint", task, iter(todo.tolist()), assign, readers, records.add, total=len(todo), input_bytes=size
-        )
+    def stages(self, readers: Workers, judges: Workers, rows: dict[int, tuple[int, int]]) -> Iterator[Stage]:
+        """What is left to do, stage after stage. `readers` read the units, of each the `rows` that are wanted; `judges`
+        do too, and ask filters."""
+        folder, evaluation = self._session.folder, self._prepared.evaluation
+        for place in (self.folder, folder.folder / PRINTS):
+            place.mkdir(exist_ok=True)
+        if self._rules.index is not None:  # settled once, for now and for when it resumes
+            index, run_id = DedupIndex.of(self._rules), self._prepared.identity.run_id
+            self.index = dict(index.pin(self.folder, run_id=run_id, out=self._out))
+        if evaluation is not None:
+            self._evaluation = evaluation.provide_index(folder.folder)
+            for warning in deciding.warnings_of(Index(self._evaluation), evaluation.sets):
+                self._session.observer.warn(warning)
+        records = Records(folder.journal, RECORDS, folder.out, self.keys)
+        load = self._first_pass(readers.threads)
+        yield from self._read(FINGERPRINT, load, records, readers, lambda unit: {"rows": rows.get(unit)})
+        self._put_under_numbers()
+        preferred = self._count_values(records)
+        if GROUP in self._counts:
+            grouped = yield from self._resolve(GROUP)
+            self.exact = _summed([record.facts for _, record in grouped.in_plan_order()])
+        if DECONTAMINATE in self._counts:
+            decided = yield from self._resolve(DECONTAMINATE)
+            self.contamination = next((record.facts for _, record in decided.in_plan_order()), None)
+        if DECIDE in self._counts:
+            yield from self._find_near(judges, rows)
+        self.near |= preferred
 
-    def fingerprint_task(self, threads: int) -> FingerprintTask:
-        return FingerprintTask(
+    def _find_near(self, judges: Workers, rows: dict[int, tuple[int, int]]) -> Iterator[Stage]:
+        folder, compared = self._session.folder, 0
+        if not self._records_of(DECIDE).complete:  # else what the others leave is gone, and not needed
+            if RANK in self._counts:
+                yield from self._resolve(RANK)
+            yield from self._resolve(NEAR)
+            # Of another corpus, other documents may be in pairs.
+            corpus = np.full(len(self.keys), int(self.folder.name.rpartition("-")[2], 16), np.uint64)
+            records = Records(folder.journal, f"{SHINGLE}.jsonl", folder.out, self.keys.mixed(corpus))
+            clean, filters = self._config.clean_rules, self._config.filters
+            work = self._resolving(SHINGLE).work()
+            load = Shingling(folder.out, self._prepared.sets, clean, filters, work, judges.threads)
+            yield from self._read(
+                SHINGLE, load, records, judges, lambda unit: {"rows": rows.get(unit), "prints": self.keys[unit]}
+            )
+            verified = yield from self._resolve(VERIFY)
+            compared = sum(record.facts["pairs"] for _, record in verified.in_plan_order())
+        decided = yield from self._resolve(DECIDE, compared)
+        for _, record in decided.in_plan_order():
+            found = record.facts
+            self.near = found | {"clusters": found["cluster_sizes"], "cluster_count": found["clusters"]}
+            # Not before: killed in between, it could not be done again.
+            remove_work(self.folder, sketches=self._rules.index is None)
+
+    def _read(
+        self, name: str, load: Load, records: Records, workers: Workers, facts: Callable[[int], dict[str, Any]]
+    ) -> Iterator[Stage]:
+        """A look at the input, of which a unit that is repeated has one."""
+        todo = [unit for unit in self._originals if unit not in records]
+        if todo:
+            yield Stage(name, load, records, Unit.from_json, workers, facts, todo)
+
+    def _first_pass(self, threads: int) -> FirstPass:
+        return FirstPass(
             out=self._session.folder.out,
             sets=self._prepared.sets,
             clean=self._config.clean_rules,
@@ -176,113 +295,159 @@ class Deduplication:
             threads=threads,
             seed=self._config.seed,
             keep_texts=keeps_texts(self._config, Survey.of(self._units()).unpacked.total()),
-            evaluation=None if self.decontamination is None else self.decontamination.index,
+            evaluation=self._evaluation,
             value=self._prepared.value,
         )
 
-    def _count_values(self, records: Records, units: int) -> dict[str, Any]:
-        """How many documents have a value of the field by which near-duplicates stay; InputError when none has."""
-        value, exempt, done, without, there = self._prepared.value, self.exempt_below, 0, 0, 0
-        if value is None:
-            return {}
-        for unit, record in records.in_plan_order():
-            nothing, some = record.facts["values"] if unit >= exempt else (0, 0)
-            done, without, there = done + 1, without + nothing, there + some
-        # A task of a job array may be here before the others are done.
-        if without and not there and done == units:
-            said = f'None of {without:,} documents has a {value.kind} in the field "{value.name}".'
-            raise InputError(f"{said} Change dedup.near.prefer.field.")
-        return {"prefer": {"stays": self._prepared.preferred, "with": there, "without": without}}
+    def _records_of(self, name: str) -> Records:
+        folder = self._session.folder
+        keys = Keys.of(key_of(self.folder.name, name, step) for step in range(self._counts[name]))
+        return Records(folder.journal, f"{name}.jsonl", folder.out, keys)
 
-    def _put_under_numbers(self, originals: Int64s) -> None:
-        """Let the fingerprints of each unit be found by its number in the plan, which drop sets name."""
-        for number in originals.tolist():
-            hashes, signatures, _ = print_paths(Path("..") / PRINTS, self.keys[number])
-            links = {} if self._rules.is_off else {hash_file_name(number): hashes}
-            places = places_path(Path("..") / PRINTS, self.keys[number])
-            links[places_path(self.folder, f"{number:07d}").name] = places
-            matches = match_path(Path("..") / PRINTS, self.keys[number])
-            if (self.folder / matches).exists():
-                links[match_path(self.folder, f"{number:07d}").name] = matches
-            if self._rules.near is not None:
-                links[signature_file_name(number)] = signatures
-                if self._rules.near.prefer != "first":
-                    links[preference_file_name(number)] = preference_path(Path("..") / PRINTS, self.keys[number])
-            for name, target in links.items():
-                with contextlib.suppress(FileExistsError):
-                    (self.folder / name).symlink_to(target)
+    def _resolve(self, name: str, compared: int = 0) -> Generator[Stage, None, Records]:
+        """What is left of the steps of a stage: where there is little to do here, else those of near-dedup by all
+        workers that fit."""
+        records, load = self._records_of(name), self._resolving(name, compared)
+        todo = list(records.pending())
+        if not todo:
+            return records
+        count = 1
+        if small := self._is_small(load):
+            most = min(self._session.budget.limit_bytes, held_bytes() + FEW_BYTES)
+            load = load if name in (GROUP, DECONTAMINATE) else replace(load, memory_bytes=most, threads=1)
+        elif name in NEAR_STAGES:
+            count = max(1, min(self._cores, len(todo), load.memory_bytes // NEAR_WORKER_BYTES))
+            if name == NEAR:
+                count = min(count, room_for_steps(self.folder, Documents(load.work()).count))
+            threads = self._cores if name == DECIDE else 1
+            load = replace(load, memory_bytes=load.memory_bytes // count, threads=threads)
+        workers = Workers(count, load.threads, apart=count == 1 and not small, here=small)
+        # The later a document, the more come before it that it may be like: long parts first, short ones fill the gaps.
+        yield Stage(name, load, records, workers=workers, todo=todo[::-1] if name == VERIFY else todo)
+        return records
 
-    def _resolve_task(self) -> ResolveTask:
-        return ResolveTask(
+    def _resolving(self, name: str, compared: int = 0) -> Resolving:
+        return Resolving(
+            stage=name,
+            steps=self._counts[name],
+            out=self._session.folder.out,
             folder=self.folder,
             rules=self._rules,
-            partitions=self._prepared.partitions,
-            exempt_below=self.exempt_below,
+            exempt_below=self._exempt_below,
             index_files=tuple(self.index.values()),
-            units=len(self._session.folder.units),
+            evaluation=self._evaluation,
+            sets=self._config.evaluation_sets,
+            compared=compared,
             memory_bytes=self._session.budget.limit_bytes - usage().anonymous,
             threads=self._cores,
         )
 
+    def _is_small(self, load: Resolving) -> bool:
+        """Whether a stage takes too little time and memory for a process of its own."""
+        if load.stage == GROUP:
+            sources = sources_of(self.folder, load.index_files)
+            return load.steps == 1 and self._rules.method == EXACT and count_hashes(sources) <= FEW_HASHES
+        if load.stage == DECONTAMINATE:
+            files = (self.folder.glob("matches-*.bin"), [load.evaluation] if load.evaluation else [])
+            return sum(path.stat().st_size for path in chain(*files)) <= FEW_BYTES
+        return Documents(load.work()).count <= FEW_DOCUMENTS
+
+    def _count_values(self, records: Records) -> dict[str, Any]:
+        """How many documents have a value of the field by which near-duplicates stay; InputError when none has."""
+        value, done, without, there = self._prepared.value, 0, 0, 0
+        if value is None:
+            return {}
+        for unit, record in records.in_plan_order():
+            nothing, some = record.facts["values"] if unit >= self._exempt_below else (0, 0)
+            done, without, there = done + 1, without + nothing, there + some
+        # A task of a job array may be here before the others are done.
+        if without and not there and done == len(self._originals):
+            said = f'None of {without:,} documents has a {value.kind} in the field "{value.name}".'
+            raise InputError(f"{said} Change dedup.near.prefer.field.")
+        return {"prefer": {"stays": self._prepared.preferred, "with": there, "without": without}}
+
+    def _put_under_numbers(self) -> None:
+        """Let what the first pass left of each unit be found by its number in the plan, which drop files name."""
+        prints = Path("..") / PRINTS
+        for unit in self._originals:
+            key, name = self.keys[unit], unit_name(unit)
+            for kind in (
+                "hashes-{}.bin",
+                "signatures-{}.bin",
+                "preferences-{}.bin",
+                "matches-{}.bin",
+                "places-{}.jsonl",
+            ):
+                link = self.folder / kind.format(name)
+                if (self.folder / prints / kind.format(key)).exists():
+                    with contextlib.suppress(FileExistsError):
+                        link.symlink_to(prints / kind.format(key))
+
+    # ---- what the second pass and the end of the job ask ----
+
     @property
-    def exempt_below(self) -> int:
-        """Documents of the units before this one are never dropped."""
-        validation = len(self._config.validation_sets)
-        return sum(1 for unit in self._units() if unit.dataset < validation)
+    def findings(self) -> Path | None:
+        """Where the passages of evaluation sets that were found are told."""
+        return self.folder / FINDINGS if DECONTAMINATE in self._counts else None
 
     @property
     def shown(self) -> tuple[Place, ...]:
         """Near-duplicates to look at, and what they are like."""
-        near = self.figures[1]
-        return tuple(sorted(NearSummary.from_json(near["shown"]).places)) if near else ()
+        return tuple(places_of(self.near["shown"])) if "shown" in self.near else ()
 
     def verdicts(self) -> KeyArray:
         """A number for each unit that says which of its documents are dropped: of the rows alone, or, where dropped
         documents are written out, of all that is said of them."""
-        origins = np.fromiter((unit.origin for unit in self._units()), np.int64)
+        tells_all, origins = self._config.write_dropped, self._origins
         found, keys = np.zeros(len(origins), np.uint64), np.frombuffer(self.keys.tobytes(), np.uint64)
         for path in sorted(self.folder.glob("drops-*.bin")):
-            way = path.name.split("-")[1]
+            way = np.uint64(int(xxh3_64_hexdigest(path.name.split("-")[1].encode()), 16))
             for drops in drops_in(path):
                 units, rows = unit_and_row(drops["place"])
                 columns: list[npt.NDArray[Any]] = [rows]
-                if self.tells_all:
+                if tells_all:
                     # Where the document that stays is found may change with any change of its unit.
                     of_units, _ = unit_and_row(drops["of"])
                     columns += [drops["of"], drops["similarity"], keys[np.maximum(of_units, 0)]]
-                np.add.at(found, units, drop_digests(way, columns))
-        verdicts = found[origins]
-        if self.tells_all:
-            # What is written of dropped documents names units by number.
-            verdicts += np.arange(len(origins)).astype(np.uint64)
-        return verdicts
+                digests = np.full(len(drops), way)
+                for values in columns:
+                    digests = mixed(digests ^ values.astype(np.int64).view(np.uint64))
+                np.add.at(found, units, digests)
+        # What is written of dropped documents names units by number.
+        return found[origins] + (np.arange(len(origins)).astype(np.uint64) if tells_all else np.uint64(0))
 
-    @property
-    def tells_all(self) -> bool:
-        """Whether what is said of dropped documents is part of the store."""
-        return self._config.write_dropped
-
-    def index_stages(self) -> Iterator[Stage]:
+    def enter_index(self) -> None:
         """Enter the run's hashes into the index that runs share, where there is one."""
         if self._rules.index is not None:
-            resolve = self._resolve_task()
-            task = IndexTask(self._prepared.identity.run_id, self._out, resolve)
-            yield Stage("index", task, iter([0]), lambda step: step, Workers(1, resolve.threads, apart=True), total=1)
+            self._session.enter("index")
+            DedupIndex.of(self._rules).commit(
+                self._prepared.identity.run_id,
+                self._out,
+                self.folder,
+                exempt_below=self._exempt_below,
+                index_files=tuple(self.index.values()),
+                memory_bytes=self._session.budget.limit_bytes - usage().anonymous,
+                threads=self._cores,
+            )
 
 
-def drop_digests(way: str, told: Sequence[npt.NDArray[Any]]) -> KeyArray:
-    """A number for each dropped document; those of a unit, added up, say what a way of dedup drops of it."""
-    digests = np.full(len(told[0]), np.uint64(int(xxh3_64_hexdigest(way.encode()), 16)))
-    for values in told:
-        digests = mixed(digests ^ values.astype(np.int64).view(np.uint64))
-    return digests
+def _summed(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the partitions of the hashes found together."""
+    total, clusters = Counter[str](), Counter[str]()
+    for one in found:
+        clusters.update(one.pop("clusters"))
+        total.update(one)
+    return total | {"clusters": dict(clusters)} if found else {}
 
 
-def remove_drop_sets(folder: RunFolder) -> None:
-    """Remove what a finished store does not need; the fingerprints of its units stay for when its input grows."""
+def remove_drop_files(folder: RunFolder) -> None:
+    """Remove what a finished store does not need; what the first pass left of its units stays for when its input
+    grows."""
     found = list(folder.folder.glob(f"{FOLDER}-*"))
     if found:
         live = (Path(name).name for record in folder.journal.read(RECORDS) for name in record["files"])
         sweep(folder.folder / PRINTS, ("*",), live)
+        for name in (GROUP, DECONTAMINATE, *NEAR_STAGES):
+            folder.journal.forget(f"{name}.jsonl")
     for path in found:
         shutil.rmtree(path, ignore_errors=True)

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
     from milldam.chat.reading import ChatBatch, ChatRecipe, Sides
-    from milldam.sources.values import Floats, ValueField
     from milldam.text.cleaning import Cleaner
 
 READ_AHEAD = 4
@@ -84,8 +83,8 @@ class Documents:
     """Of conversations: what was asked, where duplicates or splits go by that."""
     with_special_tokens: int = 0
     """Of conversations: how many have special tokens in what is said."""
-    values: Floats | None = None
-    """Where a field is asked for, its number for each document; of one in parts, with the last."""
+    columns: pa.RecordBatch | None = None
+    """The fields that are kept, a row for each document; of one in parts, with the last."""
     marks: tuple[Mark, ...] = ()
     """Which file each row is from, and its number there."""
 
@@ -105,8 +104,9 @@ class Documents:
         verdicts.reasons, verdicts.codes = self.verdicts.reasons, self.verdicts.codes[keep]
         prompts = None if self.prompts is None else self.prompts.filter(mask)
         texts, row = self.texts.filter(mask), max(first, self.first_row)
-        values, sides = None if self.values is None else self.values[keep], self.sides.only(keep)
-        return replace(self, texts=texts, verdicts=verdicts, first_row=row, sides=sides, prompts=prompts, values=values)
+        columns, sides = None if self.columns is None else self.columns.filter(mask), self.sides.only(keep)
+        told = {"texts": texts, "verdicts": verdicts, "sides": sides, "prompts": prompts, "columns": columns}
+        return replace(self, first_row=row, **told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,8 @@ class Reading:
     spool: str | None = None
     ahead: bool = False
     """Read in a thread while what was read is worked on."""
-    value: ValueField | None = None
-    """A field to read as well."""
+    keep: tuple[str, ...] = ()
+    """Fields to read as well."""
 
     def without_told_rejects(self, documents: Documents) -> Documents:
         """What was rejected on the way to the batch after a finished part was recorded with that part."""
@@ -191,11 +191,11 @@ class UnitReader:
         reading, places = self._reading, Places(lines=True)
         batches: Iterator[Batch | ChatBatch]
         if reading.rules.chat is None:
-            batches = read_unit(reading.unit, reading.rules.text, rejects.append, reading.spool, reading.value, places)
+            batches = read_unit(reading.unit, reading.rules.text, rejects.append, reading.spool, reading.keep, places)
         else:
             from milldam.chat.reading import ConversationReader
 
-            reader = ConversationReader(reading.rules.chat, reading.rules.text, reading.spool, reading.value)
+            reader = ConversationReader(reading.rules.chat, reading.rules.text, reading.spool, reading.keep)
             batches = reader.read(reading.unit, rejects.append, places)
         for batch in batches:
             whole = _is_chat(batch) or not batch.open
@@ -212,8 +212,8 @@ class UnitReader:
                 return Documents(_no_texts(), Verdicts(0))
             verdicts = Verdicts(1)
             texts = self._clean(batch.texts, verdicts, open=batch.open)
-            return Documents(texts, verdicts, row, part=True, last=not batch.open, values=batch.values)
-        return self._whole(batch.texts, batch.values)
+            return Documents(texts, verdicts, row, part=True, last=not batch.open, columns=batch.columns)
+        return self._whole(batch.texts, batch.columns)
 
     def _conversations(self, batch: ChatBatch) -> Documents:
         row, self._row = self._row, self._row + len(batch.texts)
@@ -221,24 +221,24 @@ class UnitReader:
         empty = np.diff(text_offsets(batch.texts)) == 0
         if empty.any():
             verdicts.drop(empty, EMPTY)
-        told = {name: getattr(batch, name) for name in ("sides", "prompts", "with_special_tokens", "values")}
+        told = {name: getattr(batch, name) for name in ("sides", "prompts", "with_special_tokens", "columns")}
         documents = Documents(batch.texts, verdicts, row, **told)
         return documents if self._reading.rows is None else documents.within(*self._reading.rows)
 
-    def _whole(self, texts: pa.LargeStringArray, values: Floats | None) -> Documents:
+    def _whole(self, texts: pa.LargeStringArray, columns: pa.RecordBatch | None) -> Documents:
         row = self._row
         self._row += len(texts)
         if self._reading.rows is not None:
             first, stop = self._reading.rows
             skipped = max(0, first - row)
             wanted = slice(skipped, max(skipped, stop - row))
-            row, texts, values = row + skipped, texts[wanted], None if values is None else values[wanted]
+            row, texts, columns = row + skipped, texts[wanted], None if columns is None else columns[wanted]
         verdicts = Verdicts(len(texts))
         texts = self._clean(texts, verdicts, open=False)
         empty = np.diff(text_offsets(texts)) == 0
         if empty.any():
             verdicts.drop(empty, EMPTY)
-        return Documents(texts, verdicts, row, values=values)
+        return Documents(texts, verdicts, row, columns=columns)
 
     def _wanted(self, row: int) -> bool:
         return self._reading.rows is None or self._reading.rows[0] <= row < self._reading.rows[1]
@@ -288,6 +288,10 @@ class SetRules:
         """What makes documents duplicates of each other."""
         by_prompt = self.chat is not None and self.chat.dedup_on_prompt and documents.prompts is not None
         return documents.prompts if by_prompt else documents.texts
+
+    def with_special_tokens(self, tokens: tuple[str, ...]) -> SetRules:
+        """So that conversations which hold the text of one of the tokenizer's can be counted."""
+        return self if self.chat is None else replace(self, chat=replace(self.chat, special_tokens=tokens))
 
     def share(self, copy: int) -> float:
         """The share of the documents that is in a repetition."""

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from milldam.config.settings import Config
+from milldam.dedup.index import DedupIndex
 from milldam.dedup.seen import PinnedIndex, lookup_name
 from milldam.files import has_size, read_sealed, remove_matching, write_sealed
 from milldam.input_files import RUN_FOLDER
-from milldam.pipeline.resolving import open_index
 from milldam.rules import DedupRules
 from milldam.run.folder import PLAN, RunFolder
 
@@ -31,7 +31,7 @@ class IndexLookup:
         assert rules.index is not None
         self._rules, self._overwrite, self._place = rules, config.overwrite, str(Path(rules.index).resolve())
         self._out = Path(config.out)
-        self._index = open_index(rules)
+        self._index = DedupIndex.of(rules)
 
     def with_state(self, input: dict[str, Any]) -> dict[str, Any]:
         """The input, with the state of the index: as it was planned, where the rest is, else as it is now."""

@@ -45,8 +45,8 @@ def gold_answers(references: References, split: str) -> tuple[dict[str, Gold], i
         from milldam.qa.store import FeatureStore
 
         references = FeatureStore(Path(references))
-    if hasattr(references, "facts"):
-        counts = references.facts.counts
+    if hasattr(references, "manifest"):
+        counts = references.manifest.counts
         left_out = sum(sum(counts.get(name, {}).values()) for name in ("dropped", "rejected"))
     found = dict(_gold(record, where) for record, where in _records(references, split))
     if not found:

@@ -32,7 +32,7 @@ from milldam.qa.examples import Example, read_examples
 from milldam.qa.records import PIECE_BYTES, Piece, cut_file, list_files
 from milldam.qa.settings import First, PaddingSide, QARules, QASettings
 from milldam.qa.spans import Chosen
-from milldam.qa.store import Facts, FeatureStore, Form
+from milldam.qa.store import FeatureStore, Form
 from milldam.qa.template import Template
 from milldam.qa.windows import VERSION, Windower, Windows, load_qa_tokenizer, load_windower
 from milldam.run import engine
@@ -47,7 +47,7 @@ from milldam.sources.batch import Reading, TextRules
 from milldam.sources.units import Slice, gather, whole
 from milldam.stores.generations import live_files
 from milldam.stores.kinds import TABLE
-from milldam.stores.table.manifest import MadeUnit, TableManifest, TableSchema, TableShard
+from milldam.stores.table.manifest import TableManifest, TableSchema, TableShard
 from milldam.stores.table.writer import ENDING, ROWS, TableShardWriter
 from milldam.stores.verify import has_every_file
 
@@ -256,20 +256,12 @@ class QAJob(engine.Job[QASummary]):
 
     def _manifest(self, made: list[Record]) -> TableManifest:
         tokenizer = self._tokenizer
-        units = (
-            MadeUnit(
-                record.key,
-                record.facts["read"],
-                tuple(TableShard(name, record.facts["rows"], **file) for name, file in record.outputs.items()),
-                record.facts["rejected"],
-            )
-            for record in made
-        )
         sums: Counter[str] = sum((Counter(record.facts["counts"]) for record in made), Counter())
         dropped: Counter[str] = sum((Counter(record.facts["dropped"]) for record in made), Counter())
         rejected: Counter[str] = sum((Counter(record.facts["rejected"]) for record in made), Counter())
         counts = {
-            "examples": sum(record.facts["read"] for record in made),
+            "units": len(made),
+            "read": sum(record.facts["read"] for record in made),
             "answered": sums["ok"] + sums["repaired"],
             "unanswerable": sums["none"],
             "repaired": sums["repaired"],
@@ -280,18 +272,22 @@ class QAJob(engine.Job[QASummary]):
             "windows_with_answers": sums["windows_with_answers"],
             "tokens": sums["tokens"],
         }
+        shards = (
+            TableShard(name, record.facts["rows"], **file) for record in made for name, file in record.outputs.items()
+        )
         return TableManifest(
             TableSchema.of(schema_of(self._form)),
             self._identity.settings,
             self._identity.input,
-            tuple(units),
+            counts,
+            tuple(shards),
             tokenizer={
                 "name": tokenizer.name,
                 "xxh3": hash_bytes(tokenizer.json.encode()),
                 "vocab_size": tokenizer.vocab_size,
                 "cls_id": tokenizer.template.cls_id,
             },
-            qa=json.loads(json.dumps(asdict(Facts(self._form, counts)))),
+            qa=json.loads(json.dumps(asdict(self._form))),
         )
 
     def up_to_date(self, run: Session) -> QASummary | None:
@@ -311,22 +307,22 @@ def _clean_up(run: Session) -> None:
 
 def _summary(manifest: TableManifest, out: Path) -> QASummary:
     """What the manifest alone tells."""
-    facts = Facts.of(manifest, str(out))
-    counts = {name: count for name, count in facts.counts.items() if isinstance(count, int)}
+    form, counts = Form.of(manifest, str(out)), manifest.counts
+    told = {name: count for name, count in counts.items() if isinstance(count, int) and name != "units"}
     return Summary(
         "qa",
         str(out),
-        {"max_seq_length": facts.form.max_seq_length, "memory_tokens": len(facts.form.memory)},
+        {"max_seq_length": form.max_seq_length, "memory_tokens": len(form.memory)},
         up_to_date=True,
-        counts=counts | {"read": counts["examples"], "examples": manifest.rows},
-        rejected=facts.counts["rejected"],
-        dropped=facts.counts["dropped"],
+        counts=told | {"examples": manifest.rows},
+        rejected=counts["rejected"],
+        dropped=counts["dropped"],
         output_bytes=manifest.bytes,
     )
 
 
 def _nothing_left(manifest: TableManifest, out: Path) -> str:
-    counts = Facts.of(manifest, str(out)).counts
+    counts = manifest.counts
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in (counts["rejected"] | counts["dropped"]).items())
     if not reasons:
         return "No examples in the input: nothing to write."

@@ -93,6 +93,18 @@ class Form:
             "numbers": (number, (len(NUMBERS),)),
         }
 
+    @classmethod
+    def of(cls, manifest: TableManifest, path: str) -> Form:
+        """Raises StoreError when a table has other rows, or can't be."""
+        if manifest.qa is None:
+            raise StoreError(f"{path}: a table without windows of question answering. `milldam.open` opens it.")
+        form = checked(cls, manifest.qa, f"{path}/{TABLE.manifest}")
+        windows = manifest.counts.get("windows")
+        sizes = form.max_seq_length - 1, form.before, form.after, windows if isinstance(windows, int) else -1
+        if min(sizes) < 0 or len(form.memory.read) != len(form.memory.write):
+            raise StoreError(f"{path}/{TABLE.manifest}: damaged: qa or counts have numbers that can't be.")
+        return form
+
     def attention_mask(
         self, lengths: npt.ArrayLike, dtype: npt.DTypeLike = np.int64, out: Array | None = None
     ) -> Array:
@@ -103,26 +115,6 @@ class Form:
         places = np.arange(length)[::-1] if self.pad_left else np.arange(length)
         np.less(places, lengths[:, None], out=mask)
         return mask
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What the manifest of such a table says of it besides."""
-
-    form: Form
-    counts: dict[str, Any]
-    """`examples` (read), `repaired`, `unrepairable`, `dropped` (reason -> examples), `windows_with_answers`, ..."""
-
-    @classmethod
-    def of(cls, manifest: TableManifest, path: str) -> Facts:
-        if manifest.qa is None:
-            raise StoreError(f"{path}: a table without windows of question answering. `milldam.open` opens it.")
-        facts = checked(cls, manifest.qa, f"{path}/{TABLE.manifest}")
-        form, windows = facts.form, facts.counts.get("windows")
-        sizes = form.max_seq_length - 1, form.before, form.after, windows if isinstance(windows, int) else -1
-        if min(sizes) < 0 or len(form.memory.read) != len(form.memory.write):
-            raise StoreError(f"{path}/{TABLE.manifest}: damaged: qa has numbers that can't be.")
-        return facts
 
 
 class _Layout:
@@ -223,15 +215,14 @@ class FeatureStore:
         self.place = path if isinstance(path, Folder) else Folder(Path(in_home(path)))
         self.path = self.place.folder
         self.manifest = read_manifest(self.place)
-        self.facts = Facts.of(self.manifest, self.place.name)
-        self.form = self.facts.form
+        self.form = Form.of(self.manifest, self.place.name)
         self.fingerprint = self.manifest.fingerprint
         """Names the content: equal fingerprints mean equal windows and texts in equal order."""
         self.memory_tokens = self.form.memory
         """The ids of the memory tokens, in order; both empty when there are none."""
         self.examples = self.manifest.rows
         """How many examples there are: those with windows."""
-        self._windows = int(self.facts.counts["windows"])
+        self._windows = int(self.manifest.counts["windows"])
         one_of("read", read, Way)
         self._way = read
         self._opened: _Layout | None = None

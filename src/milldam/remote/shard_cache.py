@@ -1,16 +1,16 @@
 """Files of stores at addresses, kept on this machine: found by content, bounded in bytes, shared between processes.
 
 A file is named after its hash (xxh3, from the manifest), so equal shards of any stores are kept once, and what has
-changed at the address is another file. It is streamed under another name, checked by size and hash, made durable and
-renamed: what has its name is whole, and what a killed process left is removed by whoever makes room next.
+changed at the address is another file. It is streamed under another name, checked by size and hash and renamed: what
+has its name is whole, and what a killed process left is removed by whoever makes room next.
 
-    0f3a...c1              a whole file; its time of modification is when it was last opened
-    0f3a...c1-268435456.part   being fetched: counts with its full size from its first byte on
-    7c1e...9b.lease        names of files that are mapped in numbers, for which a descriptor each would be too many
-    lock, fetch-0f         held while room is made or a file gets its name; while a file of this first byte is fetched
+    0f3a...c1                       a whole file; its time of modification is when it was last opened
+    0f3a...c1-268435456.part        being fetched: counts with its full size from its first byte on
+    7c1e...9b.lease                 names of files that are mapped in numbers, too many for a descriptor each
+    lock, fetch-0f                  held while room is made or a file gets its name; while one of 0f.. is fetched
 
 Whoever uses a file holds a shared `flock` on it (or a lease), which ends with the descriptor and the mapping, however
-the process ends. Who needs room removes the file that was not used for longest, of those that he can lock alone. So the
+the process ends. To make room, the file that was not used for longest goes, of those that can be locked alone. So the
 bytes here exceed the bound only when more than that is open at a time, and by no more than that.
 """
 
@@ -23,9 +23,9 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -34,19 +34,7 @@ from milldam.files import explain_os_errors, has_size, write_whole
 from milldam.memory import format_size
 
 log = logging.getLogger("milldam")
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """What a file must be."""
-
-    xxh3: str
-    size: int
-
-    def __post_init__(self) -> None:
-        # A manifest comes from anywhere: what it says must not become a path elsewhere.
-        if not (isinstance(self.xxh3, str) and re.fullmatch(r"[0-9a-f]{32}", self.xxh3) and isinstance(self.size, int)):
-            raise StoreError(f"A damaged manifest: a file of {self.size!r} bytes with the hash {self.xxh3!r}.")
+Blocks = Callable[[], Iterable[bytes]]
 
 
 class DamagedError(StoreError):
@@ -54,35 +42,40 @@ class DamagedError(StoreError):
 
 
 class ShardCache:
-    """At most `limit` bytes of files in a folder, and what is open beyond them."""
+    """At most `limit` bytes of files in a folder, and what is open beyond them. A file is asked for by its record in
+    the manifest: `bytes` and `xxh3`."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
 
-    def path(self, content: Content) -> Path:
-        return self.folder / content.xxh3
+    def path(self, record: dict[str, Any]) -> Path:
+        # A manifest comes from anywhere: what it says must not become a path elsewhere.
+        if not re.fullmatch(r"[0-9a-f]{32}", record["xxh3"]):
+            raise StoreError(f"A damaged manifest: a file with the hash {record['xxh3']!r}.")
+        return self.folder / str(record["xxh3"])
 
-    def has(self, content: Content) -> bool:
-        return has_size(self.path(content), content.size)
+    def has(self, record: dict[str, Any]) -> bool:
+        return has_size(self.path(record), record["bytes"])
 
-    def open(self, content: Content, download: Callable[[], Iterable[bytes]], *, may_exceed: bool = True) -> int | None:
+    def open(self, record: dict[str, Any], download: Blocks, *, may_exceed: bool = True) -> int | None:
         """A descriptor of the whole file, fetched once whoever else wants it too; it stays while that is open.
 
         None: not without exceeding the bound, and it may not.
         """
-        self.require_room(content.size)
-        if (found := self._open_whole(content)) is not None:
+        path, size = self.path(record), record["bytes"]
+        self.require_room(size)
+        if (found := _open_whole(path, size)) is not None:
             return found
-        with self._locked(f"fetch-{content.xxh3[:2]}"), explain_os_errors(self.path(content)):
-            if (found := self._open_whole(content)) is not None:
+        with self._locked(f"fetch-{path.name[:2]}"), explain_os_errors(path):
+            if (found := _open_whole(path, size)) is not None:
                 return found
-            part = self.folder / f"{content.xxh3}-{content.size}.part"
+            part = self.folder / f"{path.name}-{size}.part"
             with self._locked("lock"):
-                if not self._make_room(content.size, may_exceed=may_exceed):
+                if not self._make_room(size, may_exceed=may_exceed):
                     return None
                 descriptor = _locked_file(part)
             try:
-                _write(descriptor, content, download())
+                _write(descriptor, record, download())
             except BaseException:
                 part.unlink(missing_ok=True)
                 _unlock(descriptor)
@@ -90,9 +83,9 @@ class ShardCache:
             # Under the lock: who counts meanwhile sees it by one name or the other, and nobody removes it before it is
             # open.
             with self._locked("lock"):
-                part.rename(self.path(content))
+                part.rename(path)
                 _unlock(descriptor)
-                return self._open_whole(content)
+                return _open_whole(path, size)
 
     def require_room(self, size: int) -> None:
         """Refuse a file that is larger than all that may lie here."""
@@ -102,37 +95,16 @@ class ShardCache:
                 f'whole. Use a larger cache, such as cache="{format_size(4 * size).replace(" ", "")}".'
             )
 
-    def hold(self, contents: Sequence[Content]) -> Lease:
+    def hold(self, records: Collection[dict[str, Any]]) -> Lease:
         """Keep files from being removed while the lease lives, those that are not there yet, too."""
-        needed = sum(content.size for content in set(contents))
-        if needed > self.limit:
+        sizes = {self.path(record).name: record["bytes"] for record in records}
+        if sum(sizes.values()) > self.limit:
             raise ResourceError(
-                f"{format_size(needed)} have to be here at once, and the cache holds {format_size(self.limit)}. "
-                "Use a larger cache."
+                f"{format_size(sum(sizes.values()))} have to be here at once, and the cache holds "
+                f"{format_size(self.limit)}. Use a larger cache."
             )
         with self._locked("lock"):
-            return Lease(self.folder / f"{uuid.uuid4().hex}.lease", {content.xxh3 for content in contents})
-
-    def _open_whole(self, content: Content) -> int | None:
-        path = self.path(content)
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise ResourceError(f"{path}: can't be read ({error.strerror}). Choose another cache_dir.") from None
-        _flock(descriptor, fcntl.LOCK_SH)
-        status = os.fstat(descriptor)
-        if status.st_nlink and status.st_size == content.size:
-            with contextlib.suppress(OSError):
-                # The kernel's own clock goes in steps of milliseconds, in which several may be opened.
-                os.utime(descriptor, ns=(time.time_ns(),) * 2)
-            return descriptor
-        os.close(descriptor)
-        if status.st_nlink:
-            # Somebody cut it: what has the name must be whole.
-            path.unlink(missing_ok=True)
-        return None
+            return Lease(self.folder / f"{uuid.uuid4().hex}.lease", sizes)
 
     def _make_room(self, size: int, *, may_exceed: bool) -> bool:
         """Remove what was not used for longest until so much fits. The cache's lock is held."""
@@ -171,7 +143,7 @@ class ShardCache:
 class Lease:
     """Keeps files while it lives; in a forked process too, where it must not end for both."""
 
-    def __init__(self, path: Path, names: set[str]) -> None:
+    def __init__(self, path: Path, names: Iterable[str]) -> None:
         self._path, self._process = path, os.getpid()
         self._descriptor = _locked_file(path)
         write_whole(self._descriptor, "\n".join(names).encode())
@@ -183,16 +155,38 @@ class Lease:
             os.close(self._descriptor)
 
 
-def _write(descriptor: int, content: Content, blocks: Iterable[bytes]) -> None:
+def _open_whole(path: Path, size: int) -> int | None:
+    """A file of the cache, held and marked as used now; None: it is not there."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ResourceError(f"{path}: can't be read ({error.strerror}). Choose another cache_dir.") from None
+    _flock(descriptor, fcntl.LOCK_SH)
+    status = os.fstat(descriptor)
+    if status.st_nlink and status.st_size == size:
+        with contextlib.suppress(OSError):
+            # The kernel's own clock goes in steps of milliseconds, in which several may be opened.
+            os.utime(descriptor, ns=(time.time_ns(),) * 2)
+        return descriptor
+    os.close(descriptor)
+    if status.st_nlink:
+        # Somebody cut it: what has the name must be whole.
+        path.unlink(missing_ok=True)
+    return None
+
+
+def _write(descriptor: int, record: dict[str, Any], blocks: Iterable[bytes]) -> None:
     digest, size = xxhash.xxh3_128(), 0
     for block in blocks:
         digest.update(block)
         size += len(block)
         write_whole(descriptor, block)
     os.fsync(descriptor)
-    if size != content.size:
-        raise DamagedError(f"{size:,} bytes where the manifest says {content.size:,}")
-    if digest.hexdigest() != content.xxh3:
+    if size != record["bytes"]:
+        raise DamagedError(f"{size:,} bytes where the manifest says {record['bytes']:,}")
+    if digest.hexdigest() != record["xxh3"]:
         raise DamagedError("its bytes are not those that the manifest says (hash differs)")
 
 

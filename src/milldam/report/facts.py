@@ -53,7 +53,6 @@ def gather(out: Path) -> dict[str, Any]:
     summary = read_sealed(out / "run" / "summary.json") or {}
     details = summary.get("facts", {})
     # The file outlives an overwritten run, and a later command that finds nothing to do adds to it: both are cut off.
-    # When this run was planned is seen from its file. A copied store has later times: then all is shown.
     plan, curve = out / "run" / "plan.json", out / "run" / "memory.csv"
     begin = plan.stat().st_mtime if plan.exists() else -math.inf
     end = summary["finished"] + 1 if summary.get("finished") is not None else math.inf
@@ -86,7 +85,7 @@ def gather(out: Path) -> dict[str, Any]:
         "seconds": seconds,
         "memory": memory,
         "budget": memory.get("budget"),
-        "peak": max(int(memory.get("peak", 0)), timeline.peak.anonymous if timeline else 0),
+        "peak": max(int(memory.get("peak", 0)), timeline.peak if timeline else 0),
         "packed_percent": 100 * filled / max(room, 1),
         "lengths": lengths,
         "splits_not_drawn": len(manifest.splits) - len(lengths) if len(lengths) == _SPLITS_DRAWN else 0,

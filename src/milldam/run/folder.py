@@ -5,7 +5,6 @@
     units.jsonl     the units, one a line, in plan order; units.offsets: where each line is, the unit's size and key
     *.jsonl         records of finished units, stage by stage (records.py)
     memory.csv      the memory timeline
-    receipt.json    what a finished run was asked for, and of what files it was made (pipeline/starting.py)
     lock            held while a run is at work
     status.json     what is going on now, for `milldam status`
     tasks/          a folder for each task of a job array, with a lock and a status of its own

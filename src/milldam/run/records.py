@@ -4,15 +4,13 @@ A record is appended after everything that it names is durable; from then on its
 or in a later one whose plan has the same unit. A record stands as long as its unit is in the plan and its files are as
 they were written; what does not stand is made again.
 
-Memory: a bit a unit for what is complete, an entry for each unit that is not; to put records in order, 32 bytes each
-and as much again for a moment. A pass over a million records takes some seconds: most of it is reading JSON.
+Memory: a byte a unit, an entry for each unit that is begun; to put records in order, 32 bytes each and as much again
+for a moment. A pass over a million records takes some seconds: most of it is reading JSON.
 
 Records are lines of a journal. A line reaches the kernel before `append` returns, so that a killed process loses none.
 It is synced to disk at once when the last sync is more than a moment ago, else with the lines that follow: a power
-failure costs at most what was done within that moment, which is then done again.
-
-A line says itself whether it is whole (`milldam.files`): what was torn by a crash, or damaged since, is passed over,
-and what it told of is done again.
+failure costs at most what was done within that moment, which is then done again. A line says itself whether it is whole
+(`milldam.files`): what was torn by a crash, or damaged since, is passed over, and what it told of is done again.
 
 A task of a job array, which works beside others on other machines, appends to files of its own: `records@<task>.jsonl`
 beside `records.jsonl`. Whoever reads gets the lines of all of them.
@@ -21,13 +19,12 @@ beside `records.jsonl`. Whoever reads gets the lines of all of them.
 from __future__ import annotations
 
 import os
-import re
 import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,7 +38,6 @@ from milldam.files import (
     ended,
     explain_os_errors,
     has_size,
-    is_sealed,
     is_whole,
     names_matching,
     seal_line,
@@ -57,14 +53,14 @@ class Journal:
     """The appended files of a folder; `task`: whose lines these are, when others append too."""
 
     def __init__(self, folder: Path, task: str | None = None) -> None:
-        self._folder, self._task = folder, task
+        self.folder, self._task = folder, task
         self._open: dict[str, IO[bytes]] = {}
         self._unsynced: set[str] = set()
         self._synced = 0.0
 
     def append(self, name: str, value: dict[str, Any]) -> None:
         line = seal_line(value)
-        with explain_os_errors(self._folder / name):
+        with explain_os_errors(self.folder / name):
             file = self._open.get(name) or self._open_file(name)
             try:
                 write_whole(file.fileno(), line)
@@ -78,17 +74,19 @@ class Journal:
                 self.sync()
 
     def _open_file(self, name: str) -> IO[bytes]:
-        path = self._folder / (name if self._task is None else _of_task(name, self._task))
+        path = self.folder / (name if self._task is None else _of_task(name, self._task))
         file = path.open("a+b", buffering=0)
         self._open[name] = file
         # A line that was torn by a crash must not take the next one with it.
-        if file.tell() and not _ends_a_line(file):
-            write_whole(file.fileno(), b"\n")
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                write_whole(file.fileno(), b"\n")
         return file
 
     def sync(self) -> None:
         """Make every line durable."""
-        with explain_os_errors(self._folder):
+        with explain_os_errors(self.folder):
             for name in self._unsynced:
                 os.fsync(self._open[name].fileno())
         self._unsynced.clear()
@@ -109,21 +107,28 @@ class Journal:
         """Whether others append too."""
         return self._task is not None
 
-    def path(self, name: str) -> Path:
-        """The file of who works alone."""
-        return self._folder / name
-
     def paths(self, name: str) -> list[Path]:
-        """The files of that name: this one's, and those of tasks."""
-        path = self.path(name)
-        tasks = [self._folder / found for found in sorted(names_matching(self._folder, _of_task(name, "*")))]
-        return ([path] if path.exists() else []) + tasks
+        """The files of that name: of who works alone, then those of tasks."""
+        tasks = sorted(names_matching(self.folder, _of_task(name, "*")))
+        return [self.folder / found for found in (name, *tasks) if (self.folder / found).exists()]
 
     def forget(self, name: str) -> None:
         """Remove the files of that name."""
         self.close()
         for path in self.paths(name):
             path.unlink()
+
+    def rewrite(self, name: str, lines: Iterable[bytes]) -> None:
+        """Have these lines, and no others, in one file."""
+        self.close()
+        before, path = self.paths(name), self.folder / name
+        with NewFile(path) as new:
+            for line in lines:
+                new.write(ended(line))
+            new.commit()
+        for other in before:
+            if other != path:
+                other.unlink()
 
     def lines(self, name: str) -> Iterator[bytes]:
         """Every line, also one that was torn or damaged."""
@@ -133,10 +138,7 @@ class Journal:
 
     def read(self, name: str) -> Iterator[dict[str, Any]]:
         """What was appended; a torn or damaged line is left out."""
-        for line in self.lines(name):
-            value = unseal_line(line)
-            if value is not None:
-                yield value
+        return (value for line in self.lines(name) if (value := unseal_line(line)) is not None)
 
 
 def _of_task(name: str, task: str) -> str:
@@ -146,11 +148,6 @@ def _of_task(name: str, task: str) -> str:
     """
     stem, _, ending = name.rpartition(".")
     return f"{stem}@{task}.{ending}"
-
-
-def _ends_a_line(file: IO[bytes]) -> bool:
-    file.seek(-1, os.SEEK_END)
-    return file.read(1) == b"\n"
 
 
 RECORDS = "records.jsonl"
@@ -181,52 +178,13 @@ class Record:
         return {name: getattr(self, name) for name in _FIELDS}
 
 
-_FIELDS = ("key", "part", "last", "outputs", "files", "counts", "facts")
-_HEAD = re.compile(rb'\{"key": "([0-9a-f]{16})", "part": (\d+), "last": (true|false), ')
-_BLOCK, _LINES_GATHERED = 4096, 1024
+_FIELDS = tuple(one.name for one in fields(Record))
 
 
 def parse_record(line: bytes) -> Record | None:
     """A record, unless its line is not as it was written."""
     value = unseal_line(line)
     return None if value is None else Record(**value)
-
-
-def record_head(line: bytes) -> tuple[str, int, bool] | None:
-    """Key, part and last of a record, without a look at the rest; None: its line is not as it was written."""
-    head = _HEAD.match(line) if is_sealed(line) else None
-    return None if head is None else (head[1].decode(), int(head[2]), head[3] == b"true")
-
-
-class UnitSet:
-    """Numbers of units, a bit each."""
-
-    def __init__(self) -> None:
-        self._bits = bytearray()
-        self._count = 0
-
-    def add(self, unit: int) -> None:
-        place, bit = divmod(unit, 8)
-        if place >= len(self._bits):
-            self._bits.extend(bytes(max(place + 1 - len(self._bits), len(self._bits))))
-        if not self._bits[place] >> bit & 1:
-            self._bits[place] |= 1 << bit
-            self._count += 1
-
-    def __contains__(self, unit: int) -> bool:
-        place, bit = divmod(unit, 8)
-        return place < len(self._bits) and bool(self._bits[place] >> bit & 1)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def missing(self, units: int) -> npt.NDArray[np.bool_]:
-        """For each of so many units whether it is not in the set."""
-        bits = np.frombuffer(bytes(self._bits[: -(-units // 8)]), np.uint8)
-        inside = np.zeros(units, np.bool_)
-        known = np.unpackbits(bits, bitorder="little")[:units]
-        inside[: len(known)] = known
-        return ~inside
 
 
 class Records:
@@ -238,72 +196,41 @@ class Records:
         """`stands`: whether what a record tells of is as it was, where that does not lie in files below `out`."""
         self.keys, self.out, self._stands = keys, out, stands
         self._journal, self._name, self._out = journal, name, str(out)
-        self._complete = UnitSet()
-        self._partial: dict[int, Record] = {}
-        """The last record of each unit that is begun and not complete."""
-        self.counts: Counter[str] = Counter()
-        """Of what is recorded."""
-        self._booked = 0
-        """Records."""
-        self._read()
-        self.reused, self.before = len(self._complete), self.counts.copy()
+        self._begin()
+        is_in_one_file = len(journal.paths(name)) <= 1
+        dropped = sum(not stands for _, stands in self._book_standing())
+        if not journal.is_shared and (dropped or not is_in_one_file):
+            # Who works alone leaves none but the records that stand, in one file.
+            self._begin()
+            journal.rewrite(name, (line for line, stands in self._book_standing() if stands))
+        self.reused, self.before = self.complete, self.counts.copy()
         """Units that were complete, and what was recorded, when the run began."""
 
-    # ---- what was done before ----
+    def _begin(self) -> None:
+        self._is_complete = bytearray(len(self.keys))
+        self._partial: dict[int, Record] = {}
+        """The last record of each unit that is begun and not complete."""
+        self.complete = self._booked = 0
+        """Units that are complete; records."""
+        self.counts: Counter[str] = Counter()
+        """Of what is recorded."""
 
-    def _read(self) -> None:
-        """Book the records that stand. Who works alone leaves none but these behind, in one file."""
-        whole = [path.name for path in self._journal.paths(self._name)] in ([], [self._name])
-        for _, record in self._standing():
-            if record is None:
-                whole = False
-            else:
-                self._book(record)
-        if not whole and not self._journal.is_shared:
-            self._mend()
-
-    def _mend(self) -> None:
-        """Gather the records that stand, and no others, in one file."""
-        self._complete, self._partial, self._booked = UnitSet(), {}, 0
-        self.counts.clear()
-        self._journal.close()
-        paths, path = self._journal.paths(self._name), self._journal.path(self._name)
-        with NewFile(path) as new:
-            gathered: list[bytes] = []
-            for line, record in self._standing():
-                if record is not None:
-                    self._book(record)
-                    gathered.append(ended(line))
-                if len(gathered) == _LINES_GATHERED:
-                    new.write(b"".join(gathered))
-                    gathered.clear()
-            new.write(b"".join(gathered))
-            new.commit()
-        for other in paths:
-            if other != path:
-                other.unlink()
-
-    def _standing(self) -> Iterator[tuple[bytes, Record | None]]:
-        """Every line, with its record if that stands. With a record falls what follows it in its unit."""
-        complete, following = UnitSet(), dict[int, int]()
+    def _book_standing(self) -> Iterator[tuple[bytes, bool]]:
+        """Every line, and whether its record stands. With a record falls what follows it in its unit."""
         for line in self._journal.lines(self._name):
             record = parse_record(line)
-            number = None if record is None else self.keys.number_of(record.key)
-            if (
-                record is None
-                or number is None
-                or number in complete
-                or record.part != following.get(number, 0)
-                or not self.holds(record)
-            ):
-                yield line, None
-                continue
-            if record.last:
-                complete.add(number)
-                following.pop(number, None)
-            else:
-                following[number] = record.part + 1
-            yield line, record
+            stands = record is not None and self._is_next(record) and self.holds(record)
+            if record is not None and stands:
+                self._book(record)
+            yield line, stands
+
+    def _is_next(self, record: Record) -> bool:
+        """Whether it is of the plan, and of the part of its unit that is to be made next."""
+        number = self.keys.number_of(record.key)
+        if number is None or self._is_complete[number]:
+            return False
+        begun = self._partial.get(number)
+        return record.part == (0 if begun is None else begun.part + 1)
 
     def holds(self, record: Record) -> bool:
         """Whether the files of a record are as they were written."""
@@ -321,35 +248,24 @@ class Records:
         self._booked += 1
         self.counts.update(record.counts)
         if record.last:
-            self._complete.add(number)
+            self._is_complete[number] = 1
+            self.complete += 1
             self._partial.pop(number, None)
         else:
             self._partial[number] = record
-
-    # ---- what is done now ----
 
     def add(self, record: Record) -> None:
         """Record a part whose files are durable: from here on it is never made again.
 
         Once, though a worker that died before it could say that it is done is made up for by another.
         """
-        number = self.keys.number_of(record.key)
-        begun = None if number is None else self._partial.get(number)
-        if number is None or number in self._complete or record.part < (0 if begun is None else begun.part + 1):
-            return
-        self._journal.append(self._name, record.as_json())
-        self._book(record)
-
-    # ---- what is done, and what is left ----
+        if self._is_next(record):
+            self._journal.append(self._name, record.as_json())
+            self._book(record)
 
     def __contains__(self, number: int) -> bool:
         """Whether a unit is complete."""
-        return number in self._complete
-
-    @property
-    def complete(self) -> int:
-        """Units that are complete."""
-        return len(self._complete)
+        return bool(self._is_complete[number])
 
     def begun(self, number: int) -> Record | None:
         """The last record of a unit that is begun and not complete."""
@@ -357,11 +273,11 @@ class Records:
 
     def pending(self) -> Iterator[int]:
         """Every unit that is not complete, in plan order."""
-        return (number for number in range(len(self.keys)) if number not in self._complete)
+        return (number for number in range(len(self.keys)) if not self._is_complete[number])
 
     def pending_bytes(self, sizes: npt.NDArray[np.int64]) -> int:
         """Input of the units that are not complete."""
-        return int(sizes[self._complete.missing(len(sizes))].sum())
+        return int(sizes[np.frombuffer(self._is_complete, np.uint8) == 0].sum())
 
     def all(self) -> Iterator[Record]:
         """In the order they were written."""
@@ -373,17 +289,18 @@ class Records:
         Raises StoreError when fewer are there than were recorded.
         """
         paths = self._journal.paths(self._name)
-        table = _places(paths, self.keys)
+        table = self._places(paths)
         there = len(table) - int((table[1:, 2:] == table[:-1, 2:]).all(axis=1).sum())
         if there < self._booked:
             raise StoreError(
-                f"{self._journal.path(self._name)}: damaged: {there:,} of {self._booked:,} records can be read.\n"
+                f"{self._journal.folder / self._name}: damaged: {there:,} of {self._booked:,} records can be read.\n"
                 "Run the same command again: it makes what is missing."
             )
         with ExitStack() as stack:
             opened = [stack.enter_context(path.open("rb", buffering=1 << 18)) for path in paths]
             done = (-1, -1)
-            for file, at, unit, part in _rows(table):
+            for row in table:
+                file, at, unit, part = row.tolist()
                 if (unit, part) == done:
                     continue  # made twice, by tasks that were cut in different ways: the same bytes
                 opened[file].seek(at)
@@ -391,6 +308,21 @@ class Records:
                 if record is not None:
                     done = unit, part
                     yield unit, record
+
+    def _places(self, paths: list[Path]) -> npt.NDArray[np.int64]:
+        """(file, byte, unit, part) of every record, in plan order."""
+        places = array("q")
+        for file, path in enumerate(paths):
+            with path.open("rb") as lines:
+                at = 0
+                for line in lines:
+                    record = parse_record(line)
+                    number = None if record is None else self.keys.number_of(record.key)
+                    if record is not None and number is not None:
+                        places.extend((file, at, number, record.part))
+                    at += len(line)
+        table = np.frombuffer(places, np.int64).reshape(-1, 4)
+        return table[np.lexsort((table[:, 3], table[:, 2]))]
 
 
 def safe_counts(journal: Journal, name: str) -> dict[str, int]:
@@ -404,28 +336,6 @@ def safe_counts(journal: Journal, name: str) -> dict[str, int]:
             done.update(record.counts)
             done["units_done"] += record.last
     return dict(done)
-
-
-def _places(paths: list[Path], keys: Keys) -> npt.NDArray[np.int64]:
-    """(file, byte, unit, part) of every record, in plan order."""
-    places = array("q")
-    for file, path in enumerate(paths):
-        with path.open("rb") as lines:
-            at = 0
-            for line in lines:
-                head = record_head(line)
-                number = None if head is None else keys.number_of(head[0])
-                if head is not None and number is not None:
-                    places.extend((file, at, number, head[1]))
-                at += len(line)
-    table = np.frombuffer(places, np.int64).reshape(-1, 4)
-    return table[np.lexsort((table[:, 3], table[:, 2]))]
-
-
-def _rows(table: npt.NDArray[np.int64]) -> Iterator[list[int]]:
-    """As plain numbers, without a list of all of them."""
-    for first in range(0, len(table), _BLOCK):
-        yield from table[first : first + _BLOCK].tolist()
 
 
 def sweep(folder: Path, patterns: Iterable[str], live: Iterable[str]) -> None:

@@ -21,8 +21,6 @@ from milldam.errors import ConfigError, Setting
 PART, PROGRESS, DONE, CRASH, MEMORY = "part", "progress", "done", "crash", "memory"
 """What an event tells; "memory": bytes that a worker on another machine holds, 0 when it has ended."""
 CAN_FORK = sys.platform == "linux"
-ONE_THREAD = "01"
-"""For OPENBLAS_NUM_THREADS: tells what milldam has set from what a user has."""
 PAUSE_SECONDS = 0.02
 """Until units are asked for again that did not come yet."""
 Report = Callable[[str, Any], None]

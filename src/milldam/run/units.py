@@ -225,7 +225,7 @@ class UnitList:
 
     def _tell_apart(self) -> None:
         with self._entries.open("r+b") as file:
-            entries = np.fromfile(file, _ENTRY)
+            entries = np.frombuffer(bytearray(file.read()), _ENTRY)
             distinct = _distinct(entries["key"])
             if not np.array_equal(distinct, entries["key"]):
                 entries["key"] = distinct
@@ -261,11 +261,15 @@ class UnitList:
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes of input of each unit."""
-        sizes: npt.NDArray[np.int64] = np.fromfile(self._entries, _ENTRY)["size"]
+        sizes: npt.NDArray[np.int64] = self._read_entries()["size"]
         return sizes
 
     def keys(self) -> Keys:
-        return Keys(np.fromfile(self._entries, _ENTRY)["key"])
+        return Keys(self._read_entries()["key"])
+
+    def _read_entries(self) -> npt.NDArray[np.void]:
+        """Not by np.fromfile, which takes an error for the end of the file."""
+        return np.frombuffer(self._entries.read_bytes(), _ENTRY)
 
     def all(self, parse: Callable[[dict[str, Any]], Any]) -> Iterator[Any]:
         """Every unit, in order."""

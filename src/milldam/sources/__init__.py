@@ -15,5 +15,4 @@ decoding      bytes -> text, by the rule for what is no UTF-8
 arrays        Arrow strings built, checked and cut without a Python object per document
 json_items    a JSON array, or values over several lines -> JSON lines
 columns       which field holds the text, and why there is none in a file
-values        a field beside it, as a number for each document
 """

@@ -13,7 +13,7 @@ import io
 import itertools
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +41,7 @@ from milldam.sources.units import InputFile, Slice, whole
 
 _LARGEST_FIELD = 1 << 30
 _LOST = 8
+_ROW_BYTES = 100
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 _CSV_ERRORS = {
     "new-line character seen in unquoted field": "a carriage return (\\r) in a field without quotes",
@@ -141,96 +142,86 @@ class Record(NamedTuple):
     """Its bytes, where these are more than may be; then its one field is the head of the record."""
 
 
-class _Lines:
-    """Lines with their ends, for csv's reader; bytes that are no UTF-8 come as lone surrogates.
+class _TooLargeError(Exception):
+    """The record at hand is larger than it may be."""
 
-    In a record of more than `most` bytes they end for that reader, and `pass_over` goes on behind it.
-    """
+
+class _Lines:
+    """Lines with their ends, for csv's reader; bytes that are no UTF-8 come as lone surrogates."""
 
     def __init__(self, blocks: Iterator[bytes], most: int) -> None:
         texts = codecs.iterdecode(_stretches(blocks, most), "utf-8", "surrogateescape")
         first = next(texts, "").removeprefix("\ufeff")
         self._pieces = (line for text in itertools.chain([first], texts) for line in io.StringIO(text, newline="\n"))
         """Lines; but one that is too large in several."""
-        self._most, self.count, self.ended = most, 0, False
-        self.begin_record()
-
-    def begin_record(self) -> None:
-        self._record: list[str] = []
-        self._size = 0
-        self.too_large = False
+        self._most, self.count, self.size = most, 0, 0
+        self.record: list[str] = []
+        """What was read of the record at hand."""
 
     def __iter__(self) -> _Lines:
         return self
 
     def __next__(self) -> str:
-        line = None if self.too_large else next(self._pieces, None)
-        if line is None:
-            self.ended = not self.too_large
-            raise StopIteration
-        self._take(line)
-        if self._size > self._most:
-            self.too_large = True
-            raise StopIteration
-        if len(self._record) == 1 and line in ("\n", "\r\n"):
-            self.begin_record()
+        line = next(self._pieces)
+        self.record.append(line)
+        self.size += len(line) if line.isascii() else len(line.encode("utf-8", "surrogateescape"))
+        self.count += line.endswith("\n")
+        if self.size > self._most:
+            raise _TooLargeError
         return line
 
-    def _take(self, piece: str) -> None:
-        self._record.append(piece)
-        self._size += len(piece) if piece.isascii() else len(piece.encode("utf-8", "surrogateescape"))
-        self.count += piece.endswith("\n")
+    def begin_record(self) -> None:
+        self.record, self.size = [], 0
 
     @property
     def taken(self) -> str:
         """What was read of the record at hand, as much as a reject keeps."""
-        return "".join(self._record)[: KEPT_RECORD_CHARS + 1]
+        return "".join(self.record)[: KEPT_RECORD_CHARS + 1]
 
-    def pass_over(self) -> Record:
+    def pass_over(self) -> None:
         """Go on behind the record that is too large: behind a line end that is in no quotes.
 
         A quote that is still open after eight times as much as may be was lost: the next line is another record.
         """
-        line = self.count - sum(piece.endswith("\n") for piece in self._record) + 1
-        head, quotes = self.taken, sum(piece.count('"') for piece in self._record)
-        while not self._record[-1].endswith("\n") or (quotes % 2 and self._size < _LOST * self._most):
-            piece = next(self._pieces, None)
-            if piece is None:
-                self.ended = True
-                break
-            self._record.clear()
-            self._take(piece)
+        piece, quotes = self.record[-1], sum(piece.count('"') for piece in self.record)
+        while not piece.endswith("\n") or (quotes % 2 and self.size < _LOST * self._most):
+            try:
+                piece = next(self._pieces)
+            except StopIteration:
+                return
+            self.size += len(piece) if piece.isascii() else len(piece.encode("utf-8", "surrogateescape"))
+            self.count += piece.endswith("\n")
             quotes += piece.count('"')
-        record = Record(line, [head], too_large=self._size)
-        self.begin_record()
-        return record
 
 
 def records(blocks: Iterator[bytes], delimiter: str, most: int = MAX_DOCUMENT_BYTES) -> Iterator[Record]:
     """The records of bytes that begin with one, in order."""
-    lines = _Lines(blocks, most)
-    while not lines.ended:
-        reader, before, line = csv.reader(lines, delimiter=delimiter), lines.count, 0
+    lines, line = _Lines(blocks, most), 1
+    reader = csv.reader(lines, delimiter=delimiter)
+    try:
         while True:
-            line, problem = before + reader.line_num + 1, ""
+            lines.begin_record()
+            line = lines.count + 1
             try:
                 row = _next_row(reader)
-                if lines.too_large:
-                    yield lines.pass_over()
-                    break
             except csv.Error as error:
                 problem = _CSV_ERRORS.get(str(error).split(" - ")[0], str(error))
-                row = [lines.taken.rstrip("\r\n")]
-            except DamagedError as error:
-                if lines.taken or error.cut is not None:
-                    error.cut = lines.taken.encode("utf-8", "surrogateescape") + (error.cut or b"")
-                    error.line = line
-                raise
-            if row is None:
-                break
-            lines.begin_record()
-            if row:
-                yield Record(line, row, problem)
+                yield Record(line, [lines.taken.rstrip("\r\n")], problem)
+            except _TooLargeError:
+                head = lines.taken
+                lines.pass_over()
+                yield Record(line, [head], too_large=lines.size)
+                reader = csv.reader(lines, delimiter=delimiter)
+            else:
+                if row is None:
+                    return
+                if row:
+                    yield Record(line, row)
+    except DamagedError as error:
+        if lines.record or error.cut is not None:
+            error.cut = lines.taken.encode("utf-8", "surrogateescape") + (error.cut or b"")
+            error.line = line
+        raise
 
 
 def _next_row(reader: Iterator[list[str]]) -> list[str] | None:
@@ -244,148 +235,138 @@ def _next_row(reader: Iterator[list[str]]) -> list[str] | None:
             csv.field_size_limit(before)
 
 
-def csv_head(path: str, compression: str | None, format: str) -> Iterator[list[str]]:
+def csv_head(slice: Slice) -> Iterator[list[str]]:
     """The first records, column names first: of standard input only what can be seen without using it up."""
-    with open_head(path) as file, contextlib.suppress(DamagedError):
-        for number, record in enumerate(records(read_blocks(file, compression, BLOCK_BYTES), DELIMITERS[format])):
+    with open_head(slice.path) as file, contextlib.suppress(DamagedError):
+        blocks = read_blocks(file, slice.compression, BLOCK_BYTES)
+        for number, record in enumerate(records(blocks, DELIMITERS[slice.format])):
             if not (record.problem or record.too_large):
                 yield record.fields
             elif number == 0:
-                raise _unreadable_header(path, record.fields[0], record.problem or f"{record.too_large:,} bytes")
+                head, problem = record.fields[0], record.problem or f"{record.too_large:,} bytes"
+                hint = " Do its lines end with it? Convert it: tr '\\r' '\\n' < OLD > NEW" if "\r" in head else ""
+                raise InputError(
+                    f"{slice.path}: its first record, which names the columns, can't be read: {problem}.{hint}"
+                )
 
 
-def _unreadable_header(path: str, record: str, problem: str) -> InputError:
-    hint = " Do its lines end with it? Convert it: tr '\\r' '\\n' < OLD > NEW" if "\r" in record else ""
-    return InputError(f"{path}: its first record, which names the columns, can't be read: {problem}.{hint}")
-
-
-def csv_header(path: str, compression: str | None, format: str) -> list[str]:
+def csv_header(slice: Slice) -> list[str]:
     """The column names in the first record."""
-    return next(csv_head(path, compression, format), [])
+    return next(csv_head(slice), [])
 
 
-def csv_columns(path: str, compression: str | None, format: str) -> list[str]:
+def csv_columns(slice: Slice) -> list[str]:
     """The same, for rows: raises InputError where a name stands twice."""
-    names = csv_header(path, compression, format)
+    names = csv_header(slice)
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise InputError(f'{path}: two columns are called "{twice}". Give each a name of its own.')
+        raise InputError(f'{slice.path}: two columns are called "{twice}". Give each a name of its own.')
     return names
 
 
-def limited(blocks: Iterator[bytes], slice: Slice) -> Iterator[bytes]:
-    """The bytes of a slice, of those from its start on."""
-    size = None if slice.stop is None else slice.stop - slice.start
-    for block in blocks:
-        yield block if size is None else block[:size]
-        if size is not None:
-            size -= len(block)
-            if size <= 0:
-                return
-
-
-_ROW_BYTES = 100
+# ---- texts and rows ----
 
 
 def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
-    """The texts of one column."""
-    wanted = str(reading.rules.text_column)
-    names = csv_header(slice.path, slice.compression, slice.format)
+    """The texts of one column, and the columns that are kept."""
+    wanted, names = str(reading.rules.text_column), csv_header(slice)
     if wanted not in names:
         raise no_such_column(slice.path, wanted, names)
-    for batch in _Reader(slice, reading, names, (wanted,)).read():
-        texts, values = batch.column(0), None if reading.value is None else batch.column(1).to_numpy()
-        yield Batch(texts, bytes_read=texts.nbytes, values=values)
+    for batch in _batches(slice, reading, names, (wanted, *reading.keep)):
+        texts, kept = batch.column(0), range(1, batch.num_columns)
+        yield Batch(texts, bytes_read=texts.nbytes, columns=batch.select(list(kept)) if reading.keep else None)
 
 
 def read_rows(slice: Slice, reading: Reading) -> Iterator[pa.RecordBatch]:
     """Text columns as the header names them."""
-    names = csv_columns(slice.path, slice.compression, slice.format)
+    names = csv_columns(slice)
     require_columns(reading.columns, names, reading.name(slice.path))
-    reader = _Reader(slice, reading, names, names if reading.columns is None else reading.columns)
-    return (rows for rows in reader.read() if rows.num_rows)
+    wanted = tuple(names) if reading.columns is None else reading.columns
+    return (rows for rows in _batches(slice, reading, names, wanted) if rows.num_rows)
 
 
-class _Reader:
-    """Record batches of the wanted columns. A row with too few or too many fields is rejected with its line, as is one
-    that is too large or no UTF-8."""
+def _batches(slice: Slice, reading: Reading, names: list[str], wanted: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    """Record batches of the wanted columns, null where there is none of that name.
 
-    def __init__(self, slice: Slice, reading: Reading, names: Sequence[str], wanted: Sequence[str]) -> None:
-        self._slice, self._reading = slice, reading
-        self._width, self._wanted = len(names), list(wanted)
-        self._at = [names.index(name) for name in wanted]
-        self._value = reading.value
-        """The field whose numbers are one more column."""
-        self._value_at = names.index(self._value.name) if self._value and self._value.name in names else None
-
-    def read(self) -> Iterator[pa.RecordBatch]:
-        slice, held, size = self._slice, list[Record](), 0
-        with open_bytes(slice.path) as file:
-            if slice.start:
-                file.seek(slice.start)
-            blocks = limited(read_blocks(file, slice.compression, BLOCK_BYTES), slice)
-            found = records(blocks, DELIMITERS[slice.format], self._reading.rules.max_document_bytes)
-            try:
-                for number, record in enumerate(found):
-                    if number == 0 and slice.start == 0:
-                        continue  # the header
-                    held.append(record)
-                    # A row counts for something even without text: neither texts nor rejects may pile up.
-                    size += sum(map(len, record.fields)) + _ROW_BYTES
-                    if size >= BATCH_BYTES // 2:
-                        yield self._batch(held)
-                        held, size = [], 0
-            except DamagedError as error:
-                yield self._batch(held)
-                held = []
-                self._reading.reject(make_damage_reject(slice, error))
-            yield self._batch(held)
-
-    def _batch(self, held: list[Record]) -> pa.RecordBatch:
+    A row with too few or too many fields is rejected with its line, as is one that is too large or no UTF-8.
+    """
+    held, size = list[Record](), 0
+    with open_bytes(slice.path) as file:
+        if slice.start:
+            file.seek(slice.start)
+        blocks = _limited(read_blocks(file, slice.compression, BLOCK_BYTES), slice)
+        found = records(blocks, DELIMITERS[slice.format], reading.rules.max_document_bytes)
         try:
-            if any(record.problem or record.too_large or len(record.fields) != self._width for record in held):
-                raise ValueError
-            columns = [pa.array([record.fields[at] for record in held], pa.large_string()) for at in self._at]
-        except ValueError:  # UnicodeEncodeError is one
-            held, rows = self._sound_rows(held)
-            columns = [pa.array([row[k] for row in rows], pa.large_string()) for k in range(len(self._at))]
-        if self._value is None:
-            return pa.record_batch(columns, names=self._wanted)
-        at = self._value_at
-        numbers = self._value.of_all(None if at is None else record.fields[at] for record in held)
-        return pa.record_batch([*columns, pa.array(numbers)], names=[*self._wanted, self._value.name])
+            for number, record in enumerate(found):
+                if number == 0 and slice.start == 0:
+                    continue  # the header
+                held.append(record)
+                # A row counts for something even without text: neither texts nor rejects may pile up.
+                size += sum(map(len, record.fields)) + _ROW_BYTES
+                if size >= BATCH_BYTES // 2:
+                    yield _as_batch(held, slice, reading, names, wanted)
+                    held, size = [], 0
+        except DamagedError as error:
+            yield _as_batch(held, slice, reading, names, wanted)
+            held = []
+            reading.reject(make_damage_reject(slice, error))
+        yield _as_batch(held, slice, reading, names, wanted)
 
-    def _sound_rows(self, held: list[Record]) -> tuple[list[Record], list[list[str]]]:
-        """The records that have nothing wrong with them and their wanted fields; the others are rejected."""
-        sound: list[Record] = []
-        rows: list[list[str]] = []
+
+def _limited(blocks: Iterator[bytes], slice: Slice) -> Iterator[bytes]:
+    """The bytes of a slice, of those from its start on."""
+    left = None if slice.stop is None else slice.stop - slice.start
+    for block in blocks:
+        yield block if left is None else block[:left]
+        if left is not None:
+            left -= len(block)
+            if left <= 0:
+                return
+
+
+def _as_batch(
+    held: list[Record], slice: Slice, reading: Reading, names: list[str], wanted: tuple[str, ...]
+) -> pa.RecordBatch:
+    at = [names.index(name) if name in names else None for name in wanted]
+    rows = [record.fields for record in held]
+    try:
+        if any(record.problem or record.too_large or len(record.fields) != len(names) for record in held):
+            raise ValueError
+        columns = _columns(rows, at)
+    except ValueError:  # UnicodeEncodeError is one
+        rows = []
         for record in held:
-            row: list[str] = []
             try:
-                self._require_sound(record)
-                row = [self._text(record.fields[at], name) for at, name in zip(self._at, self._wanted, strict=True)]
+                rows.append(_sound(record, reading, names, wanted))
             except MalformedError as error:
-                self._reject(record.line, error, DELIMITERS[self._slice.format].join(record.fields), len(rows))
-            else:
-                sound.append(record)
-                rows.append(row)
-        return sound, rows
+                shown = DELIMITERS[slice.format].join(record.fields)
+                shown = shown.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+                reject = Reject(slice.path, error.reason, error.detail, shown, line=record.line, origin=slice.start)
+                reading.reject(reject, len(rows))
+        columns = _columns(rows, at)
+    return pa.record_batch(columns, names=list(wanted))
 
-    def _require_sound(self, record: Record) -> None:
-        if record.too_large:
-            raise MalformedError(TOO_LARGE, too_large(record.too_large, self._reading.rules))
-        if record.problem or len(record.fields) != self._width:
-            problem = record.problem or f"{len(record.fields)} fields where the header has {self._width}"
-            raise MalformedError("bad_row", problem)
 
-    def _text(self, field: str, name: str) -> str:
-        text, problem = decode_text(field.encode("utf-8", "surrogateescape"), self._reading.rules)
-        if text is None:
-            raise MalformedError("not_utf8", f'"{name}": {problem}' if len(self._wanted) > 1 else problem)
-        return text
+def _columns(rows: list[list[str]], at: list[int | None]) -> list[pa.Array]:
+    return [
+        pa.nulls(len(rows), pa.large_string()) if k is None else pa.array([row[k] for row in rows], pa.large_string())
+        for k in at
+    ]
 
-    def _reject(self, line: int, error: MalformedError, record: str, ahead: int = 0) -> None:
-        shown = record.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-        slice = self._slice
-        reject = Reject(slice.path, error.reason, error.detail, shown, line=line, origin=slice.start)
-        self._reading.reject(reject, ahead)
+
+def _sound(record: Record, reading: Reading, names: list[str], wanted: tuple[str, ...]) -> list[str]:
+    """The fields of a record, as text those that are wanted; raises MalformedError with what is wrong."""
+    if record.too_large:
+        raise MalformedError(TOO_LARGE, too_large(record.too_large, reading.rules))
+    if record.problem or len(record.fields) != len(names):
+        problem = record.problem or f"{len(record.fields)} fields where the header has {len(names)}"
+        raise MalformedError("bad_row", problem)
+    fields = list(record.fields)
+    for name in wanted:
+        if name in names:
+            at = names.index(name)
+            text, problem = decode_text(fields[at].encode("utf-8", "surrogateescape"), reading.rules)
+            if text is None:
+                raise MalformedError("not_utf8", f'"{name}": {problem}' if len(wanted) > 1 else problem)
+            fields[at] = text
+    return fields

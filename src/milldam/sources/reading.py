@@ -17,6 +17,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from milldam.errors import InputError
 from milldam.input_files import is_address, without_secrets
 from milldam.sources.batch import Batch, OnReject, Places, Reading, TextRules
@@ -25,7 +27,6 @@ from milldam.sources.units import InputFile, Slice, Unit, by_bytes, whole
 
 if TYPE_CHECKING:
     from milldam.sources.rows import Rows
-    from milldam.sources.values import ValueField
 
 TABLES = ("parquet", "arrow")
 _READERS = {
@@ -89,7 +90,7 @@ def columns_of(slice: Slice, spool: str | None) -> list[str]:
     if slice.format in ("jsonl", "json"):
         return list(reader.json_columns(slice))
     if slice.format in ("csv", "tsv"):
-        return list(reader.csv_columns(slice.path, slice.compression, slice.format))
+        return list(reader.csv_columns(slice))
     return list(reader.open_schema(slice, spool).names if slice.format in TABLES else reader.TEXT_COLUMNS)
 
 
@@ -101,13 +102,16 @@ def read_unit(
     rules: TextRules,
     on_reject: OnReject,
     spool: str | None = None,
-    value: ValueField | None = None,
+    keep: tuple[str, ...] = (),
     places: Places | None = None,
 ) -> Iterator[Batch]:
-    """All documents of a unit. `spool`: a folder for what must go through the disk; `value`: a field to read as well,
-    which changes neither the texts nor how they are cut into batches."""
+    """All documents of a unit. `spool`: a folder for what must go through the disk; `keep`: as in `Reading`."""
     try:
-        yield from _read_slices(unit, Reading(rules, on_reject, spool, places=places or Places(), value=value))
+        for batch in _read_slices(unit, Reading(rules, on_reject, spool, places=places or Places(), keep=keep)):
+            if keep and batch.columns is None:  # plain text has no fields
+                nulls = [pa.nulls(len(batch.texts))] * len(keep)
+                batch = replace(batch, columns=pa.record_batch(nulls, names=list(keep)))
+            yield batch
     except FileNotFoundError as error:
         gone = [one.path for one in unit.slices if is_address(one.path) or not Path(one.path).exists()]
         if not gone:

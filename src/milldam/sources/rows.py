@@ -178,12 +178,12 @@ def _as_sizes(array: pa.Array) -> Sizes:
     return np.asarray(array.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
-def cut_by_size(rows: Rows, most_bytes: int) -> Iterator[Rows]:
-    """Runs of rows of at most so many bytes; a larger row stands alone."""
+def cut_by_size(rows: Rows, most_bytes: int, sizes: Sizes | None = None) -> Iterator[Rows]:
+    """Runs of rows of at most so many bytes; a larger row stands alone. `sizes`: of the rows, where not all counts."""
     count = row_count(rows)
     if count == 0:
         return
-    ends = list(accumulate(row_sizes(rows).tolist()))
+    ends = list(accumulate((row_sizes(rows) if sizes is None else sizes).tolist()))
     if ends[-1] <= most_bytes:
         yield rows
         return

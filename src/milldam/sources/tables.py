@@ -26,18 +26,18 @@ import pyarrow.parquet as pq
 
 from milldam.errors import InputError
 from milldam.input_files import is_address
-from milldam.sources.arrays import BATCH_BYTES, bounded, checked_text
+from milldam.sources.arrays import BATCH_BYTES, checked_text
 from milldam.sources.batch import TOO_LARGE, Batch, Reading, Reject, no_such_column, require_columns, too_large
 from milldam.sources.compression import DamagedError, open_bytes, read_blocks
 from milldam.sources.decoding import decode_text
 from milldam.sources.records import make_damage_reject
-from milldam.sources.rows import cut_by_size, row_sizes
+from milldam.sources.rows import byte_size, cut_by_size, row_sizes
 from milldam.sources.units import InputFile, Slice, by_parts, whole
-from milldam.sources.values import NOTHING, Floats, ValueField, ValueKind, is_text, kind_of_type, texts_of
 
 FORMATS = {"parquet": "parquet", "arrow": "Arrow"}
 Choose = Callable[[pa.Schema], Sequence[str] | None]
 """Of the columns that are there, those to read; None: all. Dots reach into structs. Raises InputError."""
+Numbered = tuple[int, pa.RecordBatch]
 _BUFFER = 1 << 20
 _ROWS, _REPEATED = 8192, 32
 _NUMBER = 8
@@ -160,42 +160,43 @@ def _numbers(slice: Slice, count: int) -> range:
     return range(slice.start, count if slice.stop is None else slice.stop)
 
 
-def _chunks(group: pq.RowGroupMetaData, columns: Sequence[str] | None) -> list[pq.ColumnChunkMetaData]:
-    """The column chunks that hold these columns; with None all."""
-    chunks = (group.column(k) for k in range(group.num_columns))
-    return [one for one in chunks if columns is None or _is_in(one.path_in_schema, columns)]
-
-
-def _is_in(path: str, columns: Sequence[str]) -> bool:
-    return any(path == name or path.startswith(f"{name}.") for name in columns)
-
-
 # ---- record batches ----
 
 
-def table_batches(slice: Slice, choose: Choose, spool: str | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """(number of its first row in the file, record batch) of the chosen columns, through a slice.
+def table_batches(
+    slice: Slice, choose: Choose, spool: str | None = None, keep: tuple[str, ...] = ()
+) -> Iterator[Numbered]:
+    """(number of its first row in the file, record batch) of the chosen columns, through a slice. `keep`: columns to
+    read as well, where they are there; how much comes at a time does not depend on them.
 
     Raises DamagedError where the file is damaged.
     """
     with damage_told(slice.format):
-        yield from (_parquet_batches if slice.format == "parquet" else _arrow_batches)(slice, choose, spool)
+        yield from (_parquet_batches if slice.format == "parquet" else _arrow_batches)(slice, choose, spool, keep)
 
 
-def _parquet_batches(slice: Slice, choose: Choose, spool: str | None) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _all_columns(schema: pa.Schema, columns: Sequence[str] | None, keep: tuple[str, ...]) -> list[str] | None:
+    if columns is None:
+        return None
+    there = {*schema.names, *leaf_types(schema)}
+    return [*columns, *(name for name in keep if name in there and name not in columns)]
+
+
+def _parquet_batches(slice: Slice, choose: Choose, spool: str | None, keep: tuple[str, ...]) -> Iterator[Numbered]:
     with open_parquet(slice.path, slice.compression, spool) as parquet:
         columns, metadata = choose(parquet.schema_arrow), parquet.metadata
+        wanted = _all_columns(parquet.schema_arrow, columns, keep)
         row = sum(metadata.row_group(k).num_rows for k in range(slice.start))
         for number in _numbers(slice, metadata.num_row_groups):
-            rows = rows_at_a_time(metadata.row_group(number), columns)
+            rows = _rows_at_a_time(metadata.row_group(number), columns)
             # Large texts that are stored once and repeated: each repetition takes its whole size.
             size = 1 if slice.unpacking and rows <= _REPEATED else rows
-            for batch in parquet.iter_batches(size, row_groups=[number], columns=columns, use_threads=False):
-                yield row, _selected(batch, columns)
+            for batch in parquet.iter_batches(size, row_groups=[number], columns=wanted, use_threads=False):
+                yield row, _selected(batch, wanted)
                 row += batch.num_rows
 
 
-def rows_at_a_time(group: pq.RowGroupMetaData, columns: Sequence[str] | None) -> int:
+def _rows_at_a_time(group: pq.RowGroupMetaData, columns: Sequence[str] | None) -> int:
     """So many rows that they decode to about two megabytes.
 
     Counted are the bytes on disk before compression, and the values, since a run of equal ones takes next to no bytes.
@@ -210,10 +211,17 @@ def rows_at_a_time(group: pq.RowGroupMetaData, columns: Sequence[str] | None) ->
     return int(max(1, min(fewest, BATCH_BYTES / per_row)))
 
 
-def _arrow_batches(slice: Slice, choose: Choose, spool: str | None) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _chunks(group: pq.RowGroupMetaData, columns: Sequence[str] | None) -> list[pq.ColumnChunkMetaData]:
+    """The column chunks that hold these columns; with None all."""
+    chunks = (group.column(k) for k in range(group.num_columns))
+    within = [] if columns is None else [f"{name}." for name in columns]
+    return [one for one in chunks if columns is None or f"{one.path_in_schema}.".startswith(tuple(within))]
+
+
+def _arrow_batches(slice: Slice, choose: Choose, spool: str | None, keep: tuple[str, ...]) -> Iterator[Numbered]:
     """The batches before the slice are passed over; mapped, they are not read."""
     with open_arrow(slice.path, slice.compression, spool) as reader:
-        columns, row = choose(reader.schema), 0
+        columns, row = _all_columns(reader.schema, choose(reader.schema), keep), 0
         count = getattr(reader, "num_record_batches", None)
         batches = iter(reader) if count is None else map(reader.get_batch, range(count))
         for number, batch in enumerate(itertools.islice(batches, slice.stop)):
@@ -225,14 +233,17 @@ def _arrow_batches(slice: Slice, choose: Choose, spool: str | None) -> Iterator[
 
 
 def _selected(batch: pa.RecordBatch, columns: Sequence[str] | None) -> pa.RecordBatch:
-    if columns is None or set(columns) <= set(batch.schema.names):
-        return batch if columns is None else batch.select(list(columns))
-    return pa.record_batch([_leaf(batch, name.split(".")) for name in columns], names=list(columns))
+    if columns is None:
+        return batch
+    return pa.record_batch([_column(batch, name) for name in columns], names=list(columns))
 
 
-def _leaf(batch: pa.RecordBatch, path: list[str]) -> pa.Array:
-    column = batch.column(path[0])
-    return pc.struct_field(column, path[1:]) if path[1:] else column
+def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """A column by its name, or by dots into structs."""
+    if name in batch.schema.names:
+        return batch.column(name)
+    first, *path = name.split(".")
+    return pc.struct_field(batch.column(first), path)
 
 
 def count_rows(slice: Slice, spool: str | None) -> int:
@@ -248,11 +259,6 @@ def count_rows(slice: Slice, spool: str | None) -> int:
     return count
 
 
-def row_count(slice: Slice) -> int | None:
-    """Rows of a slice, where its file tells them without being read through."""
-    return count_rows(slice, None) if slice.format == "parquet" and slice.compression is None else None
-
-
 # ---- schemas ----
 
 
@@ -265,94 +271,67 @@ def open_schema(slice: Slice, spool: str | None) -> pa.Schema:
         return reader.schema
 
 
-def text_columns(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-    """Dotted names and types of all fields that hold text."""
-    for field in schema:
-        yield from _text_fields(field.name, field.type)
-
-
-def _text_fields(name: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
-    value = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if value in AS_BYTES or pa.types.is_string_view(value) or holds_bytes(kind):
-        yield name, kind
-    elif pa.types.is_struct(kind):
-        for inner in kind:
-            yield from _text_fields(f"{name}.{inner.name}", inner.type)
-
-
-def column_type(schema: pa.Schema, name: str) -> pa.DataType | None:
-    """The type of a column, by its name or by dots into structs; None: there is none."""
-    if name in schema.names:
-        return schema.field(name).type
-    first, *path = name.split(".")
-    kind = schema.field(first).type if first in schema.names else None
-    for part in path:
-        if kind is None or not pa.types.is_struct(kind) or kind.get_field_index(part) < 0:
-            return None
-        kind = kind.field(part).type
-    return kind
-
-
-def leaf_names(schema: pa.Schema) -> Iterator[str]:
-    """Dotted names of all columns, structs opened."""
+def leaf_types(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """Dotted names and types of all columns, structs opened; of what is encoded by a dictionary, the type of its
+    values."""
+    found: dict[str, pa.DataType] = {}
     fields = list(schema)
     while fields:
         field = fields.pop(0)
         if pa.types.is_struct(field.type):
             fields[:0] = [inner.with_name(f"{field.name}.{inner.name}") for inner in field.type]
         else:
-            yield field.name
+            found[field.name] = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    return found
 
 
-def first_values(slice: Slice, name: str, spool: str | None) -> tuple[list[str], ValueKind | list[str]]:
-    """The columns of a file; and what one of them holds by its type, or the texts that it begins with."""
-    schema = open_schema(slice, spool)
-    kind, names = column_type(schema, name), list(leaf_names(schema))
-    if kind is None or not is_text(kind):
-        return names, [] if kind is None else kind_of_type(kind) or [str(kind)]
-    _, batch = next(table_batches(slice, lambda _: [name], spool), (0, None))
-    values = [] if batch is None else texts_of(batch.column(0).slice(0, _FIRST_VALUES))
-    return names, [value for value in values if value]
+def text_columns(schema: pa.Schema) -> dict[str, pa.DataType]:
+    """Those that hold text, or bytes, which may be text."""
+    types = leaf_types(schema).items()
+    return {
+        name: kind for name, kind in types if kind in AS_BYTES or pa.types.is_string_view(kind) or holds_bytes(kind)
+    }
 
 
 def holds_bytes(kind: pa.DataType) -> bool:
     """Whether a column is of bytes, which may be text or anything else."""
-    value = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_binary(value) or pa.types.is_large_binary(value))
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def column_sizes(slice: Slice, spool: str | None) -> dict[str, int]:
-    """About how many bytes each column has at the beginning of a parquet or Arrow file."""
-    if slice.format == "parquet":
-        with open_parquet(slice.path, slice.compression, spool) as parquet:
-            groups = [parquet.metadata.row_group(0)] if parquet.num_row_groups else []
-            return {
-                chunk.path_in_schema: chunk.total_uncompressed_size for one in groups for chunk in _chunks(one, None)
-            }
-    head = [batch for _, batch in table_batches(replace(slice, stop=1), lambda _: None, spool)]
-    first = pa.Table.from_batches(head or [pa.record_batch({})])
-    while any(pa.types.is_struct(field.type) for field in first.schema):
-        first = first.flatten()
-    return {name: first.column(k).nbytes for k, name in enumerate(first.column_names)}
+def head_values(slice: Slice, names: list[str], spool: str | None) -> pa.RecordBatch:
+    """The first values of some columns, without dictionaries."""
+    for _, batch in table_batches(slice, lambda _: names, spool) if names else ():
+        return _plain(batch.slice(0, _FIRST_VALUES))
+    return pa.record_batch({})
+
+
+def _plain(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Without dictionaries, which differ from batch to batch."""
+    if not any(map(pa.types.is_dictionary, rows.schema.types)):
+        return rows
+    columns = [one.dictionary_decode() if pa.types.is_dictionary(one.type) else one for one in rows.columns]
+    return pa.record_batch(columns, names=rows.schema.names)
+
+
+# ---- texts ----
 
 
 def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
-    """The texts of one column. Nulls, and what is no UTF-8, are rejected with their rows."""
+    """The texts of one column, and the columns that are kept. Nulls, and what is no UTF-8, are rejected with their
+    rows."""
     wanted = str(reading.rules.text_column)
 
     def choose(schema: pa.Schema) -> list[str]:
-        there = dict(text_columns(schema))
-        if wanted not in there:
+        if wanted not in (there := text_columns(schema)):
             raise no_such_column(slice.path, wanted, there)
         return [wanted]
 
     with _rejecting_damage(slice, reading), damage_told(slice.format):
-        values = None if reading.value is None else _Values(slice, reading.value, reading.spool)
-        columns = _columns(table_batches(slice, choose, reading.spool))
-        for row, column in _gathered(columns) if slice.format == "parquet" else columns:
-            for part in bounded(column):
-                yield _batch(part, row, slice, reading, None if values is None else values.take(len(part)))
-                row += len(part)
+        for row, batch in _gathered(table_batches(slice, choose, reading.spool, reading.keep)):
+            for part in cut_by_size(batch, BATCH_BYTES, row_sizes(batch.select([0]))):
+                assert isinstance(part, pa.RecordBatch)
+                yield _batch(part, row, slice, reading)
+                row += part.num_rows
 
 
 @contextmanager
@@ -366,66 +345,32 @@ def _rejecting_damage(slice: Slice, reading: Reading) -> Iterator[None]:
         reading.reject(make_damage_reject(slice, error))
 
 
-class _Values:
-    """The numbers of a field, row after row: read beside the texts, so that these are cut as without it."""
-
-    def __init__(self, slice: Slice, field: ValueField, spool: str | None) -> None:
-        self._read: Iterator[Floats] | None = None
-        if field.reads(column_type(open_schema(slice, spool), field.name)):
-            columns = _columns(table_batches(slice, lambda _: [field.name], spool))
-            self._read = (field.of_column(column) for _, column in columns)
-        self._held = np.empty(0)
-
-    def take(self, count: int) -> Floats:
-        """Those of the next rows."""
-        if self._read is None:
-            return np.full(count, NOTHING)
-        parts, there = [self._held], len(self._held)
-        while there < count:
-            parts.append(next(self._read))
-            there += len(parts[-1])
-        taken, self._held = np.split(np.concatenate(parts), [count])
-        return taken
-
-
-def _columns(batches: Iterator[tuple[int, pa.RecordBatch]]) -> Iterator[tuple[int, pa.Array]]:
-    for row, batch in batches:
-        column = batch.column(0)
-        _as_bytes(column).validate(full=True)
-        yield row, column
-
-
-def _gathered(columns: Iterator[tuple[int, pa.Array]]) -> Iterator[tuple[int, pa.Array]]:
-    """Small arrays put together."""
-    held: list[pa.Array] = []
+def _gathered(batches: Iterator[Numbered]) -> Iterator[Numbered]:
+    """Small batches put together, by the size of their texts."""
+    held: list[pa.RecordBatch] = []
     first = size = 0
     try:
-        for row, column in columns:
-            if held and column.nbytes >= BATCH_BYTES:
-                # A large one is not copied to go with them.
-                yield first, pa.concat_arrays(held)
-                held = []
-            if not held:
-                first, size = row, 0
-            held.append(column)
-            size += column.nbytes
+        for row, batch in batches:
+            _as_bytes(batch.column(0)).validate(full=True)
+            nbytes = batch.column(0).nbytes
+            if held and size + nbytes > BATCH_BYTES:
+                yield first, pa.concat_batches(held)
+                held, size = [], 0
+            first = first if held else row
+            held.append(batch)
+            size += nbytes
             if size >= BATCH_BYTES // 2:
-                yield first, pa.concat_arrays(held) if len(held) > 1 else column
-                held = []
+                yield first, pa.concat_batches(held) if len(held) > 1 else batch
+                held, size = [], 0
     except (DamagedError, pa.ArrowInvalid):
         if held:
-            yield first, pa.concat_arrays(held)
+            yield first, pa.concat_batches(held)
         raise
     if held:
-        yield first, pa.concat_arrays(held)
+        yield first, pa.concat_batches(held)
 
 
-def _as_bytes(column: pa.Array) -> pa.Array:
-    """Byte strings for strings, so that all but UTF-8 can be checked."""
-    return column.view(AS_BYTES[column.type]) if column.type in AS_BYTES else column
-
-
-def _batch(part: pa.Array, row: int, slice: Slice, reading: Reading, values: Floats | None) -> Batch:
+def _batch(part: pa.RecordBatch, row: int, slice: Slice, reading: Reading) -> Batch:
     """`row`: the number of the first in its file."""
     lost: list[int] = []
 
@@ -435,15 +380,40 @@ def _batch(part: pa.Array, row: int, slice: Slice, reading: Reading, values: Flo
 
     reading.places.begin(slice.path, row)
     # A string column is not checked by its reader: go through bytes, so that invalid UTF-8 is found here.
-    texts = checked_text(part.cast(pa.large_binary()), reading, make_reject)
-    return Batch(texts, bytes_read=part.nbytes, values=None if values is None else np.delete(values, lost))
+    texts = checked_text(part.column(0).cast(pa.large_binary()), reading, make_reject)
+    columns = None
+    if reading.keep:
+        there, count = part.schema.names, part.num_rows
+        kept = [_valid(part.column(name)) if name in there else pa.nulls(count) for name in reading.keep]
+        columns = pa.record_batch(kept, names=list(reading.keep))
+        columns = columns.take(pa.array(np.delete(np.arange(count), lost))) if lost else columns
+    return Batch(texts, bytes_read=part.column(0).nbytes, columns=columns)
+
+
+def _valid(column: pa.Array) -> pa.Array:
+    """A kept column without dictionary, in which what is no UTF-8 is U+FFFD, and null where that is nested."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if _is_valid(column):
+        return column
+    if column.type not in AS_BYTES:
+        return pa.nulls(len(column), column.type)
+    raw = _as_bytes(column)
+    raw.validate(full=True)
+    return pa.array([None if one is None else one.decode("utf-8", "replace") for one in raw.to_pylist()], column.type)
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    """Byte strings for strings, so that all but UTF-8 can be checked."""
+    return column.view(AS_BYTES[column.type]) if column.type in AS_BYTES else column
 
 
 # ---- rows ----
 
 
 def read_rows(slice: Slice, reading: Reading) -> Iterator[pa.RecordBatch]:
-    """Record batches as they are; nulls stay nulls. A row with a string that is no UTF-8 is mended or rejected."""
+    """Record batches as they are; nulls stay nulls. Rows that are too large are rejected; those with a string that is
+    no UTF-8 are mended or rejected."""
     name = reading.name(slice.path)
 
     def choose(schema: pa.Schema) -> Sequence[str] | None:
@@ -452,56 +422,37 @@ def read_rows(slice: Slice, reading: Reading) -> Iterator[pa.RecordBatch]:
 
     with _rejecting_damage(slice, reading), damage_told(slice.format):
         for row, batch in table_batches(slice, choose, reading.spool):
-            for number, sound in _sound(batch, row, slice, reading):
-                for first, rows in _of_bounded_size(sound, number, slice, reading):
-                    reading.places.begin(name, first)
-                    yield from (_plain(part) for part in cut_by_size(rows, BATCH_BYTES))
+            for first, rows in _sound(batch, row, slice, reading):
+                reading.places.begin(name, first)
+                for part in cut_by_size(rows, BATCH_BYTES):
+                    assert isinstance(part, pa.RecordBatch)
+                    yield _plain(part)
 
 
-def _of_bounded_size(
-    batch: pa.RecordBatch, row: int, slice: Slice, reading: Reading
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Runs of rows that are not too large, each with the number of its first row."""
-    most, start = reading.rules.max_document_bytes, 0
-    sizes = row_sizes(batch) if batch.nbytes > most else np.zeros(0, np.int64)
-    for at in np.flatnonzero(sizes > most).tolist():
-        if at > start:
-            yield row + start, batch.slice(start, at - start)
-        reading.reject(Reject(slice.path, TOO_LARGE, too_large(int(sizes[at]), reading.rules), row=row + at))
-        start = at + 1
-    if start < batch.num_rows:
-        yield row + start, batch.slice(start)
-
-
-def _plain(rows: Any) -> pa.RecordBatch:
-    """Without dictionaries, which differ from batch to batch."""
-    if not any(pa.types.is_dictionary(kind) for kind in rows.schema.types):
-        return rows
-    columns = [one.dictionary_decode() if pa.types.is_dictionary(one.type) else one for one in rows.columns]
-    return pa.record_batch(columns, names=rows.schema.names)
-
-
-def _sound(batch: pa.RecordBatch, row: int, slice: Slice, reading: Reading) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _sound(batch: pa.RecordBatch, row: int, slice: Slice, reading: Reading) -> Iterator[Numbered]:
     """The batch as it is when nothing is wrong with it; else, one by one, the rows that are sound or can be mended.
 
     Each with the number of its first row.
     """
-    if _is_valid(batch):
+    most = reading.rules.max_document_bytes
+    if _is_valid(batch) and (batch.nbytes <= most or row_sizes(batch).max(initial=0) <= most):
         yield row, batch
         return
     for column in batch.columns:
         if not _holds_text(column.type):
             _as_bytes(column).validate(full=True)
-    for position in range(row, row + batch.num_rows):
-        one = batch.take(pa.array([position - row]))  # not a slice, whose lists would still lead to all their values
-        if _is_valid(one):
-            yield position, one
-            continue
-        columns, problem = _mended(one, reading)
+    for position in range(batch.num_rows):
+        one = batch.take(pa.array([position]))  # not a slice, whose lists would still lead to all their values
+        columns, problem = (one.columns, "") if _is_valid(one) else _mended(one, reading)
         if problem:
-            reading.reject(Reject(slice.path, "not_utf8", problem, row=position))
+            reading.reject(Reject(slice.path, "not_utf8", problem, row=row + position))
+            continue
+        sound = pa.record_batch(columns, schema=one.schema)
+        if byte_size(sound) > most:
+            detail = too_large(byte_size(sound), reading.rules)
+            reading.reject(Reject(slice.path, TOO_LARGE, detail, row=row + position))
         else:
-            yield position, pa.record_batch(columns, schema=one.schema)
+            yield row + position, sound
 
 
 def _is_valid(rows: pa.RecordBatch | pa.Array) -> bool:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from milldam.errors import MismatchError, StoreError
 from milldam.files import file_blocks
@@ -79,10 +78,6 @@ class Folder:
     def blocks(self, file: str) -> Iterator[bytes]:
         """A file's bytes once, in blocks of BLOCK_BYTES but for the last."""
         return file_blocks(self.folder / file)
-
-    def spooled(self, file: str) -> AbstractContextManager[IO[bytes]]:
-        """A file to read several times, at its begin; what had to be copied for it is gone afterwards."""
-        return (self.folder / file).open("rb")
 
     def local(self, file: str, record: FileRecord) -> Path:
         """Where a file lies on this machine, or will lie once it is fetched. `record`: its size and hash."""

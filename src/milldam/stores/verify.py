@@ -3,15 +3,13 @@
 tokens   ids in the vocabulary, indexes that cover the tokens, stretches within them
 table    the columns of the manifest, rows that Arrow can read, as many as it says
 
-Reads every file once, in blocks, wherever the store lies: constant memory. Of a store at an address nothing goes into
-the cache; one index at a time is a temporary file. Yields a problem at a time, each a sentence that names the file.
+Reads every file once, in blocks, wherever the store lies: constant memory. Of a store at an address only indexes go
+through the cache. Yields a problem at a time, each a sentence that names the file.
 """
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,14 +20,12 @@ import xxhash
 from milldam.errors import StoreError
 from milldam.files import has_size, hash_bytes
 from milldam.stores.kinds import TABLE, TOKENS, Kind, StoreManifest, store_kind
-from milldam.stores.place import BLOCK_BYTES, Folder, Place
+from milldam.stores.place import Folder, Place
 from milldam.stores.tokens.format import BLOCK_DOCUMENTS, Index, SpanTable
 from milldam.stores.tokens.manifest import Manifest, Shard
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from milldam.stores.table.manifest import TableManifest, TableShard
+    from milldam.stores.table.manifest import TableManifest
 
 CHANGED = "its bytes have changed since it was written (hash differs)"
 _TOKENIZER = "tokenizer.json"
@@ -46,7 +42,13 @@ def verify(where: str | Path | Place) -> Iterator[str]:
         yield f"{place.name}/{kind.manifest}: the fingerprint is not that of its shards"
     yield from _tokenizer_problems(place, (getattr(manifest, "tokenizer", None) or {}).get("xxh3"))
     problems: dict[Kind, Callable[[Place, Any], Iterator[str]]] = {TOKENS: _token_problems, TABLE: _table_problems}
-    yield from problems[kind](place, manifest)
+    whole = True
+    for wrong in problems[kind](place, manifest):
+        whole = False
+        yield wrong
+    if whole and getattr(manifest, "qa", None) is not None:
+        # What does not have its bytes says nothing about its contents.
+        yield from import_module("milldam.qa.verify").problems(place)
     for file in kind.audit(place).values():
         # A store is whole without them: they stay where it was made.
         if place.size(file["name"]) is not None and (problem := wrong_bytes(place, file["name"], file)):
@@ -79,28 +81,16 @@ def _tokenizer_problems(place: Place, made_with: str | None) -> Iterator[str]:
         yield f"{path}: not the tokenizer that made this store (its hash differs)"
 
 
-def wrong_size(place: Place, name: str, record: dict[str, Any]) -> str | None:
-    """What is wrong with the size of a file."""
-    size = place.size(name)
+def wrong_bytes(
+    place: Place, name: str, record: dict[str, Any], see: Callable[[bytes], object] | None = None
+) -> str | None:
+    """What is wrong with size or hash of a file. `see`: gets each block."""
+    size, digest = place.size(name), xxhash.xxh3_128()
     if size is None:
         return f"{place.name}/{name}: missing"
-    said = f"{size:,} bytes where the manifest says {record['bytes']:,}"
-    return None if size == record["bytes"] else f"{place.name}/{name}: {said}"
-
-
-def wrong_bytes(
-    place: Place,
-    name: str,
-    record: dict[str, Any],
-    *,
-    blocks: Iterable[bytes] | None = None,
-    see: Callable[[bytes], object] | None = None,
-) -> str | None:
-    """What is wrong with size or hash of a file. `blocks`: its bytes, if they are at hand; `see`: gets each block."""
-    problem, digest = wrong_size(place, name, record), xxhash.xxh3_128()
-    if problem is not None:
-        return problem
-    for block in place.blocks(name) if blocks is None else blocks:
+    if size != record["bytes"]:
+        return f"{place.name}/{name}: {size:,} bytes where the manifest says {record['bytes']:,}"
+    for block in place.blocks(name):
         digest.update(block)
         if see is not None:
             see(block)
@@ -111,79 +101,51 @@ def wrong_bytes(
 
 
 def _token_problems(place: Place, manifest: Manifest) -> Iterator[str]:
-    dtype = np.dtype(manifest.dtype)
     # Equal shards share their files.
     for shard in {shard.name: shard for shard in manifest.shards}.values():
-        names = [(f"{shard.name}.{ending}", record) for ending, record in shard.files.items()]
-        sizes = [problem for one in names if (problem := wrong_size(place, *one)) is not None]
-        yield from sizes
-        if sizes:
-            continue
-        if problem := _wrong_ids(place, f"{shard.name}.bin", shard.bin, dtype, manifest.vocab_size):
-            yield problem
-        yield from _index_problems(place, shard, dtype)
         if manifest.chat is not None and shard.spans is None:
             yield f"{place.name}/{shard.name}.spans: missing: the store has conversations"
-        if shard.labels is not None:
-            name, size = f"{shard.name}.labels", shard.labels["bytes"]
-            if problem := wrong_bytes(place, name, shard.labels):
-                yield problem
-            elif size != shard.documents:
-                yield f"{place.name}/{name}: {size:,} labels of {shard.documents:,} documents"
+        wrong = list(_wrong_files(place, shard, manifest))
+        yield from wrong
+        if not wrong:
+            try:
+                yield from _index_problems(place, shard, np.dtype(manifest.dtype))
+            except StoreError as error:
+                yield str(error)
 
 
-def _wrong_ids(place: Place, name: str, record: dict[str, Any], dtype: np.dtype[Any], vocab_size: int) -> str | None:
-    wrong = list[int]()
+def _wrong_files(place: Place, shard: Shard, manifest: Manifest) -> Iterator[str]:
+    """What is wrong with the bytes of a shard's files, its ids, and the number of its labels."""
+    outside, dtype = set[int](), np.dtype(manifest.dtype)
 
-    def look_at(block: bytes) -> None:
+    def see_ids(block: bytes) -> None:
         # Blocks are a multiple of any dtype's width, but for what a damaged file has at its end.
         ids = np.frombuffer(block, dtype, len(block) // dtype.itemsize)
-        if not wrong and len(ids):
-            wrong.extend(id for id in (int(ids.min()), int(ids.max())) if not 0 <= id < vocab_size)
+        outside.update(id for id in (int(ids.min()), int(ids.max())) if not 0 <= id < manifest.vocab_size)
 
-    problem = wrong_bytes(place, name, record, see=look_at)
-    if problem is None and wrong:
-        return f"{place.name}/{name}: token id {wrong[0]} outside the vocabulary of {vocab_size:,}"
-    return problem
+    for ending, record in shard.files.items():
+        path = f"{place.name}/{shard.name}.{ending}"
+        if problem := wrong_bytes(place, f"{shard.name}.{ending}", record, see_ids if ending == "bin" else None):
+            yield problem
+        elif ending == "bin" and outside:
+            yield f"{path}: token id {min(outside)} outside the vocabulary of {manifest.vocab_size:,}"
+        elif ending == "labels" and record["bytes"] != shard.documents:
+            yield f"{path}: {record['bytes']:,} labels of {shard.documents:,} documents"
 
 
 def _index_problems(place: Place, shard: Shard, dtype: np.dtype[Any]) -> Iterator[str]:
+    """What is wrong within an index, and in what says what is trained on."""
     path = f"{place.name}/{shard.name}"
-    with _mapped(place, f"{shard.name}.idx", shard.idx) as buffer:
-        try:
-            index = Index.parse(buffer(), f"{path}.idx")
-        except StoreError as error:
-            yield str(error)
-            return
-        if index.dtype != dtype:
-            yield f"{path}.idx: dtype {index.dtype} where the manifest says {dtype}"
-        if not bool(np.all(index.documents[1:] > index.documents[:-1])):
-            yield f"{path}.idx: a document without a sequence"
-        problems = list(verify_arrays(f"{path}.idx", index, shard.documents, shard.tokens))
-        yield from problems
-        if shard.spans is None or problems:
-            return
-        with _mapped(place, f"{shard.name}.spans", shard.spans) as buffer:
-            try:
-                table = SpanTable.parse(memoryview(buffer()), shard.documents, f"{path}.spans")
-            except StoreError as error:
-                yield str(error)
-                return
-            yield from table.problems(index.length_blocks())
-
-
-@contextlib.contextmanager
-def _mapped(place: Place, name: str, record: dict[str, Any]) -> Iterator[Callable[[], mmap.mmap | bytes]]:
-    """What gives a file mapped; StoreError when its bytes are wrong."""
-    with place.spooled(name) as file:
-
-        def buffer() -> mmap.mmap | bytes:
-            problem = wrong_bytes(place, name, record, blocks=iter(lambda: file.read(BLOCK_BYTES), b""))
-            if problem is not None:
-                raise StoreError(problem)
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if record["bytes"] else b""
-
-        yield buffer
+    index = Index.parse(place.map(f"{shard.name}.idx", shard.idx), f"{path}.idx")
+    if index.dtype != dtype:
+        yield f"{path}.idx: dtype {index.dtype} where the manifest says {dtype}"
+    if not bool(np.all(index.documents[1:] > index.documents[:-1])):
+        yield f"{path}.idx: a document without a sequence"
+    problems = list(verify_arrays(f"{path}.idx", index, shard.documents, shard.tokens))
+    yield from problems
+    if shard.spans is not None and not problems:
+        spans = memoryview(place.map(f"{shard.name}.spans", shard.spans))
+        yield from SpanTable.parse(spans, shard.documents, f"{path}.spans").problems(index.length_blocks())
 
 
 def verify_arrays(path: str, index: Index, documents: int, tokens: int) -> Iterator[str]:
@@ -212,38 +174,27 @@ def verify_arrays(path: str, index: Index, documents: int, tokens: int) -> Itera
 
 
 def _table_problems(place: Place, manifest: TableManifest) -> Iterator[str]:
-    schema = manifest.schema.to_arrow(f"{place.name}/{TABLE.manifest}")
-    # Equal units share a shard.
-    whole = True
-    for shard in dict.fromkeys(manifest.shards):
-        record = {"bytes": shard.bytes, "xxh3": shard.xxh3}
-        problem = wrong_bytes(place, shard.name, record) or _wrong_rows(f"{place.name}/{shard.name}", shard, schema)
-        if problem is not None:
-            whole = False
-            yield problem
-    if whole and manifest.qa is not None:
-        # Only then are they read: what does not have its bytes says nothing about its contents.
-        yield from import_module("milldam.qa.verify").problems(place)
-
-
-def _wrong_rows(path: str, shard: TableShard, schema: pa.Schema) -> str | None:
     import pyarrow as pa
 
     from milldam.stores.table.reader import as_schema
 
-    rows = 0
-    try:
-        with pa.memory_map(path) as file:
-            reader = pa.ipc.open_stream(file)
-            try:
+    schema = manifest.schema.to_arrow(f"{place.name}/{TABLE.manifest}")
+    # Equal units share a shard.
+    for shard in dict.fromkeys(manifest.shards):
+        path, rows = f"{place.name}/{shard.name}", 0
+        if problem := wrong_bytes(place, shard.name, {"bytes": shard.bytes, "xxh3": shard.xxh3}):
+            yield problem
+            continue
+        try:
+            with pa.memory_map(path) as file:
+                reader = pa.ipc.open_stream(file)
                 as_schema(reader.schema.empty_table(), schema)
-            except pa.ArrowException:
-                columns = ", ".join(f"{field.name} ({field.type})" for field in reader.schema)
-                return f"{path}: other columns than the manifest says: {columns}"
-            for batch in reader:
-                batch.validate(full=True)
-                as_schema(pa.Table.from_batches([batch]), schema)
-                rows += batch.num_rows
-    except (pa.ArrowException, OSError) as error:
-        return f"{path}: can't be read ({error})"
-    return f"{path}: {rows:,} rows where the manifest says {shard.rows:,}" if rows != shard.rows else None
+                for batch in reader:
+                    batch.validate(full=True)
+                    as_schema(pa.Table.from_batches([batch]), schema)
+                    rows += batch.num_rows
+        except (pa.ArrowException, OSError) as error:
+            yield f"{path}: other columns than the manifest says, or damaged ({error})"
+            continue
+        if rows != shard.rows:
+            yield f"{path}: {rows:,} rows where the manifest says {shard.rows:,}"

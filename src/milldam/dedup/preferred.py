@@ -1,0 +1,106 @@
+"""A field kept beside the texts -> a number for each document, by which near-duplicates stay or go.
+
+A number is what it is, true and false are 1 and 0, a date is the microseconds since 1970 (UTC where it names no zone);
+of a text, what it spells: `0.93`, `2024-05`, `2024-05-01T12:00:00Z`. As 64-bit floats: whole numbers beyond 2^53 that
+differ by less than these tell apart are equal. NaN: the record has none.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from milldam.errors import InputError
+
+ValueKind = Literal["number", "date"]
+Floats = npt.NDArray[np.float64]
+_LONGEST = 64
+"""Characters of a text that may spell a number or a date."""
+_EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
+_MONTH = re.compile(r"\d{4}(-\d{2})?")
+
+
+@dataclass(frozen=True, slots=True)
+class ValueField:
+    """Which field holds the values, and what they must be."""
+
+    name: str
+    """Dots for nested fields."""
+    kind: ValueKind = "number"
+
+    def of_column(self, column: pa.Array) -> Floats:
+        """
+        >>> ValueField("day", "date").of_column(pa.array(["1970-01-02", "soon"])).tolist()
+        [86400000000.0, nan]
+        """
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if _is_text(column.type):
+            return np.fromiter(map(self._of_text, _beginnings(column)), np.float64, len(column))
+        if _kind_of_type(column.type) != self.kind:
+            return np.full(len(column), math.nan)
+        if self.kind == "date":
+            column = column.cast(pa.timestamp("us", getattr(column.type, "tz", None)), safe=False).cast(pa.int64())
+        return np.asarray(column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), np.float64)
+
+    def _of_text(self, text: str | None) -> float:
+        if text is None or len(text) > _LONGEST:
+            return math.nan
+        text = text.strip()
+        try:
+            if self.kind == "number":
+                return float(text.lower() == "true") if text.lower() in ("true", "false") else float(text)
+            # A year or a month is its first day.
+            at = datetime.fromisoformat(f"{text}-01-01"[:10] if _MONTH.fullmatch(text) else text)
+            return float(((at if at.tzinfo is not None else at.replace(tzinfo=UTC)) - _EPOCH) // _MICROSECOND)
+        except (ValueError, OverflowError):
+            return math.nan
+
+
+def value_field(name: str, path: str, values: pa.Array, setting: str) -> ValueField:
+    """The field `name`, of which the head of a file holds these values; raises InputError where they are neither."""
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if pa.types.is_null(values.type):
+        return ValueField(name)  # nothing in it so far: numbers, then
+    if not _is_text(values.type):
+        kind, shown = _kind_of_type(values.type), str(values.type)
+        return ValueField(name, kind) if kind is not None else _neither(name, path, shown, setting)
+    both = [~np.isnan(ValueField(name, kind).of_column(values)) for kind in ("number", "date")]
+    texts = [text for text in _beginnings(values) if text]
+    if texts and not (both[0] | both[1]).any():
+        _neither(name, path, f'"{texts[0][:60]}"', setting)
+    # The first value that is one of the two alone tells; 2024 may be either.
+    alone = np.flatnonzero(both[0] != both[1])
+    is_date = len(alone) > 0 and bool(both[1][alone[0]])
+    return ValueField(name, "date" if is_date else "number")
+
+
+def _neither(name: str, path: str, shown: str, setting: str) -> ValueField:
+    raise InputError(f'{path}: the field "{name}" holds neither numbers nor dates, but {shown}. Change {setting}.')
+
+
+def _kind_of_type(kind: pa.DataType) -> ValueKind | None:
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return "date"
+    plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    return "number" if plain or pa.types.is_boolean(kind) else None
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return bool(text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _beginnings(column: pa.Array) -> Iterator[str | None]:
+    """Of texts, whatever they hold that is no UTF-8."""
+    for raw in column.cast(pa.large_binary()).to_pylist():
+        yield None if raw is None else raw[: 4 * _LONGEST + 1].decode("utf-8", "replace")

@@ -1,0 +1,284 @@
+"""What dedup and decontamination read of a unit before the second pass: each document once, those in pairs once more.
+
+`FirstPass`: every document is read and cleaned, and leaves its hash, signature, preference and matches with evaluation
+sets, each kind in a file of the unit. `Shingling`: the documents that may be alike leave their shingles; what filters
+will drop leaves none, so that no document is dropped for one that does not stay. (Filters by tokens are not asked:
+nothing is encoded yet.)
+
+A worker holds one batch, and a bounded number of hashes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from milldam.decontamination.index import Index
+from milldam.decontamination.letters import letter_tables
+from milldam.decontamination.matches import MatchFinder, Scanner, match_path
+from milldam.dedup import candidates
+from milldam.dedup.candidates import NearWork, marked_rows
+from milldam.dedup.fingerprints import FingerprintWriter, fingerprint
+from milldam.dedup.minhash import NO_WORDS, MinHasher, SignatureFiles, unit_name
+from milldam.dedup.preferred import Floats, ValueField
+from milldam.dedup.sketches import Sketcher, SketchWriter, sketch_paths
+from milldam.files import NewFile
+from milldam.filters.judging import Filters
+from milldam.pipeline.documents import (
+    HEAD_BYTES,
+    CacheWriter,
+    Documents,
+    PlacesWriter,
+    Reading,
+    SetRules,
+    UnitReader,
+    open_reader,
+    places_path,
+    preference_path,
+    print_paths,
+)
+from milldam.pipeline.judging import Chooser, below
+from milldam.rules import CleanRules, DedupRules, FilterRules, NearRules
+from milldam.run.engine import Assigned, Make, Telling
+from milldam.run.folder import RUN_FOLDER
+from milldam.run.records import Record
+from milldam.sources.units import Unit
+from milldam.text.arrays import Verdicts, text_offsets
+from milldam.text.cleaning import Cleaner
+
+PRINTS = "prints"
+"""The folder of what the first pass leaves, in the run folder."""
+_SKIPPED_AT_ONCE = 4096
+_LONGEST = (1 << 28) - 1
+"""In bytes; longer documents count as this long, so that a length and a number of a document fit into 64 bits."""
+_LAST = np.uint64((1 << 64) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPass:
+    """A unit to files of what is known of its documents, in `run/prints`, under the unit's key."""
+
+    out: Path
+    sets: tuple[SetRules, ...]
+    clean: CleanRules | None
+    rules: DedupRules
+    threads: int
+    seed: int
+    keep_texts: bool
+    """Keep the cleaned texts for the second pass."""
+    evaluation: Path | None = None
+    """The index of evaluation sets whose items are looked for."""
+    value: ValueField | None = None
+    """The field by which near-duplicates stay."""
+
+    def load(self) -> Make:
+        if self.clean is not None:
+            Cleaner(self.clean)  # what a user's function loads is there before workers are forked
+        hasher, evaluation = None if self.rules.near is None else MinHasher(self.rules.near), self.evaluation
+        if evaluation is None:
+            return functools.partial(self._make, hasher, lambda: None)
+        letter_tables()
+        # In the worker: a mapped file counts as open, and where one is, nothing is forked.
+        return functools.partial(self._make, hasher, functools.cache(lambda: Scanner(Index(evaluation))))
+
+    def _make(
+        self, hasher: MinHasher | None, scanner: Callable[[], Scanner | None], assigned: Assigned, telling: Telling
+    ) -> Iterator[Record]:
+        unit, parts = assigned.unit, list[bytes]()
+        reader = UnitReader(_reading(self, assigned, keep=() if self.value is None else (self.value.name,)))
+        with ExitStack() as stack:
+            sink = _PrintSink(self, hasher, scanner(), assigned, stack)
+            telling.lap()
+            for documents in reader:
+                telling.lap("read")
+                sink.keep(documents)
+                documents = whole(documents, parts)
+                if len(documents.texts):
+                    sink.add(documents, telling)
+                telling.add(documents=len(documents.texts), input_bytes=unit.input_bytes(documents.bytes_read))
+            files = sink.commit()
+        facts = {} if self.value is None else {"values": sink.values.tolist()}
+        yield Record(
+            assigned.key, files={f"{RUN_FOLDER}/{PRINTS}/{name}": file for name, file in files.items()}, facts=facts
+        )
+
+
+class _PrintSink:
+    """Documents to the files of a unit, a file for each kind of what is asked for; the hashes are committed last."""
+
+    def __init__(
+        self, load: FirstPass, hasher: MinHasher | None, scanner: Scanner | None, assigned: Assigned, stack: ExitStack
+    ) -> None:
+        self._set, self._rules, near = load.sets[assigned.unit.dataset], load.rules, load.rules.near
+        self._field = load.value
+        self._chooser, self._share = Chooser(load.seed, HEAD_BYTES), self._set.share(copy=0)
+        self.values = np.zeros(2, np.int64)
+        """Documents without a value of the field that decides on near-duplicates, and with one."""
+        folder, key = load.out / RUN_FOLDER / PRINTS, assigned.key
+        hash_path, signature_path, text_path = print_paths(folder, key)
+
+        def new(path: Path, entry: bytes) -> NewFile:
+            """A document's place in a file is its row: those that are not wanted take theirs."""
+            file, skipped = stack.enter_context(NewFile(path)), (assigned.facts["rows"] or (0,))[0]
+            for start in range(0, skipped, _SKIPPED_AT_ONCE):
+                file.write(entry * min(_SKIPPED_AT_ONCE, skipped - start))
+            return file
+
+        self._places = PlacesWriter(stack.enter_context(NewFile(places_path(folder, key))), assigned.unit)
+        self._texts = stack.enter_context(CacheWriter(text_path)) if load.keep_texts else None
+        # Validation sets are used whole.
+        self._finder = MatchFinder(scanner, match_path(folder, key)) if scanner and self._set.split is None else None
+        self._hasher = hasher
+        self._signatures = None if hasher is None else new(signature_path, bytes([NO_WORDS]) * hasher.size)
+        by_order = near is None or near.prefer == "first"
+        self._preferences = None if by_order else new(preference_path(folder, key), bytes(8))
+        self._hashes = None if self._rules.is_off else stack.enter_context(FingerprintWriter(hash_path))
+
+    def keep(self, documents: Documents) -> None:
+        """What the second pass needs of documents as they were read."""
+        self._places.note(documents)
+        if self._texts is not None:
+            self._texts.add(documents)
+
+    def add(self, documents: Documents, telling: Telling) -> None:
+        # What is dropped for another reason, or not in the sample, makes no other document a duplicate.
+        wanted, row = documents.verdicts.keep, documents.first_row
+        if self._share < 1:
+            wanted &= below(self._chooser.sample_keys(documents.texts), self._share)
+        texts = self._set.compared(documents)
+        if self._preferences is not None and self._rules.near is not None:
+            values = np.full(len(texts), np.nan)
+            if self._field is not None and documents.columns is not None:
+                values = self._field.of_column(documents.columns.column(0))
+            numbers, known = preferred(self._rules.near, texts, values)
+            self._preferences.write(numbers.data)
+            self.values += np.bincount(known[wanted], minlength=2)
+        if self._signatures is not None and self._hasher is not None:
+            signatures = self._hasher.signatures(texts)
+            signatures[~wanted] = NO_WORDS
+            self._signatures.write(signatures.data)
+        if self._hashes is not None:
+            self._hashes.add(fingerprint(texts, normalize=self._rules.normalize), row, wanted)
+        telling.lap("fingerprint")
+        if self._finder is not None:
+            self._finder.add(documents.texts, row, wanted)
+            telling.lap("decontaminate")
+
+    def commit(self) -> dict[str, dict[str, Any]]:
+        if self._texts is not None:
+            self._texts.commit()
+        files = self._places.commit()
+        for made in (self._finder, self._hashes):
+            files |= {} if made is None else made.commit()
+        for new in (self._preferences, self._signatures):
+            files |= {} if new is None else {new.path.name: new.commit()}
+        return files
+
+
+@dataclass(frozen=True, slots=True)
+class Shingling:
+    """A unit to the shingles of those of its documents that are in a pair; of a unit without such, nothing is read."""
+
+    out: Path
+    sets: tuple[SetRules, ...]
+    clean: CleanRules | None
+    filters: FilterRules
+    work: NearWork
+    threads: int
+
+    def load(self) -> Make:
+        Filters(self.filters)  # what rules load is there before workers are forked
+        return functools.partial(self._make, candidates.Documents(self.work).signatures)
+
+    def _make(self, signatures: SignatureFiles, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+        folder, number, files = self.work.folder, assigned.unit.index, dict[str, dict[str, Any]]()
+        base = signatures.before(number)
+        marked = marked_rows(folder, base, signatures.before(number + 1) - base)
+        if marked.any():
+            with SketchWriter(*sketch_paths(folder, unit_name(number))) as writer:
+                self._shingle(assigned, telling, marked, writer)
+                files = writer.put_in_place()
+        below = folder.relative_to(self.out)
+        yield Record(assigned.key, files={f"{below}/{name}": file for name, file in files.items()})
+
+    def _shingle(
+        self, assigned: Assigned, telling: Telling, marked: npt.NDArray[np.bool_], writer: SketchWriter
+    ) -> None:
+        rules, last, parts = self.sets[assigned.unit.dataset], int(np.flatnonzero(marked)[-1]), list[bytes]()
+        # A dataset that is a split of its own is used whole.
+        filters = Filters(self.filters if rules.split is None else FilterRules())
+        sketcher = Sketcher(self.work.rules.ngram)
+        kept = print_paths(self.out / RUN_FOLDER / PRINTS, assigned.facts["prints"])[2]
+        telling.lap()
+        for documents in open_reader(_reading(self, assigned), kept):
+            telling.lap("read")
+            if documents.first_row > last:
+                break
+            documents = whole(documents, parts)
+            if not len(documents.texts):
+                continue
+            row = documents.first_row
+            rows = np.flatnonzero(marked[row : row + len(documents.texts)])
+            verdicts, done = Verdicts(len(rows)), 0
+            filters.judge(documents.texts.take(pa.array(rows)), verdicts)
+            for values, counts in sketcher.sketches(rules.compared(documents).take(pa.array(rows))):
+                part = slice(done, done + len(counts))
+                keep = verdicts.keep[part]
+                if not keep.all():
+                    values = values[np.repeat(keep, counts)]
+                writer.add(row + rows[part], values, np.where(keep, counts, 0))
+                done += len(counts)
+            telling.lap("shingle")
+            telling.add(documents=len(documents.texts), input_bytes=assigned.unit.input_bytes(documents.bytes_read))
+
+
+def _reading(rules: FirstPass | Shingling, assigned: Assigned, keep: tuple[str, ...] = ()) -> Reading:
+    unit: Unit = assigned.unit
+    spool, ahead = str(rules.out / RUN_FOLDER), rules.threads > 1
+    chosen = rules.sets[unit.dataset], rules.clean
+    return Reading(unit, *chosen, rows=assigned.facts["rows"], spool=spool, ahead=ahead, keep=keep)
+
+
+def whole(documents: Documents, parts: list[bytes]) -> Documents:
+    """Documents that come in parts, put together with their last one. (Until readers give whole ones.)"""
+    if not documents.part:
+        return documents
+    parts.append(documents.bytes)
+    if not documents.last:
+        return replace(documents, texts=documents.texts[:0], verdicts=Verdicts(0), columns=None)
+    texts = pa.array([b"".join(parts)], pa.large_binary()).cast(pa.large_string())
+    parts.clear()
+    return replace(documents, texts=texts, part=False)
+
+
+def preferred(
+    near: NearRules, texts: pa.LargeStringArray, values: Floats
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+    """What decides on which of near-duplicates stays: a number for each document, the lowest first; and which of them
+    have a value of the field that decides."""
+    lengths = np.minimum(np.diff(text_offsets(texts)), _LONGEST)
+    field = near.preferred_field
+    if field is None:
+        numbers = _LONGEST - lengths if near.prefer == "longest" else lengths
+        return numbers.astype(np.uint64), np.zeros(len(texts), np.int64)
+    return in_order_of(values, highest=field.order == "highest"), (~np.isnan(values)).astype(np.int64)
+
+
+def in_order_of(values: Floats, *, highest: bool) -> npt.NDArray[np.uint64]:
+    """Whole numbers in the order of the values, the highest or the lowest first; what is none comes last.
+
+    >>> in_order_of(np.array([0.5, 2.0, np.nan, -1.0]), highest=True).argsort().tolist()
+    [1, 0, 3, 2]
+    """
+    bits = (values + 0.0).view(np.uint64)  # -0.0 is 0.0
+    # Of floats, the bits of the positive ones are in their order, those of the negative ones against it.
+    rising = np.where(bits >> np.uint64(63), ~bits, bits | np.uint64(1 << 63))
+    return np.where(np.isnan(values), _LAST, ~rising if highest else rising)

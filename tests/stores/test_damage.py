@@ -19,7 +19,7 @@ from tests.kit.qa_jobs import small_store
 
 import milldam
 from milldam.errors import MilldamError
-from milldam.packing.boundaries import read_boundaries
+from milldam.packing.rows import read_boundaries
 
 Use = Callable[[Path], Any]
 CASES, SLOW_CASES = 150, 1000

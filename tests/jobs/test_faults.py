@@ -112,7 +112,7 @@ def test_killed_again_and_again_it_comes_to_the_same_end(name: str, faults: Faul
     assert done(job, "out") == done(job, "clean")
 
 
-WAYS_TO_KILL = (("rename", [6]), ("rename", range(15)), ("remove", range(15)))
+WAYS_TO_KILL = (("rename", [5]), ("rename", range(15)), ("remove", range(15)))
 """At the call after the manifest's rename; then at each of the finish, counted from the last."""
 
 

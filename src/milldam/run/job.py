@@ -147,8 +147,6 @@ def _at_work(
 
 
 def _planned(job: Job[P, W, D, S_co], work: Session, prepared: P, begin: str) -> W:
-    if work.folder.refusal is not None:
-        raise work.folder.refusal
     if begin == NEW:
         work.monitor.restart()
     else:

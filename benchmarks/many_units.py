@@ -2,7 +2,7 @@
 
 The input is simulated: a listing of as many files as units, of 15 MB each, that lie nowhere; a task that does nothing
 but report the record of a shard; the files of the shards are there, and empty (made before the clock runs). All else
-is what any job goes through: the frame of run/job.py, the executors, `Finish`, `milldam.open`.
+is what any job goes through: the engine, the executors, finishing, `milldam.open`.
 
     plan     list the input, plan the units, write them down
     serial   the first half of the units in one process, which is then killed (SIGKILL) in the middle of the work
@@ -29,7 +29,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,15 +37,17 @@ from typing import Any
 from memory import end_on_terminate, measure
 from milldam.config.settings import Config
 from milldam.files import hash_bytes
-from milldam.pipeline.documents import Assignment, SetRules
-from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
-from milldam.pipeline.preparing import Preparation, Prepared, Source
-from milldam.run import job as frame
-from milldam.run.folder import NEW, RunFolder
-from milldam.run.pools import Workers, WorkPlan
+from milldam.pipeline.documents import SetRules
+from milldam.pipeline.finishing import Made, TextSummary, complete, finish
+from milldam.pipeline.preparing import Input, Prepared, Source
+from milldam.run import engine
+from milldam.run.engine import Assigned, Make, Telling
+from milldam.run.folder import RunFolder
+from milldam.run.job import Options
+from milldam.run.pools import WorkPlan
 from milldam.run.records import Record, Records
-from milldam.run.session import Session, Stage
-from milldam.run.tasks import PART, PROGRESS, ArrayTask, Report, Work
+from milldam.run.session import Session
+from milldam.run.tasks import ArrayTask
 from milldam.run.units import Identity
 from milldam.sources.batch import TextRules
 from milldam.sources.units import InputFile, Unit
@@ -99,17 +101,16 @@ def record(unit: int, key: str) -> Record:
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedTask:
+class SimulatedLoad:
     """Finishes a unit by saying so."""
 
-    def start(self) -> Work:
+    def load(self) -> Make:
         return _pretend
 
 
-def _pretend(assignment: Assignment, report: Report) -> None:
-    report(PART, record(assignment.unit.index, assignment.key))
-    counts = {"documents": 9_050, "tokens": 3_700_000, "input_bytes": assignment.unit.size}
-    report(PROGRESS, {"counts": counts, "seconds": {"tokenize": 1.5}, "anonymous_bytes": 10**8})
+def _pretend(assigned: Assigned, telling: Telling) -> Iterator[Record]:
+    telling.add(documents=9_050, tokens=3_700_000)
+    yield record(assigned.unit.index, assigned.key)
 
 
 def make_files(out: Path, units: int) -> None:
@@ -120,100 +121,93 @@ def make_files(out: Path, units: int) -> None:
                 os.close(os.open(f"{out}/{shard_name(unit, split)}.{kind}", os.O_CREAT | os.O_WRONLY))
 
 
-class SimulatedPreparation(Preparation):
+class SimulatedInput(Input):
     """Lists what is not there."""
 
     def __init__(self, config: Config, folder: RunFolder, units: int) -> None:
-        self._config, self._folder, self._count = config, folder, units
+        self.config, self._folder, self._count = config, folder, units
 
-    def list_input(self) -> dict[str, Any]:
+    def look(self) -> dict[str, Any]:
         return self._folder.inputs.write(listing(self._count))
+
+
+class SimulatedRecords(Records):
+    """Kills this process when so many units are complete."""
+
+    killed_at: int | None = None
+    clock: Clock
+
+    def add(self, record: Record) -> None:
+        super().add(record)
+        if self.complete == self.killed_at:
+            self.clock("work")
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def config_of(out: Path) -> Config:
     return Config(datasets="/data/simulated-crawl", tokenizer="simulated", out=str(out), dedup="off")
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedJob:
-    """`most`: units to work on; `killed_at`: units after which this process is killed; `done`: stop when they are."""
+class SimulatedJob(engine.Job[TextSummary]):
+    """`most`: units to work on; `killed_at`: units after which this process is killed."""
 
-    out: Path
-    units: int
-    clock: Clock
-    workers: int = 1
-    most: int | None = None
-    killed_at: int | None = None
-    kind = TOKENS
+    kind, stage_names, outputs = TOKENS, ("tokenize",), ()
 
-    def prepare(self, session: Session) -> Prepared:
-        preparation = SimulatedPreparation(config_of(self.out), session.folder, self.units)
-        identity = Identity(config_of(self.out).settings(), preparation.list_input())
-        self.clock("list")
+    def __init__(
+        self,
+        out: Path,
+        units: int,
+        clock: Clock,
+        workers: int = 1,
+        most: int | None = None,
+        killed_at: int | None = None,
+    ) -> None:
+        self._config, self._units, self._clock, self.workers = config_of(out), units, clock, workers
+        self._most, self._killed_at = most, killed_at
+
+    def prepare(self, run: Session) -> Identity:
+        input = SimulatedInput(self._config, run.folder, self._units)
+        identity = Identity(self._config.settings(), input.look())
+        self._clock("list")
         known = KnownTokenizer("{}", SpecialTokens(None, 50256, None, "<|endoftext|>"), 50257, ())
-        question = Question(
-            TokenizerText("simulated", "{}", NamedTokens(), ""), "huggingface", "none", "auto", False, []
-        )
-        told = ("simulated", hash_bytes(b""), question, known, SOURCES, FILE_BYTES)
-        return Prepared(*told, identity, "", preparation)
+        text = TokenizerText("simulated", "{}", NamedTokens(), "")
+        question = Question(text, "huggingface", "none", "auto", False, [])
+        named = ("simulated", hash_bytes(b""))
+        self._prepared = Prepared(input, SOURCES, identity, FILE_BYTES, *named, question, known, None)
+        return identity
 
-    def require_shareable(self) -> None:
-        """Nothing is read."""
+    def files(self, run: Session) -> dict[str, bytes]:
+        return {"tokenizer.json": b"{}"}
 
-    def pieces(self) -> dict[str, int]:
-        return {"tokenize": self.units}
+    def units(self, run: Session) -> Iterator[Unit]:
+        yield from self._prepared.units()
+        self._clock("units")
 
-    def has_results(self, folder: RunFolder) -> bool:
-        return True
+    def plan_facts(self, run: Session) -> dict[str, Any]:
+        self._clock("plan")
+        size = self._prepared.identity.input["bytes"]
+        return {"workers": self.workers, "input_bytes": size, "encoder": "huggingface"}
 
-    def plan(self, session: Session, prepared: Prepared, begin: str) -> WorkPlan:
-        folder = session.folder
-        if begin == NEW:
-            assert folder.stage(prepared.units(folder)) == self.units
-            self.clock("units")
-            folder.start(prepared.identity, {"tokenizer.json": b"{}"}, outputs=())
-            self.clock("start")
-        else:
-            assert not folder.needs_plan(prepared.identity, begin)
-            self.clock("compare")
-        size = prepared.identity.input["bytes"]
-        return WorkPlan(session.budget, self.units, size, FILE_BYTES, self.workers, 1, 10**8, "huggingface", "")
+    def stages(self, run: Session) -> Iterator[engine.Stage]:
+        folder = run.folder
+        self._records = SimulatedRecords(folder.journal, "records.jsonl", folder.out, folder.units.keys())
+        self._records.killed_at, self._records.clock = self._killed_at, self._clock
+        self._clock("records")
+        some = itertools.islice(self._records.pending(), self._most)
+        yield engine.Stage("tokenize", SimulatedLoad(), self._records, Unit.from_json, todo=some)
+        self._clock("work")
 
-    def stages(self, session: Session, prepared: Prepared, plan: WorkPlan) -> Generator[Stage, None, Made]:
-        folder = session.folder
-        records = Records(folder.journal, "records.jsonl", folder.out, folder.units.keys())
-        self.clock("records")
-
-        def assign(number: int) -> Assignment:
-            return Assignment(folder.units.at(number, Unit.from_json), records.keys[number])
-
-        def keep(part: Record) -> None:
-            records.add(part)
-            if records.complete == self.killed_at:
-                self.clock("work")
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        some = itertools.islice(records.pending(), self.most)
-        size = records.pending_bytes(folder.units.sizes())
-        workers = Workers(self.workers, 1)
-        yield Stage("tokenize", SimulatedTask(), some, assign, workers, keep, self.units, records.complete, size)
-        self.clock("work")
-        return Made(records, None, None, limit_reached=False)
-
-    def finish(self, session: Session, prepared: Prepared, plan: WorkPlan, done: Made) -> TextSummary:
-        if done.records.complete < self.units:
+    def finish(self, run: Session, plan: WorkPlan) -> TextSummary:
+        if self._records.complete < self._units:
             raise SystemExit(0)
-        end = Finish(config_of(self.out), session, prepared, plan, done, report=False)
-        draft = end.make_manifest()
-        self.clock("gather")
-        summary, _ = end.wind_up(draft)
-        self.clock("manifest")
+        summary = finish(self._config, run, self._prepared, plan, Made(self._records), whole=False, report=False)
+        self._clock("finish")
         return summary
 
-    def up_to_date(self, session: Session, prepared: Prepared) -> TextSummary:
-        self.clock("compare")
-        summary = complete(config_of(self.out), session.folder, report=False)
-        self.clock("summary")
+    def up_to_date(self, run: Session) -> TextSummary:
+        self._clock("compare")
+        summary = complete(self._config, run.folder, report=False)
+        self._clock("summary")
         return summary
 
 
@@ -247,11 +241,11 @@ def do_step(step: str, out: Path, units: int, clock: Clock) -> None:
         "local": {"workers": 2, "most": most},
     }
     job = SimulatedJob(out, units, clock, **how.get(step, {}))
-    options = frame.Options(out, memory="300MB")
+    options = Options(out, memory="300MB")
     if step == "plan":
-        frame.ArrayWork(job, options).run(ArrayTask("prepare", 0, 1))
+        engine.array_of(job, options).run(ArrayTask("prepare", 0, 1))
     else:
-        frame.run(job, options)
+        engine.run(job, options)
 
 
 # ---- measuring ----

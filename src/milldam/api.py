@@ -123,7 +123,6 @@ def open(
     X.npy                           a 1-D array of integers
     X.bin and X.idx, or X           a file pair of Megatron-LM
     X.bin alone                     nanoGPT: uint16, or `dtype`; llm.c, recognised by its header
-    corpus.txt, other input         the store or array made from it that lies beside it: corpus.milldam, corpus.npy
     s3://bucket/corpus.milldam      a store at an fsspec address: shards are fetched when they are used, into at most
                                     `cache` bytes ("10GB") of `cache_dir`; `storage_options` go to fsspec
     text, with `tokenizer=` and `store=`  a `Feed`: batches come while the store is written in the background; files,
@@ -136,8 +135,7 @@ def open(
     `units`: open a store as a `Feed`, with the batches of training straight from its text: units in random order, and
     the samples of a group of units shuffled together.
 
-    If the path is an input file, the store must have been made from the file as it is now: a stale one is refused, and
-    the one that is used is logged. Only a `Feed` tokenizes.
+    Only a `Feed` tokenizes.
 
     >>> milldam.open("corpus.milldam")
     Store('corpus.milldam': 91 documents, 23,862 tokens, uint16)
@@ -191,7 +189,7 @@ def _open_feed(inputs: Any, split: str | None, text: dict[str, Any]) -> Feed:
 
 def _order_by_options(inputs: Any, *, tokenizer: Any = None, store: Any = None, **options: Any) -> Order:
     from milldam.feeding.making import Order
-    from milldam.pipeline.starting import Asked, tokenize_config, tokenize_settings
+    from milldam.pipeline.starting import tokenize_config, tokenize_settings
 
     if tokenizer is None:
         raise ConfigError(Setting("tokenizer"), ": missing. Text needs one: a folder, file or Hub name.")
@@ -199,13 +197,12 @@ def _order_by_options(inputs: Any, *, tokenizer: Any = None, store: Any = None, 
         raise ConfigError(Setting("store"), ": missing. Name the folder for the tokens of the text.")
     given = (inputs, Path(in_home(store)), tokenizer, options)
     settings = tokenize_settings(*given)
-    return Order.of(given[1], partial(tokenize_config, *given), Asked.of(settings, report=False), settings, None)
+    return Order.of(given[1], partial(tokenize_config, *given), settings, None, report=False)
 
 
 def _order_by_config(config: Any, options: dict[str, Any]) -> Order:
     from milldam.config.loading import read_config
     from milldam.feeding.making import Order
-    from milldam.pipeline.starting import Asked
 
     chosen = {name: value for name, value in options.items() if value is not None}
     if "store" in chosen:
@@ -225,8 +222,8 @@ def _order_by_config(config: Any, options: dict[str, Any]) -> Order:
         chosen["dedup"] = "off"
         read = read_config(config, (), chosen)
     settings = read.given.data
-    asked = Asked.of(settings, read.said)
-    return Order.of(Path(in_home(out)), partial(_checked_config, config, chosen), asked, settings, read.said[0])
+    check = partial(_checked_config, config, chosen)
+    return Order.of(Path(in_home(out)), check, settings, read.said[0], report=True)
 
 
 def _was_deduplicated(out: Path) -> bool:
@@ -309,13 +306,12 @@ def tokenize(
     Store('corpus.milldam': 91 documents, 23,862 tokens, uint16)
     """
     given = {name: value for name, value in locals().items() if name not in ("inputs", "out", "tokenizer")}
-    from milldam.pipeline.starting import Asked, run_asked, tokenize_config, tokenize_settings
+    from milldam.pipeline.starting import run_checked, tokenize_config
 
     with _as_paths(inputs, Path(in_home(out))) as paths:
         release()
-        options = (paths, out, tokenizer, given)
-        asked = Asked.of(tokenize_settings(*options), report=False)
-        run_asked(asked, partial(tokenize_config, *options), held_bytes=usage().anonymous)
+        check = partial(tokenize_config, paths, out, tokenizer, given)
+        run_checked(check, report=False, held_bytes=usage().anonymous)
     return Store(out)
 
 
@@ -362,14 +358,14 @@ def preprocess(
     given = {"out": out, "memory": memory, "workers": workers, "executor": executor, "address": address}
     chosen = {name: value for name, value in {**given, "overwrite": overwrite}.items() if value is not None}
     from milldam.config.loading import read_config
-    from milldam.pipeline.starting import Asked, run_asked
+    from milldam.pipeline.starting import run_checked
 
     release()
     held = usage().anonymous
     read = read_config(config, overrides, chosen)
     for note in read.notes:
         log.info(note)
-    made = run_asked(Asked.of(read.given.data, read.said), lambda: read.checked().config, held_bytes=held)
+    made = run_checked(lambda: read.checked().config, held_bytes=held)
     return Store(made.out)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +11,11 @@ import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from tests.kit.jobs import wait_until
 from tests.kit.token_stores import flat_tokens, write_store
 
 from milldam.cli.moving import export
-from milldam.cli.summaries import summary_lines
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.loader.stores import Store
-from milldam.run.summary import Summary
 
 
 @pytest.fixture
@@ -56,13 +52,6 @@ def test_export_prints_json(store: Store, tmp_path: Path) -> None:
     assert printed["counts"] == {"documents": 3, "tokens": 1005, "files": 2} and printed["up_to_date"] is False
 
 
-def test_export_takes_one_split(tmp_path: Path) -> None:
-    """--split names the one that is meant."""
-    store = write_store(tmp_path / "store", [[5, 300], [700]], splits=["train", "val"])
-    run(store.path, "--to", "npy", "-o", tmp_path / "val.npy", "--split", "val")
-    np.testing.assert_array_equal(np.load(tmp_path / "val.npy"), flat_tokens(store.named_part("val")))
-
-
 def test_export_refuses_with_milldams_errors(store: Store, tmp_path: Path) -> None:
     """Wrong options, other stores and no stores: errors that become a line and an exit code."""
     with pytest.raises(ConfigError, match="seq_len does not apply"):
@@ -92,32 +81,6 @@ add = Records.add
 Records.add = lambda *arguments: (add(*arguments), time.sleep(0.3))
 export()
 """
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_export_says_how_to_go_on(store: Store, tmp_path: Path, number: signal.Signals) -> None:
-    """What is done is kept, and the command to run again is printed."""
-    command = [sys.executable, "-c", SLOW, str(store.path), "--to", "nanogpt", "-o", str(tmp_path / "train.bin")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    ledger = tmp_path / ".train.bin.milldam-export" / "run" / "records.jsonl"
-    wait_until(lambda: ledger.exists() and ledger.read_bytes().count(b"\n") >= 1)
-    process.send_signal(number)
-    _, said = process.communicate()
-    assert process.returncode == 130
-    assert "Interrupted. Everything finished is safe." in said
-    assert f"--to nanogpt -o {tmp_path / 'train.bin'}" in said
-    printed = run(store.path, "--to", "nanogpt", "-o", tmp_path / "train.bin")
-    assert "B/s" not in printed  # of a part, no rate is told
-    np.testing.assert_array_equal(np.fromfile(tmp_path / "train.bin", np.uint16), flat_tokens(store))
-
-
-def test_summary_tells_of_rows_and_of_what_is_left_out() -> None:
-    """Formats of rows say how many there are, and what filled none."""
-    counts = {"rows": 12, "tokens_left_out": 7}
-    counts |= {"documents": 3, "tokens": 1000, "files": 4}
-    lines = summary_lines(Summary("export", "out", {"to": "hf"}, counts=counts, output_bytes=4_000, seconds=2.0))
-    assert lines[1] == "hf: 4 files, 2.0 s, 2 KB/s"
-    assert lines[2:] == ["12 rows", "7 tokens at the end fill no row and are left out"]
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -95,16 +95,6 @@ def test_a_feed_continues_tokenize(corpus: Path, reference: Path, tmp_path: Path
     assert store_bytes(store) == store_bytes(reference)
 
 
-def test_what_made_it_up_to_date_is_asked_for_again_in_a_moment(corpus: Path, tmp_path: Path) -> None:
-    """A feed leaves the receipt that `milldam tokenize` leaves: no maker is started again."""
-    with milldam.open(corpus, store=tmp_path / "store", **OPTIONS) as feed:
-        digests(feed)
-    assert (tmp_path / "store/run/receipt.json").exists()
-    before = set(psutil.Process().children())  # what other tests have left in this process
-    with milldam.open(corpus, store=tmp_path / "store", **OPTIONS) as feed:
-        assert feed.finished and not set(psutil.Process().children()) - before
-
-
 def test_changed_input_is_made_anew_where_it_changed(tmp_path: Path) -> None:
     """A finished store whose input grew is not taken for finished; what is there of the new one is not made again."""
     data, store = tmp_path / "data", tmp_path / "store"

@@ -24,9 +24,7 @@ from tests.kit.token_stores import EOS, flat_tokens, shard_file, write_store
 
 import milldam
 from milldam.errors import ConfigError, MismatchError, StoreError
-from milldam.files import read_sealed, write_sealed
-from milldam.formats import FORMATS, export, load_format, writing
-from milldam.formats.nanogpt import file_name
+from milldam.formats import export, writing
 from milldam.loader.stores import Store
 from milldam.pipeline.npy import tokenize_to_npy
 from milldam.pipeline.starting import tokenize_config
@@ -86,15 +84,6 @@ def test_npy_is_one_array_that_numpy_maps(store: Store, tmp_path: Path, small_st
     assert summary.output_bytes == (tmp_path / "out.npy").stat().st_size
 
 
-@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64"])
-def test_npy_can_be_of_a_wider_dtype(store: Store, tmp_path: Path, dtype: str) -> None:
-    """--dtype changes how tokens are held, never which they are."""
-    export(store, "npy", tmp_path / "out.npy", dtype=dtype)
-    array = np.load(tmp_path / "out.npy")
-    assert array.dtype == dtype
-    np.testing.assert_array_equal(array, flat_tokens(store))
-
-
 def test_nanogpt_reads_its_file_as_it_reads_its_own(store: Store, tmp_path: Path, small_steps: None) -> None:
     """nanoGPT's get_batch: a memmap of uint16, x and y cut from it."""
     export(store.path, "nanogpt", tmp_path / "train.bin")
@@ -126,12 +115,6 @@ def test_nanogpt_makes_a_file_of_every_split(tmp_path: Path) -> None:
         data = np.memmap(tmp_path / path, dtype=np.uint16, mode="r")
         np.testing.assert_array_equal(data, flat_tokens(store.named_part(split)))
     assert export(store, "nanogpt", tmp_path / "data").up_to_date
-
-
-def test_a_split_that_is_called_val_keeps_its_name() -> None:
-    """Two splits never become one file."""
-    splits = ("train", "val", "validation")
-    assert [file_name(split, splits) for split in splits] == ["train.bin", "val.bin", "validation.bin"]
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -171,15 +154,6 @@ def test_megatron_gets_a_giant_document_as_several_sequences(
     assert [len(document) for document in milldam.open(tmp_path / "merged")] == [len(document) for document in store]
 
 
-@pytest.mark.parametrize("to", SINGLE)
-def test_milldam_opens_what_it_exports(store: Store, tmp_path: Path, to: str) -> None:
-    """The files are among those that `milldam.open` trains from."""
-    export(store, to, tmp_path / SINGLE[to])
-    opened = milldam.open(tmp_path / SINGLE[to])
-    assert opened.tokens == store.tokens
-    np.testing.assert_array_equal(opened.windows(100)[3][0], flat_tokens(store)[300:400])
-
-
 # ---- refusals ----
 
 
@@ -210,13 +184,6 @@ def test_what_can_not_be_written_is_refused_before_anything_is_made(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_dtype_too_narrow_for_the_vocabulary_is_refused(tmp_path: Path) -> None:
-    """By the vocabulary, at once, and not by the first id that does not fit hours later."""
-    store = edit_vocabulary(write_store(tmp_path / "store", SHARDS, dtype="int32"), 100_000)
-    with pytest.raises(ConfigError, match=r"ids up to 65,535.*100,000. Take uint32 or int32 or int64"):
-        export(store, "nanogpt", tmp_path / "train.bin", dtype="uint16")
-
-
 def test_an_id_that_does_not_fit_is_an_error_and_never_another_id(tmp_path: Path) -> None:
     """A damaged store whose ids exceed its vocabulary is not exported as other tokens."""
     store = write_store(tmp_path / "store", [[10]], dtype="int32")
@@ -238,16 +205,6 @@ def test_of_several_splits_one_must_be_named_where_a_format_holds_one(tmp_path: 
     assert export(store, to, tmp_path / SINGLE[to], split="val").counts["tokens"] == 746
 
 
-def test_every_format_has_its_module() -> None:
-    """The list and the modules agree, and each has what the jobs ask for."""
-    for name in FORMATS:
-        format = load_format(name)
-        assert format.SHAPE in ("file", "pair", "folder")
-        assert set(format.OPTIONS) <= {"seq_len", "dtype", "shard_size", "side"}
-        assert callable(getattr(format, "read", None)) == (name != "mds")
-        assert callable(format.write_file)
-
-
 # ---- again, and instead of another ----
 
 
@@ -263,18 +220,6 @@ def test_a_second_call_finds_it_up_to_date(store: Store, tmp_path: Path, to: str
     assert {path: path.stat().st_mtime_ns for path in out.parent.iterdir()} == times
 
 
-def test_what_was_cut_short_is_not_up_to_date(store: Store, tmp_path: Path) -> None:
-    """A file that has lost its end is never called finished."""
-    out = tmp_path / "train.bin"
-    export(store, "nanogpt", out)
-    whole = out.read_bytes()
-    os.truncate(out, 100)
-    with pytest.raises(MismatchError, match="overwrite"):
-        export(store, "nanogpt", out)
-    assert not export(store, "nanogpt", out, overwrite=True).up_to_date
-    assert out.read_bytes() == whole
-
-
 @pytest.mark.parametrize("to", SINGLE)
 def test_another_store_replaces_an_export_only_when_asked(store: Store, tmp_path: Path, to: str) -> None:
     """What was made from something else is neither reused nor lost in silence."""
@@ -288,17 +233,6 @@ def test_another_store_replaces_an_export_only_when_asked(store: Store, tmp_path
     assert export(other, to, out, overwrite=True).counts["tokens"] == 15
     assert milldam.open(out).tokens == 15
     assert export(other, to, out).up_to_date
-
-
-def test_a_file_of_somebody_else_is_replaced_only_when_asked(store: Store, tmp_path: Path) -> None:
-    """A file without a record is not ours to replace."""
-    out = tmp_path / "train.bin"
-    out.write_bytes(b"mine")
-    with pytest.raises(MismatchError, match="no record"):
-        export(store, "nanogpt", out)
-    assert out.read_bytes() == b"mine"
-    export(store, "nanogpt", out, overwrite=True)
-    assert out.stat().st_size == store.tokens * 2
 
 
 def test_a_folder_of_somebody_else_is_never_replaced(tmp_path: Path) -> None:
@@ -416,33 +350,6 @@ def test_killed_from_outside_an_export_goes_on_from_its_last_record(
     np.testing.assert_array_equal(np.fromfile(damaged / "out.bin", np.uint16), expected)
 
 
-def test_an_export_begun_from_another_store_is_refused(store: Store, tmp_path: Path, small_steps: None) -> None:
-    """Two stores never share a file; with overwrite it begins anew."""
-    out = tmp_path / "out.bin"
-    killed(store, "nanogpt", out, "fsync:9")
-    other = write_store(tmp_path / "other", [[2000]])
-    with pytest.raises(
-        MismatchError, match=rf"export.store: \"{other.fingerprint}\" \(made with \"{store.fingerprint}\"\)"
-    ):
-        export(other, "nanogpt", out)
-    with pytest.raises(MismatchError, match=r"export.dtype: \"int32\" \(made with null\)"):
-        export(store, "nanogpt", out, dtype="int32")
-    assert not export(other, "nanogpt", out, overwrite=True).reused
-    np.testing.assert_array_equal(np.fromfile(out, np.uint16), flat_tokens(other))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "other", "out.bin", "out.bin.milldam-export.json", "store"
-    ]  # fmt: skip
-
-
-def test_a_lost_file_is_made_again(store: Store, tmp_path: Path, small_steps: None) -> None:
-    """A record of what is no longer there counts for nothing."""
-    out = tmp_path / "out.bin"
-    killed(store, "nanogpt", out, "fsync:9")
-    (tmp_path / ".out.bin.milldam-export" / "files" / "out.bin").unlink()
-    export(store, "nanogpt", out)
-    np.testing.assert_array_equal(np.fromfile(out, np.uint16), flat_tokens(store))
-
-
 STEPPED = """
 import os, shutil, signal, sys
 from pathlib import Path
@@ -507,38 +414,6 @@ def test_killed_at_any_step_of_replacing_a_second_call_makes_the_new_export(
         assert summary.counts["files"] and summary.output_bytes, place
         assert contents(place) == new, place
         assert export(store, to, place / name, dtype=dtype).up_to_date, place
-
-
-def test_a_finished_record_of_lost_files_counts_for_nothing(store: Store, tmp_path: Path) -> None:
-    """All was made, and then somebody removed it: it is made again, and never an empty folder called up to date."""
-    whole, out = tmp_path / "whole", tmp_path / "killed" / "out"
-    export(store, "parquet", whole)
-    killed(store, "parquet", out, "Path.rename:4")
-    work = out.with_name(".out.milldam-export")
-    assert (work / "milldam-export.json").exists()
-    shutil.rmtree(work / "files")
-    export(store, "parquet", out)
-    assert contents(out) == contents(whole)
-    for part in out.glob("*.parquet"):
-        part.unlink()
-    record = read_sealed(out / ".milldam-export.json")
-    assert record is not None
-    write_sealed(out / ".milldam-export.json", record | {"sizes": {}})
-    assert not export(store, "parquet", out, overwrite=True).up_to_date
-    assert contents(out) == contents(whole)
-
-
-def test_what_told_of_an_npy_file_stays_until_that_is_replaced(store: Store, tmp_path: Path) -> None:
-    """An overwrite that is killed while it writes leaves the old file with what `tokenize` said of it."""
-    text, npy = tmp_path / "corpus.txt", tmp_path / "corpus.npy"
-    text.write_text("One. Two. Three.")
-    tokenize_to_npy(tokenize_config([str(text)], npy, TOKENIZER, {"workers": 1}))
-    before = npy.read_bytes()
-    killed(store, "npy", npy, "write:8", "overwrite")
-    assert npy.read_bytes() == before
-    assert (tmp_path / "corpus.npy.json").exists()
-    export(store, "npy", npy, overwrite=True)
-    assert not (tmp_path / "corpus.npy.json").exists()
 
 
 def test_a_split_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:

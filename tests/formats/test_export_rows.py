@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.kit.document_stores import documents_of, random_documents, store_of
 
-from milldam.errors import ConfigError, MismatchError, StoreError
+from milldam.errors import ConfigError
 from milldam.formats import export, import_tokens, mds, rows
 from milldam.loader.stores import Store
 from milldam.stores.tokens import reader
@@ -178,46 +178,12 @@ def test_blocks_do_not_show_in_the_files(
     assert documents_of(tmp_path / "back") == expected_rows(store, "train", None)
 
 
-def test_a_file_holds_a_bounded_number_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However small the documents are: what is held of a file is bounded."""
-    monkeypatch.setattr(rows, "MOST_ROWS", 10)
-    store = store_of(tmp_path / "store", {"train": [[1]] * 35})
-    summary = export(store, "mds", tmp_path / "out")
-    index = json.loads((tmp_path / "out" / "index.json").read_bytes())
-    assert [shard["samples"] for shard in index["shards"]] == [10, 10, 10, 5]
-    assert summary.counts == {"documents": 35, "tokens": 35, "files": 5, "rows": 35, "tokens_left_out": 0}
-
-
 def test_tokens_that_fill_no_row_are_counted(store: Store, tmp_path: Path) -> None:
     """With a sequence length the tail of each split is left out, and said."""
     summary = export(store, "parquet", tmp_path / "out", seq_len=1_000)
     train, val = (Store(store.path, split=split).tokens for split in ("train", "val"))
     assert summary.counts["tokens_left_out"] == train % 1_000 + val % 1_000 > 0
     assert summary.counts["rows"] == train // 1_000 + val // 1_000
-
-
-def test_what_a_format_can_not_hold_is_refused(store: Store, tmp_path: Path) -> None:
-    """Unknown and narrow dtypes, rows longer than a split, and another export in the same place."""
-    with pytest.raises(ConfigError, match="dtype='int16': mds takes "):
-        export(store, "mds", tmp_path / "out", dtype="int16")
-    wide = store_of(tmp_path / "wide", {"train": [[70_000]]}, dtype="int32", vocab_size=70_001)
-    with pytest.raises(ConfigError, match=r"ids up to 65,535.*has 70,001"):
-        export(wide, "hf", tmp_path / "out", dtype="uint16")
-    with pytest.raises(ConfigError, match='the split "val" has 3,012 tokens, not even one row'):
-        export(store, "mds", tmp_path / "out", seq_len=5_000)
-    export(store, "mds", tmp_path / "out", seq_len=50)
-    with pytest.raises(MismatchError):
-        export(store, "mds", tmp_path / "out", seq_len=60)
-    assert export(store, "mds", tmp_path / "out", seq_len=50).up_to_date
-
-
-def test_an_id_that_does_not_fit_a_row_is_an_error_and_never_another_id(tmp_path: Path) -> None:
-    """A manifest whose vocabulary is smaller than its ids: rows are refused as flat files are."""
-    store = store_of(tmp_path / "store", {"train": [[5, 70_000]]}, dtype="int32", vocab_size=60_000)
-    for to in FORMATS:
-        with pytest.raises(StoreError, match="Token id 70,000 does not fit uint16"):
-            export(store, to, tmp_path / to, dtype="uint16")
-        assert not (tmp_path / to).exists()
 
 
 def test_a_document_too_long_for_a_row_is_refused(

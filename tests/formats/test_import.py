@@ -16,15 +16,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.kit.document_stores import Documents, documents_of, random_documents, store_of
 from tests.kit.fsync_kills import Call, kill_at_fsyncs
-from tests.kit.jobs import TOKENIZER, run_here, run_milldam
 from tests.kit.quick import first_quick
 
-import milldam
 from milldam.errors import ConfigError, InputError, MismatchError
 from milldam.formats import export, import_tokens
 from milldam.formats.importing import ImportSettings, ImportSummary, run_import
 from milldam.loader.stores import Store
-from milldam.run import engine
 from milldam.stores.tokens import reader
 from milldam.stores.verify import verify
 
@@ -151,8 +148,6 @@ def test_a_saved_data_set_is_read_by_its_column(tmp_path: Path) -> None:
 
 def test_arrow_files_of_every_list_are_read(tmp_path: Path) -> None:
     """Lists, large lists and lists of a fixed size, in files and streams of Arrow and in Parquet."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
     rows = [[1, 2], [3, 4], [5, 6]]
     for number, kind in enumerate((pa.list_(pa.int64()), pa.large_list(pa.uint16()), pa.list_(pa.int32(), 2))):
@@ -167,8 +162,6 @@ def test_arrow_files_of_every_list_are_read(tmp_path: Path) -> None:
 
 def write_rows(path: Path, *tokens: int) -> None:
     """A Parquet file with one row."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table({"input_ids": [list(tokens)]}), path)
@@ -253,19 +246,6 @@ def test_a_stream_is_cut_before_each_id_that_begins_a_document(tmp_path: Path, m
 # ---- the store that is made ----
 
 
-def test_a_store_with_a_tokenizer_is_whole(tmp_path: Path) -> None:
-    """The tokenizer is copied, ids are checked against it, and verify finds nothing."""
-    np.save(tmp_path / "tokens.npy", np.array([5, 9, 0, 3, 0], np.int64))
-    made = import_tokens(tmp_path / "tokens.npy", tmp_path / "store", tokenizer=str(TOKENIZER), eos=0)
-    assert list(verify(tmp_path / "store")) == []
-    assert documents_of(tmp_path / "store") == [[5, 9, 0], [3, 0]]
-    assert (made.dtype.name, made.manifest.tokenizer["eos_token"]) == ("uint16", "<|endoftext|>")
-    assert isinstance(made.decode(made[0]), str)
-    np.save(tmp_path / "large.npy", np.array([5, 60_000], np.int64))
-    with pytest.raises(InputError, match=r"large\.npy: token id 60000 outside the vocabulary of"):
-        import_tokens(tmp_path / "large.npy", tmp_path / "none", tokenizer=str(TOKENIZER))
-
-
 def test_a_store_without_a_tokenizer_is_whole(tmp_path: Path) -> None:
     """It opens, trains and verifies; its vocabulary ends with the largest id, and narrow ids are stored narrowly."""
     np.save(tmp_path / "tokens.npy", np.arange(100, dtype=np.int64))
@@ -294,22 +274,8 @@ def test_a_second_import_says_what_differs(tmp_path: Path) -> None:
         import_tokens(tmp_path / "tokens.npy", tmp_path / "other", dtype="float32")
 
 
-def test_a_file_that_is_taken_for_another_kind_is_not_reused(tmp_path: Path) -> None:
-    """The same .bin with an index beside it has documents: what was made without them is made again."""
-    export(store_of(tmp_path / "store", {"train": [[1, 2], [3]]}), "megatron", tmp_path / "pair")
-    index = tmp_path / "pair.idx"
-    index.rename(tmp_path / "aside")
-    import_tokens(tmp_path / "pair.bin", tmp_path / "made")
-    assert documents_of(tmp_path / "made") == [[1, 2, 3]]
-    (tmp_path / "aside").rename(index)
-    import_tokens(tmp_path / "pair.bin", tmp_path / "made")
-    assert documents_of(tmp_path / "made") == [[1, 2], [3]]
-
-
 def test_what_is_no_tokens_is_refused(tmp_path: Path) -> None:
     """Negative ids, nulls, floats, text, cut files and indexes that lead elsewhere: each is said, with the file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
     def refused(name: str, match: str, **options: Any) -> None:
         with pytest.raises(InputError, match=match):
@@ -397,15 +363,6 @@ def test_a_source_that_changed_costs_the_files_that_changed(tmp_path: Path) -> N
     assert Store(out).dtype.name == "int32" and documents_of(out)[-1] == [70_000]
 
 
-def test_files_are_imported_by_several_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes do not depend on who reads which file."""
-    monkeypatch.setattr(engine, "SMALL_INPUT", 0)
-    for number in range(5):
-        write_rows(tmp_path / "in" / f"{number}.parquet", *range(number + 1))
-    stores = [import_tokens(tmp_path / "in", tmp_path / str(workers), workers=workers) for workers in (1, 2)]
-    assert store_bytes(stores[0].path) == store_bytes(stores[1].path)
-
-
 def test_the_command_imports_and_says_what_it_made(tmp_path: Path) -> None:
     """`milldam import`, in words and as JSON; a second call is up to date."""
     from click.testing import CliRunner
@@ -422,15 +379,3 @@ def test_the_command_imports_and_says_what_it_made(tmp_path: Path) -> None:
         signal.signal(signal.SIGTERM, before)
     assert "2 documents, 3 tokens" in first.output and "uint16, vocabulary 8" in first.output
     assert json.loads(second.output)["up_to_date"] is True
-
-
-@pytest.mark.slow
-def test_a_row_beyond_the_budget_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    """A kilobyte of Parquet may be twenty million ids; with more memory they are imported."""
-    ids = pa.ListArray.from_arrays(pa.array([0, 20_000_000], pa.int32()), pa.array(np.full(20_000_000, 7, np.int32)))
-    pq.write_table(pa.table({"input_ids": ids}), tmp_path / "one.parquet", compression="zstd")
-    asked = ("import", tmp_path / "one.parquet", "-o", tmp_path / "store", "--vocab-size", 9)
-    refused = run_milldam(*asked, "--memory", "200MB", code=4)
-    assert "too small for the rows of these files: it takes at least --memory" in refused.stderr
-    run_here(*asked, "--memory", "4GB")
-    assert milldam.open(tmp_path / "store").tokens == 20_000_000

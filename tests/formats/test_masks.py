@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.kit.chat_stores import Chat, chat_store, random_chat
-from tests.kit.document_stores import store_of
 
 import milldam
 from milldam.errors import ConfigError, InputError
@@ -92,23 +91,6 @@ def test_packed_rows_are_exported_with_positions_and_lengths(store: Store, tmp_p
         assert row["seq_lengths"] == np.diff([*begins, 30]).tolist()
 
 
-@pytest.mark.parametrize("to", ["hf", "parquet"])
-def test_packed_rows_come_back_as_conversations(store: Store, every: list[Chat], tmp_path: Path, to: str) -> None:
-    """Each by itself, without the padding; those that were too long for a row are missing."""
-    milldam.export(store, to, tmp_path / "out", seq_len=30, workers=1)
-    again = milldam.import_tokens(tmp_path / "out", tmp_path / "again", workers=1)
-    assert not list(verify(tmp_path / "again"))
-    # Of a conversation that is one token, not trained on, at the end of a row nothing tells it from padding.
-    # And of a row of several, no first token is a label: nothing in its conversation comes before it.
-    kept = (Chat(chat.ids, [False, *chat.trained[1:]]) for chat in every if 1 < len(chat.ids) <= 30)
-    wanted = sorted((chat.ids, chat.spans) for chat in kept)
-    found = ((again[k].tolist(), [tuple(span) for span in again.spans(k).tolist()]) for k in range(len(again)))
-    assert sorted(one for one in found if len(one[0]) > 1) == wanted
-    broken = table(tmp_path / "b.parquet", input_ids=[[7, 8, 9]], labels=[[7, 8, -100]], seq_lengths=[[2, 2]])
-    with pytest.raises(InputError, match="seq_lengths are not the lengths of pieces"):
-        milldam.import_tokens(broken, tmp_path / "t", workers=1)
-
-
 def answered(rng: np.random.Generator, prompt: list[int]) -> Chat:
     answer = rng.integers(1, 1000, int(rng.integers(1, 9))).tolist()
     return Chat(prompt + answer, [False] * len(prompt) + [True] * len(answer))
@@ -172,12 +154,6 @@ def test_a_format_without_masks_says_so(store: Store, tmp_path: Path, caplog: py
     assert "nanogpt has no place for what is trained on" in caplog.text
 
 
-def test_plain_text_is_exported_as_before(tmp_path: Path) -> None:
-    store = store_of(tmp_path / "s", {"train": [[1, 2, 3], [4, 5]]})
-    milldam.export(store, "parquet", tmp_path / "out", workers=1)
-    assert rows_of("parquet", tmp_path / "out") == [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}]
-
-
 def table(path: Path, **columns: Any) -> Path:
     pq.write_table(pa.table(columns), path)
     return path
@@ -204,10 +180,3 @@ def test_labels_that_are_no_labels_are_refused(tmp_path: Path) -> None:
         milldam.import_tokens(classes, tmp_path / "v", masks="mask", workers=1)
     with pytest.raises(ConfigError, match="has no rows that a mask could belong to"):
         milldam.import_tokens(short, tmp_path / "w", masks="labels", eos=9)
-
-
-def test_files_with_and_without_masks_are_not_mixed(tmp_path: Path) -> None:
-    table(tmp_path / "a.parquet", input_ids=[[7, 8, 9]], labels=[[7, 8, -100]])
-    table(tmp_path / "b.parquet", input_ids=[[7, 8, 9]])
-    with pytest.raises(InputError, match="Some files say what is trained on"):
-        milldam.import_tokens([tmp_path / "a.parquet", tmp_path / "b.parquet"], tmp_path / "s", workers=1)

@@ -1028,7 +1028,7 @@ def test_npy_killed_while_it_was_compared_is_still_up_to_date(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("milldam.pipeline.npy.frame.run", killed)
+        patch.setattr("milldam.pipeline.npy.engine.run", killed)
         patch.setattr("milldam.pipeline.npy.shutil.rmtree", lambda folder: None)
         npy(text, code=130)
     assert "is up to date" in npy(text)

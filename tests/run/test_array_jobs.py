@@ -562,16 +562,9 @@ def test_the_command_writes_the_script_of_a_checked_job(job: Job, tmp_path: Path
 
 
 def test_the_pieces_are_those_of_the_plan(job: Job) -> None:
-    """The stages, their order and how far each can be cut come from the job alone."""
+    """The stages and their order come from the job alone."""
     config = replace(job.config(), dedup="near", splits={"val_tokens": 10})
     plan = plan_job(config).plan
     assert plan.stages[: len(plan.pieces)] == tuple(plan.pieces)
-    assert plan.pieces == {
-        **dict.fromkeys(("count", "fingerprint"), plan.units),
-        "group": 1,
-        "near": 8,
-        "shingle": plan.units,
-        "verify": min(256, 2 * plan.units),
-        "decide": 1,
-        **dict.fromkeys(("tokenize", "arrange"), plan.units),
-    }
+    shared = ("count", "fingerprint", "group", "near", "shingle", "verify", "decide", "tokenize", "arrange")
+    assert tuple(plan.pieces) == shared

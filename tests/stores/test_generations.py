@@ -96,13 +96,6 @@ def test_a_reader_keeps_what_it_opened_while_the_store_is_updated(tmp_path: Path
     assert list(verify(folder)) == []
 
 
-def test_without_readers_the_old_files_go_at_once(tmp_path: Path) -> None:
-    """Nothing is kept for nobody."""
-    write_store(tmp_path / "s", OLD)
-    new = update(tmp_path / "s")
-    assert files(tmp_path / "s") == named(new) and not (tmp_path / "s" / "run").exists()
-
-
 def test_a_forked_worker_holds_what_its_parent_opened(tmp_path: Path) -> None:
     """The parent drops the store; the child, as a worker of torch's DataLoader, still reads it."""
     folder = tmp_path / "s"
@@ -137,21 +130,6 @@ def test_a_pickled_store_is_the_generation_that_was_opened(tmp_path: Path) -> No
     clear(folder)
     with pytest.raises(MismatchError, match="is not the store that was opened"):
         pickle.loads(pickled)
-
-
-def test_several_generations_are_kept_at_once(tmp_path: Path) -> None:
-    """Each reader keeps its own, and the same content twice is no obstacle."""
-    folder, held = tmp_path / "s", []
-    for shards in (OLD, NEW, OLD, NEW):
-        update(folder, shards)
-        store = milldam.open(folder)
-        held.append((store, int(flat_tokens(write_store(tmp_path / "x", shards)).sum())))
-    for store, expected in held:
-        assert int(flat_tokens(pickle.loads(pickle.dumps(store))).sum()) == expected
-    held.clear()
-    del store
-    clear(folder)
-    assert files(folder) == named(milldam.open(folder))
 
 
 def killed_update(folder: Path, at: int) -> int:

@@ -14,7 +14,7 @@ from tests.kit.jobs import TOKENIZER, invoke
 from tests.kit.token_stores import write_store
 
 import milldam
-from milldam.errors import ConfigError, InputError, MilldamError, ResourceError, StoreError
+from milldam.errors import ConfigError, InputError, MilldamError, StoreError
 from milldam.qa import FeatureStore
 from milldam.stores.tokens.manifest import Manifest
 
@@ -55,29 +55,6 @@ def test_an_address_is_no_place_for_output(desk: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"s3://bucket/.*: the output is a folder on this machine.*milldam push"):
         WRITERS[name](ADDRESS)
     assert sorted(desk.iterdir()) == before
-
-
-@pytest.mark.parametrize("name", [name for name in WRITERS if name != "pull"])
-def test_a_file_system_that_takes_no_files_is_said(desk: Path, name: str) -> None:
-    """Not as a bug of milldam."""
-    milldam.export("st", "npy", "tokens.npy")
-    with pytest.raises(ResourceError, match=r"/proc/.*takes no files.*Choose another place"):
-        WRITERS[name]("/proc/milldam-out")
-
-
-def test_what_is_pushed_lies_here(desk: Path) -> None:
-    """A store at an address is not looked for in a folder called `s3:`."""
-    with pytest.raises(ConfigError, match="s3://bucket/out: a store to push must be on this machine"):
-        milldam.push(ADDRESS, "anna/corpus")
-
-
-def test_a_folder_is_not_called_like_a_file(desk: Path) -> None:
-    """Of several splits nanoGPT's files are a folder: the name of a file is refused, with the way to a single one."""
-    write_store(desk / "two", [[3, 2], [4]], splits=["train", "val"])
-    with pytest.raises(ConfigError, match=r"\(train, val\), nanogpt is a folder .*split='train'"):
-        milldam.export("two", "nanogpt", "ng.bin")
-    assert milldam.export("two", "nanogpt", "ng.bin", split="val").counts["files"] == 1
-    assert milldam.export("two", "nanogpt", "ng.v2").counts["files"] == 2
 
 
 def test_ids_beyond_any_vocabulary_are_refused(desk: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.damage import edit_manifest, write_resealed
-from tests.kit.jobs import run_apart
 
 from milldam.errors import ConfigError, StoreError
 from milldam.stores.table.manifest import NAME, MadeUnit, TableManifest, TableSchema
@@ -79,12 +77,6 @@ def test_lists_of_numbers_are_rows_and_lists_of_names_columns(table: Table, tmp_
     assert not hasattr(table, "something")
 
 
-def test_tables_of_the_same_rows_are_equal(table: Table, tmp_path: Path) -> None:
-    """Wherever they lie."""
-    assert table == Table(table.path) and len({table, Table(table.path)}) == 1
-    assert table != make_table(tmp_path / "other", [rows_of(0, 20)]) and table != 5
-
-
 @given(st.integers(-60, 60), st.integers(-60, 60), st.integers(1, 60))
 def test_slices_and_batches_are_those_of_a_list(tmp_path: Path, begin: int, end: int, size: int) -> None:
     """Any slice, batches of any size."""
@@ -109,19 +101,6 @@ def test_batches_come_as_lists_numpy_or_arrow(table: Table) -> None:
         table.batches(4, format="torch")
 
 
-def test_columns_and_the_whole_are_mapped(table: Table) -> None:
-    """A column as Arrow has it, all rows as one Arrow table."""
-    assert table["id"].to_pylist() == list(range(50))
-    assert table.to_arrow().to_pylist() == rows_of(0, 50)
-    assert "50 rows of id, ids, text; 3 shards" in repr(table)
-
-
-def test_a_table_pickles_as_its_path(table: Table) -> None:
-    """However large it is."""
-    packed = pickle.dumps(table)
-    assert len(packed) < 500 and pickle.loads(packed)[7] == table[7]
-
-
 def test_to_hf_has_the_same_rows_on_the_same_files(table: Table) -> None:
     """Every file of the dataset is one of the table's."""
     pytest.importorskip("datasets")
@@ -129,29 +108,6 @@ def test_to_hf_has_the_same_rows_on_the_same_files(table: Table) -> None:
     assert list(data) == rows_of(0, 50)
     files = {Path(one["filename"]).name for one in data.cache_files}
     assert files == {shard.name for shard in table.manifest.shards}
-
-
-def test_to_hf_takes_no_anonymous_memory(tmp_path: Path) -> None:
-    """64 MB of rows: what is touched is file-backed."""
-    pytest.importorskip("datasets")
-    schema = pa.schema([("x", pa.list_(pa.int64()))])
-    shards = [[{"x": np.full(10**6, number)} for number in range(4)] for _ in range(2)]
-    table = make_table(tmp_path / "large", shards, schema)
-    program = """
-import json, sys
-import pyarrow as pa, pyarrow.compute as pc
-from milldam.memory import usage
-from milldam.stores.table.reader import Table
-
-data = Table(sys.argv[1]).to_hf()
-before = usage()
-total = sum(pc.sum(pc.list_flatten(chunk)).as_py() for chunk in data.data.column("x").chunks)
-after = usage()
-print(json.dumps([total, after.anonymous - before.anonymous, after.file - before.file]))
-"""
-    total, anonymous, file = json.loads(run_apart(program, table.path))
-    assert total == 2 * 10**6 * 6
-    assert anonymous < 16 * 10**6 and file > 40 * 10**6
 
 
 def test_record_batches_are_of_about_four_megabytes(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from milldam.markup import counted
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from milldam.stores.place import Place
     from milldam.stores.tokens.format import Int64s
     from milldam.stores.tokens.reader import Store
 
@@ -226,19 +225,21 @@ def verify(store: str, as_json: bool) -> None:
 
     Reads every file. Exits with 1 if something is wrong.
 
-    STORE: anything that `milldam.open` opens. At an address, every file is streamed once and not cached.
+    STORE: tokens, question-answering features or a table. At an address, every file is streamed once.
 
     \b
     milldam verify corpus.milldam
     milldam verify s3://bucket/corpus.milldam
     """
     from milldam.remote import place_at
+    from milldam.stores.verify import manifest_at
+    from milldam.stores.verify import verify as verify_store
 
     place = place_at(store)
-    folder = place.folder
-    facts, found = _look(place)
-    problems = []
-    for problem in found:
+    _, manifest = manifest_at(place)
+    counts = {name: count for name, count in manifest.totals.items() if not name.endswith("bytes")}
+    facts, problems = {"shards": len(manifest.shards)} | counts, []
+    for problem in verify_store(place):
         problems.append(problem)
         if not as_json:
             click.echo(f"{problem}", err=True)
@@ -248,24 +249,6 @@ def verify(store: str, as_json: bool) -> None:
         figures = ", ".join(counted(count, name.removesuffix("s")) for name, count in facts.items())
         click.echo(f"{place.name}: whole. {figures}; all checks passed.")
     else:
-        again = "Make it again with --overwrite." if folder is not None else "Push it again."
+        again = "Make it again with --overwrite." if place.folder is not None else "Push it again."
         click.echo(f"{place.name}: {counted(len(problems), 'problem')}. {again}", err=True)
     sys.exit(1 if problems else 0)
-
-
-def _look(place: Place) -> tuple[dict[str, int], Iterator[str]]:
-    """What a store, or a file of another tool, counts, and what is wrong with it."""
-    from milldam.formats.foreign import foreign_path, open_foreign
-    from milldam.stores.kinds import store_kind
-    from milldam.stores.verify import manifest_at
-    from milldam.stores.verify import verify as problems
-
-    file = None if place.folder is None or store_kind(place.folder) else foreign_path(place.folder)
-    if file is not None:
-        from milldam.formats.foreign import verify as problems_of_file
-
-        opened = open_foreign(file)
-        return {"tokens": opened.tokens}, problems_of_file(opened)
-    _, manifest = manifest_at(place)
-    counted = {name: count for name, count in manifest.totals.items() if not name.endswith("bytes")}
-    return {"shards": len(manifest.shards)} | counted, problems(place)

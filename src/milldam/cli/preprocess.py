@@ -53,7 +53,7 @@ def preprocess(config: Path, overrides: tuple[str, ...], dry_run: bool, **option
     milldam preprocess config.yaml
     milldam preprocess config.yaml --set dedup=near --memory 2GB
     """
-    from milldam.pipeline.starting import Asked, run_asked
+    from milldam.pipeline.starting import run_checked
 
     shown = click.get_current_context().params
     read = _read(config, overrides, quiet=shown["quiet"], options=evaluation_sets(options))
@@ -66,8 +66,7 @@ def preprocess(config: Path, overrides: tuple[str, ...], dry_run: bool, **option
 
         return array_of(_checked(read))
 
-    asked = Asked.of(read.given.data, read.said)
-    return Request(partial(run_asked, asked, lambda: read.checked().config), array, _show_sample)
+    return Request(partial(run_checked, lambda: read.checked().config), array, _show_sample)
 
 
 def _show_sample(summary: TextSummary) -> None:

@@ -97,10 +97,9 @@ def tokenize(
     milldam tokenize corpus.txt --format npy --tokenizer gpt2/
     milldam tokenize chat.jsonl --chat -o chat.milldam --tokenizer qwen2.5/
     """
-
     # No matrix is multiplied here: numpy need not start a thread for each core, which spins for 0.05 s.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from milldam.pipeline.starting import Asked, run_asked, tokenize_config, tokenize_settings
+    from milldam.pipeline.starting import run_checked, tokenize_config
 
     options = evaluation_sets(options)
     options |= _chat_options(options)
@@ -111,15 +110,14 @@ def tokenize(
         return Request(partial(tokenize_to_npy, config), _refuse_npy)
     if out is None:
         raise ConfigError("No output: say where the store goes with -o FOLDER.")
-    given = (inputs, out, tokenizer, options)
+    check = partial(tokenize_config, inputs, out, tokenizer, options)
 
     def array() -> ArrayWork[TextSummary]:
         from milldam.pipeline.job import array_of
 
-        return array_of(tokenize_config(*given), report=False)
+        return array_of(check(), report=False)
 
-    asked = Asked.of(tokenize_settings(*given), report=False)
-    return Request(partial(run_asked, asked, partial(tokenize_config, *given)), array)
+    return Request(partial(run_checked, check, report=False), array)
 
 
 def _chat_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -16,19 +16,13 @@ import os
 import shutil
 import socket
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from milldam.files import read_sealed, replace_unsynced, seal_file
-from milldam.loader.unit_order import splits_asked
 from milldam.memory import is_alive, process_identity
-
-if TYPE_CHECKING:
-    from milldam.pipeline.job import TokenPlan
-    from milldam.pipeline.preparing import Prepared
 
 FOLDER = "demand"
 _numbers = itertools.count()
@@ -126,23 +120,6 @@ class Planned:
     def here(cls, name: str) -> Planned:
         """By a maker that is this process, before it has planned."""
         return cls(name, socket.gethostname(), process_identity(os.getpid()))
-
-    def with_plan(self, prepared: Prepared, plan: TokenPlan) -> Planned:
-        chat = prepared.chat_facts(Counter())
-        return replace(
-            self,
-            identity=prepared.identity.run_id,
-            units=plan.units,
-            index_key=prepared.index_key,
-            splits=splits_asked(prepared.identity.settings, ()),
-            vocab_size=prepared.vocab_size,
-            tokenizer=prepared.tokenizer_hash,
-            pad_id=prepared.special.eos or 0,
-            chat=chat is not None,
-            pairs=chat is not None and chat["pairs"],
-            workers=plan.workers,
-            budget_bytes=plan.budget.limit_bytes,
-        )
 
     def write(self, run_folder: Path) -> None:
         replace_unsynced(run_folder / NAME, seal_file(asdict(self)))

@@ -174,7 +174,7 @@ class GrowingParts:
 def open_parts(order: Order) -> Parts:
     """The parts of a store that is made from text: where it is finished, those that are there."""
     making = Making(order)
-    planned = None if order.asked.is_answered() else making.await_planned()
+    planned = making.await_planned()
     return FinishedParts(Store(order.out)) if planned is None else GrowingParts(order, planned, making)
 
 

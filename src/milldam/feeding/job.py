@@ -7,24 +7,28 @@ began, and a feed what `milldam tokenize` did.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 from milldam.config.settings import Config
-from milldam.errors import ConfigError, InputError, Setting
+from milldam.errors import ConfigError, Setting
 from milldam.feeding.demand import Planned, demanded, forget_all
+from milldam.loader.unit_order import splits_asked
 from milldam.memory import format_size
-from milldam.pipeline.finishing import Made
 from milldam.pipeline.fitting import Disk
-from milldam.pipeline.job import TokenJob, TokenPlan
-from milldam.pipeline.preparing import Prepared
+from milldam.pipeline.job import TokenJob
 from milldam.pipeline.starting import WORKER_MODULES
+from milldam.pipeline.tokenizing import TokenizeLoad
+from milldam.run.engine import Stage
 from milldam.run.folder import RunFolder
-from milldam.run.records import Record, Records
-from milldam.run.session import Session, Stage
+from milldam.run.records import Records
+from milldam.run.session import Session
+from milldam.run.session import Stage as PooledStage
 from milldam.run.tasks import NothingYetError
+from milldam.run.units import Identity
 from milldam.sources.compression import STDIN
-from milldam.sources.units import Unit, is_as_listed
+from milldam.tokenizers.proof import Choice
 
 log = logging.getLogger("milldam")
 
@@ -32,17 +36,22 @@ log = logging.getLogger("milldam")
 class FeedJob(TokenJob):
     """`name`: of what was asked for, see `Planned`."""
 
-    def __init__(self, config: Config, *, name: str, report: bool, request: str) -> None:
-        refuse_unknowable(config)
-        super().__init__(config, report=report, request=request)
+    def __init__(self, config: Config, *, name: str, report: bool) -> None:
+        _refuse_at_once(config)
+        super().__init__(config, report=report)
         self._name = name
 
-    def prepare(self, session: Session) -> Prepared:
-        run_folder = session.folder.folder
+    def prepare(self, run: Session) -> Identity:
+        run_folder = run.folder.folder
         Planned.here(self._name).write(run_folder)
-        session.held.callback(Planned.forget, run_folder)
-        session.pool.expect(WORKER_MODULES)
-        return super().prepare(session)
+        run.held.callback(Planned.forget, run_folder)
+        run.pool.expect(WORKER_MODULES)
+        return super().prepare(run)
+
+    def _settle_encoder(self, run: Session) -> Choice:
+        """The first thing to do where the store is not there yet."""
+        _refuse_unknowable(self._config)
+        return super()._settle_encoder(run)
 
     def require_disk(self, disk: Disk) -> None:
         """Nothing is refused: training may end before the disk is full."""
@@ -50,28 +59,44 @@ class FeedJob(TokenJob):
             sizes = format_size(disk.most_bytes), format_size(disk.free_bytes)
             log.warning("%s: all of it takes about %s of disk, and %s are free.", self._config.out, *sizes)
 
-    def stages(self, session: Session, prepared: Prepared, plan: TokenPlan) -> Generator[Stage, None, Made]:
-        stages = super().stages(session, prepared, plan)
-        stage, folder, records = next(stages), session.folder, plan.records
-        assert records is not None
-        Planned.here(self._name).with_plan(prepared, plan).write(folder.folder)
-        units = DemandedUnits(folder, records)
-
-        def keep(record: Record) -> None:
-            _require_input(folder, records.keys.number_of(record.key))
-            records.add(record)
-
-        yield replace(stage, units=units, keep=keep)
+    def stages(self, run: Session) -> Iterator[Stage | PooledStage]:
+        folder, prepared = run.folder, self._prepared
+        chat = prepared.chat_facts(Counter())
+        planned = replace(
+            Planned.here(self._name),
+            identity=prepared.identity.run_id,
+            units=len(folder.units),
+            index_key=prepared.index_key,
+            splits=splits_asked(prepared.identity.settings, ()),
+            vocab_size=prepared.vocab_size,
+            tokenizer=prepared.tokenizer_hash,
+            pad_id=prepared.known.special.eos or 0,
+            chat=chat is not None,
+            pairs=chat is not None and chat["pairs"],
+            workers=self._workers["workers"],
+            budget_bytes=run.budget.limit_bytes,
+        )
+        for stage in super().stages(run):
+            assert isinstance(stage, Stage), "what needs more stages was refused"
+            planned.write(folder.folder)
+            yield replace(stage, todo=DemandedUnits(folder, stage.records))
         forget_all(folder.folder)
-        try:
-            next(stages)
-        except StopIteration as end:
-            made: Made = end.value
-            return made
-        raise AssertionError("what needs more stages was refused")
+
+    def _load(self, run: Session) -> TokenizeLoad:
+        return replace(super()._load(run), only_as_listed=True)
 
 
-def refuse_unknowable(config: Config) -> None:
+def _refuse_at_once(config: Config) -> None:
+    if config.overwrite:
+        said = ": a rank that comes late would replace what the first ones made. Remove the folder instead."
+        raise ConfigError(Setting("overwrite"), said)
+    if config.executor != "local":
+        raise ConfigError(Setting("executor"), f": {config.executor}: a feed is made on the machine that trains.")
+    if any(STDIN in one.paths for one in config.sources):
+        raise ConfigError(f"{STDIN}: standard input can't be read in any order. Save it to a file.")
+
+
+def _refuse_unknowable(config: Config) -> None:
     """Refuse what can't be known at the first batch, with the reason."""
     whole = "can't be known before all of the input is read, and training begins before."
     if config.evaluation_sets:
@@ -91,13 +116,6 @@ def refuse_unknowable(config: Config) -> None:
     for one in config.sources:
         if one.max_documents is not None or (one.split is not None and "[" in one.split):
             raise ConfigError(f"{one.name}: which of its documents are meant {whole} Take all of them.")
-        if STDIN in one.paths:
-            raise ConfigError(f"{STDIN}: standard input can't be read in any order. Save it to a file.")
-    if config.overwrite:
-        said = ": a rank that comes late would replace what the first ones made. Remove the folder instead."
-        raise ConfigError(Setting("overwrite"), said)
-    if config.executor != "local":
-        raise ConfigError(Setting("executor"), f": {config.executor}: a feed is made on the machine that trains.")
 
 
 class DemandedUnits:
@@ -122,14 +140,3 @@ class DemandedUnits:
                 self._given.add(unit)
                 return unit
         raise NothingYetError
-
-
-def _require_input(folder: RunFolder, number: int | None) -> None:
-    """Before what was made of a unit is recorded: refuse it if its input is no longer what was planned."""
-    assert number is not None
-    for slice in folder.units.at(number, Unit.from_json).slices:
-        if not is_as_listed(slice.path, slice.state):
-            raise InputError(
-                f"{slice.path}: changed or gone while it was read, so that what was read of it is not used. "
-                "Open the data again to train on the input as it is now."
-            )

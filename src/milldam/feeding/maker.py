@@ -54,14 +54,14 @@ def _end_with(parent: int) -> None:
 def _make(connection: Connection) -> None:
     from milldam.feeding.job import FeedJob
     from milldam.memory import keep_arrow_lean
-    from milldam.run import job as frame
+    from milldam.run import engine
+    from milldam.run.job import Options
     from milldam.sources.compression import storage_options
 
     keep_arrow_lean()
-    config, name, asked = connection.recv()
-    job = FeedJob(config, name=name, report=asked.report, request=asked.name)
+    config, name, report = connection.recv()
     with storage_options(config.storage_options):
-        frame.run(job, frame.Options.of(config))
+        engine.run(FeedJob(config, name=name, report=report), Options.of(config))
 
 
 if __name__ == "__main__":

@@ -29,10 +29,10 @@ from milldam.memory import process_identity
 from milldam.run.folder import Presence
 from milldam.run.fork import ADVICE, ERROR, cause_of
 from milldam.run.units import Identity
+from milldam.stores.kinds import TOKENS
 
 if TYPE_CHECKING:
     from milldam.config.settings import Config
-    from milldam.pipeline.starting import Asked
 
 log = logging.getLogger("milldam")
 
@@ -57,15 +57,18 @@ class Order:
     out: Path
     check: Callable[[], Config]
     """Makes the configuration, or raises what is wrong with it."""
-    asked: Asked
     name: str
     """Names what is asked for, whatever its memory and workers."""
+    report: bool = True
+    """Make the page about it."""
 
     @classmethod
-    def of(cls, out: Path, check: Callable[[], Config], asked: Asked, settings: Mapping[str, Any], said: Any) -> Order:
+    def of(
+        cls, out: Path, check: Callable[[], Config], settings: Mapping[str, Any], said: Any, *, report: bool
+    ) -> Order:
         """`settings`, before they are checked, and `said`, where they come from: another name for others."""
         of_result = {name: value for name, value in settings.items() if name not in _HOW}
-        return cls(out, check, asked, hash_bytes(repr((of_result, said)).encode("utf-8", "backslashreplace")))
+        return cls(out, check, hash_bytes(repr((of_result, said)).encode("utf-8", "backslashreplace")), report)
 
 
 class Making:
@@ -160,8 +163,8 @@ class Making:
 
     def _may_begin(self) -> bool:
         """Of several ranks the first one begins; the others when it does not: it is gone, or can't be seen."""
-        if _number("RANK", "SLURM_PROCID") == 0:
-            return True
+        if _number("RANK", "SLURM_PROCID") == 0 or (self._order.out / TOKENS.manifest).exists():
+            return True  # a store that is finished is most likely up to date: that is seen in a moment
         if time.monotonic() - self._began < _FIRST_RANK_SECONDS:
             return False
         if not self._told_alone and _number("WORLD_SIZE") > _number("LOCAL_WORLD_SIZE") > 0:
@@ -211,7 +214,7 @@ class _MakerProcess:
             self.end()
             raise
         with contextlib.suppress(OSError):  # it has died, which will be noticed
-            self._connection.send((config, order.name, order.asked))
+            self._connection.send((config, order.name, order.report))
 
     @property
     def pid(self) -> int:

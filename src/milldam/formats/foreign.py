@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError, InputError, Setting
-from milldam.files import hash_bytes, hash_rest
+from milldam.files import hash_bytes
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.loader.views import Trainable
 from milldam.stores.kinds import TokenizerFacts
-from milldam.stores.verify import CHANGED, verify_arrays
 
 OPENERS = {".npy": "npy", ".bin": "nanogpt", ".idx": "megatron"}
 """How the name of a file ends -> the module here that opens it. A .bin with an .idx beside it is Megatron's."""
-_VERIFIED_BYTES = 1 << 20
 _BLOCKS, _BLOCK_BYTES = 64, 4096
 
 
@@ -38,9 +35,6 @@ class ForeignFile(Trainable):
     >>> milldam.open("train.bin")
     ForeignFile('train.bin': 23,862 tokens, uint16, nanoGPT)
     """
-
-    found_for: Path | None = None
-    """The input it was found for, when it was opened by the input's name."""
 
     def __init__(
         self,
@@ -101,8 +95,7 @@ class ForeignFile(Trainable):
         return f"{self.tokens:,} tokens, {self.dtype}, {self.kind}"
 
     def __repr__(self) -> str:
-        origin = "" if self.found_for is None else f", made from {self.found_for}"
-        return f"{type(self).__name__}({str(self.path)!r}: {self._facts()}{origin})"
+        return f"{type(self).__name__}({str(self.path)!r}: {self._facts()})"
 
 
 def foreign_path(given: Path) -> Path | None:
@@ -153,44 +146,3 @@ def _sample(path: Path, first: int) -> bytes:
             return file.read()
         places = (first + k * (size - _BLOCK_BYTES) // (_BLOCKS - 1) for k in range(_BLOCKS))
         return b"".join(file.read(_BLOCK_BYTES) for place in places if file.seek(place) == place)
-
-
-def verify(file: ForeignFile) -> Iterator[str]:
-    """Every problem found; none means that the file is what it says. Opening it has compared the sizes.
-
-    An .npy file that milldam made: its bytes, by the hashes beside it. A pair of Megatron-LM: every entry of the index.
-    Ids, where the vocabulary is known. Reads everything once, in blocks: constant memory.
-    """
-    # They import this module.
-    from milldam.formats.megatron import MegatronFile
-    from milldam.formats.npy import read_sidecar
-
-    if isinstance(file, MegatronFile):
-        yield from verify_arrays(str(file.path.with_suffix(".idx")), file.index, len(file), file.tokens)
-    known = read_sidecar(file.path) if file.kind == "numpy" else None
-    sizes = [file.tokens * file.dtype.itemsize] if known is None else [part["bin"]["bytes"] for part in known["shards"]]
-    hashes = [] if known is None else [part["bin"]["xxh3"] for part in known["shards"]]
-    if sum(sizes) != file.tokens * file.dtype.itemsize:
-        yield f"{file.path}: {file.tokens:,} tokens, which is not the sum of the parts that {file.path.name}.json names"
-        return
-    with file.path.open("rb", buffering=0) as opened:
-        opened.seek(os.fstat(opened.fileno()).st_size - sum(sizes))
-        found = [hash_rest(opened, size).hexdigest() for size in sizes] if hashes else []
-    if found != hashes:
-        yield f"{file.path}: {CHANGED}"
-        return
-    yield from _verify_ids(file)
-
-
-def _verify_ids(file: ForeignFile) -> Iterator[str]:
-    tokens = np.memmap(file.path, file.dtype, "r", file.stream().files[0].first_byte, (file.tokens,))
-    width = _VERIFIED_BYTES // file.dtype.itemsize
-    for first in range(0, file.tokens, width):
-        block = tokens[first : first + width]
-        smallest, largest = int(block.min()), int(block.max())
-        if smallest < 0 or (file.vocab_size is not None and largest >= file.vocab_size):
-            wrong = smallest if smallest < 0 else largest
-            yield f"{file.path}: token id {wrong} outside the vocabulary" + (
-                "" if file.vocab_size is None else f" of {file.vocab_size:,}"
-            )
-            return

@@ -28,8 +28,7 @@ from milldam.formats.writing import (
     write_piece,
 )
 from milldam.loader.stream import TokenFile
-from milldam.stores.kinds import FileRecord as StoredRecord
-from milldam.stores.kinds import InputFacts, TokenizerFacts
+from milldam.stores.kinds import TokenizerFacts
 from milldam.stores.tokens.writer import Tokens
 
 if TYPE_CHECKING:
@@ -115,20 +114,13 @@ def npy_header(dtype: np.dtype[Any], count: int) -> bytes:
 # ---- what `tokenize --format npy` says of its file ----
 
 
-class _Part(TypedDict):
-    bin: StoredRecord
-
-
 class Sidecar(TypedDict):
-    """As the manifest of a store."""
+    """What is read of it; it has more, as the manifest of a store."""
 
     dtype: str
     tokens: int
     vocab_size: int
     tokenizer: TokenizerFacts
-    settings: dict[str, Any]
-    input: InputFacts
-    shards: list[_Part]
 
 
 def sidecar_path(npy: Path) -> Path:

@@ -23,5 +23,4 @@ batches       samples -> batches: ranks, epochs, state, loops that can be left, 
 views         the verbs: windows, packed, streams, split
 stores        a store with these verbs
 opening       what a path is, how it is opened, and whether what was prepared from an input is fresh
-measuring     what a loader delivers here: time to the first batch, rate, memory
 """

@@ -1,213 +1,25 @@
-"""What a path is, and how it is opened: a store, a file of another tool, or an input with what was prepared from it.
+"""What a path is, and how it is opened for training: a store here or at an address, or a file of another tool.
 
-Nothing is guessed in silence: of an input, what is used is logged; what is stale, or of which nobody can tell, is
-refused. Nothing is tokenized here.
-
-An input -> what was prepared from it and lies beside it, and whether it is fresh.
-
-Fresh means made from this very input as it is now: the same files by name, size and time of modification, in the same
-order, as written down when it was made. So input and result may move together to another folder (by `mv`, `cp -p`,
-`rsync -a`: what keeps the time); a copy with a new time, or a new name, is refused, since nobody can tell without
-reading it all. A look costs a `stat` a file of the input; no text is read.
+Nothing is guessed and nothing is tokenized: of an input the message says what makes a store of it.
 """
 
 from __future__ import annotations
 
 import glob
-import logging
-import os
 import shlex
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypedDict
+from typing import Any
 
 import numpy.typing as npt
 
-from milldam.checked import checked
-from milldam.errors import ConfigError, InputError, MismatchError, StoreError
+from milldam.errors import ConfigError, InputError, StoreError
 from milldam.formats.foreign import ForeignFile, foreign_path, open_foreign
-from milldam.formats.npy import read_sidecar, sidecar_path
-from milldam.input_files import (
-    Files,
-    InputState,
-    bare_name,
-    by_name,
-    changed_files,
-    files_below,
-    kind_of,
-    listed_files,
-    nearby,
-    version_of,
-)
+from milldam.input_files import bare_name, files_below, kind_of, nearby
 from milldam.loader.stores import Store
-from milldam.markup import counted
-from milldam.stores.kinds import TOKENS, InputFacts, store_kind
-from milldam.stores.tokens.manifest import NAME, Manifest
+from milldam.stores.kinds import TOKENS, store_kind
 
-STORE_ENDING, NPY_ENDING = ".milldam", ".npy"
-_CHANGES_SHOWN = 3
-_STANDARD_INPUT = "-"
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Something that lies where data prepared from an input would lie."""
-
-    path: Path
-    problem: str | None
-    """Why it can't be used; None: it was made from the input as it is now."""
-    command: str
-    """Makes it again."""
-    tokens: int = 0
-
-
-class _Settings(TypedDict, total=False):
-    """Those that are looked at; there are others."""
-
-    datasets: list[dict[str, Any]]
-    clean: Any
-    dedup: Any
-
-
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    """What a store or an .npy file says of how it was made."""
-
-    input: InputFacts
-    settings: _Settings
-    tokens: int
-    tokenizer: str
-    files: Files = field(default_factory=dict)
-    """The input files, when they are written down one by one."""
-
-    @property
-    def any_format(self) -> bool:
-        """Files of any name were taken from a folder."""
-        return any(one.get("input_format") for one in self.settings.get("datasets", ()))
-
-    @property
-    def preprocessed(self) -> bool:
-        """By `milldam preprocess`: `milldam tokenize` neither cleans nor drops duplicates."""
-        return any(self.settings.get(name) is not None for name in ("clean", "dedup"))
-
-
-def places(given: Path) -> list[Path]:
-    """Where data prepared from an input is looked for, stores first."""
-    names = [given.name] if given.is_dir() else list(dict.fromkeys((bare_name(given.name), given.name)))
-    return [given.with_name(name + ending) for ending in (STORE_ENDING, NPY_ENDING) for name in names]
-
-
-def prepared_beside(given: Path) -> list[Prepared]:
-    """What lies beside an input, stores first."""
-    found = []
-    for path in places(given):
-        if path.suffix == STORE_ENDING and path.is_dir():
-            found.append(_look_at(given, path, _store_origin))
-        elif path.suffix == NPY_ENDING and path.is_file():
-            found.append(_look_at(given, path, _npy_origin))
-    return found
-
-
-def command_for(given: Path, out: Path, *, overwrite: bool = False) -> str:
-    """What makes data from an input."""
-    form = " --format npy" if out.suffix == NPY_ENDING else ""
-    again = " --overwrite" if overwrite else ""
-    return f"milldam tokenize {shlex.quote(str(given))}{form} -o {shlex.quote(str(out))} --tokenizer ...{again}"
-
-
-def _look_at(given: Path, path: Path, read_origin: Any) -> Prepared:
-    try:
-        origin: _Origin = read_origin(path)
-    except StoreError as error:
-        return Prepared(path, str(error).removeprefix(f"{path}: "), command_for(given, path))
-    now = _now(given, origin)
-    known = origin.input.get("fingerprint")
-    if known is None:
-        return Prepared(path, "it does not say what it was made from", command_for(given, path, overwrite=True))
-    if known == now["fingerprint"]:
-        return Prepared(path, None, "", origin.tokens)
-    other = _made_from_other(given, origin)
-    if other is not None:
-        elsewhere = given.with_name(given.name + path.suffix)
-        return Prepared(path, other, command_for(given, elsewhere, overwrite=elsewhere.exists()))
-    return Prepared(path, _what_changed(given, origin, now), _again(given, path, origin))
-
-
-def _again(given: Path, path: Path, origin: _Origin) -> str:
-    if origin.preprocessed:
-        return "milldam preprocess CONFIG.yaml --overwrite, with the configuration it was made with"
-    return f"{command_for(given, path, overwrite=True)}\n  (it was made with the tokenizer {origin.tokenizer})"
-
-
-# ---- what it was made from ----
-
-
-def _store_origin(path: Path) -> _Origin:
-    manifest = Manifest.read(path)
-    listing, settings = listed_files(path / "run" / "inputs.jsonl"), checked(_Settings, manifest.settings, path / NAME)
-    return _Origin(manifest.input, settings, manifest.tokens, str(manifest.tokenizer.get("name")), listing)
-
-
-def _npy_origin(path: Path) -> _Origin:
-    facts = read_sidecar(path)
-    if facts is None:
-        raise StoreError(f"{path}: no {sidecar_path(path).name} beside it says what it was made from")
-    settings = checked(_Settings, facts["settings"], sidecar_path(path))
-    return _Origin(facts["input"], settings, facts["tokens"], str(facts["tokenizer"].get("name")))
-
-
-# ---- what there is now ----
-
-
-def _input_files(given: Path, origin: _Origin) -> Iterator[tuple[str, int, str]]:
-    """(path, size, version) of the input as it is now."""
-    paths = files_below(given, any_format=origin.any_format) if given.is_dir() else [str(given)]
-    for path in paths:
-        status = os.stat(path)
-        yield path, status.st_size, version_of(status)
-
-
-def _now(given: Path, origin: _Origin) -> dict[str, Any]:
-    state = InputState()
-    for path, size, version in _input_files(given, origin):
-        state.add(path, size, version)
-    return state.as_json()
-
-
-# ---- the difference, in words ----
-
-
-def _made_from_other(given: Path, origin: _Origin) -> str | None:
-    """What else it was made from; None when it was made from this input as it was once, as far as one can tell."""
-    if given.is_file() and origin.input.get("files", 1) != 1:
-        part = f", of which {given.name} is one" if given.name in origin.files else ""
-        return f"it was made from {origin.input['files']:,} files{part}"
-    if any(one.get("split") or one.get("subset") for one in origin.settings.get("datasets", ())) and given.is_dir():
-        return "it was made from a split of it, so whether that has changed is not known"
-    now = by_name(_input_files(given, origin))
-    if not origin.files or origin.files.keys() & now.keys():
-        return None
-    first = next(iter(origin.files))
-    if first == _STANDARD_INPUT:
-        return "it was made from standard input, so whether that was this file is not known"
-    renamed = sorted(origin.files.values()) == sorted(now.values())
-    hint = ", a file of the same size and time; was it renamed?" if renamed else ""
-    return f"it was made from other input: {first}{' and more' if len(origin.files) > 1 else ''}{hint}"
-
-
-def _what_changed(given: Path, origin: _Origin, now: dict[str, Any]) -> str:
-    changes = changed_files(origin.files, by_name(_input_files(given, origin))) if origin.files else []
-    was: Any = {"files": 0, "bytes": 0, **origin.input}
-    if changes:
-        return "; ".join(changes[:_CHANGES_SHOWN])
-    if (was["files"], was["bytes"]) == (now["files"], now["bytes"]):
-        return f"{given.name} has the size it had, but another time of modification or another name"
-    there, before = (f"{one['bytes']:,} bytes in {counted(one['files'], 'file')}" for one in (now, was))
-    return f"{given.name} has {there}, and had {before}"
-
-
-log = logging.getLogger("milldam")
+STORE_ENDING = ".milldam"
 
 
 def open_data(
@@ -225,31 +37,27 @@ def open_data(
     X.npy                           one 1-D array of integers
     X.bin and X.idx, or X           a file pair of Megatron-LM
     X.bin alone                     nanoGPT (uint16, or `dtype`); llm.c, known by its header
-    corpus.txt, other input         what was prepared from it and lies beside it, when it is fresh
     s3://bucket/corpus.milldam      a store at an address; `cache`, `cache_dir`, `storage_options`: see `milldam.remote`
     """
     asked = {"cache": cache, "cache_dir": cache_dir, "storage_options": storage_options}
     if "://" in str(path) or any(value is not None for value in asked.values()):
         return _open_remote(path, split, dtype, asked)
     given = Path(path)
-    kind = store_kind(given)
-    if kind is TOKENS:
-        return _open_one(given, split, dtype)
-    if kind is not None:
+    kind, foreign = store_kind(given), foreign_path(given)
+    if kind is None and foreign is not None:
+        file = open_foreign(foreign, dtype)
+        if split is not None:
+            file.named_part(split)
+        return file
+    if kind is None and not given.is_dir():
+        raise _no_data(given)
+    if kind is not TOKENS and (kind is not None or next(files_below(given), None) is None or _is_unfinished(given)):
         raise StoreError(TOKENS.missing_in(given))
-    foreign = foreign_path(given)
-    if foreign is not None:
-        return _open_one(foreign, split, dtype)
-    if not given.exists() and any(glob.iglob(str(given))):
-        made = f"{Path(given.parts[0]).stem if len(given.parts) > 1 else 'corpus'}{STORE_ENDING}"
-        raise InputError(
-            f"{given}: a pattern that several files have. What is opened is the store that was made of them.\n"
-            f"Make it: {command_for(given, Path(made))}"
-        )
-    if not given.exists():
-        raise StoreError(f"{given}: no such file or folder.{_hint(given)}")
-    # "." and ".." are no names, and what lies beside a folder is found by its name.
-    return _open_for(given if given.name not in ("", "..") else given.resolve(), split, dtype)
+    if kind is None:
+        raise InputError(f"{given}: a folder of input, not a store.{_how_to_open(given)}")
+    if dtype is not None:
+        raise ConfigError(f"{given}: a store knows its dtype; leave dtype out.")
+    return Store(given, split=split)
 
 
 def _open_remote(path: str | Path, split: str | None, dtype: npt.DTypeLike | None, asked: dict[str, Any]) -> Store:
@@ -266,64 +74,32 @@ def _open_remote(path: str | Path, split: str | None, dtype: npt.DTypeLike | Non
     return store
 
 
-def _open_one(path: Path, split: str | None, dtype: npt.DTypeLike | None) -> Store | ForeignFile:
-    """A store or a file of another tool, by its own name."""
-    if not path.is_dir():
-        file = open_foreign(path, dtype)
-        if split is not None:
-            file.named_part(split)
-        return file
-    if dtype is not None:
-        raise ConfigError(f"{path}: a store knows its dtype; leave dtype out.")
-    return Store(path, split=split)
+def _is_unfinished(folder: Path) -> bool:
+    return folder.suffix == STORE_ENDING or (folder / "run" / "lock").exists()
 
 
-def _hint(given: Path) -> str:
-    there = [path for path in places(given) if path.exists()] if given.name else []
-    return f' Did you mean "{there[0]}"?' if there else nearby(str(given))
+def _no_data(given: Path) -> Exception:
+    """Why a path that is no folder can't be opened."""
+    if given.is_file():
+        known = "input" if kind_of(given.name) is not None else "neither a store nor .npy, .bin or .idx"
+        return InputError(f"{given}: {known}, not a store.{_how_to_open(given)}")
+    if any(glob.iglob(str(given))):
+        made = f"{Path(given.parts[0]).stem if len(given.parts) > 1 else 'corpus'}{STORE_ENDING}"
+        told = "a pattern that several files have. What is opened is the store that was made of them."
+        return InputError(f"{given}: {told}\nMake it: {_command_for(given, Path(made))}")
+    return StoreError(f"{given}: no such file or folder.{nearby(str(given))}")
 
 
-# ---- what was prepared from an input ----
+def _how_to_open(given: Path) -> str:
+    """What was made of an input, where something of its name lies beside it; or else what makes it."""
+    given = given if given.name not in ("", "..") else given.resolve()
+    names = [given.name] if given.is_dir() else [bare_name(given.name), given.name]
+    beside = [given.with_name(name + ending) for ending in (STORE_ENDING, ".npy") for name in names]
+    for path in beside:
+        if path.exists():
+            return f' Open what was made from it: milldam.open("{path}")'
+    return f"\nMake one: {_command_for(given, beside[0])}"
 
 
-def _open_for(given: Path, split: str | None, dtype: npt.DTypeLike | None) -> Store | ForeignFile:
-    if given.is_dir() and (given.suffix == STORE_ENDING or (given / "run" / "lock").exists()):
-        Manifest.read(given)  # raises, and says what is wrong with it
-    try:
-        beside = prepared_beside(given)
-    except OSError as error:
-        raise InputError(f"{error.filename}: can't be read ({error.strerror}).") from None
-    fresh = [one for one in beside if one.problem is None]
-    if not fresh:
-        _refuse(given, beside)
-    chosen = fresh[0]
-    passed_over = "".join(f"; {one.path.name} is not used: {one.problem}" for one in beside if one.problem)
-    # Not the file that was asked for: to be seen also where nobody has set up logging.
-    log.warning(f"{given}: using {chosen.path}, {chosen.tokens:,} tokens, made from it and up to date{passed_over}")
-    data = _open_one(chosen.path, split, dtype)
-    data.found_for = given
-    return data
-
-
-def _refuse(given: Path, beside: list[Prepared]) -> NoReturn:
-    if not beside:
-        _refuse_bare(given)
-    listed = "\n".join(f"  {one.path}: {one.problem}" for one in beside)
-    raise MismatchError(
-        f"{given}: the data beside it can't be used for it:\n{listed}\n"
-        f"Make it: {beside[0].command}\n"
-        f'Or use it as it is, by its own name: milldam.open("{beside[0].path}")'
-    )
-
-
-def _refuse_bare(given: Path) -> NoReturn:
-    """Nothing prepared lies beside it."""
-    if given.is_dir() and next(files_below(given), None) is None:
-        Manifest.read(given)  # raises: it is neither a store nor input
-    looked = places(given)
-    missing = (
-        f"there is nothing beside it that was prepared from it (looked for {', '.join(path.name for path in looked)})."
-    )
-    if given.is_file() and kind_of(given.name) is None:
-        raise InputError(f"{given}: neither a store nor .npy, .bin or .idx, and {missing}")
-    raise InputError(f"{given}: {missing}\nMake it: {command_for(given, looked[0])}")
+def _command_for(given: Path, out: Path) -> str:
+    return f"milldam tokenize {shlex.quote(str(given))} -o {shlex.quote(str(out))} --tokenizer ..."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from types import EllipsisType
 from typing import overload
 
@@ -28,9 +27,6 @@ class Store(reader.Store, Trainable):
     >>> store.decode(store[0][:8])
     'A tide mill works on a clock that'
     """
-
-    found_for: Path | None = None
-    """The input it was found for, when it was opened by the input's name."""
 
     def stream(self) -> TokenStream:
         require_choice(self.name, self.split_name, self.splits)
@@ -69,10 +65,6 @@ class Store(reader.Store, Trainable):
         """
         part = self if name is None else self.named_part(name)
         return super(Store, part).split(**parts) if parts or name is None else part
-
-    def __repr__(self) -> str:
-        text = super().__repr__()
-        return text if self.found_for is None else f"{text[:-1]}, made from {self.found_for})"
 
 
 def token_file(place: Place, shard: Shard) -> TokenFile:

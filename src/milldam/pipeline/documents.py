@@ -289,6 +289,10 @@ class SetRules:
         by_prompt = self.chat is not None and self.chat.dedup_on_prompt and documents.prompts is not None
         return documents.prompts if by_prompt else documents.texts
 
+    def with_special_tokens(self, tokens: tuple[str, ...]) -> SetRules:
+        """So that conversations which hold the text of one of the tokenizer's can be counted."""
+        return self if self.chat is None else replace(self, chat=replace(self.chat, special_tokens=tokens))
+
     def share(self, copy: int) -> float:
         """The share of the documents that is in a repetition."""
         return min(1.0, self.weight - copy)

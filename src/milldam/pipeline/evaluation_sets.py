@@ -12,7 +12,6 @@ from typing import Any
 from milldam.decontamination.index import BUILDING_FACTOR, LAYOUT, Passages, build_index
 from milldam.errors import InputError, Setting, did_you_mean
 from milldam.files import hash_bytes
-from milldam.pipeline.starting import input_state, places_of
 from milldam.rules import EvaluationSet
 from milldam.sources.batch import Places, Reject, TextRules, listed_names
 from milldam.sources.data_sets import RowSlice, resolve_data_set
@@ -26,9 +25,6 @@ class Evaluation:
 
     def __init__(self, sets: tuple[EvaluationSet, ...], spool: str) -> None:
         self.sets, self._spool = sets, spool
-        # Before they are read: a change in between makes it another state than that of the store.
-        self.input = input_state(places_of(sets))
-        """The state of their files."""
         self._passages: Passages | None = _gather(sets, spool)
         self.digest = self._passages.digest
         """Another one whenever an item is another one."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +33,15 @@ from milldam.sources.compression import STDIN
 from milldam.sources.units import TYPICAL_RATIO, Slice, Unit
 from milldam.stores.tokens.format import token_dtype
 
-# ---- a look at the input ----
-
 
 class Survey:
     """The size of every dataset without compression, about, and what takes most memory to unpack."""
 
     def __init__(self) -> None:
-        self.units = 0
         self.unpacked: Counter[int] = Counter()
         """Bytes of each dataset."""
-        self.dearest: tuple[int, Slice] | None = None
-        """The slice that takes most memory to unpack, and its dataset; None: none takes more than batches do."""
+        self.dearest: Slice | None = None
+        """The slice that takes most memory to unpack; None: none takes more than batches do."""
 
     @classmethod
     def of(cls, units: Iterable[Unit]) -> Survey:
@@ -56,11 +53,10 @@ class Survey:
     def watch(self, units: Iterable[Unit]) -> Iterator[Unit]:
         """Look at units as they pass."""
         for unit in units:
-            self.units += 1
             for slice in () if unit.copy else unit.slices:
                 self.unpacked[unit.dataset] += int(slice.size * TYPICAL_RATIO.get(slice.compression or "", 1.0))
-                if slice.unpacking > (self.dearest[1].unpacking if self.dearest is not None else 0):
-                    self.dearest = unit.dataset, slice
+                if slice.unpacking > (0 if self.dearest is None else self.dearest.unpacking):
+                    self.dearest = slice
             yield unit
 
 
@@ -93,20 +89,17 @@ class Disk:
             documents, text = documents + held * share, text + survey.unpacked[number] * share
         tokens = text / TOKEN_TEXT * (2 if token_dtype(prepared.vocab_size) == "uint16" else 4)
         index, dedup, packing = documents * 20, config.dedup_rules, config.packing_rules
-        most = store = tokens + index
-        if packing is not None and packing.write:
-            store += tokens + index
-            most = store
+        most = store = (tokens + index) * (2 if packing is not None and packing.write else 1)
         if config.counts_tokens:
             most += tokens  # they are staged before they are arranged
         if dedup is not None:
             near = dedup.near
-            signatures = 0 if near is None else near.bands * near.rows
-            most += documents * (24 + signatures) + (documents * 16 if dedup.index is not None else 0)
+            prints = documents * (24 + (0 if near is None else near.bands * near.rows))
+            most += prints + (documents * 16 if dedup.index is not None else 0)
             # Kept texts, pairs and shingles are gone, or going, when the store is written.
             before = text if keeps_texts(config, text) else 0.0
             before += documents * 20 + (0.0 if near is None else documents * 75 + text * 0.2)
-            most = max(most, before + documents * (24 + signatures))
+            most = max(most, before + prints)
         return cls(int(store), int(most), free_bytes(config.out))
 
     def require(self, out: str) -> None:
@@ -141,11 +134,8 @@ class Fitting:
     prepared: Prepared
     budget: Budget
     pool: Pool
-    dearest: tuple[int, Slice] | None = None
-    """The slice that takes most memory to unpack, and the number of its dataset; None: not looked for yet."""
-
-    def with_dearest(self, dearest: tuple[int, Slice] | None) -> Fitting:
-        return replace(self, dearest=dearest)
+    dearest: Slice | None = None
+    """The slice that takes most memory to unpack."""
 
     @property
     def loaded_bytes(self) -> int:
@@ -157,18 +147,22 @@ class Fitting:
     @property
     def _filter_bytes(self) -> int:
         filters = self.config.filters
-        language = LANGUAGE_BYTES if filters.language is not None else 0
-        return (FILTER_BYTES if filters.on_text else 0) + language
+        return (FILTER_BYTES if filters.on_text else 0) + (LANGUAGE_BYTES if filters.language is not None else 0)
 
     @property
     def unpacking_bytes(self) -> int:
         """What a worker may hold of the input besides batches."""
-        return self.dearest[1].unpacking if self.dearest is not None else 0
+        return 0 if self.dearest is None else self.dearest.unpacking
 
     @property
     def worker_bytes(self) -> int:
         """All that a worker of the second pass holds."""
         return WORKER_BYTES + self.loaded_bytes + self.unpacking_bytes + WORK_BYTES
+
+    @property
+    def cores(self) -> int:
+        """To use, on each machine."""
+        return self.config.workers or self.pool.cores
 
     def fit(self, loaded_bytes: int, wanted: int, *, forked: bool = False) -> int:
         """How many workers the budget holds when each can unpack the largest part of the input."""
@@ -178,8 +172,7 @@ class Fitting:
         except ResourceError as error:
             if self.dearest is None:
                 raise
-            slice = self.dearest[1]
-            told = f"\n{slice.path} takes about {format_size(slice.unpacking)} of that to unpack."
+            told = f"\n{self.dearest.path} takes about {format_size(self.dearest.unpacking)} of that to unpack."
             raise ResourceError(*error.args, told) from None
 
     def workers_for(self, units: int) -> dict[str, Any]:
@@ -190,10 +183,13 @@ class Fitting:
         held = parent if workers > 1 or self.pool.machine else 0
         return {"workers": workers, "useful": useful, "cores": self.cores, "held_bytes": held}
 
+    def share_bytes(self, planned: dict[str, Any]) -> int:
+        """What each of these workers may hold besides what unpacking the input takes."""
+        return (self.budget.limit_bytes - int(planned["held_bytes"])) // int(planned["workers"]) - self.unpacking_bytes
+
     def readers(self, units: int, *, judging: bool = False) -> Workers:
         """Who reads without encoding: no tokenizer takes memory, but filters do where they are asked."""
-        wanted = 1 if self.one_process else self.cores
-        useful = min(wanted, max(1, units))
+        useful = min(1 if self.one_process else self.cores, max(1, units))
         loaded = self.pool.overhead_bytes + (self._filter_bytes if judging else 0)
         if self.config.evaluation_sets:
             from milldam.decontamination.matches import SCANNING_BYTES
@@ -203,19 +199,15 @@ class Fitting:
         alone = self.fit(loaded, useful)
         return Workers(count, max(1, self.cores // count), here=self.one_process, alone=alone)
 
-    def tokenizers(self, count: int, threads: int, share_bytes: int) -> Workers:
-        """Who encodes: `count`, or as many as the budget holds where each has to load for itself.
+    def tokenizers(self, planned: dict[str, Any]) -> Workers:
+        """Who encodes: as many as are planned, or as the budget holds where each has to load for itself.
 
         A forked worker whose encoder has little room left is replaced: a new one has the encoder without its caches,
         and shares it again, where renewing it would make a copy.
         """
-        alone, most = self.fit(self.loaded_bytes, count), share_bytes - self.unpacking_bytes - TABLE_BYTES
-        return Workers(count, threads, here=self.one_process, alone=alone, worker_bytes=most)
-
-    @property
-    def cores(self) -> int:
-        """To use, on each machine."""
-        return self.config.workers or self.pool.cores
+        count, most = int(planned["workers"]), self.share_bytes(planned) - TABLE_BYTES
+        alone = self.fit(self.loaded_bytes, count)
+        return Workers(count, max(1, self.cores // count), here=self.one_process, alone=alone, worker_bytes=most)
 
     @property
     def one_process(self) -> bool:

@@ -1,7 +1,7 @@
-"""The job of `milldam preprocess` and `milldam tokenize`, in the frame of run/job.py.
+"""The job of `milldam preprocess` and `milldam tokenize`, on run/engine.py.
 
-prepare      tokenizer, input listing, text columns, encoder: everything that can be wrong is found here
-plan         units from the input, workers from the budget
+prepare      tokenizer, input listing, text columns: what can be wrong is found here
+units        slices of the input; encoder, workers and disk are settled before anything in the folder is replaced
 count        only for slices of datasets: how many documents each unit has
 fingerprint  only with dedup, the first pass: hashes and signatures of every unit
 group        only with dedup: drop sets
@@ -15,11 +15,11 @@ finish       rejects gathered, manifest written last
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Generator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -29,42 +29,30 @@ from milldam.errors import ConfigError, Setting
 from milldam.memory import Budget, release, usage
 from milldam.pipeline.counting import CountTask, RowCounts
 from milldam.pipeline.documents import Assignment
-from milldam.pipeline.finishing import Finish, Made, TextSummary, complete
+from milldam.pipeline.finishing import Made, TextSummary, complete, finish
 from milldam.pipeline.fitting import Disk, Fitting, Survey
 from milldam.pipeline.judging import Selection
-from milldam.pipeline.preparing import Preparation, Prepared
-from milldam.pipeline.starting import leave_receipt
-from milldam.pipeline.tokenizing import TokenizeTask
-from milldam.rules import DedupRules
-from milldam.run import job as frame
-from milldam.run.engine import pooled
+from milldam.pipeline.preparing import prepare
+from milldam.pipeline.tokenizing import TokenizeLoad
+from milldam.run import engine
 from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
 from milldam.run.job import ArrayWork, Options
-from milldam.run.pools import LocalPool, Workers, WorkPlan, least_bytes, least_grouping_bytes, make_plan, require_room
+from milldam.run.pools import LocalPool, WorkPlan, least_bytes, least_grouping_bytes, require_room
 from milldam.run.records import RECORDS, Records
-from milldam.run.session import Session, Stage, session
+from milldam.run.session import Session, session
+from milldam.run.session import Stage as PooledStage
 from milldam.run.summary import Observer, Quiet
-from milldam.run.units import KeyArray
+from milldam.run.units import Identity, KeyArray
 from milldam.sources.compression import STDIN
 from milldam.sources.units import Unit
 from milldam.stores.kinds import AUDIT_FILES, TOKENS
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import SHARD_FILES
 from milldam.stores.verify import has_every_file
-from milldam.tokenizers.encoders import Ranges
 from milldam.tokenizers.proof import Choice
 
 if TYPE_CHECKING:
-    from milldam.dedup.seen import PinnedIndex
-    from milldam.pipeline.deduplicating import Deduplication
     from milldam.run.fork import ForkedWorkers
-
-OUTPUTS = (
-    *(f"*.{ending}" for ending in SHARD_FILES),
-    "*.facts",
-    *AUDIT_FILES,
-)
-"""What a job leaves in its output folder, besides manifest and tokenizer."""
 
 
 def run_job(
@@ -73,173 +61,142 @@ def run_job(
     *,
     held_bytes: int = 0,
     report: bool = True,
-    request: str | None = None,
     server: ForkedWorkers | None = None,
 ) -> TextSummary:
     """Do the job, or what is left of it.
 
     `held_bytes`: memory that the calling program holds already; the limit comes on top of it. `report`: make the page
-    about it. `request`: names what was asked for, for a receipt. `server`: begun ahead for it.
+    about it. `server`: begun ahead for it.
     """
-    options = Options.of(config, held_bytes=held_bytes, server=server)
-    return frame.run(TokenJob(config, report=report, request=request), options, observer)
+    return engine.run(
+        TokenJob(config, report=report), Options.of(config, held_bytes=held_bytes, server=server), observer
+    )
 
 
 def array_of(config: Config, *, report: bool = True) -> ArrayWork[TextSummary]:
     """The same for tasks of a job array."""
-    return ArrayWork(TokenJob(config, report=report), Options.of(config))
+    if config.limit is not None:
+        said = ": counts documents in one process, not in arrays. Use max_documents of the datasets."
+        raise ConfigError(Setting("limit"), said)
+    paths = (path for one in config.sources for path in one.paths)
+    alone = next((path for path in paths if path == STDIN or path.startswith("memory://")), None)
+    if alone is not None:
+        raise ConfigError(f"{alone}: other machines can't read it. Save it to a file.")
+    return engine.array_of(TokenJob(config, report=report), Options.of(config))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenPlan(WorkPlan):
-    fitting: Fitting
-    """How many workers fit, also for stages that need less memory."""
-    differing: Ranges = ()
-    """The characters that gigatoken leaves to HF tokenizers."""
-    records: Records | None = None
-    """What is done already, where that is known before the first stage."""
-    seen: PinnedIndex | None = None
-    """The index whose documents are dropped in one pass."""
-
-
-class TokenJob:
-    """Text to tokens."""
+class TokenJob(engine.Job[TextSummary]):
+    """Text to tokens. `report`: make the page about it."""
 
     kind = TOKENS
+    outputs = (*(f"*.{ending}" for ending in SHARD_FILES), "*.facts", *AUDIT_FILES, "packed/")
 
-    def __init__(self, config: Config, *, report: bool = True, request: str | None = None) -> None:
-        self._config, self._report, self._request = config, report, request
-        self._from_stdin = any(STDIN in one.paths for one in config.sources)
-
-    # ---- in job arrays ----
-
-    def require_shareable(self) -> None:
-        if self._config.limit is not None:
-            said = ": counts documents in one process, not in arrays. Use max_documents of the datasets."
-            raise ConfigError(Setting("limit"), said)
-        paths = (path for one in self._config.sources for path in one.paths)
-        alone = next((path for path in paths if path == STDIN or path.startswith("memory://")), None)
-        if alone is not None:
-            raise ConfigError(f"{alone}: other machines can't read it. Save it to a file.")
-
-    def pieces(self) -> dict[str, int]:
-        return plan_job(self._config).plan.pieces
+    def __init__(self, config: Config, *, report: bool = True) -> None:
+        self._config, self._report, self.workers = config, report, config.workers
+        self.stage_names = _stage_names(config)
+        self.read_once = any(STDIN in one.paths for one in config.sources)
+        self._choice: Choice | None = None
+        self._records: Records | None = None
+        self._survey: Survey | None = None
 
     # ---- prepare and plan ----
 
-    def prepare(self, session: Session) -> Prepared:
-        folder, config = session.folder, self._config
-        if self._from_stdin and not config.overwrite and folder.state() == FINISHED:
+    def prepare(self, run: Session) -> Identity:
+        config = self._config
+        if self.read_once and not config.overwrite and run.folder.state() == FINISHED:
             said = f"{config.out} exists, and standard input can't be compared with it. Use "
             raise ConfigError(said, Setting("overwrite", True), ".")
-        return Preparation(config, folder).prepare()
+        self._prepared = prepare(config, run.folder)
+        return self._prepared.identity
 
-    def has_results(self, folder: RunFolder) -> bool:
-        names = (RECORDS, "fingerprints.jsonl")
-        return any(next(folder.journal.read(name), None) is not None for name in names)
+    def files(self, run: Session) -> dict[str, bytes]:
+        return {"tokenizer.json": self._prepared.known.json.encode()}
 
-    def plan(self, session: Session, prepared: Prepared, begin: str) -> TokenPlan:
-        """All that can be refused is refused before anything in the folder is replaced."""
-        fitting = Fitting(self._config, prepared, session.budget, session.pool)
-        choice = self._choose_encoder(session, prepared, fitting)
-        folder, files = session.folder, {"tokenizer.json": prepared.tokenizer_json.encode()}
-        if self._from_stdin or folder.needs_plan(prepared.identity, begin):
-            survey = Survey()
-            folder.stage(survey.watch(prepared.units(folder)))
-            fitting = fitting.with_dearest(survey.dearest)
-            fitting.fit(fitting.loaded_bytes, 1)
-            self.require_disk(Disk.of(self._config, prepared, survey))
-            folder.start(prepared.identity, files, outputs=(*OUTPUTS, "packed/") if begin == NEW else None)
-        else:
-            if folder.task is None:
-                folder.provide(files)
-            fitting = fitting.with_dearest(Survey.of(folder.units.all(Unit.from_json)).dearest)
-        units = len(folder.units)
-        seen = None if prepared.index is None else prepared.index.pin(folder, prepared.identity.input["index"])
-        if self._config.dedup_rules is not None or any(source.counted for source in prepared.sources):
-            return replace(self._plan_work(prepared, fitting, choice, units), seen=seen)
-        keys = folder.units.keys().mixed(self._selected(folder, prepared, {}))
-        records = Records(folder.journal, RECORDS, folder.out, keys)
-        plan = self._plan_work(prepared, fitting, choice, units, done=records.complete)
-        return replace(plan, records=records, seen=seen)
+    def units(self, run: Session) -> Iterator[Unit]:
+        """All that can be refused is refused before the last one is taken, and so before anything is replaced."""
+        self._settle_encoder(run)
+        self._survey = Survey()
+        yield from self._survey.watch(self._prepared.units())
+        self._fit(run)
+        self.require_disk(Disk.of(self._config, self._prepared, self._survey))
 
-    def _choose_encoder(self, session: Session, prepared: Prepared, fitting: Fitting) -> Choice:
-        choice = prepared.choose_encoder()
-        if choice.warning is not None:
-            session.observer.warn(choice.warning)
-        # What the proof took is given back: it is no need of the job.
-        release()
-        parent = usage().anonymous
-        needed = {"this tokenizer and these rules": least_bytes(parent, fitting.loaded_bytes)}
-        if self._config.dedup_rules is not None:
+    def require_disk(self, disk: Disk) -> None:
+        disk.require(self._config.out)
+
+    def _settle_encoder(self, run: Session) -> Choice:
+        """Prove it on samples, once, and see that the budget holds what there will be at least."""
+        if self._choice is not None:
+            return self._choice
+        prepared, rules = self._prepared, self._config.dedup_rules
+        self._choice = prepared.choose_encoder()
+        if self._choice.warning is not None:
+            run.observer.warn(self._choice.warning)
+        release()  # what the proof took is no need of the job
+        parent, loaded = usage().anonymous, Fitting(self._config, prepared, run.budget, run.pool).loaded_bytes
+        needed = {"this tokenizer and these rules": least_bytes(parent, loaded)}
+        if rules is not None:
             needed["dedup"] = least_grouping_bytes(parent)
         if prepared.evaluation is not None:
             needed["evaluation sets"] = parent + prepared.evaluation.building_bytes
         # Where nothing is known of the tokenizer, loading it leaves some of its memory behind (a third, measured).
         unproved = 0 if prepared.known.expected is not None else prepared.tokenizer_bytes * 3 // 8
-        require_room(session.budget, needed, another_time=unproved)
-        if self._config.dedup_rules is not None:
-            self._check_index(prepared, self._config.dedup_rules)
-        return choice
-
-    def _check_index(self, prepared: Prepared, rules: DedupRules) -> None:
-        """Raise StoreError when the index across runs can't be used."""
-        if rules.index is not None:
+        require_room(run.budget, needed, another_time=unproved)
+        if rules is not None and rules.index is not None:
             from milldam.dedup.index import DedupIndex
 
+            # Raises StoreError when it can't be used.
             DedupIndex.of(rules).files(prepared.identity.run_id, str(Path(self._config.out).resolve()))
+        return self._choice
 
-    def require_disk(self, disk: Disk) -> None:
-        disk.require(self._config.out)
+    def _fit(self, run: Session) -> Fitting:
+        """The workers of this job; raises when the budget holds none."""
+        if self._survey is None:
+            self._survey = Survey.of(run.folder.units.all(Unit.from_json))
+        self._fitting = Fitting(self._config, self._prepared, run.budget, run.pool, self._survey.dearest)
+        self._fitting.fit(self._fitting.loaded_bytes, 1)
+        return self._fitting
 
-    def _plan_work(
-        self, prepared: Prepared, fitting: Fitting, choice: Choice, units: int, *, done: int = 0
-    ) -> TokenPlan:
-        pieces = self._pieces(prepared, units)
-        return make_plan(
-            fitting.budget,
-            kind=TokenPlan,
-            **fitting.workers_for(units - done),
-            units=units,
-            done=done,
-            input_bytes=prepared.identity.input["bytes"],
-            shard_size=prepared.shard_size,
-            encoder=choice.encoder,
-            encoder_note=choice.note,
-            differing=choice.differing,
-            stages=self._stage_names(pieces),
-            pieces=pieces,
-            left_out=prepared.left_out,
-            conversations=prepared.conversations,
-            text_columns=text_columns(prepared.identity.settings),
-            preferred=prepared.preferred,
-            fitting=fitting,
-        )
-
-    def _pieces(self, prepared: Prepared, units: int) -> dict[str, int]:
-        """The stages that are cut into pieces, in order, and into how many at most."""
-        dedup = self._config.dedup_rules
-        found = {"count": units} if any(source.counted for source in prepared.sources) else {}
-        if dedup is not None:
-            from milldam.pipeline.deduplicating import step_counts
-
-            evaluated = bool(self._config.evaluation_sets)
-            found |= step_counts(dedup, prepared.partitions, units, evaluation=evaluated)
-        return found | {"tokenize": units} | ({"arrange": units} if self._config.counts_tokens else {})
-
-    def _stage_names(self, pieces: dict[str, int]) -> tuple[str, ...]:
-        """The stages that this job has, in order."""
-        packing, dedup = self._config.packing_rules, self._config.dedup_rules
-        last = {"index": dedup is not None and dedup.index is not None, "pack": packing is not None, "report": True}
-        return (*pieces, *(stage for stage, there in last.items() if there))
+    def plan_facts(self, run: Session) -> dict[str, Any]:
+        config, prepared, folder = self._config, self._prepared, run.folder
+        choice, fitting = self._settle_encoder(run), self._fit(run)
+        done = 0
+        if config.dedup_rules is None and not any(source.counted for source in prepared.sources):
+            self._records = Records(folder.journal, RECORDS, folder.out, folder.units.keys().mixed(self._selected(run)))
+            done = self._records.complete
+        behind = {"index": config.dedup_rules is not None and config.dedup_rules.index is not None}
+        behind |= {"pack": config.packing_rules is not None, "report": True}
+        self._workers = fitting.workers_for(len(folder.units) - done)
+        return self._workers | {
+            "done": done,
+            "input_bytes": prepared.identity.input["bytes"],
+            "shard_size": prepared.shard_size,
+            "encoder": choice.encoder,
+            "encoder_note": choice.note,
+            "stages": (*self.stage_names, *(stage for stage, there in behind.items() if there)),
+            "left_out": prepared.left_out,
+            "conversations": prepared.conversations,
+            "text_columns": text_columns(prepared.identity.settings),
+            "preferred": prepared.preferred,
+        }
 
     # ---- work ----
 
-    def stages(self, session: Session, prepared: Prepared, plan: TokenPlan) -> Generator[Stage, None, Made]:
-        folder, config = session.folder, self._config
-        readers = plan.fitting.readers(plan.units)
-        ranges = yield from self._count(folder, prepared, readers)
-        keys = folder.units.keys().mixed(self._selected(folder, prepared, ranges))
+    def stages(self, run: Session) -> Iterator[engine.Stage | PooledStage]:
+        config, prepared, folder, fitting = self._config, self._prepared, run.folder, self._fitting
+        units = len(folder.units)
+        readers = fitting.readers(units)
+        ranges: dict[int, tuple[int, int]] = {}
+        """Unit -> the rows wanted of it, of the datasets of which not all documents are wanted."""
+        if any(source.counted for source in prepared.sources):
+            counts = RowCounts(folder, prepared.sources)
+            task = CountTask(prepared.sets, str(folder.folder))
+
+            def to_count(number: int) -> Assignment:
+                return Assignment(folder.units.at(number, Unit.from_json), counts.keys[number])
+
+            yield PooledStage("count", task, counts.missing(), to_count, readers, counts.add, total=counts.units)
+            ranges = counts.ranges()
+        keys = folder.units.keys().mixed(self._selected(run, ranges))
         dedup = None
         if config.dedup_rules is not None:
             from milldam.pipeline.deduplicating import Deduplication
@@ -247,44 +204,33 @@ class TokenJob:
             first = keys
             if prepared.evaluation is not None:
                 first = keys.mixed(np.full(len(keys), int(prepared.evaluation.name, 16), np.uint64))
-            dedup = Deduplication(config, config.dedup_rules, session, prepared, first, plan.fitting.cores)
-            for stage in dedup.stages(readers, plan.fitting.readers(plan.units, judging=True), ranges):
-                yield pooled(stage, folder, plan.workers)
+            dedup = Deduplication(config, config.dedup_rules, run, prepared, first, fitting.cores)
+            yield from dedup.stages(readers, fitting.readers(units, judging=True), ranges)
             keys = keys.mixed(dedup.verdicts())
-        records = plan.records or Records(folder.journal, RECORDS, folder.out, keys)
-        yield self._tokenize(session, prepared, plan, records, dedup, ranges)
-        arranged = None
+        records = self._records or Records(folder.journal, RECORDS, folder.out, keys)
+        self._made = Made(records, None, dedup)
+
+        def facts(number: int) -> dict[str, Any]:
+            origin = folder.units.at(number, Unit.from_json).origin
+            left = None if config.limit is None else config.limit - records.counts["documents"]
+            prints = None if dedup is None else dedup.keys[origin]
+            return {"documents": left, "rows": ranges.get(origin), "prints": prints}
+
+        wanted = takewhile(lambda _: not self._is_full(records), records.pending())
+        workers = fitting.tokenizers(self._workers)
+        yield engine.Stage("tokenize", self._load(run), records, Unit.from_json, workers, facts, wanted)
         if config.counts_tokens:
             from milldam.pipeline.arranging import Arrangement
 
             arrangement = Arrangement(config, folder, token_dtype(prepared.vocab_size))
-            arranged = yield from arrangement.stages(session, records, readers)
-        return Made(records, arranged, dedup, limit_reached=self._limit_reached(records))
+            self._made.arranged = yield from arrangement.stages(run, records, readers)
 
-    def _count(
-        self, folder: RunFolder, prepared: Prepared, readers: Workers
-    ) -> Generator[Stage, None, dict[int, tuple[int, int]]]:
-        """Unit -> the rows wanted of it, for the units of datasets of which not all documents are wanted."""
-        if not any(source.counted for source in prepared.sources):
-            return {}
-        counts = RowCounts(folder, prepared.sources)
-        task = CountTask(prepared.sets, str(folder.folder))
-        yield Stage(
-            "count",
-            task,
-            counts.missing(),
-            lambda number: Assignment(folder.units.at(number, Unit.from_json), counts.keys[number]),
-            readers,
-            counts.add,
-            total=counts.units,
-        )
-        return counts.ranges()
-
-    def _selected(self, folder: RunFolder, prepared: Prepared, ranges: dict[int, tuple[int, int]]) -> KeyArray:
-        """What a unit's tokens depend on besides its slices: a number each."""
-        mixed = np.full(len(folder.units), prepared.index_key, np.uint64)
+    def _selected(self, run: Session, ranges: dict[int, tuple[int, int]] | None = None) -> KeyArray:
+        """What a unit's tokens depend on besides its slices: a number each. `ranges`: the rows wanted of units."""
+        units, prepared = run.folder.units, self._prepared
+        mixed = np.full(len(units), prepared.index_key, np.uint64)
         if ranges:
-            for unit in folder.units.all(Unit.from_json):
+            for unit in units.all(Unit.from_json):
                 if unit.origin in ranges:
                     mixed[unit.index] ^= np.uint64(xxh3_64_intdigest(repr(ranges[unit.origin]).encode()))
         if self._config.limit is not None:
@@ -292,90 +238,62 @@ class TokenJob:
             mixed += np.uint64(int(prepared.identity.input["fingerprint"][:16], 16))
         return mixed
 
-    def _tokenize(
-        self,
-        session: Session,
-        prepared: Prepared,
-        plan: TokenPlan,
-        records: Records,
-        dedup: Deduplication | None,
-        ranges: dict[int, tuple[int, int]],
-    ) -> Stage:
-        folder, config = session.folder, self._config
-
-        def assign(number: int) -> Assignment:
-            begun = records.begun(number)
-            left = None if config.limit is None else config.limit - records.counts["documents"]
-            unit = folder.units.at(number, Unit.from_json)
-            parts, batches = (0, 0) if begun is None else (begun.part + 1, begun.facts["batches"])
-            prints = None if dedup is None else dedup.keys[unit.origin]
-            return Assignment(unit, records.keys[number], parts, batches, left, ranges.get(unit.origin), prints)
-
-        return Stage(
-            "tokenize",
-            self._tokenize_task(folder, prepared, plan, dedup),
-            takewhile(lambda _: not self._limit_reached(records), records.pending()),
-            assign,
-            plan.fitting.tokenizers(plan.workers, plan.threads, plan.share_bytes),
-            records.add,
-            total=plan.units,
-            done=records.complete,
-            input_bytes=records.pending_bytes(folder.units.sizes()),
+    def _load(self, run: Session) -> TokenizeLoad:
+        config, prepared, dedup = self._config, self._prepared, self._made.dedup
+        choice = self._settle_encoder(run)
+        seen = None if prepared.index is None else prepared.index.pin(run.folder, prepared.identity.input["index"])
+        selection = Selection(
+            clean=config.clean_rules,
+            drops=None if dedup is None else dedup.folder,
+            seen=seen,
+            seen_by=seen.runs if seen is not None else () if dedup is None else tuple(dedup.index),
+            shown=() if dedup is None else dedup.shown,
+            filters=config.filters,
+            shares=config.split_shares,
+            staged=config.counts_tokens,
+            seed=config.seed,
+            write_dropped=config.write_dropped,
         )
-
-    def _tokenize_task(
-        self, folder: RunFolder, prepared: Prepared, plan: TokenPlan, dedup: Deduplication | None
-    ) -> TokenizeTask:
-        config = self._config
-        return TokenizeTask(
-            out=folder.out,
+        return TokenizeLoad(
+            out=run.folder.out,
             sets=prepared.sets,
-            selection=Selection(
-                clean=config.clean_rules,
-                drops=dedup.folder if dedup is not None else None,
-                seen=plan.seen,
-                seen_by=plan.seen.runs if plan.seen is not None else tuple(dedup.index) if dedup is not None else (),
-                shown=dedup.shown if dedup is not None else (),
-                filters=config.filters,
-                shares=config.split_shares,
-                staged=config.counts_tokens,
-                seed=config.seed,
-                write_dropped=config.write_dropped,
-            ),
-            encoder=plan.encoder,
-            differing=plan.differing,
+            selection=selection,
+            encoder=choice.encoder,
+            differing=choice.differing,
             plain_specials=config.tokenizer_rules.special_text == "plain",
-            special=prepared.special,
+            special=prepared.known.special,
             dtype=token_dtype(prepared.vocab_size),
             shard_size=prepared.shard_size,
-            share_bytes=plan.share_bytes - plan.fitting.unpacking_bytes,
-            threads=plan.threads,
+            share_bytes=self._fitting.share_bytes(self._workers),
+            threads=max(1, self._fitting.cores // self._workers["workers"]),
         )
 
-    def _limit_reached(self, records: Records) -> bool:
+    def _is_full(self, records: Records) -> bool:
+        """Whether the rest of the input is not wanted."""
         return self._config.limit is not None and records.counts["documents"] >= self._config.limit
 
     # ---- finish ----
 
-    def finish(self, session: Session, prepared: Prepared, plan: TokenPlan, done: Made) -> TextSummary:
-        finish = Finish(self._config, session, prepared, plan, done, self._report)
-        draft = finish.make_manifest()
-        if draft.damage:
-            session.observer.warn(draft.damage)
-        # Between what can still be refused and what makes it a store: the index knows finished runs only.
-        if done.dedup is not None:
-            done.dedup.enter_index()
-            session.enter("finish")
-        summary, told_again = finish.wind_up(draft)
-        leave_receipt(session.folder.out, self._request, self._config, prepared, told_again)
-        return summary
+    def finish(self, run: Session, plan: WorkPlan) -> TextSummary:
+        whole = self._is_full(self._made.records)
+        return finish(self._config, run, self._prepared, plan, self._made, whole=whole, report=self._report)
 
-    def up_to_date(self, session: Session, prepared: Prepared) -> TextSummary | None:
-        if not has_every_file(session.folder.out, TOKENS):
+    def up_to_date(self, run: Session) -> TextSummary | None:
+        if not has_every_file(run.folder.out, TOKENS):
             return None
-        summary = complete(self._config, session.folder, report=self._report)
-        leave_receipt(session.folder.out, self._request, self._config, prepared, summary)
-        return summary
+        return complete(self._config, run.folder, report=self._report)
+
+
+def _stage_names(config: Config) -> tuple[str, ...]:
+    """The stages of a job that several machines can share, in order."""
+    dedup, names = config.dedup_rules, list[str]()
+    if any(one.max_documents is not None or "[" in (one.split or "") for one in config.sources):
+        names.append("count")
+    if dedup is not None:
+        from milldam.pipeline.deduplicating import step_counts
+
+        names += step_counts(dedup, 1, 1, evaluation=bool(config.evaluation_sets))
+    return (*names, "tokenize", *(["arrange"] if config.counts_tokens else []))
 
 
 # ---- looking ahead ----
@@ -399,31 +317,29 @@ def plan_job(config: Config) -> PlannedJob:
     with (
         tempfile.TemporaryDirectory(prefix="milldam-plan-") as place,
         RunFolder(Path(place) / "plan", TOKENS) as folder,
-        session(folder, Quiet(), budget, LocalPool(budget.limit_bytes)) as work,
+        session(folder, Quiet(), budget, LocalPool(budget.limit_bytes)) as run,
     ):
-        prepared = Preparation(config, folder).prepare()
-        state = _state_of(config, prepared)
-        survey = Survey.of(prepared.units(folder))
-        fitting = Fitting(config, prepared, budget, work.pool, survey.dearest)
-        choice = job._choose_encoder(work, prepared, fitting)
-        plan = job._plan_work(prepared, fitting, choice, survey.units)
-        disk = Disk.of(config, prepared, survey)
-        disk.require(config.out)
-        return PlannedJob(plan, disk, state, usage().anonymous + plan.workers * fitting.worker_bytes)
+        identity = job.prepare(run)
+        state = _state_of(config, identity)
+        folder.stage(job.units(run))
+        folder.start(identity)
+        plan = engine.plan_work(run, job)
+        assert job._survey is not None
+        disk = Disk.of(config, job._prepared, job._survey)
+        return PlannedJob(plan, disk, state, usage().anonymous + plan.workers * job._fitting.worker_bytes)
 
 
-def _state_of(config: Config, prepared: Prepared) -> str:
+def _state_of(config: Config, identity: Identity) -> str:
     """What is in the output folder, in words; refuses what another job made."""
     refuse_foreign(Path(config.out), TOKENS)
     there = RunFolder(Path(config.out), TOKENS)
     state = there.state()
-    begin = there.where_to_begin(prepared.identity, overwrite=config.overwrite, has_results=True)
+    begin = there.where_to_begin(identity, overwrite=config.overwrite, has_results=True)
     if state == NEW:
         return state
     if begin == NEW:
         return "there is something already: it will be replaced"
     if begin == FINISHED:
         return "up to date"
-    return (
-        "input changed: only the units that changed are redone" if state == FINISHED else "unfinished: the job resumes"
-    )
+    changed = "input changed: only the units that changed are redone"
+    return changed if state == FINISHED else "unfinished: the job resumes"

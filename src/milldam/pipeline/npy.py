@@ -23,9 +23,9 @@ from milldam.formats.writing import token_blocks
 from milldam.loader.stores import Store
 from milldam.pipeline.finishing import TextSummary, complete
 from milldam.pipeline.job import TokenJob
-from milldam.pipeline.preparing import Prepared
-from milldam.run import job as frame
+from milldam.run import engine
 from milldam.run.folder import RUN_FOLDER
+from milldam.run.job import Options
 from milldam.run.session import Session
 from milldam.run.summary import Observer
 from milldam.stores.kinds import AUDIT, TOKENS
@@ -57,7 +57,7 @@ def tokenize_to_npy(config: Config, observer: Observer | None = None) -> TextSum
     try:
         made = dataclasses.replace(config, out=str(work))
         job = (_ComparedJob if compared else TokenJob)(made, report=False)
-        summary = frame.run(job, frame.Options.of(made, name=npy), observer)
+        summary = engine.run(job, Options.of(made, name=npy), observer)
     except MilldamError:
         if compared:
             shutil.rmtree(work)
@@ -87,8 +87,8 @@ def _move_audit(work: Path, npy: Path) -> None:
 class _ComparedJob(TokenJob):
     """Its folder has the manifest alone: the tokens lie in the file."""
 
-    def up_to_date(self, session: Session, prepared: Prepared) -> TextSummary:
-        return complete(self._config, session.folder, report=False)
+    def up_to_date(self, run: Session) -> TextSummary:
+        return complete(self._config, run.folder, report=False)
 
 
 def _clear_comparison(work: Path) -> None:

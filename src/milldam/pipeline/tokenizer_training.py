@@ -17,7 +17,7 @@ from milldam.errors import ConfigError, InputError, ResourceError, Setting
 from milldam.memory import Budget, format_size, parse_size, usage
 from milldam.pipeline.documents import HEAD_BYTES, Reading, UnitReader
 from milldam.pipeline.judging import Chooser, below
-from milldam.pipeline.preparing import Preparation, Source, planned_units
+from milldam.pipeline.preparing import Input, Source
 from milldam.run.folder import RunFolder
 from milldam.sources.units import SAMPLED_SHARD, Unit
 from milldam.stores.kinds import TOKENS
@@ -66,10 +66,10 @@ def _rules(config: Config) -> TrainingRules:
 
 def _sample(config: Config, run: RunFolder, sample_bytes: int) -> Iterator[pa.LargeStringArray]:
     """Texts of about the size of the sample."""
-    preparation = Preparation(config, run)
-    preparation.list_input()
-    sources = preparation.look_up_sources()
-    units = _spread(run, sources, sample_bytes * READ_PER_SAMPLE)
+    input = Input(config, run)
+    input.look()
+    sources = input.sources()
+    units = _spread(input, sources, sample_bytes * READ_PER_SAMPLE)
     available = sum(unit.unpacked_bytes for unit in units)
     share = min(1.0, SAMPLE_SURPLUS * sample_bytes / max(1.0, available))
     chooser = Chooser(config.seed, HEAD_BYTES)
@@ -86,13 +86,9 @@ def _sample(config: Config, run: RunFolder, sample_bytes: int) -> Iterator[pa.La
         raise InputError("No text in the sample: nothing to train on.")
 
 
-def _spread(run: RunFolder, sources: tuple[Source, ...], most_bytes: int) -> list[Unit]:
+def _spread(input: Input, sources: tuple[Source, ...], most_bytes: int) -> list[Unit]:
     """Units of training data, evenly spread over the input, of about so many bytes together."""
-    units = [unit for unit in planned_units(run, sources, SAMPLED_SHARD) if _is_wanted(unit, sources)]
+    every = input.units(sources, SAMPLED_SHARD)
+    units = [unit for unit in every if unit.copy == 0 and sources[unit.dataset].rules.split is None]
     total = sum(unit.unpacked_bytes for unit in units)
-    step = max(1, round(total / most_bytes))
-    return units[::step]
-
-
-def _is_wanted(unit: Unit, sources: tuple[Source, ...]) -> bool:
-    return unit.copy == 0 and sources[unit.dataset].rules.split is None
+    return units[:: max(1, round(total / most_bytes))]

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from milldam.errors import InputError
 from milldam.memory import allowance, release, usage
 from milldam.pipeline.documents import (
-    REPORT_SECONDS,
     Assignment,
     Documents,
     Reading,
@@ -30,11 +30,11 @@ from milldam.pipeline.documents import (
 )
 from milldam.pipeline.judging import Facts, Judge, Selection, no_drops, preload_rules
 from milldam.pipeline.unit_output import STAGED, Committed, UnitOutput
+from milldam.run.engine import Assigned, Make, Telling
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.pools import BATCHES_BYTES
 from milldam.run.records import Record
-from milldam.run.tasks import PART, PROGRESS, Report
-from milldam.sources.units import Unit
+from milldam.sources.units import Unit, is_as_listed
 from milldam.stores.tokens.manifest import READ
 from milldam.stores.tokens.writer import Tokens
 from milldam.tokenizers.document_encoder import NO_WHITE_SPACE, DocumentEncoder
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizeTask:
+class TokenizeLoad:
     """What every worker needs to know; it pickles."""
 
     out: Path
@@ -66,6 +66,8 @@ class TokenizeTask:
     share_bytes: int
     """Anonymous memory that this worker may use, but for what unpacking the input takes."""
     threads: int
+    only_as_listed: bool = False
+    """Refuse what was made of a unit whose input is no longer what was planned."""
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -92,14 +94,14 @@ class TokenizeTask:
 
         return ShownTexts(folder, unit.index, self.selection.shown, self.sets[unit.dataset])
 
-    def start(self) -> UnitTokenizer:
+    def load(self) -> Make:
         return UnitTokenizer(self)
 
 
 class UnitTokenizer:
     """A worker's state: the encoder, loaded once."""
 
-    def __init__(self, task: TokenizeTask) -> None:
+    def __init__(self, task: TokenizeLoad) -> None:
         self._task = task
         tokenizer_json = (task.out / "tokenizer.json").read_text(encoding="utf-8")
         encoder = make_encoder(
@@ -119,7 +121,10 @@ class UnitTokenizer:
         taken = usage().anonymous + BATCHES_BYTES
         self._encoder = FrugalEncoder(encoder, lambda: allowance(task.share_bytes) - taken)
 
-    def __call__(self, assignment: Assignment, report: Report) -> None:
+    def __call__(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+        begun, facts = assigned.begun, assigned.facts
+        batches = 0 if begun is None else begun.facts["batches"]
+        assignment = Assignment(assigned.unit, assigned.key, assigned.next_part, batches, **facts)
         rules = self._task.sets[assignment.unit.dataset]
         recipe = rules.chat
         special = self._task.special if recipe is None else SpecialTokens(None, None)
@@ -127,7 +132,10 @@ class UnitTokenizer:
         judge = Judge(self._task.selection, rules, self._task.splits, assignment.unit)
         chat = None if recipe is None else self._chat_encoder(recipe, encoder)
         with UnitOutput(self._task, assignment, judge) as output:
-            _UnitWork(self._task, assignment, _Stages(judge, encoder, output, chat), report).run()
+            for record in _UnitWork(self._task, assignment, _Stages(judge, encoder, output, chat), telling).run():
+                if self._task.only_as_listed:
+                    _require_as_listed(assigned.unit)
+                yield record
         texts = self._task.texts_of(assignment)
         # Not while a repetition of the unit may want them.
         if texts is not None and rules.weight <= 1:
@@ -138,6 +146,15 @@ class UnitTokenizer:
 
         assert self._finder is not None
         return ChatEncoder(recipe, encoder, self._finder, self._task.special)
+
+
+def _require_as_listed(unit: Unit) -> None:
+    for slice in unit.slices:
+        if not is_as_listed(slice.path, slice.state):
+            raise InputError(
+                f"{slice.path}: changed or gone while it was read, so that what was read of it is not used. "
+                "Open the data again to train on the input as it is now."
+            )
 
 
 def _load_chat(tokenizer_json: str) -> TokenSpans:
@@ -187,8 +204,8 @@ class _Stages(NamedTuple):
 class _UnitWork:
     """One unit on its way through the stages."""
 
-    def __init__(self, task: TokenizeTask, assignment: Assignment, stages: _Stages, report: Report) -> None:
-        self._task, self._given, self._report = task, assignment, report
+    def __init__(self, task: TokenizeLoad, assignment: Assignment, stages: _Stages, telling: Telling) -> None:
+        self._task, self._given, self._telling = task, assignment, telling
         self._judge, self._encoder, self._output, self._chat = stages
         recipe = task.sets[assignment.unit.dataset].chat
         self._sides = 1 if recipe is None else recipe.sides
@@ -209,10 +226,10 @@ class _UnitWork:
         self._shown = task.shown_of(assignment.unit)
         self._read = self._bytes_read = self._input_bytes = 0
         self._giants: Giants | None = None
+        self._told = dict.fromkeys(("tokens", "text_bytes", "characters", "documents", "input_bytes"), 0)
         self._seconds = {"filter": 0.0, "encode": 0.0, "write": 0.0, "commit": 0.0}
-        self._reported = time.monotonic()
 
-    def run(self) -> None:
+    def run(self) -> Iterator[Record]:
         for documents in self._reader:
             self._output.marks = documents.marks
             for reject in documents.rejects:
@@ -221,19 +238,18 @@ class _UnitWork:
                 self._shown.look(documents)
             full = self._output.text_bytes >= self._task.shard_size
             if full and len(documents.texts) and not self._inside_giant:
-                self._commit(last=False)
+                yield self._commit(last=False)
             if documents.part:
                 self._work_on_part(documents)
             elif len(documents.texts):
                 self._work_on_whole(documents)
             self._bytes_read += documents.bytes_read
             self._input_bytes = self._given.unit.input_bytes(self._bytes_read)
-            if time.monotonic() - self._reported > REPORT_SECONDS:
-                self._send_progress()
+            self._send_progress()
             if self._enough():
                 break
         self._input_bytes = self._given.unit.size
-        self._commit(last=True)
+        yield self._commit(last=True)
 
     @property
     def _inside_giant(self) -> bool:
@@ -332,17 +348,18 @@ class _UnitWork:
     def _enough(self) -> bool:
         return self._given.documents is not None and self._output.documents + self._sides > self._given.documents
 
-    def _commit(self, *, last: bool) -> None:
+    def _commit(self, *, last: bool) -> Record:
         started = time.perf_counter()
         part, committed = self._output.part, self._output.commit()
         # Apart from writing: most of it is waiting for the disk.
         self._seconds["commit"] += time.perf_counter() - started
         self._send_progress()
-        self._report(PART, self._record(part, committed, last=last))
+        record = self._record(part, committed, last=last)
         self._read = 0
         self._judge.dropped = no_drops()
         self._encoder.dropped.clear()
         self._chat_counts.clear()
+        return record
 
     def _record(self, part: int, committed: Committed, *, last: bool) -> Record:
         shards, dropped = committed.shards, self._judge.dropped | {READ: committed.rejected}
@@ -363,7 +380,7 @@ class _UnitWork:
         return Record(self._given.key, part, last, counts=counts, facts=facts, **made)
 
     def _send_progress(self) -> None:
-        self._reported = time.monotonic()
         counts = dict(self._output.counts) | {"documents": self._output.documents, "input_bytes": self._input_bytes}
-        seconds = self._reader.seconds | self._seconds
-        self._report(PROGRESS, {"counts": counts, "seconds": seconds, "anonymous_bytes": usage().anonymous})
+        self._telling.add(**{name: count - self._told[name] for name, count in counts.items()})
+        self._told.update(counts)
+        self._telling.seconds.update(self._reader.seconds | self._seconds)

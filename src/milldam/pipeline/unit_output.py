@@ -30,7 +30,7 @@ from milldam.stores.tokens.writer import ShardWriter, Tokens
 from milldam.text.arrays import Verdicts
 
 if TYPE_CHECKING:
-    from milldam.pipeline.tokenizing import TokenizeTask
+    from milldam.pipeline.tokenizing import TokenizeLoad
 
 STAGED = "_staged"
 """No split can have this name."""
@@ -112,7 +112,7 @@ class Committed:
 class UnitOutput:
     """Use it as a context manager."""
 
-    def __init__(self, task: TokenizeTask, assignment: Assignment, judge: Judge) -> None:
+    def __init__(self, task: TokenizeLoad, assignment: Assignment, judge: Judge) -> None:
         self._task, self._given, self._judge = task, assignment, judge
         self.part = assignment.parts
         """Number of the part that is open."""

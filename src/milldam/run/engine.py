@@ -9,7 +9,7 @@ A stage brings a `Load`, which pickles; a worker builds `make` of it once. `make
 sends each batch through its steps into a sink, and yields a record for every part whose files are durable. A unit whose
 last record is there is never made again; one that is begun goes on behind its last part, with what that record says.
 
-Jobs of this kind: export, import, map. The others stand on run/job.py until they have moved.
+Jobs of this kind: tokenize, preprocess, feeds, export, import, map. QA stands on run/job.py until it has moved.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class Telling:
     def __init__(self, report: Report, size: int) -> None:
         self._report, self._size = report, size
         self._counts: Counter[str] = Counter(documents=0, tokens=0, input_bytes=0)
-        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self._last, self._lap = time.monotonic(), time.perf_counter()
 
     def lap(self, step: str | None = None) -> None:
         """Book the time since the last lap under a step, or leave it out."""
         now = time.perf_counter()
         if step is not None:
-            self._seconds[step] += now - self._lap
+            self.seconds[step] += now - self._lap
         self._lap = now
 
     def add(self, **counts: int) -> None:
@@ -90,7 +90,7 @@ class Telling:
 
     def tell(self, **measured: int) -> None:
         self._last = time.monotonic()
-        told = {"counts": dict(self._counts), "seconds": dict(self._seconds)}
+        told = {"counts": dict(self._counts), "seconds": dict(self.seconds)}
         self._report(PROGRESS, told | {"anonymous_bytes": usage().anonymous} | measured)
 
 
@@ -116,8 +116,9 @@ class Stage:
     """None: as many as are planned."""
     facts: Callable[[int], dict[str, Any]] = lambda number: {}
     """Of a unit, by its number: `Assigned.facts`, looked up when it is handed out."""
-    todo: Sequence[int] | None = None
-    """The units to make, in this order; None: all without a complete record."""
+    todo: Iterable[int] | None = None
+    """The units to make, in this order; None: all without a complete record. Of an iterator, some may come later
+    (`NothingYetError`), and not all be wanted."""
 
 
 class Job(ABC, Generic[S]):
@@ -131,6 +132,8 @@ class Job(ABC, Generic[S]):
     result stays until the new manifest takes its place; what is recorded goes."""
     workers: int | None
     """As many as the user asks for; None: as many as are useful."""
+    read_once: bool = False
+    """Its input can't be read again: what an earlier run listed of it says nothing."""
     batch_bytes: int = 0
     """What a batch may take in each worker, where that is more than usual; known when it is prepared."""
 
@@ -146,11 +149,11 @@ class Job(ABC, Generic[S]):
         return {}
 
     def plan_facts(self, run: Session) -> dict[str, Any]:
-        """What this job says of its plan, by the names of `WorkPlan`; the units are listed."""
+        """What this job says of its plan, by the names of `make_plan` and `WorkPlan`; the units are listed."""
         return {}
 
     @abstractmethod
-    def stages(self, run: Session) -> Iterator[Stage]: ...
+    def stages(self, run: Session) -> Iterator[Stage | PooledStage]: ...
 
     @abstractmethod
     def finish(self, run: Session, plan: WorkPlan) -> S:
@@ -201,16 +204,18 @@ class _InFrame(Generic[S]):
 
     def plan(self, run: Session, prepared: _Identified, begin: str) -> WorkPlan:
         folder = run.folder
-        if folder.needs_plan(prepared.identity, begin):
+        if self._job.read_once or folder.needs_plan(prepared.identity, begin):
             folder.stage(self._job.units(run))
             if begin == NEW and self._job.outputs is None:
                 folder.journal.forget(RECORDS)
             folder.start(prepared.identity, self._job.files(run), outputs=self._job.outputs if begin == NEW else None)
+        elif folder.task is None:
+            folder.provide(self._job.files(run))
         return plan_work(run, self._job)
 
     def stages(self, run: Session, prepared: _Identified, plan: WorkPlan) -> Generator[PooledStage, None, None]:
         for stage in self._job.stages(run):
-            yield pooled(stage, run.folder, plan.workers)
+            yield stage if isinstance(stage, PooledStage) else pooled(stage, run.folder, plan.workers)
 
     def finish(self, run: Session, prepared: _Identified, plan: WorkPlan, done: None) -> S:
         return self._job.finish(run, plan)
@@ -228,23 +233,19 @@ def plan_work(run: Session, job: Job[Any]) -> WorkPlan:
     facts = {
         "workers": 0,
         "useful": useful,
+        "cores": cores,
+        "held_bytes": held,
+        "units": units,
+        "input_bytes": input_bytes,
+        "shard_size": input_bytes // max(1, units),
+        "stages": job.stage_names,
+        "pieces": dict.fromkeys(job.stage_names, units),
         "encoder": "",
         "encoder_note": "",
         **job.plan_facts(run),
     }
     facts["workers"] = facts["workers"] or fit_workers(run.budget, held, 0, useful, own_bytes=job.batch_bytes)
-    return make_plan(
-        run.budget,
-        kind=WorkPlan,
-        cores=cores,
-        held_bytes=held,
-        units=units,
-        input_bytes=input_bytes,
-        shard_size=input_bytes // max(1, units),
-        stages=job.stage_names,
-        pieces=dict.fromkeys(job.stage_names, units),
-        **facts,
-    )
+    return make_plan(run.budget, kind=WorkPlan, **facts)
 
 
 def pooled(stage: Stage, folder: RunFolder, workers: int) -> PooledStage:
@@ -263,9 +264,9 @@ def pooled(stage: Stage, folder: RunFolder, workers: int) -> PooledStage:
         assign,
         stage.workers or Workers(workers, 1),
         records.add,
-        total=len(records.keys) if todo is None else len(todo),
-        done=records.complete if todo is None else 0,
-        input_bytes=records.pending_bytes(sizes) if todo is None else int(sizes[list(todo)].sum()),
+        total=len(todo) if isinstance(todo, Sequence) else len(records.keys),
+        done=0 if isinstance(todo, Sequence) else records.complete,
+        input_bytes=int(sizes[list(todo)].sum()) if isinstance(todo, Sequence) else records.pending_bytes(sizes),
     )
 
 

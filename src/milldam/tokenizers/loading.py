@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from milldam.errors import ConfigError, InputError, Setting, did_you_mean
-from milldam.files import hash_bytes, hash_file
 from milldam.input_files import nearby, why_no_hub
 from milldam.tokenizers import conversion
 
@@ -28,7 +27,6 @@ _ACCEPTED = (
 )
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "config.json")
-_READ = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", *_BESIDE)
 _MODELS = ("*.model", "*.tiktoken")
 
 
@@ -77,28 +75,6 @@ def read_tokenizer(spec: str) -> TokenizerText:
     if path.suffix in (".json", ".txt", ".model", ".tiktoken") or not _HUB_NAME.fullmatch(spec):
         raise InputError(f"{spec}: no such tokenizer file or folder.{nearby(spec)}\n{_ACCEPTED}")
     return _from_hub(spec)
-
-
-def tokenizer_state(spec: str) -> str | None:
-    """Another one whenever `load_tokenizer` could give another tokenizer, wherever its files lie: every file that it
-    may read, by name and content. None: nobody can tell without loading it."""
-    path = Path(spec).expanduser()
-    if path.is_dir():
-        named = {name: path / name for name in _READ}
-        files = named | {file.name: file for pattern in _MODELS for file in path.glob(pattern)}
-    elif path.is_file():
-        files = {name: path.with_name(name) for name in _READ} | {path.name: path}
-    else:
-        files = _cached_files(spec) if _HUB_NAME.fullmatch(spec) else {}
-    there = sorted((name, hash_file(file)) for name, file in files.items() if file.is_file())
-    return hash_bytes(repr((path.is_dir(), path.is_file() and path.name, there)).encode()) if there else None
-
-
-def _cached_files(name: str) -> dict[str, Path]:
-    import huggingface_hub
-
-    found = {file: huggingface_hub.try_to_load_from_cache(name, file) for file in ("tokenizer.json", *_BESIDE)}
-    return {file: Path(path) for file, path in found.items() if isinstance(path, str)}
 
 
 def _name_of(path: Path) -> str:

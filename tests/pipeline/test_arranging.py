@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,10 @@ from tests.kit.preprocess_jobs import (
 import milldam
 from milldam.errors import InputError
 from milldam.pipeline import arranging
-from milldam.pipeline.arranging import ArrangeTask, Cap, Staged, find_boundaries, find_cap
+from milldam.pipeline.arranging import ArrangeLoad, Cap, Staged, find_boundaries, find_cap
 from milldam.pipeline.judging import Facts
 from milldam.pipeline.unit_output import STAGED, Shelf
+from milldam.run.engine import Assigned, Telling
 from milldam.run.records import Journal, Record
 from milldam.stores.tokens.format import Index
 from milldam.stores.tokens.writer import Tokens
@@ -62,14 +64,16 @@ def stage(out: Path, shards: list[list[Document]], datasets: list[int] | None = 
     return staged
 
 
+def made_of(load: ArrangeLoad, staged: Staged) -> Iterator[Record]:
+    given = Assigned(0, staged.key, 0, facts=staged.as_json())
+    return load.load()(given, Telling(lambda kind, value: None, 0))
+
+
 def arrange(out: Path, staged: list[Staged], wanted: dict[str, int]) -> dict[str, list[list[int]]]:
     """Documents of each split as lists of tokens, in order."""
     boundaries = find_boundaries(out, lambda: iter(staged), wanted)
-    task = ArrangeTask(out, tuple(wanted), tuple(boundaries))
-    records: list[Any] = []
-    work = task.start()
-    for one in staged:
-        work(one, lambda kind, value: records.append(value))
+    task = ArrangeLoad(out, tuple(wanted), tuple(boundaries))
+    records = [record for one in staged for record in made_of(task, one)]
     found: dict[str, list[list[int]]] = {}
     for record in records:
         for shard in record.facts["shards"]:
@@ -190,9 +194,8 @@ def test_a_document_longer_than_a_sequence(tmp_path: Path, monkeypatch: pytest.M
     documents = [(25, 3), (4, 1), (10, 2), (11, 0)]
     (staged,) = stage(tmp_path, [documents])
     boundaries = find_boundaries(tmp_path, lambda: iter([staged]), {"val": 20})
-    task = ArrangeTask(tmp_path, ("val",), tuple(boundaries))
-    records: list[Any] = []
-    task.start()(staged, lambda kind, value: records.append(value))
+    task = ArrangeLoad(tmp_path, ("val",), tuple(boundaries))
+    records = list(made_of(task, staged))
     assert {shard["split"]: shard["tokens"] for shard in records[0].facts["shards"]} == {"val": 20, "train": 25}
     assert {shard["split"]: shard["documents"] for shard in records[0].facts["shards"]} == {"val": 3, "train": 1}
 
@@ -318,7 +321,7 @@ def test_a_torn_record_of_the_arranging_loses_nothing(tmp_path: Path) -> None:
     def tear(self: Journal, name: str, value: dict[str, Any]) -> None:
         append(self, name, value)
         if name == arranging.RECORDS:
-            path = self.path(name)
+            path = self.folder / name
             path.write_bytes(path.read_bytes()[:-20])
             raise TornError
 

@@ -12,7 +12,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.kit.jobs import TOKENIZER, invoke, kill_group, run_milldam, started, 
 from tests.kit.preprocess_jobs import config_of, make_words, preprocess, texts_with_copies, tree_bytes, write_config
 
 from milldam import memory
-from milldam.cli.arrays import ArraySettings, slurm_script
+from milldam.cli.arrays import ALWAYS, slurm_script
 from milldam.cli.status import read_status
 from milldam.cli.summaries import QuietDisplay
 from milldam.config.loading import load_config
@@ -130,22 +130,11 @@ def test_shares_make_what_one_run_makes(tmp_path: Path) -> None:
     """Dedup exact and near, splits by tokens, counted documents, packing, dropped documents: every byte."""
     job = make_job(tmp_path, **EVERYTHING)
     prepare_job(job.config())
-    pieces = plan_job(job.config()).plan.pieces
-    assert list(pieces) == [
-        "count",
-        "fingerprint",
-        "group",
-        "near",
-        "shingle",
-        "verify",
-        "decide",
-        "tokenize",
-        "arrange",
-    ]
-    for stage, most in pieces.items():
-        of = min(2, most)
-        for index in reversed(range(of)):
-            job.share(stage, index, of)
+    stages = ("count", "fingerprint", "group", "near", "shingle", "verify", "decide", "tokenize", "arrange")
+    assert plan_job(job.config()).plan.stages[: len(stages)] == stages
+    for stage in stages:
+        for index in reversed(range(2)):
+            job.share(stage, index, 2)
     finish_job(job.config())
     job.assert_finished()
 
@@ -486,7 +475,17 @@ def test_what_slurm_gave_counts_where_nothing_enforces_it(monkeypatch: pytest.Mo
 # ---- the script ----
 
 COMMAND = ("preprocess", "/c.yaml")
-PIECES = {"fingerprint": 40, "group": 1, "tokenize": None}
+STAGES = ("fingerprint", "group", "tokenize")
+
+
+@pytest.fixture
+def jobs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where `milldam slurm` is called, and tasks run."""
+    (tmp_path / "jobs").mkdir()
+    monkeypatch.chdir(tmp_path / "jobs")
+    return tmp_path
+
+
 ODD = """it's "a" $HOME `b` \\ c; d & (e) *\nf"""
 
 
@@ -511,17 +510,16 @@ def submitted(folder: Path, script: str) -> list[tuple[list[str], list[str]]]:
     return found
 
 
-def test_the_script_queues_each_stage_behind_the_one_before(tmp_path: Path) -> None:
-    """prepare, arrays of at most as many shares as there are pieces, finish; --parsable's cluster is left out."""
-    settings = ArraySettings(4, tasks=16, options=("--mem=4G",))
-    script = slurm_script(COMMAND, tmp_path / "jobs", PIECES, settings)
-    jobs = submitted(tmp_path, script)
+def test_the_script_queues_each_stage_behind_the_one_before(jobs_folder: Path) -> None:
+    """prepare, arrays, finish; --parsable's cluster is left out."""
+    script = slurm_script(COMMAND, STAGES, 4, 16, options=(*ALWAYS, "--mem=4G"))
+    jobs = submitted(jobs_folder, script)
     names = [next(one for one in options if one.startswith("--job-name=")) for options, _ in jobs]
-    assert names == [f"--job-name=milldam-{stage}" for stage in ("prepare", *PIECES, "finish")]
+    assert names == [f"--job-name=milldam-{stage}" for stage in ("prepare", *STAGES, "finish")]
     arrays = [[one for one in options if one.startswith("--array=")] for options, _ in jobs]
-    assert arrays == [[], ["--array=0-15%4"], ["--array=0-0"], ["--array=0-15%4"], []]
+    assert arrays == [[], *[["--array=0-15%4"]] * 3, []]
     behind = [[one for one in options if one.startswith("--dependency=")] for options, _ in jobs]
-    numbers = [path.stem for path in sorted((tmp_path / "jobs").glob("*.task"), key=lambda path: int(path.stem))]
+    numbers = [path.stem for path in sorted((jobs_folder / "jobs").glob("*.task"), key=lambda path: int(path.stem))]
     assert behind == [[], *([f"--dependency=afterok:{number}"] for number in numbers[:-1])]
     assert all(
         {"--parsable", "--requeue", "--kill-on-invalid-dep=yes", "--mem=4G"} <= {*options} for options, _ in jobs
@@ -530,21 +528,22 @@ def test_the_script_queues_each_stage_behind_the_one_before(tmp_path: Path) -> N
     assert jobs[-1][1][-4:] == ["--stage", "finish", *COMMAND]
 
 
-def test_any_name_and_value_reaches_the_task_as_it_is(tmp_path: Path) -> None:
+def test_any_name_and_value_reaches_the_task_as_it_is(jobs_folder: Path) -> None:
     """Quotes, spaces, $ and line ends in paths, --set values, options and setup commands."""
     command = ("preprocess", f"/data/{ODD}/c.yaml", "--set", f"out={ODD}")
-    settings = ArraySettings(2, options=(f"--comment={ODD}",), setup=f"export NOTE={shlex.quote(ODD)} # it's", name=ODD)
-    script = slurm_script(command, tmp_path / "jobs", {"tokenize": 2}, settings)
-    for options, words in submitted(tmp_path, script):
-        assert f"--comment={ODD}" in options and any(one.startswith(f"--job-name={ODD}-") for one in options)
+    setup = f"export NOTE={shlex.quote(ODD)} # it's"
+    script = slurm_script(command, ("tokenize",), 2, options=(f"--comment={ODD}",), setup=setup)
+    for options, words in submitted(jobs_folder, script):
+        assert f"--comment={ODD}" in options
         assert words[-4:] == [*command]
 
 
-def test_a_script_stops_when_slurm_refuses(tmp_path: Path) -> None:
+def test_a_script_stops_when_slurm_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is queued behind a job that there is not."""
     (tmp_path / "sbatch").write_text("#!/bin/bash\ncat > /dev/null\necho call >> calls\nexit 1\n")
     (tmp_path / "sbatch").chmod(0o755)
-    script = slurm_script(COMMAND, tmp_path, PIECES, ArraySettings(2))
+    monkeypatch.chdir(tmp_path)
+    script = slurm_script(COMMAND, STAGES, 2)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(["bash"], input=script.encode(), env=environment, capture_output=True)
     assert done.returncode == 1 and (tmp_path / "calls").read_text() == "call\n"
@@ -559,12 +558,3 @@ def test_the_command_writes_the_script_of_a_checked_job(job: Job, tmp_path: Path
     assert "--cpus-per-task=2 --mem=4G" in script and f"preprocess {job.path}" in script
     shown = invoke("slurm", *options, "--", "preprocess", job.path)
     assert shown.output == script and not job.out.exists()
-
-
-def test_the_pieces_are_those_of_the_plan(job: Job) -> None:
-    """The stages and their order come from the job alone."""
-    config = replace(job.config(), dedup="near", splits={"val_tokens": 10})
-    plan = plan_job(config).plan
-    assert plan.stages[: len(plan.pieces)] == tuple(plan.pieces)
-    shared = ("count", "fingerprint", "group", "near", "shingle", "verify", "decide", "tokenize", "arrange")
-    assert tuple(plan.pieces) == shared

@@ -24,7 +24,6 @@ from milldam.run.engine import Stage
 from milldam.run.folder import RunFolder
 from milldam.run.records import Records
 from milldam.run.session import Session
-from milldam.run.session import Stage as PooledStage
 from milldam.run.tasks import NothingYetError
 from milldam.run.units import Identity
 from milldam.sources.compression import STDIN
@@ -59,7 +58,7 @@ class FeedJob(TokenJob):
             sizes = format_size(disk.most_bytes), format_size(disk.free_bytes)
             log.warning("%s: all of it takes about %s of disk, and %s are free.", self._config.out, *sizes)
 
-    def stages(self, run: Session) -> Iterator[Stage | PooledStage]:
+    def stages(self, run: Session) -> Iterator[Stage]:
         folder, prepared = run.folder, self._prepared
         chat = prepared.chat_facts(Counter())
         planned = replace(
@@ -77,7 +76,6 @@ class FeedJob(TokenJob):
             budget_bytes=run.budget.limit_bytes,
         )
         for stage in super().stages(run):
-            assert isinstance(stage, Stage), "what needs more stages was refused"
             planned.write(folder.folder)
             yield replace(stage, todo=DemandedUnits(folder, stage.records))
         forget_all(folder.folder)

@@ -21,11 +21,11 @@ from milldam.config.settings import TRAIN, VAL, Config
 from milldam.errors import InputError
 from milldam.pipeline.judging import FACTS, Facts, split_numbers
 from milldam.pipeline.unit_output import FACTS_ENDING, Shelf
+from milldam.run.engine import Assigned, Make, Stage, Telling
 from milldam.run.folder import RunFolder
 from milldam.run.pools import Workers
 from milldam.run.records import Record, Records
-from milldam.run.session import Session, Stage
-from milldam.run.tasks import PART, Report
+from milldam.run.session import Session
 from milldam.run.units import Keys, UnitList, key_of
 from milldam.stores.tokens.format import Index
 from milldam.stores.tokens.writer import Tokens
@@ -213,7 +213,7 @@ class Arrangement:
                 return (one for one in listed.all(Staged.from_json) if one.dataset >= validation)
 
             boundaries = find_boundaries(out, free, config.split_tokens) if count else []
-            task = ArrangeTask(
+            load = ArrangeLoad(
                 out=out,
                 splits=tuple(config.split_tokens),
                 boundaries=tuple(boundaries),
@@ -223,12 +223,7 @@ class Arrangement:
             )
             keys = Keys.of(_key(one, boundaries) for one in listed.all(Staged.from_json))
             records = Records(self._folder.journal, RECORDS, out, keys)
-
-            def assign(number: int) -> Staged:
-                return replace(listed.at(number, Staged.from_json), key=keys[number])
-
-            left = count - records.complete
-            yield Stage("arrange", task, records.pending(), assign, readers, records.add, total=left)
+            yield Stage("arrange", load, records, workers=readers, facts=lambda number: listed.at(number, dict))
         finally:
             listed.remove()
         return records
@@ -254,7 +249,7 @@ def _key(staged: Staged, boundaries: list[Boundary]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ArrangeTask:
+class ArrangeLoad:
     """What every worker needs to know; it pickles."""
 
     out: Path
@@ -273,10 +268,11 @@ class ArrangeTask:
         chosen = (TRAIN, *self.shares) if self.shares else (*self.splits, TRAIN)
         return (*chosen, VAL) if self.validation else chosen
 
-    def start(self) -> Callable[[Staged, Report], None]:
+    def load(self) -> Make:
         return self._arrange
 
-    def _arrange(self, staged: Staged, report: Report) -> None:
+    def _arrange(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+        staged = replace(Staged.from_json(assigned.facts), key=assigned.key)
         with Shelf(self.out, staged.key, self.names, self.dtype) as shelf:
             tokens = np.memmap(self.out / f"{staged.name}.bin", dtype=self.dtype, mode="r")
             equal = 0
@@ -288,7 +284,7 @@ class ArrangeTask:
         dropped = {"arrange": {reason: number for reason, number in counted.items() if number}}
         before = staged.record.facts
         facts = before | {"shards": shards, "dropped": before["dropped"] | (dropped if equal or beyond else {})}
-        report(PART, Record(staged.key, outputs=shelf.files(shards)[0], facts=facts))
+        yield Record(staged.key, outputs=shelf.files(shards)[0], facts=facts)
 
     def _destinations(self, staged: Staged, chunk: _Chunk) -> tuple[Any, Any]:
         """Split of each document, and how many of its tokens go there: none where it equals the one that was cut."""

@@ -7,11 +7,10 @@ longer document is looked at in pieces that overlap. What is found does not depe
 
 from __future__ import annotations
 
-import functools
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,13 @@ from milldam.decontamination.matches import SCANNING_BYTES, Matches, MatchFinder
 from milldam.memory import Budget, usage
 from milldam.pipeline.evaluation_sets import Evaluation
 from milldam.rules import REPORT, EvaluationSet
-from milldam.run.engine import Telling
+from milldam.run.engine import Assigned, Make, Stage, Telling
 from milldam.run.folder import RunFolder
-from milldam.run.pools import SMALL_INPUT, TOKENIZER_FACTOR, LocalPool, Workers, fit_workers, require_room
-from milldam.run.session import Session, Stage, session
+from milldam.run.pools import SMALL_INPUT, TOKENIZER_FACTOR, Pool, Workers, fit_workers, require_room
+from milldam.run.records import Record, Records
+from milldam.run.session import Session, session
 from milldam.run.summary import Observer, Quiet
-from milldam.run.tasks import Report
+from milldam.run.units import Keys, key_of
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.reader import Store
 
@@ -73,13 +73,13 @@ def find_contamination(
     with (
         tempfile.TemporaryDirectory(prefix="milldam-contamination-") as place,
         RunFolder(Path(place) / "work", TOKENS) as run_folder,
-        session(run_folder, machine.observer or Quiet(), budget, LocalPool(budget.limit_bytes)) as work,
+        session(run_folder, machine.observer or Quiet(), budget, Pool(budget.limit_bytes)) as work,
     ):
         folder = Path(place)
         evaluation = Evaluation(sets, place)
         require_room(budget, {"evaluation sets": usage().anonymous + evaluation.building_bytes})
         index = evaluation.provide_index(folder)
-        units = _scan(work, ScanTask(store, index, folder), machine.workers)
+        units = _scan(work, ScanLoad(store, index, folder), machine.workers)
 
         def matches() -> Iterator[tuple[int, Matches]]:
             for number in range(units):
@@ -99,7 +99,7 @@ def find_contamination(
     return figures
 
 
-def _scan(work: Session, task: ScanTask, workers: int | None) -> int:
+def _scan(work: Session, task: ScanLoad, workers: int | None) -> int:
     """Find the matches of all documents; in how many units."""
     store = task.store
     units = max(1, min(len(store), -(-store.tokens // UNIT_TOKENS)))
@@ -109,11 +109,10 @@ def _scan(work: Session, task: ScanTask, workers: int | None) -> int:
     count = fit_workers(work.budget, usage().anonymous, loaded, useful, forked=work.pool.forks)
     alone = fit_workers(work.budget, usage().anonymous, loaded, useful)
 
-    def assign(number: int) -> tuple[int, int, int]:
-        return number, len(store) * number // units, len(store) * (number + 1) // units
-
+    keys = Keys.of(key_of(number) for number in range(units))
+    records = Records(work.folder.journal, "scanned.jsonl", work.folder.out, keys)
     chosen = Workers(count, 1, alone=alone)
-    work.work(Stage("decontaminate", task, iter(range(units)), assign, chosen, total=units, input_bytes=size))
+    work.work(Stage("decontaminate", replace(task, units=units), records, workers=chosen))
     return units
 
 
@@ -122,38 +121,33 @@ def _path(folder: Path, unit: int) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class ScanTask:
+class ScanLoad:
     """Documents of a store -> a file of their matches."""
 
     store: Store
     index: Path
     folder: Path
+    units: int = 1
 
-    def start(self) -> _Scan:
-        return _Scan(self)
+    def load(self) -> Make:
+        store = self.store
+        _, _ = store.tokenizer, letter_tables()  # there before workers are forked
+        scanner: Scanner | None = None  # of each process
 
+        def make(assigned: Assigned, telling: Telling) -> Iterator[Record]:
+            nonlocal scanner
+            scanner = scanner or Scanner(Index(self.index))
+            unit = assigned.unit
+            first, stop = len(store) * unit // self.units, len(store) * (unit + 1) // self.units
+            finder = MatchFinder(scanner, _path(self.folder, unit))
+            for row, documents in _batches(store, first, stop):
+                texts = store.tokenizer.decode_batch(documents, skip_special_tokens=False)
+                finder.add(pa.array(texts, pa.large_string()), row, np.ones(len(texts), np.bool_))
+                telling.add(documents=len(documents), tokens=sum(map(len, documents)))
+            finder.commit()
+            yield Record(assigned.key)
 
-class _Scan:
-    def __init__(self, task: ScanTask) -> None:
-        self._task = task
-        _, _ = task.store.tokenizer, letter_tables()  # there before workers are forked
-
-    @functools.cached_property
-    def _scanner(self) -> Scanner:
-        return Scanner(Index(self._task.index))
-
-    def __call__(self, given: tuple[int, int, int], report: Report) -> None:
-        unit, first, stop = given
-        store = self._task.store
-        finder = MatchFinder(self._scanner, _path(self._task.folder, unit))
-        telling = Telling(report, store.tokens * store.dtype.itemsize)
-        for row, documents in _batches(store, first, stop):
-            texts = store.tokenizer.decode_batch(documents, skip_special_tokens=False)
-            finder.add(pa.array(texts, pa.large_string()), row, np.ones(len(texts), np.bool_))
-            tokens = sum(map(len, documents))
-            telling.add(documents=len(documents), tokens=tokens, input_bytes=tokens * store.dtype.itemsize)
-        finder.commit()
-        telling.tell()
+        return make
 
 
 def _batches(store: Store, first: int, stop: int) -> Iterator[tuple[int, list[list[int]]]]:

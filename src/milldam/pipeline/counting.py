@@ -7,15 +7,14 @@ of a terabyte are found in the first units; a share of all (10%:20%) reads the d
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from milldam.memory import usage
-from milldam.pipeline.documents import Assignment, Reading, SetRules, UnitReader
+from milldam.pipeline.documents import Reading, SetRules, UnitReader
 from milldam.pipeline.preparing import Source, wanted_rows
+from milldam.run.engine import Assigned, Make, Telling
 from milldam.run.folder import RunFolder
 from milldam.run.records import Record, Records
-from milldam.run.tasks import PART, PROGRESS, Report
 from milldam.sources.units import Unit
 
 NAME = "counts.jsonl"
@@ -24,26 +23,25 @@ Rows = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class CountTask:
-    """What every worker needs to know; it pickles."""
+class CountLoad:
+    """Counts the documents of units."""
 
     sets: tuple[SetRules, ...]
     spool: str
 
-    def start(self) -> Callable[[Assignment, Report], None]:
+    def load(self) -> Make:
         return self._count
 
-    def _count(self, assignment: Assignment, report: Report) -> None:
-        unit = assignment.unit
+    def _count(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+        unit = assigned.unit
         count = 0
         for documents in UnitReader(Reading(unit, self.sets[unit.dataset], None, spool=self.spool)):
             count += len(documents.texts) if documents.last else 0
-        told = {"counts": {"documents": count, "input_bytes": unit.size}, "seconds": {}}
-        report(PROGRESS, told | {"anonymous_bytes": usage().anonymous})
-        report(PART, Record(assignment.key, counts={"documents": count}))
+        telling.add(documents=count)
+        yield Record(assigned.key, counts={"documents": count})
 
 
-class RowCounts:
+class RowCounts(Records):
     """What has been counted, and what follows from it. Holds a number per unit of the datasets that are counted."""
 
     def __init__(self, folder: RunFolder, sources: tuple[Source, ...]) -> None:
@@ -53,11 +51,10 @@ class RowCounts:
         for unit in folder.units.all(Unit.from_json):
             if unit.dataset in self._units and not unit.copy:
                 self._units[unit.dataset].append(unit.index)
-        self.keys = folder.units.keys()
-        self._records = Records(folder.journal, NAME, folder.out, self.keys)
+        super().__init__(folder.journal, NAME, folder.out, folder.units.keys())
         self._counts: dict[int, int] = {}
         """Unit -> its documents."""
-        self._learn(self._records.all())
+        self._learn(self.all())
         self._heard = time.monotonic()
         self._reached = dict.fromkeys(self._units, (0, 0))
         """Dataset -> how many of its units are counted without a gap, and their documents."""
@@ -68,13 +65,8 @@ class RowCounts:
             if number is not None:
                 self._counts[number] = record.counts["documents"]
 
-    @property
-    def units(self) -> int:
-        """Units of the datasets that are counted."""
-        return sum(map(len, self._units.values()))
-
     def add(self, record: Record) -> None:
-        self._records.add(record)
+        super().add(record)
         self._learn([record])
 
     def missing(self) -> Iterator[int]:
@@ -90,7 +82,7 @@ class RowCounts:
     def _hear_of_others(self) -> None:
         """An array task alone, which leaves units out, would never know that enough are counted."""
         if self._folder.task is not None and time.monotonic() - self._heard > _HEAR_SECONDS:
-            self._learn(self._records.all())
+            self._learn(self.all())
             self._heard = time.monotonic()
 
     def _is_settled(self, dataset: int) -> bool:

@@ -27,20 +27,18 @@ from xxhash import xxh3_64_intdigest
 from milldam.config.settings import Config, text_columns
 from milldam.errors import ConfigError, Setting
 from milldam.memory import Budget, release, usage
-from milldam.pipeline.counting import CountTask, RowCounts
-from milldam.pipeline.documents import Assignment
+from milldam.pipeline.counting import CountLoad, RowCounts
 from milldam.pipeline.finishing import Made, TextSummary, complete, finish
 from milldam.pipeline.fitting import Disk, Fitting, Survey
 from milldam.pipeline.judging import Selection
 from milldam.pipeline.preparing import prepare
 from milldam.pipeline.tokenizing import TokenizeLoad
 from milldam.run import engine
+from milldam.run.engine import ArrayWork, Options, Stage
 from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
-from milldam.run.job import ArrayWork, Options
-from milldam.run.pools import LocalPool, WorkPlan, least_bytes, least_grouping_bytes, require_room
+from milldam.run.pools import Pool, WorkPlan, least_bytes, least_grouping_bytes, require_room
 from milldam.run.records import RECORDS, Records
 from milldam.run.session import Session, session
-from milldam.run.session import Stage as PooledStage
 from milldam.run.summary import Observer, Quiet
 from milldam.run.units import Identity, KeyArray
 from milldam.sources.compression import STDIN
@@ -181,7 +179,7 @@ class TokenJob(engine.Job[TextSummary]):
 
     # ---- work ----
 
-    def stages(self, run: Session) -> Iterator[engine.Stage | PooledStage]:
+    def stages(self, run: Session) -> Iterator[Stage]:
         config, prepared, folder, fitting = self._config, self._prepared, run.folder, self._fitting
         units = len(folder.units)
         readers = fitting.readers(units)
@@ -189,12 +187,8 @@ class TokenJob(engine.Job[TextSummary]):
         """Unit -> the rows wanted of it, of the datasets of which not all documents are wanted."""
         if any(source.counted for source in prepared.sources):
             counts = RowCounts(folder, prepared.sources)
-            task = CountTask(prepared.sets, str(folder.folder))
-
-            def to_count(number: int) -> Assignment:
-                return Assignment(folder.units.at(number, Unit.from_json), counts.keys[number])
-
-            yield PooledStage("count", task, counts.missing(), to_count, readers, counts.add, total=counts.units)
+            load = CountLoad(prepared.sets, str(folder.folder))
+            yield Stage("count", load, counts, Unit.from_json, readers, todo=counts.missing())
             ranges = counts.ranges()
         keys = folder.units.keys().mixed(self._selected(run, ranges))
         dedup = None
@@ -218,7 +212,7 @@ class TokenJob(engine.Job[TextSummary]):
 
         wanted = takewhile(lambda _: not self._is_full(records), records.pending())
         workers = fitting.tokenizers(self._workers)
-        yield engine.Stage("tokenize", self._load(run), records, Unit.from_json, workers, facts, wanted)
+        yield Stage("tokenize", self._load(run), records, Unit.from_json, workers, facts, wanted)
         if config.counts_tokens:
             from milldam.pipeline.arranging import Arrangement
 
@@ -317,7 +311,7 @@ def plan_job(config: Config) -> PlannedJob:
     with (
         tempfile.TemporaryDirectory(prefix="milldam-plan-") as place,
         RunFolder(Path(place) / "plan", TOKENS) as folder,
-        session(folder, Quiet(), budget, LocalPool(budget.limit_bytes)) as run,
+        session(folder, Quiet(), budget, Pool(budget.limit_bytes)) as run,
     ):
         identity = job.prepare(run)
         state = _state_of(config, identity)

@@ -38,7 +38,19 @@ from typing import Any
 
 from milldam.errors import MilldamError, Setting, WorkerError
 from milldam.memory import allowance, inherit, keep_arrow_lean, release, usage
-from milldam.run.tasks import CAN_FORK, CRASH, DONE, PAUSE_SECONDS, PROGRESS, Event, NothingYetError, Task, Work
+from milldam.run.tasks import (
+    CAN_FORK,
+    CRASH,
+    DONE,
+    PAUSE_SECONDS,
+    PROGRESS,
+    Assigned,
+    Event,
+    Load,
+    NothingYetError,
+    Work,
+    begin,
+)
 
 log = logging.getLogger(__name__)
 
@@ -82,15 +94,15 @@ class ForkedWorkers:
         self.alone = workers if alone is None else min(alone, workers)
 
     def expect(self, modules: Sequence[str]) -> None:
-        """Have what a task will need imported in the background."""
+        """Have what a stage will need imported in the background."""
         if self._server is None and CAN_FORK:
             self._server = _Server()
             self._server.send("import", list(modules))
 
     def run(
-        self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]
+        self, load: Load, units: Iterable[int], assign: Callable[[int], Assigned], on_event: Callable[[Event], None]
     ) -> None:
-        running = _Stage(self, task, iter(units), assign, on_event)
+        running = _Stage(self, load, iter(units), assign, on_event)
         try:
             running.run()
         except BaseException:
@@ -101,13 +113,17 @@ class ForkedWorkers:
             for connection in running.workers:
                 connection.close()
 
-    def server_for(self, task: Task) -> _Server:
-        """The server with a task loaded: one that is of no use for it is replaced. It may be lost at any time."""
-        if self._server is not None and (self._server.is_lost or self._server.apart) and self._server.task is not task:
+    def server_for(self, load: Load) -> _Server:
+        """The server with a stage loaded: one that is of no use for it is replaced. It may be lost at any time."""
+        if (
+            self._server is not None
+            and (self._server.is_lost or self._server.apart)
+            and self._server.loaded is not load
+        ):
             self.close()
         self._server = self._server or _Server()
-        if self._server.task is not task:
-            self._server.load(task, self.workers, self.threads)
+        if self._server.loaded is not load:
+            self._server.load(load, self.workers, self.threads)
         return self._server
 
     @property
@@ -144,12 +160,12 @@ class _Stage:
     def __init__(
         self,
         pool: ForkedWorkers,
-        task: Task,
+        load: Load,
         units: Iterator[int],
-        assign: Callable[[int], Any],
+        assign: Callable[[int], Assigned],
         on_event: Callable[[Event], None],
     ) -> None:
-        self._pool, self._task, self._units, self._assign, self._on_event = pool, task, units, assign, on_event
+        self._pool, self._load, self._units, self._assign, self._on_event = pool, load, units, assign, on_event
         self._is_over = False
         """No more units come."""
         self._again: list[int] = []
@@ -183,7 +199,7 @@ class _Stage:
         """How many workers to begin with."""
         if self._pool.fit is not None:
             return 1
-        return self._pool.alone if self._pool.server_for(self._task).apart else self._pool.workers
+        return self._pool.alone if self._pool.server_for(self._load).apart else self._pool.workers
 
     def _is_unit_left(self) -> bool:
         return bool(self._again) or not self._is_over
@@ -201,7 +217,7 @@ class _Stage:
             return None
 
     def _start(self, number: int) -> None:
-        while (server := self._pool.server_for(self._task)).is_lost:
+        while (server := self._pool.server_for(self._load)).is_lost:
             self._lost_servers += 1
             if self._lost_servers > RETRIES:
                 cause = f"The process that starts the workers {server.cause()}; so did the one before it"
@@ -284,7 +300,7 @@ class _Server:
     """The process that starts workers. It does what it is sent, one after the other, and answers `load` and `code`."""
 
     def __init__(self) -> None:
-        self.task: Task | None = None
+        self.loaded: Load | None = None
         self.apart = self.is_lost = self._is_busy = False
         ours, theirs = socket.socketpair()
         role = "server" if CAN_FORK else "apart"
@@ -327,15 +343,15 @@ class _Server:
             raise value
         return kind, value
 
-    def load(self, task: Task, workers: int, threads: int) -> None:
+    def load(self, load: Load, workers: int, threads: int) -> None:
         """Returns when it is done, or the process is lost. Raises what loading raises."""
         # Keeps the encoders' thread pools to the threads of a worker.
         environment = {"RAYON_NUM_THREADS": str(threads)}
         if "TOKENIZERS_PARALLELISM" in os.environ:
             environment["TOKENIZERS_PARALLELISM"] = os.environ["TOKENIZERS_PARALLELISM"]
-        self.send("load", (task, environment, workers))
+        self.send("load", (load, environment, workers))
         kind, reason = self._answer()
-        self.task, self.apart = task, kind == "apart"
+        self.loaded, self.apart = load, kind == "apart"
         if reason:
             log.info("Workers are not forked, each loads for itself: the process that loaded for all %s.", reason)
 
@@ -349,7 +365,7 @@ class _Server:
                 send_handle(self._control, theirs.fileno(), self.pid)
         if self.apart:
             with contextlib.suppress(OSError):
-                connection.send(self.task)
+                connection.send(self.loaded)
         return connection
 
     def code(self, number: int) -> int | None:
@@ -398,7 +414,7 @@ class _Forker:
         self._inherited = 0, 1
         """Bytes that every worker gets, and how many workers."""
         self._bare_bytes = 0
-        """Held without a task, when that was last looked for."""
+        """Held with nothing loaded, when that was last looked for."""
 
     def serve(self) -> None:
         do: dict[str, Callable[[Any], None]] = {
@@ -424,16 +440,16 @@ class _Forker:
 
     def _import(self, names: list[str]) -> None:
         for name in names:
-            with contextlib.suppress(Exception):  # missed, if it is needed, when the task is loaded
+            with contextlib.suppress(Exception):  # missed, if it is needed, when the stage is loaded
                 importlib.import_module(name)
 
-    def _load(self, loading: tuple[Task, dict[str, str], int]) -> None:
-        task, environment, workers = loading
+    def _load(self, loading: tuple[Load, dict[str, str], int]) -> None:
+        load, environment, workers = loading
         os.environ |= environment
         if self._apart:
             self._control.send(("apart", ""))
             return
-        # The task before must be gone before this one takes its place.
+        # The stage before must be gone before this one takes its place.
         self._work = None
         release()
         if usage().anonymous > self._bare_bytes + _LEFT_BYTES:
@@ -442,7 +458,7 @@ class _Forker:
             release()
             self._bare_bytes = usage().anonymous
         before = _open_files()
-        self._work = task.start()
+        self._work = begin(load)
         if reason := _why_not_fork(before):
             self._control.send(("apart", reason))
             os.set_inheritable(self._control.fileno(), True)
@@ -511,11 +527,11 @@ def _open_files() -> set[str]:
 
 def _work(connection: Connection, work: Work | None = None) -> None:
     """Make what is assigned, until the other end is closed or this process has outgrown its share of memory. Without
-    `work`, the task comes first."""
+    `work`, what to load comes first."""
     with contextlib.suppress(*_GONE):
         try:
             connection.send((STARTED, os.getpid()))
-            work = work or connection.recv().start()
+            work = work or begin(connection.recv())
             outgrown = False
             while not outgrown:
                 assignment, most_bytes = connection.recv()
@@ -551,7 +567,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     die_with(parent)
     if role != "apart":
-        keep_arrow_lean()  # before a task brings imports along
+        keep_arrow_lean()  # before a stage brings imports along
     if role == "worker":
         _work(Connection(handle))
         sys.stdout.flush()

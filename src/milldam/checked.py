@@ -111,10 +111,7 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 _PLAIN: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     # By its very type: True is an int too.
     int: ("a whole number from 0 on", lambda value: type(value) is int and 0 <= value <= LARGEST),
-    float: (
-        "a number from 0 on",
-        lambda value: type(value) in (int, float) and math.isfinite(value) and value >= 0,
-    ),
+    float: ("a number from 0 on", lambda value: type(value) in (int, float) and math.isfinite(value) and value >= 0),
     str: ("text", _is_text),
     bool: ("true or false", lambda value: type(value) is bool),
     types.NoneType: ("null", lambda value: value is None),

@@ -15,13 +15,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, TypedDict
+from typing import Any
 
-from milldam.checked import checked
 from milldam.errors import InputError, MilldamError, nearest
-from milldam.files import hash_bytes, stays_in_folder
+from milldam.files import hash_bytes
 from milldam.stores.kinds import KINDS, TABLE
-from milldam.stores.place import Folder
 
 FORMATS = {
     ".txt": "txt",
@@ -220,26 +218,8 @@ def is_table(folder: Path) -> bool:
     return False
 
 
-class _Shard(TypedDict):
-    name: str
-
-
-class _Unit(TypedDict):
-    shards: list[_Shard]
-
-
-class _Units(TypedDict):
-    """What is looked at of a table's manifest."""
-
-    units: list[_Unit]
-
-
 def _shards(table: Path) -> Iterator[str]:
-    path = table / TABLE.manifest
-    units = checked(_Units, TABLE.value(Folder(table)), path)["units"]
-    for name in (shard["name"] for unit in units for shard in unit["shards"]):
-        if not stays_in_folder(name):
-            raise InputError(f'{path}: the shard name "{name}" leaves the folder; refused.')
+    for name, _ in TABLE.files_in(table / TABLE.manifest):
         if not (table / name).is_file():
             raise InputError(f"{table / name}: this shard of the table is missing. Make the table again.")
         yield str(table / name)

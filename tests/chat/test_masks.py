@@ -28,7 +28,7 @@ def _trained(
 ) -> list[str]:
     compiled = ChatTemplate(template)
     rendering = compiled.render(messages, **variables)
-    found = Masks(compiled, train_on(words, turn_end=turn_end)).find(messages, None, rendering, variables)
+    found = Masks(compiled, train_on(words, turn_end=turn_end)).find(messages, rendering, variables)
     return [rendering.text[begin:end] for begin, end in found]
 
 
@@ -119,7 +119,6 @@ _LONG = "{% if messages | length > 3 %}"
         ),
         (CHATML.replace(_ASKED, "{% if true %}<|im_start|>assistant\n"), "begins another turn"),
         (CHATML.replace(_ASKED, "{% if false %}"), "generation prompt"),
-        (CHATML.replace(_ASKED, f"{_ASKED}<think>\n"), "generation prompt"),
         (CHATML.replace("{{ m.role }}", "{{ 'x' if messages | length > 3 else m.role }}"), "does not begin with"),
         (CHATML + CHATML, "written 2 times"),
         ("{% macro all() %}" + CHATML + "{% endmacro %}{{ all() }}", "written nowhere"),
@@ -142,7 +141,7 @@ def test_a_conversation_without_what_is_trained_on_is_refused() -> None:
 
 def test_tags_within_a_macro_are_refused() -> None:
     """Transformers would put them in another place."""
-    from milldam.chat.bounds import TemplateRefusedError
+    from milldam.chat.sandbox import TemplateRefusedError
 
     template = (
         "{% macro turn(m) %}<{{ m.role }}>{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}"

@@ -16,8 +16,6 @@ from milldam.chat.loading import TemplateSource
 from milldam.chat.masks import train_on
 from milldam.chat.rendering import Renderer
 from milldam.chat.shapes import form_of, require_same
-from milldam.chat.template import ChatTemplate
-from milldam.chat.tracing import Tracer
 from milldam.errors import MilldamError
 
 FAMILIES = ("cohere", "deepseekv3", "gemma", "gemma3", "glm4moe", "llama3", "phi3", "qwen2_5", "qwen3")
@@ -188,21 +186,6 @@ def test_a_form_leaves_out_words_alone() -> None:
     forms = [form_of([one], tools, prompt) for one in [plain, *others] for tools, prompt in more]
     assert len({repr(form) for form in forms}) == len(forms)
     assert form_of([plain], None, 0) == form_of([{"role": "user", "content": "Ho"}], None, 0)
-
-
-def test_what_is_traced_names_the_words_and_what_was_asked() -> None:
-    """Literals and words in turn; an answer that was asked for is noted once."""
-    template = ChatTemplate(
-        "{% for m in messages %}<{{ m.role }}>{{ m.content | trim if 'x' not in m.content }}{% endfor %}."
-    )
-    trace = Tracer(template).trace([{"role": "user", "content": " a "}, {"role": "user", "content": "x"}], None)
-    assert trace is not None
-    assert (trace.literals, [one.path[1] for one in trace.words]) == (("<user>", "<user>."), [0])
-    assert [(one.words.path[1], one.asked, one.other, one.said) for one in trace.answers] == [
-        (0, "holds", "x", False),
-        (1, "holds", "x", True),
-    ]
-    assert trace.turns == {0: [((0, 0), (6, 1))], 1: [((6, 1), (12, 1))]}
 
 
 def test_a_shape_that_gives_something_else_ends_the_run() -> None:

@@ -146,10 +146,10 @@ def _joining(folder: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize("kind", ["bytes", "characters"])
 def test_the_first_token_of_the_next_turn_is_not_trained_on(tmp_path: Path, kind: str) -> None:
-    """Where a turn ends in a space that the tokenizer joins to what follows, as llava_next's does with Mistral's."""
+    """Where a turn ends in a space that the tokenizer joins to what follows, such as Mistral's; nor is the space."""
     talk = [USER, _answer(), USER | {"content": "Two?"}, _answer(content="Dos.")]
     (trained,) = _trained(tmp_path, {"messages": talk}, template=SPACED, tokenizer=_joining(tmp_path, kind))
-    assert trained == [" Uno.</s>", " Dos.</s> "]
+    assert trained == [" Uno.</s>", " Dos.</s>"]
 
 
 # ---- giants ----

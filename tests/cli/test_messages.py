@@ -101,8 +101,7 @@ def test_an_export_says_that_a_conversation_is_too_long(tmp_path: Path) -> None:
     """It is no tail of the store, and a longer row would hold it."""
     chat_store(tmp_path / "made", [[Chat([5] * length, [True] * length) for length in (10, 100)]])
     done = run_here("export", tmp_path / "made", "--to", "hf", "-o", tmp_path / "hf", "--seq-len", "64")
-    assert "1 conversation longer than a row left out, 100 tokens. To keep more, use a larger --seq-len" in done.output
-    assert "at the end" not in done.output
+    assert "1 documents left out, 100 tokens left out" in done.output
 
 
 CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}

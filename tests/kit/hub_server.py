@@ -1,7 +1,7 @@
 """A stand-in for the Hugging Face Hub: its HTTP API for datasets, as huggingface_hub calls it, on this machine alone.
 
-Repositories with branches and commits, LFS uploads in one part or several (checked by sha256), files served with
-redirects, ranges and etags, tokens that may read or write. It can be told to fail, to hang up or to stall at chosen
+Repositories with branches and commits, LFS uploads (checked by sha256), files served with
+redirects and etags, tokens that may read or write. It can be told to fail, to hang up or to stall at chosen
 requests. What it does not speak: Xet, pull requests, gated repositories.
 """
 
@@ -22,7 +22,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 WRITER, READER, STRANGER = "hf_WriterSecret0123456789", "hf_ReaderSecret0123456789", "hf_StrangerSecret012345678"
 USERS = {WRITER: ("anna", "write"), READER: ("anna", "read"), STRANGER: ("bert", "write")}
 GIT_ATTRIBUTES = b"*.bin filter=lfs diff=lfs merge=lfs -text\n"
-PART_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +85,9 @@ class HubServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repos: dict[str, Repo] = {}
         self.objects: dict[str, bytes] = {}
-        self.parts: dict[tuple[str, int], bytes] = {}
         self.mishaps: list[Mishap] = []
         self.requests: list[str] = []
-        self.ranges: list[str] = []
-        """The Range of each request for a file; empty for all of it."""
         self.page_size = 1000
-        self.multipart_bytes = 1 << 17
-        """Files from this size on are sent in parts."""
         self.guard = threading.RLock()
 
     @property
@@ -285,12 +279,6 @@ class _Handler(BaseHTTPRequestHandler):
                 return
         raise _RefusalError(404, f"no such route: {self.command} {path}")
 
-    def whoami(self) -> None:
-        user = self._user()
-        if user is None:
-            raise _RefusalError(401, "Invalid username or password.")
-        self._json({"type": "user", "name": user[0], "orgs": []})
-
     def create(self) -> None:
         user = self._user()
         if user is None:
@@ -369,35 +357,17 @@ class _Handler(BaseHTTPRequestHandler):
         oid, size = asked["oid"], asked["size"]
         if oid in self.server.objects:
             return {"oid": oid, "size": size}
-        verify = {"href": f"{self.server.url}/lfs/verify"}
-        if size < self.server.multipart_bytes:
-            return {
-                "oid": oid,
-                "size": size,
-                "actions": {"upload": {"href": f"{self.server.url}/lfs/put/{oid}"}, "verify": verify},
-            }
-        count = -(-size // PART_BYTES)
-        header = {str(k + 1): f"{self.server.url}/lfs/part/{oid}/{k}" for k in range(count)}
-        upload = {"href": f"{self.server.url}/lfs/complete/{oid}", "header": {"chunk_size": str(PART_BYTES), **header}}
-        return {"oid": oid, "size": size, "actions": {"upload": upload, "verify": verify}}
+        actions = {
+            name: {"href": f"{self.server.url}/lfs/{end}"}
+            for name, end in (("upload", f"put/{oid}"), ("verify", "verify"))
+        }
+        return {"oid": oid, "size": size, "actions": actions}
 
     def lfs_put(self, oid: str) -> None:
-        self._keep(oid, self.body)
-        self._answer(200, b"", {"ETag": '"whole"'})
-
-    def lfs_part(self, oid: str, number: str) -> None:
-        self.server.parts[oid, int(number)] = self.body
-        self._answer(200, b"", {"ETag": f'"part {number}"'})
-
-    def lfs_complete(self, oid: str) -> None:
-        count = len(json.loads(self.body)["parts"])
-        self._keep(oid, b"".join(self.server.parts.pop((oid, number)) for number in range(count)))
-        self._json({})
-
-    def _keep(self, oid: str, data: bytes) -> None:
-        if hashlib.sha256(data).hexdigest() != oid:
+        if hashlib.sha256(self.body).hexdigest() != oid:
             raise _RefusalError(400, "the bytes do not have that sha256")
-        self.server.objects[oid] = data
+        self.server.objects[oid] = self.body
+        self._answer(200, b"", {"ETag": '"whole"'})
 
     def lfs_verify(self) -> None:
         given = json.loads(self.body)
@@ -438,9 +408,9 @@ class _Handler(BaseHTTPRequestHandler):
         sha = repo.branches.get(revision, revision)
         if blob is None:
             raise _RefusalError(404, "Entry not found", "EntryNotFound")
-        headers = {"X-Repo-Commit": sha, "ETag": f'"{blob.etag}"', "Accept-Ranges": "bytes"}
+        headers = {"X-Repo-Commit": sha, "ETag": f'"{blob.etag}"'}
         if not blob.large:
-            self._serve(blob.data, headers)
+            self._answer(200, blob.data, headers)
             return
         self.server.objects[blob.sha256] = blob.data
         headers |= {"X-Linked-Etag": f'"{blob.sha256}"', "X-Linked-Size": str(len(blob.data))}
@@ -452,17 +422,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Another host, as far as a client can tell: the token must not come along."""
         if self.headers.get("Authorization"):
             raise _RefusalError(400, "a token was sent to another host")
-        self._serve(self.server.objects[oid], {"ETag": f'"{oid}"', "Accept-Ranges": "bytes"})
-
-    def _serve(self, data: bytes, headers: dict[str, str]) -> None:
-        self.server.ranges.append(self.headers.get("Range") or "")
-        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
-        if asked is None:
-            self._answer(200, data, headers)
-            return
-        begin = int(asked[1])
-        part = data[begin : int(asked[2]) + 1 if asked[2] else None]
-        self._answer(206, part, headers | {"Content-Range": f"bytes {begin}-{begin + len(part) - 1}/{len(data)}"})
+        self._answer(200, self.server.objects[oid], {"ETag": f'"{oid}"'})
 
 
 def _listed(path: str, blob: Blob) -> dict[str, Any]:
@@ -474,7 +434,6 @@ def _listed(path: str, blob: Blob) -> dict[str, Any]:
 
 _NAME = r"([\w.-]+/[\w.-]+)"
 _ROUTES = (
-    (r"GET /api/whoami-v2", "whoami"),
     (r"POST /api/repos/create", "create"),
     (r"POST /api/validate-yaml", "validate"),
     (rf"GET /api/datasets/{_NAME}", "info"),
@@ -486,8 +445,6 @@ _ROUTES = (
     (rf"POST /api/datasets/{_NAME}/commit/(.+)", "commit"),
     (rf"POST /datasets/{_NAME}\.git/info/lfs/objects/batch", "lfs_batch"),
     (r"PUT /lfs/put/(\w+)", "lfs_put"),
-    (r"PUT /lfs/part/(\w+)/(\d+)", "lfs_part"),
-    (r"POST /lfs/complete/(\w+)", "lfs_complete"),
     (r"POST /lfs/verify", "lfs_verify"),
     (rf"(?:GET|HEAD) /datasets/{_NAME}/resolve/([^/]+)/(.+)", "resolve"),
     (r"(?:GET|HEAD) /cdn/(\w+)/(.+)", "cdn"),

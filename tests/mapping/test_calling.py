@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milldam.mapping.function import Caller, CallRules, FunctionError, ResultError
-from milldam.mapping.schema import ColumnError, fit, inferred, joined, to_array
+from milldam.mapping.function import Caller, FunctionError, ResultError
+from milldam.mapping.schema import fit, inferred, joined, to_array
+from milldam.mapping.settings import MapSettings
 
 ROWS = {"text": ["a", "bb", "ccc"], "id": [1, 2, 3]}
 ARROW = pa.RecordBatch.from_pydict(ROWS, schema=pa.schema([("text", pa.string()), ("id", pa.int16())]))
 
 
 def call(function: Any, rows: Any = ARROW, first_row: int | None = None, **rules: Any) -> dict[str, Any]:
-    kwargs = rules.pop("kwargs", {})
-    return Caller(function, CallRules(**rules), kwargs)(rows, first_row)
+    return Caller(MapSettings(source=None, function=function, **rules))(rows, first_row)
 
 
 def values(columns: dict[str, Any]) -> dict[str, list[Any]]:
@@ -109,7 +109,7 @@ def test_indices_arguments_and_columns_reach_the_function() -> None:
         lambda batch, numbers, add: {"n": [one + add for one in numbers]},
         with_indices=True,
         first_row=10,
-        kwargs={"add": 5},
+        fn_kwargs={"add": 5},
     )
     assert made["n"] == [15, 16, 17]
     made = call(lambda row, number: {"n": number}, with_indices=True, first_row=10, batched=False)
@@ -159,10 +159,10 @@ def test_a_row_left_as_it_is_keeps_the_values_that_others_replace() -> None:
     assert values(made)["text"] == ["new", "bb", "new"]
 
 
-def test_rows_with_other_columns_are_refused() -> None:
-    """A column that only some rows have."""
-    with pytest.raises(ResultError, match='column "n": returned for some rows and not for others'):
-        call(lambda row: {"n": 1} if row["id"] == 1 else {"m": 1}, batched=False)
+def test_a_column_that_a_row_lacks_is_null_there() -> None:
+    """It was returned for others only."""
+    made = call(lambda row: {"n": 1} if row["id"] == 1 else {"m": 2}, batched=False, remove_columns="all")
+    assert values(made) == {"n": [1, None, None], "m": [None, 2, 2]}
 
 
 def test_a_filter_is_told_how_to_drop_rows() -> None:
@@ -243,9 +243,9 @@ def test_row_by_row_gives_each_result_or_exception() -> None:
     def checked(batch: Any) -> Any:
         return {"n": [10 // (one - 2) for one in batch["id"]]}
 
-    found = Caller(checked, CallRules(on_error="reject")).results(ARROW, None)
-    assert [(number, said.split(":")[0]) for number, _, said in found.failed] == [(1, "ZeroDivisionError")]
-    assert [values(columns)["n"] for columns in found.columns] == [[-10], [10]]
+    made, failed = Caller(MapSettings(source=None, function=checked, on_error="reject")).results(ARROW, None)
+    assert [(number, said.split(":")[0]) for number, _, said in failed] == [(1, "ZeroDivisionError")]
+    assert [values(columns)["n"] for columns in made] == [[-10], [10]]
 
 
 # ---- columns ----
@@ -282,13 +282,11 @@ def test_token_columns_are_narrow_when_inferred() -> None:
 
 
 def test_types_of_batches_are_put_together() -> None:
-    """Empty lists say as little as None; a column that some rows lack is refused unless the input has it."""
+    """Empty lists say as little as None; a column that some rows lack is null there."""
     first = joined(None, arrays(a=[None], b=[[]], c=[1]))
     both = joined(first, arrays(a=["x"], b=[[1]], c=[2.5]))
     assert both == pa.schema([("a", pa.string()), ("b", pa.list_(pa.int64())), ("c", pa.float64())])
-    with pytest.raises(ColumnError, match='"b": returned for some rows and not for others'):
-        joined(first, arrays(a=["x"], c=[1]))
-    assert joined(first, arrays(a=["x"], c=[1]), optional=["b"]).names == ["a", "b", "c"]
+    assert joined(first, arrays(a=["x"], c=[1])).names == ["a", "b", "c"]
 
 
 INTS = pa.schema([("a", pa.int32())])
@@ -317,24 +315,22 @@ def test_values_are_cast_where_nothing_is_lost(given_values: Any, schema: pa.Sch
 )
 def test_values_of_another_type_are_refused(wrong: Any) -> None:
     """No fraction is cut off, no number read from a text; the error says column, expected and found."""
-    with pytest.raises(ColumnError, match='column "a"'):
+    with pytest.raises(ResultError, match='column "a"'):
         fit(arrays(a=wrong), INTS)
 
 
 def test_a_refusal_says_what_was_expected_and_what_to_do() -> None:
     """Column, both types, a value, and the schema."""
-    with pytest.raises(ColumnError, match=r'"a": int32 was expected.*found double, such as 1\.5\.\n.*schema='):
+    with pytest.raises(ResultError, match=r'"a": int32 was expected.*found double, such as 1\.5\.\n.*schema='):
         fit(arrays(a=[1.5, 1]), INTS)
 
 
 def test_columns_must_be_those_of_the_schema() -> None:
-    """An unknown one and a missing one are refused; one of the input may be missing, and is null."""
-    with pytest.raises(ColumnError, match="your schema lacks b"):
+    """An unknown one is refused, a missing one is null."""
+    with pytest.raises(ResultError, match="your schema lacks b"):
         fit(arrays(a=[1], b=[1]), INTS)
-    with pytest.raises(ColumnError, match='"a": missing'):
-        fit({}, INTS)
     two = pa.schema([("a", pa.int32()), ("b", pa.string())])
-    assert fit(arrays(a=[1]), two, optional=("b",)).to_pydict() == {"a": [1], "b": [None]}
+    assert fit(arrays(a=[1]), two).to_pydict() == {"a": [1], "b": [None]}
 
 
 # ---- what the function does to what it is given ----

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from tests.mapping.test_batching import records_of
 
 from milldam.errors import ConfigError, InputError
-from milldam.mapping.rows import RowUnit, Source, evenly, source_of
+from milldam.mapping.rows import AnySource, RowUnit, evenly, source_of
 from milldam.mapping.settings import MapSettings
 from milldam.sources.batch import Places, Reject, TextRules
 from milldam.sources.reading import FileReader
@@ -35,18 +35,18 @@ Records = list[dict[str, Any]]
 FILES_AT_HAND = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def look_up(source: Any, spool: Path, **options: Any) -> Source:
+def look_up(source: Any, spool: Path, **options: Any) -> AnySource:
     return source_of(MapSettings(source=source, function=len, **options), spool)
 
 
-def plan(source: Any, spool: Path, **options: Any) -> Source:
+def plan(source: Any, spool: Path, **options: Any) -> AnySource:
     made = look_up(source, spool, **options)
     if made.needs_spooling:
         made.spool()
     return made
 
 
-def read(made: Source, rejects: list[Reject] | None = None) -> Records:
+def read(made: AnySource, rejects: list[Reject] | None = None) -> Records:
     """All rows, by a reader and units that went through pickle and JSON, as they do on their way to a worker."""
     reader = pickle.loads(pickle.dumps(made.reader))
     on_reject = (rejects if rejects is not None else []).append
@@ -422,12 +422,13 @@ def test_an_identified_generator_runs_once(tmp_path: Path) -> None:
             file.write("x")
         yield {"n": 1}
 
+    spool = tmp_path / "spool"
     for _ in range(2):
-        assert read(plan(rows, tmp_path, source_key="v1")) == [{"n": 1}]
+        assert read(plan(rows, spool, source_key="v1")) == [{"n": 1}]
     assert Path(calls).read_text() == "x"
-    read(plan(rows, tmp_path, source_key="v2"))
-    (tmp_path / "complete.json").unlink()
-    read(plan(rows, tmp_path, source_key="v2"))
+    read(plan(rows, spool, source_key="v2"))
+    (spool / "complete.json").unlink()
+    read(plan(rows, spool, source_key="v2"))
     assert Path(calls).read_text() == "xxx"
 
 
@@ -511,7 +512,7 @@ def count_to_three() -> Iterator[dict[str, Any]]:
 
 def test_a_table_of_ours_is_read_shard_by_shard(tmp_path: Path) -> None:
     """In the order of its manifest, also after an unfinished one was refused."""
-    from milldam.stores.table.manifest import MadeUnit, TableManifest, TableSchema, TableShard
+    from milldam.stores.table.manifest import TableManifest, TableSchema, TableShard
 
     schema = pa.schema([("n", pa.int64())])
     for name in ("b", "a"):
@@ -522,9 +523,8 @@ def test_a_table_of_ours_is_read_shard_by_shard(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="an unfinished table"):
         plan(tmp_path, tmp_path / "s")
     sizes = {name: (tmp_path / f"rows-{name}.arrow").stat().st_size for name in "ab"}
-    shards = [TableShard(f"rows-{name}.arrow", 1, sizes[name], name) for name in ("b", "a")]
-    units = tuple(MadeUnit(shard.xxh3, 1, (shard,)) for shard in shards)
-    TableManifest(TableSchema.of(schema), {}, {}, units).write(tmp_path)
+    shards = tuple(TableShard(f"rows-{name}.arrow", 1, sizes[name], name) for name in ("b", "a"))
+    TableManifest(TableSchema.of(schema), {}, {}, {}, shards).write(tmp_path)
     assert read(plan(tmp_path, tmp_path / "s")) == [{"n": ord("b")}, {"n": ord("a")}]
 
 

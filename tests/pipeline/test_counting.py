@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kit.jobs import write_lines
 from tests.kit.preprocess_jobs import (
@@ -21,6 +18,7 @@ from tests.kit.preprocess_jobs import (
     kept_of,
     preprocess,
     short,
+    summary_of,
     texts_in,
     texts_with_copies,
     write_gz,
@@ -30,96 +28,12 @@ from tests.kit.preprocess_jobs import (
 )
 
 from milldam.errors import ConfigError, InputError
-from milldam.pipeline.counting import RowCounts
-from milldam.pipeline.documents import SetRules
-from milldam.pipeline.preparing import Source
-from milldam.run.folder import RunFolder
-from milldam.run.records import Record
-from milldam.run.units import Identity
-from milldam.sources.batch import TextRules
-from milldam.sources.data_sets import RowSlice
-from milldam.sources.units import Slice, Unit
-from milldam.stores.kinds import TOKENS
 
-# ---- ranges ----
-
-
-@contextmanager
-def counts_for(
-    folder: Path, datasets: list[int], sources: list[tuple[RowSlice | None, int | None]]
-) -> Iterator[RowCounts]:
-    """The counts of a plan whose units are of some datasets, in a run folder."""
-    made = tuple(Source(SetRules(TextRules()), rows, most) for rows, most in sources)
-    with RunFolder(folder, TOKENS) as run:
-        run.stage(
-            Unit(index, (Slice(f"{index}", "txt", None, index),), dataset) for index, dataset in enumerate(datasets)
-        )
-        run.start(Identity({}, run.inputs.write(())))
-        yield RowCounts(run, made)
-
-
-def count(counts: RowCounts, unit: int, documents: int) -> None:
-    counts.add(Record(counts.keys[unit], counts={"documents": documents}))
-
-
-EDGE = st.one_of(st.none(), st.integers(-60, 60))
-
-
-@given(
-    documents=st.lists(st.integers(0, 15), min_size=1, max_size=8),
-    start=EDGE,
-    stop=EDGE,
-    most=st.one_of(st.none(), st.integers(1, 40)),
-)
-def test_rows_of_units_are_the_slice_of_all_documents(
-    documents: list[int], start: int | None, stop: int | None, most: int | None
-) -> None:
-    """As Python slices a list; no unit is counted once enough are."""
-    counted = []
-    sources = [(RowSlice(start, stop), most)]
-    with TemporaryDirectory() as folder, counts_for(Path(folder), [0] * len(documents), sources) as counts:
-        for unit in counts.missing():
-            count(counts, unit, documents[unit])
-            counted.append(unit)
-        ranges = sorted(counts.ranges().items())
-    every = [(unit, row) for unit, number in enumerate(documents) for row in range(number)]
-    expected = every[start:stop][:most]
-    found = [(unit, row) for unit, (first, behind) in ranges for row in range(first, behind)]
-    assert found == expected
-    if (start or 0) >= 0 and stop is not None and stop > (start or 0):
-        before_last = sum(documents[unit] for unit in counted[:-1])
-        assert not counted or before_last < stop
-
-
-@given(documents=st.lists(st.integers(0, 15), min_size=1, max_size=8), edges=st.tuples(*[st.integers(0, 100)] * 2))
-def test_percents_part_the_documents(documents: list[int], edges: tuple[int, int]) -> None:
-    """[:a%], [a%:b%] and [b%:] together are everything, once."""
-    low, high = sorted(edges)
-    every = [(unit, row) for unit, number in enumerate(documents) for row in range(number)]
-    found = []
-    for start, stop in ((None, low), (low, high), (high, None)):
-        sources = [(RowSlice(start, stop, percent=True), None)]
-        with TemporaryDirectory() as folder, counts_for(Path(folder), [0] * len(documents), sources) as counts:
-            for unit in counts.missing():
-                count(counts, unit, documents[unit])
-            found += [(unit, row) for unit, (a, b) in sorted(counts.ranges().items()) for row in range(a, b)]
-    assert found == every
-
-
-def test_data_sets_are_counted_each_on_its_own(tmp_path: Path) -> None:
-    """One that is wanted whole is not counted; units already counted are not counted again."""
-    sources = [(RowSlice(3, 6), None), (None, None), (None, 5)]
-    with counts_for(tmp_path, [0, 0, 1, 2, 2], sources) as counts:
-        count(counts, 0, 4)
-        assert list(counts.missing()) == [1, 3, 4]
-        for unit, number in ((1, 9), (3, 2), (4, 9)):
-            count(counts, unit, number)
-    assert counts.ranges() == {0: (3, 4), 1: (0, 2), 3: (0, 2), 4: (0, 3)}
-
-
-# ---- in a job ----
+# ---- slices ----
 
 SLICES: list[tuple[str, slice]] = [
+    ("train[-1000:-400]", slice(-1000, -400)),
+    ("train[1400:3000]", slice(1400, 3000)),
     ("train[:700]", slice(None, 700)),
     ("train[150:1_100]", slice(150, 1100)),
     ("train[-90:]", slice(-90, None)),
@@ -140,6 +54,29 @@ def test_a_slice_takes_what_python_would(tmp_path: Path, kind: str, split: str, 
     assert sum(sum(reasons.values()) for reasons in drops_by_stage(store.path).values()) == len(texts[rows]) - len(
         store
     )
+
+
+@settings(max_examples=5)
+@given(edges=st.tuples(st.integers(1, 49), st.integers(50, 99)), most=st.integers(1, 120))
+def test_percents_part_the_documents(
+    tmp_path_factory: pytest.TempPathFactory, edges: tuple[int, int], most: int
+) -> None:
+    """[:a%], [a%:b%] and [b%:] together are everything, once; of several data sets, each is counted on its own."""
+    folder, texts, (low, high) = tmp_path_factory.mktemp("job"), fresh_texts(137), edges
+    path, other = write_lines(folder / "a.jsonl", texts), write_lines(folder / "b.jsonl", fresh_texts(90, 1))
+    sets = [{"path": path, "split": f"train[{part}]"} for part in (f":{low}%", f"{low}%:{high}%", f"{high}%:")]
+    limited: list[Any] = [*sets, other, {"path": other, "max_documents": most}]
+    store = preprocess(folder / "s", limited, dedup="off", shard_size="100KB")
+    others = fresh_texts(90, 1)
+    assert texts_in(store) == [*texts, *others, *others[:most]]
+
+
+def test_no_unit_is_counted_once_enough_are(tmp_path: Path) -> None:
+    """A slice at the beginning is found in the first units."""
+    path = write_lines(tmp_path / "a.jsonl", fresh_texts(3000))
+    preprocess(tmp_path / "s", [{"path": path, "split": "train[5:40]"}], dedup="off", shard_size="100KB")
+    assert summary_of(tmp_path / "s")["units"] > 3
+    assert len((tmp_path / "s/run/counts.jsonl").read_bytes().splitlines()) == 1
 
 
 def kept_of_all(texts: list[str]) -> list[str]:
@@ -239,13 +176,7 @@ def test_a_weight_with_a_slice_and_an_exact_split(tmp_path: Path) -> None:
     store = preprocess(tmp_path / "s", sets)
     assert texts_in(store) == texts[50:150] * 2
     exact = preprocess(tmp_path / "e", sets, splits={"val_tokens": 400})
-    assert {name: counted["tokens"] for name, counted in _splits(exact).items()}["val"] == 400
-
-
-def _splits(store: Any) -> dict[str, dict[str, int]]:
-    from tests.kit.preprocess_jobs import summary_of
-
-    return dict(summary_of(store.path)["splits"])
+    assert summary_of(exact.path)["splits"]["val"]["tokens"] == 400
 
 
 def test_samples_of_a_weight_below_one_are_counted(tmp_path: Path) -> None:

@@ -19,12 +19,9 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.browser import chromium, pixel_rows
 from tests.kit.damage import edit_manifest
-from tests.kit.jobs import TOKENIZER, demo_texts, invoke, write_lines
+from tests.kit.jobs import TOKENIZER, demo_texts, invoke
 
-import milldam
-from milldam.errors import StoreError
 from milldam.files import write_sealed
 from milldam.markup import escape, escape_plain
 from milldam.report import write_report
@@ -329,12 +326,6 @@ def test_the_time_of_a_resumed_run_is_that_of_all_its_sessions(tmp_path: Path) -
     assert "Time 2 min 30 s 2 sessions" in read_page(out).text
 
 
-@pytest.mark.parametrize("texts", [{}, {"train": []}, {"train": ["x"], "val": []}])
-def test_a_store_of_next_to_nothing_gives_a_page(tmp_path: Path, texts: dict[str, list[str]]) -> None:
-    """No shard, no document, an empty split: none of them is an error."""
-    assert read_page(make_store(tmp_path / "s", texts)).ids == set(SECTIONS)
-
-
 @pytest.mark.parametrize("damage", [("402000000", "402000001"), ("{", ""), ("", "x" * 5000), ("}", "")])
 def test_a_damaged_summary_costs_only_itself(full: Path, tmp_path: Path, damage: tuple[str, str]) -> None:
     """What is not as it was written is not believed; the page is made without it."""
@@ -344,13 +335,6 @@ def test_a_damaged_summary_costs_only_itself(full: Path, tmp_path: Path, damage:
     (out / "run" / "memory.csv").write_text(HEADER + "broken\n1,2,3\nnan,a,1,2,3,job\n" + "x" * 5000 + "\n")
     page = read_page(out)
     assert set(SECTIONS) <= page.ids and "packing" not in page.ids and "not recorded" in page.text
-
-
-def test_a_store_whose_tokenizer_is_gone_is_still_reported(tmp_path: Path) -> None:
-    """Where nothing can be decoded, the ids are shown."""
-    out = make_store(tmp_path / "s", {"train": ["one"]})
-    (out / "tokenizer.json").write_text("{}")
-    assert "can&#x27;t decode it" in write_report(out).read_text(encoding="utf-8")
 
 
 # ---- hostile text ----
@@ -437,18 +421,6 @@ def test_processes_are_summed_per_sample(tmp_path: Path) -> None:
     assert re.findall("<title>(.*?)</title>", drawn) == ["a: 0 s", "b: 2 s"]
 
 
-@pytest.mark.parametrize(("samples", "step"), [(1, 1.0), (300, 0.2), (100_000, 1.0)])
-def test_the_curve_is_small_and_keeps_the_peak(tmp_path: Path, samples: int, step: float) -> None:
-    """However many samples, the points are few, in order, and none is lost that was the highest."""
-    high = samples * 7 // 9
-    rows = (f"{k * step:.2f},a,1,{(999 if k == high else 500) * MB},5,job\n" for k in range(samples))
-    drawn = memory_svg(tmp_path, rows)
-    curve = re.search('<polyline points="([^"]*)" class="anonymous"', drawn)
-    assert curve and "peak 999 MB" in drawn
-    points = [tuple(map(float, point.split(","))) for point in curve[1].split()]
-    assert len(points) <= 902 and points == sorted(points, key=lambda point: point[0])
-
-
 def test_the_time_between_two_sessions_is_left_out(tmp_path: Path) -> None:
     """A run that was ended and resumed an hour later took the time of its two sessions."""
     rows = [f"{t},a,1,5,5,job\n" for t in range(10)] + [f"{3600 + t},a,2,5,5,job\n" for t in range(5)]
@@ -468,25 +440,6 @@ def test_rows_of_other_runs_are_not_shown(tmp_path: Path) -> None:
     drawn = memory_svg(tmp_path, old + mine + later, finished=109)
     assert set(re.findall("<title>(.*?)</title>", drawn)) == {"mine: 4 s"}
     assert "peak 5 MB" in drawn and "resumed" not in drawn
-
-
-def test_a_row_cut_off_by_a_kill_is_passed_over(tmp_path: Path) -> None:
-    """Half a line is no sample."""
-    assert "peak 9 B" in memory_svg(tmp_path, ["1,a,1,5,5,job\n", "2,a,1", "3,a,1,9,9,job\n", "8,a,1,9,5,job\n"])
-    assert memory_svg(tmp_path, []) == ""
-
-
-def test_the_budget_is_drawn_unless_it_is_far_above(tmp_path: Path) -> None:
-    """A budget near the use is a line; one many times as high is only named."""
-    rows = [f"{t},a,1,{100 * MB},5,job\n" for t in range(10)]
-
-    def drawn(budget: int) -> str:
-        return memory_svg(tmp_path, rows, memory={"peak": 100 * MB, "budget": budget, "stages": {}})
-
-    assert "budget-line" in drawn(200 * MB)
-    far = drawn(8000 * MB)
-    assert "budget-line" not in far and "budget 8 GB" in far
-    assert "budget" not in memory_svg(tmp_path, rows)
 
 
 # ---- lengths ----
@@ -524,14 +477,6 @@ def test_dropped_documents_are_shown_two_a_reason(tmp_path: Path) -> None:
     assert f"Dropped {' '.join(shown)}" in text and "short 2" not in text
 
 
-@pytest.mark.parametrize("content", [b"", b"not zstd", b"\x28\xb5\x2f\xfd"])
-def test_unreadable_dropped_documents_are_left_out(tmp_path: Path, content: bytes) -> None:
-    """A damaged file costs only its samples."""
-    out = make_store(tmp_path / "s", {"train": ["one"]})
-    put_dropped(out, content)
-    assert "<h3>Dropped</h3>" not in write_report(out).read_text(encoding="utf-8")
-
-
 # ---- the command ----
 
 
@@ -544,44 +489,6 @@ def test_the_command_prints_the_path(full: Path) -> None:
     assert invoke("report", full, "--open-path").stdout.startswith("file:///")
 
 
-def test_no_store_is_an_error(tmp_path: Path) -> None:
-    """A folder that is no store is refused, and nothing is made in it."""
-    with pytest.raises(StoreError, match="not a token store"):
-        write_report(tmp_path)
-    with pytest.raises(StoreError, match="no such folder"):
-        write_report(tmp_path / "nowhere")
-    assert invoke("report", tmp_path).exit_code == StoreError.exit_code
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_report_says_what_was_done_and_marks_what_it_shows_a_part_of(tmp_path: Path) -> None:
-    """Excerpts and highlighting are explained, idle stages are not listed, near-dedup is not called exact."""
-    rng = random.Random(0)
-    words = [
-        [rng.choice(["river", "water", "dam", "mill", "stone", "wheel", "flow", "bank", "reed"]) for _ in range(500)]
-        for _ in range(4)
-    ]
-    texts = [" ".join(one) for one in [*words, [*words[0][:400], "changed", *words[0][401:]]]]
-    evaluation = write_lines(tmp_path / "evaluation.jsonl", [" ".join(words[2][100:140])])
-    milldam.preprocess(
-        {
-            "datasets": str(write_lines(tmp_path / "a.jsonl", texts)),
-            "tokenizer": str(TOKENIZER),
-            "out": str(tmp_path / "out"),
-            "memory": "4GB",
-            "dedup": "near",
-            "decontaminate": str(evaluation),
-        }
-    )
-    page = write_report(tmp_path / "out").read_text(encoding="utf-8")
-    stages = re.findall(r"<li><b>(\w+)</b>", page)
-    assert stages == ["read", "dedup", "decontaminate"]
-    assert "method: exact" not in page and "Exact duplicates" not in page
-    assert page.count("<mark>Highlighted</mark>: ") == 2
-    assert f"… <mark>{' '.join(words[2][100:140])}</mark> …" in page
-    assert re.search(r"excerpt from character [\d,]+</span></figcaption><p dir=\"auto\">… ", page)
-
-
 # ---- in a real browser ----
 
 
@@ -592,29 +499,3 @@ onload = () => {{
   document.title = "looked at " + (all.length > 100) + " too wide: " + wide.map(one => one.outerHTML.slice(0, 60));
 }}
 </script>"""
-
-
-@pytest.mark.slow
-def test_a_browser_shows_the_page(tmp_path: Path, full: Path) -> None:
-    """Chromium's own document has every section and its charts, and the picture is not blank."""
-    page = write_report(full)
-    dom = Page(chromium(tmp_path, page, "--dump-dom"))
-    check_harmless(dom)
-    assert dom.ids == ALL_SECTIONS and {"svg", "polyline", "table", "figure"} <= dom.tags
-    picture = tmp_path / "page.png"
-    chromium(tmp_path, page, f"--screenshot={picture}", "--window-size=1280,1600", "--hide-scrollbars")
-    assert len(set(pixel_rows(picture.read_bytes()))) > 300
-
-
-def test_hostile_text_does_not_run_in_a_browser(tmp_path: Path) -> None:
-    """Neither with the page's policy nor without it does anything from the data run or load."""
-    page = write_report(make_hostile_store(tmp_path / "s"))
-    unguarded = page.with_name("unguarded.html")
-    text = page.read_text(encoding="utf-8")
-    unguarded.write_text(re.sub(r"<meta http-equiv[^>]*>", "", text), encoding="utf-8")
-    assert "Content-Security-Policy" in text and "Content-Security-Policy" not in unguarded.read_text(encoding="utf-8")
-    for one in (page, unguarded):
-        dom = chromium(tmp_path, one, "--dump-dom", "--virtual-time-budget=2000")
-        check_harmless(Page(re.sub(r"<meta http-equiv[^>]*>", "", dom)))
-        assert "<title>s: milldam run report</title>" in dom and "data-owned" not in dom
-        assert Page(dom).ids == ALL_SECTIONS

@@ -80,7 +80,7 @@ def test_a_wrong_checksum_loses_no_byte(kind: str, before: int) -> None:
     found, error = decompressed(packed, kind)
     assert found == first + last
     assert error is not None
-    assert (error.reason, error.unproven_bytes) == (WRONG_CHECKSUM[kind], len(last))
+    assert error.reason == WRONG_CHECKSUM[kind]
 
 
 @every_compression
@@ -88,7 +88,7 @@ def test_damage_in_the_middle_gives_all_that_can_be_had(kind: str) -> None:
     """As much as the library gives when it is asked for every byte, one at a time."""
     packed = flipped(COMPRESS[kind](as_lines(texts_of(1000))), 60_000)
     found, error = decompressed(packed, kind)
-    assert error is not None and error.unproven_bytes == len(found)
+    assert error is not None
     assert found == decompressed(packed, kind, block_bytes=1)[0]
 
 
@@ -99,28 +99,14 @@ def test_what_follows_the_last_member_is_told_and_not_read(kind: str, garbage: b
     data = as_lines(texts_of(50))
     found, error = decompressed(COMPRESS[kind](data) + garbage, kind)
     assert found == data
-    assert error is not None and (error.reason, error.unproven_bytes) == ("trailing_data", 0)
+    assert error is not None and error.reason == "trailing_data"
     assert f"byte {len(COMPRESS[kind](data)):,} on" in str(error)
 
 
-@every_compression
-def test_a_pipe_loses_less_than_a_kilobyte(kind: str) -> None:
-    """It can't be read again for what the library lost."""
-
-    class Pipe(io.BytesIO):
-        def seekable(self) -> bool:
-            return False
-
-    data = as_lines(texts_of(1000))
-    found, error = decompressed(Pipe(flipped(COMPRESS[kind](data), CHECKSUM[kind])), kind)
-    assert data.startswith(found) and len(data) - len(found) < 1024
-    assert error is not None and error.unproven_bytes == len(found)
-
-
-def decompressed(data: bytes | io.BytesIO, kind: str, block_bytes: int = 1 << 20) -> tuple[bytes, DamagedError | None]:
+def decompressed(data: bytes, kind: str, block_bytes: int = 1 << 20) -> tuple[bytes, DamagedError | None]:
     found = b""
     try:
-        for block in read_blocks(io.BytesIO(data) if isinstance(data, bytes) else data, kind, block_bytes):
+        for block in read_blocks(io.BytesIO(data), kind, block_bytes):
             found += block
     except DamagedError as error:
         return found, error
@@ -139,9 +125,7 @@ def test_a_wrong_checksum_keeps_every_record(tmp_path: Path, kind: str, format: 
     data = write_as(texts_of(count))
     result = read(write(tmp_path / f"a.{format}.{kind}", flipped(COMPRESS[kind](data), CHECKSUM[kind])), rules)
     assert result.texts == [text + end for text in texts_of(count)]
-    assert [(one.reason, one.records, one.unproven_bytes) for one in result.rejects] == [
-        (WRONG_CHECKSUM[kind], 0, len(data))
-    ]
+    assert [(one.reason, one.records) for one in result.rejects] == [(WRONG_CHECKSUM[kind], 0)]
 
 
 @every_compression
@@ -159,7 +143,7 @@ def test_a_cut_file_keeps_all_whole_records_and_rejects_the_one_that_was_cut(
     kept = result.texts
     (reject,) = result.rejects
     assert kept == [text + end for text in texts[: len(kept)]]
-    assert (reject.reason, reject.unproven_bytes) == ("truncated", len(there))
+    assert reject.reason == "truncated"
     assert reject.records == (1 if reject.record else 0)
     if format != "json":
         assert (write_as(texts[: len(kept)]) + reject.record.encode()) == there
@@ -221,12 +205,11 @@ def test_a_store_of_damaged_input_says_so_everywhere(tmp_path: Path, damaged: Pa
     summary = json.loads(result.stdout)
     told = (summary["counts"]["documents"], summary["dropped"], summary["facts"]["damaged_files"])
     assert told == (510, {}, 1)
-    size = len(as_lines(texts_of(500)))
-    assert f"Warning: 1 input file is damaged; of what was read, no checksum proves {size:,} bytes" in result.stderr
+    assert "Warning: 1 input file is damaged:" in result.stderr
     assert "a.jsonl.gz: bad_checksum: the checksum of its gzip data is wrong" in result.stderr
     assert milldam.open(out).manifest.damaged_files == 1
     (reject,) = set_aside(out)
-    assert (reject["reason"], reject["records"], reject["unproven_bytes"]) == ("bad_checksum", 0, size)
+    assert (reject["reason"], reject["records"]) == ("bad_checksum", 0)
 
 
 def test_strict_ends_the_run_at_damage(tmp_path: Path, damaged: Path) -> None:

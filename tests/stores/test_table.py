@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.kit.damage import edit_manifest, write_resealed
 
 from milldam.errors import ConfigError, StoreError
-from milldam.stores.table.manifest import NAME, MadeUnit, TableManifest, TableSchema
+from milldam.stores.table.manifest import NAME, TableManifest, TableSchema
 from milldam.stores.table.reader import Table
 from milldam.stores.table.writer import BATCH_BYTES, TableShardWriter
 from milldam.stores.verify import verify
@@ -34,15 +34,14 @@ def rows_of(begin: int, end: int) -> list[dict[str, Any]]:
 def make_table(folder: Path, shards: list[list[dict[str, Any]]], schema: pa.Schema = SCHEMA) -> Table:
     """A table of given rows, a shard a list; an empty list is a unit without rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    units = []
-    for number, rows in enumerate(shards):
-        key = f"{number:032x}"[::-1]
+    made = []
+    for rows in shards:
         with TableShardWriter(folder, schema) as writer:
             for begin in range(0, len(rows), 7):
                 writer.append(pa.RecordBatch.from_pylist(rows[begin : begin + 7], schema=schema))
-            shard = writer.commit()
-        units.append(MadeUnit(key, len(rows), () if shard is None else (shard,)))
-    TableManifest(TableSchema.of(schema), {}, {}, tuple(units)).write(folder)
+            made.append(writer.commit())
+    written = tuple(shard for shard in made if shard is not None)
+    TableManifest(TableSchema.of(schema), {}, {}, {}, written).write(folder)
     return Table(folder)
 
 
@@ -62,7 +61,7 @@ def test_rows_are_found_by_number_from_both_ends(table: Table) -> None:
 
 
 def test_lists_of_numbers_are_rows_and_lists_of_names_columns(table: Table, tmp_path: Path) -> None:
-    """In the order that was asked for; what HF has and a table has not is named with `to_hf`."""
+    """In the order that was asked for."""
     wanted = rows_of(0, 50)
     assert table[[30, 1, -1, 1]]["id"] == [30, 1, 49, 1] and table[np.array([2, 3])]["id"] == [2, 3]
     assert table[np.int64(3)] == wanted[3] and table[[]] == {"id": [], "ids": [], "text": []}
@@ -72,9 +71,6 @@ def test_lists_of_numbers_are_rows_and_lists_of_names_columns(table: Table, tmp_
         table[[1, 50]]
     with pytest.raises(ConfigError, match="numbers of rows, or names"):
         table[[1, "id"]]
-    with pytest.raises(AttributeError, match=r"use \.to_hf\(\)\.to_pandas"):
-        table.to_pandas()
-    assert not hasattr(table, "something")
 
 
 @given(st.integers(-60, 60), st.integers(-60, 60), st.integers(1, 60))
@@ -152,7 +148,7 @@ def test_verify_finds_what_is_wrong_with_a_shard(table: Table) -> None:
 
 def test_verify_compares_rows_and_columns(table: Table) -> None:
     """A manifest that was edited."""
-    edit_manifest(table.path, lambda value: value["units"][0]["shards"][0].update(rows=19))
+    edit_manifest(table.path, lambda value: value["shards"][0].update(rows=19))
     totals, rows = verify(table.path)
     assert "totals are not the sums" in totals and "20 rows where the manifest says 19" in rows
     schema = {"columns": {"a": "int8"}, "ipc": TableSchema.of(pa.schema([("a", pa.int8())])).ipc}
@@ -165,12 +161,9 @@ def test_verify_compares_rows_and_columns(table: Table) -> None:
     [
         (lambda value: value | {"format": "other"}, "not the manifest of a table"),
         (lambda value: value | {"format_version": 9}, "format_version is 9"),
-        (lambda value: value | {"units": 5}, "units is 5, where a list"),
-        (lambda value: (value["units"][0]["shards"][0].update(name="../x"), value)[1], "leaves the folder"),
-        (
-            lambda value: (value["units"][0]["shards"][0].update(rows=-1), value)[1],
-            "rows is -1",
-        ),
+        (lambda value: value | {"shards": 5}, "shards is 5, where a list"),
+        (lambda value: (value["shards"][0].update(name="../x"), value)[1], "leaves the folder"),
+        (lambda value: (value["shards"][0].update(rows=-1), value)[1], "rows is -1"),
     ],
 )
 def test_a_damaged_manifest_is_refused(table: Table, damage: Any, told: str) -> None:

@@ -245,9 +245,10 @@ class _Records:
 
     def reject(self, number: int, reason: str, detail: str) -> None:
         place = self.place(number)
-        at = {"line": place.first + 1} if self._slice.format == "jsonl" else {"row": place.first}
+        is_line = self._slice.format == "jsonl"
+        line, row = (place.first + 1, None) if is_line else (None, place.first)
         shown = json.dumps(self.record(number), ensure_ascii=False, default=str)[: KEPT_RECORD_CHARS + 1]
-        self._reading.reject(Reject(self._slice.path, reason, detail, shown, origin=place.origin, **at))
+        self._reading.reject(Reject(self._slice.path, reason, detail, shown, line=line, row=row, origin=place.origin))
 
 
 def _messages(one: Conversation | Pair) -> list[Message]:

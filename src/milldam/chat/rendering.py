@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from milldam.chat.bounds import TemplateRefusedError
 from milldam.chat.forms import BadRowError, Conversation, Message, Pair
 from milldam.chat.loading import TemplateSource
 from milldam.chat.masks import ASSISTANT, REASONING, Masks, NothingToTrainError, NotProvenError, TrainOn, in_parts
+from milldam.chat.sandbox import TemplateRefusedError
 from milldam.chat.shapes import Done, Shapes, form_of, require_same
 from milldam.chat.template import ChatTemplate, Rendering, Stretch
 
@@ -180,7 +180,7 @@ class _Template:
             [{"role": "user", "content": in_parts("Aq7")}], "Aq7"
         )
         self._masks = Masks(self.template, rule, in_parts=self._in_parts)
-        self.shapes = Shapes(self.template, self._masks)
+        self.shapes = Shapes()
         call = {"type": "function", "function": {"name": "f", "arguments": '{"k9": 1}'}}
         asked: list[Message] = [
             {"role": "user", "content": "q"},
@@ -214,7 +214,8 @@ class _Template:
         rendering, stretches = self._rendered(messages, conversation)
         if not conversation.variables:
             tools, prompt = conversation.tools, conversation.prompt_messages
-            self.shapes.learn(messages, tools, prompt, (rendering.text, stretches))
+            derived = self.derives(conversation)
+            self.shapes.learn(messages, tools, prompt, rendering, stretches, derived=derived)
         return rendering, stretches
 
     def derives(self, conversation: Conversation) -> bool:
@@ -231,7 +232,7 @@ class _Template:
         tools, variables = conversation.tools, conversation.variables
         rendering = self.template.render(messages, tools, **variables)
         prompt = conversation.prompt_messages
-        return rendering, self._masks.find(messages, tools, rendering, variables, prompt_messages=prompt)
+        return rendering, self._masks.find(messages, rendering, variables, prompt_messages=prompt)
 
     def _fitting(self, messages: list[Message]) -> list[Message]:
         """As the template takes them: some that know of images take texts in parts alone."""

@@ -1,123 +1,31 @@
 """Shapes of conversations: what a template makes of all conversations that differ in their words alone.
 
 Conversations have the same form where their roles, the fields of their messages, and all values but texts are the
-same; and where the same texts are empty. A conversation whose form was seen before is traced (tracing.py): what the
-template wrote around the words, what it asked about them, and what is trained on, become a shape. Another conversation
-of the form that gives the same answers is then put together from the shape, without a rendering.
+same; and where the same texts are empty. The second rendering of a form, with what is trained on, becomes a shape:
+what the template wrote around the words, and what it asked about them. Another conversation of the form that gives the
+same answers is then put together from the shape, without a rendering.
 
 A shape gives what the rendering gives, text and stretches, or nothing; then the template is asked as always:
 
-- it was traced, so the words were not looked at but by the noted questions;
-- no words that it writes are empty, also when stripped, so that places are in the same order as in the conversation
-  that was traced;
-- of a derived mask the proof is in the trace: words of trained messages stand in their own stretches alone, and no
-  others do; the rendering with other words, by which masks.py proves it, would have given the same answers.
+- all that the template did with words can be told (`Log.lost`): they were not looked at but by the noted questions;
+- no words that it writes are empty, so that places are in the same order as in the conversation that was rendered;
+- the proof of a derived mask is in the pieces: words of trained messages stand in their own stretches alone.
 
 Each is compared with the rendering when it is learned, and again at its 1st, 2nd, 4th, 8th, ... use. Holds shapes of
 50,000 words in all.
-
-What is trained on in all conversations that a trace stands for: what masks.py finds for one, found for all of them.
-
-With `{% generation %}` it is what stands in these blocks. Without, stretches are found as for one conversation, as long
-as headers and ends lie within literals; and the proof needs no other words, since a trace tells which words are where:
-those of a trained message stand in its own stretch alone, and no others do. What is not sure raises NotProvenError.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
 from milldam.chat.forms import content_of, plain_roles
-from milldam.chat.masks import REASONING, Masks, NotProvenError, block_of, is_tag, other_text
-from milldam.chat.template import ChatTemplate, Message, Position, Stretch, joined
-from milldam.chat.tracing import ASKED, Answer, Path, Span, Trace, Tracer, Words, is_object, is_role, starts
+from milldam.chat.said import Op, Path, Words, is_object, is_role
+from milldam.chat.template import Message, Rendering, Stretch
 from milldam.errors import MilldamError
-
-
-def find_traced(
-    masks: Masks, trace: Trace, messages: Sequence[Message], prompt_messages: int
-) -> tuple[list[Span], list[int]]:
-    """The spans; and of each that was derived, the number of words in it, which must not be white space."""
-    text = _Text(trace)
-    if masks.rule.everything:
-        return [((0, 0), text.end)], []
-    wanted = masks.wanted(messages, prompt_messages)
-    if masks.tagged(messages, wanted):
-        return masks.by_tags(messages, wanted, trace), []
-    found = []
-    for number in wanted:
-        header, is_last = masks.header(str(messages[number]["role"]), {}), number == len(messages) - 1
-        block = text.behind(header.text, block_of(trace, number, messages), is_first=number == 0)
-        if not masks.rule.turn_end:
-            found.append(text.without(header.last_tail if is_last else header.tail, block))
-        else:
-            found.append(text.to_the_end(header.text.strip(), block) if is_last else block)
-    if any(one[1] > other[0] for one, other in itertools.pairwise(found)):
-        raise NotProvenError("turns are not in order")
-    return joined(found), _proven_by(trace, wanted, found)
-
-
-def _proven_by(trace: Trace, wanted: list[int], found: list[Span]) -> list[int]:
-    """Words of trained messages stand in their stretches, one at least, and no others do."""
-    owners = [one.path[1] if one.path[0] == "messages" else None for one in trace.words]
-    inside: list[int] = []
-    for number, ((_, first), (_, last)) in zip(wanted, found, strict=True):
-        texts = [at for at in range(first, last) if _is_reworded(trace.words[at])]
-        if any(owner != number for owner in owners[first:last]) or not texts:
-            raise NotProvenError("words of several messages, or none, are in a stretch")
-        inside.append(texts[0])
-    count = sum(last - first for (_, first), (_, last) in found)
-    if count != sum(owner in set(wanted) for owner in owners):
-        raise NotProvenError("what is trained on is also written outside its own turn")
-    return inside
-
-
-def _is_reworded(words: Words) -> bool:
-    """Whether masks.py would replace them by another text in its proof."""
-    said, name = words.path[2], words.path[-1]
-    in_call = said == "tool_calls" and name in ("arguments", "name")
-    return words.made[:1] != ("json",) and (in_call or (said in ("content", *REASONING) and name in (said, "text")))
-
-
-class _Text:
-    """The literals of a trace end to end, and where words are between them."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._literals = "".join(trace.literals)
-        # A place behind all words, and one in front of them.
-        self._starts = [*starts(trace.literals), len(self._literals)]
-        self.end: Position = len(self._literals), len(trace.words)
-
-    def behind(self, header: str, block: Span, *, is_first: bool) -> Span:
-        """A block without its header, which must lie in front of all words."""
-        (begin, words), end = block
-        stop = min(self._starts[words], end[0])
-        at = self._literals.find(header, begin, stop) if block[0] == (0, 0) or is_first else begin
-        if at < 0 or not self._literals.startswith(header, at, stop):
-            raise NotProvenError("a header is not where it can be told")
-        return (at + len(header), words), end
-
-    def without(self, tail: str, span: Span) -> Span:
-        """A span without what ends it, which must lie behind all words."""
-        (begin, _), (end, words) = span
-        start = max(begin, self._starts[words - 1] if words else 0)
-        if not self._literals.endswith(tail, start, end):
-            raise NotProvenError("a turn's end is not where it can be told")
-        return span[0], (end - len(tail), words)
-
-    def to_the_end(self, header: str, span: Span) -> Span:
-        """A span that goes on to the end, if no words and no turn are behind it."""
-        end, words = span[1]
-        if words != self.end[1] or (header and header in self._literals[end:]):
-            raise NotProvenError("there is something after the last turn")
-        return span[0], self.end
-
-
-# ---- shapes ----
 
 MOST_CHARACTERS = 1 << 18
 """Of the words of a conversation. What a template makes of them is then far below its bounds, however it uses them."""
@@ -134,31 +42,45 @@ Done = tuple[str, list[Stretch]]
 class Shape:
     """What a template writes around the words of a conversation."""
 
-    def __init__(self, trace: Trace, spans: Sequence[Any], proven_by: Sequence[int]) -> None:
-        """`proven_by`: of a derived mask, words in each stretch, by number, that must not be white space."""
+    def __init__(self, rendering: Rendering, stretches: Sequence[Stretch], *, derived: bool) -> None:
+        """`derived`: words in each stretch must not be white space."""
+        literals, said, ends = [""], list[Words](), list[int]()
+        at = 0
+        for piece, words in rendering.pieces:
+            at += len(piece)
+            if words is None:
+                literals[-1] += piece
+            else:
+                said.append(words)
+                literals.append("")
+                ends.append(at)
         self.uses = 0
-        self._pieces = [""] * (2 * len(trace.words) + 1)
-        self._pieces[::2] = trace.literals
-        self._spans = [(*begin, *end) for begin, end in spans]
-        self._answers = [_Check(one, reworded=bool(proven_by) and not _same_reworded(one)) for one in trace.answers]
-        self._proven_by = proven_by
-        self._values = [(one.path[1], None) if _is_content(one) else (0, one) for one in trace.words]
+        self.words = len(said)
+        self._pieces = [""] * (2 * len(said) + 1)
+        self._pieces[::2] = literals
+        # Words are whole on one side of a border: what is left of it is literals and so many words.
+        before = [[sum(end <= border for end in ends) for border in one] for one in stretches]
+        lengths = [0, *accumulate(end - begin for begin, end in _extents(rendering))]
+        self._spans = [
+            (begin - lengths[first], first, end - lengths[last], last)
+            for (begin, end), (first, last) in zip(stretches, before, strict=True)
+        ]
+        self._proven_by = [first for _, first, _, last in self._spans if first < last] if derived else []
+        self._values = [(one.path[1], None) if _is_content(one) else (0, one) for one in said]
         """Of each of the words the message whose content it is, or how to find it otherwise."""
+        self._answers = list(rendering.log.answers.items())
 
     def fill(self, messages: Sequence[Message], tools: Any) -> Done | None:
         """The text of a conversation of the form; None if it has another shape."""
+        for (words, op), answer in self._answers:
+            if not _holds(words, op, answer, _value(messages, tools, words.path)):
+                return None
         values = [
             messages[number]["content"] if words is None else words.of(_value(messages, tools, words.path))
             for number, words in self._values
         ]
-        if not all(values):
+        if not all(values) or any(values[number].isspace() for number in self._proven_by):
             return None
-        for number in self._proven_by:
-            if values[number].isspace():
-                return None
-        for answer in self._answers:
-            if not answer.holds(messages, tools):
-                return None
         ends = [0, *accumulate(map(len, values))]
         if ends[-1] > MOST_CHARACTERS:
             return None
@@ -168,34 +90,26 @@ class Shape:
         return "".join(pieces), stretches
 
 
-class _Check:
-    """Whether words give the answer that was noted; `reworded`: and other words in their place, too."""
+def _extents(rendering: Rendering) -> list[Stretch]:
+    """Where words lie."""
+    found, at = [], 0
+    for piece, words in rendering.pieces:
+        if words is not None:
+            found.append((at, at + len(piece)))
+        at += len(piece)
+    return found
 
-    def __init__(self, answer: Answer, *, reworded: bool) -> None:
-        self._words, self._other, self._said = answer.words, answer.other, answer.said
-        self._asked, self._reworded = ASKED[answer.asked], reworded
 
-    def holds(self, messages: Sequence[Message], tools: Any) -> bool:
-        value = _value(messages, tools, self._words.path)
-        if self._asked(self._words.of(value), self._other) != self._said:
-            return False
-        return not self._reworded or self._asked(self._words.of(other_text(value)), self._other) == self._said
+def _holds(words: Words, op: Op, answer: Any, value: Any) -> bool:
+    try:
+        return bool(op.of(words.of(value)) == answer)
+    except (LookupError, TypeError, ValueError):
+        return False
 
 
 def _is_content(words: Words) -> bool:
     """Whether they are what a message says, as it is."""
-    return words.path[0::2] == ("messages", "content") and not words.made
-
-
-def _same_reworded(answer: Answer) -> bool:
-    """Whether other words (masks.other_text) always give the same answer: they keep tags and what is white space."""
-    how, letters = answer.words.made or ("strip", None)
-    if how == "json":
-        return answer.asked == "true"
-    if letters is not None and not letters.isspace():
-        return False
-    tag = answer.other is not None and is_tag(answer.other)
-    return answer.asked == "true" or (tag and answer.asked in ("holds", "startswith"))
+    return words.path[0::2] == ("messages", "content") and not words.ops
 
 
 def _value(messages: Sequence[Message], tools: Any, path: Path) -> Any:
@@ -217,9 +131,7 @@ class _Known:
 class Shapes:
     """Those that are known of one template and one rule of what is trained on."""
 
-    def __init__(self, template: ChatTemplate, masks: Masks) -> None:
-        self._template, self._masks = template, masks
-        self._tracer: Tracer | None = None
+    def __init__(self) -> None:
         self._known: dict[Any, _Known] = {}
         self._words = 0
 
@@ -238,10 +150,19 @@ class Shapes:
                 return done, shape.uses & (shape.uses - 1) == 0
         return None, False
 
-    def learn(self, messages: Sequence[Message], tools: Any, prompt_messages: int, done: Done) -> None:
+    def learn(
+        self,
+        messages: Sequence[Message],
+        tools: Any,
+        prompt_messages: int,
+        rendering: Rendering,
+        stretches: list[Stretch],
+        *,
+        derived: bool,
+    ) -> None:
         """A conversation was rendered. Where its form came before, learn its shape."""
         form = form_of(messages, tools, prompt_messages)
-        if form is None or len(done[0]) > MOST_CHARACTERS:
+        if form is None or len(rendering.text) > MOST_CHARACTERS:
             return
         if form not in self._known and len(self._known) >= _MOST_FORMS:
             return
@@ -250,18 +171,11 @@ class Shapes:
             known.seen = True
             return
         known.tries += 1
-        if self._tracer is None:
-            self._tracer = Tracer(self._template)
-        trace = self._tracer.trace(messages, tools)
-        if trace is None:
+        if rendering.log.lost:
             return
-        self._words += len(trace.words)
-        try:
-            spans, proven_by = find_traced(self._masks, trace, messages, prompt_messages)
-        except NotProvenError:
-            return
-        shape = Shape(trace, spans, proven_by)
-        if shape.fill(messages, tools) == done:
+        shape = Shape(rendering, stretches, derived=derived)
+        self._words += shape.words
+        if shape.fill(messages, tools) == (rendering.text, stretches):
             known.shapes.append(shape)
 
 
@@ -306,7 +220,7 @@ class _OddError(Exception):
 
 
 def _form(value: Any, path: Path) -> Any:
-    """As `tracing` puts unknowns into it: texts by their type, unless they are empty; all else by value."""
+    """As `Log.told` puts words into it: texts by their type, unless they are empty; all else by value."""
     kind = type(value)
     if kind is str:
         return value if is_role(path) else str if value else ""

@@ -1,45 +1,37 @@
-"""Chat templates: a conversation -> its text, and where in it each message and each `{% generation %}` block lies.
+"""Chat templates: a conversation -> its text, and where in it messages, `{% generation %}` blocks and words lie.
 
-Templates are those that models ship (Jinja), with what transformers offers them; they run within bounds (bounds.py).
-Positions are taken while the text is written: one rendering, linear in the number of messages.
+Templates are those that models ship (Jinja), with what transformers offers them; they run within bounds (sandbox.py),
+on words that know who said them (said.py). Positions are taken while the text is written: one rendering, linear in the
+number of messages.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.runtime import Context
 
-from milldam.chat.bounds import MOST_CHARACTERS, BoundedSandbox, Counting, Effort, TemplateRefusedError, statement
+from milldam.chat.said import Log, Piece, pieces_of, raw
+from milldam.chat.sandbox import MOST_CHARACTERS, Counting, Effort, Sandbox, TemplateRefusedError, statement
 from milldam.errors import ConfigError
 
-_LOOP, _TURN, _LOOP_END = "loop", "turn", "loop_end"
 GIVEN = ("messages", "tools", "add_generation_prompt")
 _GENERATION = "generation block"
 """A filter that no template can name."""
-
 _FAILURES = (
     *(jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError),
     *(RecursionError, TypeError, ValueError),
 )
 """What a template's own mistakes raise."""
 
-_JSON = json.JSONEncoder(ensure_ascii=False)
-"""`json.dumps` makes one for every call."""
-
 Message = dict[str, Any]
 Stretch = tuple[int, int]
-Position = tuple[int, int]
-"""In a trace: characters of literals, and words, that come before it. Where no words are empty, these are in order as
-in the text."""
-At = TypeVar("At", int, Position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +43,10 @@ class Rendering:
     """What stands in `{% generation %}` blocks."""
     turns: dict[int, list[Stretch]]
     """What was written for each message: one stretch, or several where a template goes over the messages again."""
+    pieces: list[Piece]
+    """The text in pieces: whose words each is."""
+    log: Log
+    """What the template asked."""
 
 
 class ChatTemplate:
@@ -63,43 +59,38 @@ class ChatTemplate:
 
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None, date: datetime | None = None) -> None:
         """`date`: what `strftime_now` gives; None: the time at which the template is made."""
-        self.source = source
         for name in GIVEN:
             if name in (variables or {}):
                 raise ConfigError(f"{name} is not a template variable that can be set: it comes from the conversation.")
-        self.date = date or datetime.now()
-        self._given = variables or {}
         self._track = Track()
-        environment = Sandbox(self._track, self.date)
+        self._sandbox = _Sandbox(self._track, date or datetime.now())
         try:
-            self._template, self._variables = self.compiled(environment)
+            self._template = self._sandbox.from_string(_Marking().visit(self._sandbox.parse(source)))
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"The chat template can't be read: line {error.lineno}: {error.message}.") from None
         except RecursionError:
             raise ConfigError("The chat template can't be read: it is nested too deeply.") from None
-        self.tagged = environment.tagged
+        self._variables = {**self._template.globals, "documents": None, **(variables or {})}
+        self.tagged = self._sandbox.tagged
         """Whether it has `{% generation %}` blocks."""
-
-    def compiled(self, environment: Sandbox) -> tuple[jinja2.Template, dict[str, Any]]:
-        """For a sandbox, with the variables that every conversation gets."""
-        template = environment.from_string(_Marking().visit(environment.parse(self.source)))
-        return template, {**template.globals, "documents": None, **self._given}
 
     def render(
         self, messages: Sequence[Message], tools: Any = None, *, generation_prompt: bool = False, **variables: Any
     ) -> Rendering:
         """The text, or TemplateRefusedError with the template's own words."""
-        track = self._track
-        track.begin(messages)
+        track, log = self._track, Log()
+        said, said_tools = log.told(list(messages), ("messages",)), log.told(tools, ("tools",))
+        self._sandbox.log = log
+        track.begin(said)
         track.effort.begin([*messages, tools])
-        given = dict(zip(GIVEN, (messages, tools, generation_prompt), strict=True))
+        given = dict(zip(GIVEN, (said, said_tools, generation_prompt), strict=True))
         template = self._template
         # As `Template.generate` does it, which takes twice the time.
         context = Context(template.environment, self._variables | variables | given, template.name, template.blocks)
-        parts: list[str] = []
+        pieces: list[Piece] = []
         try:
             for chunk in template.root_render_func(context):
-                parts.append(chunk)
+                pieces += pieces_of(chunk)
                 track.position += len(chunk)
                 if track.position > MOST_CHARACTERS:
                     raise TemplateRefusedError(f"the text has more than {MOST_CHARACTERS:,} characters")
@@ -107,22 +98,21 @@ class ChatTemplate:
             raise
         except _FAILURES as error:
             raise TemplateRefusedError(_words_of(error)) from None
-        text = "".join(parts)
-        return Rendering(text, track.generated_in(text), track.turns())
+        text = "".join([piece for piece, _ in pieces])
+        return Rendering(text, track.generated_in(text), track.turns(), pieces, log)
 
 
 @dataclass(slots=True)
 class Track:
     """Where the rendering is, and how much it took."""
 
-    position: Any = 0
-    """Characters; of a trace a Position."""
+    position: int = 0
     effort: Effort = field(default_factory=Effort)
-    _generated: list[tuple[Any, str]] = field(default_factory=list)
+    _generated: list[tuple[int, str]] = field(default_factory=list)
     _numbers: dict[int, int] = field(default_factory=dict)
-    _loops: list[tuple[int, Any] | None] = field(default_factory=list)
+    _loops: list[tuple[int, int] | None] = field(default_factory=list)
     """For each loop that is open: the message it is at, and where its turn began."""
-    _turns: list[tuple[int, Any, Any]] = field(default_factory=list)
+    _turns: list[tuple[int, int, int]] = field(default_factory=list)
 
     def begin(self, messages: Sequence[Message]) -> None:
         self.position = 0
@@ -133,13 +123,8 @@ class Track:
         """What a `{% generation %}` block wrote."""
         self.effort.step()
         self.effort.charge(len(written))
-        self._generated.append((self.position, written))
+        self._generated.append((self.position, raw(written)))
         return written
-
-    @property
-    def blocks(self) -> list[tuple[Any, Any]]:
-        """Where each `{% generation %}` block begins, and what it wrote."""
-        return self._generated
 
     def generated_in(self, text: str) -> list[Stretch]:
         """Where the blocks lie; a block of which the place can't be told is refused: transformers would misplace it."""
@@ -165,8 +150,8 @@ class Track:
         if at is not None and self.position > at[1]:
             self._turns.append((*at, self.position))
 
-    def turns(self) -> dict[int, list[Any]]:
-        found: dict[int, list[Any]] = {}
+    def turns(self) -> dict[int, list[Stretch]]:
+        found: dict[int, list[Stretch]] = {}
         for number, begin, end in self._turns:
             found.setdefault(number, []).append((begin, end))
         return found
@@ -176,7 +161,7 @@ class _Generation(jinja2.ext.Extension):
     """`{% generation %}`: what is in it was written by the assistant."""
 
     tags = {"generation"}  # noqa: RUF012
-    environment: Sandbox
+    environment: _Sandbox
 
     def parse(self, parser: Any) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -186,19 +171,14 @@ class _Generation(jinja2.ext.Extension):
         return nodes.FilterBlock(body, noted).set_lineno(line)
 
 
-class Sandbox(BoundedSandbox):
+class _Sandbox(Sandbox):
     """What transformers offers a template."""
 
     def __init__(self, track: Track, date: datetime) -> None:
         super().__init__(track.effort, extensions=[_Generation, "jinja2.ext.loopcontrols"])
         self.tagged = False
         self.loop, self.turn, self.loop_end = track.loop, track.turn, track.loop_end
-        self.filters["tojson"] = to_json
-        self.globals |= {
-            "raise_exception": _raise,
-            "strftime_now": date.strftime,
-        }
-        self.bound_filters()
+        self.globals |= {"raise_exception": _raise, "strftime_now": date.strftime}
         self.filters[_GENERATION] = track.note
 
 
@@ -212,17 +192,8 @@ class _Marking(Counting):
         # A recursive loop is within several rounds of itself: it is counted, and nothing is said of its messages.
         named_item = isinstance(node.target, nodes.Name) and not node.recursive
         item = nodes.Name(node.target.name, "load") if named_item else nodes.Const(None)  # type: ignore[attr-defined]
-        node.body = [statement(_TURN, item), *node.body]
-        return [statement(_LOOP), node, statement(_LOOP_END)]
-
-
-def to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    """As transformers writes it: HTML is not escaped."""
-    if (ensure_ascii, indent, separators, sort_keys) == (False, None, None, False):
-        return _JSON.encode(value)
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        node.body = [statement("turn", item), *node.body]
+        return [statement("loop"), node, statement("loop_end")]
 
 
 def _words_of(error: BaseException) -> str:
@@ -233,12 +204,12 @@ def _words_of(error: BaseException) -> str:
 
 
 def _raise(message: str) -> str:
-    raise TemplateRefusedError(str(message)[:300])
+    raise TemplateRefusedError(raw(str(message))[:300])
 
 
-def joined(stretches: Iterable[tuple[At, At]]) -> list[tuple[At, At]]:
+def joined(stretches: Iterable[Stretch]) -> list[Stretch]:
     """Stretches in order, those that touch or overlap as one, empty ones left out."""
-    found: list[tuple[At, At]] = []
+    found: list[Stretch] = []
     for begin, end in sorted(stretches):
         if begin == end:
             continue

@@ -37,8 +37,6 @@ class Request(Generic[S]):
     run: Callable[[Observer], S]
     array: Callable[[], ArrayWork[S]]
     """The same for tasks of a job array; raises ConfigError where they can't do it."""
-    then: Callable[[S], None] = lambda summary: None
-    """What somebody at a terminal sees after the summary."""
 
 
 class JobCommand(click.Command):
@@ -60,9 +58,7 @@ class JobCommand(click.Command):
             if as_json:
                 click.echo(json.dumps(told))
         elif asked is not None:
-            summary = run_and_show(asked.run, as_json=as_json, quiet=quiet)
-            if sys.stdout.isatty() and not (as_json or quiet or summary.up_to_date):
-                asked.then(summary)
+            run_and_show(asked.run, as_json=as_json, quiet=quiet)
 
 
 def array_of_command(words: Sequence[str]) -> tuple[ArrayWork[Any], dict[str, Any]]:

@@ -94,15 +94,15 @@ def _has_labels(store: Store) -> bool:
     return any(shard.labels is not None for shard in store.shards)
 
 
-def show_tokens(store: Store, number: int, shown: int, *, ids: bool = False, called: str = "document") -> None:
-    """Print the first tokens of a document, or of a row that is `called` so."""
+def show_tokens(store: Store, number: int, shown: int, *, ids: bool = False) -> None:
+    """Print the first tokens of a document."""
     from rich.console import Console
 
     row = store[number]
     console = Console(highlight=False, soft_wrap=True)
     coloured = has_colours(console)
     told = [counted(len(row), "token"), *_told(store, number, coloured=coloured)]
-    console.print(f"── {called} {number:,}: {', '.join(told)} ──", style="bold")
+    console.print(f"── document {number:,}: {', '.join(told)} ──", style="bold")
     spans = store.spans(number) if store.has_spans else None
     pieces = _pieces(store, row[: shown + _LONGEST_CHARACTER].tolist(), shown, spans)
     console.print(_coloured(pieces, ids=ids) if coloured else _marked(pieces, ids=ids))

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from milldam.pipeline.job import PlannedJob
     from milldam.run.engine import ArrayWork
 
-_SAMPLE_TOKENS = 120
-
 
 @click.command(cls=JobCommand)
 @config_file
@@ -66,31 +64,14 @@ def preprocess(config: Path, overrides: tuple[str, ...], dry_run: bool, **option
 
         return array_of(_checked(read))
 
-    return Request(partial(run_checked, lambda: read.checked().config), array, _show_sample)
-
-
-def _show_sample(summary: TextSummary) -> None:
-    """What a model will see first: the first row where rows were written, else the first document."""
-    from milldam.cli.inspect import show_tokens
-    from milldam.pipeline.finishing import PACKED_FOLDER
-    from milldam.stores.tokens.reader import Store
-
-    out = Path(summary.out)
-    rows = out / PACKED_FOLDER
-    packed = rows.exists()
-    show_tokens(Store(rows if packed else out), 0, _SAMPLE_TOKENS, called="row" if packed else "document")
+    return Request(partial(run_checked, lambda: read.checked().config), array)
 
 
 @click.command()
 @config_file
 @machine_options(in_file=True)
 @json_option
-def plan(
-    config: Path,
-    overrides: tuple[str, ...],
-    as_json: bool,
-    **options: Any,
-) -> None:
+def plan(config: Path, overrides: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Check a configuration and show what a run would do.
 
     Checks input and tokenizer too. Shows the stages, the units, the workers that the budget holds, and the disk that

@@ -7,11 +7,11 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,8 +29,12 @@ if TYPE_CHECKING:
     from milldam.run.summary import Observer, Snapshot, Summary
     from milldam.stores.tokens.manifest import Tally
 
-_MOMENTS = ("start", "peak", "final")
-_AUDIT = {"rejects": "Rejected records", "dropped": "Dropped documents", "contamination": "Findings of evaluation sets"}
+_AUDIT = {
+    "rejects": "Rejected records",
+    "dropped": "Dropped documents",
+    "contamination": "Findings of evaluation sets",
+    "answers": "Answers to look at",
+}
 _SOURCE_HEADS = ("source", "read", "rejected", "dropped", "kept", "tokens")
 
 
@@ -43,44 +47,74 @@ def show_summary(summary: Summary[Any], *, as_json: bool, quiet: bool = False) -
 
 def summary_lines(summary: Summary[Any]) -> list[str]:
     """What was made, at what rate, in how much memory, and what was left out."""
-    telling = _JOBS[summary.job]
+    of_text = "flow" in summary.facts
     if summary.up_to_date:
-        return [f"{summary.out} is up to date: {summary.made}.", *telling.again(summary)]
+        again = _text_again(summary) if of_text else []
+        return [f"{summary.out} is up to date: {summary.made}.", *again]
     size = f", {format_size(summary.output_bytes)} on disk" if summary.output_bytes else ""
-    lines = [f"{summary.out}: {summary.made}{size}", *telling.made(summary)]
+    lines = [f"{summary.out}: {summary.made}{size}", *(_text_lines(summary) if of_text else _plain_lines(summary))]
     if summary.reused:
         new = f"; {', '.join(summary.changed)}" if summary.changed else ""
         lines.append(f"{summary.reused} of {counted(summary.units, 'unit')} reused{new}")
     if summary.work:
         total = sum(summary.work.values()) or 1.0
         lines.append("Time: " + ", ".join(f"{name} {value / total:.0%}" for name, value in summary.work.items()))
-    lines += memory_lines(summary.memory) if summary.memory is not None else []
-    lines += telling.last(summary)
-    audit, rejects = dict(summary.audit), Path(summary.out) / "rejects.jsonl"
-    if summary.rejected and rejects.exists():  # of map and qa
-        audit["rejects"] = str(rejects)
+    if summary.memory is not None:
+        lines.append(memory_line(summary.memory))
+    if of_text:
+        lines += _document_lines(summary)
+    elif summary.dropped:
+        lines.append(f"Dropped: {sum(summary.dropped.values()):,} ({reason_list(summary.dropped)})")
+    audit = dict(summary.audit)
+    for what in ("rejects", "answers"):  # of map and qa
+        if summary.job in ("map", "qa") and (path := Path(summary.out) / f"{what}.jsonl").exists():
+            audit[what] = str(path)
     lines += [f"{_AUDIT[what]} are in {path}" for what, path in audit.items()]
     warnings = [*summary.warnings, *filter(None, [summary.over_budget])]
     return lines + [f"Warning: {warning}" for warning in warnings]
 
 
-def _nothing(summary: Summary[Any]) -> list[str]:
-    return []
+def _plain_lines(summary: Summary[Any]) -> list[str]:
+    """Of a job of any other kind than text: its counts by their names, and what of its facts people look for.
+
+    >>> from milldam.run.summary import Summary
+    >>> _plain_lines(Summary("export", "out", {"to": "hf"}, counts={"files": 2, "tokens_left_out": 9}, seconds=1.2))
+    ['2 files, 9 tokens left out', '1.2 s']
+    """
+    facts, made = summary.facts, summary.made.split(", ")
+    told = []
+    for name, count in summary.counts.items():
+        what = name.replace("_", " ")
+        if what.endswith(" bytes"):
+            told.append(f"{format_size(count)} {what.removesuffix(' bytes')}")
+        elif (
+            text := counted(count, what.removesuffix("s")) if what.endswith("s") else f"{count:,} {what}"
+        ) not in made:
+            told.append(text)
+    lines = [("Would be: " if facts.get("dry_run") else "") + ", ".join(told)] if told else []
+    if "columns" in facts:
+        lines.append(f"Columns: {', '.join(f'{name} ({kind})' for name, kind in facts['columns'].items())}")
+    if "vocab_size" in facts:
+        lines.append(f"{facts['dtype']}, vocabulary {facts['vocab_size']:,}")
+    lines += _split_lines(facts.get("splits", {}))
+    if summary.seconds:
+        workers = f", {counted(summary.workers, 'worker')}" if summary.workers else ""
+        lines.append(f"{summary.seconds:.1f} s{workers}")
+    if summary.job == "push" and not facts["dry_run"]:
+        revision = "" if facts["revision"] == "main" else f" --revision {facts['revision']}"
+        lines.append(f"To fetch it: milldam pull {facts['repo']}{revision}")
+    return lines
 
 
-def memory_lines(memory: Mapping[str, Any]) -> list[str]:
-    """Start, peak and final of each stage and of the whole run."""
-    stages = {**memory["stages"], "whole run": memory}
-    rows = [("", *_MOMENTS), *((name, *(format_size(one[at]) for at in _MOMENTS)) for name, one in stages.items())]
+def memory_line(memory: Mapping[str, Any]) -> str:
+    """The peak of the whole run against its budget; the report has it by stage."""
     peak, budget = memory["peak"], memory["budget"]
+    machines = (f"; {name} {format_size(peak)}" for name, peak in memory.get("machines", {}).items())
     share = f"{format_size(peak)} of {format_size(budget)} ({peak / budget:.0%})"
-    machines = (f"{name} {format_size(peak)}" for name, peak in memory.get("machines", {}).items())
-    return [
-        f"Memory (anonymous, whole process tree): peak {share}",
-        *columns(rows),
-        *([f"  peak by machine: {', '.join(machines)}"] if memory.get("machines") else []),
-        f"  file-backed (not counted): {format_size(memory['peak_file_backed'])}",
-    ]
+    return (
+        f"Memory (anonymous, whole process tree): peak {share}{''.join(machines)}; "
+        f"file-backed (not counted) {format_size(memory['peak_file_backed'])}"
+    )
 
 
 def reason_list(reasons: Mapping[str, int]) -> str:
@@ -198,112 +232,6 @@ def _text_again(summary: TextSummary) -> list[str]:
     return [*told, *_packing_lines(summary)]
 
 
-# ---- map, qa ----
-
-
-def _map_lines(summary: Summary[Any]) -> list[str]:
-    read, rows = summary.counts["read"], summary.counts["rows"]
-    columns = ", ".join(f"{name} ({kind})" for name, kind in summary.facts["columns"].items())
-    lines = [f"{counted(read, 'row')} in, {rows:,} out"] if read != rows else []
-    return [*lines, f"Columns: {columns}", _pace(summary)]
-
-
-def _qa_lines(summary: Summary[Any]) -> list[str]:
-    counts, seconds = summary.counts, max(summary.seconds, 1e-9)
-    return [
-        f"{counts['windows_with_answers']:,} windows with the answer",
-        f"{_pace(summary)}, {counts['examples'] / seconds:,.0f} examples/s, {_millions(counts['tokens'] / seconds)}",
-        f"Answers: {counts['answered']:,} found, {counts['repaired']:,} of them repaired; "
-        f"{counts['unrepairable']:,} unrepairable; {counted(counts['unanswerable'], 'question')} without one",
-    ]
-
-
-def _qa_last(summary: Summary[Any]) -> list[str]:
-    lines = [f"Dropped: {sum(summary.dropped.values()):,} ({reason_list(summary.dropped)})"] if summary.dropped else []
-    answers = Path(summary.out) / "answers.jsonl"
-    return lines + ([f"Answers to look at are in {answers}"] if answers.exists() else [])
-
-
-def _pace(summary: Summary[Any]) -> str:
-    return f"{summary.seconds:.1f} s, {counted(summary.workers, 'worker')}"
-
-
-def _millions(tokens_a_second: float) -> str:
-    return f"{tokens_a_second / 1e6:.2f}M tokens/s"
-
-
-# ---- import, export, push, pull ----
-
-
-def _import_lines(summary: Summary[Any]) -> list[str]:
-    facts, counts = summary.facts, summary.counts
-    lines = [
-        f"{facts['dtype']}, vocabulary {facts['vocab_size']:,}",
-        f"from {counted(counts['files'], 'file')} ({', '.join(facts['formats'])}) in {summary.seconds:.1f} s, "
-        f"{_millions(counts['tokens'] / max(summary.seconds, 1e-9))}",
-    ]
-    return lines + _split_lines(facts["splits"])
-
-
-def _export_lines(summary: Summary[Any]) -> list[str]:
-    counts, size = summary.counts, summary.output_bytes
-    # What an earlier call wrote is in the size, its time is not in the seconds.
-    rate = "" if summary.reused else f", {format_size(size / max(summary.seconds, 1e-9))}/s"
-    lines = [f"{summary.facts['to']}: {counted(counts['files'], 'file')}, {summary.seconds:.1f} s{rate}"]
-    lines += [counted(counts["rows"], "row")] if "rows" in counts else []
-    left, documents = counts.get("tokens_left_out"), counts.get("documents_left_out")
-    if documents:
-        what = counted(documents, "conversation")
-        lines += [f"{what} longer than a row left out, {left:,} tokens. To keep more, use a larger --seq-len"]
-    elif left:
-        lines += [f"{left:,} tokens at the end fill no row and are left out"]
-    return lines
-
-
-def _push_lines(summary: Summary[Any]) -> list[str]:
-    facts, counts = summary.facts, summary.counts
-    sent, gone = ("Would send", "remove") if facts["dry_run"] else ("Sent", "removed")
-    lines = [
-        f"{sent} {counted(counts['sent'], 'file')}, {format_size(counts['sent_bytes'])}; "
-        f"{counts['present']} already there"
-        + (f"; {gone} {counts['removed']} that the store no longer has" if counts["removed"] else "")
-    ]
-    revision = "" if facts["revision"] == "main" else f" --revision {facts['revision']}"
-    return lines if facts["dry_run"] else [*lines, f"To fetch it: milldam pull {facts['repo']}{revision}"]
-
-
-def _pull_lines(summary: Summary[Any]) -> list[str]:
-    facts, counts = summary.facts, summary.counts
-    return [
-        f"from {facts['repo']} at {facts['commit'][:8]}",
-        f"Fetched {counted(counts['fetched'], 'file')}, {format_size(counts['fetched_bytes'])}; "
-        f"{counts['kept']} already here"
-        + (f"; {counts['removed']} of an earlier pull removed" if counts["removed"] else ""),
-    ]
-
-
-class _Telling(NamedTuple):
-    """What a kind of job adds to what all tell."""
-
-    made: Callable[[Summary[Any]], list[str]]
-    """After the first line."""
-    last: Callable[[Summary[Any]], list[str]] = _nothing
-    """At the end."""
-    again: Callable[[Summary[Any]], list[str]] = _nothing
-    """When there was nothing to do."""
-
-
-_TEXT = _Telling(_text_lines, _document_lines, _text_again)
-_JOBS = {
-    "tokenize": _TEXT,
-    "preprocess": _TEXT,
-    "map": _Telling(_map_lines),
-    "qa": _Telling(_qa_lines, _qa_last),
-    "import": _Telling(_import_lines),
-    "export": _Telling(_export_lines),
-    "push": _Telling(_push_lines),
-    "pull": _Telling(_pull_lines),
-}
 PLAIN_SECONDS = 30.0
 
 

@@ -135,8 +135,6 @@ def _override(given: Given, text: str, legacy: bool) -> None:
 
 def _convert(given: Given) -> list[str]:
     conversion = convert(given.data)
-    for path, message in conversion.problems:
-        given.add_problem(path, message, at_key=True)
     given.data, given.origins = conversion.config, conversion.origins
     return conversion.notes
 

@@ -10,8 +10,7 @@ labels             the id where a token is trained on, else -100
 assistant_masks    1 where it is, else 0; completion_mask, as TRL makes it of prompt and completion, is read alike
 attention_mask     of conversations one by one: all ones. axolotl takes rows as tokenized by it
 position_ids       of packed rows: from 0 on in every conversation
-seq_lengths        of packed rows: tokens of each piece, padding as a piece of its own; what TRL's collator takes. Rows
-                   that have it are read piece by piece, without padding
+seq_lengths        of packed rows: tokens of each piece, padding as a piece of its own; what TRL's collator takes
 
 Where documents have labels (KTO), also what TRL's KTOTrainer makes:
 
@@ -57,7 +56,7 @@ MASK_COLUMNS = ("labels", "assistant_masks", "completion_mask")
 PROMPTS = ("prompt_ids", "prompt_input_ids")
 ANSWERS = (("chosen", "rejected"), ("completion",))
 """What answers to a prompt are called; in names of columns, they take the place of `prompt`."""
-_LABEL, _PIECES = "label", "seq_lengths"
+_LABEL = "label"
 _PAIR = ("prompt_ids", "chosen_ids", "rejected_ids")
 _ROWS_AT_ONCE = 1 << 16
 
@@ -73,12 +72,10 @@ class TokenColumns:
     """One; or a prompt and the answers to it, each of which makes a document."""
     masks: str | None = None
     label: str | None = None
-    pieces: str | None = None
-    """Of packed rows: tokens of each piece."""
 
     @property
     def names(self) -> list[str]:
-        return [*self.ids, *(name for name in (self.masks, self.label, self.pieces) if name is not None)]
+        return [*self.ids, *(name for name in (self.masks, self.label) if name is not None)]
 
 
 def choose_columns(schema: pa.Schema, column: str | None, masks: str | None, path: Path) -> TokenColumns:
@@ -93,8 +90,6 @@ def choose_columns(schema: pa.Schema, column: str | None, masks: str | None, pat
             if all(name in schema.names for name in wanted):
                 return TokenColumns(wanted, label=label if len(wanted) == 2 else None)
     found, own = choose_column(schema.names, column, path), choose_masks(schema, masks, path)
-    if _PIECES in schema.names:
-        return TokenColumns((found,), own, pieces=_PIECES)
     return TokenColumns((found,), own, None if own is None else label)
 
 
@@ -322,29 +317,8 @@ def _documents_of(batch: pa.RecordBatch, columns: TokenColumns, path: Path) -> T
         if not np.array_equal(of_each, lengths):
             raise InputError(f'{path}: "{masks}" has not as many values as "{name}" has tokens in every row.')
         mask = trained_of(flat, values, masks, path)
-    if columns.pieces is not None:
-        return _pieces_of(
-            Tokens(flat, lengths), mask, _values(batch.column(columns.pieces), path, columns.pieces), path
-        )
     spans = None if mask is None else _labelled(spans_of(mask, lengths), batch, columns, path)
     return Tokens(flat, lengths, spans=spans)
-
-
-def _pieces_of(rows: Tokens, mask: Bools | None, pieces: tuple[Array, Int64s], path: Path) -> Tokens:
-    """The documents that rows were packed of. `pieces`: tokens of each, and how many pieces a row has."""
-    lengths, of_rows = pieces[0].astype(np.int64), pieces[1]
-    owners = np.arange(len(of_rows)).repeat(of_rows)
-    covered = np.bincount(owners, lengths, minlength=len(of_rows)).astype(np.int64)
-    if not np.array_equal(covered, rows.lengths) or (lengths < 1).any():
-        raise InputError(f"{path}: its seq_lengths are not the lengths of pieces that fill each row.")
-    if mask is None:
-        return Tokens(rows.flat, lengths)
-    spans = spans_of(mask, lengths)
-    # What is behind the last piece of a row, if it is not full: one id, which nothing is trained on.
-    begins = lengths.cumsum() - lengths
-    one_id = np.minimum.reduceat(rows.flat, begins) == np.maximum.reduceat(rows.flat, begins)
-    last = np.concatenate((owners[1:] != owners[:-1], [True])) if len(owners) else one_id
-    return Tokens(rows.flat, lengths, spans=spans).only(~(last & one_id & (spans.counts == 0)))
 
 
 def _answers_of(batch: pa.RecordBatch, columns: TokenColumns, path: Path) -> Tokens:

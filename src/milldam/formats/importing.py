@@ -33,11 +33,11 @@ from milldam.formats import ReadName, load_format
 from milldam.formats.finding import ReadRules, SourceFile, find_files
 from milldam.formats.foreign import token_dtype_of
 from milldam.input_files import version_of
-from milldam.memory import parse_size, usage
+from milldam.memory import parse_size
 from milldam.rules import SETTINGS, AtLeastOne, Size
 from milldam.run import engine
 from milldam.run.engine import Assigned, Make, Stage, Telling
-from milldam.run.pools import WorkPlan, require_room
+from milldam.run.pools import WorkPlan
 from milldam.run.records import RECORDS, Record, Records, sweep
 from milldam.run.session import Session
 from milldam.run.summary import Observer, Summary
@@ -60,8 +60,6 @@ from milldam.stores.verify import has_every_file
 
 SCANS = "scans.jsonl"
 SHARDS = tuple(f"*.{ending}" for ending in SHARD_FILES)
-_COPIES = 3
-"""Of a row's ids: decoded, with their levels, and as tokens (measured: 11.3 bytes for each of four)."""
 _LARGEST_ID = 2**31 - 1
 _LARGEST_BELIEVED = 2**24
 """No vocabulary is larger; ids of two bytes that are read as four are, nearly always."""
@@ -210,8 +208,6 @@ class ImportJob(engine.Job[ImportSummary]):
         self._files = find_files(sources, settings.format, settings.split)
         self._tokenizer, self._tokenizer_json = self._look_up_tokenizer()
         self._units = self._cut_units()
-        self.batch_bytes = max((_row_bytes(file, settings) for file in self._files), default=0)
-        require_room(run.budget, {"the rows of these files": usage().anonymous + self.batch_bytes})
         asked = {name: getattr(settings, name) for name in ("column", "eos", "dtype", "split", "vocab_size")}
         asked |= {"shard_size": parse_size(settings.shard_size), "tokenizer": self._tokenizer["xxh3"]}
         asked |= {name: value for name in ("bos", "masks") if (value := getattr(settings, name)) is not None}
@@ -335,7 +331,7 @@ class ImportJob(engine.Job[ImportSummary]):
             what = "say what is trained on" if None in kinds else "have pairs, or labels of documents,"
             raise InputError(
                 f"Some files {what} and others don't. Import each kind separately, or use ",
-                Setting("masks", "none"), ".",
+                Setting("masks", "none"), "."
             )  # fmt: skip
         if kinds <= {None}:
             return None
@@ -361,32 +357,6 @@ class ImportJob(engine.Job[ImportSummary]):
             "splits": documents,
         }
         return Summary("import", str(out), facts, up_to_date=True, counts=counts | {"files": len(self._files)})
-
-
-def _row_bytes(file: SourceFile, settings: ImportSettings) -> int:
-    """What the rows of a Parquet file take: read, decoded and as tokens. A few bytes on disk may be millions of ids."""
-    if file.format != "parquet":
-        return 0
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from milldam.formats.columns import choose_columns
-
-    try:
-        with pq.ParquetFile(file.path) as parquet:
-            columns = choose_columns(parquet.schema_arrow, settings.column, settings.masks, file.path).names
-            groups = [parquet.metadata.row_group(number) for number in range(parquet.metadata.num_row_groups)]
-    except (OSError, pa.ArrowException):
-        return 0  # whoever reads it says what is wrong
-    each = (
-        sum(
-            _COPIES * (4 if chunk.physical_type == "INT32" else 8) * chunk.num_values // max(1, group.num_rows)
-            for chunk in map(group.column, range(group.num_columns))
-            if chunk.path_in_schema.split(".")[0] in columns
-        )
-        for group in groups
-    )
-    return max(each, default=0)
 
 
 # ---- in a worker ----

@@ -18,15 +18,7 @@ from milldam.checked import checked, read_json
 from milldam.errors import ConfigError, InputError, StoreError
 from milldam.formats.finding import ReadRules, SourceFile
 from milldam.formats.foreign import ForeignFile, open_foreign
-from milldam.formats.writing import (
-    Export,
-    FileRecord,
-    OutputFile,
-    flat_pieces,
-    one_document,
-    split_parts,
-    write_piece,
-)
+from milldam.formats.writing import Export, FileRecord, OutputFile, flat_pieces, one_document, split_parts, write_piece
 from milldam.loader.stream import TokenFile
 from milldam.stores.kinds import TokenizerFacts
 from milldam.stores.tokens.writer import Tokens

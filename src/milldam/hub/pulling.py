@@ -50,12 +50,7 @@ PullSummary = Summary[PullFacts]
 
 
 def pull_store(
-    repo: str,
-    out: Path | None = None,
-    *,
-    revision: str | None = None,
-    split: str | None = None,
-    progress: bool = False,
+    repo: str, out: Path | None = None, *, revision: str | None = None, split: str | None = None, progress: bool = False
 ) -> PullSummary:
     """Pull a store, or what is left of it; `out`: by default a folder of the repository's name, here."""
     repo = repo_name(repo)

@@ -18,13 +18,12 @@ import importlib
 import importlib.util
 import json
 import os
-import pickle
 import sys
 import sysconfig
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -35,24 +34,24 @@ import xxhash
 from milldam.errors import ConfigError
 
 _PYTHON, _CODE = "Python", "code"
-_BY_NAME, _BY_ATTRIBUTE = (
-    {"eval", "exec", "__import__", "globals", "import_module"},
-    {"import_module", "__subclasses__"},
-)
+_BY_NAME = {"eval", "exec", "__import__", "globals", "import_module"}
+_BY_ATTRIBUTE = {"import_module", "__subclasses__"}
 _CACHED = type(functools.lru_cache(lambda: None))
-# A function of functools.singledispatch: what it captures is a cache; its registry says what it does.
 _DISPATCH = functools.singledispatch(lambda value: value).__code__  # type: ignore[attr-defined]
+"""Of functions of functools.singledispatch: what they capture is a cache; their registry says what they do."""
+_HEAP_TYPE = 1 << 9
+"""Flag of classes that Python code made, not C."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionIdentity:
-    """What a function is, for a cache."""
+    """What a function is, for a cache; plain JSON by `asdict`."""
 
     name: str
     hash: str
     parts: dict[str, str]
     """`code`, `captured value limit`, `global LIMIT`, `function clean`, `module numpy`, ... with the hash of each."""
-    unhashable: tuple[str, ...] = ()
+    unhashable: list[str] = field(default_factory=list)
     """What has no hash, and why. When there is any, equal hashes prove nothing."""
 
     def differences(self, newer: FunctionIdentity) -> list[str]:
@@ -77,13 +76,6 @@ class FunctionIdentity:
                 lines.append(f"{part} ({before}, now {after})" if is_version else part)
         return lines or ["function"]
 
-    def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "hash": self.hash, "parts": self.parts, "unhashable": list(self.unhashable)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> FunctionIdentity:
-        return cls(data["name"], data["hash"], dict(data["parts"]), tuple(data["unhashable"]))
-
 
 def identify(
     function: Callable[..., Any], kwargs: Mapping[str, Any] | None = None, *, key: str | None = None
@@ -101,7 +93,10 @@ def identify(
         what = "Give a function, a method or a callable object."
         raise ConfigError(f"A value of type {type(function).__name__} can't be called. {what}")
     walk = _Walk()
-    walk.begin(function)
+    if isinstance(function, types.FunctionType) and library_name(function) is None:
+        walk.refer(function, _CODE, walk.function)
+    else:
+        walk.add("object", function)
     for name, value in sorted((kwargs or {}).items()):
         walk.add(f"argument {name}", value)
     while walk.waiting:
@@ -113,7 +108,7 @@ def identify(
         function = function.func
     name = getattr(function, "__name__", None) or type(function).__name__
     whole = xxhash.xxh3_128_hexdigest(json.dumps(sorted(parts.items())).encode())
-    return FunctionIdentity(str(name), whole, parts, () if key is not None else tuple(walk.unhashable))
+    return FunctionIdentity(str(name), whole, parts, [] if key is not None else list(walk.unhashable))
 
 
 # ---- from the function to all that it reaches ----
@@ -129,43 +124,31 @@ class _Walk:
         self._labels: dict[Any, str] = {}
         self._alive: list[Any] = []
 
-    def begin(self, function: Any, label: str = "object") -> None:
-        """The function itself, whatever kind of callable it is: its code is the part "code"."""
-        if isinstance(function, functools.partial):
-            for name, value in [*enumerate(function.args), *sorted(function.keywords.items())]:
-                self.add(f"argument {name}", value)
-            self.begin(function.func, label)
-        elif isinstance(function, types.MethodType):
-            self.add(label, function.__self__)
-            self.begin(function.__func__, f"method of {label}")
-        elif isinstance(function, types.FunctionType) and library_name(function) is None:
-            self._refer(function, _CODE, self._function)
-        else:
-            self.add(label, function)
-
     def add(self, label: str, value: Any) -> None:
         """A value, as a part of its own."""
         self.parts[label] = self._hash(label, value)
 
     def _hash(self, label: str, value: Any) -> str:
         try:
-            return f"{_Hasher(self, label).of(value):032x}"
+            return f"{_Hasher(self).of(value):032x}"
         except Exception as error:  # whatever a foreign __reduce__ raises: it can't be pickled
             reason = f"{type(value).__qualname__} is nested too deep" if isinstance(error, RecursionError) else error
             self.unhashable[f"{label}: {reason}"] = None
             return "unhashable"
 
-    def label(self, key: Any, wanted: str) -> str:
+    def _label(self, key: Any, wanted: str) -> str:
         """The name of a part, numbered where another has it."""
         if key not in self._labels:
-            taken = set(self._labels.values())
-            names = (wanted if number == 1 else f"{wanted} ({number})" for number in range(1, len(taken) + 2))
-            self._labels[key] = next(name for name in names if name not in taken)
+            taken, name, number = set(self._labels.values()), wanted, 1
+            while name in taken:
+                number += 1
+                name = f"{wanted} ({number})"
+            self._labels[key] = name
         return self._labels[key]
 
-    def _refer(self, value: Any, wanted: str, walk: Callable[[Any, str], None]) -> str:
+    def refer(self, value: Any, wanted: str, walk: Callable[[Any, str], None]) -> str:
         """The label of something with a part of its own, which is walked once, later."""
-        known, label = id(value) in self._labels, self.label(id(value), wanted)
+        known, label = id(value) in self._labels, self._label(id(value), wanted)
         if not known:
             self._alive.append(value)  # an id may not be given to another value
             self.waiting.append(lambda: walk(value, label))
@@ -186,9 +169,9 @@ class _Walk:
             return f"named {name}"
         short = value.__qualname__.rpartition("<locals>.")[2]
         if isinstance(value, types.FunctionType):
-            return self._refer(value, f"function {short}", self._function)
+            return self.refer(value, f"function {short}", self.function)
         if isinstance(value, type):
-            return self._refer(value, f"class {short}", self._class) if value.__flags__ & 1 << 9 else repr(value)
+            return self.refer(value, f"class {short}", self._class) if value.__flags__ & _HEAP_TYPE else repr(value)
         if isinstance(value, types.BuiltinFunctionType) or type(value).__name__ == "cython_function_or_method":
             return f"{short} of {self._file(str(value.__module__))}"
         return None
@@ -211,7 +194,8 @@ class _Walk:
 
     # ---- functions and classes ----
 
-    def _function(self, function: types.FunctionType, label: str) -> None:
+    def function(self, function: types.FunctionType, label: str) -> None:
+        """By its code, what it captured, its defaults and attributes, and the globals that it uses."""
         code, of = function.__code__, "" if label == _CODE else f" of {label.removeprefix('function ')}"
         if code is _DISPATCH:
             self.add(label, dict(function.registry))  # type: ignore[attr-defined]
@@ -220,41 +204,35 @@ class _Walk:
         if original is not None:  # compiled by torch; its own wrapper holds addresses, and what it has compiled so far
             self.add(label, original)
             return
-        uses, links = _Uses(code), []
         captured = zip(code.co_freevars, function.__closure__ or (), strict=True)
         values = [(f"captured value {name}{of}", cell.cell_contents) for name, cell in captured if _is_set(cell)]
         defaults = function.__defaults__ or ()
         names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
         given = [*zip(names, defaults, strict=True), *sorted((function.__kwdefaults__ or {}).items())]
         values += [(f"default argument {name}{of}", value) for name, value in given]
-        own = {name: value for name, value in vars(function).items() if name != "__wrapped__"}
-        values += [(f"attributes{of}", own)] if own else []
-        values += [(f"wrapped function{of}", vars(function)["__wrapped__"])] if "__wrapped__" in vars(function) else []
-        body: Any = code.co_qualname
+        values += [(f"attributes{of}", vars(function))] if vars(function) else []
+        uses = _Uses(code)
         if is_library_file(code.co_filename):  # made by a library, as a decorator's wrapper is
-            links.append(self._library(str(function.__globals__.get("__name__"))))
+            body: Any = (code.co_qualname, self._library(str(function.__globals__.get("__name__"))))
         else:
-            body = _content(code)
-            values += self._globals(function.__globals__, uses)
-            scope = function.__globals__
+            body, scope = _content(code), function.__globals__
+            values += self._globals(scope, uses)
             for name in sorted((uses.globals & _BY_NAME) | (uses.names & _BY_ATTRIBUTE)):
                 if scope.get(name) in (None, importlib.import_module):  # no name of the user's own
                     self.unhashable[f"{label}: what {name} leads to"] = None
-        for name, value in values:
-            links.append(self._link(name, value, uses.names))
+        links = [self._link(name, value, uses.names) for name, value in values]
         self.parts[label] = self._hash(label, (body, links))
 
-    def _globals(self, scope: dict[str, Any], uses: _Uses) -> list[tuple[str, Any]]:
+    def _globals(self, scope: dict[str, Any], uses: _Uses) -> Iterator[tuple[str, Any]]:
         """The globals that code uses, and what it imports while it runs."""
-        known = [name for name in sorted(uses.globals) if name in scope]
-        found = [(self.label((id(scope), name), f"global {name}"), scope[name]) for name in known]
+        for name in sorted(uses.globals & scope.keys()):
+            yield self._label((id(scope), name), f"global {name}"), scope[name]
         for module, level in sorted(uses.imports):
             try:
                 name = importlib.util.resolve_name("." * level + module, str(scope.get("__package__") or "") or None)
-                found.append((f"import {name}", importlib.import_module(name)))
+                yield f"import {name}", importlib.import_module(name)
             except ImportError:
-                found.append((f"import {module}", "not there"))
-        return found
+                yield f"import {module}", "not there"
 
     def _link(self, label: str, value: Any, names: set[str]) -> Any:
         """What is named in code, for its hash: a reference, or a part of its own. Of a module of the user's what the
@@ -265,7 +243,7 @@ class _Walk:
             for name in names - set(used):  # a module of the package that nothing has imported yet
                 if hasattr(value, "__path__") and importlib.util.find_spec(f"{value.__name__}.{name}") is not None:
                     self._link(name, importlib.import_module(f"{value.__name__}.{name}"), names)
-            links = [self._link(self.label((id(there), name), f"global {name}"), there[name], names) for name in used]
+            links = [self._link(self._label((id(there), name), f"global {name}"), there[name], names) for name in used]
             return ("own module", links or self._file(value.__name__))
         reference = self.reference(value)
         if reference is None and label not in self.parts:
@@ -293,29 +271,29 @@ def _is_set(cell: types.CellType) -> bool:
         return False
 
 
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A code object and those of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
 class _Uses:
     """The names that code and the functions inside it reach for."""
 
     def __init__(self, code: types.CodeType) -> None:
-        self.globals: set[str] = set()
-        self.names: set[str] = set()
+        instructions = [one for inner in _codes(code) for one in dis.get_instructions(inner)]
+        loads = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+        self.globals = {one.argval for one in instructions if one.opname in loads}
+        self.imports = {
+            (one.argval, level.argval)
+            for level, one in zip(instructions, instructions[2:], strict=False)
+            if one.opname == "IMPORT_NAME"
+        }
+        imported = {name for module, _ in self.imports for name in module.split(".")}
+        self.names = {name for inner in _codes(code) for name in inner.co_names} | imported
         """Globals, attributes and what is imported."""
-        self.imports: set[tuple[str, int]] = set()
-        """(module, level)"""
-        self._look(code)
-
-    def _look(self, code: types.CodeType) -> None:
-        self.names.update(code.co_names)
-        instructions = list(dis.get_instructions(code))
-        for at, one in enumerate(instructions):
-            if one.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
-                self.globals.add(one.argval)
-            elif one.opname == "IMPORT_NAME":
-                self.imports.add((one.argval, instructions[at - 2].argval))
-                self.names.update(one.argval.split("."))
-        for constant in code.co_consts:
-            if isinstance(constant, types.CodeType):
-                self._look(constant)
 
 
 def _content(code: types.CodeType) -> tuple[Any, ...]:
@@ -334,8 +312,8 @@ def _content(code: types.CodeType) -> tuple[Any, ...]:
 class _Hasher(cloudpickle.Pickler):  # type: ignore[misc]
     """What cloudpickle would write of a value, hashed."""
 
-    def __init__(self, walk: _Walk, label: str) -> None:
-        self._walk, self._label, self._digest = walk, label, xxhash.xxh3_128()
+    def __init__(self, walk: _Walk) -> None:
+        self._walk, self._digest = walk, xxhash.xxh3_128()
         super().__init__(self, protocol=5, buffer_callback=lambda buffer: self._digest.update(buffer.raw()))
 
     def write(self, data: Any) -> None:
@@ -359,55 +337,32 @@ class _Hasher(cloudpickle.Pickler):  # type: ignore[misc]
         reference = self._walk.reference(value)
         if reference is not None:
             return self._inner(("reference", reference))
-        for base in kind.__mro__ if kind.__module__ != "numpy" else ():
-            known = _KNOWN.get((base.__module__.partition(".")[0], base.__name__))
-            if known is not None:
-                return self._inner((type(value), known(value)))
+        for base in kind.__mro__:
+            content = _CONTENTS.get((base.__module__.partition(".")[0], base.__name__))
+            if content is not None:
+                return self._inner((kind, content(value)))
         return None
 
     def _inner(self, value: Any) -> int:
-        return _Hasher(self._walk, self._label).of(value)
+        return _Hasher(self._walk).of(value)
 
 
 _PLAIN = (bool, int, float, complex, type(None), list, tuple, dict, bytearray)
 
 
-def _own(value: Any) -> list[tuple[str, Any]]:
-    """The attributes that an instance was given, but for the marks of what torch compiled with it."""
-    return sorted((name, one) for name, one in vars(value).items() if not name.startswith("_dynamo_"))
-
-
 def _tensor(value: Any) -> Any:
     raw = value.detach().cpu().contiguous().reshape(-1).view(sys.modules["torch"].uint8)
-    return (str(value.dtype), value.shape, raw.numpy(), _own(value))
-
-
-def _masked_array(value: Any) -> Any:
-    import numpy as np
-
-    return (np.asarray(value.data), np.ma.getmaskarray(value), value.fill_value, bool(value.hardmask))
-
-
-def _arrow(value: Any) -> Any:
-    """Types as Arrow writes their schema, values as it writes them to a stream, whatever their chunks."""
-    import pyarrow as pa
-
-    table = value if isinstance(value, pa.Table | pa.RecordBatch) else pa.table({"": value})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write(table.combine_chunks() if isinstance(table, pa.Table) else table)
-    return pickle.PickleBuffer(sink.getvalue())
+    return (str(value.dtype), value.shape, raw.numpy())
 
 
 def _huggingface_tokenizer(value: Any) -> Any:
     """Class, settings and backend, without what calls change, or what only says where the tokenizer came from."""
-    settings = {name: one for name, one in vars(value).items() if name not in _PASSING.split()}
+    settings = sorted((name, one) for name, one in vars(value).items() if name not in _PASSING.split())
     backend, pieces = getattr(value, "_tokenizer", None), getattr(value, "sp_model", None)
     if backend is not None and hasattr(backend, "to_str"):
         state = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
-        return (type(value), sorted(settings.items()), json.dumps(state, sort_keys=True))
-    model = None if pieces is None else pieces.serialized_model_proto()
-    return (type(value), sorted(settings.items()), sorted(value.get_vocab().items()), model)
+        return (settings, json.dumps(state, sort_keys=True))
+    return (settings, sorted(value.get_vocab().items()), pieces and pieces.serialized_model_proto())
 
 
 _PASSING = (
@@ -419,28 +374,19 @@ _PASSING = (
 def _sentence_pieces(value: Any) -> Any:
     """The model, and the options that a call which names none takes."""
     plain = (str, bool, int, float, type, type(None))
-    options = [(name, one) for name, one in _own(value) if isinstance(one, plain)]
+    options = sorted((name, one) for name, one in vars(value).items() if isinstance(one, plain))
     return (value.serialized_model_proto(), options)
 
 
-def _no_content(value: Any) -> Any:
-    raise TypeError(f"{type(value).__qualname__} has no content to go by")
-
-
-_KNOWN: dict[tuple[str, str], Callable[[Any], Any]] = {
-    ("numpy", "MaskedArray"): _masked_array,
-    ("numpy", "ndarray"): lambda value: (value.view(sys.modules["numpy"].ndarray), _own(value)),
+_CONTENTS: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("torch", "Tensor"): _tensor,
     ("torch", "OptimizedModule"): lambda value: vars(value)["_modules"]["_orig_mod"],
-    ("torch", "ScriptModule"): _no_content,
-    ("torch", "ScriptFunction"): _no_content,
-    **{("pyarrow", name): _arrow for name in ("Array", "ChunkedArray", "RecordBatch", "Table")},
-    ("tokenizers", "Tokenizer"): lambda value: (value.to_str(), getattr(value, "encode_special_tokens", False)),
     ("transformers", "PreTrainedTokenizerBase"): _huggingface_tokenizer,
     ("sentencepiece", "SentencePieceProcessor"): _sentence_pieces,
     ("datasets", "Dataset"): lambda value: (value._fingerprint, str(value.split)),
-    ("milldam", "TextEncoder"): lambda value: value.identity,
-    **{("milldam", name): lambda value: value.fingerprint for name in ("Store", "FeatureStore", "Table")},
+    **{
+        ("milldam", name): lambda value: value.fingerprint for name in ("TextEncoder", "Store", "FeatureStore", "Table")
+    },
 }
 """Values of libraries that say more, or less, of themselves when they are pickled than what they do."""
 
@@ -473,10 +419,10 @@ def _module_file(name: str) -> str | None:
 
 def is_library(name: str) -> bool:
     """Whether a module belongs to the standard library or an installed package."""
-    file = None if name == "__main__" else _module_file(name)
-    return name != "__main__" and (
-        name.partition(".")[0] in sys.stdlib_module_names if file is None else is_library_file(file)
-    )
+    if name == "__main__":
+        return False
+    file = _module_file(name)
+    return name.partition(".")[0] in sys.stdlib_module_names if file is None else is_library_file(file)
 
 
 @functools.cache

@@ -21,8 +21,10 @@ import os
 import shutil
 import tempfile
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict
 
@@ -31,15 +33,14 @@ import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
 from milldam.errors import ConfigError, InputError, MilldamError, Setting, StoreError
-from milldam.files import record_of
 from milldam.input_files import is_address, without_secrets
 from milldam.mapping.cache import ONCE, cached_out
-from milldam.mapping.function import ALL, CallRules
+from milldam.mapping.function import ALL
 from milldam.mapping.identity import FunctionIdentity, identify
-from milldam.mapping.rows import RowUnit, Source, indices_name, source_of
+from milldam.mapping.rows import AnySource, RowUnit, source_of
 from milldam.mapping.schema import given_schema, unified
 from milldam.mapping.settings import MapSettings
-from milldam.mapping.working import ALONE, FAILED, MapLoad, MapRules, rejects_name
+from milldam.mapping.working import FAILED, MapLoad
 from milldam.markup import counted
 from milldam.memory import usage
 from milldam.pipeline.rejects import first_reject, gather_rejects
@@ -55,14 +56,14 @@ from milldam.sources.compression import STDIN
 from milldam.sources.units import InputFile
 from milldam.stores.generations import live_files
 from milldam.stores.kinds import TABLE
-from milldam.stores.table.manifest import NAME, MadeUnit, TableManifest, TableSchema, TableShard
-from milldam.stores.table.reader import as_schema
+from milldam.stores.table.manifest import TableManifest, TableSchema, TableShard
+from milldam.stores.table.reader import cast_column
 from milldam.stores.table.writer import ENDING, ROWS
 from milldam.stores.verify import has_every_file
 
 SPOOL = "rows"
 """In the run folder: what could be read only once, and row numbers of a dataset."""
-_VERSION = 2
+_VERSION = 3
 """Of the way from rows to rows: another one makes other keys."""
 _CHANGES_SHOWN = 6
 _MARGIN = 1.15
@@ -132,7 +133,7 @@ class MapJob(engine.Job[MapSummary]):
         """Identify function and source. `spool`: a folder for what can be read only once, and what is worth keeping."""
         settings = self.settings
         if self._function is not None:  # before there was a folder
-            self._source: Source = copy.copy(self._source)
+            self._source: AnySource = copy.copy(self._source)
             self._source.spool_folder = spool
             return
         self._function = identify(settings.function, settings.fn_kwargs, key=settings.key)
@@ -179,8 +180,8 @@ class MapJob(engine.Job[MapSummary]):
         if self._source.unidentified is not None:
             self._source.spool()  # by its content it is known
         columns = None if self._schema is None else asdict(self._schema)
-        function = {"rows_version": _VERSION, **self.function.as_json()}
-        made_from = {"function": function, **self.settings.parameters, **self.settings.cuts, "schema": columns}
+        made_from = {"function": asdict(self.function), "rows_version": _VERSION, "schema": columns}
+        made_from |= {**self.settings.parameters, **self.settings.cuts}
         folder.inputs.write((0, file) for file in _outside(self._source.files(), folder.out, spool))
         self._identity = Identity(made_from, self._source.identity)
         self._changed = _changes(folder, self._identity)
@@ -199,8 +200,8 @@ class MapJob(engine.Job[MapSummary]):
         table = TableManifest.read(folder.out)
         if folder.state() != FINISHED:
             (folder.folder / PLAN).unlink()  # of another table, of which nothing came
-        _clear_up(folder, table)
-        log.info("%s is up to date; %s", folder.out, _reused(len(table.units), len(table.units)))
+        _clear_up(folder)
+        log.info("%s is up to date; %s", folder.out, _reused(table.counts["units"], table.counts["units"]))
         return _summary(table, folder.out)
 
     # ---- map ----
@@ -210,40 +211,23 @@ class MapJob(engine.Job[MapSummary]):
         keys, sizes = folder.units.keys(), folder.units.sizes()
         mixed = keys.mixed(np.full(len(keys), xxh3_64_intdigest(self._recipe.encode()), np.uint64))
         self._records = records = Records(folder.journal, RECORDS, folder.out, mixed)
-        if not settings.overwrite and (folder.out / NAME).exists():
-            # Units of the finished table whose records a run with another function has dropped meanwhile.
-            for unit in TableManifest.read(folder.out).units:
-                if records.keys.number_of(unit.key) is not None and records.holds(
-                    record := _recorded(unit, folder.out)
-                ):
-                    records.add(record)
-        self._pending = tuple(records.pending())
-        self._reused = records.complete
-        self._load = self._made_load(run)
-        wanted = settings.workers or run.pool.cores
+        self._reused, left = records.complete, len(sizes) - records.complete
+        sent, limit = replace(settings, source=None), run.budget.limit_bytes
+        schema, of_source = (None if one is None else one.to_arrow() for one in (self._schema, self._of_source))
+        self._load = MapLoad(sent, self._source.reader, folder.out, schema, of_source, limit)
         self._is_apart = settings.wants_processes(records.pending_bytes(sizes)) and self._can_travel(run)
-        useful = max(1, min(wanted, len(self._pending))) if self._is_apart else 1
-        held = usage().anonymous
-        self._count = fit_workers(run.budget, held, 0, useful, own_bytes=self.batch_bytes)
-        rules = replace(self._load.rules, share_bytes=(run.budget.limit_bytes - held) // self._count)
-        self._load = replace(self._load, rules=rules)
-        note = _reused(records.complete, len(sizes), self._changed)
+        useful = max(1, min(settings.workers or run.pool.cores, left)) if self._is_apart else 1
+        self._count = fit_workers(run.budget, usage().anonymous, 0, useful, own_bytes=self.batch_bytes)
+        note = _reused(self._reused, len(sizes), self._changed)
         log.info("%s: %s", folder.out, note)
         return {
             "workers": self._count,
             "useful": useful,
-            "done": records.complete,
+            "done": self._reused,
             "encoder": "python",
             "encoder_note": f"{self.function.name}; {note}",
             "left_out": self._source.left_out,
         }
-
-    def _made_load(self, run: Session) -> MapLoad:
-        settings = self.settings
-        same = {one.name: getattr(settings, one.name) for one in fields(CallRules)}
-        calls = CallRules(**same | {"batch_bytes": settings.most_batch_bytes})
-        rules = MapRules(run.folder.out, calls, self._schema, self._of_source, run.budget.limit_bytes)
-        return MapLoad(rules, settings.function, settings.fn_kwargs, self._source.reader, settings.function_spec)
 
     def _can_travel(self, run: Session) -> bool:
         """Whether the function reaches other processes; without that one worker, this process, does it all."""
@@ -257,7 +241,7 @@ class MapJob(engine.Job[MapSummary]):
         return True
 
     def stages(self, run: Session) -> Iterator[Stage]:
-        if not self._pending:
+        if next(self._records.pending(), None) is None:
             return
         limit, most = run.budget.limit_bytes, self._count
 
@@ -276,132 +260,101 @@ class MapJob(engine.Job[MapSummary]):
 
     def finish(self, run: Session, plan: WorkPlan) -> MapSummary:
         folder, made_from = run.folder, self._identity
-        records = [record for _, record in self._records.in_plan_order()]
-        rejects = [folder.out / name for record in records for name in record.files]
+        rejects = (folder.out / name for record in self._in_order() for name in record.files)
         damage = gather_rejects(folder.out, rejects, lambda: (file["path"] for file in folder.inputs.planned()))
         if damage.files:
             run.observer.warn(str(damage))
-        units = tuple(map(_made, records))
-        schema = self._schema or _types_of_all(records, folder.out) or self._types_without_rows(units)
-        if schema is None:
-            raise InputError(self._nothing(units))
-        table = TableManifest(schema=schema, settings=made_from.settings, input=made_from.input, units=units)
-        read, rejected = table.counts["read"], table.counts["rejected"]
-        if rejected and read == rejected.get(FAILED, 0):
-            raise InputError(self._nothing(units) + first_reject(folder.out))
+        units = read = 0
+        rejected: Counter[str] = Counter()
+        types: dict[bool, dict[str, int]] = {True: {}, False: {}}
+        for number, record in enumerate(self._in_order()):
+            units, read = units + 1, read + record.facts["read"]
+            rejected.update(record.facts["rejected"])
+            for ipc in record.facts["types"]:
+                types[bool(record.facts["shards"])].setdefault(ipc, number)
+        counts = {"units": units, "read": read, "rejected": dict(sorted(rejected.items()))}
+        # Without rows there are the types of results without rows, or the columns of a source without rows.
+        schema = self._schema or self._types_of_all(types[True] or types[False])
+        if schema is None and not (read or rejected):
+            schema = self._types_without_rows()
+        if schema is None or (read and read == rejected[FAILED]):
+            raise InputError(self._nothing(counts) + first_reject(folder.out))
+        table = TableManifest(schema, made_from.settings, made_from.input, counts)
+        table.write(folder.out, lambda: (shard for record in self._in_order() for shard in _shards_of(record)))
         summary = replace(
-            run.measured(_summary(table, folder.out)),
+            run.measured(_summary(TableManifest.read(folder.out), folder.out)),
             up_to_date=False,
             reused=self._reused,
             changed=self._changed,
             workers=max(1, self._count),
         )
         summary.write(folder.folder)
-        table.write(folder.out)
-        _clear_up(folder, table)
+        _clear_up(folder)
         return summary
 
-    def _types_without_rows(self, units: tuple[MadeUnit, ...]) -> TableSchema | None:
-        """Of a source without rows: the columns that it has, less those that are to be removed; None: it names none."""
-        found = self._source.schema
-        if found is None or any(unit.read or unit.rejected for unit in units):
+    def _in_order(self) -> Iterator[Record]:
+        """The records of all units; one at a time, since there may be a million."""
+        return (record for _, record in self._records.in_plan_order())
+
+    def _types_of_all(self, first: dict[str, int]) -> TableSchema | None:
+        """The columns of all units, put together; None: there are none. `first`: types -> the first unit that has them.
+        Raises InputError where two units don't agree."""
+        if not first:
             return None
-        wanted, removed = self.settings.columns, self.settings.remove_columns
-        names = [name for name in wanted or found.names if removed != ALL and name not in removed]
+        schemas = {number: TableSchema.read(ipc) for ipc, number in first.items()}
+        everything = [TableSchema.read(ipc) for ipc in first]
+        try:
+            schema = unified(everything)
+        except ValueError as error:
+            name = str(error)
+            kinds = [(number, one.field(name).type) for number, one in schemas.items() if name in one.names]
+            other = next((one for one in kinds if one[1] != kinds[0][1]), kinds[0])
+            raise _disagree(name, *kinds[0], *other) from None
+        self._require_castable(schema)
+        metadata: dict[bytes, bytes] = {}
+        for one in everything:
+            metadata |= one.metadata or {}
+        return TableSchema.of(schema.with_metadata(metadata or None))
+
+    def _require_castable(self, schema: pa.Schema) -> None:
+        """Every value of a shard with narrower types must have a place in the wider one: 2**60 is no float."""
+        for number, record in enumerate(self._in_order()):
+            for (name, _), ipc in zip(record.facts["shards"], record.facts["types"], strict=False):
+                narrow = [
+                    one for one in TableSchema.read(ipc) if one.type not in (pa.null(), schema.field(one.name).type)
+                ]
+                if not narrow:
+                    continue
+                with pa.memory_map(str(self._load.out / name)) as file:
+                    for batch, field in product(pa.ipc.open_stream(file), narrow):
+                        wide = schema.field(field.name).type
+                        try:
+                            cast_column(batch.column(field.name), wide)
+                        except pa.ArrowException as error:
+                            raise _disagree(field.name, number, f"{field.type} ({error})", "others", wide) from None
+
+    def _types_without_rows(self) -> TableSchema | None:
+        """The columns of the source, less those that are to be removed; None: it names none."""
+        found, removed = self._source.schema, self.settings.remove_columns
+        if found is None:
+            return None
+        names = [name for name in self.settings.columns or found.names if removed != ALL and name not in removed]
         return TableSchema.of(pa.schema([found.field(name) for name in names], metadata=found.metadata))
 
-    def _nothing(self, units: tuple[MadeUnit, ...]) -> str:
+    def _nothing(self, counts: dict[str, Any]) -> str:
         """Why there is no table to make."""
-        rejected: dict[str, int] = {}
-        for unit in units:
-            rejected |= {reason: rejected.get(reason, 0) + count for reason, count in unit.rejected.items()}
-        is_read = any(unit.read for unit in units)
-        what = f"No rows came out of {self.function.name}" if is_read else "No rows in the input"
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in rejected.items())
+        what = f"No rows came out of {self.function.name}" if counts["read"] else "No rows in the input"
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts["rejected"].items())
         return f"{what}{f' (rejected: {reasons})' if reasons else ''}: there is no table to make."
 
 
-def _made(record: Record) -> MadeUnit:
-    """A unit, for the manifest."""
-    shards = [TableShard(name, rows, **record.outputs[name]) for name, rows in record.facts["shards"]]
-    return MadeUnit(record.key, record.facts["read"], tuple(shards), record.facts["rejected"])
-
-
-def _recorded(unit: MadeUnit, out: Path) -> Record:
-    """A unit of a finished table, as its worker recorded it."""
-    shards = [(shard, out / shard.name) for shard in unit.shards]
-    types = [TableSchema.of(pa.ipc.open_stream(pa.memory_map(str(path))).schema) for _, path in shards if path.exists()]
-    rejects = rejects_name(unit.key)
-    files = {rejects: record_of(out / rejects) if (out / rejects).exists() else {"bytes": -1}} if unit.rejected else {}
-    facts = {
-        "read": unit.read,
-        "rejected": unit.rejected,
-        "types": [one.ipc for one in types],
-        "optional": list(dict.fromkeys(name for one in types for name in one.columns)),
-        "shards": [[shard.name, shard.rows] for shard in unit.shards],
-    }
-    outputs = {shard.name: {"bytes": shard.bytes, "xxh3": shard.xxh3} for shard in unit.shards}
-    return Record(unit.key, outputs=outputs, files=files, counts={"rows": unit.rows}, facts=facts)
-
-
-def _types_of_all(records: list[Record], out: Path) -> TableSchema | None:
-    """The columns of all units, put together; None: there are none. Raises InputError where two units don't agree."""
-    with_rows = any(record.facts["shards"] for record in records)
-    first: dict[str, int] = {}
-    optional: set[str] = set()
-    for number, record in enumerate(records):
-        if record.facts["shards"] or not with_rows:
-            optional.update(record.facts["optional"])
-            for ipc in record.facts["types"]:
-                first.setdefault(ipc, number)
-    schemas = {number: TableSchema.read(ipc) for ipc, number in reversed(first.items())}
-    schemas = dict(sorted(schemas.items()))
-    if not first:
-        return None
-    everything = [TableSchema.read(ipc) for ipc in first]
-    for name in dict.fromkeys(name for schema in everything for name in schema.names):
-        lacking = next((number for number, schema in schemas.items() if name not in schema.names), None)
-        if lacking is not None and name not in optional:
-            having = next(number for number, schema in schemas.items() if name in schema.names)
-            raise _disagree(name, having, "", lacking, "missing")
-    try:
-        schema = unified(everything)
-    except ValueError as error:
-        name = str(error)
-        kinds = [(number, schema.field(name).type) for number, schema in schemas.items() if name in schema.names]
-        other = next((one for one in kinds if one[1] != kinds[0][1]), kinds[0])
-        raise _disagree(name, *kinds[0], *other) from None
-    _require_castable(records, schema, out)
-    metadata: dict[bytes, bytes] = {}
-    for one in everything:
-        metadata |= one.metadata or {}
-    return TableSchema.of(schema.with_metadata(metadata or None))
-
-
-def _require_castable(records: list[Record], schema: pa.Schema, out: Path) -> None:
-    """Every value of a shard with narrower types must have a place in the wider one: 2**60 is no float."""
-    for number, record in enumerate(records):
-        for (name, _), ipc in zip(record.facts["shards"], record.facts["types"], strict=False):
-            types = TableSchema.read(ipc)
-            differing = [
-                one for one in types if not (pa.types.is_null(one.type) or one.type == schema.field(one.name).type)
-            ]
-            if not differing:
-                continue
-            with pa.memory_map(str(out / name)) as file:
-                for batch in pa.ipc.open_stream(file):
-                    for field in differing:
-                        column = pa.table({field.name: batch.column(field.name)})
-                        try:
-                            as_schema(column, pa.schema([schema.field(field.name)]))
-                        except pa.ArrowException as error:
-                            kind = schema.field(field.name).type
-                            raise _disagree(field.name, number, f"{field.type} ({error})", "others", kind) from None
+def _shards_of(record: Record) -> Iterator[TableShard]:
+    return (TableShard(name, rows, **record.outputs[name]) for name, rows in record.facts["shards"])
 
 
 def _disagree(name: str, unit: int, kind: object, other: int | str, other_kind: object) -> InputError:
     return InputError(
-        f'column "{name}": {kind or "there"} in unit {unit}, {other_kind} in unit {other}. Return the same columns and '
+        f'column "{name}": {kind} in unit {unit}, {other_kind} in unit {other}. Return the same '
         "types for every row, or give the type that holds all values: schema= of milldam.map. Finished units are safe."
     )
 
@@ -434,21 +387,14 @@ def _outside(files: Iterator[InputFile], out: Path, spool: Path) -> Iterator[Inp
         yield file
 
 
-def _clear_up(folder: RunFolder, table: TableManifest) -> None:
-    """Remove what a finished table, or one that somebody has open, no longer needs. What a run with another function
-    needs again stays: row numbers of the dataset."""
+def _clear_up(folder: RunFolder) -> None:
+    """Remove what a finished table, or one that somebody has open, no longer needs."""
     folder.tidy()
     sweep(folder.out, [f"{ROWS}-*{ENDING}"], live_files(folder.out, TABLE))
-    rejects = (Path(rejects_name(unit.key)).name for unit in table.units if unit.rejected)
+    rejects = (Path(name).name for record in folder.journal.read(RECORDS) for name in record["files"])
     sweep(folder.folder, ["rejects-*.jsonl"], rejects)
-    (folder.folder / ALONE).unlink(missing_ok=True)
     folder.units.remove()  # it may hold addresses with secrets
-    spool = folder.folder / SPOOL
-    for path in spool.glob("*"):
-        if path.name != indices_name(table.input["fingerprint"]):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        spool.rmdir()
+    shutil.rmtree(folder.folder / SPOOL, ignore_errors=True)
 
 
 # ---- what to say ----
@@ -461,7 +407,7 @@ def _changes(folder: RunFolder, made_from: Identity) -> tuple[str, ...]:
     except StoreError:  # nothing was begun, or nobody can tell what
         return ()
     was, now = before.settings, made_from.settings
-    old, new = (FunctionIdentity.from_json(settings["function"]) for settings in (was, now))
+    old, new = (FunctionIdentity(**settings["function"]) for settings in (was, now))
     lines = [f"function {new.name}: {what}" for what in old.differences(new)]
     lines += [
         f"{name}: {_shown(now.get(name))} (was {_shown(was.get(name))})"
@@ -486,15 +432,14 @@ def _reused(reused: int, units: int, changed: tuple[str, ...] = ()) -> str:
 
 def _summary(table: TableManifest, out: Path) -> MapSummary:
     """Of a table that is up to date."""
-    counts, units = table.counts, len(table.units)
     return Summary(
         "map",
         str(out),
         {"columns": table.schema.columns},
         up_to_date=True,
-        units=units,
-        reused=units,
-        counts={"rows": table.rows, "read": counts["read"]},
-        rejected=counts["rejected"],
+        units=table.counts["units"],
+        reused=table.counts["units"],
+        counts={"rows": table.rows, "read": table.counts["read"]},
+        rejected=table.counts["rejected"],
         output_bytes=table.bytes,
     )

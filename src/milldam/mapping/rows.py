@@ -19,10 +19,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from milldam.errors import ConfigError, InputError
@@ -41,6 +40,10 @@ from milldam.sources.tables import open_schema
 from milldam.sources.units import InputFile, Slice, Unit, gather, is_as_listed, list_inputs, whole
 from milldam.stores.table.manifest import TableManifest
 
+if TYPE_CHECKING:
+    from milldam.mapping.spool import Spooled
+
+AnySource: TypeAlias = "Files | InDataset | Spooled"
 Item = TypeVar("Item")
 Seen = TypeVar("Seen")
 _BLOCK, _GATHERED = 1 << 20, 1024
@@ -80,35 +83,22 @@ class RowReader:
 
 
 class Source:
-    """Rows that can be planned."""
+    """Rows that can be planned. Each has besides:
+
+    `schema`: of the rows, where the source says it even when it has none, else None; `identity`: {"files", "bytes",
+    "fingerprint"}, equal ones mean equal rows; `reader`, a `RowReader`; `units()`: in order, made from the input and
+    the settings alone; streamed, and the same at each call.
+    """
 
     unidentified: str | None = None
     """Why it can't be identified: what was made of it is not found again. None: it is identified."""
     left_out = ""
-    """Files of its folders that are not read, told once `identity` is asked for; empty: none."""
+    """Files of its folders that are not read, known once `identity` is asked for; empty: none."""
     needs_spooling = False
     """Whether `spool` must be called before `units` and `reader` are used."""
 
     def __init__(self, settings: MapSettings, spool: Path) -> None:
         self.settings, self.spool_folder = settings, spool
-
-    @property
-    def schema(self) -> pa.Schema | None:
-        """Of the rows, where the source says it even when it has none."""
-        raise NotImplementedError
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """{"files", "bytes", "fingerprint"}: equal ones mean equal rows."""
-        raise NotImplementedError
-
-    @property
-    def reader(self) -> RowReader:
-        raise NotImplementedError
-
-    def units(self) -> Iterator[RowUnit]:
-        """In order, made from the input and the settings alone; streamed, and the same at each call."""
-        raise NotImplementedError
 
     def files(self) -> Iterator[InputFile]:
         """What is read, with versions, so that a change can be named."""
@@ -118,7 +108,7 @@ class Source:
         """Write what can be read only once to the spool, durably; nothing is done when it is there already."""
 
 
-def source_of(settings: MapSettings, spool: Path) -> Source:
+def source_of(settings: MapSettings, spool: Path) -> AnySource:
     """Look the source up. `spool`: a folder of the run, for what can be read only once, and what is worth keeping.
 
     Raises ConfigError or InputError for what is no source, or can't be read as one.
@@ -128,17 +118,16 @@ def source_of(settings: MapSettings, spool: Path) -> Source:
     source, paths = settings.source, _paths(settings.source)
     if paths is not None:
         return Files(paths, settings, spool)
-    from milldam.mapping.spool import Spooled, dataset_stream, stream_of
+    from milldam.mapping.spool import spooled, spooled_dataset
 
     if type(source).__module__.split(".")[0] != "datasets":
         if settings.split is not None or settings.subset is not None:
             raise ConfigError("split and subset are for files, the Hub and datasets. Leave them out.")
-        return Spooled(stream_of(source, settings), settings, spool)
+        return spooled(source, settings, spool)
     if settings.subset is not None:
         raise ConfigError("subset is for names on the Hub; this dataset is loaded already. Leave it out.")
     chosen = _choose_split(source, settings.split)
-    stream = dataset_stream(chosen, settings, spool)
-    return InDataset(chosen, settings, spool) if stream is None else Spooled(stream, settings, spool)
+    return spooled_dataset(chosen, settings, spool) or InDataset(chosen, settings, spool)
 
 
 def each_split(options: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
@@ -191,6 +180,11 @@ def evenly(
         yield group
 
 
+def _changed(path: str) -> InputError:
+    again = "Run the same call again: finished units of files that did not change are reused."
+    return InputError(f"{path}: changed while it was mapped. {again}")
+
+
 # ---- files ----
 
 
@@ -210,19 +204,8 @@ class FileRows(RowReader):
                 raise _changed(without_secrets(path))
 
 
-def _table_of(listed: Resolved) -> TableManifest | None:
-    """The manifest of a folder that is a table of ours."""
-    folder = Path(listed.inputs[0]) if len(listed.inputs) == 1 else None
-    return TableManifest.read(folder) if folder is not None and is_table(folder) else None
-
-
 def _slices_of(unit: RowUnit) -> Iterator[Slice]:
     return (Slice(**slice) for slice in unit.place["slices"])
-
-
-def _changed(path: str) -> InputError:
-    again = "Run the same call again: finished units of files that did not change are reused."
-    return InputError(f"{path}: changed while it was mapped. {again}")
 
 
 class Files(Source):
@@ -240,8 +223,12 @@ class Files(Source):
         file, names = self._first_sound(self._as_listed(), columns_of)
         if file is not None and (names or file.format not in ("jsonl", "json")):
             require_columns(settings.columns, names or [], without_secrets(file.path))
-        self._only_file = len(list(islice(self._as_listed(), 2))) == 1
+        given = {name: getattr(settings, name) for name in ("documents", "separator", "invalid_utf8", "strict")}
+        only_file = len(list(islice(self._as_listed(), 2))) == 1
+        most = parse_size(settings.max_document_bytes)
+        self._rules = TextRules(**given, only_file=only_file, max_document_bytes=most)
         self._counted: list[int] = []
+        """Rows of each unit, as far as they were counted."""
 
     # ---- what it reads ----
 
@@ -302,21 +289,10 @@ class Files(Source):
         return str(self.spool_folder)
 
     @property
-    def _rules(self) -> TextRules:
-        names = ("documents", "separator", "invalid_utf8", "strict")
-        given = {name: getattr(self.settings, name) for name in names}
-        most = parse_size(self.settings.max_document_bytes)
-        return TextRules(**given, only_file=self._only_file, max_document_bytes=most)
-
-    @property
-    def _files(self) -> FileReader:
+    def reader(self) -> FileRows:
         folder = self._made_spool_folder()
         names = tuple((str(path), STDIN) for path in self.spool_folder.glob("standard-input-*"))
-        return FileReader(self._rules, self.settings.columns, folder, names)
-
-    @property
-    def reader(self) -> FileRows:
-        return FileRows(self._files)
+        return FileRows(FileReader(self._rules, self.settings.columns, folder, names))
 
     def spool(self) -> None:
         """Copy standard input, if it is one of the inputs, to a file that is known by its content."""
@@ -335,49 +311,21 @@ class Files(Source):
     # ---- units ----
 
     def units(self) -> Iterator[RowUnit]:
-        if self._rows is None and not self.settings.with_indices:
-            return self._whole_units()
-        return self._chosen()
-
-    def _whole_units(self) -> Iterator[RowUnit]:
-        for index, slices in enumerate(self._groups()):
-            unit = Unit(index, tuple(slices))
-            # Rows of plain text hold the path.
-            paths = [one.path for one in slices if one.format == "txt"]
-            key = key_of(unit.key, paths) if paths else unit.key
-            yield RowUnit(index, key, unit.size, {"slices": [one.as_json() for one in slices]})
-
-    def _groups(self) -> Iterator[list[Slice]]:
-        shards = self.settings.shards
-        if shards is None:
-            return gather(self._slices(self.settings.unit_bytes), self.settings.unit_bytes, lambda one: one)
-        stride = max(1, sum(file.size for file in self.files()) // (_FINE * shards))
-        count = total = 0
-        for slice in self._slices(stride):
-            count, total = count + 1, total + slice.size
-        return evenly(self._slices(stride), lambda one: one.size, shards, count=count, total=total)
-
-    def _slices(self, size: int) -> Iterator[Slice]:
-        rules = self._rules
-        return (one.of_state(file.state) for file in self.files() for one in slice_file(file, size, rules))
-
-    # ---- a slice of all rows, and their numbers ----
-
-    def _chosen(self) -> Iterator[RowUnit]:
-        """The units that hold the wanted rows, with their numbers. Rows are counted as far as needed, and only once."""
-        first, last = self._bounds()
+        """Those that hold the wanted rows, with their numbers where these are wanted. Rows are counted as far as
+        needed, and only once."""
         numbered = self.settings.with_indices
+        first, last = self._bounds()
         position = index = 0
         for number, unit in enumerate(self._whole_units()):
             if position >= last:
                 return
-            is_whole = not numbered and position >= first and last == math.inf
-            count = 0 if is_whole else self._count(number, unit)
-            start, stop = max(0, first - position), int(min(count, last - position))
-            if is_whole:
+            if not numbered and position >= first and last == math.inf:
                 yield replace(unit, index=index)
                 index += 1
-            elif start < stop:
+                continue
+            count = self._count(number, unit)
+            start, stop = max(0, first - position), int(min(count, last - position))
+            if start < stop:
                 part = None if (start, stop) == (0, count) else [start, stop]
                 place = unit.place if part is None else unit.place | {"rows": part}
                 first_row = position + start - first if numbered else None
@@ -385,6 +333,26 @@ class Files(Source):
                 yield RowUnit(index, key, unit.size, place, first_row)
                 index += 1
             position += count
+
+    def _whole_units(self) -> Iterator[RowUnit]:
+        shards, size = self.settings.shards, self.settings.unit_bytes
+        if shards is None:
+            groups = gather(self._slices(size), size, lambda one: one)
+        else:
+            stride = max(1, sum(file.size for file in self.files()) // (_FINE * shards))
+            count = total = 0
+            for slice in self._slices(stride):
+                count, total = count + 1, total + slice.size
+            groups = evenly(self._slices(stride), lambda one: one.size, shards, count=count, total=total)
+        for index, slices in enumerate(groups):
+            unit = Unit(index, tuple(slices))
+            # Rows of plain text hold the path.
+            paths = [one.path for one in slices if one.format == "txt"]
+            key = key_of(unit.key, paths) if paths else unit.key
+            yield RowUnit(index, key, unit.size, {"slices": [one.as_json() for one in slices]})
+
+    def _slices(self, size: int) -> Iterator[Slice]:
+        return (one.of_state(file.state) for file in self.files() for one in slice_file(file, size, self._rules))
 
     def _bounds(self) -> tuple[int, float]:
         rows = self._rows
@@ -396,8 +364,14 @@ class Files(Source):
 
     def _count(self, number: int, unit: RowUnit) -> int:
         if number == len(self._counted):
-            self._counted.append(self._files.count(_slices_of(unit)))
+            self._counted.append(self.reader.files.count(_slices_of(unit)))
         return self._counted[number]
+
+
+def _table_of(listed: Resolved) -> TableManifest | None:
+    """The manifest of a folder that is a table of ours."""
+    folder = Path(listed.inputs[0]) if len(listed.inputs) == 1 else None
+    return TableManifest.read(folder) if folder is not None and is_table(folder) else None
 
 
 # ---- datasets ----
@@ -408,25 +382,22 @@ class DatasetRows(RowReader):
     table: Any
     """A datasets.table.Table: it pickles as the paths of its files, or by value when it is small and in memory."""
     indices: str | None
-    """A file of row numbers; None: the rows in their order."""
+    """A file of row numbers, 8 bytes each; None: the rows in their order."""
     versions: tuple[tuple[str, str], ...]
     """Of its files."""
 
     def read(self, unit: RowUnit, on_reject: OnReject, places: Places) -> Iterator[Rows]:
         start, stop = unit.place["range"]
         if self.indices is None:
-            batches = iter(self.table.fast_slice(start, stop - start).to_batches())
-        else:
-            batches = self._gathered(np.load(self.indices, mmap_mode="r")[start:stop])
-        for batch in batches:
-            yield from cut_by_size(batch, BATCH_BYTES)
-
-    def _gathered(self, numbers: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
-        """Rows from all over the table: single ones are found without a copy, then put together by their size."""
+            for batch in self.table.fast_slice(start, stop - start).to_batches():
+                yield from cut_by_size(batch, BATCH_BYTES)
+            return
+        # Rows from all over the table: single ones are found without a copy, then put together by their size.
         held: list[pa.RecordBatch] = []
         size = 0
-        for at in range(0, len(numbers), _GATHERED):
-            for row in self.table.fast_gather(np.asarray(numbers[at : at + _GATHERED], dtype=np.int64)).to_batches():
+        for at in range(start, stop, _GATHERED):
+            numbers = np.fromfile(self.indices, "<i8", min(_GATHERED, stop - at), offset=8 * at)
+            for row in self.table.fast_gather(numbers).to_batches():
                 if held and size + row.nbytes > BATCH_BYTES:
                     yield pa.concat_batches(held)
                     held, size = [], 0
@@ -447,31 +418,17 @@ class InDataset(Source):
 
     def __init__(self, dataset: Any, settings: MapSettings, spool: Path) -> None:
         super().__init__(settings, spool)
-        if dataset.format["type"] == "custom":
-            raise ConfigError(
-                "The dataset has a transform (with_transform, set_transform), which is applied to rows as they are "
-                "read.\nGive the function to milldam.map instead, and the dataset without it: dataset.with_format(None)"
-            )
-        self._dataset = dataset
+        refuse_transform(dataset)
         require_columns(settings.columns, dataset.column_names, "the dataset")
-        self.columns = list(settings.columns or dataset.column_names)
-        self._table, self.rows = dataset.data.select(self.columns), len(dataset)
-
-    @property
-    def schema(self) -> pa.Schema | None:
-        return self._table.schema
-
-    @cached_property
-    def identity(self) -> dict[str, Any]:
-        files = [(Path(file.path).name, file.size, file.version) for file in self.files()]
-        fingerprint = hash_bytes(repr([self._dataset._fingerprint, files]).encode())
-        return {"files": len(files), "bytes": self._bytes, "fingerprint": fingerprint}
-
-    @property
-    def _bytes(self) -> int:
-        """Of the rows that are chosen, about."""
+        self._columns = list(settings.columns or dataset.column_names)
+        self._dataset, self._table = dataset, dataset.data.select(self._columns)
+        self.schema = self._table.schema
         rows = self._table.num_rows
-        return int(self._table.nbytes * self.rows / rows) if rows else 0
+        self._bytes = int(self._table.nbytes * len(dataset) / rows) if rows else 0
+        """Of the rows that are chosen, about."""
+        versions = [(Path(file.path).name, file.size, file.version) for file in self.files()]
+        fingerprint = hash_bytes(repr([dataset._fingerprint, versions]).encode())
+        self.identity = {"files": len(versions), "bytes": self._bytes, "fingerprint": fingerprint}
 
     def files(self) -> Iterator[InputFile]:
         for cached in self._dataset.cache_files:
@@ -479,39 +436,33 @@ class InDataset(Source):
             yield InputFile(cached["filename"], "arrow", None, status.st_size, version_of(status))
 
     def units(self) -> Iterator[RowUnit]:
-        rows, size = self.rows, self._bytes
+        rows, size = len(self._dataset), self._bytes
         count = self.settings.shards or round(size / self.settings.unit_bytes)
         count = max(1, min(count, rows))
         edges = [rows * k // count for k in range(count + 1)] if rows else [0]
         for index, (start, stop) in enumerate(pairwise(edges)):
-            key = key_of(self.identity["fingerprint"], self.columns, start, stop)
+            key = key_of(self.identity["fingerprint"], self._columns, start, stop)
             yield RowUnit(index, key, size * (stop - start) // rows, {"range": [start, stop]}, start)
 
     @property
     def reader(self) -> DatasetRows:
-        versions = tuple((file.path, file.version) for file in self.files())
-        return DatasetRows(self._table, self._write_indices(), versions)
-
-    def _write_indices(self) -> str | None:
-        indices = self._dataset._indices
-        if indices is None:
-            return None
-        from milldam.formats.npy import npy_header
-
-        path = self.spool_folder / indices_name(self.identity["fingerprint"])
-        if not path.exists():
+        path, indices = self.spool_folder / f"indices-{self.identity['fingerprint']}", self._dataset._indices
+        if indices is not None and not path.exists():
             self.spool_folder.mkdir(parents=True, exist_ok=True)
             with NewFile(path) as new:
-                new.write(npy_header(np.dtype("<i8"), len(indices)))
                 for chunk in indices.column(0).chunks:
                     new.write(np.ascontiguousarray(chunk.to_numpy(zero_copy_only=False), dtype="<i8").data)
                 new.commit()
-        return str(path)
+        versions = tuple((file.path, file.version) for file in self.files())
+        return DatasetRows(self._table, None if indices is None else str(path), versions)
 
 
-def indices_name(fingerprint: str) -> str:
-    """In the spool: the row numbers of a dataset."""
-    return f"indices-{fingerprint[:16]}.npy"
+def refuse_transform(dataset: Any) -> None:
+    if dataset.format["type"] == "custom":
+        raise ConfigError(
+            "The dataset has a transform (with_transform, set_transform), which is applied to rows as they are "
+            "read.\nGive the function to milldam.map instead, and the dataset without it: dataset.with_format(None)"
+        )
 
 
 def _choose_split(source: Any, split: str | None) -> Any:

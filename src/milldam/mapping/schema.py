@@ -2,7 +2,8 @@
 
 Values are whatever functions return: lists, numpy arrays (of more than one dimension: lists of fixed length), torch
 tensors, Arrow arrays. What comes later is cast where no value changes (null to anything, integers to integers that
-hold them or to floats, short floats to long, lists to lists), and refused otherwise. One batch is held.
+hold them or to floats, short floats to long, lists to lists), and refused otherwise. A column that some rows lack is
+null there. One batch is held.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from milldam.errors import ConfigError, InputError, Setting
+from milldam.errors import ConfigError, Setting
+from milldam.mapping.function import ResultError
 from milldam.stores.table.reader import cast_column
 
 _NARROW = {
@@ -28,13 +30,9 @@ _NARROW = {
 _HF = b"huggingface"
 _PLAIN_FEATURES = {"Value", "Sequence", "List", "LargeList"}
 """What the types of Arrow tell as well."""
-_NO_VALUES = (ValueError, TypeError, OverflowError)
+_REFUSED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError)
 _SHOWN = 80
 _SCHEMA = "schema= of milldam.map"
-
-
-class ColumnError(InputError):
-    """What is wrong with a column, and what to do about it; the caller adds where."""
 
 
 def given_schema(schema: Any) -> pa.Schema | None:
@@ -54,45 +52,41 @@ def given_schema(schema: Any) -> pa.Schema | None:
 
 
 def to_array(name: str, values: Any) -> pa.Array:
-    """A column of a type that its values suggest. Raises ColumnError for what is no column."""
+    """A column of a type that its values suggest. Raises ResultError for what is no column."""
     try:
         array = _array(values)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, *_NO_VALUES) as error:
+    except (*_REFUSED, ValueError, TypeError, OverflowError) as error:
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ColumnError(
+        raise ResultError(
             f'column "{name}": its values are not of one type that Arrow can hold ({detail}), '
             f"the first is {_shown(values)}. Return values of one type."
         ) from None
     if array is None:
-        raise ColumnError(
+        raise ResultError(
             f'column "{name}": {type(values).__name__} where a list or an array of values is wanted, one a row.'
         )
     return array
 
 
 def _array(values: Any) -> pa.Array | None:
-    if isinstance(values, pa.Array | pa.ChunkedArray):
-        return _plain(values)
     if isinstance(values, list | tuple):
         if any(map(_is_array, set(map(type, values)))):
             values = [_nested(value) for value in values]
         try:
-            return _plain(pa.array(values, from_pandas=False))
+            values = pa.array(values, from_pandas=False)
         except OverflowError:  # an integer of 2**63 or more: a hash, say
             return pa.array(values, pa.uint64())
-    values = _numpy(values)
-    if values is None or values.ndim == 0:
-        return None
-    return _plain(_of_numpy(values))
-
-
-def _plain(array: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """One array, without a dictionary: those of different batches would differ."""
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
-        if isinstance(array, pa.ChunkedArray):
+    elif not isinstance(values, pa.Array | pa.ChunkedArray):
+        numbers = _numpy(values)
+        if numbers is None or numbers.ndim == 0:
+            return None
+        values = _of_numpy(numbers)
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+        if isinstance(values, pa.ChunkedArray):
             raise ValueError("more than 2 GB in one batch; use a large_string or large_binary schema")
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+    # Dictionaries of different batches would differ.
+    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
 
 
 def _is_array(kind: type) -> bool:
@@ -123,7 +117,7 @@ def _of_numpy(values: np.ndarray[Any, Any]) -> pa.Array:
     return flat
 
 
-# ---- inferring ----
+# ---- one schema ----
 
 
 def inferred(arrays: Mapping[str, pa.Array]) -> pa.Schema:
@@ -132,15 +126,14 @@ def inferred(arrays: Mapping[str, pa.Array]) -> pa.Schema:
 
 
 def _narrow(name: str, array: pa.Array) -> pa.DataType:
-    wanted = _NARROW.get(name)
-    if wanted is None:
-        return array.type
-    narrow = _with_integers(array.type, wanted)
-    try:
-        array.cast(narrow)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return array.type
-    return narrow
+    if name in _NARROW:
+        narrow = _with_integers(array.type, _NARROW[name])
+        try:
+            array.cast(narrow)
+        except _REFUSED:
+            return array.type
+        return narrow
+    return array.type
 
 
 def _with_integers(kind: pa.DataType, integers: pa.DataType) -> pa.DataType:
@@ -156,22 +149,11 @@ def _with_integers(kind: pa.DataType, integers: pa.DataType) -> pa.DataType:
     return kind
 
 
-def joined(before: pa.Schema | None, arrays: Mapping[str, pa.Array], *, optional: Sequence[str] = ()) -> pa.Schema:
-    """The schema of the rows before and of these: null gives way to any type, a narrow number to a wide one.
-
-    `optional`: columns of the input, which some rows may lack.
-    """
+def joined(before: pa.Schema | None, arrays: Mapping[str, pa.Array]) -> pa.Schema:
+    """The schema of the rows before and of these: null gives way to any type, a narrow number to a wide one."""
     now = inferred(arrays)
     if before is None or now.equals(before):
         return now
-    for name in dict.fromkeys([*before.names, *now.names]):
-        if name not in optional and (name not in now.names or name not in before.names):
-            raise ColumnError(
-                f'column "{name}": returned for some rows and not for others. Return the same columns for every row, '
-                "None where there is no value; or leave it out with ",
-                Setting("remove_columns", [name]),
-                ".",
-            )
     try:
         return unified([before, now])
     except ValueError as error:
@@ -183,8 +165,9 @@ def unified(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """One schema for all. Raises ValueError with the name of a column whose types have nothing in common."""
     try:
         return pa.unify_schemas(list(schemas), promote_options="permissive")
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-        if len(names := list(dict.fromkeys(name for schema in schemas for name in schema.names))) == 1:
+    except _REFUSED:
+        names = list(dict.fromkeys(name for schema in schemas for name in schema.names))
+        if len(names) == 1:
             raise ValueError(names[0]) from None
         for name in names:
             unified([pa.schema([schema.field(name)]) for schema in schemas if name in schema.names])
@@ -211,28 +194,24 @@ def with_features(made: pa.Schema, source: pa.Schema | None) -> pa.Schema:
 # ---- holding to it ----
 
 
-def fit(arrays: Mapping[str, pa.Array], schema: pa.Schema, *, optional: Sequence[str] = ()) -> pa.RecordBatch:
-    """The columns as a batch of exactly this schema. `optional`: columns of the input, null where they are missing."""
-    missing = [name for name in arrays if schema.get_field_index(name) < 0]
-    if missing:
-        raise ColumnError(
-            f"your schema lacks {', '.join(missing)}. Add it; or leave it out of the table: ",
-            Setting("remove_columns", missing),
+def fit(arrays: Mapping[str, pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    """The columns as a batch of exactly this schema; null where one is missing."""
+    unknown = [name for name in arrays if schema.get_field_index(name) < 0]
+    if unknown:
+        raise ResultError(
+            f"your schema lacks {', '.join(unknown)}. Add it; or leave it out of the table: ",
+            Setting("remove_columns", unknown),
             " for columns of the input.",
         )
     length = len(next(iter(arrays.values()))) if arrays else 0
-    fitted = []
-    for field in schema:
-        if field.name not in arrays and field.name not in optional:
-            raise ColumnError(f'column "{field.name}": missing. Return it for every row; None where it has no value.')
-        fitted.append(_fit(field, arrays.get(field.name, pa.nulls(length))))
-    return pa.RecordBatch.from_arrays(fitted, schema=schema)
+    columns = [_fit(field, arrays.get(field.name, pa.nulls(length))) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _fit(field: pa.Field, array: pa.Array) -> pa.Array:
     if array.null_count and not field.nullable:
-        raise ColumnError(f'column "{field.name}": null where the schema has a value in every row.')
-    if not fits(array.type, field.type):
+        raise ResultError(f'column "{field.name}": null where the schema has a value in every row.')
+    if not _fits(array.type, field.type):
         raise _refused(field, array)
     try:
         return cast_column(array, field.type)
@@ -240,7 +219,7 @@ def _fit(field: pa.Field, array: pa.Array) -> pa.Array:
         raise _refused(field, array, f" ({str(error).splitlines()[0]})") from None
 
 
-def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether a cast from one type to the other can leave every value what it is."""
     kinds = pa.types
     if found.equals(wanted) or kinds.is_null(found):
@@ -252,10 +231,10 @@ def fits(found: pa.DataType, wanted: pa.DataType) -> bool:
     if kinds.is_timestamp(found):
         return bool(kinds.is_timestamp(wanted) and found.tz == wanted.tz)
     if _is_list(found) and _is_list(wanted):
-        return fits(found.value_type, wanted.value_type)
+        return _fits(found.value_type, wanted.value_type)
     if kinds.is_struct(found) and kinds.is_struct(wanted):
         known = {field.name: field.type for field in wanted}
-        return all(field.name in known and fits(field.type, known[field.name]) for field in found)
+        return all(field.name in known and _fits(field.type, known[field.name]) for field in found)
     return any(is_kind(found) and is_kind(wanted) for is_kind in _ALIKE)
 
 
@@ -271,10 +250,10 @@ _ALIKE: tuple[Callable[[pa.DataType], bool], ...] = (
 )
 
 
-def _refused(field: pa.Field, array: pa.Array, detail: str = "") -> ColumnError:
+def _refused(field: pa.Field, array: pa.Array, detail: str = "") -> ResultError:
     shown = next((value for value in array.slice(0, 100) if value.is_valid), None)
     value = f", such as {_shown([shown.as_py()])}" if shown is not None else ""
-    return ColumnError(
+    return ResultError(
         f'column "{field.name}": {field.type} was expected, as in the rows before or the schema given; '
         f"found {array.type}{value}{detail}.\n"
         f'Return one type everywhere, or give the type that holds all values: {_SCHEMA}, with ("{field.name}", ...).'

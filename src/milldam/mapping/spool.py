@@ -33,18 +33,10 @@ import pyarrow as pa
 import xxhash
 
 from milldam.errors import ConfigError, InputError
-from milldam.files import (
-    NewFile,
-    explain_os_errors,
-    hash_bytes,
-    is_whole,
-    read_sealed,
-    remove_temporaries,
-    write_sealed,
-)
+from milldam.files import NewFile, explain_os_errors, hash_bytes, is_whole, read_sealed, write_sealed
 from milldam.mapping.function import as_table, batches
 from milldam.mapping.identity import identify
-from milldam.mapping.rows import KINDS, InDataset, RowReader, RowUnit, Source, evenly
+from milldam.mapping.rows import KINDS, InDataset, RowReader, RowUnit, Source, evenly, refuse_transform
 from milldam.mapping.settings import MapSettings
 from milldam.run.units import key_of
 from milldam.sources.batch import OnReject, Places, require_columns
@@ -56,32 +48,17 @@ LARGEST_IN_MEMORY = 16 << 20
 _ROWS, _FRAMES, _COMPLETE = "rows.arrows", "frames.jsonl", "complete.json"
 _REFUSED = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _NO_KEY = "Give source_key a name for its content, and change that when the content changes"
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """Rows that are made once."""
-
-    name: str
-    """For messages."""
-    rows: Callable[[], Iterable[Any]]
-    """Makes them: dicts, or Arrow tables."""
-    fingerprint: str | None
-    """What names them; None: they can't be identified."""
-    why: str = ""
-    """They can't be identified."""
-    columns: tuple[str, ...] | None = None
-    """The columns that they have, where that is known."""
-    schema: pa.Schema | None = None
+_AT_ONCE = 1000
+"""Rows of a dataset or a table."""
 
 
 # ---- what is given ----
 
 
-def stream_of(source: Any, settings: MapSettings) -> Stream:
+def spooled(source: Any, settings: MapSettings, spool: Path) -> Spooled:
     """A table or frame and a list are known by their content, to which a key is added; a generator function by its code
     and what that uses: what it reads from files can't be seen."""
-    key = settings.source_key
+    key, made = settings.source_key, functools.partial(Spooled, settings, spool)
     if inspect.isgenerator(source):
         raise ConfigError(
             "A generator can be gone through only once, so that nothing made of it could be resumed.\n"
@@ -92,20 +69,38 @@ def stream_of(source: Any, settings: MapSettings) -> Stream:
         digest = xxhash.xxh3_128(table.schema.serialize())
         for batch in _batches_of(table):
             digest.update(batch.serialize())
-        return Stream(
-            "the table", lambda: [table], _hash(key, digest.hexdigest()), "", tuple(table.schema.names), table.schema
-        )
+        return made("the table", lambda: [table], _hash(key, digest.hexdigest()), schema=table.schema)
     if isinstance(source, list | tuple) and all(isinstance(row, dict) for row in source):
         content = _hash_of_rows(source)
         known = None if content is None and key is None else _hash(key, content)
-        return Stream("the list", lambda: source, known, f"the list holds a value that can't be hashed. {_NO_KEY}")
+        return made("the list", lambda: source, known, f"the list holds a value that can't be hashed. {_NO_KEY}")
     if not callable(source) or inspect.isclass(source):
         raise ConfigError(f"{type(source).__name__}: no source of rows. Known are {KINDS}.")
     found = identify(source)
     name = f"the generator {found.name}"
-    fingerprint = None if found.unhashable and key is None else _hash(key, None if found.unhashable else found.hash)
+    known = None if found.unhashable and key is None else _hash(key, None if found.unhashable else found.hash)
     why = f"{name} can't be identified: {'; '.join(found.unhashable)}. {_NO_KEY}"
-    return Stream(name, functools.partial(_generated, source, name), fingerprint, why)
+    return made(name, functools.partial(_generated, source, name), known, why)
+
+
+def spooled_dataset(source: Any, settings: MapSettings, spool: Path) -> Spooled | None:
+    """A streamed dataset, which carries no fingerprint: only a key names it. Or a large one in memory; None: a dataset
+    whose units can be read where it lies."""
+    from datasets import Dataset, IterableDataset
+
+    if isinstance(source, IterableDataset):
+        known = None if settings.source_key is None else _hash(settings.source_key)
+        why = f"an IterableDataset has no fingerprint. {_NO_KEY}"
+        rows, schema = functools.partial(_streamed, source), source.features and source.features.arrow_schema
+        return Spooled(settings, spool, "the streamed dataset", rows, known, why, source.column_names, schema)
+    if not isinstance(source, Dataset):
+        raise ConfigError(f"{type(source).__name__} of datasets: no source of rows. Known are {KINDS}.")
+    if _bytes_in_memory(source.data) <= LARGEST_IN_MEMORY:
+        return None
+    whole = InDataset(source, settings, spool)
+    chosen = source.select_columns(settings.columns) if settings.columns else source
+    known = _hash(str(whole.identity["fingerprint"]), *(settings.columns or ()))
+    return Spooled(settings, spool, "the dataset", lambda: _tables_of(chosen), known, schema=whole.schema)
 
 
 def _hash_of_rows(rows: Iterable[Any]) -> str | None:
@@ -130,26 +125,6 @@ def _generated(function: Callable[[], Any], name: str) -> Iterator[Any]:
     return iter(rows)
 
 
-def dataset_stream(source: Any, settings: MapSettings, spool: Path) -> Stream | None:
-    """Of a streamed dataset, which carries no fingerprint: only a key names it. Or of a large one in memory; None: a
-    dataset whose units can be read where it lies."""
-    from datasets import Dataset, IterableDataset
-
-    if isinstance(source, IterableDataset):
-        columns = tuple(source.column_names) if source.column_names is not None else None
-        known = None if settings.source_key is None else _hash(settings.source_key)
-        schema = source.features.arrow_schema if source.features is not None else None
-        why = f"an IterableDataset has no fingerprint. {_NO_KEY}"
-        return Stream("the streamed dataset", functools.partial(_streamed, source), known, why, columns, schema)
-    if not isinstance(source, Dataset):
-        raise ConfigError(f"{type(source).__name__} of datasets: no source of rows. Known are {KINDS}.")
-    if _bytes_in_memory(source.data) <= LARGEST_IN_MEMORY:
-        return None
-    whole = InDataset(source, settings, spool)
-    known = _hash(whole.identity["fingerprint"], *whole.columns)
-    return Stream("the dataset", functools.partial(_all_of, whole), known, "", tuple(whole.columns), whole.schema)
-
-
 def _bytes_in_memory(table: Any) -> int:
     """Bytes of a datasets.table.Table that lie in memory, not in files."""
     from datasets.table import ConcatenationTable, InMemoryTable
@@ -159,9 +134,9 @@ def _bytes_in_memory(table: Any) -> int:
     return int(table.nbytes) if isinstance(table, InMemoryTable) else 0
 
 
-def _all_of(dataset: InDataset) -> Iterator[Any]:
-    everything = RowUnit(0, "", 0, {"range": [0, dataset.rows]})
-    return dataset.reader.read(everything, lambda reject: None, Places())
+def _tables_of(dataset: Any) -> Iterator[pa.Table]:
+    plain = dataset.with_format("arrow", columns=dataset.column_names)
+    return iter(plain.iter(batch_size=_AT_ONCE))
 
 
 def _streamed(source: Any) -> Iterator[dict[str, Any]]:
@@ -181,37 +156,31 @@ def _batches_of(table: pa.Table | pa.RecordBatch) -> list[pa.RecordBatch]:
 
 def _frames(rows: Iterable[Any], name: str) -> Iterator[pa.RecordBatch]:
     """Dicts, and Arrow tables where they come, as record batches of about a megabyte."""
-    number = 0
-    for are_tables, run in itertools.groupby(rows, lambda row: isinstance(row, pa.RecordBatch | pa.Table)):
-        if are_tables:
-            pieces = (batch for table in run for batch in _batches_of(table))
-            frames: Iterable[Any] = batches(pieces, FRAME_ROWS, FRAME_BYTES)
-        else:
-            frames = (frame for records in _runs(run, number, name) for frame in _as_arrow(*records, name))
-        for frame in frames:
-            number += frame.num_rows
-            yield frame
-
-
-def _runs(rows: Iterable[Any], number: int, name: str) -> Iterator[tuple[list[dict[str, Any]], int]]:
-    """Records for a frame, and the number of the first."""
+    number = size = 0
     held: list[dict[str, Any]] = []
-    size = 0
     for row in rows:
+        if isinstance(row, pa.RecordBatch | pa.Table):
+            yield from _as_arrow(held, number - len(held), name)
+            held, size = [], 0
+            for frame in batches(_batches_of(row), FRAME_ROWS, FRAME_BYTES):
+                number += frame.num_rows  # type: ignore[union-attr]
+                yield frame
+            continue
         if not isinstance(row, dict):
             raise InputError(f"{name}: row {number} is of type {type(row).__name__}. Yield rows as dicts.")
         held.append(row)
         number += 1
         size += sum(map(value_size, row.values()))
         if size >= FRAME_BYTES or len(held) >= FRAME_ROWS:
-            yield held, number - len(held)
+            yield from _as_arrow(held, number - len(held), name)
             held, size = [], 0
-    if held:
-        yield held, number - len(held)
+    yield from _as_arrow(held, number - len(held), name)
 
 
 def _as_arrow(records: list[dict[str, Any]], first: int, name: str) -> Iterator[pa.RecordBatch]:
     """Where the values of a column fit no common type, the frame is halved: each half has types of its own."""
+    if not records:
+        return
     try:
         yield _frame(records)
         return
@@ -266,25 +235,34 @@ class SpooledRows(RowReader):
 
 
 class Spooled(Source):
-    """Units of frames."""
+    """Units of frames. `rows` makes them once: dicts, or Arrow tables. `fingerprint` names them; None: they can't be
+    identified, which `why` says. `columns`: those that they have, where that is known."""
 
     needs_spooling = True
 
-    def __init__(self, stream: Stream, settings: MapSettings, spool: Path) -> None:
+    def __init__(
+        self,
+        settings: MapSettings,
+        spool: Path,
+        name: str,
+        rows: Callable[[], Iterable[Any]],
+        fingerprint: str | None,
+        why: str = "",
+        columns: list[str] | None = None,
+        schema: pa.Schema | None = None,
+    ) -> None:
         super().__init__(settings, spool)
-        self._stream, self._is_spooled = stream, False
-        self.unidentified = stream.why if stream.fingerprint is None else None
-        if stream.columns is not None:
-            require_columns(settings.columns, list(stream.columns), stream.name)
-
-    @property
-    def schema(self) -> pa.Schema | None:
-        return self._stream.schema
+        self.schema, self._name, self._rows, self._fingerprint = schema, name, rows, fingerprint
+        self._is_spooled = False
+        self.unidentified = why if fingerprint is None else None
+        columns = columns if schema is None else schema.names
+        if columns is not None:
+            require_columns(settings.columns, columns, name)
 
     @property
     def identity(self) -> dict[str, Any]:
         """Of a source that can't be identified: its content, once it is spooled."""
-        known = self._stream.fingerprint or (self._facts()["content"] if self._is_spooled else "")
+        known = self._fingerprint or (self._facts()["content"] if self._is_spooled else "")
         return {"files": 0, "bytes": 0, "fingerprint": known}
 
     @property
@@ -293,21 +271,20 @@ class Spooled(Source):
 
     def spool(self) -> None:
         """Go through the rows once. What an identified source left complete is used as it is."""
-        folder, wanted, facts = self.spool_folder, self._stream.fingerprint, self._facts()
-        known = wanted is not None and facts.get("identity") == wanted
-        if not (known and all(is_whole(folder / name, record) for name, record in facts["files"].items())):
+        folder, facts = self.spool_folder, self._facts()
+        is_known = self._fingerprint is not None and facts.get("identity") == self._fingerprint
+        if not (is_known and all(is_whole(folder / name, record) for name, record in facts["files"].items())):
             with explain_os_errors(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-            (folder / _COMPLETE).unlink(missing_ok=True)
-            remove_temporaries(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True)
             self._write_frames()
         self._is_spooled = True
 
     def _write_frames(self) -> None:
-        folder, stream = self.spool_folder, self._stream
+        folder = self.spool_folder
         content, rows, frames = xxhash.xxh3_128(), 0, 0
         with NewFile(folder / _ROWS) as data, NewFile(folder / _FRAMES) as lines:
-            for batch in _frames(stream.rows(), stream.name):
+            for batch in _frames(self._rows(), self._name):
                 if not batch.num_rows:
                     continue
                 sink = pa.BufferOutputStream()
@@ -319,7 +296,7 @@ class Spooled(Source):
                 lines.write(json.dumps([len(frame), batch.num_rows, digest]).encode() + b"\n")
                 content.update(digest.encode())
                 rows, frames = rows + batch.num_rows, frames + 1
-            facts = {"rows": rows, "bytes": data.size, "frames": frames, "identity": stream.fingerprint}
+            facts = {"rows": rows, "bytes": data.size, "frames": frames, "identity": self._fingerprint}
             files = {_ROWS: data.commit(), _FRAMES: lines.commit()}
         write_sealed(folder / _COMPLETE, facts | {"content": content.hexdigest(), "files": files})
 
@@ -327,9 +304,7 @@ class Spooled(Source):
         return read_sealed(self.spool_folder / _COMPLETE) or {}
 
     def units(self) -> Iterator[RowUnit]:
-        facts = self._facts()
-        if not self._is_spooled and not (facts and facts["identity"] == self._stream.fingerprint):
-            raise RuntimeError("spool the rows first")
+        facts, numbered = self._facts(), self.settings.with_indices
         shards = self.settings.shards or max(1, round(facts["bytes"] / self.settings.unit_bytes))
         start = first_row = 0
         with (self.spool_folder / _FRAMES).open("rb") as lines:
@@ -337,9 +312,9 @@ class Spooled(Source):
             groups = evenly(frames, lambda frame: frame[0], shards, count=facts["frames"], total=facts["bytes"])
             for index, group in enumerate(groups):
                 stop = start + sum(size for size, _, _ in group)
-                numbered = first_row if self.settings.with_indices else None
-                key = key_of(self.settings.columns, [frame[1:] for frame in group], numbered)
-                yield RowUnit(index, key, stop - start, {"bytes": [start, stop]}, numbered)
+                first = first_row if numbered else None
+                key = key_of(self.settings.columns, [frame[1:] for frame in group], first)
+                yield RowUnit(index, key, stop - start, {"bytes": [start, stop]}, first)
                 start, first_row = stop, first_row + sum(rows for _, rows, _ in group)
 
 
@@ -361,7 +336,7 @@ def as_file(source: Any, out: Path) -> Iterator[str]:
             folder.mkdir(parents=True)
             content, path = xxhash.xxh3_128(), folder / "rows.jsonl"
             with path.open("wb") as file:
-                for number, row in enumerate(_records(source, folder)):
+                for number, row in enumerate(_records(source)):
                     record = {"text": row} if isinstance(row, str) else row
                     if not isinstance(record, Mapping):
                         raise InputError(f"row {number} is of type {type(row).__name__}. Give texts, or rows as dicts.")
@@ -375,8 +350,8 @@ def as_file(source: Any, out: Path) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _records(source: Any, folder: Path) -> Iterator[Any]:
-    """Texts or dicts, in order. `folder`: for the row numbers of a dataset."""
+def _records(source: Any) -> Iterator[Any]:
+    """Texts or dicts, in order."""
     table = as_table(pa.table({"text": source}) if isinstance(source, pa.Array | pa.ChunkedArray) else source)
     if type(source).__module__.split(".")[0] == "datasets":
         from datasets import Dataset, IterableDataset
@@ -388,19 +363,15 @@ def _records(source: Any, folder: Path) -> Iterator[Any]:
             raise ConfigError(f"{type(source).__name__}: {which}")
         if not isinstance(source, Dataset):
             raise ConfigError(f"{type(source).__name__} of datasets: no input. {_KNOWN}")
-        return _as_dicts(_all_of(InDataset(source, MapSettings(source=source, function=_json), folder)))
+        refuse_transform(source)
+        return itertools.chain.from_iterable(part.to_pylist() for part in _tables_of(source))
     if table is not None:
-        return _as_dicts(_batches_of(table))
+        slices = (table.slice(start, _AT_ONCE) for start in range(0, table.num_rows, _AT_ONCE))
+        return itertools.chain.from_iterable(part.to_pylist() for part in slices)
     rows = source() if callable(source) and not isinstance(source, type) else source
     if isinstance(rows, Mapping | str | bytes) or not isinstance(rows, Iterable):
         raise ConfigError(f"{type(rows).__name__}: no input. {_KNOWN}")
     return iter(rows)
-
-
-def _as_dicts(tables: Iterable[Any]) -> Iterator[dict[str, Any]]:
-    for batch in tables:
-        for start in range(0, batch.num_rows, 1000):
-            yield from batch.slice(start, 1000).to_pylist()
 
 
 def _json(row: Mapping[str, Any]) -> str:

@@ -81,7 +81,7 @@ class TextEncoder:
         return {**self.__dict__, "_document_encoder": None}
 
     @property
-    def identity(self) -> tuple[Any, ...]:
+    def fingerprint(self) -> tuple[Any, ...]:
         """What the ids depend on, for a cache; not which encoder makes them, which is the same."""
         return (self._json, self._plain, self._special.bos, self._special.eos)
 

@@ -6,30 +6,29 @@ that they come from nothing is copied. Modules are imported anew in a worker, an
 behind when they are pickled: so the identity travels too, and is found again on arrival.
 
 Holds one batch: what is read, what the function is given and returns, and a record batch of about 4 MB that waits to
-be written. A row that may take more than a worker's share is worked on alone on its machine. The first batch of a
-worker tells what one takes: from that follows how many there are.
+be written. The first batch of a worker tells what one takes: from that follows how many there are.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
+import resource
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from milldam.errors import ConfigError, InputError, ResourceError, Setting
-from milldam.mapping.function import Caller, CallRules, Columns, FunctionError, ResultError, batches
+from milldam.mapping.function import Caller, Columns, FunctionError, ResultError, batches
 from milldam.mapping.identity import FunctionIdentity, identify
 from milldam.mapping.rows import RowReader, RowUnit
-from milldam.mapping.schema import ColumnError, fit, inferred, joined, to_array, with_features
+from milldam.mapping.schema import fit, inferred, joined, to_array, with_features
+from milldam.mapping.settings import MapSettings
 from milldam.memory import format_size, inherited, release, usage
 from milldam.pipeline.rejects import RejectFile
 from milldam.run.engine import Assigned, Make, Telling
@@ -41,49 +40,28 @@ from milldam.stores.table.manifest import TableSchema, TableShard
 from milldam.stores.table.writer import TableShardWriter
 
 FAILED = "function_failed"
-ALONE = "large-rows.lock"
-"""In the run folder: held by who works on a row that is larger than a batch."""
-_RELEASE_BYTES = 4 << 20
-"""Freed memory is given back, and the rest looked at, after so many bytes of input."""
-_SAMPLE_SECONDS, _LOOK_SECONDS = 0.01, 0.1
-_TIMES = 12
-"""Times its size: what a row may take as it is read, given to the function, returned and written."""
+_RELEASE_BYTES, _LOOK_SECONDS = 4 << 20, 0.1
+"""Freed memory is given back, and the rest looked at, after so many bytes of input or so much time."""
 _HERE = (Setting("workers", 1), " on this machine.")
 
 
 # ---- the function on its way ----
 
 
-@dataclass(frozen=True, slots=True)
-class MapRules:
-    """What a worker needs that is ours."""
-
-    out: Path
-    calls: CallRules
-    schema: TableSchema | None
-    """The columns, where the user gave them."""
-    source: TableSchema | None
-    """The columns of the source, where it says them."""
-    limit_bytes: int
-    """The budget."""
-    share_bytes: int = 0
-    """What of it a worker has for itself."""
-
-    def is_large(self, size: int) -> bool:
-        """Whether a batch, of one row then, may take more than a worker's share."""
-        return size > self.calls.batch_bytes and _TIMES * size > self.share_bytes
-
-
 @dataclass(frozen=True)
 class MapLoad:
     """The function and all it needs; in another process it arrives as an `_Arrived`."""
 
-    rules: MapRules
-    function: Callable[..., Any]
-    kwargs: Mapping[str, Any]
+    settings: MapSettings
+    """Without the source."""
     reader: RowReader
-    spec: str | None = None
-    """`script.py:function`, where the function was named so."""
+    out: Path
+    schema: pa.Schema | None
+    """The columns, where the user gave them."""
+    source: pa.Schema | None
+    """The columns of the source, where it says them."""
+    limit_bytes: int
+    """The budget."""
     is_away: bool = False
     """In another process than the program's."""
 
@@ -95,15 +73,18 @@ class MapLoad:
         # As it is when it is sent: what a call in this process has left in a global is no edit of its code. A worker
         # does not look into the current folder by itself.
         paths = tuple(path or str(Path.cwd()) for path in sys.path)
-        return _Arrived, (self.rules, self.spec, self.pack(), identify(self.function, self.kwargs), paths)
+        identity = identify(self.settings.function, self.settings.fn_kwargs)
+        return _Arrived, (self.settings.function_spec, self.pack(), identity, paths)
 
     def pack(self) -> bytes:
-        """What is not ours, as bytes. Raises ConfigError when something in it can't leave this process."""
+        """All of it as bytes. Raises ConfigError when something can't leave this process."""
         import cloudpickle
 
-        function = self.function if self.spec is None else None
+        values = {**self.__dict__, "is_away": True}
+        if self.settings.function_spec is not None:
+            values["settings"] = replace(self.settings, function=print)
         try:
-            packed: bytes = cloudpickle.dumps((function, dict(self.kwargs), self.reader))
+            packed: bytes = cloudpickle.dumps(values)
         except Exception as error:
             raise ConfigError(
                 f"The function or something that it holds can't be sent to worker processes:\n"
@@ -115,8 +96,8 @@ class MapLoad:
 
 @dataclass(frozen=True, slots=True)
 class _Arrived:
-    rules: MapRules
     spec: str | None
+    """`script.py:function`, where the function was named so."""
     packed: bytes
     identity: FunctionIdentity
     """Of what was packed."""
@@ -128,7 +109,7 @@ class _Arrived:
         import cloudpickle
 
         try:
-            function, kwargs, reader = cloudpickle.loads(self.packed)
+            load = MapLoad(**cloudpickle.loads(self.packed))
         except Exception as error:
             raise ConfigError(
                 f"The function could not be loaded in a worker process:\n{type(error).__name__}: {error}\n"
@@ -138,9 +119,9 @@ class _Arrived:
         if self.spec is not None:
             from milldam.text.user_functions import load_function
 
-            function = load_function(self.spec)
-        _require_same(self.identity, identify(function, kwargs))
-        return MapLoad(self.rules, function, kwargs, reader, is_away=True).load()
+            load = replace(load, settings=replace(load.settings, function=load_function(self.spec)))
+        _require_same(self.identity, identify(load.settings.function, load.settings.fn_kwargs))
+        return load.load()
 
 
 def _require_same(sent: FunctionIdentity, arrived: FunctionIdentity) -> None:
@@ -171,83 +152,73 @@ class _Worker:
     """The function in a process, unit after unit."""
 
     def __init__(self, load: MapLoad) -> None:
-        self._load, self._rules = load, load.rules
-        self._caller = Caller(load.function, load.rules.calls, load.kwargs)
+        self._load, self._caller = load, Caller(load.settings)
         self._unreleased, self._looked = 0, time.monotonic()
-        self._peak: _Peak | None = None
         self._is_measured = not load.is_away
         """What a batch takes is known, or of no use: what this process holds is the program's."""
 
     def make(self, assigned: Assigned, telling: Telling) -> Record:
         """The rows of a unit through the function; what comes out is durable then."""
-        unit, key, out, places = assigned.unit, assigned.key, self._rules.out, Places()
-        if not self._is_measured:
-            self._peak = self._peak or _Peak()
+        unit, load, settings, places = assigned.unit, self._load, self._load.settings, Places()
         done = 0
-        with UnitWriter(self._rules) as writer, RejectFile(out / rejects_name(key)) as rejects:
-            read = self._load.reader.read(unit, rejects.add, places)
-            for rows in batches(read, self._rules.calls.batch_size, self._rules.calls.batch_bytes):
+        with UnitWriter(load) as writer, RejectFile(load.out / rejects_name(assigned.key)) as rejects:
+            read = load.reader.read(unit, rejects.add, places)
+            for rows in batches(read, settings.batch_size, settings.most_batch_bytes):
                 telling.lap("read")
                 count, size = row_count(rows), byte_size(rows)
                 places.forget(done)
-                with self._turn(size), _explained(self._caller.name, unit, places, done, count):
+                with _explained(self._caller.name, unit, places, done, count):
                     first = None if unit.first_row is None else unit.first_row + done
-                    results = self._caller.results(rows, first)
+                    results, failed = self._caller.results(rows, first)
                     telling.lap("call")
-                    for columns in results.columns:
+                    for columns in results:
                         writer.add(columns, rows)
-                for number, row, message in results.failed:
+                for number, row, message in failed:
                     place = _places_of(unit, places, done + number, done + number + 1)[0]
                     record = row if isinstance(row, dict) else row.to_pydict()
                     values = {name: values[0] for name, values in record.items()}
                     text = json.dumps(values, ensure_ascii=False, default=repr)
                     rejects.add(Reject(place.file, FAILED, message, text, row=place.first, origin=place.origin))
                 telling.lap("write")
-                del rows, results  # not held while the next ones are read
+                del rows, results, failed  # not held while the next ones are read
                 done += count
                 telling.add(documents=count, input_bytes=size)
                 self._look(size, telling)
                 telling.lap()
-            self._load.reader.require_unchanged(unit)
+            load.reader.require_unchanged(unit)
             files = {f"{RUN_FOLDER}/{name}": file for name, file in rejects.commit().items()}
             shards = writer.commit()
         release()
-        facts = {"read": done, "rejected": dict(sorted(rejects.counts.items())), **writer.facts()}
-        outputs = {shard.name: {"bytes": shard.bytes, "xxh3": shard.xxh3} for shard in shards}
-        facts["shards"] = [[shard.name, shard.rows] for shard in shards]
-        return Record(key, outputs=outputs, files=files, counts={"rows": sum(one.rows for one in shards)}, facts=facts)
-
-    @contextlib.contextmanager
-    def _turn(self, size: int) -> Iterator[None]:
-        """A row that may take more than a worker's share is worked on alone among its like."""
-        if not self._rules.is_large(size):
-            yield
-            return
-        release()
-        with (self._rules.out / RUN_FOLDER / ALONE).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-            release()
+        return Record(
+            assigned.key,
+            outputs={shard.name: {"bytes": shard.bytes, "xxh3": shard.xxh3} for shard in shards},
+            files=files,
+            counts={"rows": sum(shard.rows for shard in shards)},
+            facts={
+                "read": done,
+                "rejected": dict(sorted(rejects.counts.items())),
+                "types": writer.types,
+                "shards": [[shard.name, shard.rows] for shard in shards],
+            },
+        )
 
     def _look(self, size: int, telling: Telling) -> None:
         """At the memory, between two batches."""
         self._unreleased += size
         now = time.monotonic()
-        if self._unreleased < _RELEASE_BYTES and self._is_measured and now - self._looked < _LOOK_SECONDS:
+        if self._is_measured and self._unreleased < _RELEASE_BYTES and now - self._looked < _LOOK_SECONDS:
             return
         release()
         self._unreleased, self._looked, held = 0, now, usage().anonymous
-        if self._peak is not None and not self._is_measured and self._rules.is_large(size):
-            self._peak.begin()
-        elif self._peak is not None and not self._is_measured:
-            got, shared = inherited()
+        if not self._is_measured:
             self._is_measured = True
-            telling.tell(peak_bytes=self._peak.stop() - shared, idle_bytes=held - shared, inherited_bytes=got)
-        if held > self._rules.limit_bytes:
+            got, shared = inherited()
+            telling.tell(peak_bytes=max(held, _peak_bytes()) - shared, idle_bytes=held - shared, inherited_bytes=got)
+        limit = self._load.limit_bytes
+        if held > limit:
             raise ResourceError(
                 f"{self._caller.name} keeps memory: after a batch its process holds {format_size(held)}, more than "
-                f"the budget of {format_size(self._rules.limit_bytes)}. Let it keep less from call to call; or use a "
-                "smaller ",
+                f"the budget of {format_size(limit)}. Let it keep less from call to call; or use a smaller ",
                 Setting("shard_size"),
                 " with ",
                 Setting("workers", 2),
@@ -257,69 +228,47 @@ class _Worker:
             )
 
 
-class _Peak:
-    """The peak of this process's anonymous memory until `stop`, sampled a hundred times a second."""
-
-    def __init__(self) -> None:
-        self._done = threading.Event()
-        self.begin()
-        self._thread = threading.Thread(target=self._watch, name="milldam-peak", daemon=True)
-        self._thread.start()
-
-    def begin(self) -> None:
-        self._peak = usage().anonymous
-
-    def _watch(self) -> None:
-        while not self._done.wait(_SAMPLE_SECONDS):
-            self._peak = max(self._peak, usage().anonymous)
-
-    def stop(self) -> int:
-        self._done.set()
-        self._thread.join()
-        return max(self._peak, usage().anonymous)
+def _peak_bytes() -> int:
+    """The most that this process has held since it was forked: what the kernel counts, less what is mapped now."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - usage().file
 
 
 class UnitWriter:
     """The results of a unit to a shard, with the types that they have; to another shard from where they differ on."""
 
-    def __init__(self, rules: MapRules) -> None:
-        self._out = rules.out
-        self._given = None if rules.schema is None else rules.schema.to_arrow()
-        self._source = None if rules.source is None else rules.source.to_arrow()
-        self._schema = self._given
+    def __init__(self, load: MapLoad) -> None:
+        self._load, self._schema = load, load.schema
         self._writer: TableShardWriter | None = None
         self._shards: list[TableShard] = []
         self._types: list[str] = []
-        """Of each shard."""
-        self._names = set[str]()
-        self._empty: pa.Schema | None = None
-        """Of a result without rows."""
-        self._optional: dict[str, None] = {}
-        """Columns of the input: where they are missing, there is nothing in them."""
+        self._empty: str | None = None
+
+    @property
+    def types(self) -> list[str]:
+        """Of each shard; where there is none, of a result without rows."""
+        return self._types or ([] if self._empty is None else [self._empty])
 
     def add(self, columns: Columns, rows: Rows) -> None:
         arrays = {name: to_array(name, values) for name, values in columns.items()}
-        known = column_names(rows)
-        self._optional |= dict.fromkeys(known)
-        if self._given is None:
+        if self._load.schema is None:
             if not len(next(iter(arrays.values()), ())):
-                # An empty list has no type, but a column of the input under its name has.
-                untyped = [name for name, one in arrays.items() if name in known and pa.types.is_null(one.type)]
-                self._empty = self._empty or inferred(
-                    arrays | {name: to_array(name, column(rows, name)) for name in untyped}
-                )
+                if self._empty is None:  # an empty list has no type, but a column of the input under its name has
+                    known = column_names(rows)
+                    untyped = [name for name, one in arrays.items() if name in known and pa.types.is_null(one.type)]
+                    typed = {name: to_array(name, column(rows, name)) for name in untyped}
+                    self._empty = TableSchema.of(inferred(arrays | typed)).ipc
                 return
-            schema = joined(self._schema, arrays, optional=known)
+            schema = joined(self._schema, arrays)
             if self._schema is None or not schema.equals(self._schema):
                 self.commit()
                 self._schema = schema
         assert self._schema is not None
-        batch = fit(arrays, self._schema, optional=known)
+        batch = fit(arrays, self._schema)
         if self._writer is None:
-            schema = self._schema if self._given is not None else with_features(self._schema, self._source)
-            self._writer = TableShardWriter(self._out, schema)
+            schema = self._schema if self._load.schema is not None else with_features(self._schema, self._load.source)
+            self._writer = TableShardWriter(self._load.out, schema)
             self._types.append(TableSchema.of(schema).ipc)
-            self._names |= set(schema.names)
         self._writer.append(batch)
 
     def commit(self) -> list[TableShard]:
@@ -332,11 +281,6 @@ class UnitWriter:
                 self._shards.append(shard)
             self._writer = None
         return self._shards
-
-    def facts(self) -> dict[str, Any]:
-        """Of a unit, what its columns are."""
-        types = self._types or ([] if self._empty is None else [TableSchema.of(self._empty).ipc])
-        return {"types": types, "optional": [name for name in self._optional if name in self._names]}
 
     def __enter__(self) -> UnitWriter:
         return self
@@ -355,9 +299,8 @@ def _explained(name: str, unit: RowUnit, places: Places, done: int, count: int) 
     that is known."""
     try:
         yield
-    except (FunctionError, ResultError, ColumnError) as error:
-        row = getattr(error, "row", None)
-        first, last = (0, count) if row is None else (row, row + 1)
+    except ResultError as error:
+        first, last = (0, count) if error.row is None else (error.row, error.row + 1)
         where = f"{shown(_places_of(unit, places, done + first, done + last))} (unit {unit.index})"
         if not isinstance(error, FunctionError):
             raise InputError(f"{name}, {where}: ", *error.args) from error

@@ -10,7 +10,7 @@ written.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,10 @@ from milldam.run.units import Keys, UnitList, key_of
 from milldam.stores.tokens.format import Index
 from milldam.stores.tokens.writer import Tokens
 
-RECORDS = "arranged.jsonl"
+ARRANGE, RECORDS = "arrange", "arranged.jsonl"
 OVER_MAX_TOKENS, EQUAL_TO_CUT = "over_max_tokens", "equal_to_cut"
-CHUNK_TOKENS = 1 << 21
-_CHUNK_DOCUMENTS = 1 << 18
-_BUCKETS = 1 << 16
-_BUCKET_SHIFT = np.uint64(48)
-
-Place = tuple[int, int, int]
-"""(unit, part, document)."""
+CHUNK_TOKENS, CHUNK_DOCUMENTS = 1 << 21, 1 << 18
+_BUCKETS, _BUCKET_SHIFT = 1 << 16, np.uint64(48)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,31 +41,28 @@ class Boundary:
     """The last document of a split, in the order of keys."""
 
     key: int
-    place: Place
+    place: tuple[int, int, int]
+    """(unit, part, document)."""
     tokens: int
     """So many of its tokens are the split's; the rest is left out."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cap:
-    """Where a dataset's tokens are full, in one of its staged shards."""
-
-    documents: int
-    """Documents that stay."""
-    last_tokens: int | None = None
-    """Tokens that stay of the last one of them; None: all."""
-
-
-@dataclass(frozen=True, slots=True)
 class Staged:
-    """One staged shard."""
+    """One staged shard, and what its dataset's limit leaves of it."""
 
     unit: int
     """The number of its unit."""
     record: Record
-    cap: Cap | None = None
-    key: str = ""
-    """Names what is made of it."""
+    kept: int
+    """Documents that stay."""
+    last: int | None = None
+    """Tokens that stay of the last one of them; None: all."""
+
+    @property
+    def shard(self) -> dict[str, Any]:
+        shard: dict[str, Any] = self.record.facts["shards"][0]
+        return shard
 
     @property
     def dataset(self) -> int:
@@ -80,32 +72,16 @@ class Staged:
     def size(self) -> int:
         return int(self.shard["bin"]["bytes"])
 
+    @property
+    def key(self) -> str:
+        return self.record.key
+
     def as_json(self) -> dict[str, Any]:
-        return {
-            "unit": self.unit,
-            "record": self.record.as_json(),
-            "cap": None if self.cap is None else asdict(self.cap),
-            "key": self.key,
-        }
+        return {"unit": self.unit, "record": self.record.as_json(), "kept": self.kept, "last": self.last}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Staged:
-        cap = None if value["cap"] is None else Cap(**value["cap"])
-        return cls(value["unit"], Record(**value["record"]), cap, value["key"])
-
-    @property
-    def shard(self) -> dict[str, Any]:
-        shard: dict[str, Any] = self.record.facts["shards"][0]
-        return shard
-
-    @property
-    def name(self) -> str:
-        return str(self.shard["name"])
-
-    @property
-    def facts(self) -> str:
-        """The file with the facts of its documents."""
-        return next(name for name in self.record.files if name.endswith(FACTS_ENDING))
+        return cls(**value | {"record": Record(**value["record"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,202 +89,175 @@ class _Chunk:
     """Some documents of a staged shard, as views into its files."""
 
     first: int
+    start: int
+    """Where their tokens begin."""
     lengths: npt.NDArray[np.int64]
     facts: npt.NDArray[Any]
 
 
-def chunks(out: Path, staged: Staged) -> Iterator[_Chunk]:
-    """Lengths and facts of the documents that the cap leaves, a bounded number at a time."""
-    index = Index.map(out / f"{staged.name}.idx")
-    facts = np.memmap(out / staged.facts, dtype=FACTS, mode="r")
-    documents = len(facts) if staged.cap is None else staged.cap.documents
-    for first in range(0, documents, _CHUNK_DOCUMENTS):
-        stop = min(documents, first + _CHUNK_DOCUMENTS)
+def _chunks(out: Path, staged: Staged) -> Iterator[_Chunk]:
+    """The documents that stay, a bounded number of tokens at a time; a giant document stands alone."""
+    name, begin = staged.shard["name"], 0
+    index = Index.map(out / f"{name}.idx")
+    facts_name = next(name for name in staged.record.files if name.endswith(FACTS_ENDING))
+    facts = np.memmap(out / facts_name, dtype=FACTS, mode="r")
+    for first in range(0, staged.kept, CHUNK_DOCUMENTS):
+        stop = min(staged.kept, first + CHUNK_DOCUMENTS)
         lengths = index.document_lengths(first, stop)
-        if staged.cap is not None and stop == documents and staged.cap.last_tokens is not None:
-            lengths[-1] = staged.cap.last_tokens
-        yield _Chunk(first, lengths, facts[first:stop])
+        if stop == staged.kept and staged.last is not None:
+            lengths[-1] = staged.last
+        ends, done = np.cumsum(lengths), 0
+        while done < len(ends):
+            start = int(ends[done - 1]) if done else 0
+            behind = max(done + 1, int(np.searchsorted(ends, start + CHUNK_TOKENS, side="right")))
+            yield _Chunk(first + done, begin + start, lengths[done:behind], facts[first + done : first + behind])
+            done = behind
+        begin += int(ends[-1])
 
 
-def find_cap(out: Path, staged: Staged, room: int) -> tuple[Cap | None, int]:
+# ---- what stays, and where splits end ----
+
+
+def _capped(out: Path, staged: Staged, room: int) -> tuple[Staged, int]:
     """What stays of a shard whose dataset has `room` tokens left, and the room behind it."""
-    for chunk in chunks(out, staged):
-        total = int(chunk.lengths.sum())
-        if total > room:
-            ends = np.cumsum(chunk.lengths)
-            last = int(np.searchsorted(ends, room))
-            before = int(ends[last - 1]) if last else 0
-            kept = room - before
-            return (Cap(chunk.first + last + 1, kept) if kept else Cap(chunk.first + last)), 0
-        room -= total
-    return None, room
+    for chunk in _chunks(out, staged):
+        ends = np.cumsum(chunk.lengths)
+        if ends[-1] > room:
+            whole = int(np.searchsorted(ends, room, side="right"))
+            rest = room - (int(ends[whole - 1]) if whole else 0)
+            return replace(staged, kept=chunk.first + whole + bool(rest), last=rest or None), 0
+        room -= int(ends[-1])
+    return staged, room
 
 
-def find_boundaries(out: Path, shards: Callable[[], Iterator[Staged]], wanted: dict[str, int]) -> list[Boundary]:
+def _boundaries(out: Path, shards: Callable[[], Iterator[Staged]], wanted: dict[str, int]) -> list[Boundary]:
     """The last document of each split. `shards`: gives the staged shards that splits are taken from, each time anew."""
-    if not wanted:
-        return []
     histogram = np.zeros(_BUCKETS, dtype=np.int64)
-    for staged in shards():
-        for chunk in chunks(out, staged):
+    for staged in shards() if wanted else ():
+        for chunk in _chunks(out, staged):
             np.add.at(histogram, chunk.facts["key"] >> _BUCKET_SHIFT, chunk.lengths)
-    ends = np.cumsum(histogram)
-    boundaries = []
-    reached = 0
+    ends, boundaries, reached = np.cumsum(histogram), list[Boundary](), 0
     for tokens in wanted.values():
-        bucket = int(np.searchsorted(ends, reached + tokens))
+        bucket, target = int(np.searchsorted(ends, reached + tokens)), reached + tokens
         if bucket == _BUCKETS:
-            raise InputError(_too_many(wanted, int(ends[-1])))
-        before = int(ends[bucket - 1]) if bucket else 0
-        boundary, reached = _boundary(_documents_in(out, shards, bucket), before, reached + tokens)
-        boundaries.append(boundary)
-    if reached >= ends[-1]:
-        raise InputError(_too_many(wanted, int(ends[-1])))
+            break
+        reached = int(ends[bucket - 1]) if bucket else 0
+        entries = _documents_in(out, shards, bucket)
+        for number, (key, place, length) in enumerate(entries):
+            if target <= reached + length:
+                boundaries.append(Boundary(key, place, target - reached))
+                # What equals the last one is in no split.
+                reached += sum(length for other, _, length in entries[number:] if other == key)
+                break
+            reached += length
+    if wanted and (len(boundaries) < len(wanted) or reached >= ends[-1]):
+        asked = ", ".join(f"{name}_tokens: {tokens:,}" for name, tokens in wanted.items())
+        raise InputError(f"splits: {asked} leaves nothing to train: there are {int(ends[-1]):,} tokens.")
     return boundaries
 
 
-def _too_many(wanted: dict[str, int], there: int) -> str:
-    asked = ", ".join(f"{name}_tokens: {tokens:,}" for name, tokens in wanted.items())
-    return f"splits: {asked} leaves nothing to train: there are {there:,} tokens."
-
-
-def _documents_in(out: Path, shards: Callable[[], Iterator[Staged]], bucket: int) -> list[tuple[int, Place, int]]:
+def _documents_in(
+    out: Path, shards: Callable[[], Iterator[Staged]], bucket: int
+) -> list[tuple[int, tuple[int, int, int], int]]:
     """(key, place, tokens) of the documents in a bucket, one in 65,536, in order."""
-    found: list[tuple[int, Place, int]] = []
+    found = []
     for staged in shards():
-        for chunk in chunks(out, staged):
-            for k in np.flatnonzero(chunk.facts["key"] >> _BUCKET_SHIFT == bucket).tolist():
+        for chunk in _chunks(out, staged):
+            keys = chunk.facts["key"]
+            for k in np.flatnonzero(keys >> _BUCKET_SHIFT == bucket).tolist():
                 place = (staged.unit, staged.record.part, chunk.first + k)
-                found.append((int(chunk.facts["key"][k]), place, int(chunk.lengths[k])))
+                found.append((int(keys[k]), place, int(chunk.lengths[k])))
     return sorted(found)
 
 
-def _boundary(entries: list[tuple[int, Place, int]], reached: int, target: int) -> tuple[Boundary, int]:
-    """The document in which the tokens, counted from `reached`, come to the target; and where the next one begins."""
-    for number, (key, place, tokens) in enumerate(entries):
-        if target <= reached + tokens:
-            equal = sum(tokens for other, _, tokens in entries[number:] if other == key)
-            return Boundary(key, place, target - reached), reached + equal
-        reached += tokens
-    raise AssertionError("the histogram and the documents disagree")
+def arrange(
+    config: Config, session: Session, staged: Records, readers: Workers, dtype: str
+) -> Generator[Stage, None, Records]:
+    """The stage that puts staged shards where they belong; the records of what it made, a unit each staged shard."""
+    session.enter(ARRANGE)
+    folder, validation = session.folder, len(config.validation_sets)
+    # In a file: what is known of each shard would otherwise be held of all of them, several times over.
+    listed = UnitList(folder.own, ARRANGE)
+    try:
+        count = listed.write(_limited(config, folder, staged))
+
+        def free() -> Iterator[Staged]:
+            return (one for one in listed.all(Staged.from_json) if one.dataset >= validation)
+
+        boundaries = _boundaries(folder.out, free, config.split_tokens if count else {})
+        ends = [asdict(one) for one in boundaries]
+        # A key names the documents, and what decides where they go.
+        keys = Keys.of(
+            key_of(one.record.key, one.record.part, one.unit, ends, one.kept, one.last)
+            for one in listed.all(Staged.from_json)
+        )
+        chosen = (TRAIN, *config.split_shares) if config.split_shares else (*config.split_tokens, TRAIN)
+        load = Arranging(
+            out=folder.out,
+            splits=(*chosen, VAL) if validation else chosen,
+            boundaries=tuple(boundaries),
+            shares=config.split_shares,
+            validation=validation,
+            dtype=dtype,
+        )
+        records = Records(folder.journal, RECORDS, folder.out, keys)
+        yield Stage(ARRANGE, load, records, Staged.from_json, readers, listed=listed)
+    finally:
+        listed.remove()
+    return records
 
 
-class Arrangement:
-    """The stage of a job that puts staged shards where they belong."""
-
-    def __init__(self, config: Config, folder: RunFolder, dtype: str) -> None:
-        self._config, self._folder, self._dtype = config, folder, dtype
-
-    def stages(self, session: Session, staged: Records, readers: Workers) -> Generator[Stage, None, Records]:
-        """The records of what was arranged, a unit each staged shard."""
-        session.enter("arrange")
-        config, out = self._config, self._folder.out
-        validation = len(config.validation_sets)
-        # In a file: what is known of each shard would otherwise be held of all of them, several times over.
-        listed = UnitList(self._folder.own, "arrange")
-        try:
-            count = listed.write(self._capped(staged))
-
-            def free() -> Iterator[Staged]:
-                return (one for one in listed.all(Staged.from_json) if one.dataset >= validation)
-
-            boundaries = find_boundaries(out, free, config.split_tokens) if count else []
-            load = ArrangeLoad(
-                out=out,
-                splits=tuple(config.split_tokens),
-                boundaries=tuple(boundaries),
-                shares=config.split_shares,
-                validation=frozenset(range(validation)),
-                dtype=self._dtype,
-            )
-            keys = Keys.of(_key(one, boundaries) for one in listed.all(Staged.from_json))
-            records = Records(self._folder.journal, RECORDS, out, keys)
-            yield Stage("arrange", load, records, workers=readers, facts=lambda number: listed.at(number, dict))
-        finally:
-            listed.remove()
-        return records
-
-    def _capped(self, records: Records) -> Iterator[Staged]:
-        """The staged shards in plan order, each with what its dataset's limit leaves of it."""
-        rooms = {k: one.max_tokens for k, one in enumerate(self._config.sources) if one.max_tokens is not None}
-        for unit, record in records.in_plan_order():
-            if not record.facts["shards"]:
-                continue
-            one = Staged(unit, record, key=record.key)
+def _limited(config: Config, folder: RunFolder, staged: Records) -> Iterator[Staged]:
+    """The staged shards in plan order, each with what its dataset's limit leaves of it."""
+    rooms = {k: one.max_tokens for k, one in enumerate(config.sources) if one.max_tokens is not None}
+    for unit, record in staged.in_plan_order():
+        if record.facts["shards"]:
+            one = Staged(unit, record, record.facts["shards"][0]["documents"])
             if one.dataset in rooms:
-                cap, rooms[one.dataset] = find_cap(self._folder.out, one, rooms[one.dataset])
-                one = replace(one, cap=cap)
+                one, rooms[one.dataset] = _capped(folder.out, one, rooms[one.dataset])
             yield one
 
 
-def _key(staged: Staged, boundaries: list[Boundary]) -> str:
-    """Names what is made of a staged shard: of its documents, and of what decides where they go."""
-    places = [asdict(one) for one in boundaries]
-    cap = None if staged.cap is None else asdict(staged.cap)
-    return key_of(staged.record.key, staged.record.part, staged.unit, places, cap)
+# ---- in a worker ----
 
 
 @dataclass(frozen=True, slots=True)
-class ArrangeLoad:
-    """What every worker needs to know; it pickles."""
+class Arranging:
+    """A staged shard to the shards of its splits."""
 
     out: Path
     splits: tuple[str, ...]
-    """Splits in the order of their boundaries."""
+    """By number; those in tokens in the order of their boundaries."""
     boundaries: tuple[Boundary, ...]
-    shares: dict[str, float] = field(default_factory=dict)
+    shares: dict[str, float]
     """Splits by share of the documents; there are no boundaries then."""
-    validation: frozenset[int] = field(default_factory=frozenset)
-    """Datasets that are the split val."""
-    dtype: str = "uint16"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All splits by number."""
-        chosen = (TRAIN, *self.shares) if self.shares else (*self.splits, TRAIN)
-        return (*chosen, VAL) if self.validation else chosen
+    validation: int
+    """So many datasets, the first ones, are the split val."""
+    dtype: str
 
     def load(self) -> Make:
-        return self._arrange
+        return self._make
 
-    def _arrange(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
-        staged = replace(Staged.from_json(assigned.facts), key=assigned.key)
-        with Shelf(self.out, staged.key, self.names, self.dtype) as shelf:
-            tokens = np.memmap(self.out / f"{staged.name}.bin", dtype=self.dtype, mode="r")
-            equal = 0
-            for start, chunk in _by_tokens(chunks(self.out, staged)):
-                equal += self._copy(shelf, staged, tokens[start : start + int(chunk.lengths.sum())], chunk)
+    def _make(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+        staged: Staged = assigned.unit
+        equal, beyond = 0, staged.shard["documents"] - staged.kept
+        with Shelf(self.out, assigned.key, self.splits, self.dtype) as shelf:
+            tokens = np.memmap(self.out / f"{staged.shard['name']}.bin", dtype=self.dtype, mode="r")
+            for chunk in _chunks(self.out, staged):
+                equal += self._copy(shelf, staged, tokens[chunk.start : chunk.start + int(chunk.lengths.sum())], chunk)
+                telling.add(documents=len(chunk.lengths))
             shards = [asdict(shard) for shard in shelf.commit()]
-        beyond = 0 if staged.cap is None else staged.shard["documents"] - staged.cap.documents
-        counted = {OVER_MAX_TOKENS: beyond, EQUAL_TO_CUT: equal}
-        dropped = {"arrange": {reason: number for reason, number in counted.items() if number}}
+        lost = {reason: count for reason, count in ((OVER_MAX_TOKENS, beyond), (EQUAL_TO_CUT, equal)) if count}
         before = staged.record.facts
-        facts = before | {"shards": shards, "dropped": before["dropped"] | (dropped if equal or beyond else {})}
-        yield Record(staged.key, outputs=shelf.files(shards)[0], facts=facts)
-
-    def _destinations(self, staged: Staged, chunk: _Chunk) -> tuple[Any, Any]:
-        """Split of each document, and how many of its tokens go there: none where it equals the one that was cut."""
-        lengths, keys = chunk.lengths.copy(), chunk.facts["key"]
-        if staged.dataset in self.validation:
-            return np.full(len(keys), self.names.index(VAL)), lengths
-        if self.shares:
-            return split_numbers(keys, self.shares), lengths
-        splits = np.zeros(len(keys), dtype=np.int64)
-        unit, part = staged.unit, staged.record.part
-        for boundary in self.boundaries:
-            behind = _after(boundary, keys, unit, part, chunk.first)
-            splits += behind
-            # A document must not be in two splits: what equals the last one of a split goes with its rest.
-            lengths[behind & (keys == np.uint64(boundary.key))] = 0
-            if boundary.place[:2] == (unit, part) and 0 <= boundary.place[2] - chunk.first < len(keys):
-                lengths[boundary.place[2] - chunk.first] = boundary.tokens
-        return splits, lengths
+        facts = before | {"shards": shards, "dropped": before["dropped"] | ({ARRANGE: lost} if lost else {})}
+        yield Record(assigned.key, outputs=shelf.files(shards)[0], facts=facts)
 
     def _copy(self, shelf: Shelf, staged: Staged, tokens: Any, chunk: _Chunk) -> int:
         """Put the documents where they belong; how many were left out."""
         splits, lengths = self._destinations(staged, chunk)
-        if not np.array_equal(lengths, chunk.lengths):
-            tokens = tokens[: lengths[0]] if len(lengths) == 1 else tokens[_prefixes(chunk.lengths, lengths)]
+        if not np.array_equal(lengths, chunk.lengths):  # only the first tokens of each
+            place = np.arange(len(tokens)) - np.repeat(np.cumsum(chunk.lengths) - chunk.lengths, chunk.lengths)
+            tokens = tokens[place < np.repeat(lengths, chunk.lengths)]
         known = chunk.facts
         facts = Facts(splits, known["key"], known["text_bytes"], known["characters"], np.arange(len(splits)))
         kept = np.flatnonzero(lengths)
@@ -316,31 +265,22 @@ class ArrangeLoad:
             shelf.add(Tokens(tokens, lengths[kept]), facts.at(kept))
         return len(lengths) - len(kept)
 
-
-def _after(boundary: Boundary, keys: Any, unit: int, part: int, first: int) -> Any:
-    """Which documents come behind a boundary, in the order of (key, place)."""
-    behind = keys > np.uint64(boundary.key)
-    same = keys == np.uint64(boundary.key)
-    if (unit, part) != boundary.place[:2]:
-        return behind | same if (unit, part) > boundary.place[:2] else behind
-    return behind | (same & (np.arange(first, first + len(keys)) > boundary.place[2]))
-
-
-def _prefixes(lengths: Any, kept: Any) -> Any:
-    """A mask of the first `kept` tokens of each document."""
-    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
-    return np.arange(int(lengths.sum())) - starts < np.repeat(kept, lengths)
-
-
-def _by_tokens(several: Iterator[_Chunk]) -> Iterator[tuple[int, _Chunk]]:
-    """Where each of some smaller chunks begins in the tokens; a giant document stands alone."""
-    start = 0
-    for chunk in several:
-        ends = np.cumsum(chunk.lengths)
-        done = 0
-        while done < len(ends):
-            reached = int(ends[done - 1]) if done else 0
-            stop = max(done + 1, int(np.searchsorted(ends, reached + CHUNK_TOKENS, side="right")))
-            yield start + reached, _Chunk(chunk.first + done, chunk.lengths[done:stop], chunk.facts[done:stop])
-            done = stop
-        start += int(ends[-1]) if len(ends) else 0
+    def _destinations(self, staged: Staged, chunk: _Chunk) -> tuple[Any, Any]:
+        """Split of each document, and how many of its tokens go there: none where it equals the one that was cut."""
+        lengths, keys = chunk.lengths.copy(), chunk.facts["key"]
+        if staged.dataset < self.validation:
+            return np.full(len(keys), self.splits.index(VAL)), lengths
+        if self.shares:
+            return split_numbers(keys, self.shares), lengths
+        splits, shard = np.zeros(len(keys), dtype=np.int64), (staged.unit, staged.record.part)
+        documents = np.arange(chunk.first, chunk.first + len(keys))
+        for boundary in self.boundaries:
+            *of, last = boundary.place
+            later = documents > last if shard == tuple(of) else np.full(len(keys), shard > tuple(of))
+            equal = keys == np.uint64(boundary.key)
+            splits += (keys > np.uint64(boundary.key)) | (equal & later)
+            # A document must not be in two splits: what equals the last one of a split goes with its rest.
+            lengths[equal & later] = 0
+            if shard == tuple(of):
+                lengths[documents == last] = boundary.tokens
+        return splits, lengths

@@ -27,7 +27,7 @@ from xxhash import xxh3_64_intdigest
 from milldam.config.settings import Config, text_columns
 from milldam.errors import ConfigError, Setting
 from milldam.memory import Budget, release, usage
-from milldam.pipeline.counting import CountLoad, RowCounts
+from milldam.pipeline.counting import RowCounts
 from milldam.pipeline.finishing import Made, TextSummary, complete, finish
 from milldam.pipeline.fitting import Disk, Fitting, Survey
 from milldam.pipeline.judging import Selection
@@ -187,8 +187,7 @@ class TokenJob(engine.Job[TextSummary]):
         """Unit -> the rows wanted of it, of the datasets of which not all documents are wanted."""
         if any(source.counted for source in prepared.sources):
             counts = RowCounts(folder, prepared.sources)
-            load = CountLoad(prepared.sets, str(folder.folder))
-            yield Stage("count", load, counts, Unit.from_json, readers, todo=counts.missing())
+            yield counts.stage(readers)
             ranges = counts.ranges()
         keys = folder.units.keys().mixed(self._selected(run, ranges))
         dedup = None
@@ -214,10 +213,9 @@ class TokenJob(engine.Job[TextSummary]):
         workers = fitting.tokenizers(self._workers)
         yield Stage("tokenize", self._load(run), records, Unit.from_json, workers, facts, wanted)
         if config.counts_tokens:
-            from milldam.pipeline.arranging import Arrangement
+            from milldam.pipeline.arranging import arrange
 
-            arrangement = Arrangement(config, folder, token_dtype(prepared.vocab_size))
-            self._made.arranged = yield from arrangement.stages(run, records, readers)
+            self._made.arranged = yield from arrange(config, run, records, readers, token_dtype(prepared.vocab_size))
 
     def _selected(self, run: Session, ranges: dict[int, tuple[int, int]] | None = None) -> KeyArray:
         """What a unit's tokens depend on besides its slices: a number each. `ranges`: the rows wanted of units."""

@@ -33,15 +33,13 @@ _BLOCK = 1 << 20
 
 @dataclass(slots=True)
 class Damage:
-    """Files that could be read only in part, or that no checksum proves."""
+    """Files that could be read only in part, or whose checksum is wrong."""
 
     files: int = 0
-    unproven_bytes: int = 0
     first: list[str] = field(default_factory=list)
     _last: str = ""
 
     def add(self, reject: dict[str, Any]) -> None:
-        self.unproven_bytes += reject["unproven_bytes"]
         if reject["file"] == self._last:
             return  # another slice of the same file
         self.files, self._last = self.files + 1, reject["file"]
@@ -51,9 +49,8 @@ class Damage:
     def __str__(self) -> str:
         """A few lines for a message."""
         count = "1 input file is damaged" if self.files == 1 else f"{self.files:,} input files are damaged"
-        kept = f"; of what was read, no checksum proves {self.unproven_bytes:,} bytes" if self.unproven_bytes else ""
         more = ["... (all are among the rejected records)"] if self.files > len(self.first) else []
-        return "\n  ".join([f"{count}{kept}:", *self.first, *more])
+        return "\n  ".join([f"{count}:", *self.first, *more])
 
 
 def gather_rejects(out: Path, parts: Iterable[Path], paths: Callable[[], Iterable[str]]) -> Damage:
@@ -77,7 +74,7 @@ def reject_lines(parts: Iterable[Path], paths: Callable[[], Iterable[str]], dama
         origin = reject.pop("origin", 0)
         if origin and "line" in reject:
             reject["line"] += lines.before(reject["file"], origin)
-        if "unproven_bytes" in reject:
+        if "records" in reject:  # of damaged files alone
             damage.add(reject)
         yield (json.dumps(reject, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 

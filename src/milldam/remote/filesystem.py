@@ -15,14 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from milldam.errors import ConfigError, StoreError
-from milldam.input_files import (
-    address_error,
-    first_line,
-    is_refusal,
-    missing_bucket,
-    missing_package,
-    without_secrets,
-)
+from milldam.input_files import address_error, first_line, is_refusal, missing_bucket, missing_package, without_secrets
 
 _BLOCK_BYTES = 8 << 20
 _GROUP_BYTES = 4 * _BLOCK_BYTES

@@ -32,7 +32,7 @@ from milldam.run.records import RECORDS, Records
 from milldam.run.session import Session, session
 from milldam.run.summary import Observer, Quiet
 from milldam.run.tasks import FINISH, PREPARE, ArrayTask, Assigned, Load, Make, Telling
-from milldam.run.units import Identity, PlannedUnit
+from milldam.run.units import Identity, PlannedUnit, UnitList
 from milldam.stores.kinds import Kind
 
 if TYPE_CHECKING:
@@ -69,7 +69,10 @@ class Stage:
     facts: Callable[[int], dict[str, Any]] = lambda number: {}
     """Of a unit, by its number: `Assigned.facts`, looked up when it is handed out."""
     todo: Iterable[int] | None = None
-    """The units to make, in this order; None: all without a complete record."""
+    """The units to make, in this order; None: all without a complete record. Of an iterator, some may come later
+    (`NothingYetError`), and not all be wanted."""
+    listed: UnitList | None = None
+    """Where the units are listed; None: in the plan."""
 
 
 class Job(ABC, Generic[S]):

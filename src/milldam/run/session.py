@@ -94,8 +94,8 @@ class Session:
 
     def work(self, stage: Stage, task: ArrayTask | None = None) -> None:
         """Have every unit of a stage made, or those of an array task."""
-        folder, records, parse, todo = self.folder, stage.records, stage.parse, stage.todo
-        sizes = np.zeros(len(records.keys), np.int64) if parse is None else folder.units.sizes()
+        records, parse, todo, listed = stage.records, stage.parse, stage.todo, stage.listed or self.folder.units
+        sizes = np.zeros(len(records.keys), np.int64) if parse is None else listed.sizes()
         total, done, input_bytes = len(records.keys), records.complete, records.pending_bytes(sizes)
         if isinstance(todo, Sized):
             total, done, input_bytes = len(todo), 0, int(sizes[list(todo)].sum())
@@ -107,7 +107,7 @@ class Session:
         workers = stage.workers or Workers(self.workers, 1)
 
         def assign(number: int) -> Assigned:
-            unit = number if parse is None else folder.units.at(number, parse)
+            unit = number if parse is None else listed.at(number, parse)
             return Assigned(unit, records.keys[number], int(sizes[number]), records.begun(number), stage.facts(number))
 
         def on_event(event: Event) -> None:
@@ -119,7 +119,7 @@ class Session:
         with _thread_limit(workers):
             self.pool.executor(workers).run(stage.load, units, assign, on_event)
             self._tell(force=True)
-        folder.journal.sync()
+        self.folder.journal.sync()
         self._seconds += self._snapshot.seconds
         # A stage that ran in this process must not weigh on the next one.
         release()

@@ -32,14 +32,15 @@ def from_offsets(data: Bytes, offsets: npt.NDArray[np.int64]) -> pa.LargeBinaryA
 def split_at(data: bytes, separator: bytes) -> pa.LargeBinaryArray:
     """The pieces between separators, empty ones included."""
     array = np.frombuffer(data, dtype=np.uint8)
-    starts = _occurrences(data, separator)
-    keep = np.ones(len(array), dtype=bool)
-    for k in range(len(separator)):
-        keep[starts + k] = False
+    if len(separator) == 1:
+        starts = np.flatnonzero(array == separator[0])
+        texts = array[array != separator[0]]
+    else:
+        starts = np.array([match.start() for match in re.finditer(re.escape(separator), data)], dtype=np.int64)
+        texts = np.delete(array, (starts[:, None] + np.arange(len(separator))).ravel())
     # Taking out separators moves everything behind them.
     moved = len(separator) * np.arange(len(starts))
-    offsets = np.concatenate(([0], starts - moved, [len(array) - len(separator) * len(starts)]))
-    return from_offsets(array[keep], offsets.astype(np.int64))
+    return from_offsets(texts, np.concatenate(([0], starts - moved, [len(texts)])).astype(np.int64))
 
 
 def split_paragraphs(data: bytes) -> pa.LargeBinaryArray:
@@ -55,27 +56,6 @@ def split_paragraphs(data: bytes) -> pa.LargeBinaryArray:
     kept = np.concatenate(([0], np.cumsum(keep)))
     begins = ~blank & np.concatenate(([True], blank[:-1]))
     return from_offsets(array[keep], np.append(kept[starts[begins]], kept[-1]).astype(np.int64))
-
-
-def split_lines(data: bytes) -> pa.LargeBinaryArray:
-    """The lines, without their ends (\\n or \\r\\n)."""
-    array = np.frombuffer(data, dtype=np.uint8)
-    newlines = np.flatnonzero(array == 10)
-    lines = newlines + 1  # where each line begins, but for the first
-    if b"\r\n" not in data:
-        # Taking out one byte a line moves everything behind it by one.
-        offsets = np.concatenate(([0], lines - np.arange(1, len(lines) + 1), [len(array) - len(lines)]))
-        return from_offsets(array[array != 10], offsets.astype(np.int64))
-    keep = array != 10
-    before = newlines[newlines > 0] - 1
-    keep[before[array[before] == 13]] = False
-    kept = np.concatenate(([0], np.cumsum(keep)))
-    return from_offsets(array[keep], np.concatenate(([0], kept[lines], [kept[-1]])).astype(np.int64))
-
-
-def _occurrences(data: bytes, separator: bytes) -> npt.NDArray[np.int64]:
-    found = [match.start() for match in re.finditer(re.escape(separator), data)]
-    return np.array(found, dtype=np.int64)
 
 
 def checked_text(array: pa.Array, reading: Reading, make_reject: MakeReject) -> pa.LargeStringArray:
@@ -106,12 +86,6 @@ def checked_text(array: pa.Array, reading: Reading, make_reject: MakeReject) -> 
     return pa.array(kept, pa.large_string())
 
 
-def one_text(text: str | bytes) -> pa.LargeStringArray:
-    """An array of one text, with a copy less than pa.array makes; raises UnicodeEncodeError for lone surrogates."""
-    data = text.encode("utf-8") if isinstance(text, str) else text
-    return pa.LargeStringArray.from_buffers(1, pa.py_buffer(np.array([0, len(data)])), pa.py_buffer(data))
-
-
 def whole_characters(data: bytes) -> int:
     """How many bytes make up whole UTF-8 characters: the last one may be cut off."""
     for back in range(1, min(4, len(data)) + 1):
@@ -124,19 +98,8 @@ def whole_characters(data: bytes) -> int:
     return len(data)
 
 
-def without_blank(texts: pa.LargeStringArray) -> pa.LargeStringArray:
-    """Leave out what is no document: lines and stretches of nothing but white space."""
-    import pyarrow.compute as pc
-
-    blank = pc.or_(pc.utf8_is_space(texts), pc.equal(pc.binary_length(texts), 0))
-    return texts.filter(pc.invert(blank)) if pc.any(blank).as_py() else texts
-
-
 def bounded(array: pa.Array) -> Iterator[pa.Array]:
     """Slices of about `BATCH_BYTES`, without a copy; a larger document stands alone."""
-    if pa.types.is_dictionary(array.type):
-        yield from _bounded_dictionary(array)
-        return
     if array.nbytes <= BATCH_BYTES or len(array) <= 1:
         if len(array):
             yield array
@@ -177,22 +140,3 @@ def kept_columns(names: tuple[str, ...], records: Sequence[Any]) -> pa.RecordBat
 
 def _as_text(value: Any) -> str:
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else json.dumps(value)
-
-
-def _bounded_dictionary(array: pa.DictionaryArray) -> Iterator[pa.Array]:
-    """By the size of the texts that the numbers stand for, which the array itself does not show."""
-    import pyarrow.compute as pc
-
-    sizes = pc.take(pc.binary_length(array.dictionary.cast(pa.large_binary())), array.indices).fill_null(0)
-    ends = np.cumsum(sizes.to_numpy(zero_copy_only=False))
-    start = 0
-    while start < len(array):
-        reached = ends[start - 1] if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, reached + BATCH_BYTES, side="right")))
-        if stop == start + 1 and array[start].is_valid:
-            # A large one is not copied.
-            number = array.indices[start].as_py()
-            yield array.dictionary[number : number + 1]
-        else:
-            yield array[start:stop].dictionary_decode()
-        start = stop

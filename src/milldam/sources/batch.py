@@ -54,16 +54,18 @@ class Reject:
     """Row of a parquet or Arrow file, or item of a JSON array, from 0; users are told it from 1, as lines."""
     records: int = 1
     """How many records are lost with it: none where a file is damaged between two."""
-    unproven_bytes: int | None = None
-    """Of a damaged file alone: how many bytes were read from it that no checksum proves."""
+    damaged: bool = False
+    """The file is damaged; what follows is not read."""
 
     def as_json(self) -> dict[str, Any]:
         place = {"line": self.line} if self.line is not None else {} if self.row is None else {"row": self.row + 1}
-        truncated = {"record_truncated": True} if len(self.record) > KEPT_RECORD_CHARS else {}
-        kept = self.record[:KEPT_RECORD_CHARS]
-        what = {"file": self.file, **place, "reason": self.reason, "detail": self.detail, "record": kept}
-        damage = {} if self.unproven_bytes is None else {"records": self.records, "unproven_bytes": self.unproven_bytes}
-        return what | truncated | damage | ({"origin": self.origin} if self.origin else {})
+        value = {"file": self.file, **place, "reason": self.reason, "detail": self.detail}
+        value["record"] = self.record[:KEPT_RECORD_CHARS]
+        if len(self.record) > KEPT_RECORD_CHARS:
+            value["record_truncated"] = True
+        if self.damaged:
+            value["records"] = self.records
+        return value | ({"origin": self.origin} if self.origin else {})
 
 
 OnReject = Callable[[Reject], None]
@@ -161,6 +163,10 @@ class Mark:
     row: int
     origin: int = 0
 
+    def row_at(self, at: int) -> int:
+        """The number in the file of a row of the unit, no mark between."""
+        return self.row + at - self.at
+
 
 @dataclass(slots=True)
 class Places:
@@ -176,26 +182,19 @@ class Places:
     def begin(self, file: str, row: int = 0, origin: int = 0, ahead: int = 0) -> None:
         """The next row to come, or the one `ahead` of it, is this one of this file. `origin`: the byte from which its
         rows are counted."""
-        mark = Mark(self._read + ahead, file, row, origin)
-        last = self._marks[-1] if self._marks else None
-        if last is None or Mark(mark.at, last.file, last.row + mark.at - last.at, last.origin) != mark:
-            self._marks.append(mark)
+        at, last = self._read + ahead, self._marks[-1] if self._marks else None
+        if last is None or (last.file, last.row_at(at), last.origin) != (file, row, origin):
+            self._marks.append(Mark(at, file, row, origin))
 
     def skip(self, ahead: int) -> None:
         """A record is left out, behind `ahead` more rows."""
         if self._marks:
-            last = self._marks[-1]
-            at = self._read + ahead
-            self._marks.append(Mark(at, last.file, last.row + at - last.at + 1, last.origin))
+            at, last = self._read + ahead, self._marks[-1]
+            self._marks.append(Mark(at, last.file, last.row_at(at) + 1, last.origin))
 
     def count(self, rows: int) -> None:
         """So many rows came."""
         self._read += rows
-
-    @property
-    def next(self) -> Place:
-        """Of the row that is read now."""
-        return self.of(self._read - self.before, self._read - self.before + 1)[0]
 
     def forget(self, begin: int) -> None:
         """No row before this one of the unit will be asked for."""
@@ -212,13 +211,12 @@ class Places:
     def of(self, begin: int, end: int) -> list[Place]:
         """The places of rows `begin` to `end` of the unit; none where its reader does not say."""
         begin, end = begin + self.before, end + self.before
+        stops = [mark.at for mark in self._marks[1:]] + [end]
         found: list[Place] = []
-        for number, mark in enumerate(self._marks):
-            stop = self._marks[number + 1].at if number + 1 < len(self._marks) else end
+        for mark, stop in zip(self._marks, stops, strict=True):
             first, last = max(begin, mark.at), min(end, stop)
             if first < last:
-                shift = mark.row - mark.at
-                found.append(Place(mark.file, first + shift, last - 1 + shift, mark.origin))
+                found.append(Place(mark.file, mark.row_at(first), mark.row_at(last - 1), mark.origin))
         return found
 
 

@@ -1,9 +1,8 @@
 """A file -> its bytes, decompressed as they flow, never more than asked for at a time.
 
 Several members (gz), frames (zst) and streams (bz2, xz) in one file are read through. A damaged file gives every byte
-that can be decompressed before the damage, then raises `DamagedError`, which says how many of them no checksum proved.
-The libraries lose what a call had decompressed when it fails: the damaged member is read again for it, up to the very
-byte. What can't be read again (a pipe) is decompressed in small steps instead, and loses less than one of them.
+that can be decompressed before the damage, then raises `DamagedError`. The libraries lose what a call had decompressed
+when it fails: the damaged member is read again for it, unless it is a pipe.
 
 The raw bytes of an input, wherever it lies: a path, an fsspec address, or standard input.
 """
@@ -31,17 +30,14 @@ _SKIPPABLE = b"\x2a\x4d\x18"
 """A zst frame that holds no data begins with this, after a byte from 50 to 5f."""
 _NAMES = {"gz": "gzip", "zst": "zstd", "bz2": "bzip2", "xz": "xz"}
 _COMPRESSED_BLOCK = 1 << 16
-_STEP = 1 << 10
 
 
 class DamagedError(Exception):
     """The data ends too early or is damaged; the message says how."""
 
-    def __init__(self, reason: str, detail: str, unproven_bytes: int = 0) -> None:
-        super().__init__(reason, detail, unproven_bytes)
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
         self.reason = reason
-        self.unproven_bytes = unproven_bytes
-        """Bytes handed on before that come from the damaged member, frame or stream."""
         self.cut: bytes | None = None
         """What there is of the record that was cut off, set by who splits into records; None: there is none."""
         self.line: int | None = None
@@ -51,12 +47,6 @@ class DamagedError(Exception):
         return str(self.args[1])
 
 
-def raising(error: DamagedError) -> Iterator[bytes]:
-    """No blocks, but the error: for who has taken the blocks before it."""
-    raise error
-    yield b""
-
-
 def compression_of(head: bytes) -> str | None:
     """By its first bytes."""
     return next((kind for kind, magic in MAGIC.items() if head.startswith(magic)), None)
@@ -64,18 +54,13 @@ def compression_of(head: bytes) -> str | None:
 
 def read_blocks(file: IO[bytes], compression: str | None, block_bytes: int) -> Iterator[bytes]:
     """Decompressed blocks of at most `block_bytes`."""
-    if compression is None:
-        while block := file.read(block_bytes):
-            leave_if_closed()
-            yield block
-        return
-    for block in _decompress(file, compression, block_bytes):
+    blocks = iter(lambda: file.read(block_bytes), b"")
+    for block in blocks if compression is None else _decompress(file, compression, block_bytes):
         leave_if_closed()
         yield block
 
 
 def _decompress(file: IO[bytes], compression: str, block_bytes: int) -> Iterator[bytes]:
-    step = block_bytes if file.seekable() else _STEP
     pending = file.read(_COMPRESSED_BLOCK)
     position = chunk = 0  # in the file: where `pending`, and what was read last, begin
     while pending:
@@ -85,17 +70,17 @@ def _decompress(file: IO[bytes], compression: str, block_bytes: int) -> Iterator
             if decompressor.needs_input and not pending:
                 chunk, pending = position, file.read(_COMPRESSED_BLOCK)
                 if not pending:
-                    raise _damage(compression, head, start, given, None)
+                    raise _damage(compression, head, start, None)
             position += len(pending)
-            block, error = _fill(decompressor, pending, block_bytes, step)
-            pending = b""
-            if error is not None and file.seekable():
-                block = _up_to_damage(file, compression, start, chunk, given)
-            given += len(block)
+            try:
+                block, error = decompressor.decompress(pending, block_bytes), None
+            except Exception as failed:  # each library has an error type of its own
+                block, error = _up_to_damage(file, compression, start, chunk, given), failed
+            pending, given = b"", given + len(block)
             if block:
                 yield block
             if error is not None:
-                raise _damage(compression, head, start, given, error)
+                raise _damage(compression, head, start, error)
         # Zero bytes between members are padding, as tape archives leave it.
         unused = bytes(decompressor.unused_data)
         pending = unused.lstrip(b"\0")
@@ -105,47 +90,32 @@ def _decompress(file: IO[bytes], compression: str, block_bytes: int) -> Iterator
         position -= len(pending)
 
 
-def _fill(decompressor: Any, data: bytes, size: int, step: int) -> tuple[bytes, Exception | None]:
-    """Up to `size` bytes, asked for in steps, and the error that ended it."""
-    found = []
-    try:
-        while size:
-            found.append(decompressor.decompress(data, min(size, step)))
-            data, size = b"", size - len(found[-1])
-            if decompressor.eof or decompressor.needs_input:
-                break
-    except Exception as error:  # each library has an error type of its own
-        return b"".join(found), error
-    return b"".join(found), None
-
-
 def _up_to_damage(file: IO[bytes], compression: str, position: int, chunk: int, given: int) -> bytes:
-    """What can still be had of the member at `position`, behind the bytes that were `given`.
+    """What can still be had of the member at `position`, behind the bytes that were `given`; of a pipe nothing.
 
     It fails somewhere in the chunk that was read last: that one is fed byte by byte, and what is new is taken so.
     """
+    if not file.seekable():
+        return b""
     file.seek(position)
-    decompressor = _DECOMPRESSORS[compression]()
-    found = bytearray()
+    decompressor, found = _DECOMPRESSORS[compression](), bytearray()
     while data := file.read(min(_COMPRESSED_BLOCK, chunk - position) if position < chunk else 1):
         position += len(data)
         while data or not (decompressor.needs_input or decompressor.eof):
-            size = min(given, _COMPRESSED_BLOCK) or 1
-            block, error = _fill(decompressor, data, size, size)
-            data = b""
-            if error is not None:
+            try:
+                block = decompressor.decompress(data, min(given, _COMPRESSED_BLOCK) or 1)
+            except Exception:  # as above
                 return bytes(found)
-            if given:
-                given -= len(block)
-            else:
-                found += block
+            data = b""
+            found += b"" if given else block
+            given -= len(block) if given else 0
     return bytes(found)
 
 
-def _damage(compression: str, head: bytes, start: int, given: int, error: Exception | None) -> DamagedError:
+def _damage(compression: str, head: bytes, start: int, error: Exception | None) -> DamagedError:
     """What is wrong with a member that begins with `head` at byte `start`; `error` None: the file ends in it."""
-    name, skippable = _NAMES[compression], compression == "zst" and head[1:4] == _SKIPPABLE
-    magic = MAGIC[compression]
+    name, magic, said = _NAMES[compression], MAGIC[compression], str(error)
+    skippable = compression == "zst" and head[1:4] == _SKIPPABLE
     if not (head.startswith(magic) or skippable or (error is None and magic.startswith(head))):
         if start == 0:
             return DamagedError("not_compressed", f"not {name} data, whatever its name says: {describe_head(head)}")
@@ -153,18 +123,16 @@ def _damage(compression: str, head: bytes, start: int, given: int, error: Except
             "trailing_data", f"what follows from its byte {start:,} on is not {name} data, and not read"
         )
     if error is None:
-        return DamagedError("truncated", "it ends in the middle of its compressed data", given)
-    said = str(error)
+        return DamagedError("truncated", "it ends in the middle of its compressed data")
     if "too much memory" in said:
         return DamagedError(
             "too_large_window",
             "its zstd window is larger than 128 MB, and would take as much memory; compress it again with a smaller "
             "one: zstd -dc --long=31 FILE | zstd -o NEW",
-            given,
         )
     if said.endswith(("incorrect data check", "incorrect length check", "match checksum")):
-        return DamagedError("bad_checksum", f"the checksum of its {name} data is wrong", given)
-    return DamagedError("damaged", f"damaged {name} data ({said})", given)
+        return DamagedError("bad_checksum", f"the checksum of its {name} data is wrong")
+    return DamagedError("damaged", f"damaged {name} data ({said})")
 
 
 def describe_head(head: bytes) -> str:
@@ -172,12 +140,9 @@ def describe_head(head: bytes) -> str:
     known = compression_of(head)
     if known is not None:
         return f"it begins as {_NAMES[known]} data does"
-    try:
-        text = head[:256].decode("utf-8", "strict" if len(head) < 256 else "ignore")
-    except UnicodeDecodeError:
-        text = "\0"
+    text = head[:256].decode("utf-8", "ignore")
     printable = all(character.isprintable() or character.isspace() for character in text)
-    return f"it begins with {head[:16]!r}" + (", as plain text may" if printable else "")
+    return f"it begins with {head[:16]!r}" + (", as plain text may" if text and printable else "")
 
 
 class _Gzip:

@@ -2,13 +2,7 @@
 
 An ordinary path or address; one with a split, whose files are told by HF's conventions; a folder that HF `save_to_disk`
 wrote, here or at an address; or a name on the Hub, whose files are read where they lie, never downloaded whole (this
-alone needs the package `datasets`). Reads no data. A split is held as a list of paths: 17 MB for 100,000 files, 40 MB
-while it is made.
-
-The splits of a dataset, by the conventions of HF `datasets`: how they are asked for, and which files belong to one.
-
-`train[10%:20%]` -> the split's name and the slice of its documents; files and folders -> splits by the words in their
-names. Nothing is read here.
+alone needs the package `datasets`). Reads no data. A split is held as a list of paths: 17 MB for 100,000 files.
 """
 
 from __future__ import annotations
@@ -19,7 +13,7 @@ import json
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -44,6 +38,11 @@ _NO_SPLITS = ("chunk", "data", "file", "part", "shard")
 _ASKED = re.compile(r"(?P<name>\w+(?:[.-]\w+)*)\s*(?:\[(?P<rows>.*)\])?")
 _ROWS = re.compile(r"\s*(-?\d+(?:_\d+)*%?)?\s*:\s*(-?\d+(?:_\d+)*%?)?\s*")
 _EXAMPLES = "Examples: train, train[:100_000], train[10%:20%], train[-5%:], train+test."
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_ENDING = re.compile(r"\.[A-Za-z]\w*\Z")
+
+
+# ---- how a split is asked for ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +64,14 @@ class RowSlice:
 
     def bounds(self, total: int) -> tuple[int, int]:
         """(first, behind the last) of `total` documents. Percents are rounded to the closest document, as in HF."""
-        first = 0 if self.start is None else self._place(self.start, total)
-        last = total if self.stop is None else self._place(self.stop, total)
-        return first, max(first, last)
 
-    def _place(self, edge: int, total: int) -> int:
-        """Counted from the end when below zero, even where the percents of a few documents round to none."""
-        count = round(edge * total / 100.0) if self.percent else edge
-        return min(max(total + count if edge < 0 else count, 0), total)
+        def place(edge: int) -> int:
+            """Counted from the end when below zero, even where the percents of a few documents round to none."""
+            count = round(edge * total / 100.0) if self.percent else edge
+            return min(max(total + count if edge < 0 else count, 0), total)
+
+        first = 0 if self.start is None else place(self.start)
+        return first, max(first, total if self.stop is None else place(self.stop))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,78 +104,40 @@ def _parse_rows(rows: str, text: str) -> RowSlice:
     edges = _ROWS.fullmatch(rows)
     if edges is None:
         raise ConfigError(f'split "{text}": [{rows}] is not a slice of documents. {_EXAMPLES}')
-    given = [edge for edge in edges.groups() if edge is not None]
-    percent = any(edge.endswith("%") for edge in given)
-    if percent and not all(edge.endswith("%") for edge in given):
+    percents = {edge.endswith("%") for edge in edges.groups() if edge is not None}
+    if len(percents) == 2:
         raise ConfigError(f'split "{text}": percents on one side only. {_EXAMPLES}')
     start, stop = (None if edge is None else int(edge.rstrip("%")) for edge in edges.groups())
-    if percent and any(abs(edge) > 100 for edge in (start or 0, stop or 0)):
+    if True in percents and any(abs(edge) > 100 for edge in (start or 0, stop or 0)):
         raise ConfigError(f'split "{text}": more than 100 %. {_EXAMPLES}')
     first = start or 0
     if stop is not None and first >= stop and (first < 0) == (stop < 0):
         raise ConfigError(f'split "{text}": it ends where it begins, so that it has no documents. {_EXAMPLES}')
-    return RowSlice(start, stop, percent)
+    return RowSlice(start, stop, True in percents)
 
 
-def canonical(name: str) -> str:
-    """One name for a split whatever it is called: "val" and "dev" are "validation"; other names stay."""
-    return _CANONICAL.get(name, name)
+def choose_splits(asked: Split | None, there: Mapping[str, Any], path: str) -> list[str]:
+    """The names of the wanted splits, as they are called there: "val" and "dev" are "validation" too. None asked for:
+    train, or the only one there is."""
+    listed = ", ".join(f'"{name}"' for name in there) or "none"
+    if asked is None:
+        if TRAIN not in there and len(there) != 1:
+            raise InputError(f"{path}: which split? There are {listed}. Set split.")
+        return [TRAIN] if TRAIN in there else list(there)
+    if asked.names == (ALL,) and ALL not in there:
+        return list(there)
+    by_meaning = {_CANONICAL.get(name, name): name for name in there}
+    chosen = []
+    for name in asked.names:
+        found = name if name in there else by_meaning.get(_CANONICAL.get(name, name))
+        if found is None:
+            hint = did_you_mean(name, there)
+            raise InputError(f'{path}: no split "{name}" in it; there are: {listed}.{hint} Set split.')
+        chosen.append(found)
+    return chosen
 
 
-def splits_in(name: str) -> list[str]:
-    """The splits that the name of a file or folder carries as words.
-
-    >>> splits_in("wiki_dev-00001.jsonl")
-    ['validation']
-    """
-    return list(dict.fromkeys(_CANONICAL[word] for word in _WORD.findall(name)))
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a file lies in its dataset."""
-
-    path: str
-    folders: tuple[str, ...]
-    """Below the dataset's folder."""
-    name: str
-    in_data: bool
-    """Directly in the folder "data" of the dataset."""
-
-
-def group_by_split(places: Sequence[Place]) -> dict[str, list[str]]:
-    """Files by split, in their order: by the first of HF's conventions that any file follows.
-
-    data/NAME-00000-of-00005 for any name; then a split's word in a folder's name; then one in the file's. Files that do
-    not follow it belong to no split. When there are none of these, everything is "train".
-    """
-    for convention in _CONVENTIONS:
-        groups: dict[str, list[str]] = {}
-        for place in places:
-            for split in convention(place):
-                groups.setdefault(split, []).append(place.path)
-        if groups:
-            return groups
-    return {TRAIN: [place.path for place in places]}
-
-
-def _numbered(place: Place) -> Iterable[str]:
-    match = _NUMBERED.fullmatch(place.name) if place.in_data else None
-    return [match[1]] if match is not None and match[1] not in _NO_SPLITS else []
-
-
-def _in_folders(place: Place) -> Iterable[str]:
-    return dict.fromkeys(split for folder in place.folders for split in splits_in(folder))
-
-
-def _in_name(place: Place) -> Iterable[str]:
-    return splits_in(place.name)
-
-
-_CONVENTIONS: tuple[Callable[[Place], Iterable[str]], ...] = (_numbered, _in_folders, _in_name)
-_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-_ENDING = re.compile(r"\.[A-Za-z]\w*\Z")
-_INDICES = ("_indices_files", "_indices_data_files")
+# ---- looking it up ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +160,9 @@ def resolve_data_set(path: str, split: str | None, subset: str | None, *, input_
     if _may_be_on_hub(path):
         splits = _hub_splits(path, subset)
         files = tuple(file for name in choose_splits(asked, splits, path) for file in splits[name])
-        if input_format is None:
-            _require_known(path, files)
+        unknown = [file for file in files if kind_of(file) is None]
+        if unknown and input_format is None:
+            raise InputError(f"{path}: it has files such as {unknown[0]}.\nKnown are {', '.join(FORMATS)}.")
         return Resolved(files, input_format, rows)
     if subset is not None:
         raise ConfigError(f"{path}: subset is for datasets on the Hub; this one is not there. Name its folder in path.")
@@ -216,6 +178,13 @@ def resolve_data_set(path: str, split: str | None, subset: str | None, *, input_
     return Resolved(tuple(wanted), input_format, rows)
 
 
+def split_names(path: str, subset: str | None) -> list[str]:
+    """The splits of a folder that `save_to_disk` wrote, or of a dataset on the Hub; none of anything else."""
+    if _may_be_on_hub(path):
+        return list(_hub_splits(path, subset))
+    return list(_saved_splits(path) or ())
+
+
 def refuse_texts(paths: Sequence[str]) -> None:
     """Raises InputError where strings in a list are no paths: they may be meant as texts, and nobody guesses."""
     for path in paths:
@@ -228,62 +197,50 @@ def refuse_texts(paths: Sequence[str]) -> None:
             )
 
 
-def split_names(path: str, subset: str | None) -> list[str]:
-    """The splits of a folder that `save_to_disk` wrote, or of a dataset on the Hub; none of anything else."""
-    if _may_be_on_hub(path):
-        return list(_hub_splits(path, subset))
-    return list(_saved_splits(path) or ())
-
-
-def choose_splits(asked: Split | None, there: Mapping[str, Any], path: str) -> list[str]:
-    """The names of the wanted splits, as they are called there. None asked for: train, or the only one there is."""
-    if asked is None:
-        if TRAIN not in there and len(there) != 1:
-            raise InputError(f"{path}: which split? There are {_listed(there)}. Set split.")
-        return [TRAIN] if TRAIN in there else list(there)
-    if asked.names == (ALL,) and ALL not in there:
-        return list(there)
-    by_meaning = {canonical(name): name for name in there}
-    chosen = []
-    for name in asked.names:
-        found = name if name in there else by_meaning.get(canonical(name))
-        if found is None:
-            hint = did_you_mean(name, there)
-            raise InputError(f'{path}: no split "{name}" in it; there are: {_listed(there)}.{hint} Set split.')
-        chosen.append(found)
-    return chosen
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f'"{name}"' for name in names) or "none"
-
-
 # ---- files, folders, globs and addresses ----
 
 
+def splits_in(name: str) -> list[str]:
+    """The splits that the name of a file or folder carries as words.
+
+    >>> splits_in("wiki_dev-00001.jsonl")
+    ['validation']
+    """
+    return list(dict.fromkeys(_CANONICAL[word] for word in _WORD.findall(name)))
+
+
 def _ordinary_splits(path: str, input_format: str | None) -> dict[str, list[str]]:
+    """Files by split, in their order: by the first of HF's conventions that any file follows.
+
+    data/NAME-00000-of-00005 for any name; then a split's word in a folder's name; then one in the file's. Files that do
+    not follow it belong to no split. When there are none of these, everything is "train".
+    """
     base = _parts(path.rstrip("/"))
     if not os.path.lexists(path):
         base = tuple(itertools.takewhile(lambda part: not glob.has_magic(part), base))
     files = [file.path for file in list_inputs((path,), input_format)]
-    groups = group_by_split([_place(file, base) for file in files])
+    groups: list[dict[str, list[str]]] = [{}, {}, {}, {TRAIN: files}]
+    for file in files:
+        parts = _parts(file)
+        folders = parts[len(base) : -1] if parts[: len(base)] == base else ()
+        in_data = folders == ("data",) or (not folders and parts[-2:-1] == ("data",))
+        numbered = _NUMBERED.fullmatch(parts[-1]) if in_data else None
+        by_number = [numbered[1]] if numbered is not None and numbered[1] not in _NO_SPLITS else []
+        by_folder = dict.fromkeys(split for folder in folders for split in splits_in(folder))
+        for group, splits in zip(groups, (by_number, by_folder, splits_in(parts[-1])), strict=False):
+            for split in splits:
+                group.setdefault(split, []).append(file)
+    chosen = next(group for group in groups if group)
     if len(files) == 1 and _parts(files[0])[-1:] == base[-1:]:
         # A single file that is named is the user's word, as data_files is in HF: it is train whatever it is called.
-        groups.setdefault(TRAIN, files)
-    return groups
+        chosen.setdefault(TRAIN, files)
+    return chosen
 
 
 def _parts(path: str) -> tuple[str, ...]:
     """The names that a path or an address goes through."""
     inner = path.rpartition("://")[2].lstrip("/") if is_address(path) else os.path.expanduser(path)
     return PurePosixPath(inner).parts
-
-
-def _place(path: str, base: tuple[str, ...]) -> Place:
-    parts = _parts(path)
-    folders = parts[len(base) : -1] if parts[: len(base)] == base else ()
-    in_data = folders == ("data",) or (not folders and parts[-2:-1] == ("data",))
-    return Place(path, folders, parts[-1], in_data)
 
 
 # ---- what HF `save_to_disk` wrote ----
@@ -304,7 +261,7 @@ def _saved_splits(path: str) -> dict[str, str] | None:
 def _saved_files(folder: str) -> list[str]:
     """The Arrow files of a saved dataset, in its order."""
     state = _read_json(folder, "state.json")
-    if any(state.get(key) for key in _INDICES):
+    if any(state.get(key) for key in ("_indices_files", "_indices_data_files")):
         raise InputError(
             f"{folder}: its rows are chosen or shuffled by an index file, which milldam does not follow.\n"
             "Save it again with datasets: dataset.flatten_indices().save_to_disk(...)"
@@ -357,22 +314,18 @@ def _hub_splits(path: str, subset: str | None) -> dict[str, list[str]]:
         from datasets import load_dataset_builder
     except ImportError:
         raise InputError(f'{missing}\nTo read a dataset of that name from the Hub: pip install "milldam[hf]"') from None
+    failed = f"{missing}\nNor can a dataset of that name be opened on the Hub: "
     silence = why_no_hub(path, "README.md", repo_type="dataset")
     if silence is not None:
-        raise InputError(f"{missing}\nNor can a dataset of that name be opened on the Hub: {silence}.")
+        raise InputError(f"{failed}{silence}.")
     try:
         data_files = load_dataset_builder(path, name=subset).config.data_files
     except Exception as error:  # the network, the Hub and datasets have error types of their own
-        reason = textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
-        raise InputError(f"{missing}\nNor can a dataset of that name be opened on the Hub: {reason}") from None
+        raise InputError(
+            failed, textwrap.shorten(str(error), 300, placeholder=" ...") or type(error).__name__
+        ) from None
     if not data_files:
         raise InputError(
             f"{path}: this dataset has no data files on the Hub.\nSave it with datasets: save_to_disk(...)"
         )
     return {str(split): [str(file) for file in files] for split, files in data_files.items()}
-
-
-def _require_known(path: str, files: tuple[str, ...]) -> None:
-    unknown = [file for file in files if kind_of(file) is None]
-    if unknown:
-        raise InputError(f"{path}: it has files such as {unknown[0]}.\nKnown are {', '.join(FORMATS)}.")

@@ -36,14 +36,10 @@ def decode_text(data: bytes, rules: TextRules) -> tuple[str | None, str]:
     except UnicodeDecodeError as error:
         if rules.invalid_utf8 == "replace":
             return data.decode("utf-8", errors="replace"), ""
-        if rules.invalid_utf8 == "drop" and not _is_beyond_repair(_escaped(data[:HEAD_BYTES])):
+        head = data[:HEAD_BYTES].decode("utf-8", "surrogateescape")
+        if rules.invalid_utf8 == "drop" and not _is_beyond_repair(head):
             return data.decode("utf-8", errors="ignore"), ""
         return None, describe_encoding(data, error)
-
-
-def _escaped(data: bytes) -> str:
-    """Text in which each byte that is no UTF-8 stays as a lone surrogate."""
-    return data.decode("utf-8", errors="surrogateescape")
 
 
 def _is_beyond_repair(text: str) -> bool:
@@ -85,37 +81,31 @@ def other_encoding(data: bytes) -> str | None:
 
 
 def parse_json(data: bytes, rules: TextRules) -> Any:
-    """The value of a JSON text; raises MalformedError. A document in it is yet to go through `mended`."""
+    """The value of a JSON text; raises MalformedError.
+
+    A document in it is yet to go through `mended`: with "drop", what is no UTF-8 stays in it as lone surrogates, so
+    that an escape never comes about by what is dropped from its middle.
+    """
+    drop = rules.invalid_utf8 == "drop"
+    text, problem = (data.decode("utf-8", "surrogateescape"), "") if drop else decode_text(data, rules)
+    if text is None:
+        raise MalformedError("not_utf8", problem)
     try:
-        text = _decode_json(data, rules)
         try:
             return json.loads(text)
-        except ValueError as error:
-            if isinstance(error, json.JSONDecodeError):
-                raise
-            # No fault of the text: it has a number with more digits than Python reads.
+        except json.JSONDecodeError:
+            raise
+        except ValueError:  # no fault of the text: it has a number with more digits than Python reads
             return json.loads(text, parse_int=number_or_digits)
     except (ValueError, RecursionError) as error:
-        if rules.invalid_utf8 == "drop":  # what is no JSON may be no text either
-            _require_text(*decode_text(data, rules))
-        raise MalformedError("bad_json", str(error)) from None
+        problem = decode_text(data, rules)[1] if drop else ""  # what is no JSON may be no text either
+        reason = ("not_utf8", problem) if problem else ("bad_json", str(error))
+        raise MalformedError(*reason) from None
 
 
 def number_or_digits(digits: str) -> int | str:
     """A whole number; one that is longer than Python reads stays as it is written."""
     return int(digits) if len(digits) <= _MOST_DIGITS else digits
-
-
-def _decode_json(data: bytes, rules: TextRules) -> str:
-    """JSON text. With "drop", what is no UTF-8 stays in it as lone surrogates: only what the document has of it counts,
-    and an escape never comes about by what is dropped from its middle."""
-    return _escaped(data) if rules.invalid_utf8 == "drop" else _require_text(*decode_text(data, rules))
-
-
-def _require_text(text: str | None, problem: str) -> str:
-    if text is None:
-        raise MalformedError("not_utf8", problem)
-    return text
 
 
 def mended(text: str, rules: TextRules) -> str:

@@ -1,9 +1,8 @@
 """A JSON text of any size -> the same records as JSON lines: the items of an array, or one value after the other.
 
 Nothing is parsed: brackets are counted and strings passed over; the reader of JSON lines does the rest, and what is
-broken in one item is its reject alone. A string that is open at a line's end, as no JSON string may be, is taken for
-closed when the next line begins as JSON does: a lost quote harms its own line only. A lost bracket can't be made good:
-what follows is taken into its item, and the end is an error that says so. Holds a block. JSON lines pass as they are.
+broken in one item is its reject alone. A lost bracket or quote can't be made good: what follows is taken into its item,
+and the end is an error that says so. Holds a block. JSON lines pass as they are.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import json
 import re
 from collections.abc import Iterator
 
-from milldam.sources.compression import DamagedError, raising
+from milldam.sources.compression import DamagedError
 
 HEAD_BYTES = 1 << 16
 _BLANK = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
 # Sets of what may come, not of what may not: those are looked up in a table, three times as fast.
-_INNER = rb"[\x00-\x09\x0b-!#-\[\]-\xff]*+"
+_INNER = rb"[\x00-!#-\[\]-\xff]*+"
 _OUTER = rb"[\x00-!#-Z\\^-z|~-\xff]*+"
 _BETWEEN = rb"[\x00-!#-+\--Z\\^-z|~-\xff]++"
 
@@ -31,8 +30,8 @@ def _all_of(pattern: bytes) -> bytes:
     return rb"(?>(?:" + pattern + rb")*)"
 
 
-_CHARACTERS = _INNER + _all_of(rb'(?:\\.|\n(?![ \t\r\n]*+["{}\[\]]))' + _INNER)
-_STRING = rb'"' + _CHARACTERS + rb'["\n]'
+_CHARACTERS = _INNER + _all_of(rb"\\." + _INNER)
+_STRING = rb'"' + _CHARACTERS + rb'"'
 _PLAIN = _OUTER + _all_of(_STRING + _OUTER)
 _LEAF = rb"(?:\{" + _PLAIN + rb"\}|\[" + _PLAIN + rb"\])"
 # Up to the next bracket, or a string that goes on beyond the block; past brackets that hold no others.
@@ -41,7 +40,6 @@ _IN_ARRAY = re.compile(_all_of(_BETWEEN + rb"|" + _STRING + rb"|" + _LEAF), re.D
 _OUTSIDE = re.compile(_all_of(_BETWEEN + rb"|" + _STRING), re.DOTALL)
 _IN_STRING = re.compile(_CHARACTERS, re.DOTALL)
 _INDENT = re.compile(rb"\n[ \t\r]+")
-_LONGEST_INDENT = 1 << 10
 
 
 def as_json_lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
@@ -71,8 +69,13 @@ def _head(blocks: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
             if len(head.lstrip(_BLANK)) >= HEAD_BYTES:
                 break
     except DamagedError as error:
-        return head, raising(error)
+        return head, _raising(error)
     return head, blocks
+
+
+def _raising(error: DamagedError) -> Iterator[bytes]:
+    raise error
+    yield b""
 
 
 def is_json_lines(head: bytes) -> bool:
@@ -90,46 +93,32 @@ def is_json_lines(head: bytes) -> bool:
     return True
 
 
-def _undecided(data: bytes) -> int:
-    """Bytes at the end whose meaning the next block tells: half an escape, or where a line may begin."""
-    if data.endswith(b"\\"):
-        return (len(data) - len(data.rstrip(b"\\"))) % 2
-    tail = data[-_LONGEST_INDENT:]
-    blank = len(tail) - len(tail.rstrip(_BLANK))
-    return blank if blank < len(tail) and b"\n" in tail[-blank:] else 0
-
-
-def _one_line(data: bytes) -> bytes:
-    """Without line ends: the other character is white space outside of strings too, and an error in them too."""
-    return data.replace(b"\n", b"\r")
-
-
 class _Items:
     """Where it stands: in the array or not, how many brackets of an item are open, in a string or not."""
 
     def __init__(self) -> None:
-        self._in_array = self._in_string = self._unbalanced = False
-        self._braces = self._brackets = 0
+        self._in_array = self._in_string = False
+        self._depth = self._position = self._began = 0
         self._held = b""
-        self._position = self._began = 0
 
     def feed(self, block: bytes) -> bytes:
         """The block with a line end after each item, and nowhere else."""
         data = self._held + block
-        decided = len(data) - _undecided(data)
+        # Half an escape is held until the next block.
+        decided = len(data) - (len(data) - len(data.rstrip(b"\\"))) % 2
         data, self._held = data[:decided], data[decided:]
         pieces, taken, at = [], 0, 0
         while (at := self._skip(data, at)) < len(data):
             instead = self._pass(data[at : at + 1], self._position + at)
             at += 1
             if instead is not None:
-                pieces += [_one_line(data[taken : at - 1]), instead]
+                pieces += [data[taken : at - 1].replace(b"\n", b"\r"), instead]
                 taken = at
         self._position += len(data)
-        return _INDENT.sub(b"\n", b"".join([*pieces, _one_line(data[taken:])]))
+        return _INDENT.sub(b"\n", b"".join([*pieces, data[taken:].replace(b"\n", b"\r")]))
 
     def _skip(self, data: bytes, at: int) -> int:
-        pattern = _IN_ITEM if self._braces or self._brackets else _IN_ARRAY if self._in_array else _OUTSIDE
+        pattern = _IN_ITEM if self._depth else _IN_ARRAY if self._in_array else _OUTSIDE
         match = (_IN_STRING if self._in_string else pattern).match(data, at)
         assert match is not None
         return match.end()
@@ -139,43 +128,29 @@ class _Items:
         if self._in_string or byte == b'"':
             self._in_string = not self._in_string
         elif byte in b"{[":
-            return self._open(byte, position)
-        elif byte in b"}]":
-            return self._close(byte)
+            if not self._depth:
+                self._began = position
+                if byte == b"[" and not self._in_array:
+                    self._in_array = True
+                    return b""
+            self._depth += 1
+        elif byte in b"}]" and self._depth:
+            self._depth -= 1
+            return byte + b"\n" if not (self._in_array or self._depth) else None
+        elif byte == b"]" and self._in_array:
+            self._in_array = False
+            return b"\n"
         elif byte == b",":
             return b"\n" if self._in_array else b""
         return None
 
-    def _open(self, byte: bytes, position: int) -> bytes | None:
-        if not (self._braces or self._brackets):
-            self._began = position
-            if byte == b"[" and not self._in_array:
-                self._in_array = True
-                return b""
-        self._braces += byte == b"{"
-        self._brackets += byte == b"["
-        return None
-
-    def _close(self, byte: bytes) -> bytes | None:
-        if byte == b"}" and self._braces:
-            self._braces -= 1
-        elif byte == b"]" and self._brackets:
-            self._brackets -= 1
-        elif byte == b"]" and self._in_array:
-            self._unbalanced = self._unbalanced or self._braces > 0
-            self._in_array, self._braces = False, 0
-            return b"\n"
-        else:
-            return None
-        return byte + b"\n" if not (self._in_array or self._braces or self._brackets) else None
-
     def finish(self) -> None:
         """Raises DamagedError when the text can't end here."""
-        if self._braces or self._brackets or self._unbalanced:
+        if self._depth or self._in_string:
             raise DamagedError(
                 "truncated",
-                f"the JSON that begins at byte {self._began:,} is not closed: the file is cut off, or a bracket is "
-                "missing and what follows could not be told from it",
+                f"the JSON that begins at byte {self._began:,} is not closed: the file is cut off, or a bracket or a "
+                "quote is missing and what follows could not be told from it",
             )
         if self._in_array:
             raise DamagedError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import IO, Any, TypeVar
 
@@ -38,7 +39,6 @@ _MISSING = object()
 _LINES_SEEN = 10_000
 _TEXTS_KERNEL = (np.uint8, np.uint8, np.uint8, np.int64)
 _SURROGATE = re.compile(rb"\\u[dD][89abcdefABCDEF]")
-_DECODER = json.JSONDecoder()
 Value = TypeVar("Value")
 
 
@@ -173,29 +173,14 @@ def read_rows(slice: Slice, reading: Reading) -> Iterator[dict[str, list[Any]]]:
 
 def record_of_line(line: bytes, rules: TextRules) -> dict[str, Any]:
     """The object on one line; raises MalformedError with what is wrong."""
-    if line[:1] == b"{" and b"\\u" not in line and rules.invalid_utf8 != "drop":
-        # As most are: there is nothing to look for. What is wrong with others is told below.
-        try:
-            text = line.decode()
-            record: dict[str, Any]
-            record, end = _DECODER.raw_decode(text)
-            if end == len(text):
-                return record
-        except (ValueError, RecursionError):
-            pass
-    return _as_record(parse_json(line, rules), rules, has_halves=_may_have_halves(line, rules))
-
-
-def _may_have_halves(line: bytes, rules: TextRules) -> bool:
-    """Only bytes that are no UTF-8, and escapes, leave halves of surrogate pairs: look for them no further."""
-    return rules.invalid_utf8 == "drop" or _SURROGATE.search(line) is not None
-
-
-def _as_record(record: Any, rules: TextRules, *, has_halves: bool) -> dict[str, Any]:
+    record = parse_json(line, rules)
     if not isinstance(record, dict):
         raise MalformedError("no_object", f"{type(record).__name__} where an object should be: a row is {{...}}")
-    sound: dict[str, Any] = _mended(record, rules) if has_halves else record
-    return sound
+    # Only bytes that are no UTF-8, and escapes, leave halves of surrogate pairs: look for them no further.
+    if rules.invalid_utf8 == "drop" or _SURROGATE.search(line) is not None:
+        mended_record: dict[str, Any] = _mended(record, rules)
+        return mended_record
+    return record
 
 
 def _mended(value: Any, rules: TextRules) -> Any:
@@ -215,22 +200,15 @@ def first_records(slice: Slice, limit: int, most: int = MAX_DOCUMENT_BYTES) -> l
     """The records at a file's head; those with bytes that are no UTF-8 only where there are no others."""
     try:
         with open_head(slice.path) as file:
-            for block in json_blocks(file, slice, most):
-                if not block.too_large:
-                    return _objects([line for line in block.data.split(b"\n") if line.strip()][:limit])
+            block = next((block for block in json_blocks(file, slice, most) if not block.too_large), None)
     except (DamagedError, ValueError, RecursionError):
-        pass
-    return []
-
-
-def _objects(lines: list[bytes]) -> list[dict[str, Any]]:
+        block = None
+    lines = [] if block is None else [line for line in block.data.split(b"\n") if line.strip()][:limit]
     found: list[dict[str, Any]] = []
     for rules in (TextRules(), TextRules(invalid_utf8="replace")):
         for line in lines if not found else ():
-            try:
+            with suppress(MalformedError):
                 found.append(record_of_line(line, rules))
-            except MalformedError:
-                continue
     return found
 
 

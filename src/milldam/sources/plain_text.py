@@ -12,21 +12,13 @@ import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import IO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from milldam.sources.arrays import (
-    batches_of,
-    checked_text,
-    one_text,
-    split_at,
-    split_lines,
-    split_paragraphs,
-    whole_characters,
-    without_blank,
-)
+from milldam.sources.arrays import batches_of, checked_text, split_at, split_paragraphs, whole_characters
 from milldam.sources.batch import TOO_LARGE, Batch, Reading, Reject, TextRules, too_large
 from milldam.sources.compression import STDIN, DamagedError, open_bytes, read_blocks
 from milldam.sources.decoding import HEAD_BYTES, decode_text, describe_encoding
@@ -46,7 +38,6 @@ from milldam.sources.units import Slice
 
 PARAGRAPH = BlankLine()
 TEXT_COLUMNS = ("text", "file")
-_SPLITTERS = {LINE: split_lines, PARAGRAPH: split_paragraphs}
 _MOST_FILES = 4096
 """In one batch."""
 MOST_WITHOUT_SPACE = 4 << 20
@@ -97,16 +88,17 @@ def _read_separated(slice: Slice, reading: Reading, boundary: Boundary) -> Itera
                     continue
                 if number == 0 and slice.start == 0:
                     block = replace(block, data=block.data.removeprefix(BOM))
-                yield from batches_of(without_blank(_split(block, slice, reading, boundary)), block.size)
+                texts = _split(block, slice, reading, boundary)
+                # Lines and stretches of nothing but white space are no documents.
+                blank = pc.or_(pc.utf8_is_space(texts), pc.equal(pc.binary_length(texts), 0))
+                texts = texts.filter(pc.invert(blank)) if pc.any(blank).as_py() else texts
+                yield from batches_of(texts, block.size)
         except DamagedError as error:
             reading.reject(make_damage_reject(slice, error))
 
 
 def _split(block: Block, slice: Slice, reading: Reading, boundary: Boundary) -> pa.LargeStringArray:
-    data = block.data
-    pieces = _SPLITTERS[boundary](data) if boundary in _SPLITTERS else split_at(data, boundary.separators[0])
-
-    searched = 0
+    data, searched = block.data, 0
 
     def make_reject(position: int, reason: str, detail: str, raw: bytes) -> Reject:
         # Rejects come in order: each is searched for behind the one before.
@@ -115,62 +107,50 @@ def _split(block: Block, slice: Slice, reading: Reading, boundary: Boundary) -> 
         searched = at + len(raw)
         return make_line_reject(slice, block, block.line + data.count(b"\n", 0, at), reason, detail, raw)
 
-    texts = checked_text(pieces, reading, make_reject)
-    if boundary is not PARAGRAPH:
-        return texts
-    import pyarrow.compute as pc
-
-    return pc.utf8_trim(texts, characters="\r\n")
+    if boundary is PARAGRAPH:
+        return pc.utf8_trim(checked_text(split_paragraphs(data), reading, make_reject), characters="\r\n")
+    unix = data.replace(b"\r\n", b"\n") if boundary is LINE else data
+    return checked_text(split_at(unix, boundary.separator), reading, make_reject)
 
 
 # ---- a document per file ----
 
 
-@dataclass(slots=True)
-class _SmallFiles:
-    """Whole files, gathered into one batch."""
-
-    raw: list[bytes] = field(default_factory=list)
-    paths: list[str] = field(default_factory=list)
-    size: int = 0
-
-    def add(self, path: str, data: bytes) -> None:
-        self.raw.append(data)
-        self.paths.append(path)
-        self.size += len(data)
-
-
 def read_whole_files(slices: tuple[Slice, ...], reading: Reading, *, pieces: bool = True) -> Iterator[Batch]:
     """One document a file; many small files make one batch. `pieces`: a file larger than a document may be comes in
     open batches; else it is rejected as any other record."""
-    small, most = _SmallFiles(), reading.rules.max_document_bytes
+    small, held, most = list[tuple[str, bytes]](), 0, reading.rules.max_document_bytes
     for slice in slices:
-        head: list[bytes] = []
-        damage: DamagedError | None = None
         with open_bytes(slice.path) as file:
             blocks = read_blocks(file, slice.compression, BLOCK_BYTES)
-            try:
-                while sum(map(len, head)) <= most and (block := next(blocks, b"")):
-                    head.append(block)
-            except DamagedError as error:
-                damage = error
+            head, damage = _read_head(blocks, most)
             size = sum(map(len, head))
-            if small.raw and (damage is not None or size > BLOCK_BYTES):
-                yield from _gathered(small, reading)
-                small = _SmallFiles()
+            if small and (damage is not None or held + size > BLOCK_BYTES or len(small) == _MOST_FILES):
+                yield _gathered(small, reading)
+                small, held = [], 0
             if damage is not None:
                 _reject_damaged(slice, damage, reading)
             elif size <= most:
-                small.add(slice.path, b"".join(head).removeprefix(BOM))
+                small.append((slice.path, b"".join(head).removeprefix(BOM)))
+                held += size
             elif pieces:
                 yield from _in_pieces(slice, itertools.chain(head, blocks), reading)
             else:
                 detail = too_large(size + sum(map(len, blocks)), reading.rules)
                 reading.reject(Reject(slice.path, TOO_LARGE, detail, head[0].decode("utf-8", "backslashreplace")))
-        if small.size >= BLOCK_BYTES or len(small.raw) >= _MOST_FILES:
-            yield from _gathered(small, reading)
-            small = _SmallFiles()
-    yield from _gathered(small, reading)
+    if small:
+        yield _gathered(small, reading)
+
+
+def _read_head(blocks: Iterator[bytes], most: int) -> tuple[list[bytes], DamagedError | None]:
+    """The first blocks, until they are more than so many bytes."""
+    head: list[bytes] = []
+    try:
+        while sum(map(len, head)) <= most and (block := next(blocks, b"")):
+            head.append(block)
+    except DamagedError as error:
+        return head, error
+    return head, None
 
 
 def _reject_damaged(slice: Slice, damage: DamagedError, reading: Reading) -> None:
@@ -178,19 +158,19 @@ def _reject_damaged(slice: Slice, damage: DamagedError, reading: Reading) -> Non
     reading.reject(make_damage_reject(slice, damage))
 
 
-def _gathered(small: _SmallFiles, reading: Reading) -> Iterator[Batch]:
+def _gathered(small: list[tuple[str, bytes]], reading: Reading) -> Batch:
     lost: set[int] = set()
 
     def make_reject(position: int, reason: str, detail: str, raw: bytes) -> Reject:
         lost.add(position)
-        return Reject(small.paths[position], reason, detail, raw.decode("utf-8", "backslashreplace"))
+        return Reject(small[position][0], reason, detail, raw.decode("utf-8", "backslashreplace"))
 
-    if small.raw:
-        texts = checked_text(pa.array(small.raw, pa.large_binary()), reading, make_reject)
-        kept = (path for position, path in enumerate(small.paths) if position not in lost)
-        for ahead, path in enumerate(kept):
-            reading.places.begin(path, ahead=ahead)
-        yield Batch(texts, bytes_read=small.size)
+    data = [data for _, data in small]
+    texts = checked_text(pa.array(data, pa.large_binary()), reading, make_reject)
+    kept = (path for position, (path, _) in enumerate(small) if position not in lost)
+    for ahead, path in enumerate(kept):
+        reading.places.begin(path, ahead=ahead)
+    return Batch(texts, bytes_read=sum(map(len, data)))
 
 
 # ---- a document of any size ----
@@ -201,7 +181,7 @@ def _in_pieces(slice: Slice, blocks: Iterator[bytes], reading: Reading) -> Itera
     with ExitStack() as opened:
         copy = opened.enter_context(tempfile.TemporaryFile(dir=reading.spool)) if slice.path == STDIN else None
         try:
-            problem = _problem_of(_copied(blocks, copy), reading.rules)
+            problem = _problem_of(blocks, copy, reading.rules)
         except DamagedError as error:
             _reject_damaged(slice, error, reading)
             return
@@ -209,32 +189,32 @@ def _in_pieces(slice: Slice, blocks: Iterator[bytes], reading: Reading) -> Itera
             reading.reject(Reject(slice.path, *problem, line=1))
             return
         reading.places.begin(slice.path)
-        if copy is not None:
-            copy.seek(0)
-            yield from _open_batches(read_blocks(copy, None, BLOCK_BYTES), reading.rules)
-        else:
-            with open_bytes(slice.path) as file:
-                yield from _open_batches(read_blocks(file, slice.compression, BLOCK_BYTES), reading.rules)
+        file, compression = copy or opened.enter_context(open_bytes(slice.path)), slice.compression
+        file.seek(0)
+        decoder = codecs.getincrementaldecoder("utf-8-sig")(_ERRORS.get(reading.rules.invalid_utf8, "strict"))
+        waiting, size = "", 0
+        for block in read_blocks(file, None if copy else compression, BLOCK_BYTES):
+            text = decoder.decode(block)
+            if text and waiting:
+                yield Batch(pa.array([waiting], pa.large_string()), open=True, bytes_read=size)
+                size = 0
+            waiting, size = text or waiting, size + len(block)
+        yield Batch(pa.array([waiting + decoder.decode(b"", final=True)], pa.large_string()), bytes_read=size)
 
 
-def _copied(blocks: Iterator[bytes], copy: IO[bytes] | None) -> Iterator[bytes]:
-    for block in blocks:
-        if copy is not None:
-            copy.write(block)
-        yield block
-
-
-def _problem_of(blocks: Iterator[bytes], rules: TextRules) -> tuple[str, str] | None:
-    """(reason, detail) why a file is no document."""
+def _problem_of(blocks: Iterator[bytes], copy: IO[bytes] | None, rules: TextRules) -> tuple[str, str] | None:
+    """(reason, detail) why a file is no document; what is read is written to `copy`."""
     head, read, without_space = b"", 0, 0
     decoder = codecs.getincrementaldecoder("utf-8")(_ERRORS.get(rules.invalid_utf8, "strict"))
-    for block in blocks:
+    for block in itertools.chain(blocks, [b""]):
+        if copy is not None:
+            copy.write(block)
         if not read:
             head = block[:HEAD_BYTES]
             if rules.invalid_utf8 == "drop" and (problem := decode_text(head[: whole_characters(head)], rules)[1]):
                 return "not_utf8", problem
         try:
-            decoder.decode(block)
+            decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
             return "not_utf8", describe_encoding(head, error, read - len(error.object) + len(block))
         first = _SPACE.search(block)
@@ -244,21 +224,4 @@ def _problem_of(blocks: Iterator[bytes], rules: TextRules) -> tuple[str, str] | 
             return "no_white_space", f"{MOST_WITHOUT_SPACE:,} bytes without white space before byte {read:,}"
         if first is not None:
             without_space = len(block) - max(map(block.rfind, (b" ", b"\t", b"\r", b"\n")))
-    try:
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError as error:
-        return "not_utf8", describe_encoding(head, error, read - len(error.object))
     return None
-
-
-def _open_batches(blocks: Iterator[bytes], rules: TextRules) -> Iterator[Batch]:
-    """Its pieces, cut between characters; open until the last."""
-    decoder = codecs.getincrementaldecoder("utf-8-sig")(_ERRORS.get(rules.invalid_utf8, "strict"))
-    waiting, size = "", 0
-    for block in blocks:
-        text = decoder.decode(block)
-        if text and waiting:
-            yield Batch(one_text(waiting), open=True, bytes_read=size)
-            size = 0
-        waiting, size = text or waiting, size + len(block)
-    yield Batch(one_text(waiting + decoder.decode(b"", final=True)), bytes_read=size)

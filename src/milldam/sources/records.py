@@ -8,6 +8,7 @@ memory is bounded for any record: `most` bytes and a block.
 from __future__ import annotations
 
 import codecs
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -51,29 +52,28 @@ def count_line_ends(data: bytes) -> int:
 
 
 class Boundary:
-    """Where records end: after any of some byte strings."""
+    """Where records end: after any occurrence of a separator."""
 
-    def __init__(self, *separators: bytes) -> None:
-        self.separators = separators
-        self.longest = max(map(len, separators))
+    def __init__(self, separator: bytes) -> None:
+        self.separator, self.longest = separator, len(separator)
         # A separator that overlaps itself ("abab" in "ababab") can be told only by reading from the start.
-        self.splittable = not any(s[:k] == s[-k:] for s in separators for k in range(1, len(s)))
+        self.splittable = not any(separator[:k] == separator[-k:] for k in range(1, len(separator)))
 
     def first(self, data: bytes, start: int, *, at_record: bool = False) -> int | None:
         """End of the first separator that ends at or after `start`. `at_record`: the data begins where a record may."""
-        found = ((data.find(s, max(0, start - len(s))), len(s)) for s in self.separators)
-        return min((at + size for at, size in found if at >= 0), default=None)
+        at = data.find(self.separator, max(0, start - self.longest))
+        return None if at < 0 else at + self.longest
 
     def last(self, data: bytes, searched: int = 0) -> int | None:
         """End of the last separator. `searched`: none begins before this byte."""
-        if self.splittable:
-            found = ((data.rfind(s, searched), len(s)) for s in self.separators)
-            return max((at + size for at, size in found if at >= 0), default=None)
-        return max(self.ends(data), default=None)
+        if not self.splittable:
+            return max(self.ends(data), default=None)
+        at = data.rfind(self.separator, searched)
+        return None if at < 0 else at + self.longest
 
     def ends(self, data: bytes) -> list[int]:
         """Ends of all separators in data that begins with a record."""
-        return [match.end() for match in re.finditer(b"|".join(map(re.escape, self.separators)), data)]
+        return [match.end() for match in re.finditer(re.escape(self.separator), data)]
 
 
 LINE = Boundary(b"\n")
@@ -119,141 +119,113 @@ class BlankLine(Boundary):
         return ends[1:]
 
 
+# ---- blocks ----
+
+
 def record_blocks(
     file: IO[bytes], compression: str | None, boundary: Boundary, start: int, stop: int | None, most: int
 ) -> Iterator[Block]:
     """Blocks of the records that begin in [start, stop) of a file."""
-    if start:
-        file.seek(start - boundary.longest if start >= boundary.longest else 0)
-        blocks, position = _skip_to_record(read_blocks(file, None, BLOCK_BYTES), boundary, start)
-    else:
-        blocks, position = read_blocks(file, compression, BLOCK_BYTES), 0
-    if stop is None or position < stop:
-        yield from _Splitter(boundary, position, stop, most).split(blocks)
-
-
-def split_records(blocks: Iterator[bytes], boundary: Boundary, most: int) -> Iterator[Block]:
-    """Blocks of the records of bytes that come from elsewhere."""
-    return _Splitter(boundary, 0, None, most).split(blocks)
-
-
-def _skip_to_record(blocks: Iterator[bytes], boundary: Boundary, start: int) -> tuple[Iterator[bytes], int]:
-    """Drop the end of a record that belongs to the slice before."""
-    position = start - boundary.longest if start >= boundary.longest else 0
-    held = b""
+    if not start:
+        yield from split_records(read_blocks(file, compression, BLOCK_BYTES), boundary, most, 0, stop)
+        return
+    # The end of a record that belongs to the slice before is dropped.
+    position, held = max(0, start - boundary.longest), b""
+    file.seek(position)
+    blocks = read_blocks(file, None, BLOCK_BYTES)
     for block in blocks:
         held += block
         end = boundary.first(held, start - position, at_record=position == 0)
         if end is not None:
-            return _prepend(held[end:], blocks), position + end
+            if stop is None or position + end < stop:
+                rest = itertools.chain([held[end:]], blocks)
+                yield from split_records(rest, boundary, most, position + end, stop)
+            return
         kept = held[-boundary.longest :]
-        position += len(held) - len(kept)
-        held = kept
-    return iter(()), position + len(held)
+        position, held = position + len(held) - len(kept), kept
 
 
-def _prepend(first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-    if first:
-        yield first
-    yield from rest
+def split_records(
+    blocks: Iterator[bytes], boundary: Boundary, most: int, origin: int = 0, stop: int | None = None
+) -> Iterator[Block]:
+    """Blocks of the records that begin before `stop`, of bytes that lie at `origin` of their file and begin with a
+    record. Where the bytes are damaged, the error takes what there is of the next record along."""
+    line, head, size, line_ends = 1, b"", 0, 0  # of a record that is too large: its head, its size, its lines
+    try:
+        for data, is_whole in _pieces(blocks, boundary, most, origin, stop):
+            if not is_whole or size:
+                head, size = head + data[: HEAD_BYTES - len(head)], size + len(data)
+                line_ends += count_line_ends(data)
+            if is_whole:
+                large = iter([Block(head, line, origin, line_ends, size)])
+                for block in large if size else _whole_records(data, boundary, most, line, origin):
+                    line += block.line_ends
+                    yield block
+                head, size, line_ends = b"", 0, 0
+    except DamagedError as error:
+        error.cut = head or error.cut
+        error.line = None if error.cut is None else line
+        raise
 
 
-class _Splitter:
-    """Cuts a stream of bytes at record boundaries."""
-
-    def __init__(self, boundary: Boundary, position: int, stop: int | None, most: int) -> None:
-        self._boundary, self._position, self._stop, self._most = boundary, position, stop, most
-        self._origin, self._line = position, 1
-        self._held, self._searched = b"", 0
-        """What is not handed on yet, and how much of it surely has no end of a record."""
-        self._head, self._passed, self._passed_lines = b"", 0, 0
-        """Of a record that is too large: its head, and how much of it was read."""
-
-    def split(self, blocks: Iterator[bytes]) -> Iterator[Block]:
-        """Blocks of whole records. Where the bytes are damaged, the error takes what there is of the next one along."""
-        try:
-            for data in blocks:
-                yield from self._joined(data)
-                while not self._done() and (end := self._end_of_records()) is not None:
-                    yield from self._take(end)
-                if self._done():
+def _pieces(
+    blocks: Iterator[bytes], boundary: Boundary, most: int, position: int, stop: int | None
+) -> Iterator[tuple[bytes, bool]]:
+    """The bytes in pieces of whole records; or, with False, a part of a record that is larger than `most`."""
+    held, searched, inside = b"", 0, False
+    """What is not handed on yet; how much of it surely has no end of a record; a part of its record was handed on."""
+    try:
+        for data in blocks:
+            reach = position + len(held) + len(data)
+            simple = boundary.splittable and not inside and (stop is None or reach < stop)
+            if simple and (cut := boundary.last(data) or 0) >= boundary.longest:
+                yield b"".join((held, memoryview(data)[:cut])), True  # with one copy of each byte
+                position, held, searched = position + len(held) + cut, data[cut:], 0
+                continue
+            held += data
+            while (end := _end_of_records(held, boundary, searched, inside, stop and stop - position)) is not None:
+                yield held[:end], True
+                position, held, searched, inside = position + end, held[end:], 0, False
+                if stop is not None and position >= stop:
                     return
-                if self._passed or len(self._held) > max(self._most, 2 * self._boundary.longest):
-                    # A separator may straddle the end: keep its length back.
-                    self._pass_over(len(self._held) - self._boundary.longest)
-        except DamagedError as error:
-            if self._held or self._passed:
-                error.cut, error.line = self._head or self._held, self._line
-            raise
-        if self._held or self._passed:
-            yield from self._take(len(self._held))
+            searched = max(0, len(held) - boundary.longest)  # a separator may straddle the end
+            if inside or (searched and len(held) > most):
+                yield held[:searched], False
+                position, held, searched, inside = position + searched, held[searched:], 0, True
+    except DamagedError as error:
+        error.cut = held or None
+        raise
+    if held or inside:
+        yield held, True
 
-    def _joined(self, data: bytes) -> Iterator[Block]:
-        """What is held and the records that end in `data`, with one copy of each byte; where it is not that simple,
-        `data` is held as well."""
-        reach = self._position + len(self._held) + len(data)
-        simple = self._boundary.splittable and not self._passed and (self._stop is None or reach < self._stop)
-        end = self._boundary.last(data) if simple else None
-        # A longer separator that begins in what is held might end behind a shorter one.
-        if end is None or end < self._boundary.longest:
-            self._held += data
-            return
-        joined, self._held, self._searched = b"".join((self._held, memoryview(data)[:end])), data[end:], 0
-        yield from self._blocks(joined)
 
-    def _end_of_records(self) -> int | None:
-        """Where the last whole record ends, of those that begin before `stop`; or the one that is passed over."""
-        end = None
-        if self._passed:
-            return self._boundary.first(self._held, 1)
-        if self._stop is not None and self._position + len(self._held) >= self._stop:
-            end = self._boundary.first(self._held, self._stop - self._position, at_record=True)
-        if end is None:
-            end = self._boundary.last(self._held, self._searched)
-        if end is None:
-            self._searched = max(0, len(self._held) - self._boundary.longest)
+def _end_of_records(held: bytes, boundary: Boundary, searched: int, inside: bool, stop: int | None) -> int | None:
+    """Where the last whole record ends, of those that begin before `stop`; or the one that the bytes are a part of."""
+    if inside:
+        return boundary.first(held, 1)
+    if stop is not None and len(held) >= stop and (end := boundary.first(held, stop, at_record=True)) is not None:
         return end
+    return boundary.last(held, searched)
 
-    def _pass_over(self, size: int) -> None:
-        if size > 0:
-            passed, self._held, self._searched = self._held[:size], self._held[size:], 0
-            self._head += passed[: HEAD_BYTES - len(self._head)]
-            self._passed += size
-            self._passed_lines += count_line_ends(passed)
 
-    def _done(self) -> bool:
-        return self._stop is not None and not self._passed and self._position >= self._stop
-
-    def _take(self, size: int) -> Iterator[Block]:
-        if self._passed:
-            self._pass_over(size)
-            yield self._block(self._head, self._passed_lines, self._passed)
-            self._head, self._passed, self._passed_lines = b"", 0, 0
-        else:
-            data, self._held, self._searched = self._held[:size], self._held[size:], 0
-            yield from self._blocks(data)
-
-    def _blocks(self, data: bytes) -> Iterator[Block]:
-        """Whole records; one that is too large for itself."""
-        if len(data) <= self._most:
-            yield self._block(data, count_line_ends(data))
-            return
-        start = at = 0
-        for end in (*self._boundary.ends(data), len(data)):
-            if end - at > self._most:
-                if at > start:
-                    yield self._block(data[start:at], data.count(b"\n", start, at))
-                yield self._block(data[at : min(end, at + HEAD_BYTES)], data.count(b"\n", at, end), end - at)
-                start = end
-            at = end
-        if at > start:
-            yield self._block(data[start:at], data.count(b"\n", start, at))
-
-    def _block(self, data: bytes, line_ends: int, too_large: int = 0) -> Block:
-        block = Block(data, self._line, self._origin, line_ends, too_large)
-        self._position += block.size
-        self._line += line_ends
-        return block
+def _whole_records(data: bytes, boundary: Boundary, most: int, line: int, origin: int) -> Iterator[Block]:
+    """One block; but a record that is too large for itself."""
+    if len(data) <= most:
+        yield Block(data, line, origin, count_line_ends(data))
+        return
+    start = at = 0
+    for end in (*boundary.ends(data), len(data)):
+        if end - at > most or end == len(data):
+            stop = at if end - at > most else end
+            if stop > start:
+                yield (block := Block(data[start:stop], line, origin, data.count(b"\n", start, stop)))
+                line += block.line_ends
+            if stop < end:
+                lines = data.count(b"\n", at, end)
+                yield Block(data[at : min(end, at + HEAD_BYTES)], line, origin, lines, end - at)
+                line += lines
+            start = end
+        at = end
 
 
 # ---- what could not be read ----
@@ -285,6 +257,6 @@ def make_damage_reject(slice: Slice, error: DamagedError) -> Reject:
         (error.cut or b"")[: 4 * KEPT_RECORD_CHARS].decode("utf-8", "backslashreplace"),
         line=error.line,
         records=0 if error.cut is None else 1,
-        unproven_bytes=error.unproven_bytes,
+        damaged=True,
     )
     return _placed(reject, slice)

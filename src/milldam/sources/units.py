@@ -169,67 +169,49 @@ def is_as_listed(path: str, state: str) -> bool:
 def _list_address(address: str, input_format: str | None, left_out: LeftOut) -> Iterator[InputFile]:
     filesystem, path = open_filesystem(address)
     filesystem.invalidate_cache()  # fsspec keeps listings as long as the process lives: what is new would not be seen
-    is_folder = found = False
-    try:
-        with explain_address_errors(address):
-            if glob.has_magic(path):
-                matching = sorted(filesystem.glob(path, detail=True).items())
-                files = (detail for _, detail in matching if detail["type"] == "file")
-                details = (detail for detail in files if not PurePosixPath(detail["name"]).name.startswith("."))
-            else:
-                given = filesystem.info(path)
-                is_folder = given["type"] == "directory"
-                if is_folder:
-                    _refuse_ours(filesystem, path, address)
-                details = (detail for detail in (_walk(filesystem, path) if is_folder else [given]))
-            for detail in details:
-                if not is_folder or input_format is not None or is_input(detail["name"]):
-                    found = True
-                    yield _remote_file(filesystem, detail, input_format)
-                else:
-                    left_out.add(detail["name"])
-    except FileNotFoundError:
-        pass
-    else:
-        if found or str(left_out):
-            return
+    files, is_folder = list[dict[str, Any]](), False
+    with contextlib.suppress(FileNotFoundError), explain_address_errors(address):
+        if glob.has_magic(path):
+            matching = sorted(filesystem.glob(path, detail=True).items())
+            found = (detail for _, detail in matching if detail["type"] == "file")
+            files = [detail for detail in found if not PurePosixPath(detail["name"]).name.startswith(".")]
+        else:
+            given = filesystem.info(path)
+            is_folder = given["type"] == "directory"
+            files = _files_in(filesystem, given["name"], address) if is_folder else [given]
+    read = False
+    for detail in files:
+        if not is_folder or input_format is not None or is_input(detail["name"]):
+            read = True
+            yield _remote_file(filesystem, detail, input_format)
+        else:
+            left_out.add(detail["name"])
+    if read or str(left_out):
+        return
     why = missing_bucket(filesystem, address, path)
     if why or not is_folder:
         raise InputError(f"{without_secrets(address)}: {why or 'nothing there'}. Is the address right?")
 
 
-def _walk(filesystem: Any, folder: str) -> Iterator[dict[str, Any]]:
-    """The files of a remote folder in the order of a local one; of what milldam made, none."""
-    entries = _entries(filesystem, folder)
-    if _is_ours(filesystem, entries):
-        return
-    for name, entry in sorted(entries.items()):
-        if name.startswith("."):
-            continue
-        if entry["type"] == "directory":
-            yield from _walk(filesystem, entry["name"])
-        else:
-            yield entry
-
-
-def _entries(filesystem: Any, folder: str) -> dict[str, Any]:
-    return {PurePosixPath(entry["name"]).name: entry for entry in filesystem.ls(folder, detail=True)}
-
-
-def _is_ours(filesystem: Any, entries: dict[str, Any]) -> bool:
-    """As `input_files.is_ours`: its manifest tells, or the lock of its run folder."""
-    if any(kind.manifest in entries for kind in KINDS):
-        return True
-    return RUN_FOLDER in entries and bool(filesystem.exists(f"{entries[RUN_FOLDER]['name']}/lock"))
-
-
-def _refuse_ours(filesystem: Any, folder: str, address: str) -> None:
-    """Its files are not its rows in order, and those of its run folder are none at all."""
-    if _is_ours(filesystem, _entries(filesystem, folder)):
+def _files_in(filesystem: Any, folder: str, address: str) -> list[dict[str, Any]]:
+    """The files of a remote folder in the order of a local one, hidden ones left out; of what milldam made, none: its
+    manifest tells, or the lock of its run folder."""
+    by_path = {PurePosixPath(name): detail for name, detail in filesystem.find(folder, detail=True).items()}
+    manifests = {kind.manifest for kind in KINDS}
+    ours = {path.parent for path in by_path if path.name in manifests}
+    ours |= {path.parent.parent for path in by_path if path.parts[-2:] == (RUN_FOLDER, "lock")}
+    top = PurePosixPath(folder)
+    if top in ours:
+        # Its files are not its rows in order, and those of its run folder are none at all.
         raise InputError(
             f"{without_secrets(address)}: a store or a table that milldam made. Tables are read on this machine: "
             "`milldam pull` or copy it here first."
         )
+    return [
+        by_path[path]
+        for path in sorted(by_path, key=lambda path: path.parts)
+        if ours.isdisjoint(path.parents) and not any(part.startswith(".") for part in path.parts[len(top.parts) :])
+    ]
 
 
 def _remote_file(filesystem: Any, detail: dict[str, Any], input_format: str | None) -> InputFile:

@@ -7,14 +7,17 @@ granted later (names, counts) is checked when it is read. Reading it needs no py
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import xxhash
+
 from milldam.checked import checked
 from milldam.errors import StoreError
-from milldam.files import hash_bytes, stays_in_folder
+from milldam.files import stays_in_folder
 from milldam.stores.kinds import TABLE, InputFacts
 from milldam.stores.place import Folder, Place
 
@@ -71,24 +74,6 @@ class TableShard:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeUnit:
-    """What became of a unit of input."""
-
-    key: str
-    """Everything that its rows depend on: function, parameters, schema, what it read."""
-    read: int
-    """Rows that the function was given."""
-    shards: tuple[TableShard, ...]
-    """None where no rows came out; several where the types of its columns changed on the way."""
-    rejected: dict[str, int] = field(default_factory=dict)
-    """Reason -> records that could not be read, or on which the function failed."""
-
-    @property
-    def rows(self) -> int:
-        return sum(shard.rows for shard in self.shards)
-
-
-@dataclass(frozen=True, slots=True)
 class TableManifest:
     schema: TableSchema
     """Of all rows; a shard may have narrower types, which are cast when it is read."""
@@ -97,16 +82,15 @@ class TableManifest:
     of its parts."""
     input: InputFacts
     """Number, size and fingerprint of what was read."""
-    units: tuple[MadeUnit, ...]
-
-    @property
-    def shards(self) -> tuple[TableShard, ...]:
-        """The files with rows, in order."""
-        return tuple(shard for unit in self.units for shard in unit.shards)
+    counts: dict[str, Any]
+    """`units`; `read`: rows that the function was given; `rejected`: reason -> records that could not be read, or on
+    which it failed."""
+    shards: tuple[TableShard, ...] = ()
+    """The files with rows, in order."""
 
     @property
     def rows(self) -> int:
-        return sum(unit.rows for unit in self.units)
+        return sum(shard.rows for shard in self.shards)
 
     @property
     def bytes(self) -> int:
@@ -114,34 +98,55 @@ class TableManifest:
 
     @property
     def totals(self) -> dict[str, int]:
-        return {"rows": self.rows, "bytes": self.bytes, "shards": len(self.shards)}
+        return _Totals(self.shards).as_json()
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the content: equal fingerprints mean equal rows in equal order, in equal columns."""
+        return _Totals(self.shards).fingerprint(self.schema)
 
     def files(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for shard in self.shards:
             yield shard.name, {"bytes": shard.bytes, "xxh3": shard.xxh3}
 
-    @property
-    def counts(self) -> dict[str, Any]:
-        """`read`, `rows`, `rejected` (reason -> records)."""
-        rejected: dict[str, int] = {}
-        for unit in self.units:
-            for reason, count in unit.rejected.items():
-                rejected[reason] = rejected.get(reason, 0) + count
-        return {"read": sum(unit.read for unit in self.units), "rows": self.rows, "rejected": rejected}
+    def write(self, folder: Path, shards: Callable[[], Iterable[TableShard]] | None = None) -> None:
+        """`shards`: gone through twice, in place of those that it holds; there may be a million."""
+        listed = shards or (lambda: self.shards)
+        totals = _Totals(listed())
+        head = {"totals": totals.as_json(), "fingerprint": totals.fingerprint(self.schema)}
+        head |= {"schema": asdict(self.schema), "settings": self.settings, "input": self.input, "counts": self.counts}
 
-    @property
-    def fingerprint(self) -> str:
-        """Names the content: equal fingerprints mean equal rows in equal order, in equal columns."""
-        return hash_bytes((self.schema.ipc + "".join(shard.xxh3 for shard in self.shards)).encode())
+        def blocks() -> Iterator[bytes]:
+            yield TABLE.text(head | {"shards": []})[:-1]
+            for number, shard in enumerate(listed()):
+                yield f"{',' if number else ''}\n  {json.dumps(asdict(shard))}".encode()
+            yield b"\n ]"
 
-    def write(self, folder: Path) -> None:
-        told = {"totals": self.totals, "fingerprint": self.fingerprint, "schema": asdict(self.schema)}
-        told |= {"settings": self.settings, "input": self.input, "counts": self.counts}
-        TABLE.write(folder, told | {"units": [asdict(unit) for unit in self.units]})
+        TABLE.write_text(folder, blocks())
 
     @classmethod
     def read(cls, folder: Path) -> TableManifest:
         return read(Folder(folder))
+
+
+class _Totals:
+    """Sums over shards."""
+
+    def __init__(self, shards: Iterable[TableShard]) -> None:
+        self._rows = self._bytes = self._shards = 0
+        self._digest = xxhash.xxh3_128()
+        for shard in shards:
+            self._rows, self._bytes = self._rows + shard.rows, self._bytes + shard.bytes
+            self._shards += 1
+            self._digest.update(shard.xxh3.encode())
+
+    def as_json(self) -> dict[str, int]:
+        return {"rows": self._rows, "bytes": self._bytes, "shards": self._shards}
+
+    def fingerprint(self, schema: TableSchema) -> str:
+        digest = self._digest.copy()
+        digest.update(schema.ipc.encode())
+        return digest.hexdigest()
 
 
 def read(place: Place) -> TableManifest:

@@ -13,10 +13,10 @@ from __future__ import annotations
 import bisect
 import itertools
 import operator
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from milldam.errors import ConfigError, StoreError, did_you_mean
 from milldam.files import address_of, in_home
@@ -24,7 +24,7 @@ from milldam.markup import counted, in_notebook
 from milldam.memory import format_size
 from milldam.stores.generations import Held, hold
 from milldam.stores.place import Folder, same_generation
-from milldam.stores.table.manifest import IN_USE, NAME, TableManifest, read
+from milldam.stores.table.manifest import IN_USE, NAME, read
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,92 +102,6 @@ def _inner_shape(kind: pa.DataType) -> tuple[int, ...]:
 
 _OPEN_SHARDS = 64
 _ROWS_AT_ONCE = 1000
-_OF_HF = ("features", "select", "to_pandas", "shuffle", "filter", "sort", "map", "train_test_split", "with_format")
-"""What users of HF datasets look for."""
-
-
-def _in_use(folder: Path) -> Held | None:
-    """Keeps a table of the cache from being removed; others have no such file."""
-    try:
-        held = hold(folder / IN_USE)
-    except OSError:
-        return None
-    held.touch()
-    return held
-
-
-class _Shards:
-    """The files of a table, mapped when they are asked for."""
-
-    def __init__(self, folder: Path, manifest: TableManifest) -> None:
-        self._folder, self._manifest = folder, manifest
-        self._open: OrderedDict[int, pa.Table] = OrderedDict()
-        self._seen: dict[int, set[int]] = {}
-        """Batches of each shard that were looked through."""
-
-    @property
-    def schema(self) -> pa.Schema:
-        return self._manifest.schema.to_arrow(self._folder / NAME)
-
-    def __getitem__(self, number: int) -> pa.Table:
-        found = self._open.get(number)
-        if found is None:
-            found = self._open[number] = self.map(number)
-            while len(self._open) > _OPEN_SHARDS:
-                self._open.popitem(last=False)
-        self._open.move_to_end(number)
-        return found
-
-    def map(self, number: int) -> pa.Table:
-        import pyarrow as pa
-
-        shard = self._manifest.shards[number]
-        path = self._folder / shard.name
-        try:
-            if path.stat().st_size != shard.bytes:
-                raise StoreError(
-                    f"{path}: not of the size that the manifest says. `milldam verify {self._folder}` tells more."
-                )
-            with pa.memory_map(str(path)) as file:
-                table = pa.ipc.open_stream(file).read_all()
-        except FileNotFoundError:
-            raise StoreError(f"{path}: missing. Make the table again: the same call makes what is missing.") from None
-        except (pa.ArrowException, OSError) as error:
-            raise self._damaged(path, error) from None
-        if table.num_rows != shard.rows:
-            raise StoreError(f"{path}: {table.num_rows:,} rows where the manifest says {shard.rows:,}.")
-        self.cast(number, table.slice(0, 0))  # it has columns of the manifest
-        return table
-
-    def cast(self, number: int, rows: pa.Table) -> pa.Table:
-        """Rows of one file with the columns that the manifest says."""
-        import pyarrow as pa
-
-        try:
-            return as_schema(rows, self.schema)
-        except pa.ArrowException as error:
-            what = f"other columns than the manifest says: {error}"
-            raise self._damaged(self._folder / self._manifest.shards[number].name, what) from None
-
-    def _damaged(self, path: Path, what: object) -> StoreError:
-        return StoreError(f"{path}: damaged ({what}). `milldam verify {self._folder}` tells more.")
-
-    def rows(self, number: int, begin: int, rows: int) -> pa.Table:
-        """Rows of one file. Arrow believes what lies in it, and would read elsewhere by an offset that is wrong: so
-        each batch is checked whole when a row of it is first asked for."""
-        import pyarrow as pa
-
-        table, seen = self[number], self._seen.setdefault(number, set())
-        at = 0
-        for k, batch in enumerate(table.to_batches()) if len(seen) < _batches(table) else ():
-            if at < begin + rows and at + batch.num_rows > begin and k not in seen:
-                try:
-                    batch.validate(full=True)
-                except pa.ArrowException as error:
-                    raise self._damaged(self._folder / self._manifest.shards[number].name, error) from None
-                seen.add(k)
-            at += batch.num_rows
-        return self.cast(number, table.slice(begin, rows))
 
 
 class Table:
@@ -205,18 +119,28 @@ class Table:
             raise ConfigError(f"{address}: a table is read on this machine: `milldam pull` or copy it here first.")
         self._place = path if isinstance(path, Folder) else Folder(Path(in_home(path)))
         self.path = self._place.folder
-        self._use = _in_use(self.path)
+        try:
+            # Keeps a table of the cache from being removed; others have no such file.
+            self._use: Held | None = hold(self.path / IN_USE)
+            self._use.touch()
+        except OSError:
+            self._use = None
         self.manifest = read(self._place)
         self.columns = list(self.manifest.schema.columns)
         self.column_names = list(self.columns)
         """The same, as HF datasets calls it."""
         self.fingerprint = self.manifest.fingerprint
         """Names the content: equal fingerprints mean equal rows in equal order."""
-        self.shards = len(self.manifest.shards)
+        self._files = self.manifest.shards
+        self.shards = len(self._files)
         """How many files the rows are in."""
-        self._ends = list(itertools.accumulate(shard.rows for shard in self.manifest.shards))
+        self._ends = list(itertools.accumulate(shard.rows for shard in self._files))
         self.num_rows = self._ends[-1] if self._ends else 0
-        self._shards = _Shards(self.path, self.manifest)
+        self._open: OrderedDict[int, pa.Table] = OrderedDict()
+        self._sound: defaultdict[int, set[int]] = defaultdict(set)
+        """Record batches of each file that were looked through."""
+        self._whole: set[int] = set()
+        """Files of which all were."""
         self.report: Summary[Any] | None = None
         """What the `milldam.map` that returned this table did; None for one that was opened by its path."""
 
@@ -239,16 +163,69 @@ class Table:
     def __hash__(self) -> int:
         return hash(self.fingerprint)
 
-    def __getattr__(self, name: str) -> Any:
-        hint = f": use .to_hf().{name}" if name in _OF_HF else ""
-        raise AttributeError(f"a Table has no {name!r}{hint}")
-
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen_same, (self._place, self.fingerprint)
 
+    # ---- files ----
+
+    def _map(self, number: int) -> pa.Table:
+        """A file, mapped, with the columns that it has; some dozens stay open."""
+        import pyarrow as pa
+
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        shard = self._files[number]
+        path = self.path / shard.name
+        try:
+            if path.stat().st_size != shard.bytes:
+                raise StoreError(
+                    f"{path}: not of the size that the manifest says. `milldam verify {self.path}` tells more."
+                )
+            with pa.memory_map(str(path)) as file:
+                table = pa.ipc.open_stream(file).read_all()
+        except FileNotFoundError:
+            raise StoreError(f"{path}: missing. Make the table again: the same call makes what is missing.") from None
+        except (pa.ArrowException, OSError) as error:
+            raise _damaged(self, number, error) from None
+        if table.num_rows != shard.rows:
+            raise StoreError(f"{path}: {table.num_rows:,} rows where the manifest says {shard.rows:,}.")
+        self._cast(number, table.slice(0, 0))  # it has columns of the manifest
+        self._open[number] = table
+        if len(self._open) > _OPEN_SHARDS:
+            self._open.popitem(last=False)
+        return table
+
+    def _cast(self, number: int, rows: pa.Table) -> pa.Table:
+        """Rows of one file with the columns that the manifest says."""
+        import pyarrow as pa
+
+        try:
+            return as_schema(rows, self.schema)
+        except pa.ArrowException as error:
+            raise _damaged(self, number, f"other columns than the manifest says: {error}") from None
+
+    def _rows_of(self, number: int, begin: int, rows: int) -> pa.Table:
+        """Rows of one file. Arrow believes what lies in it, and would read elsewhere by an offset that is wrong: so
+        each batch is checked whole when a row of it is first asked for."""
+        import pyarrow as pa
+
+        table, at = self._map(number), 0
+        for k, batch in enumerate(table.to_batches() if number not in self._whole else ()):
+            if at < begin + rows and at + batch.num_rows > begin and k not in self._sound[number]:
+                try:
+                    batch.validate(full=True)
+                except pa.ArrowException as error:
+                    raise _damaged(self, number, error) from None
+                self._sound[number].add(k)
+            at += batch.num_rows
+            if len(self._sound[number]) == k + 1 and at == len(table):
+                self._whole.add(number)
+        return self._cast(number, table.slice(begin, rows))
+
     @property
     def schema(self) -> pa.Schema:
-        return self._shards.schema
+        return self.manifest.schema.to_arrow(self.path / NAME)
 
     # ---- rows ----
 
@@ -259,12 +236,12 @@ class Table:
     @overload
     def __getitem__(self, which: str) -> pa.ChunkedArray: ...
     @overload
-    def __getitem__(self, which: Sequence[int]) -> dict[str, list[Any]]: ...
-    @overload
-    def __getitem__(self, which: Sequence[str]) -> pa.Table: ...
+    def __getitem__(self, which: Sequence[int] | Sequence[str]) -> Any: ...
     def __getitem__(self, which: int | slice | str | Sequence[int] | Sequence[str]) -> Any:
         """A row as a dict; rows i to j, or those of a list of numbers, as a dict of lists; a column, or those of a list
         of names, mapped."""
+        import pyarrow as pa
+
         if isinstance(which, str):
             return self.to_arrow([which]).column(which)
         if isinstance(which, slice):
@@ -273,7 +250,13 @@ class Table:
                 raise ConfigError(f"table[{begin}:{end}:{step}]: slices go forward, row by row. Take table[i] instead.")
             return self.rows(begin, max(begin, end)).to_pydict()
         if hasattr(which, "__len__"):  # also a numpy array
-            return _several(self, cast("Sequence[Any]", which))
+            several: Any = which
+            if len(several) and all(isinstance(one, str) for one in several):
+                return self.to_arrow([str(one) for one in several])
+            if not all(hasattr(one, "__index__") for one in several):
+                raise ConfigError("table[[...]]: numbers of rows, or names of columns, are wanted.")
+            found = [self.rows(number, number + 1) for number in (_number(one, len(self)) for one in several)]
+            return pa.concat_tables(found).to_pydict() if found else self.schema.empty_table().to_pydict()
         number = _number(which, len(self))
         return self.rows(number, number + 1).to_pylist()[0]
 
@@ -286,7 +269,7 @@ class Table:
             number = bisect.bisect_right(self._ends, begin)
             start = self._ends[number - 1] if number else 0
             stop = min(end, self._ends[number])
-            found.append(self._shards.rows(number, begin - start, stop - begin))
+            found.append(self._rows_of(number, begin - start, stop - begin))
             begin = stop
         return pa.concat_tables(found) if found else self.schema.empty_table()
 
@@ -310,8 +293,7 @@ class Table:
         import pyarrow as pa
 
         names = _known(self.columns, columns)
-        shards = self._shards
-        tables = [shards.cast(number, shards.map(number)).select(names) for number in range(self.shards)]
+        tables = [self._cast(number, self._map(number)).select(names) for number in range(self.shards)]
         return pa.concat_tables(tables) if tables else self.schema.empty_table().select(names)
 
     def to_hf(self) -> Any:
@@ -322,12 +304,17 @@ class Table:
         except ImportError:
             raise ConfigError('to_hf needs HF datasets: pip install "milldam[hf]".') from None
         parts = []
-        for number, shard in enumerate(self.manifest.shards):
-            table = self._shards.map(number)  # says which file is missing or damaged, better than datasets would
+        for number, shard in enumerate(self._files):
+            table = self._map(number)  # says which file is missing or damaged, better than datasets would
             is_same = table.schema.equals(self.schema)
             path = str(self.path / shard.name)
-            parts.append(Dataset.from_file(path) if is_same else Dataset(self._shards.cast(number, table)))
+            parts.append(Dataset.from_file(path) if is_same else Dataset(self._cast(number, table)))
         return concatenate_datasets(parts) if parts else Dataset(self.schema.empty_table())
+
+
+def _damaged(table: Table, number: int, what: object) -> StoreError:
+    path = table.path / table._files[number].name
+    return StoreError(f"{path}: damaged ({what}). `milldam verify {table.path}` tells more.")
 
 
 def _facts(table: Table) -> list[tuple[str, str]]:
@@ -354,26 +341,9 @@ def _number(which: Any, rows: int) -> int:
     return number
 
 
-def _several(table: Table, which: Sequence[Any]) -> Any:
-    """Rows by their numbers, or columns by their names."""
-    import pyarrow as pa
-
-    if len(which) and all(isinstance(one, str) for one in which):
-        return table.to_arrow([str(one) for one in which])
-    if not all(hasattr(one, "__index__") for one in which):
-        raise ConfigError("table[[...]]: numbers of rows, or names of columns, are wanted.")
-    numbers = [_number(one, len(table)) for one in which]
-    found = [table.rows(number, number + 1) for number in numbers]
-    return (pa.concat_tables(found) if found else table.schema.empty_table()).to_pydict()
-
-
 def _known(names: list[str], wanted: Sequence[str] | None) -> list[str]:
     for name in wanted or ():
         if name not in names:
             hint = did_you_mean(name, names)
             raise ConfigError(f'no column "{name}"; there are {", ".join(names)}.{hint}')
     return names if wanted is None else list(wanted)
-
-
-def _batches(table: pa.Table) -> int:
-    return max((column.num_chunks for column in table.columns), default=0)

@@ -1,0 +1,424 @@
+"""Where chat templates run: what they may take is bounded, and what they do with words is followed.
+
+Templates are programs of strangers. Jinja's immutable sandbox keeps them from files and attributes; it does not keep
+them from running for ever (`range` in `range` in `range`) or from eating memory (`'x' * 10**9`). Here each step and
+each text, list or dict that a template makes counts against an `Effort`, before it is made where its size can be told.
+What goes beyond raises TemplateRefusedError. The bounds grow with the conversation, so that none is refused for
+being long.
+
+Texts of the conversation are words that know who said them (said.py). What is made of them by a filter, a call or an
+operator that does not know words is told to their `Log`, so that nobody's words are taken for the template's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from milldam.chat.said import Log, Op, Said, raw, said_json, words_in
+from milldam.errors import ConfigError, MilldamError
+
+try:
+    from jinja2 import nodes
+    from jinja2.compiler import CodeGenerator
+    from jinja2.filters import make_attrgetter
+    from jinja2.runtime import LoopContext, Macro
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.utils import Namespace
+    from jinja2.visitor import NodeTransformer
+    from markupsafe import escape
+except ImportError:
+    raise ConfigError('Chat templates need jinja2: pip install "milldam[chat]".') from None
+
+MOST_STEPS = 1_000_000
+"""Rounds of loops, calls and filters in one rendering."""
+MOST_CHARACTERS = 64 << 20
+"""Of a text."""
+MOST_SECONDS = 20.0
+"""Of the processor: a bound for what the other bounds do not see, twenty times beyond the longest honest rendering."""
+_FREE = 8 << 20
+"""Characters that a rendering may put together however short the conversation is."""
+_MOST_MADE = 1 << 30
+_CLOCK_EVERY = 256
+_LARGE = 100_000
+"""No width or count is larger."""
+_NODE = 32
+"""What an item of a list counts, besides its text."""
+_OF_DICTS = frozenset(dir(dict))
+_OF_LOOPS = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
+_WIDTH = re.compile(r"\d+")
+_LEFT_OUT = ("wordwrap", "urlize", "xmlattr", "pprint", "random", "sum")
+"""Filters of Jinja that take quadratic time or give something else every time. No template of a model uses them."""
+_NUMBERED = frozenset(("batch", "center", "indent", "round", "slice", "tojson", "truncate"))
+"""Filters that make as much as a number says."""
+_GROWING = frozenset(("center", "expandtabs", "indent", "ljust", "replace", "rjust", "tojson", "zfill"))
+"""Filters and methods that make of a text at most so many times as a number or a text that they are given is large."""
+_KINDS = frozenset(
+    {"boolean", "callable", "defined", "false", "filter", "float", "integer", "iterable", "mapping", "none"}
+    | {"number", "sequence", "string", "test", "true", "undefined"}
+)
+"""Tests that tell the kind of a value, whatever words it is."""
+_FOLLOWED = frozenset(
+    {"batch", "d", "default", "dictsort", "first", "groupby", "items", "join", "last", "list", "map", "max", "min"}
+    | {"reject", "rejectattr", "reverse", "select", "selectattr", "slice", "sort", "string", "tojson", "trim"}
+)
+"""Filters that ask nothing of words but by their methods, or by tests and filters that are followed."""
+_COUNTS = ("count", "length")
+
+
+class TemplateRefusedError(MilldamError):
+    """A template failed on a conversation, or said no to it."""
+
+
+# ---- bounds ----
+
+
+class Effort:
+    """Counts what a rendering takes."""
+
+    def __init__(self) -> None:
+        self._conversation: Any = ()
+        self.begin(())
+
+    def begin(self, conversation: Any) -> None:
+        self.steps = self.made = 0
+        self._limit, self._conversation = _FREE, conversation
+        self._until = 0.0
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.steps % _CLOCK_EVERY:
+            return
+        now = time.thread_time()
+        self._until = self._until or now + MOST_SECONDS
+        if self.steps > MOST_STEPS:
+            raise TemplateRefusedError(f"the template takes more than {MOST_STEPS:,} steps")
+        if now > self._until:
+            raise TemplateRefusedError(f"the template takes more than {MOST_SECONDS:.0f} seconds")
+
+    def charge(self, characters: int) -> None:
+        """Raise if this many more are too many."""
+        self.made += characters
+        if self.made <= self._limit:
+            return
+        if self._conversation is not None:
+            # As much again for each message: a template may put the text together message by message.
+            size, count = tree_size(self._conversation, _MOST_MADE), len(self._conversation)
+            self._limit = min(_FREE + 4 * size * (count + 8), _MOST_MADE)
+            self._conversation = None
+        if self.made > self._limit:
+            raise TemplateRefusedError(f"the template puts together more than {self._limit:,} characters")
+
+    def charge_value(self, value: Any) -> None:
+        """What was made, whatever it is."""
+        if isinstance(value, (str, bytes)):
+            self.charge(len(value))
+        elif isinstance(value, (list, tuple, dict, set, frozenset)):
+            self.charge(tree_size(value, self._limit * 2))
+
+    def charge_before(self, name: str, value: Any, given: list[Any]) -> None:
+        """What a filter or method is about to make of a value."""
+        numbers = [abs(one) for one in given if isinstance(one, int)]
+        if max(numbers, default=0) > _LARGE:
+            raise TemplateRefusedError("the template asks for a huge width or count")
+        times = 1
+        if name in _GROWING:
+            times = max([8, *numbers, *(len(one) for one in given if isinstance(one, str))])
+        self.charge(
+            times * (len(value) if isinstance(value, str) else tree_size(value, _MOST_MADE) if times > 1 else 0)
+        )
+
+    def charge_format(self, form: str, sign: str, given: Iterable[Any]) -> None:
+        widths = [int(width[:9]) for width in _WIDTH.findall(form)]
+        if max(widths, default=0) > _LARGE or "*" in form or (sign == "{" and re.search(r"\{[^}]*\{[^{]", form)):
+            raise TemplateRefusedError("the template formats a text with a huge or variable width")
+        longest = max((tree_size(one, _MOST_MADE) for one in given), default=0)
+        self.charge(len(form) + form.count(sign) * (longest + max(widths, default=0)))
+
+
+def tree_size(value: Any, enough: int) -> int:
+    """Characters of a value and of all that it holds, however often; looks no further than `enough`."""
+    size, left = 0, [value]
+    while left and size <= enough:
+        one = left.pop()
+        size += _NODE
+        if isinstance(one, (str, bytes)):
+            size += len(one)
+        elif isinstance(one, dict):
+            for item in dict.items(one):
+                left += item
+        elif isinstance(one, (list, tuple, set, frozenset)):
+            left += one
+    return size
+
+
+# ---- what a template becomes in Python ----
+
+
+class _Code(CodeGenerator):
+    """What templates do most often goes through no function of the sandbox; words are written as they are."""
+
+    def visit_Call(self, node: nodes.Call, frame: Any, forward_caller: bool = False) -> None:  # noqa: N802
+        if isinstance(node.node, nodes.EnvironmentAttribute):
+            # Our own, which no template can name.
+            self.visit(node.node, frame)
+            self._arguments(node.args, frame)
+        else:
+            super().visit_Call(node, frame, forward_caller=forward_caller)
+
+    def visit_Add(self, node: nodes.BinExpr, frame: Any) -> None:  # noqa: N802
+        """A chain of sums at once: most are texts, of which none but the last is wanted."""
+        parts, left = [node.right], node.left
+        while isinstance(left, nodes.Add):
+            parts.append(left.right)
+            left = left.left
+        self.write("environment.add")
+        self._arguments([left, *reversed(parts)], frame)
+
+    def visit_Getattr(self, node: nodes.Getattr, frame: Any) -> None:  # noqa: N802
+        if node.attr in _OF_DICTS:
+            super().visit_Getattr(node, frame)
+        else:
+            self._look_up("getattr", node.node, node.attr, frame)
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Any) -> None:  # noqa: N802
+        if isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str):
+            self._look_up("getitem", node.node, node.arg.value, frame)
+        else:
+            super().visit_Getitem(node, frame)
+
+    def _look_up(self, way: str, of: nodes.Expr, name: str, frame: Any) -> None:
+        self.write(f"(_of[{name!r}] if type(_of := ")
+        self.visit(of, frame)
+        self.write(f") is dict and {name!r} in _of else environment.{way}(_of, {name!r}))")
+
+    def _arguments(self, given: Iterable[nodes.Expr], frame: Any) -> None:
+        self.write("(")
+        for one in given:
+            self.visit(one, frame)
+            self.write(", ")
+        self.write(")")
+
+    def _output_child_pre(self, node: Any, frame: Any, finalize: Any) -> None:
+        escapes = frame.eval_ctx.volatile or frame.eval_ctx.autoescape
+        self.write("environment.written(context.eval_ctx.autoescape, " if escapes else "environment.written(False, ")
+
+
+class Counting(NodeTransformer):
+    """Has macros, joined texts and what is put together from variables counted, and texts told when they are asked."""
+
+    def generic_visit(self, node: nodes.Node, *arguments: Any, **named: Any) -> Any:
+        node = super().generic_visit(node, *arguments, **named)
+        if isinstance(node, nodes.Macro):
+            node.body = [statement("step"), *node.body]
+        elif isinstance(node, nodes.Concat):
+            return call("join", *node.nodes)
+        elif isinstance(node, nodes.Compare) and len(node.ops) == 1 and node.ops[0].op in ("in", "notin"):
+            holds = call("holds", node.expr, node.ops[0].expr)
+            return nodes.Not(holds) if node.ops[0].op == "notin" else holds
+        elif isinstance(node, (nodes.List, nodes.Dict)) or (isinstance(node, nodes.Tuple) and node.ctx == "load"):
+            return node if _is_constant(node) else call("made", node)
+        return node
+
+
+def _is_constant(node: nodes.Node) -> bool:
+    return all(isinstance(one, (nodes.Const, nodes.Pair)) and _is_constant(one) for one in node.iter_child_nodes())
+
+
+def call(name: str, *arguments: nodes.Expr) -> nodes.Call:
+    """Of a method of the sandbox."""
+    return nodes.Call(nodes.EnvironmentAttribute(name), list(arguments), [], None, None)
+
+
+def statement(name: str, *arguments: nodes.Expr) -> nodes.ExprStmt:
+    return nodes.ExprStmt(call(name, *arguments))
+
+
+# ---- the sandbox ----
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's, in which nothing grows without being counted, and nobody's words are lost."""
+
+    intercepted_binops = frozenset(("*", "**", "+", "%"))
+    code_generator_class = _Code
+
+    def __init__(self, effort: Effort, **options: Any) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, cache_size=0, **options)
+        self.effort, self.step, self.log = effort, effort.step, Log()
+        self.filters["tojson"] = lambda value, **how: said_json(value, self.log, **how)
+        self.filters["join"] = self._join
+        self.filters = {name: self._filter(name, one) for name, one in self.filters.items() if name not in _LEFT_OUT}
+        tests: dict[str, Any] = self.tests
+        self.tests = {name: one if name in _KINDS else self._test(one) for name, one in tests.items()}
+        self.globals.pop("lipsum", None)
+        self.globals |= {"dict": _Dict(), "namespace": _Namespace}
+
+    def _filter(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter that is counted, and whose result tells of the words that went in."""
+        at = 1 if hasattr(plain, "jinja_pass_arg") else 0
+
+        @functools.wraps(plain)
+        def counted(*arguments: Any, **named: Any) -> Any:
+            self.effort.step()
+            given = [*arguments[at:], *named.values()]
+            self.effort.charge_before(
+                name, given[0] if given else None, given[1:] if name in _NUMBERED | _GROWING else []
+            )
+            if name == "format":
+                self.effort.charge_format(str(given[0]), "%", given[1:])
+            result = plain(*arguments, **named)
+            self.effort.charge_value(result)
+            if name in _COUNTS and given and isinstance(given[0], Said):
+                return self.log.result(given[0], Op("__len__"), result)
+            return self._told(result, given, asked=name not in _FOLLOWED | set(_COUNTS))
+
+        return counted
+
+    def _test(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        at = 1 if hasattr(plain, "jinja_pass_arg") else 0
+
+        @functools.wraps(plain)
+        def told(*arguments: Any, **named: Any) -> Any:
+            return self._told(plain(*arguments, **named), [*arguments[at:], *named.values()], asked=True)
+
+        return told
+
+    def _told(self, result: Any, given: Iterable[Any], *, asked: bool) -> Any:
+        """What was made of values: a text without words that was made of some is theirs. `asked`: it tells of them."""
+        if isinstance(result, Said) or next(words_in(list(given)), None) is None:
+            return result
+        if isinstance(result, str) and result:
+            return self.log.blurred(raw(result), list(given))
+        self.log.lost |= asked
+        return result
+
+    def call(self, context: Any, called: Any, /, *arguments: Any, **named: Any) -> Any:
+        self.effort.step()
+        function = getattr(called, "__wrapped__", called)  # Jinja puts one of its own in front of `str.format`
+        receiver = getattr(function, "__self__", None)
+        # What Jinja hands to functions of its own besides is not given by the template.
+        given = [*arguments, *(value for name, value in named.items() if name not in ("_loop_vars", "_block_vars"))]
+        if isinstance(receiver, (str, bytes)):
+            self.effort.charge_before(called.__name__, receiver, given)
+            if called.__name__ == "join" and arguments and isinstance(receiver, str):
+                return self._join(arguments[0], receiver)
+            if called.__name__ in ("format", "format_map"):
+                self.effort.charge_format(raw(receiver), "{", given)
+        result = super().call(context, called, *arguments, **named)
+        self.effort.charge_value(result)
+        if isinstance(called, Macro) or isinstance(result, (dict, Namespace)):
+            return result
+        said = [receiver] if isinstance(receiver, Said) else []
+        return self._told(result, [*said, *given], asked=not said)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+" and isinstance(left, (list, tuple)):
+            # What the left one holds was counted when it was made: a list that grows by one message at a time is
+            # not walked through for each.
+            self.effort.charge(_NODE * len(left))
+            self.effort.charge_value(right)
+        elif operator == "%" and isinstance(left, str):
+            self.effort.charge_format(left, "%", right if isinstance(right, tuple) else (right,))
+        elif operator == "*":
+            self._charge_product(left, right)
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            _require_small_number(left.bit_length() * abs(right))
+        result = super().call_binop(context, operator, left, right)
+        return result if isinstance(left, Said) else self._told(result, (left, right), asked=False)
+
+    def _charge_product(self, left: Any, right: Any) -> None:
+        times, of = (left, right) if isinstance(left, int) else (right, left)
+        if isinstance(times, int) and isinstance(of, int):
+            _require_small_number(times.bit_length() + of.bit_length())
+        elif isinstance(times, int) and isinstance(of, (str, bytes, list, tuple)):
+            self.effort.charge(max(times, 0) * tree_size(of, _MOST_MADE))
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute not in _OF_DICTS:
+            # Jinja's answer, without asking for an attribute that a dict can't have.
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if type(obj) is LoopContext and attribute in _OF_LOOPS:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        self.log.lost |= isinstance(argument, Said)
+        return super().getitem(obj, argument)
+
+    # ---- what templates call without a name for it ----
+
+    def holds(self, item: Any, container: Any) -> bool:
+        """`item in container`, which a plain text would answer without asking the item."""
+        self.log.lost |= isinstance(item, Said) and not isinstance(container, (list, tuple))
+        return item in container
+
+    def add(self, *parts: Any) -> Any:
+        """What `+` makes of them, from left to right."""
+        if all(isinstance(part, str) for part in parts):
+            self.effort.charge(sum(map(len, parts)))
+            return self.log.put_together(parts)
+        return functools.reduce(lambda left, right: self.call_binop(None, "+", left, right), parts)
+
+    def join(self, *parts: Any) -> str:
+        """What `~` makes of them."""
+        texts = [self.written(False, part) for part in parts]
+        self.effort.charge(sum(map(len, texts)))
+        return self.log.put_together(texts)
+
+    def _join(self, value: Any, d: Any = "", attribute: Any = None) -> str:
+        """The filter, as Jinja has it where nothing is escaped."""
+        items = list(value if attribute is None else map(make_attrgetter(self, attribute), value))
+        self.effort.charge(len(items) * len(str(d)))
+        return self.join(*[part for item in items for part in (d, item)][1:])
+
+    def concat(self, parts: Any) -> str:
+        return self.log.put_together(parts)
+
+    def made(self, value: Any) -> Any:
+        self.effort.charge_value(value)
+        return value
+
+    def written(self, escapes: bool, value: Any) -> str:
+        """A value as text."""
+        if isinstance(value, str) and not escapes:
+            return value
+        text: str = self._told(str(escape(value) if escapes else value), (value,), asked=True)
+        return text
+
+
+def _require_small_number(bits: int) -> None:
+    if bits > _LARGE:
+        raise TemplateRefusedError("the template makes a huge number")
+
+
+class _Dict:
+    """`dict` without its attributes, as transformers offers it."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> dict[Any, Any]:
+        return dict(*arguments, **named)
+
+    def fromkeys(self, *arguments: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*arguments)
+
+
+class _Namespace(Namespace):
+    """Jinja's, without names of Python's insides."""
+
+    def __init__(*arguments: Any, **named: Any) -> None:
+        self, given = arguments[0], dict(*arguments[1:], **named)
+        for name in given:
+            _require_plain(name)
+        Namespace.__init__(self, given)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _require_plain(name)
+        super().__setitem__(name, value)
+
+
+def _require_plain(name: Any) -> None:
+    if str(name).startswith("_"):
+        raise TemplateRefusedError(f"the template gives a namespace the attribute {name!r}")

@@ -19,7 +19,7 @@ from milldam.chat.loading import find_template
 from milldam.chat.masks import train_on
 from milldam.chat.rendering import RenderedBatch, Renderer
 from milldam.chat.token_spans import TokenSpans
-from milldam.tokenizers.encoders import make_encoder
+from milldam.tokenizers.encoders import Encoder
 from milldam.tokenizers.loading import load_tokenizer
 
 FAMILIES = ("cohere", "deepseekv3", "gemma", "gemma3", "glm4moe", "llama3", "phi3", "qwen2_5", "qwen3")
@@ -29,7 +29,7 @@ NAMED = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
 @lru_cache
 def _tokenizer(shared_data: Path) -> tuple[Any, TokenSpans]:
     loaded = load_tokenizer(str(shared_data / "tokenizers/qwen2.5"))
-    encoder = make_encoder("gigatoken", loaded.json, plain_specials=False, threads=1)
+    encoder = Encoder("gigatoken", loaded.json, plain_specials=False)
     return encoder, TokenSpans(loaded.json, loaded.huggingface)
 
 

@@ -225,6 +225,8 @@ def test_results_on_standard_output_the_rest_on_standard_error(tmp_path: Path, l
     kept = (path for path in (tmp_path / "s").iterdir() if path.is_file())
     assert f"{format_size(sum(path.stat().st_size for path in kept))} on disk" in done.stdout
     assert re.search(r"^Memory \(.*\): peak [\d.]+ MB of 4 GB \(\d+%\); file-backed", done.stdout, re.MULTILINE)
+    for stage in ("prepare", "tokenize", "finish"):
+        assert re.search(rf"^  {stage}(  +[\d.]+ MB){{3}}$", done.stdout, re.MULTILINE), stage
 
 
 def test_quiet_is_silent(tmp_path: Path, lines: Path) -> None:
@@ -311,6 +313,18 @@ def test_the_live_lines_move_while_nobody_reports(monkeypatch: pytest.MonkeyPatc
 
 
 # ---- a sample at the end ----
+
+
+@pytest.mark.slow
+def test_preprocess_ends_with_a_coloured_sample_on_a_terminal(tmp_path: Path, lines: Path) -> None:
+    """The first document, token by token; not when nothing was done."""
+    config = tmp_path / "c.yaml"
+    settings = {"datasets": str(lines), "tokenizer": str(TOKENIZER), "out": str(tmp_path / "s")}
+    config.write_text(json.dumps(settings | {"clean": "off", "dedup": "off"}))
+    code, seen = in_terminal("preprocess", config)
+    head, _, sample = seen.rpartition(b"document 0: ")
+    assert code == 0 and b"Report: " in head and len(set(re.findall(rb"48;5;(\d+)m", sample))) > 2
+    assert b"document 0: " not in in_terminal("preprocess", config)[1]
 
 
 # ---- verify, stats, inspect ----

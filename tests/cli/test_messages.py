@@ -45,7 +45,8 @@ def test_a_key_that_is_near_one_here_and_equal_to_one_elsewhere_names_both(text:
 
 def test_a_pattern_is_no_store(text: Path) -> None:
     """What it names is there: the command that makes a store of it is told, not that nothing is."""
-    with pytest.raises(InputError, match=r"(?s)a pattern that .*Make it: milldam tokenize '.*\*\.jsonl' -o "):
+    made = r"(?s)a pattern that .*Make it: milldam tokenize '.*\*\.jsonl' -o corpus\.milldam "
+    with pytest.raises(InputError, match=made):
         milldam.open(text.parent / "*.jsonl")
 
 

@@ -128,13 +128,13 @@ def everything_job(folder: Path) -> Case:
 def pairs_job(folder: Path) -> Case:
     """A stream of preference pairs: one unit that comes in parts, each with two sides."""
     lines = []
-    for k, text in enumerate(fresh_texts(900, 4, words=(20, 40))):
+    for k, text in enumerate(fresh_texts(1500, 4, words=(20, 40))):
         prompt, answer = [{"role": "user", "content": f"{k}?"}], {"role": "assistant", "content": text}
         worse = {"role": "assistant", "content": text[::-1]}
         lines.append(json.dumps({"prompt": prompt, "chosen": [answer], "rejected": [worse]}) + "\n")
     (folder / "pairs.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode(), 1))
     (folder / "tags.jinja").write_text(TEMPLATE, "utf-8")
-    words = ("tokenize", folder / "pairs.jsonl.gz", "--tokenizer", TOKENIZER, "--chat", "--shard-size", "60KB")
+    words = ("tokenize", folder / "pairs.jsonl.gz", "--tokenizer", TOKENIZER, "--chat", "--shard-size", "100KB")
     return Case((*words, "--chat-template", folder / "tags.jinja"), ("tokenize",), folder)
 
 

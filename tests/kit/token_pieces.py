@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 import tokenizers
 
-from milldam.tokenizers import long_texts
+from milldam.tokenizers import document_encoder
 from milldam.tokenizers.document_encoder import DocumentEncoder
-from milldam.tokenizers.encoders import HUGGINGFACE, Encoder, make_encoder
+from milldam.tokenizers.encoders import HUGGINGFACE, Encoder
 from milldam.tokenizers.loading import SpecialTokens
 
 NO_SPECIAL = SpecialTokens(None, None)
@@ -25,8 +25,8 @@ NO_SPECIAL = SpecialTokens(None, None)
 def small_windows() -> Iterator[None]:
     """Cuts are looked for, and checked, within some hundred bytes."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, size in {"CONTEXT": 120, "_HEAD": 100, "_NEAR": 100}.items():
-            patch.setattr(long_texts, name, size)
+        for name, size in {"CONTEXT": 120, "HEAD": 100, "NEAR": 100}.items():
+            patch.setattr(document_encoder, name, size)
         yield
 
 
@@ -42,7 +42,7 @@ class TokenizerJson(str):
 @cache
 def small_encoder(tokenizer_json: str, name: str = HUGGINGFACE) -> Encoder:
     """An encoder that cuts a document of more than 300 bytes."""
-    encoder = make_encoder(name, tokenizer_json, plain_specials=True, threads=1)
+    encoder = Encoder(name, tokenizer_json, plain_specials=True)
     encoder.batch_bytes, encoder.piece_bytes, encoder.longest_run = 300, 200, 8000
     return encoder
 

@@ -506,17 +506,48 @@ def test_folders_that_are_no_store_say_what_they_are(tmp_path: Path) -> None:
         milldam.open(tmp_path / "half.milldam")
 
 
-def test_input_is_not_opened_and_the_message_says_what_is(tmp_path: Path) -> None:
-    """What was made of it, where that lies beside it, or the command that makes it."""
+def test_what_was_made_from_an_input_is_found_by_its_name_and_said(
+    desk: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store first, or an .npy file; of a folder too; moved together it stays fresh."""
+    store = milldam.open(desk / "corpus.txt")
+    assert isinstance(store, Store) and store.path == desk / "corpus.milldam"
+    assert f"{desk / 'corpus.txt'}: using {desk / 'corpus.milldam'}, made from it and up to date" in caplog.text
+    assert isinstance(milldam.open(desk / "books"), Store)
+    monkeypatch.chdir(desk / "books")
+    assert milldam.open(".").tokens == milldam.open(desk / "books.milldam").tokens
+    shutil.rmtree(desk / "corpus.milldam")
+    moved = desk.rename(desk.with_name("moved"))
+    assert open_foreign(moved / "corpus.npy").path == moved / "corpus.npy"
+    assert milldam.open(moved / "corpus.txt").tokens == milldam.open(moved / "corpus.npy").tokens  # type: ignore[attr-defined]
+
+
+def test_stale_data_is_refused_with_what_makes_it(desk: Path) -> None:
+    """Grown, touched, renamed, or with another file in the folder; what is not stale of two is used."""
+    (desk / "books" / "new.txt").write_text("More.")
+    with pytest.raises(MismatchError, match=r"(?s)books.milldam: not made from it as it is now.*milldam tokenize"):
+        milldam.open(desk / "books")
+    text = desk / "corpus.txt"
+    times = text.stat()
+    os.utime(text, ns=(times.st_atime_ns, times.st_mtime_ns + 10**9))
+    with pytest.raises(MismatchError, match=r"(?s)corpus.milldam: not made.*corpus.npy: not made"):
+        milldam.open(text)
+    assert milldam.open(desk / "corpus.milldam").tokens
+    os.utime(text, ns=(times.st_atime_ns, times.st_mtime_ns))
+    (desk / "corpus.npy.json").unlink()
+    assert milldam.open(text).tokens
+    (desk / "corpus.milldam" / "milldam.json").write_bytes(b"{")
+    with pytest.raises(MismatchError, match="the data beside it can't be used"):
+        milldam.open(text)
+
+
+def test_where_nothing_was_made_the_message_says_what_makes_it(tmp_path: Path) -> None:
+    """And where it looked."""
     (tmp_path / "a b.txt").write_text("One.")
-    for path in (tmp_path / "a b.txt", tmp_path):
-        with pytest.raises(InputError, match=r"not a store\.\nMake one: milldam tokenize .* --tokenizer"):
-            milldam.open(path)
+    with pytest.raises(InputError, match=r"looked for a b\.milldam, a b\.txt\.milldam.*\nMake it: milldam tokenize"):
+        milldam.open(tmp_path / "a b.txt")
     with pytest.raises(InputError, match="a pattern that several files have"):
         milldam.open(tmp_path / "*.txt")
-    write_store(tmp_path / "a b.milldam", [[5]])
-    with pytest.raises(InputError, match=r'Open what was made from it: milldam\.open\(".*/a b\.milldam"\)'):
-        milldam.open(tmp_path / "a b.txt")
 
 
 # ---- every kind, by every command ----

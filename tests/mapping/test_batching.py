@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from milldam.mapping.function import batches
-from milldam.sources.rows import Rows, byte_size, cut_by_size, from_records, joined, row_count, row_sizes, take
+from milldam.sources.rows import Rows, byte_size, from_records, row_count, row_sizes, take
 
 TEXTS = st.text(max_size=12)
 RECORDS = st.lists(
@@ -99,29 +97,3 @@ def test_the_size_of_a_row_is_its_own(start: int, stop: int) -> None:
     rows = pa.record_batch(columns, schema=NESTED)
     start, stop = min(start, stop), max(start, stop)
     assert row_sizes(take(rows, start, stop)).tolist() == row_sizes(rows)[start:stop].tolist()
-
-
-def test_a_giant_row_is_a_batch_of_its_own() -> None:
-    """A row over the limit goes alone, and the rows around it are not held back by it."""
-    rows = {"text": ["a", "b", "x" * 10_000, "c"]}
-    assert [row_count(batch) for batch in batches([rows], 1000, 1000)] == [2, 1, 1]
-
-
-def test_rows_that_lack_a_column_have_none_in_it() -> None:
-    """Parts with other columns are put together: Arrow stays Arrow where a type holds both, else it becomes a dict."""
-    both = joined([pa.record_batch({"a": [1]}), pa.record_batch({"a": [2.5], "b": ["x"]})])
-    assert isinstance(both, pa.RecordBatch)
-    assert records_of(both) == [{"a": 1, "b": None}, {"a": 2.5, "b": "x"}]
-    mixed = joined([pa.record_batch({"a": [1]}), pa.record_batch({"a": ["x"]})])
-    assert mixed == {"a": [1, "x"]}
-    assert joined([{"a": [1]}, {"b": [{"c": 2}]}]) == {"a": [1, None], "b": [None, {"c": 2}]}
-
-
-@pytest.mark.parametrize("most", [1, 50, 10_000])
-def test_cuts_by_size_keep_every_row(most: int) -> None:
-    """Cut to a size, the parts hold all rows in order, and only single rows are larger."""
-    rows = from_records([{"text": "x" * k} for k in range(30)])
-    parts = list(cut_by_size(rows, most))
-    assert [record for part in parts for record in records_of(part)] == records_of(rows)
-    assert all(byte_size(part) <= most or row_count(part) == 1 for part in parts)
-    assert json.dumps(rows)  # plain values

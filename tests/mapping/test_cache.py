@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.kit.jobs import invoke
 
-from milldam.errors import ConfigError, InputError, StoreError
+from milldam.errors import InputError, StoreError
 from milldam.mapping import cache
 from milldam.mapping import map as map_rows
 from milldam.stores.table.reader import Table
@@ -75,17 +72,15 @@ def test_the_same_call_finds_its_table_again(corpus: Path) -> None:
     assert report_of(map_rows(corpus, lengths)).up_to_date and list(verify(first.path)) == []
 
 
-def test_an_edited_file_makes_another_table_of_the_units_of_the_first(corpus: Path) -> None:
-    """The first one, which somebody may be reading, stays as it was; shards of both are there once."""
+def test_an_edited_file_brings_its_table_up_to_date(corpus: Path) -> None:
+    """Its own unit is made again; who reads the old table keeps it."""
     first = map_rows(corpus, lengths, shard_size=1)
     write(corpus, 5, "longer")
     second = map_rows(corpus, lengths, shard_size=1)
     assert (report_of(second).reused, report_of(second).units) == (FILES - 1, FILES)
     assert any("5.jsonl" in line for line in report_of(second).changed)
-    assert first.path != second.path and first[101]["n"] == 5 and second[101]["n"] == 7
-    assert list(verify(first.path)) == [] == list(verify(second.path))
-    shared = [path for path in first.path.glob("*.arrow") if path.stat().st_nlink == 2]
-    assert len(shared) == FILES - 1
+    assert first.path == second.path and first[101]["n"] == 5 and second[101]["n"] == 7
+    assert list(verify(second.path)) == []
 
 
 def test_what_cant_be_identified_is_not_found_again(corpus: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -110,21 +105,6 @@ def test_what_cant_be_identified_is_not_found_again(corpus: Path, caplog: pytest
     assert keys() == {one.path.name, two.path.name}
 
 
-@pytest.mark.slow
-def test_two_at_a_time_make_a_table_once(corpus: Path, tmp_path: Path) -> None:
-    """The second waits for the first, and finds what it made."""
-    (tmp_path / "script.py").write_text(
-        "import sys, time, milldam\n"
-        "def slow(rows):\n    time.sleep(0.1)\n    print('called', flush=True)\n"
-        "table = milldam.map(sys.argv[1], slow, shard_size=1)\nprint('rows', len(table))\n"
-    )
-    command = [sys.executable, str(tmp_path / "script.py"), str(corpus)]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    told = [process.communicate(timeout=60)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert sum(one.count("called") for one in told) == FILES and all(f"rows {FILES * ROWS}" in one for one in told)
-
-
 # ---- bounds ----
 
 
@@ -146,19 +126,6 @@ def test_tables_that_were_not_used_for_longest_go_first(corpus: Path, monkeypatc
     assert len(keys()) == 1
 
 
-def test_what_killed_processes_left_half_made_goes_and_what_is_being_copied_stays(corpus: Path) -> None:
-    """A folder that nobody holds is a leftover; one that is held is somebody's copy."""
-    map_rows(corpus, lengths)
-    left, held = (cache.cache_folder() / f".key.{number}.tmp" for number in (1, 2))
-    for folder in (left, held):
-        (folder / "run").mkdir(parents=True)
-    with cache._exclusive(held):
-        map_rows(corpus, lengths, batch_size=7)
-    assert not left.exists() and held.exists()
-    invoke("cache", "--clear")
-    assert not held.exists()
-
-
 def test_the_command_lists_and_removes(corpus: Path, tmp_path: Path) -> None:
     """By the beginning of a key, or all; what is in use is refused."""
     (tmp_path / "script.py").write_text("def f(rows):\n    return None\n")
@@ -175,12 +142,6 @@ def test_the_command_lists_and_removes(corpus: Path, tmp_path: Path) -> None:
     assert invoke("cache", "--remove", key[:20]).exit_code == 0 and keys() == {table.path.name}
     del table
     assert "1 of 1 tables" in invoke("cache", "--clear").output and keys() == set()
-
-
-def test_an_unknown_key_is_told() -> None:
-    """With where they are listed."""
-    with pytest.raises(ConfigError, match="no table of that key"):
-        cache.table_of("abc")
 
 
 # ---- splits ----
@@ -229,27 +190,3 @@ def test_splits_on_the_command_line(tmp_path: Path) -> None:
 
 
 # ---- async functions, whole runs ----
-
-
-async def slow_length(row: dict[str, Any]) -> dict[str, Any]:
-    await asyncio.sleep(0.001 * (row["id"] % 3))
-    return {"n": len(row["text"])}
-
-
-async def slow_lengths(rows: dict[str, Any]) -> dict[str, Any]:
-    return {"n": [one["n"] for one in await asyncio.gather(*map(slow_length, as_rows(rows)))]}
-
-
-def as_rows(rows: dict[str, Any]) -> list[dict[str, Any]]:
-    return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_async_functions_make_the_rows_in_order(corpus: Path, workers: int) -> None:
-    """Of rows and of batches, in this process and in others; they are cached as any."""
-    options: dict[str, Any] = {"workers": workers, "shards": 3, "batch_size": 7}
-    wanted = [5 * row for _ in range(FILES) for row in range(ROWS)]
-    if workers == 1:  # those of batches call it, too
-        assert map_rows(corpus, slow_length, batched=False, **options)["n"].to_pylist() == wanted
-    assert map_rows(corpus, slow_lengths, **options)["n"].to_pylist() == wanted
-    assert report_of(map_rows(corpus, slow_lengths, **options)).up_to_date

@@ -9,7 +9,6 @@ import decimal
 import enum
 import functools
 import io
-import json
 import math
 import os
 import pathlib
@@ -28,11 +27,9 @@ import pyarrow as pa
 import pytest
 import torch
 
-from milldam.errors import ConfigError
 from milldam.mapping.identity import FunctionIdentity, identify
 
 GPT2 = Path(__file__).parents[3] / "shared/data/tokenizers/gpt2/tokenizer.json"
-BERT = Path(__file__).parents[3] / "shared/data/tokenizers/bert-base-uncased/vocab.txt"
 
 
 def run(source: str, name: str = "f", file: str = "user.py", **names: Any) -> Any:
@@ -112,16 +109,6 @@ def test_what_does_not_matter_changes_nothing(before: str, after: str) -> None:
     assert changed(SOURCE, SOURCE.replace(before, after)) == []
 
 
-def test_a_function_that_moves_stays_the_same() -> None:
-    """Another file, another place in it, another scope."""
-    inside = (
-        "def make():\n" + textwrap.indent(textwrap.dedent("def f(x):\n    return x + 1\n"), "    ") + "    return f\n"
-    )
-    inside += "f = make()\n"
-    plain = "def f(x):\n    return x + 1\n"
-    assert identity(plain, file="a.py").hash == identity(inside, file="/elsewhere/b.py").hash
-
-
 def test_captured_values_are_named() -> None:
     """A closure's value, its own and that of a function it calls."""
     source = """
@@ -146,16 +133,6 @@ def test_functions_of_one_name_are_told_apart() -> None:
         def f(text): return [step(text) for step in steps]
     """
     assert len({identity(source.format(*pair)).hash for pair in [(1, 2), (2, 1), (1, 1), (2, 2)]}) == 4
-
-
-def test_functions_that_call_each_other() -> None:
-    """Cycles end, and an edit in any of them shows."""
-    source = """
-        def even(n): return n == 0 or odd(n - 1)
-        def odd(n): return n != 0 and even(n - 1)
-        def f(n): return even(n) and f
-    """
-    assert changed(source, source.replace("n != 0", "n > 0")) == ["function odd"]
 
 
 def test_a_method_of_a_class_that_is_used() -> None:
@@ -234,37 +211,6 @@ def test_decorated_functions() -> None:
     assert changed(source, source.replace("return 1", "return 2")) == ["function of_int"]
 
 
-def test_dataclasses_enums_and_named_tuples() -> None:
-    """Their members, defaults and methods count."""
-    source = """
-        import dataclasses, enum, typing
-        class Kind(enum.Enum):
-            A = 1
-            B = 2
-            def other(self): return Kind.A
-        class Pair(typing.NamedTuple):
-            a: int
-            b: int = 5
-        @dataclasses.dataclass(frozen=True, slots=True)
-        class Rules:
-            kind: Kind
-            limit: int = 3
-            marks: list = dataclasses.field(default_factory=list)
-        RULES = Rules(Kind.A)
-        def f(text): return RULES, Pair(1)
-    """
-    assert identity(source).hash == identity(source).hash
-    assert identity(source).unhashable == []
-    for before, after in [
-        ("Rules(Kind.A)", "Rules(Kind.B)"),
-        ("limit: int = 3", "limit: int = 4"),
-        ("b: int = 5", "b: int = 6"),
-    ]:
-        assert changed(source, source.replace(before, after)) != []
-    assert changed(source, source.replace("return Kind.A", "return Kind.B")) == ["function Kind.other"]
-    assert changed(source, source.replace("default_factory=list", "default_factory=dict")) != []
-
-
 # ---- modules ----
 
 
@@ -319,12 +265,6 @@ def test_a_module_of_ones_own_counts_by_what_is_used_of_it(project: Path, use: s
     assert first.differences(after("'-'", "'+'")) == ["global MARK"]
 
 
-def test_a_module_handed_on_counts_as_a_whole(project: Path) -> None:
-    """When it can't be seen what is used of it, all of it counts."""
-    found = identity("import mylib.text\ndef f(x): return getattr(mylib.text, x)")
-    assert "file of module mylib.text" in found.parts
-
-
 @pytest.mark.parametrize(
     ("body", "name"),
     [
@@ -339,12 +279,6 @@ def test_what_no_name_in_the_code_tells_has_no_hash(body: str, name: str) -> Non
     """It is said, by the function and the way it goes."""
     found = identity(f"class A: pass\ndef g(x): {body}\ndef f(x): return g(x)")
     assert found.unhashable == [f"function g: what {name} leads to"]
-
-
-def test_names_of_the_users_own_lead_nowhere_else() -> None:
-    """A function called eval, and the method of a model."""
-    assert identity("def eval(x): return 1\ndef f(x): return eval(x)").unhashable == []
-    assert identity("class M:\n  def eval(self): return 1\nm = M()\ndef f(x): return m.eval()").unhashable == []
 
 
 def test_installed_packages_count_by_name_and_version() -> None:
@@ -418,39 +352,6 @@ def test_values_count_by_content(one: Callable[[], Any], other: Callable[[], Any
     assert holding(one()).unhashable == []
 
 
-def test_sets_of_functions_have_no_order() -> None:
-    """Members that are more than plain values are put in order by what they are."""
-    source = "def a(x): return x\ndef b(x): return x + 1\ndef c(x): return x + 2\nsteps = {%s}\ndef f(x): return steps"
-    assert len({identity(source % ", ".join(order)).hash for order in ("abc", "cab", "bca")}) == 1
-
-
-def test_a_value_that_contains_itself() -> None:
-    """A cycle ends, and what is in it counts."""
-
-    def ring(value: int) -> list[Any]:
-        made: list[Any] = [value]
-        made.append({"again": made})
-        return made
-
-    class Node:
-        def __init__(self) -> None:
-            self.near: set[Node] = set()
-
-    one, other = Node(), Node()
-    one.near, other.near = {one, other}, {one}
-    assert holding(one) == holding(one)
-    assert holding(ring(1)) == holding(ring(1))
-    assert holding(ring(1)).hash != holding(ring(2)).hash
-
-
-def test_a_value_nested_too_deep_is_said() -> None:
-    """Rather than ending in a RecursionError."""
-    deep: list[Any] = []
-    for _ in range(5000):
-        deep = [deep]
-    assert "deep" in holding(deep).unhashable[0]
-
-
 # ---- tokenizers and datasets ----
 
 
@@ -476,42 +377,6 @@ def test_a_tokenizer_that_was_used_is_the_same() -> None:
     assert before.hash != holding(tokenizer).hash
 
 
-@pytest.mark.skipif(not GPT2.exists(), reason="no shared data beside the project")
-def test_a_plain_tokenizer_counts_with_its_truncation() -> None:
-    """Nothing but the user sets it there."""
-    import tokenizers
-
-    tokenizer = tokenizers.Tokenizer.from_file(str(GPT2))
-    before = holding(tokenizer)
-    tokenizer.encode("some text")
-    assert before == holding(tokenizer)
-    tokenizer.enable_truncation(4)
-    assert before.hash != holding(tokenizer).hash
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not GPT2.exists(), reason="no shared data beside the project")
-def test_a_slow_tokenizer_counts_by_vocabulary_and_settings() -> None:
-    """Its caches do not."""
-    from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
-
-    tokenizer = BertTokenizerLegacy(str(BERT))
-    before = holding(tokenizer)
-    tokenizer("some text", truncation=True, max_length=3)
-    assert before == holding(tokenizer)
-    assert before.unhashable == []
-    assert before.hash != holding(BertTokenizerLegacy(str(BERT), do_lower_case=False)).hash
-
-
-def test_a_data_set_counts_by_its_fingerprint() -> None:
-    """As datasets keeps it."""
-    import datasets
-
-    rows = datasets.Dataset.from_dict({"a": [1, 2, 3]})
-    assert holding(rows) == holding(rows)
-    assert holding(rows).hash != holding(rows.select([0])).hash
-
-
 # ---- what has no hash ----
 
 
@@ -535,45 +400,12 @@ def test_what_can_not_be_hashed_is_named(tmp_path: Path) -> None:
     database.close()
 
 
-def test_an_attribute_that_can_not_be_hashed_is_named_and_one_that_is_not_pickled_is_not() -> None:
-    """An object is known by what pickling keeps of it."""
-    source = """
-        import threading
-        class Holder:
-            def __init__(self): self.lock, self.n = threading.Lock(), 1
-            {}
-        holder = Holder()
-        def f(x): return holder
-    """
-    assert identity(source.format("")).unhashable == ["global holder: cannot pickle '_thread.lock' object"]
-    assert identity(source.format("def __getstate__(self): return {'n': self.n}")).unhashable == []
-
-
 def test_arguments_count_by_name() -> None:
     """Whatever their order."""
     first = identify(len, {"a": 1, "b": 2})
     assert first == identify(len, {"b": 2, "a": 1})
     assert first.differences(identify(len, {"a": 1, "b": 3})) == ["argument b"]
     assert first.differences(identify(len, {"a": 1})) == ["argument b (no longer used)"]
-
-
-def test_an_identity_goes_through_json() -> None:
-    """As a run records it."""
-    found = holding(threading.Lock())
-    assert FunctionIdentity(**json.loads(json.dumps(dataclasses.asdict(found)))) == found
-
-
-def test_names_of_functions() -> None:
-    """What messages call it."""
-    assert identify(functools.partial(functools.partial(len))).name == "len"
-    assert identify(functools.partial(run("def f(x): pass"), 1)).name == "f"
-    assert identify(Colour).name == "Colour"
-
-
-def test_what_can_not_be_called_is_refused() -> None:
-    """With what to give instead."""
-    with pytest.raises(ConfigError, match="can't be called"):
-        identify("text")  # type: ignore[arg-type]
 
 
 # ---- another process ----
@@ -624,14 +456,6 @@ def test_another_process_gives_the_same(tmp_path: Path) -> None:
     assert len(hashes) == 1
 
 
-def test_a_function_that_went_through_cloudpickle_is_the_same() -> None:
-    """Workers get it that way."""
-    import cloudpickle
-
-    function = run(SOURCE)
-    assert identify(cloudpickle.loads(cloudpickle.dumps(function))).hash == identify(function).hash
-
-
 # ---- functions and classes as arguments ----
 
 
@@ -645,14 +469,6 @@ def double(value: int) -> int:
 
 def applied(batch: Any, op: Any = None, other: Any = None) -> Any:
     return {"x": [op(value) for value in batch["x"]]}
-
-
-class Scaled(np.ndarray[Any, Any]):
-    pass
-
-
-class Marked(torch.Tensor):
-    pass
 
 
 PAIRS = [(math.floor, math.ceil), (int, float), (np.sort, np.cumsum), (torch.sin, torch.cos), (up, double)]
@@ -672,42 +488,6 @@ def test_a_function_that_is_an_argument_counts(one: Any, another: Any) -> None:
     assert "argument op" in identify(applied, {"op": one}).differences(identify(applied, {"op": another}))
 
 
-def test_functions_that_change_places_count() -> None:
-    """The same two, each for the other; and one that a partial names and a call replaces."""
-    assert identify(applied, {"op": up, "other": double}).hash != identify(applied, {"op": double, "other": up}).hash
-    part = functools.partial(applied, op=3)
-    assert identify(part, {"op": up}).hash != identify(part, {"op": double}).hash
-
-
-def test_a_library_method_is_known_by_its_object_too() -> None:
-    """Bound to another value it is another function."""
-    methods = [decimal.Context(prec=prec).create_decimal for prec in (3, 4)]
-    dates = [datetime.date(2000, 1, day).isoformat for day in (1, 2)]
-    assert len({identify(one).hash for one in (*methods, *dates)}) == 4
-
-
-def masked(mask: list[int], fill: int = 0) -> Any:
-    return np.ma.masked_array([1, 2, 3], mask, fill_value=fill)
-
-
-def test_arrays_of_own_classes_are_more_than_their_numbers() -> None:
-    """Masks, and the class."""
-    hashes = [
-        holding(value).hash
-        for value in (
-            np.array([1, 2, 3]),
-            masked([0, 0, 1]),
-            masked([1, 0, 0]),
-            masked([1, 0, 0], 7),
-            np.array([1, 2, 3]).view(Scaled),
-            torch.tensor([1, 2, 3]),
-            torch.tensor([1, 2, 3]).as_subclass(Marked),
-        )
-    ]
-    assert len(set(hashes)) == len(hashes)
-    assert holding(masked([1, 0, 0])).hash == holding(masked([1, 0, 0])).hash
-
-
 def test_options_of_a_sentence_piece_processor_count() -> None:
     """The same model with begin marks, or giving pieces, encodes otherwise."""
     pieces = pytest.importorskip("sentencepiece")
@@ -722,44 +502,6 @@ def test_options_of_a_sentence_piece_processor_count() -> None:
 
     assert made() == made()
     assert len({made(), made(add_bos=True), made(out_type=str)}) == 3
-
-
-def test_pickling_an_instance_does_not_change_its_class() -> None:
-    """Python notes names in the class when it pickles the first instance."""
-
-    class Fresh:
-        def __init__(self) -> None:
-            self.x = 1
-
-    before = holding(Fresh).hash
-    Fresh().__reduce_ex__(4)
-    assert "__slotnames__" in vars(Fresh)
-    assert holding(Fresh).hash == before
-
-
-def test_what_cloudpickle_carries_by_value_is_the_same() -> None:
-    """Closures, partials, classes with slots and data classes, as those of a script are carried."""
-    cloudpickle = pytest.importorskip("cloudpickle")
-    source = """
-        import dataclasses, enum, functools
-        class Color(enum.Enum):
-            RED = 1
-        @dataclasses.dataclass
-        class Point:
-            x: int = 1
-        class Slotted:
-            __slots__ = ("x",)
-            def __init__(self, x): self.x = x
-            def __call__(self, batch): return Point(self.x), Color.RED
-        LIMIT = 3
-        def closure(n):
-            def inner(batch): return [n, LIMIT, Point(), Slotted(n)]
-            return inner
-        kinds = [Slotted(3), closure({1, "a"}), functools.partial(closure(2), Color.RED), Slotted(3).__call__, Point]
-    """
-    for kind in run(source, "kinds", __package__=None):
-        known = identify(kind)
-        assert known.differences(identify(cloudpickle.loads(cloudpickle.dumps(kind)))) == []
 
 
 # ---- functions and modules that torch compiled ----
@@ -795,14 +537,6 @@ def test_what_torch_compile_made_is_known_by_what_it_was_given(what: str) -> Non
     for change in changes[: 1 if what == "f" else 2]:
         other, used_other = made(**change)
         assert identify(other).hash != known.hash and used_other.hash != used.hash and not known.unhashable
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit")
-def test_what_torchscript_made_is_named_as_having_no_hash() -> None:
-    """A line for a module, not one for each of its parts."""
-    scripted, traced = torch.jit.script(torch.nn.Linear(2, 2)), torch.jit.trace(torch.nn.ReLU(), torch.ones(2))
-    for value in (scripted, traced, torch.jit.trace(lambda x: x + 1, torch.ones(2))):
-        assert len(holding(value).unhashable) == 1
 
 
 def test_a_wrapped_function_counts_through_its_wrapper() -> None:

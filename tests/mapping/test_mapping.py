@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import logging
-import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -20,7 +17,7 @@ import pytest
 from tests.kit.jobs import leftovers
 from tests.kit.quick import first_quick
 
-from milldam.errors import ConfigError, InputError, ResourceError, StoreError
+from milldam.errors import ConfigError, InputError, StoreError
 from milldam.mapping import map as map_rows
 from milldam.mapping.job import run_map
 from milldam.mapping.settings import settings_of
@@ -101,18 +98,6 @@ def test_rows_do_not_depend_on_workers_or_budget(corpus: Path, tmp_path: Path) -
     assert made[0] == made[1] and len(made[0]) >= 6
 
 
-def test_batches_are_bounded_in_rows_and_bytes(corpus: Path, tmp_path: Path) -> None:
-    """No batch is longer than asked, nor larger unless it is one row."""
-
-    def sizes(batch: dict[str, Any]) -> dict[str, Any]:
-        count, size = len(batch["text"]), sum(len(text) + 16 for text in batch["text"])
-        return {"count": [count] * count, "size": [size] * count}
-
-    table = map_rows(corpus, sizes, tmp_path / "out", batch_size=6, batch_bytes=200)
-    assert all(row["count"] <= 6 and (row["size"] <= 200 or row["count"] == 1) for row in table)
-    assert {row["count"] for row in table} > {1, 2}
-
-
 @pytest.mark.parametrize("format", ["python", "numpy", "arrow"])
 def test_functions_may_drop_and_add_rows(corpus: Path, tmp_path: Path, format: str) -> None:
     """In each form; with the input's columns removed a batch may become any number of rows."""
@@ -125,16 +110,6 @@ def test_functions_may_drop_and_add_rows(corpus: Path, tmp_path: Path, format: s
 
     table = map_rows(corpus, long_ones, tmp_path / "out", remove_columns="all", format=format)
     assert table["id"].to_pylist() == [100 * file + row for file in range(FILES) for row in range(10, ROWS)]
-
-
-def test_row_functions_give_any_number_of_rows(corpus: Path, tmp_path: Path) -> None:
-    """batched=False: a dict, a list of dicts, None."""
-
-    def twice(row: dict[str, Any]) -> Any:
-        return [{"id": row["id"], "part": part} for part in range(2)] if row["id"] % 2 else []
-
-    table = map_rows(corpus, twice, tmp_path / "out", batched=False, columns=["id"])
-    assert len(table) == FILES * ROWS and table[1] == {"id": 1, "part": 1}
 
 
 def test_row_numbers_are_those_of_the_whole_input(corpus: Path, tmp_path: Path) -> None:
@@ -183,14 +158,6 @@ def table_function() -> Callable[..., Any]:
 # ---- columns ----
 
 
-def test_a_column_that_is_null_at_first_gets_its_type_later(tmp_path: Path) -> None:
-    """In batches of one unit: another shard holds what comes from then on."""
-    path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"x": None if n < 30 else n}) + "\n" for n in range(40)))
-    table = map_rows(path, lambda batch: {"y": batch["x"]}, tmp_path / "out", batch_size=10)
-    assert table.schema.field("y").type == pa.int64()
-
-
 def test_types_of_units_are_put_together(corpus: Path, tmp_path: Path) -> None:
     """Nothing, integers, then fractions: the column has the type that holds all; every reader gets it."""
 
@@ -231,19 +198,6 @@ def test_types_that_nothing_holds_are_refused_with_the_place(corpus: Path, tmp_p
     assert map_rows(corpus, lambda batch: {"n": batch["id"]}, out, shard_size=1, schema=schema)[65]["n"] == 305.0
 
 
-def test_integers_of_64_bits_without_a_sign_are_values(corpus: Path, tmp_path: Path) -> None:
-    """Hashes, say. What no integer type holds is told by its column and place."""
-    table = map_rows(corpus, lambda rows: {"hash": [2**63 + n for n in rows["id"]]}, tmp_path / "a")
-    assert (str(table.schema.field("hash").type), table[1]["hash"]) == ("uint64", 2**63 + 1)
-    schema = pa.schema([("hash", pa.uint64())])
-    small = map_rows(
-        corpus, lambda rows: {"hash": rows["id"]}, tmp_path / "b", schema=schema, remove_columns=["id", "text"]
-    )
-    assert small.schema.equals(schema)
-    with pytest.raises(InputError, match=r'(?s)00\.jsonl\.gz.*column "hash".*18446744073709551616'):
-        map_rows(corpus, lambda rows: {"hash": [2**64] * len(rows["id"])}, tmp_path / "c")
-
-
 def test_features_of_hf_are_a_schema(tmp_path: Path) -> None:
     """Class names reach `to_hf`."""
     datasets = pytest.importorskip("datasets")
@@ -261,19 +215,6 @@ def table_of(columns: dict[str, Any]) -> Callable[..., Any]:
 # ---- what is reused ----
 
 
-def test_a_second_run_does_nothing_and_says_so(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Every unit is cached, and the function is not called."""
-    log = Log(tmp_path)
-    options = {"shards": 4, "fn_kwargs": {"calls": str(log.path)}}
-    first = summary_of(corpus, lengths, tmp_path / "out", **options)
-    assert (first.units, first.reused, first.up_to_date) == (4, 0, False)
-    log.calls()
-    with caplog.at_level(logging.INFO, "milldam"):
-        second = summary_of(corpus, lengths, tmp_path / "out", **options)
-    assert second.up_to_date and second.reused == 4 and "4 of 4 units reused" in caplog.text
-    assert log.calls() == []
-
-
 def mapper(add: int) -> Callable[..., Any]:
     """A function that holds a value."""
     return lambda batch, calls: {"n": [value + add for value in lengths(batch, calls)["n"]]}
@@ -289,7 +230,6 @@ def other(batch: dict[str, Any], calls: str) -> dict[str, Any]:
         (mapper(1), {}, "captured value add"),
         (other, {}, "function other"),
         (mapper(0), {"batch_size": 11}, "batch_size: 11 (was 1000)"),
-        (mapper(0), {"fn_kwargs": {"calls": "{log}", "unused": 1}}, "argument unused"),
         (mapper(0), {"columns": ["id", "text"]}, "columns"),
     ],
 )
@@ -301,18 +241,10 @@ def test_a_change_of_function_or_setting_makes_all_units_again(
     log_path = {"calls": str(log.path)}
     summary_of(corpus, mapper(0), out, shards=4, fn_kwargs=log_path)
     log.calls()
-    if "fn_kwargs" in options:
-        options, function = {"fn_kwargs": log_path | {"unused": 1}}, with_unused
-        summary_of(corpus, with_unused, out, shards=4, fn_kwargs=log_path)
-        log.calls()
     made = summary_of(corpus, function, out, **{"shards": 4, "fn_kwargs": log_path} | options)
     assert made.reused == 0 and len(log.calls()) >= 4
     assert any(named in line for line in made.changed), made.changed
     assert list(verify(out)) == [] and len(list(out.glob("rows-*"))) == 4
-
-
-def with_unused(batch: dict[str, Any], calls: str, unused: int = 0) -> dict[str, Any]:
-    return lengths(batch, calls)
 
 
 def test_one_edited_file_makes_its_unit_again_alone(corpus: Path, tmp_path: Path) -> None:
@@ -341,26 +273,6 @@ def test_one_added_and_one_removed_file_leave_the_others(corpus: Path, tmp_path:
     (corpus / "03.jsonl.gz").unlink()
     assert summary_of(corpus, lengths, out, **options).reused == FILES and log.calls() == []
     assert len(Table(out)) == FILES * ROWS and len(list(out.glob("rows-*"))) == FILES
-
-
-def test_another_spelling_of_a_path_is_no_other_input(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Relative or absolute: rows of JSON do not tell where they are from."""
-    monkeypatch.chdir(tmp_path)
-    map_rows("in", lengths, "out")
-    table = map_rows(corpus, lengths, tmp_path / "out")
-    assert table.report is not None and table.report.up_to_date
-
-
-def test_a_missing_shard_is_made_again_alone(corpus: Path, tmp_path: Path) -> None:
-    """A table whose file was removed is not up to date."""
-    out = tmp_path / "out"
-    map_rows(corpus, lengths, out, shards=4)
-    before = shard_hashes(out)
-    (out / Table(out).manifest.shards[2].name).unlink()
-    assert summary_of(corpus, lengths, out, shards=4).reused == 3
-    assert shard_hashes(out) == before
 
 
 def test_overwrite_does_everything_again(corpus: Path, tmp_path: Path) -> None:
@@ -438,9 +350,6 @@ class Counter:
         return self(rows)
 
 
-SEEN: list[int] = []
-
-
 @pytest.mark.parametrize("known", [0, 25, 45, 200])
 @pytest.mark.parametrize("kind", ["object", "method", "closure", "generator"])
 def test_a_function_that_counts_is_called_once_a_batch(kind: str, known: int, tmp_path: Path) -> None:
@@ -449,21 +358,6 @@ def test_a_function_that_counts_is_called_once_a_batch(kind: str, known: int, tm
     path.write_text("".join(json.dumps({"x": None if row < known else row}) + "\n" for row in range(100)))
     table = map_rows(path, counting(kind), tmp_path / "out", batch_size=10, shards=7)
     assert table["n"].to_pylist() == list(range(100)) and leftovers(tmp_path / "out") == []
-
-
-def test_a_global_that_a_function_fills_is_filled_once(corpus: Path, tmp_path: Path) -> None:
-    """Also where rows are set aside in the first batch."""
-
-    def noting(row: dict[str, Any]) -> dict[str, Any]:
-        SEEN.append(row["id"])
-        return {"n": 1 // (row["id"] - 3)}
-
-    SEEN.clear()
-    options: dict[str, Any] = {"batched": False, "on_error": "reject", "batch_size": 5, "shard_size": 1}
-    table = map_rows(corpus, noting, tmp_path / "out", **options)
-    assert table.report is not None and table.report.rejected == {"function_failed": 1}
-    # The batch that fails stops at the row that does; then each of its rows is tried by itself.
-    assert SEEN[:9] == [0, 1, 2, 3, 0, 1, 2, 3, 4] and SEEN[9:] == table["id"].to_pylist()[4:]
 
 
 def test_every_worker_begins_with_the_state_that_the_function_had(corpus: Path, tmp_path: Path) -> None:
@@ -510,16 +404,6 @@ def test_rejected_rows_are_set_aside_and_counted(corpus: Path, tmp_path: Path) -
     assert [one["reason"] for one in rejects] == ["bad_json", "function_failed"]
     assert rejects[0]["line"] == ROWS + 1 and json.loads(rejects[1]["record"])["id"] == 305
     assert "ZeroDivisionError" in rejects[1]["detail"]
-
-
-def test_a_function_that_exits_failed(corpus: Path, tmp_path: Path) -> None:
-    """sys.exit in a function does not end the program."""
-    with pytest.raises(InputError, match=r"(?s)exits failed on .*SystemExit: 3"):
-        map_rows(corpus, exits, tmp_path / "out")
-
-
-def exits(batch: dict[str, Any]) -> None:
-    sys.exit(3)
 
 
 def test_input_without_rows_is_told_from_a_function_that_drops_them(tmp_path: Path) -> None:
@@ -569,19 +453,6 @@ def test_a_source_without_rows_gives_an_empty_table_where_it_has_columns(corpus:
             map_rows(source, lengths, tmp_path / "out")
 
 
-def test_rows_that_all_failed_are_no_empty_table(corpus: Path, tmp_path: Path) -> None:
-    """That is a function to mend, not a result."""
-    with pytest.raises(InputError, match=r"No rows came out of .*function_failed 160"):
-        map_rows(corpus, lambda rows: rows["none"], tmp_path / "out", on_error="reject")
-
-
-def test_a_budget_that_is_too_small_is_refused_with_what_would_do(corpus: Path, tmp_path: Path) -> None:
-    """Before anything is read."""
-    settings = settings_of({"source": corpus, "function": lengths, "out": tmp_path / "out", "memory": "20MB"})
-    with pytest.raises(ResourceError, match=r"at least memory='\d+MB'"):
-        run_map(settings)
-
-
 @pytest.mark.parametrize(
     ("option", "told"),
     [
@@ -610,50 +481,7 @@ def test_settings_are_checked(option: dict[str, Any], told: str | None) -> None:
     assert told in str(caught.value)
 
 
-def test_names_of_hf_mean_the_same() -> None:
-    """num_proc, features, new_fingerprint, input_columns; and what is left out there may be None."""
-    given = {"num_proc": 3, "new_fingerprint": "v", "input_columns": "text", "remove_columns": ["a"], "desc": None}
-    settings = settings_of({"source": "x", "function": lengths, "out": "o", "keep_in_memory": False, **given})
-    assert (settings.workers, settings.key, settings.input_columns) == (3, "v", ("text",))
-
-
 # ---- processes and kills ----
-
-SCRIPT = """
-import os, signal, sys, time
-from pathlib import Path
-import milldam.mapping, milldam.stores.table.manifest, milldam.run.records
-folder, out, death, workers = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
-DIE = signal.SIGKILL
-
-def kill_all(*_):
-    os.killpg(0, DIE)
-
-class Doubler:  # a class of __main__, which worker processes know nothing of
-    def __call__(self, value):
-        return 2 * value
-
-double = Doubler()
-
-def work(batch):
-    if not (folder / "alive").exists() and death == "unit" and 505 in batch["id"]:
-        kill_all()
-    return {"n": [double(len(text)) for text in batch["text"]]}
-
-if death == "record":
-    add = milldam.run.records.Records.add
-    count = iter(range(100))
-    milldam.run.records.Records.add = lambda self, made: kill_all() if next(count) == 3 else add(self, made)
-if death in ("manifest", "cleaning"):
-    write = milldam.stores.table.manifest.TableManifest.write
-    def dying(self, folder):
-        if death == "cleaning":
-            write(self, folder)
-        kill_all()
-    milldam.stores.table.manifest.TableManifest.write = dying
-table = milldam.mapping.map(str(folder), work, out, shard_size=1, batch_size=9, workers=workers, key="v1")
-print(len(table), table.fingerprint)
-"""
 
 
 def run_script(script: Path, *arguments: object, code: int) -> str:
@@ -666,24 +494,6 @@ def run_script(script: Path, *arguments: object, code: int) -> str:
     )
     assert done.returncode == code, done.stderr
     return done.stdout
-
-
-@pytest.mark.parametrize(
-    ("death", "workers"),
-    first_quick([("unit", 2), ("record", 1), ("manifest", 1), ("cleaning", 1)]),
-)
-def test_killed_anywhere_the_rerun_makes_the_same_bytes(corpus: Path, tmp_path: Path, death: str, workers: int) -> None:
-    """SIGKILL for the whole group: in a unit, between a shard and its record, at the manifest, before clearing up."""
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    out, undisturbed = tmp_path / "out", tmp_path / "undisturbed"
-    run_script(script, corpus, out, death, workers, code=-signal.SIGKILL)
-    assert (out / "milldam-table.json").exists() == (death == "cleaning")
-    run_script(script, corpus, out, "none", 1, code=0)
-    function = lambda batch: {"n": [2 * len(text) for text in batch["text"]]}  # noqa: E731
-    map_rows(corpus, function, undisturbed, shard_size=1, batch_size=9)
-    assert shard_hashes(out) == shard_hashes(undisturbed) and leftovers(out) == []
-    assert len(list(out.iterdir())) == len(list(undisturbed.iterdir()))
 
 
 def test_stopped_while_a_changed_table_is_made_the_old_one_stays_whole(corpus: Path, tmp_path: Path) -> None:
@@ -745,29 +555,6 @@ def test_what_cant_be_sent_to_workers_is_said(corpus: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_the_function_runs_in_the_program_only_when_that_is_asked_for(tmp_path: Path) -> None:
-    """What it loads and keeps must not stay in the program. A first row that is large leaves the others their workers;
-    a single worker is a process of its own, too."""
-    folder = tmp_path / "in"
-    folder.mkdir()
-    for number in range(4):
-        lines = [{"text": "x" * 6_000_000}] * (number == 0) + [{"text": "y" * 1000}] * 50
-        (folder / f"{number}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-    def where(batch: dict[str, Any]) -> dict[str, Any]:
-        several = [text * 25 for text in batch["text"]]  # 150 MB for the large one
-        return {"process": [os.getpid()] * len(several)}
-
-    options: dict[str, Any] = {"batch_bytes": "1MB", "memory": "450MB", "remove_columns": "all"}
-    for shards in (1, 2):
-        table = map_rows(folder, where, tmp_path / str(shards), workers=2, shards=shards, **options)
-        assert table.report is not None and table.report.workers == shards
-        assert os.getpid() not in table["process"].to_pylist()
-    here = map_rows(folder, where, tmp_path / "here", workers=1, **options)
-    assert set(here["process"].to_pylist()) == {os.getpid()}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "copies", "words"),
     [("words without end " * 650, 850, "[text.split() for text in batch['text']]"), ("x" * 40_000_000, 1, "['']")],
@@ -824,40 +611,6 @@ def test_workers_refuse_a_module_that_was_edited_and_not_reloaded(
         map_rows(corpus, cleaned, tmp_path / "out", workers=2, **options)
     table = map_rows(corpus, cleaned, tmp_path / "out", workers=1, **options)
     assert set(table["v"].to_pylist()) == {"old"}
-
-
-def test_workers_work_with_the_code_that_was_hashed(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A script is edited during the run: nothing of the new code is recorded under the old key."""
-    from milldam.mapping import job
-
-    script = tmp_path / "users_script.py"
-    script.write_text('def f(batch): return {"v": ["old"] * len(batch["text"])}\n')
-    make = job.MapJob.stages
-
-    def edited(self: Any, *given: Any) -> Any:
-        script.write_text(script.read_text().replace("old", "new"))
-        return make(self, *given)
-
-    options: dict[str, Any] = {"shards": 4, "remove_columns": "all", "workers": 2}
-    with monkeypatch.context() as patched:
-        patched.setattr(job.MapJob, "stages", edited)
-        with pytest.raises(ConfigError, match="edited since it was loaded"):
-            map_rows(corpus, f"{script}:f", tmp_path / "out", **options)
-    table = map_rows(corpus, f"{script}:f", tmp_path / "out", **options)
-    assert set(table["v"].to_pylist()) == {"new"}
-
-
-def test_a_cache_that_the_probe_filled_is_no_edit(corpus: Path, tmp_path: Path) -> None:
-    """The first batch runs in this process; what it left in a captured dict travels to the workers."""
-    seen: dict[str, int] = {}
-
-    def remember(batch: dict[str, Any]) -> dict[str, Any]:
-        return {"n": [seen.setdefault(text, len(text)) for text in batch["text"]]}
-
-    table = map_rows(corpus, remember, tmp_path / "out", shards=2, workers=2)
-    assert [row["n"] for row in table] == expected()
 
 
 # ---- what must not be lost ----
@@ -938,19 +691,6 @@ def test_a_table_is_input_of_other_jobs(corpus: Path, tmp_path: Path) -> None:
 
 
 # ---- what is told, and what is left ----
-
-
-def test_a_table_tells_what_the_run_did(corpus: Path, tmp_path: Path) -> None:
-    """Reused units and what changed, without a log; a table that is opened by its path has no run to tell of."""
-    out = tmp_path / "out"
-    map_rows(corpus, lengths, out, shard_size=1)
-    write_file(corpus, 5, word="longer")
-    report = map_rows(corpus, lengths, out, shard_size=1).report
-    assert report is not None
-    assert report.reused == FILES - 1
-    assert "05.jsonl.gz" in str(report) and f"{FILES - 1} of {FILES} units reused" in str(report)
-    assert report.memory["budget"] > 0
-    assert Table(out).report is None
 
 
 def test_a_finished_table_keeps_no_list_of_addresses(corpus: Path, tmp_path: Path) -> None:

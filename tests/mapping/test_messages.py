@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import subprocess
@@ -16,12 +15,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from milldam.errors import ConfigError, InputError
 from milldam.mapping import map as map_rows
-from milldam.sources.batch import Places
 
 ROWS = 5
 
@@ -90,38 +86,11 @@ def test_rows_are_counted_with_those_that_could_not_be_read(tmp_path: Path) -> N
     assert reject["row"] == 4 and "origin" not in reject
 
 
-@given(st.lists(st.lists(st.booleans(), max_size=6), max_size=5), st.integers(1, 5), st.integers(0, 3))
-def test_places_are_those_of_every_row(files: list[list[bool]], size: int, before: int) -> None:
-    """Whatever is left out, in batches of any size."""
-    places, wanted = Places(before), list[tuple[str, int]]()
-    for name, kept in enumerate(files):
-        places.begin(str(name))
-        good = [row for row, sound in enumerate(kept) if sound]
-        for row, sound in enumerate(kept):
-            if not sound:
-                places.skip(sum(one < row for one in good))
-        places.count(len(good))
-        wanted += [(str(name), row) for row in good]
-    wanted = wanted[before:]
-    for begin in range(0, len(wanted), size):
-        places.forget(begin)
-        end = min(len(wanted), begin + size)
-        found = places.of(begin, end)
-        assert [(one.file, row) for one in found for row in range(one.first, one.last + 1)] == wanted[begin:end]
-
-
 # ---- memory ----
 
 
 def keeper(batch: dict[str, Any]) -> Any:
     vars(sys).setdefault("kept_by_test", []).append(b"x" * 20_000_000)
-
-
-def test_a_function_that_keeps_memory_goes_on_in_small_units(tmp_path: Path) -> None:
-    """Workers are replaced between units: what the error below advises works."""
-    path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": "a"}) + "\n" for _ in range(14)))
-    assert len(map_rows(path, keeper, tmp_path / "out", memory="300MB", workers=2, shards=14)) == 14
 
 
 KEEPING = """
@@ -178,20 +147,6 @@ def keep_all(batch: dict[str, Any]) -> Any:
 
 
 # ---- what is said ----
-
-
-def test_rejected_rows_are_a_warning_and_the_plan_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Once, with reason and place; a second time there is nothing new to say."""
-    source = write_files(tmp_path / "in", "jsonl")
-    with caplog.at_level(logging.INFO, "milldam"):
-        map_rows(source, picky, tmp_path / "out", on_error="reject")
-    (warning,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
-    assert "rejected: 1 (function_failed 1), in " in warning and warning.endswith("rejects.jsonl")
-    plan = next(one.getMessage() for one in caplog.records if one.getMessage().startswith("plan: "))
-    assert plan.startswith("plan: 1 of 1 units to do; ") and "WorkPlan" not in caplog.text
-    caplog.clear()
-    map_rows(source, picky, tmp_path / "out", on_error="reject")
-    assert caplog.text == ""
 
 
 def test_hints_for_what_newcomers_do(tmp_path: Path) -> None:

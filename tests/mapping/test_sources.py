@@ -9,7 +9,6 @@ import gzip
 import io
 import json
 import lzma
-import os
 import pickle
 import subprocess
 import sys
@@ -115,28 +114,6 @@ def test_units_cover_every_row_once_in_order(
     assert [unit.key for unit in made.units()] == keys(path, folder / "other", shard_size=shard_size, shards=shards)
 
 
-@FILES_AT_HAND
-@given(
-    st.lists(st.text("ab \n\r", max_size=30), min_size=1, max_size=8),
-    st.integers(1, 60),
-    st.sampled_from(["file", "line", "paragraph", "##"]),
-)
-def test_units_of_plain_text_cover_every_document_once(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str], shard_size: int, documents: str
-) -> None:
-    """Cut however small, text files give the documents that one unit gives, each with the name of its file."""
-    spool = tmp_path_factory.mktemp("spool")
-    folder = tmp_path_factory.mktemp("texts")
-    for number, text in enumerate(texts):
-        (folder / f"{number}.txt").write_text(text, newline="")
-    rules = {"separator": "##"} if documents == "##" else {"documents": documents}
-    whole = read(plan(folder, spool / "a", shard_size=10**6, **rules))
-    assert read(plan(folder, spool / "b", shard_size=shard_size, **rules)) == whole
-    assert read(plan(folder, spool / "c", shards=3, **rules)) == whole
-    if documents == "file":
-        assert [row["text"] for row in whole] == texts
-
-
 @pytest.mark.parametrize("ending", ["gz", "bz2", "xz"])
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "arrow-file"])
 def test_compressed_files_are_a_unit_each(tmp_path: Path, kind: str, ending: str) -> None:
@@ -148,88 +125,6 @@ def test_compressed_files_are_a_unit_each(tmp_path: Path, kind: str, ending: str
     made = plan(packed, tmp_path / "spool", shard_size=100)
     assert read(made) == ROWS
     assert len(list(made.units())) == 1
-
-
-def test_json_rows_are_as_they_are(tmp_path: Path) -> None:
-    """JSON keeps its values of any type; a field that a row lacks is None; columns choose."""
-    records = [{"a": 1, "b": {"c": [1, "x", None]}}, {"a": "two"}, {"d": 1.5}]
-    path = write_jsonl(tmp_path / "a.jsonl", records)
-    names = ["a", "b", "d"]
-    assert read(plan(path, tmp_path)) == [{name: record.get(name) for name in names} for record in records]
-    assert read(plan(path, tmp_path, columns=("d", "a")))[1] == {"d": None, "a": "two"}
-
-
-def test_broken_records_are_rejected_with_their_place(tmp_path: Path) -> None:
-    """Lines that are no object, no JSON or no UTF-8, and rows of another width, go aside; strict stops at the first."""
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n[2]\n{"a":\n{"a": "\xff"}\n{"a": "\\ud800"}\n\n{"a": 3}')
-    rejects: list[Reject] = []
-    assert read(plan(path, tmp_path), rejects) == [{"a": 1}, {"a": 3}]
-    assert [(one.line, one.reason) for one in rejects] == [
-        (2, "no_object"),
-        (3, "bad_json"),
-        (4, "not_utf8"),
-        (5, "not_utf8"),
-    ]
-    assert len(read(plan(path, tmp_path, invalid_utf8="replace"))) == 4
-    with pytest.raises(InputError, match=r"a\.jsonl:2"):
-        read(plan(path, tmp_path, strict=True))
-    table = tmp_path / "b.csv"
-    table.write_bytes(b"x,y\n1,2\n3\n\xff,4\n5,6\n")
-    rejects = []
-    assert read(plan(table, tmp_path), rejects) == [{"x": "1", "y": "2"}, {"x": "5", "y": "6"}]
-    assert [(one.line, one.reason) for one in rejects] == [(3, "bad_row"), (4, "not_utf8")]
-
-
-@pytest.mark.parametrize("format", ["parquet", "arrow"])
-def test_a_table_string_that_is_no_utf8_rejects_its_row(tmp_path: Path, format: str) -> None:
-    """Its other rows and nulls are kept; "replace" keeps the row too; a nested one is found as well."""
-    raw = pa.array([b"good", b"\xff", None, b"also"], pa.binary())
-    text = pa.StringArray.from_buffers(4, raw.buffers()[1], raw.buffers()[2], raw.buffers()[0])
-    lists = pa.ListArray.from_arrays(pa.array([0, 1, 1, 2, 3], pa.int32()), text.take(pa.array([0, 1, 3])))
-    table = pa.table({"text": text, "n": [0, 1, 2, 3], "tags": lists})
-    path = tmp_path / f"a.{format}"
-    if format == "parquet":
-        pq.write_table(table, path)
-    else:
-        with pa.ipc.new_file(path, table.schema) as writer:
-            writer.write_table(table)
-    rejects: list[Reject] = []
-    assert read(plan(path, tmp_path, columns=("text", "n")), rejects) == [
-        {"text": "good", "n": 0},
-        {"text": None, "n": 2},
-        {"text": "also", "n": 3},
-    ]
-    assert [(one.row, one.reason) for one in rejects] == [(1, "not_utf8")]
-    assert read(plan(path, tmp_path, columns=("text",), invalid_utf8="replace"))[1] == {"text": "\ufffd"}
-    assert [row["n"] for row in read(plan(path, tmp_path, columns=("n", "tags")))] == [0, 1, 3]
-
-
-def test_parquet_batches_are_bounded_whatever_its_metadata_says(tmp_path: Path) -> None:
-    """Texts stored once and repeated, and long runs of one number, are decoded a few rows at a time."""
-    table = pa.table({"text": ["y" * 100_000] * 80, "ids": [[7] * 50_000] * 80})
-    path = tmp_path / "a.parquet"
-    pq.write_table(table, path)
-    assert path.stat().st_size < 10**6
-    for columns in (("text",), ("ids",)):
-        made = plan(path, tmp_path, columns=columns)
-        (unit,) = made.units()
-        sizes = [rows.nbytes for rows in made.reader.read(unit, lambda reject: None, Places())]
-        assert max(sizes) <= 4 << 20 < sum(sizes)
-
-
-def test_a_giant_row_comes_whole(tmp_path: Path) -> None:
-    """Documents of many blocks, as text and in JSON, are one row; one that is no UTF-8 at its end is rejected."""
-    text = "é" * 3_000_000
-    (tmp_path / "a.txt").write_text(text)
-    (tmp_path / "b.txt").write_bytes(text.encode() + b"\xff")
-    write_jsonl(tmp_path / "c.jsonl", [{"text": "small"}, {"text": text}, {"text": "last"}])
-    rejects: list[Reject] = []
-    assert [row["text"] for row in read(plan(tmp_path / "a.txt", tmp_path / "s"))] == [text]
-    assert read(plan(tmp_path / "b.txt", tmp_path / "s"), rejects) == []
-    assert [one.reason for one in rejects] == ["not_utf8"]
-    found = read(plan(tmp_path / "c.jsonl", tmp_path / "s", shard_size=10_000))
-    assert [row["text"] for row in found] == ["small", text, "last"]
 
 
 def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -259,22 +154,6 @@ def test_slices_of_a_split_take_exactly_these_rows(tmp_path: Path, kind: str) ->
     assert numbered[-1].first_row is not None and numbered[-1].first_row > 30
 
 
-def test_folders_globs_lists_and_addresses_are_read(tmp_path: Path) -> None:
-    """As everywhere: a folder to the bottom, a pattern, several paths, an fsspec address."""
-    import fsspec
-
-    (tmp_path / "d" / "e").mkdir(parents=True)
-    write_jsonl(tmp_path / "d" / "a.jsonl", [{"n": 1}])
-    write_jsonl(tmp_path / "d" / "e" / "b.jsonl", [{"n": 2}])
-    both = [{"n": 1}, {"n": 2}]
-    assert read(plan(tmp_path / "d", tmp_path / "s")) == both
-    assert read(plan(f"{tmp_path}/d/**/*.jsonl", tmp_path / "s")) == both
-    assert read(plan([tmp_path / "d" / "e", str(tmp_path / "d" / "a.jsonl")], tmp_path / "s")) == both[::-1]
-    with fsspec.open("memory://rows/a.jsonl", "wb") as file:
-        file.write(b'{"n": 1}\n' * 100)
-    assert len(read(plan("memory://rows/a.jsonl", tmp_path / "s", shard_size=100))) == 100
-
-
 def test_standard_input_is_copied_once_and_read_by_units(tmp_path: Path) -> None:
     """Rows of a pipe are there in full, called "-", and said to be not identifiable."""
     program = (
@@ -299,15 +178,6 @@ def test_a_number_of_shards_is_met_exactly_where_there_are_pieces(sizes: list[in
     groups = list(evenly(sizes, int, shards, count=len(sizes), total=sum(sizes)))
     assert len(groups) == min(shards, len(sizes)) and [] not in groups
     assert [size for group in groups for size in group] == sizes
-
-
-@pytest.mark.parametrize("shards", [1, 3, 16])
-def test_shards_of_a_large_file_are_even(tmp_path: Path, shards: int) -> None:
-    """Cut by number, a file of lines gives that many units of nearly one size."""
-    path = write_jsonl(tmp_path / "a.jsonl", ({"n": k} for k in range(5000)))
-    sizes = [unit.size for unit in plan(path, tmp_path, shards=shards).units()]
-    assert len(sizes) == shards
-    assert max(sizes) - min(sizes) <= sum(sizes) / shards / 4
 
 
 # ---- datasets ----
@@ -344,16 +214,6 @@ def test_a_data_set_gives_its_rows_in_its_order(tmp_path: Path, saved: Any) -> N
     assert read(plan(saved, tmp_path, columns=("text",)))[3] == {"text": "xxx"}
 
 
-def test_a_data_set_is_known_by_its_fingerprint_and_files(tmp_path: Path, saved: Any) -> None:
-    """Loaded again it is the same; with its files changed it is not."""
-    import datasets
-
-    first = plan(saved, tmp_path).identity
-    assert plan(datasets.load_from_disk(str(tmp_path / "saved")), tmp_path).identity == first
-    os.utime(saved.cache_files[0]["filename"], ns=(1, 1))
-    assert plan(saved, tmp_path).identity != first
-
-
 def test_a_dict_of_data_sets_needs_a_split(tmp_path: Path, saved: Any) -> None:
     """Named, sliced, or summed; a dataset without splits refuses one, as it does a transform."""
     import datasets
@@ -368,15 +228,6 @@ def test_a_dict_of_data_sets_needs_a_split(tmp_path: Path, saved: Any) -> None:
         plan(both, tmp_path, split="dev")
     with pytest.raises(ConfigError, match="transform"):
         plan(saved.with_transform(lambda rows: rows), tmp_path)
-
-
-def test_a_saved_data_set_with_indices_is_refused_as_a_folder(tmp_path: Path, saved: Any) -> None:
-    """Its folder can be read when its rows are in order, and says what to do when they are not."""
-    assert [row["n"] for row in read(plan(tmp_path / "saved", tmp_path / "s"))] == list(range(100))
-    state = tmp_path / "saved" / "state.json"
-    state.write_text(json.dumps(json.loads(state.read_text()) | {"_indices_files": [{"filename": "i.arrow"}]}))
-    with pytest.raises(InputError, match="flatten_indices"):
-        plan(tmp_path / "saved", tmp_path / "s")
 
 
 def test_a_large_data_set_in_memory_goes_through_the_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -490,42 +341,7 @@ def test_a_streamed_data_set_is_known_by_its_key_alone(tmp_path: Path, saved: An
     assert [unit.key for unit in named.units()] == [unit.key for unit in made.units()]
 
 
-def test_a_generator_that_cannot_be_hashed_says_why(tmp_path: Path) -> None:
-    """Nothing is guessed: the reason names what it holds."""
-    handle = (tmp_path / "x").open("w")
-
-    def rows() -> Iterator[dict[str, Any]]:
-        yield {"name": handle.name}
-
-    made = plan(rows, tmp_path / "a")
-    handle.close()
-    assert made.unidentified is not None and "handle" in made.unidentified
-    assert plan(count_to_three, tmp_path / "b").unidentified is None
-
-
-def count_to_three() -> Iterator[dict[str, Any]]:
-    yield from count_to(3)
-
-
 # ---- tables of ours ----
-
-
-def test_a_table_of_ours_is_read_shard_by_shard(tmp_path: Path) -> None:
-    """In the order of its manifest, also after an unfinished one was refused."""
-    from milldam.stores.table.manifest import TableManifest, TableSchema, TableShard
-
-    schema = pa.schema([("n", pa.int64())])
-    for name in ("b", "a"):
-        with pa.ipc.new_stream(tmp_path / f"rows-{name}.arrow", schema) as writer:
-            writer.write_batch(pa.record_batch([pa.array([ord(name)])], schema=schema))
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "lock").touch()
-    with pytest.raises(InputError, match="an unfinished table"):
-        plan(tmp_path, tmp_path / "s")
-    sizes = {name: (tmp_path / f"rows-{name}.arrow").stat().st_size for name in "ab"}
-    shards = tuple(TableShard(f"rows-{name}.arrow", 1, sizes[name], name) for name in ("b", "a"))
-    TableManifest(TableSchema.of(schema), {}, {}, {}, shards).write(tmp_path)
-    assert read(plan(tmp_path, tmp_path / "s")) == [{"n": ord("b")}, {"n": ord("a")}]
 
 
 # ---- what names a source ----
@@ -554,13 +370,6 @@ def test_a_key_does_not_hide_what_a_source_in_memory_holds(made_of: Any, tmp_pat
     one, other = [{"t": "aa"}], [{"t": "bb"}]
     assert fingerprint(one, "v1") == fingerprint([{"t": "aa"}], "v1")
     assert len({fingerprint(one, "v1"), fingerprint(other, "v1"), fingerprint(one, "v2"), fingerprint(one, None)}) == 4
-
-
-def test_a_list_that_cant_be_hashed_is_not_identified(tmp_path: Path) -> None:
-    """Without a key nothing that was made of it may be reused."""
-    rows = [{"t": lambda: None}]
-    assert "can't be hashed" in str(look_up(rows, tmp_path).unidentified)
-    assert look_up(rows, tmp_path, source_key="v1").unidentified is None
 
 
 @pytest.mark.parametrize("address", ["https://host/a.txt?X-Amz-Signature=secret", "s3://me:secret@host/a.txt"])

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kit.jobs import run_apart
 
 from milldam.errors import ConfigError
 from milldam.mapping.identity import identify
@@ -48,14 +46,6 @@ def test_ids_are_those_of_huggingface(encode: TextEncoder, huggingface: Any, tex
     assert all(ids.dtype == np.uint16 for ids in found)
 
 
-def test_a_text_comes_alone_or_in_any_kind_of_list(encode: TextEncoder) -> None:
-    """A string gives an array; lists, numpy and Arrow arrays give lists of arrays."""
-    alone = encode("some text").tolist()
-    kinds = (["some text", None], np.array(["some text", None], object), pa.array(["some text", None]))
-    for texts in (*kinds, pa.chunked_array([["some text"], [None]])):
-        assert [ids.tolist() for ids in encode(texts)] == [alone, []]
-
-
 @pytest.mark.slow
 def test_a_giant_run_without_spaces_has_the_ids_of_the_whole(encode: TextEncoder, huggingface: Any) -> None:
     """Cut in pieces, beside small texts, in order."""
@@ -63,31 +53,6 @@ def test_a_giant_run_without_spaces_has_the_ids_of_the_whole(encode: TextEncoder
     first, found, last = encode(["before", giant, "after"])
     assert np.array_equal(found, huggingface.encode(giant).ids)
     assert [first.tolist(), last.tolist()] == [huggingface.encode(text).ids for text in ("before", "after")]
-
-
-def test_memory_stays_within_bounds() -> None:
-    """The encoder remembers each run, ten times its bytes; what it took is given back again and again."""
-    program = """
-import random, sys
-from milldam.mapping import text_encoder
-from milldam.memory import usage
-
-text_encoder.GIANT_CACHE_BYTES = 8 << 20
-encode = text_encoder.TextEncoder(sys.argv[1])
-grown = []
-for seed in range(4):
-    encode("".join(random.Random(seed).choices("abcdefghijklmnopqrstuvwxyz", k=1_100_000)))
-    grown.append(usage().anonymous)
-print(grown[-1] - grown[0])
-"""
-    assert int(run_apart(program, GPT2)) < 24 << 20
-
-
-def test_begin_and_end_tokens(encode: TextEncoder) -> None:
-    """On demand, around each text that has tokens."""
-    around = TextEncoder(GPT2, eos="auto", bos="<|endoftext|>", encoder="huggingface")
-    assert around("some text").tolist() == [50256, *encode("some text").tolist(), 50256]
-    assert around("").tolist() == []
 
 
 def test_the_text_of_a_special_token(encode: TextEncoder) -> None:
@@ -114,18 +79,6 @@ def test_tokenizers_as_objects(encode: TextEncoder, huggingface: Any) -> None:
     assert cut.truncation is not None
     with pytest.raises(ConfigError, match="no tokenizer"):
         TextEncoder(3)
-
-
-@pytest.mark.slow
-def test_a_tokenizer_that_only_huggingface_knows() -> None:
-    """Unigram, with a mark at each word's start."""
-    encode = TextEncoder(FOLDER / "t5")
-    theirs = tokenizers.Tokenizer.from_file(str(FOLDER / "t5/tokenizer.json"))
-    theirs.no_truncation()
-    theirs.no_padding()
-    texts = ["A text, and one more.", letters(150_000)]
-    for text, ids in zip(texts, encode(texts), strict=True):
-        assert np.array_equal(ids, theirs.encode(text, add_special_tokens=False).ids)
 
 
 def test_it_pickles_and_is_identified(encode: TextEncoder) -> None:

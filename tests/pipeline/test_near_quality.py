@@ -13,8 +13,6 @@ import pytest
 from tests.kit.jobs import demo_texts, set_aside, write_lines
 from tests.kit.preprocess_jobs import lines_job, make_words, preprocess, summary_of, texts_in
 
-from milldam.pipeline import near_examples
-
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 DOCUMENTS, PARTS = 1500, 6
 
@@ -122,11 +120,8 @@ def test_a_corpus_without_templates_is_not_warned_of(store: Path, tmp_path: Path
     assert summary_of(store)["warnings"]
 
 
-@pytest.mark.parametrize("may_be_read", [0, near_examples.READ_BYTES])
-def test_texts_of_units_that_were_done_before_are_read_again_as_far_as_they_may(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_be_read: int
-) -> None:
-    """Where they may not, the figures are told all the same."""
+def test_texts_of_units_that_were_done_before_are_not_read_again(tmp_path: Path) -> None:
+    """The figures and places are told all the same."""
     rng = random.Random("again")
     texts = [make_words(rng, 1000) for _ in range(20)]
     (tmp_path / "corpus").mkdir()
@@ -134,9 +129,8 @@ def test_texts_of_units_that_were_done_before_are_read_again_as_far_as_they_may(
     settings = {"dedup": "near", "shard_size": "300KB"}
     preprocess(tmp_path / "out", tmp_path / "corpus", **settings)
     write_lines(tmp_path / "corpus" / "b.jsonl", [make_words(rng, 40_000)])
-    monkeypatch.setattr(near_examples, "READ_BYTES", may_be_read)
     preprocess(tmp_path / "out", tmp_path / "corpus", **settings)
     summary = summary_of(tmp_path / "out")
     assert summary["reused"] == 1
-    shown = [pair[side]["text"] for pair in summary["near"]["worst"] for side in ("dropped", "kept")]
-    assert [text is not None for text in shown] == [may_be_read > 0] * 20
+    shown = [pair[side] for pair in summary["near"]["worst"] for side in ("dropped", "kept")]
+    assert [(side["text"], side["line"] > 0) for side in shown] == [(None, True)] * 20

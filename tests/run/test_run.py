@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import threading
 import time
@@ -406,8 +405,8 @@ def test_where_a_job_begins_follows_from_settings_and_input(tmp_path: Path, fini
 
 
 def test_tasks_record_beside_each_other_and_the_run_gathers_them(tmp_path: Path) -> None:
-    """Each task appends to a file of its own; whoever goes on alone finds all of them in one. A unit that two tasks did,
-    since another number of them came the second time, counts once."""
+    """Each task appends to a file of its own; whoever goes on alone finds all of them in one. A unit that two tasks
+    did, since another number of them came the second time, counts once."""
     start(tmp_path, units(4))
     with task_of(tmp_path, 0) as first, task_of(tmp_path, 1) as second:
         records_of(first).add(record(tmp_path, 0))

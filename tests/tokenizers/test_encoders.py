@@ -25,14 +25,7 @@ from milldam.errors import ConfigError
 from milldam.files import user_cache
 from milldam.run.pools import BATCHES_BYTES
 from milldam.tokenizers import encoders, proof
-from milldam.tokenizers.encoders import (
-    GIGATOKEN,
-    HUGGINGFACE,
-    FrugalEncoder,
-    encode_each,
-    json_model_type,
-    make_encoder,
-)
+from milldam.tokenizers.encoders import GIGATOKEN, HUGGINGFACE, Encoder, encode_each, json_model_type
 from milldam.tokenizers.proof import HARD_STRINGS, Choice, choose_encoder, expected_ids
 
 BOTH = (GIGATOKEN, HUGGINGFACE)
@@ -49,7 +42,7 @@ def demo_json(demo_tokenizer: Path) -> str:
 @pytest.fixture(scope="module")
 def both(demo_json: str) -> dict[str, Any]:
     """The demo tokenizer in both encoders; special tokens' text is text."""
-    return {name: make_encoder(name, demo_json, plain_specials=True, threads=1) for name in BOTH}
+    return {name: Encoder(name, demo_json, plain_specials=True) for name in BOTH}
 
 
 def changed(tokenizer_json: str, change: Callable[[dict[str, Any]], None]) -> str:
@@ -97,7 +90,7 @@ def test_the_text_of_a_special_token_is_text_or_that_token_as_asked(
     demo_json: str, name: str, plain: bool, text: str
 ) -> None:
     """By both encoders alike."""
-    encoder = make_encoder(name, demo_json, plain_specials=plain, threads=1)
+    encoder = Encoder(name, demo_json, plain_specials=plain)
     ids = encode_each(encoder, [text])[0].tolist()
     assert ids == whole(demo_json, text, plain=plain)
     assert (0 in ids) is not plain
@@ -105,7 +98,7 @@ def test_the_text_of_a_special_token_is_text_or_that_token_as_asked(
 
 def test_the_text_of_a_special_token_is_text_to_unigram_too(unigram_json: str) -> None:
     """No text of the input can make a special token."""
-    encoder = make_encoder(HUGGINGFACE, unigram_json, plain_specials=True, threads=1)
+    encoder = Encoder(HUGGINGFACE, unigram_json, plain_specials=True)
     special = tokenizers.Tokenizer.from_str(unigram_json).token_to_id("</s>")
     assert special not in encoder.encode_text(b"one </s> two</s>").tolist()
 
@@ -114,7 +107,7 @@ def test_the_text_of_a_special_token_is_text_to_unigram_too(unigram_json: str) -
 def test_many_threads_give_what_one_gives(demo_json: str, name: str) -> None:
     """In the same order."""
     texts = [f"text number {n} " * (n % 50) for n in range(300)]
-    one, many = (make_encoder(name, demo_json, plain_specials=True, threads=threads) for threads in (1, 4))
+    one, many = (Encoder(name, demo_json, plain_specials=True, threads=threads) for threads in (1, 4))
     assert [ids.tolist() for ids in encode_each(one, texts)] == [ids.tolist() for ids in encode_each(many, texts)]
 
 
@@ -122,7 +115,7 @@ def test_many_threads_give_what_one_gives(demo_json: str, name: str) -> None:
 @pytest.mark.parametrize("many", [["short"] * 100_001, ["long text " * 100_000] * 17])
 def test_a_batch_gives_what_single_documents_give(demo_json: str, threads: int, many: list[str]) -> None:
     """Many short documents, or many megabytes for several threads, are encoded in another way than a few."""
-    encoder = make_encoder(GIGATOKEN, demo_json, plain_specials=True, threads=threads)
+    encoder = Encoder(GIGATOKEN, demo_json, plain_specials=True, threads=threads)
     texts = [*HARD_STRINGS, "", "a"]
     singly = [encoder.encode_text(text.encode()).tolist() for text in texts]
     assert [ids.tolist() for ids in encode_each(encoder, texts)] == singly
@@ -133,7 +126,7 @@ def test_a_batch_gives_what_single_documents_give(demo_json: str, threads: int, 
 @pytest.mark.parametrize("name", BOTH)
 def test_a_renewed_encoder_is_the_same_encoder(demo_json: str, name: str) -> None:
     """Only its caches are gone."""
-    encoder = make_encoder(name, demo_json, plain_specials=True, threads=1)
+    encoder = Encoder(name, demo_json, plain_specials=True)
     before = encode_each(encoder, HARD_STRINGS)
     encoder.renew()
     assert all(map(np.array_equal, before, encode_each(encoder, HARD_STRINGS)))
@@ -150,17 +143,16 @@ def test_an_encoder_says_its_name_and_version(both: dict[str, Any], name: str) -
     ("grown", "renewed"), [([10, 10], 0), ([10, 25], 0), ([10, 99, 20], 0), ([10, 99, 95, 30], 1), ([90, 99], 0)]
 )
 def test_a_frugal_encoder_is_renewed_when_the_process_has_grown(
-    both: dict[str, Any], monkeypatch: pytest.MonkeyPatch, grown: list[int], renewed: int
+    both: dict[str, Any], demo_json: str, monkeypatch: pytest.MonkeyPatch, grown: list[int], renewed: int
 ) -> None:
     """Not while there is room, nor when giving back what allocators keep is enough, nor for what was there before."""
     seen = iter(grown)
     monkeypatch.setattr(encoders, "usage", lambda: SimpleNamespace(anonymous=next(seen) << 20))
     monkeypatch.setattr(encoders, "release", lambda: None)
-    frugal = FrugalEncoder(both[HUGGINGFACE], lambda: 50 << 20)
-    assert [ids.tolist() for ids in encode_each(frugal, ["a text"])] == [
-        both[HUGGINGFACE].encode_text(b"a text").tolist()
-    ]
-    assert frugal.renewals == renewed
+    encoder = Encoder(HUGGINGFACE, demo_json, plain_specials=True)
+    encoder.stay_within(lambda: 50 << 20)
+    assert encode_each(encoder, ["a text"])[0].tolist() == both[HUGGINGFACE].encode_text(b"a text").tolist()
+    assert encoder.renewals == renewed
 
 
 NEW_WORDS = """
@@ -170,14 +162,14 @@ import numpy as np
 import pyarrow as pa
 from milldam.memory import release
 from milldam.memory import keep_arrow_lean
-from milldam.tokenizers.encoders import GIGATOKEN, FrugalEncoder, make_encoder
+from milldam.tokenizers.encoders import GIGATOKEN, Encoder
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 
 keep_arrow_lean()
-inner = make_encoder(GIGATOKEN, Path(sys.argv[1]).read_text(), plain_specials=False, threads=1)
-encoder = FrugalEncoder(inner, lambda: int(sys.argv[2]))
+encoder = Encoder(GIGATOKEN, Path(sys.argv[1]).read_text(), plain_specials=False)
+encoder.stay_within(lambda: int(sys.argv[2]))
 rng = np.random.default_rng(0)
 texts = pa.array([b" ".join(np.char.mod(b"%d", rng.integers(10**5, 10**8, 60_000))) for _ in range(24)])
 texts = texts.cast(pa.large_string())
@@ -278,7 +270,7 @@ def test_one_wrong_sample_of_the_input_is_enough_to_fall_back(
     text = "the text of the input on which they differ"
     right = whole(demo_json, text)
     ids = [*right, 77] if wrong == "longer" else wrong
-    monkeypatch.setattr(proof, "make_encoder", lambda *_, **__: Differing(both[GIGATOKEN], text, ids))
+    monkeypatch.setattr(proof, "Encoder", lambda *_, **__: Differing(both[GIGATOKEN], text, ids))
     choice = choose("auto", demo_json, "fine", text, "fine too", folder=tmp_path)
     at = len(right) if wrong == "longer" else 0
     assert choice.encoder == HUGGINGFACE
@@ -321,7 +313,7 @@ def test_an_encoder_that_fails_while_encoding_falls_back(
         def encode(self, texts: pa.LargeStringArray) -> tuple[Any, Any]:
             raise RuntimeError("not this text")
 
-    monkeypatch.setattr(proof, "make_encoder", lambda *_, **__: Failing())
+    monkeypatch.setattr(proof, "Encoder", lambda *_, **__: Failing())
     assert choose("auto", demo_json, folder=tmp_path).encoder == HUGGINGFACE
 
 

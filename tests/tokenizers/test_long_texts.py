@@ -25,10 +25,9 @@ from tests.kit.token_pieces import (
     small_windows,
 )
 
-from milldam.tokenizers.document_encoder import DocumentEncoder
+from milldam.tokenizers.document_encoder import DocumentEncoder, NoWhiteSpaceError
 from milldam.tokenizers.encoders import GIGATOKEN, HUGGINGFACE
 from milldam.tokenizers.loading import load_tokenizer
-from milldam.tokenizers.long_texts import NoWhiteSpaceError
 
 WORDS = [
     "the",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from milldam.run.summary import Observer, Summary
 
 _SHOWING = ("as_json", "quiet")
+_SAMPLE_TOKENS = 120
 S = TypeVar("S", bound="Summary[Any]")
 
 
@@ -58,7 +59,13 @@ class JobCommand(click.Command):
             if as_json:
                 click.echo(json.dumps(told))
         elif asked is not None:
-            run_and_show(asked.run, as_json=as_json, quiet=quiet)
+            summary = run_and_show(asked.run, as_json=as_json, quiet=quiet)
+            if summary.job == "preprocess" and sys.stdout.isatty() and not (as_json or quiet or summary.up_to_date):
+                # What a model will see first.
+                from milldam.cli.inspect import show_tokens
+                from milldam.stores.tokens.reader import Store
+
+                show_tokens(Store(summary.out), 0, _SAMPLE_TOKENS)
 
 
 def array_of_command(words: Sequence[str]) -> tuple[ArrayWork[Any], dict[str, Any]]:

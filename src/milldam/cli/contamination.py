@@ -54,15 +54,15 @@ def contamination(
     from milldam.cli.summaries import make_observer
     from milldam.decontamination.deciding import warning_of
     from milldam.errors import EXIT_INTERRUPTED
-    from milldam.pipeline.contamination import Machine, evaluation_sets, find_contamination
+    from milldam.pipeline.contamination import find_contamination
     from milldam.stores.tokens.reader import Store
 
     rules["columns"] = None if rules["columns"] is None else rules["columns"].split(",")
     signal.signal(signal.SIGTERM, as_interrupt)
     try:
         with make_observer(quiet=quiet) as observer:
-            sets, machine = evaluation_sets(against, **rules), Machine(memory, workers, observer)
-            figures = find_contamination(Store(store), sets, findings=findings, machine=machine)
+            machine: dict[str, Any] = {"memory": memory, "workers": workers, "observer": observer}
+            figures = find_contamination(Store(store), against, findings=findings, **machine, **rules)
     except KeyboardInterrupt:
         click.echo("\nInterrupted. Nothing was kept.", err=True)
         sys.exit(EXIT_INTERRUPTED)

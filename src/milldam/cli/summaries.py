@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from milldam.run.summary import Observer, Snapshot, Summary
     from milldam.stores.tokens.manifest import Tally
 
+_MOMENTS = ("start", "peak", "final")
 _AUDIT = {
     "rejects": "Rejected records",
     "dropped": "Dropped documents",
@@ -60,7 +61,7 @@ def summary_lines(summary: Summary[Any]) -> list[str]:
         total = sum(summary.work.values()) or 1.0
         lines.append("Time: " + ", ".join(f"{name} {value / total:.0%}" for name, value in summary.work.items()))
     if summary.memory is not None:
-        lines.append(memory_line(summary.memory))
+        lines += memory_lines(summary.memory)
     if of_text:
         lines += _document_lines(summary)
     elif summary.dropped:
@@ -106,15 +107,14 @@ def _plain_lines(summary: Summary[Any]) -> list[str]:
     return lines
 
 
-def memory_line(memory: Mapping[str, Any]) -> str:
-    """The peak of the whole run against its budget; the report has it by stage."""
+def memory_lines(memory: Mapping[str, Any]) -> list[str]:
+    """The peak of the whole run against its budget; start, peak and final of each stage."""
     peak, budget = memory["peak"], memory["budget"]
     machines = (f"; {name} {format_size(peak)}" for name, peak in memory.get("machines", {}).items())
     share = f"{format_size(peak)} of {format_size(budget)} ({peak / budget:.0%})"
-    return (
-        f"Memory (anonymous, whole process tree): peak {share}{''.join(machines)}; "
-        f"file-backed (not counted) {format_size(memory['peak_file_backed'])}"
-    )
+    beside = f"{''.join(machines)}; file-backed (not counted) {format_size(memory['peak_file_backed'])}"
+    rows = [(name, *(format_size(one[at]) for at in _MOMENTS)) for name, one in memory["stages"].items()]
+    return [f"Memory (anonymous, whole process tree): peak {share}{beside}", *columns([("", *_MOMENTS), *rows])]
 
 
 def reason_list(reasons: Mapping[str, int]) -> str:

@@ -13,7 +13,7 @@ from milldam.config.checking import Given, checked_settings
 from milldam.config.legacy import convert, drop_superseded, is_legacy
 from milldam.config.settings import Config
 from milldam.config.yaml_values import apply_override, parse_override, read_yaml
-from milldam.errors import ConfigError
+from milldam.errors import ConfigError, os_error
 from milldam.files import in_home
 
 T = TypeVar("T")
@@ -162,7 +162,7 @@ def _text_of(path: Path) -> str:
     except IsADirectoryError:
         raise ConfigError(f"{path}: a folder; name the YAML file in it.") from None
     except OSError as error:
-        raise ConfigError(f"{path}: can't be read ({error.strerror}).") from None
+        raise os_error(error, path) from None
     except UnicodeDecodeError as error:
         line = path.read_bytes().count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}:{line}: not UTF-8 text.") from None

@@ -43,7 +43,7 @@ from milldam.dedup.keys import (
     new_mapped,
     work_folder,
 )
-from milldam.dedup.near_drops import NearDrops, NearSummary
+from milldam.dedup.near_drops import NearDrops, Shown
 from milldam.dedup.shingles import Hashes, Int64s
 from milldam.dedup.sketches import SketchFiles
 from milldam.files import NewFile
@@ -80,7 +80,7 @@ class NearResolved:
     cluster_sizes: dict[int, int] = field(default_factory=dict)
     """Documents of a cluster, the one that stays among them -> clusters of that size. From 64 on, a size stands for all
     up to twice as large."""
-    shown: NearSummary = field(default_factory=NearSummary)
+    shown: Shown = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,50 +32,15 @@ Place = tuple[int, int]
 """Unit and row of a document."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A document that was dropped, and the one that stays."""
-
-    dropped: Place
-    kept: Place
-    similarity: float
+Shown = dict[str, Any]
+"""`pairs`: (dropped, kept, similarity), the least alike first. `clusters`: a document that stays has so many `dropped`
+for it, of which `worst` is the pair that is least alike; the largest first. As JSON has it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """A document that stays, and those that were dropped for it."""
-
-    kept: Place
-    dropped: int
-    worst: Pair
-    """Of them, the one that is least like it."""
-
-
-@dataclass(frozen=True, slots=True)
-class NearSummary:
-    pairs: tuple[Pair, ...] = ()
-    """The least alike first."""
-    clusters: tuple[Cluster, ...] = ()
-    """The largest first."""
-
-    @property
-    def places(self) -> set[Place]:
-        """Of all documents in it."""
-        pairs = [*self.pairs, *(one.worst for one in self.clusters)]
-        return {place for one in pairs for place in (one.dropped, one.kept)}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> NearSummary:
-        """From what `asdict` made of it."""
-
-        def pair(one: dict[str, Any]) -> Pair:
-            (unit, row), (of_unit, of_row) = one["dropped"], one["kept"]
-            return Pair((unit, row), (of_unit, of_row), one["similarity"])
-
-        clusters = ((one["dropped"], pair(one["worst"])) for one in value["clusters"])
-        return cls(
-            tuple(map(pair, value["pairs"])), tuple(Cluster(worst.kept, count, worst) for count, worst in clusters)
-        )
+def places_of(shown: Shown) -> list[Place]:
+    """Of all documents in it, in order."""
+    pairs = [*shown["pairs"], *(one["worst"] for one in shown["clusters"])]
+    return sorted({tuple(pair[side]) for pair in pairs for side in ("dropped", "kept")})
 
 
 class NearDrops:
@@ -118,7 +82,7 @@ class NearDrops:
             largest = largest[_smallest(-self._others[largest].astype(np.int64) << 32 | largest, CLUSTERS)]
         return largest
 
-    def write(self, folder: Path) -> tuple[int, NearSummary]:
+    def write(self, folder: Path) -> tuple[int, Shown]:
         """Write the drop file; how many drops are like a document of an earlier run, and what to look at."""
         seen, first_own, largest = 0, self._table.before(0), self._largest()
         pairs, worst = np.empty((2, 3, 0), np.int64)
@@ -132,21 +96,21 @@ class NearDrops:
                 pairs = pairs[:, _smallest(pairs[2] << 48 | pairs[0], PAIRS)]
                 worst = _least_alike_of_each(np.append(worst, drops[:, np.isin(drops[1], largest)], axis=1))
             writer.commit()
-        of_each = {pair.kept: pair for pair in self._named(worst)}
+        of_each = {pair["kept"]: pair for pair in self._named(worst)}
         kept = zip(*(values.tolist() for values in self._table.named(largest)), strict=True)
         counts = self._others[largest].tolist()
-        clusters = (Cluster(one, count, of_each[one]) for one, count in zip(kept, counts, strict=True))
-        return seen, NearSummary(tuple(self._named(pairs)), tuple(clusters))
+        clusters = [{"dropped": count, "worst": of_each[one]} for one, count in zip(kept, counts, strict=True)]
+        return seen, {"pairs": self._named(pairs), "clusters": clusters}
 
     def _drops_in(self, part: slice) -> Drops:
         at = np.flatnonzero(self._kept[part]) + part.start
         return np.stack((at, self._kept[at] - 1, self._similarities[at].astype(np.int64)))
 
-    def _named(self, drops: Drops) -> list[Pair]:
+    def _named(self, drops: Drops) -> list[dict[str, Any]]:
         units, rows = (values.tolist() for values in self._table.named(drops[:2].T.reshape(-1)))
         places = list(zip(units, rows, strict=True))
-        similarities = (drops[2] / _SCALE).tolist()
-        return [Pair(*both) for both in zip(places[::2], places[1::2], similarities, strict=True)]
+        both = zip(places[::2], places[1::2], (drops[2] / _SCALE).tolist(), strict=True)
+        return [{"dropped": one, "kept": other, "similarity": similarity} for one, other, similarity in both]
 
     def _ranges(self, start: int = 0) -> Iterator[slice]:
         for at in range(start, self._table.documents, self._share):

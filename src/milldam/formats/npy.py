@@ -20,7 +20,7 @@ from milldam.formats.finding import ReadRules, SourceFile
 from milldam.formats.foreign import ForeignFile, open_foreign
 from milldam.formats.writing import Export, FileRecord, OutputFile, flat_pieces, one_document, split_parts, write_piece
 from milldam.loader.stream import TokenFile
-from milldam.stores.kinds import TokenizerFacts
+from milldam.stores.kinds import InputFacts, TokenizerFacts
 from milldam.stores.tokens.writer import Tokens
 
 if TYPE_CHECKING:
@@ -113,6 +113,8 @@ class Sidecar(TypedDict):
     tokens: int
     vocab_size: int
     tokenizer: TokenizerFacts
+    settings: dict[str, Any]
+    input: InputFacts
 
 
 def sidecar_path(npy: Path) -> Path:

@@ -1,11 +1,15 @@
-"""What a path is, and how it is opened for training: a store here or at an address, or a file of another tool.
+"""What a path is, and how it is opened for training: a store, a file of another tool, or what was made from an input.
 
-Nothing is guessed and nothing is tokenized: of an input the message says what makes a store of it.
+Nothing is tokenized here, and nothing is guessed in silence. Of an input, what was made from it and lies beside it is
+used when it is fresh, and logged: made from the same files, by name, size and time of modification. So input and result
+may move together (by `mv`, `cp -p`, `rsync -a`: what keeps the time). What is stale is refused.
 """
 
 from __future__ import annotations
 
 import glob
+import logging
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,13 +17,16 @@ from typing import Any
 
 import numpy.typing as npt
 
-from milldam.errors import ConfigError, InputError, StoreError
+from milldam.errors import ConfigError, InputError, MismatchError, StoreError
 from milldam.formats.foreign import ForeignFile, foreign_path, open_foreign
-from milldam.input_files import bare_name, files_below, kind_of, nearby
+from milldam.formats.npy import read_sidecar
+from milldam.input_files import InputState, bare_name, files_below, kind_of, nearby, version_of
 from milldam.loader.stores import Store
 from milldam.stores.kinds import TOKENS, store_kind
+from milldam.stores.place import Folder
 
 STORE_ENDING = ".milldam"
+log = logging.getLogger("milldam")
 
 
 def open_data(
@@ -37,6 +44,7 @@ def open_data(
     X.npy                           one 1-D array of integers
     X.bin and X.idx, or X           a file pair of Megatron-LM
     X.bin alone                     nanoGPT (uint16, or `dtype`); llm.c, known by its header
+    corpus.txt, other input         what was made from it and lies beside it, when it is fresh
     s3://bucket/corpus.milldam      a store at an address; `cache`, `cache_dir`, `storage_options`: see `milldam.remote`
     """
     asked = {"cache": cache, "cache_dir": cache_dir, "storage_options": storage_options}
@@ -49,12 +57,14 @@ def open_data(
         if split is not None:
             file.named_part(split)
         return file
-    if kind is None and not given.is_dir():
-        raise _no_data(given)
-    if kind is not TOKENS and (kind is not None or next(files_below(given), None) is None or _is_unfinished(given)):
+    if kind is None and not given.exists():
+        raise _nothing_there(given)
+    if kind is not None and kind is not TOKENS:
         raise StoreError(TOKENS.missing_in(given))
     if kind is None:
-        raise InputError(f"{given}: a folder of input, not a store.{_how_to_open(given)}")
+        # "." and ".." are no names, and what lies beside a folder is found by its name.
+        found = _made_from(given if given.name not in ("", "..") else given.resolve())
+        return open_data(found, split=split, dtype=dtype)
     if dtype is not None:
         raise ConfigError(f"{given}: a store knows its dtype; leave dtype out.")
     return Store(given, split=split)
@@ -74,31 +84,60 @@ def _open_remote(path: str | Path, split: str | None, dtype: npt.DTypeLike | Non
     return store
 
 
-def _is_unfinished(folder: Path) -> bool:
-    return folder.suffix == STORE_ENDING or (folder / "run" / "lock").exists()
-
-
-def _no_data(given: Path) -> Exception:
-    """Why a path that is no folder can't be opened."""
-    if given.is_file():
-        known = "input" if kind_of(given.name) is not None else "neither a store nor .npy, .bin or .idx"
-        return InputError(f"{given}: {known}, not a store.{_how_to_open(given)}")
+def _nothing_there(given: Path) -> Exception:
     if any(glob.iglob(str(given))):
-        made = f"{Path(given.parts[0]).stem if len(given.parts) > 1 else 'corpus'}{STORE_ENDING}"
+        in_a_folder = len(given.parts) > 1 and not given.is_absolute()
+        made = f"{Path(given.parts[0]).stem if in_a_folder else 'corpus'}{STORE_ENDING}"
         told = "a pattern that several files have. What is opened is the store that was made of them."
         return InputError(f"{given}: {told}\nMake it: {_command_for(given, Path(made))}")
     return StoreError(f"{given}: no such file or folder.{nearby(str(given))}")
 
 
-def _how_to_open(given: Path) -> str:
-    """What was made of an input, where something of its name lies beside it; or else what makes it."""
-    given = given if given.name not in ("", "..") else given.resolve()
-    names = [given.name] if given.is_dir() else [bare_name(given.name), given.name]
+def _made_from(given: Path) -> Path:
+    """What was made from an input as it is now, and lies beside it; the store where there are several."""
+    is_folder = given.is_dir()
+    unfinished = given.suffix == STORE_ENDING or (given / "run" / "lock").exists()
+    if is_folder and (unfinished or next(files_below(given), None) is None):
+        raise StoreError(TOKENS.missing_in(given))  # it is no input
+    names = [given.name] if is_folder else list(dict.fromkeys((bare_name(given.name), given.name)))
     beside = [given.with_name(name + ending) for ending in (STORE_ENDING, ".npy") for name in names]
-    for path in beside:
-        if path.exists():
-            return f' Open what was made from it: milldam.open("{path}")'
-    return f"\nMake one: {_command_for(given, beside[0])}"
+    stale = []
+    for path in (path for path in beside if path.exists()):
+        try:
+            is_fresh = _is_made_from(given, path)
+        except OSError as error:
+            raise InputError(f"{error.filename}: can't be read ({error.strerror}).") from None
+        except StoreError as error:
+            stale.append(str(error))
+            continue
+        if is_fresh:
+            # Not the file that was asked for: to be seen also where nobody has set up logging.
+            log.warning(f"{given}: using {path}, made from it and up to date")
+            return path
+        stale.append(f"{path}: not made from it as it is now: by name, size and time, its input differs")
+    if stale:
+        again = f"Make it again: {_command_for(given, beside[0])} --overwrite, or as it was made"
+        listed = "\n".join(f"  {one}" for one in stale)
+        raise MismatchError(f"{given}: the data beside it can't be used for it:\n{listed}\n{again}")
+    looked = ", ".join(path.name for path in beside)
+    known = is_folder or kind_of(given.name) is not None
+    missing = f"there is nothing beside it that was prepared from it (looked for {looked})."
+    if not known:
+        raise InputError(f"{given}: neither a store nor .npy, .bin or .idx, and {missing}")
+    raise InputError(f"{given}: {missing}\nMake it: {_command_for(given, beside[0])}")
+
+
+def _is_made_from(given: Path, path: Path) -> bool:
+    """Whether a store or an .npy file says that it was made from the input as it is now."""
+    facts: Any = TOKENS.head(Folder(path)) if path.suffix == STORE_ENDING else read_sidecar(path) or {}
+    settings = facts.get("settings") or {}
+    any_format = any(one.get("input_format") for one in settings.get("datasets", ()) if isinstance(one, dict))
+    state = InputState()
+    for file in files_below(given, any_format=any_format) if given.is_dir() else [str(given)]:
+        status = os.stat(file)
+        state.add(file, status.st_size, version_of(status))
+    known = (facts.get("input") or {}).get("fingerprint")
+    return known is not None and known == state.as_json()["fingerprint"]
 
 
 def _command_for(given: Path, out: Path) -> str:

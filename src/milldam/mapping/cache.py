@@ -1,10 +1,10 @@
 """Tables that `milldam.map` makes where no folder is named: one folder each in the user's cache, found again by key.
 
-    map/3f0c6a1e9b3d2748-91ab...   a table, named by function and settings, then by input
+    map/3f0c6a1e9b3d2748-91ab...   a table, named by function and settings, then by what it is made of
     map/.../in-use                 whoever makes or reads it holds a shared `flock`; its time tells the last use
 
-A finished table never changes. Over other input the same function begins with a copy of its newest table, whose shards
-are linked, not copied: equal units are not made again. Bounded in bytes: when a table was made, those go that were not
+When an input has changed, its table is brought up to date as one in a named folder is: units of what did not change are
+reused, and who has the old one open keeps reading it. Bounded in bytes: when a table was made, those go that were not
 used for longest, but none that is in use.
 """
 
@@ -32,8 +32,6 @@ from milldam.stores.table.manifest import IN_USE, NAME
 SIZE_VARIABLE = "MILLDAM_MAP_CACHE_SIZE"
 ONCE = "once-"
 """How the key of a table begins that is not found again."""
-_OWN = (IN_USE, "lock", "memory.csv", "status.json")
-"""What a copy does not take over."""
 
 
 def cache_folder() -> Path:
@@ -53,8 +51,6 @@ def cached_out(key: str) -> Iterator[Path]:
     held: Held | None = None
     while held is None or not held.lock():  # not when it was removed meanwhile
         with explain_os_errors(out):
-            if not out.exists():
-                _begin(out)
             (out / RUN_FOLDER).mkdir(exist_ok=True, parents=True)
             (out / IN_USE).touch()
             held = Held(out / IN_USE)
@@ -67,40 +63,6 @@ def cached_out(key: str) -> Iterator[Path]:
         if key.startswith(ONCE) and not (out / NAME).exists():
             shutil.rmtree(out, ignore_errors=True)  # nobody would go on with it
         del held
-
-
-def _begin(out: Path) -> None:
-    """With what the function made last of other input, if anything."""
-    siblings = () if out.name.startswith(ONCE) else out.parent.glob(f"{out.name.partition('-')[0]}-*")
-    newest = max((one for one in siblings if (one / NAME).exists()), key=_last_used, default=None)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if newest is None:
-        out.mkdir(exist_ok=True)
-        return
-    new = _hidden(out)
-    try:
-        new.mkdir()
-        with _exclusive(new) as is_ours:
-            if not is_ours:
-                raise OSError("taken for a leftover")
-            shutil.copytree(newest, new, copy_function=_link, ignore=shutil.ignore_patterns(*_OWN), dirs_exist_ok=True)
-            new.rename(out)
-    except OSError:  # the old one was removed meanwhile, or another process was faster
-        shutil.rmtree(new, ignore_errors=True)
-        out.mkdir(exist_ok=True)
-
-
-def _hidden(table: Path) -> Path:
-    """A name for a folder that is not a table yet, or no longer."""
-    return table.with_name(f".{table.name}.{time.time_ns()}{TEMPORARY_SUFFIX}")
-
-
-def _link(source: str, target: str) -> None:
-    """Shards are never written to once they are there; other files may be."""
-    if source.endswith(".arrow"):
-        os.link(source, target)
-    else:
-        shutil.copy2(source, target)
 
 
 # ---- what there is ----
@@ -130,12 +92,10 @@ def cached_tables() -> list[CachedTable]:
 
 
 def _bytes_of(folder: Path) -> int:
-    """Of a shard that several tables have, its share."""
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
-            status = path.stat()
-            total += status.st_size // status.st_nlink if path.is_file() else 0
+            total += path.stat().st_size if path.is_file() else 0
     return total
 
 
@@ -181,7 +141,7 @@ def remove(table: CachedTable) -> bool:
     with _exclusive(table.path / IN_USE) as is_free:
         if is_free:
             # Under another name first: what has its own is whole.
-            gone = _hidden(table.path)
+            gone = table.path.with_name(f".{table.path.name}.{time.time_ns()}{TEMPORARY_SUFFIX}")
             with contextlib.suppress(FileNotFoundError):
                 table.path.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
@@ -189,11 +149,9 @@ def remove(table: CachedTable) -> bool:
 
 
 def remove_leftovers() -> None:
-    """Remove what processes that were killed left half copied or half removed."""
+    """Remove what processes that were killed left half removed."""
     for path in cache_folder().glob(f".*{TEMPORARY_SUFFIX}"):
-        with _exclusive(path) as is_free:
-            if is_free:
-                shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def table_of(key: str) -> CachedTable:

@@ -146,12 +146,12 @@ class MapJob(engine.Job[MapSummary]):
 
     @property
     def cache_key(self) -> str:
-        """The table's name in the cache: its function and settings, then its input. What can't be identified is
-        never found again."""
+        """The table's name in the cache: its function and settings, then the names of its files, or the content of what
+        has no name. What can't be identified is never found again."""
         if self.function.unhashable or self._source.unidentified is not None:
             return f"{ONCE}{uuid.uuid4().hex[:16]}"
         how = [self._recipe, self.settings.cuts, None if self._schema is None else self._schema.ipc]
-        return "-".join(key_of(part) for part in (how, self._source.identity))
+        return "-".join(key_of(part) for part in (how, self._source.name))
 
     @property
     def _recipe(self) -> str:

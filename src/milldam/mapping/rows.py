@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from milldam.errors import ConfigError, InputError
 from milldam.files import NewFile, hash_bytes, in_home
-from milldam.input_files import COMPRESSIONS, InputState, LeftOut, is_table, version_of, without_secrets
+from milldam.input_files import COMPRESSIONS, InputState, LeftOut, is_address, is_table, version_of, without_secrets
 from milldam.mapping.settings import MapSettings
 from milldam.memory import parse_size
 from milldam.run.units import key_of
@@ -83,12 +83,13 @@ class RowReader:
 
 
 class Source:
-    """Rows that can be planned. Each has besides:
+    """Rows that can be planned. Each has besides: `reader`, a `RowReader`; `units()`: in order, made from the input and
+    the settings alone, streamed, and the same at each call."""
 
-    `schema`: of the rows, where the source says it even when it has none, else None; `identity`: {"files", "bytes",
-    "fingerprint"}, equal ones mean equal rows; `reader`, a `RowReader`; `units()`: in order, made from the input and
-    the settings alone; streamed, and the same at each call.
-    """
+    schema: Any
+    """A pa.Schema of the rows, where the source says it even when it has none; else None."""
+    identity: Any
+    """{"files", "bytes", "fingerprint"}: equal ones mean equal rows."""
 
     unidentified: str | None = None
     """Why it can't be identified: what was made of it is not found again. None: it is identified."""
@@ -99,6 +100,11 @@ class Source:
 
     def __init__(self, settings: MapSettings, spool: Path) -> None:
         self.settings, self.spool_folder = settings, spool
+
+    @property
+    def name(self) -> Any:
+        """For the cache: where it is, or what is in it."""
+        return self.identity
 
     def files(self) -> Iterator[InputFile]:
         """What is read, with versions, so that a change can be named."""
@@ -218,6 +224,7 @@ class Files(Source):
         self._rows = next((one.rows for one in self._listed if one.rows is not None), None)
         if self._rows is not None and len(paths) > 1:
             raise ConfigError(f'split "{settings.split}": a slice is of one dataset; {len(paths)} are given. Give one.')
+        self._names = [path if is_address(path) else os.path.abspath(path) for path in paths]
         self.needs_spooling = any(STDIN in one.inputs for one in self._listed)
         self.unidentified = "standard input can't be read again" if self.needs_spooling else None
         file, names = self._first_sound(self._as_listed(), columns_of)
@@ -231,6 +238,10 @@ class Files(Source):
         """Rows of each unit, as far as they were counted."""
 
     # ---- what it reads ----
+
+    @property
+    def name(self) -> Any:
+        return self._names
 
     def _as_listed(self, left_out: LeftOut | None = None) -> Iterator[InputFile]:
         for one in self._listed:

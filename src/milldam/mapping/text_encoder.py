@@ -1,9 +1,9 @@
 """`TextEncoder`: text in, a numpy array of token ids out, for use inside a function that is mapped over documents.
 
 The ids of HF tokenizers, also of a long text, which is cut at white space where that provably changes nothing
-(tokenizers/long_texts.py), so that a call holds its texts twice (once as Arrow), their ids, and a few megabytes. A long
-text with megabytes without white space is refused. The encoder's word cache is dropped when it has grown by
-`CACHE_BYTES`. No Python object per token.
+(tokenizers/document_encoder.py), so that a call holds its texts twice (once as Arrow), their ids, and a few megabytes.
+A long text with megabytes without white space is refused. The encoder's word cache is dropped when the process has
+grown by `CACHE_BYTES`. No Python object per token.
 
 Pickles with its tokenizer.json, a few megabytes, and loads the encoder when it is first called.
 """
@@ -19,14 +19,12 @@ import numpy.typing as npt
 
 from milldam.errors import ConfigError, InputError, Setting
 from milldam.files import user_cache
-from milldam.memory import format_size, release, usage
+from milldam.memory import format_size, release
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from milldam.tokenizers import encoders
     from milldam.tokenizers.document_encoder import DocumentEncoder
-    from milldam.tokenizers.encoders import Encoder
     from milldam.tokenizers.loading import LoadedTokenizer
 
 CACHE_BYTES = 48 << 20
@@ -99,7 +97,12 @@ class TextEncoder:
         array = _as_arrow(texts)
         encoder = self._document_encoder
         if encoder is None:
-            encoder = self._document_encoder = self._make_document_encoder()
+            from milldam.tokenizers.document_encoder import DocumentEncoder
+            from milldam.tokenizers.encoders import Encoder
+
+            made = Encoder(self._encoder, self._json, plain_specials=self._plain, differing=self._differing)
+            made.stay_within(lambda: 3 * CACHE_BYTES)
+            encoder = self._document_encoder = DocumentEncoder(made, self._special, self.dtype.name)
         ids: list[Ids] = [np.empty(0, self.dtype)] * len(array)
         for tokens in encoder.encode(array):
             assert tokens.positions is not None
@@ -112,47 +115,6 @@ class TextEncoder:
                 f"text {encoder.uncut[0]} has {size} without white space, and is too long to encode whole."
             )
         return ids
-
-    def _make_document_encoder(self) -> DocumentEncoder:
-        from milldam.tokenizers.document_encoder import DocumentEncoder
-        from milldam.tokenizers.encoders import make_encoder
-
-        encoder = make_encoder(
-            self._encoder, self._json, plain_specials=self._plain, threads=1, differing=self._differing
-        )
-        return DocumentEncoder(_ForgettingEncoder(encoder), self._special, self.dtype.name)
-
-
-class _ForgettingEncoder:
-    """An encoder that drops its caches when calls to it have taken so much memory and not given it back.
-
-    What the rest of the process takes does not count: inside a user's function nobody knows how much that may be.
-    """
-
-    def __init__(self, encoder: Encoder) -> None:
-        self._encoder = encoder
-        self._taken = 0
-        self.name, self.batch_bytes = encoder.name, encoder.batch_bytes
-        self.piece_bytes, self.longest_run = encoder.piece_bytes, encoder.longest_run
-
-    def encode(self, texts: pa.LargeStringArray) -> tuple[encoders.Ids, encoders.Offsets]:
-        if self._taken > CACHE_BYTES:
-            self.renew()
-        before = usage().anonymous
-        ids, offsets = self._encoder.encode(texts)
-        self._taken += usage().anonymous - before
-        return ids, offsets
-
-    def encode_text(self, text: bytes) -> encoders.Ids:
-        return self._encoder.encode_text(text)
-
-    @property
-    def exact_texts(self) -> int:
-        return self._encoder.exact_texts
-
-    def renew(self) -> None:
-        self._encoder.renew()
-        self._taken = 0
 
 
 def _load(tokenizer: object) -> LoadedTokenizer:

@@ -7,10 +7,11 @@ longer document is looked at in pieces that overlap. What is found does not depe
 
 from __future__ import annotations
 
+import functools
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,125 +30,91 @@ from milldam.run.engine import Assigned, Make, Stage, Telling
 from milldam.run.folder import RunFolder
 from milldam.run.pools import SMALL_INPUT, TOKENIZER_FACTOR, Pool, Workers, fit_workers, require_room
 from milldam.run.records import Record, Records
-from milldam.run.session import Session, session
+from milldam.run.session import session
 from milldam.run.summary import Observer, Quiet
-from milldam.run.units import Keys, key_of
+from milldam.run.units import Keys
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.reader import Store
 
-BATCH_TOKENS = 1 << 18
-OVERLAP_TOKENS = 1 << 13
+BATCH_TOKENS, OVERLAP_TOKENS = 1 << 18, 1 << 13
 UNIT_TOKENS = 1 << 22
 """Whatever the workers: of each passage, a unit keeps the text of its first matches."""
 DECODING_BYTES = 30 * 10**6
 """The tokens of a batch as Python's numbers, and their text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What may be used, of memory, processes and somebody's attention."""
-
-    memory: str | int | None = None
-    workers: int | None = None
-    observer: Observer | None = None
-    held_bytes: int = 0
-    """Memory that the calling program holds already; the limit comes on top of it."""
-
-
-def evaluation_sets(paths: Iterable[str | Path], **rules: Any) -> tuple[EvaluationSet, ...]:
-    """Evaluation sets by the same rules, checked; what is None is as by default."""
-    chosen = {name: value for name, value in rules.items() if value is not None}
-    given = ({"path": str(path), "action": REPORT, **chosen} for path in paths)
-    return tuple(checked_settings(EvaluationSet, one) for one in given)
-
-
 def find_contamination(
-    store: Store, sets: tuple[EvaluationSet, ...], *, findings: Path | None = None, machine: Machine | None = None
+    store: Store,
+    against: Iterable[str | Path],
+    *,
+    findings: Path | None = None,
+    memory: str | int | None = None,
+    workers: int | None = None,
+    observer: Observer | None = None,
+    held_bytes: int = 0,
+    **rules: Any,
 ) -> dict[str, Any]:
-    """What a store holds of evaluation sets: figures of each, as a run's summary has them.
+    """What a store holds of evaluation sets, all by the same `rules`: figures of each, as a run's summary has them.
 
-    `findings`: a file for all that was found, a JSON object a line.
+    `findings`: a file for all that was found, a JSON object a line. `held_bytes`: memory that the calling program holds
+    already; the limit comes on top of it.
     """
-    machine = machine or Machine()
-    budget = Budget.of(machine.memory, machine.held_bytes)
+    chosen = {"action": REPORT} | {name: value for name, value in rules.items() if value is not None}
+    sets = tuple(checked_settings(EvaluationSet, {"path": str(path), **chosen}) for path in against)
+    budget = Budget.of(memory, held_bytes)
     with (
         tempfile.TemporaryDirectory(prefix="milldam-contamination-") as place,
         RunFolder(Path(place) / "work", TOKENS) as run_folder,
-        session(run_folder, machine.observer or Quiet(), budget, Pool(budget.limit_bytes)) as work,
+        session(run_folder, observer or Quiet(), budget, Pool(budget.limit_bytes)) as work,
     ):
-        folder = Path(place)
-        evaluation = Evaluation(sets, place)
+        folder, evaluation = Path(place), Evaluation(sets, place)
         require_room(budget, {"evaluation sets": usage().anonymous + evaluation.building_bytes})
         index = evaluation.provide_index(folder)
-        units = _scan(work, ScanLoad(store, index, folder), machine.workers)
+        units = max(1, min(len(store), -(-store.tokens // UNIT_TOKENS)))
+        useful = min(units, workers or (1 if store.tokens * store.dtype.itemsize < SMALL_INPUT else work.pool.cores))
+        loaded = TOKENIZER_FACTOR * len(store.place.read("tokenizer.json") or b"") + SCANNING_BYTES + DECODING_BYTES
+        held = usage().anonymous
+        count = fit_workers(budget, held, loaded, useful, forked=work.pool.forks)
+        team = Workers(count, 1, alone=fit_workers(budget, held, loaded, useful))
+        records = Records(run_folder.journal, "scanned.jsonl", folder, Keys(np.arange(units, dtype=np.uint64)))
+        load = Scanning(store, units, index, folder)
+        work.work(Stage("decontaminate", load, records, workers=team))
 
         def matches() -> Iterator[tuple[int, Matches]]:
-            for number in range(units):
-                yield 0, Matches.read(_path(folder, number))  # to who reads of it, a store is one unit
+            for _, record in records.in_plan_order():  # to who reads of it, a store is one unit
+                yield from ((0, Matches.read(folder / name)) for name in record.files)
 
-        found = folder / "findings.jsonl"
-        figures = decide(
-            Index(index),
-            sets,
-            matches,
-            lambda number, row: {"file": store.name, "document": row},
-            lambda number, rows: None,
-            found,
-        )
+        def place_of(unit: int, row: int) -> dict[str, Any]:
+            return {"file": store.name, "document": row}
+
+        figures = decide(Index(index), sets, matches, place_of, lambda unit, rows: None, folder / "findings.jsonl")
         if findings is not None:
-            shutil.copyfile(found, findings)
+            shutil.copyfile(folder / "findings.jsonl", findings)
     return figures
 
 
-def _scan(work: Session, task: ScanLoad, workers: int | None) -> int:
-    """Find the matches of all documents; in how many units."""
-    store = task.store
-    units = max(1, min(len(store), -(-store.tokens // UNIT_TOKENS)))
-    size = store.tokens * store.dtype.itemsize
-    useful = min(units, workers or (1 if size < SMALL_INPUT else work.pool.cores))
-    loaded = TOKENIZER_FACTOR * len(store.place.read("tokenizer.json") or b"") + SCANNING_BYTES + DECODING_BYTES
-    count = fit_workers(work.budget, usage().anonymous, loaded, useful, forked=work.pool.forks)
-    alone = fit_workers(work.budget, usage().anonymous, loaded, useful)
-
-    keys = Keys.of(key_of(number) for number in range(units))
-    records = Records(work.folder.journal, "scanned.jsonl", work.folder.out, keys)
-    chosen = Workers(count, 1, alone=alone)
-    work.work(Stage("decontaminate", replace(task, units=units), records, workers=chosen))
-    return units
-
-
-def _path(folder: Path, unit: int) -> Path:
-    return match_path(folder, f"{unit:07d}")
-
-
 @dataclass(frozen=True, slots=True)
-class ScanLoad:
-    """Documents of a store -> a file of their matches."""
+class Scanning:
+    """A range of the documents of a store to a file of their matches."""
 
     store: Store
+    units: int
     index: Path
     folder: Path
-    units: int = 1
 
     def load(self) -> Make:
-        store = self.store
-        _, _ = store.tokenizer, letter_tables()  # there before workers are forked
-        scanner: Scanner | None = None  # of each process
+        _, _ = self.store.tokenizer, letter_tables()  # there before workers are forked
+        return functools.partial(self._make, functools.cache(lambda: Scanner(Index(self.index))))
 
-        def make(assigned: Assigned, telling: Telling) -> Iterator[Record]:
-            nonlocal scanner
-            scanner = scanner or Scanner(Index(self.index))
-            unit = assigned.unit
-            first, stop = len(store) * unit // self.units, len(store) * (unit + 1) // self.units
-            finder = MatchFinder(scanner, _path(self.folder, unit))
-            for row, documents in _batches(store, first, stop):
-                texts = store.tokenizer.decode_batch(documents, skip_special_tokens=False)
-                finder.add(pa.array(texts, pa.large_string()), row, np.ones(len(texts), np.bool_))
-                telling.add(documents=len(documents), tokens=sum(map(len, documents)))
-            finder.commit()
-            yield Record(assigned.key)
-
-        return make
+    def _make(self, scanner: Any, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+        store, unit = self.store, assigned.unit
+        finder = MatchFinder(scanner(), match_path(self.folder, assigned.key))
+        first, stop = (len(store) * edge // self.units for edge in (unit, unit + 1))
+        for row, documents in _batches(store, first, stop):
+            texts = store.tokenizer.decode_batch(documents, skip_special_tokens=False)
+            finder.add(pa.array(texts, pa.large_string()), row, np.ones(len(texts), np.bool_))
+            telling.add(documents=len(documents), tokens=sum(map(len, documents)))
+        yield Record(assigned.key, files=finder.commit())
 
 
 def _batches(store: Store, first: int, stop: int) -> Iterator[tuple[int, list[list[int]]]]:

@@ -56,7 +56,7 @@ from milldam.dedup.exact import FEW_HASHES, count_hashes, resolve_exact, sources
 from milldam.dedup.index import DedupIndex
 from milldam.dedup.minhash import unit_name
 from milldam.dedup.near import decide, remove_work, verify_pairs, verify_parts
-from milldam.dedup.near_drops import NearSummary, Place
+from milldam.dedup.near_drops import Place, places_of
 from milldam.dedup.ranking import rank
 from milldam.errors import InputError
 from milldam.files import record_of
@@ -393,7 +393,7 @@ class Deduplication:
     @property
     def shown(self) -> tuple[Place, ...]:
         """Near-duplicates to look at, and what they are like."""
-        return tuple(sorted(NearSummary.from_json(self.near["shown"]).places)) if "shown" in self.near else ()
+        return tuple(places_of(self.near["shown"])) if "shown" in self.near else ()
 
     def verdicts(self) -> KeyArray:
         """A number for each unit that says which of its documents are dropped: of the rows alone, or, where dropped

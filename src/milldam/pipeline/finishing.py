@@ -18,7 +18,6 @@ from milldam.config.settings import TRAIN, VAL, Config, text_columns
 from milldam.errors import InputError, StoreError
 from milldam.files import file_blocks, read_sealed, write_sealed
 from milldam.markup import counted
-from milldam.pipeline.documents import Reading
 from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.rejects import DROPPED, REJECTS, Damage, first_reject, reject_lines
 from milldam.run.folder import RunFolder
@@ -26,7 +25,6 @@ from milldam.run.pools import WorkPlan
 from milldam.run.records import Records, sweep
 from milldam.run.session import Session
 from milldam.run.summary import SUMMARY, Summary
-from milldam.sources.units import Unit
 from milldam.stores.generations import live_files
 from milldam.stores.kinds import AUDIT_FILES, TOKENS, write_audit
 from milldam.stores.place import Folder
@@ -210,7 +208,7 @@ def _facts_of_run(
         "splits": splits | {name: {"documents": 0, "tokens": 0} for name in asked if name not in splits},
         "session_text_bytes": records.counts["text_bytes"] - records.before["text_bytes"],
         "dedup": {} if dedup is None else dedup.exact,
-        "near": _near_told(config, run, prepared, made),
+        "near": _near_told(config, made),
         "config": _plain(settings),
     }
     if dedup is not None and dedup.contamination is not None:
@@ -275,20 +273,15 @@ def _pack(config: Config, out: Path) -> dict[str, Any]:
     return pack(out, rules, config.seq_len, out / PACKED_FOLDER if rules.write else None)
 
 
-def _near_told(config: Config, run: Session, prepared: Prepared, made: Made) -> dict[str, Any]:
+def _near_told(config: Config, made: Made) -> dict[str, Any]:
     """What near-dedup found, with what it removed, to look at, and what to warn of."""
     dedup, rules = made.dedup, config.dedup_rules
-    near = {} if dedup is None else dedup.near
-    if dedup is None or rules is None or rules.near is None or not near:
-        return near
+    if dedup is None or rules is None or rules.near is None or "shown" not in dedup.near:
+        return {} if dedup is None else dedup.near
     from milldam.pipeline.near_examples import near_examples
 
-    def reading_of(number: int) -> Reading:
-        unit = run.folder.units.at(number, Unit.from_json)
-        return Reading(unit, prepared.sets[unit.dataset], config.clean_rules, spool=str(run.folder.folder))
-
-    shown = near_examples(near, dedup.folder, reading_of, rules.near.ngram)
-    return {name: one for name, one in near.items() if name != "shown"} | shown
+    shown = near_examples(dedup.near, dedup.folder, rules.near.ngram)
+    return {name: one for name, one in dedup.near.items() if name != "shown"} | shown
 
 
 def _summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -> TextSummary:

@@ -17,8 +17,7 @@ from milldam.pipeline.judging import Facts, Judge
 from milldam.pipeline.unit_output import UnitOutput
 from milldam.sources.arrays import whole_characters
 from milldam.text.arrays import Verdicts, byte_count, character_counts
-from milldam.tokenizers.document_encoder import NO_WHITE_SPACE, DocumentEncoder
-from milldam.tokenizers.long_texts import NoWhiteSpaceError
+from milldam.tokenizers.document_encoder import NO_WHITE_SPACE, DocumentEncoder, NoWhiteSpaceError
 
 
 @dataclass(slots=True)

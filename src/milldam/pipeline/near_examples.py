@@ -1,31 +1,27 @@
 """What near-dedup removed, as a person can judge it: pairs side by side, large clusters, and a warning about templates.
 
-Which documents to show follows from the drops (dedup/near_drops.py). Their texts are set aside by the workers that
-tokenize them, in the folder of the drop files (`ShownTexts`), and gathered at the end, before that folder is removed. A
-text that is not there, since its unit was done by an earlier run, is read from the input again, of which at most
-`READ_BYTES` are read; one that can't be had is None, and the rest is still told. Memory: one batch of the input, and a
-few heads of documents.
+Which documents to show follows from the drops (dedup/near_drops.py). The workers that tokenize them set their texts
+aside in the folder of the drop files (`ShownTexts`); at the end they are gathered, before that folder is removed. The
+text of a unit that an earlier run has done is not read again: it is None, and the rest is still told. Memory: a few
+heads of documents.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from milldam.dedup.near_drops import Cluster, NearSummary, Pair, Place
-from milldam.errors import MilldamError
+from milldam.dedup.near_drops import Place, places_of
+from milldam.dedup.shingles import shingle
 from milldam.files import NewFile
 from milldam.markup import counted, place_words, share
-from milldam.pipeline.documents import Documents, Reading, SetRules, UnitReader, found_place
+from milldam.pipeline.documents import Documents, SetRules, found_place
 
-READ_BYTES = 64 << 20
 HEAD_CHARACTERS = 20_000
 """Of a document: enough to find where two of them differ."""
 SHOWN_CHARACTERS = 800
@@ -35,23 +31,34 @@ TEMPLATE_SIMILARITY = 0.5
 """Documents that stay and are so much alike are copies of one template."""
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
-    """Clusters whose kept documents share most of their text."""
+class ShownTexts:
+    """Sets the texts of some documents of a unit aside while it is worked on."""
 
-    first: Place
-    """The kept document of the largest."""
-    clusters: int
-    documents: int
-    """Kept and dropped."""
+    def __init__(self, folder: Path, unit: int, places: Iterable[Place], rules: SetRules) -> None:
+        self._folder, self._unit, self._rules = folder, unit, rules
+        self._rows = sorted(row for number, row in places if number == unit)
+
+    def look(self, documents: Documents) -> None:
+        texts = documents.texts if documents.part else self._rules.compared(documents)
+        first = documents.first_row
+        for row in (row for row in self._rows if first <= row < first + len(texts)):
+            path = _shown_path(self._folder, (self._unit, row))
+            if not documents.part or not path.exists():
+                with NewFile(path) as new:
+                    new.write(texts[row - first].as_py()[:HEAD_CHARACTERS].encode("utf-8", "backslashreplace"))
+                    new.put_in_place()
 
 
-def near_examples(
-    near: dict[str, Any], folder: Path, reading_of: Callable[[int], Reading], ngram: int
-) -> dict[str, Any]:
+def _shown_path(folder: Path, place: Place) -> Path:
+    return folder / f"shown-{place[0]:07d}-{place[1]}.txt"
+
+
+def near_examples(near: dict[str, Any], folder: Path, ngram: int) -> dict[str, Any]:
     """`near`: what was found. For the summary of the run: `worst` pairs, `largest` clusters, `warnings`."""
-    found = NearSummary.from_json(near["shown"])
-    texts = _texts(found.places, folder, reading_of)
+    texts, found, documents = dict[Place, str](), near["shown"], near["documents"]
+    for place in places_of(found):
+        with suppress(OSError, UnicodeDecodeError):  # its unit was done by an earlier run
+            texts[place] = _shown_path(folder, place).read_text(encoding="utf-8")
 
     def side(place: Place, start: int) -> dict[str, Any]:
         text = texts.get(place)
@@ -60,78 +67,20 @@ def near_examples(
         where = found_place(folder, *place)
         return where | {"unit": place[0], "row": place[1], "text": shown, "start": start, "cut": cut}
 
-    def pair(one: Pair) -> dict[str, Any]:
-        start = _difference(texts.get(one.dropped, ""), texts.get(one.kept, ""))
-        sides = {"dropped": side(one.dropped, start), "kept": side(one.kept, start)}
-        return {"similarity": one.similarity} | sides
+    def pair(one: dict[str, Any]) -> dict[str, Any]:
+        dropped, kept = tuple(one["dropped"]), tuple(one["kept"])
+        start = _difference(texts.get(dropped, ""), texts.get(kept, ""))
+        return {"similarity": one["similarity"], "dropped": side(dropped, start), "kept": side(kept, start)}
 
-    documents, templates = near["documents"], find_templates(found.clusters, texts, ngram)
-    return {
-        "worst": [pair(one) for one in found.pairs],
-        "largest": [{"dropped": one.dropped, "worst": pair(one.worst)} for one in found.clusters],
-        "warnings": [
-            _warning(one, documents, found_place(folder, *one.first)) for one in templates if _is_large(one, documents)
-        ],
-    }
-
-
-# ---- texts ----
-
-
-class ShownTexts:
-    """Sets the texts of some documents of a unit aside while it is worked on."""
-
-    def __init__(self, folder: Path, unit: int, places: Iterable[Place], rules: SetRules) -> None:
-        self._folder, self._unit, self._rules = folder, unit, rules
-        self._rows = {row for number, row in places if number == unit}
-
-    def look(self, documents: Documents) -> None:
-        for row, text in _heads(documents, self._rules, self._rows):
-            if not documents.part or not _shown_path(self._folder, (self._unit, row)).exists():
-                with NewFile(_shown_path(self._folder, (self._unit, row))) as new:
-                    new.write(text.encode("utf-8", "backslashreplace"))
-                    new.commit()
-
-
-def _shown_path(folder: Path, place: Place) -> Path:
-    return folder / f"shown-{place[0]:07d}-{place[1]}.txt"
-
-
-def _texts(places: set[Place], folder: Path, reading_of: Callable[[int], Reading]) -> dict[Place, str]:
-    found = dict[Place, str]()
-    for place in places:
-        # What is lost or damaged is read from the input again.
-        with suppress(OSError, UnicodeDecodeError):
-            found[place] = _shown_path(folder, place).read_text(encoding="utf-8")
-    return found | read_texts(places - found.keys(), reading_of)
-
-
-def read_texts(places: set[Place], reading_of: Callable[[int], Reading]) -> dict[Place, str]:
-    """The beginnings of some documents, from the input; units that have most of them first."""
-    rows: defaultdict[int, set[int]] = defaultdict(set)
-    for unit, row in places:
-        rows[unit].add(row)
-    left, found = READ_BYTES, dict[Place, str]()
-    for unit in sorted(rows, key=lambda unit: (-len(rows[unit]), unit)):
-        if left <= 0:
-            break
-        try:
-            for documents in UnitReader(reading_of(unit)):
-                left -= documents.bytes_read
-                for row, text in _heads(documents, reading_of(unit).rules, rows[unit]):
-                    found.setdefault((unit, row), text)
-                if left <= 0 or (documents.last and documents.first_row + len(documents.texts) > max(rows[unit])):
-                    break
-        except (MilldamError, OSError):
-            continue  # the store is made: what can't be read again costs its text here
-    return found
-
-
-def _heads(documents: Documents, rules: SetRules, rows: set[int]) -> Iterator[tuple[int, str]]:
-    texts = documents.texts if documents.part else rules.compared(documents)
-    first = documents.first_row
-    for row in sorted(row for row in rows if first <= row < first + len(texts)):
-        yield row, texts[row - first].as_py()[:HEAD_CHARACTERS]
+    largest, warnings = [{"dropped": one["dropped"], "worst": pair(one["worst"])} for one in found["clusters"]], []
+    for place, clusters, copies in _templates(found["clusters"], texts, ngram):
+        if copies >= max(LARGE_COUNT, LARGE_SHARE * documents):
+            where = found_place(folder, *place)
+            many = f"{counted(copies, 'document')} ({share(copies, documents)} of the corpus)"
+            stay = "1 stays" if clusters == 1 else f"{clusters} stay"
+            said = f"are copies of one text or template, of which {stay}: {where['file']}, {place_words(where)}."
+            warnings.append(f"{many} {said}")
+    return {"worst": [pair(one) for one in found["pairs"]], "largest": largest, "warnings": warnings}
 
 
 def _difference(one: str, other: str) -> int:
@@ -143,38 +92,22 @@ def _difference(one: str, other: str) -> int:
     return one.find(" ", same - SHOWN_CHARACTERS // 4, same) + 1 or same - SHOWN_CHARACTERS // 4
 
 
-# ---- templates ----
-
-
-def find_templates(clusters: tuple[Cluster, ...], texts: dict[Place, str], ngram: int) -> list[Template]:
-    """The clusters, those together whose kept documents are alike."""
-    from milldam.dedup.shingles import shingle
-
-    shown = pa.array([texts.get(one.kept, "") for one in clusters], pa.large_string())
-    found = shingle(shown, ngram)
+def _templates(clusters: list[dict[str, Any]], texts: dict[Place, str], ngram: int) -> list[tuple[Place, int, int]]:
+    """Clusters whose kept documents share most of their text: the kept one of the largest, how many clusters, and
+    their documents."""
+    kept: list[Place] = [tuple(one["worst"]["kept"]) for one in clusters]
+    found = shingle(pa.array([texts.get(place, "") for place in kept], pa.large_string()), ngram)
     sets = [np.unique(found.flat[a:b]) for a, b in zip(found.offsets[:-1], found.offsets[1:], strict=True)]
+
+    def alike(one: int, other: int) -> bool:
+        shared = len(np.intersect1d(sets[one], sets[other], assume_unique=True))
+        return shared >= TEMPLATE_SIMILARITY * max(1, len(sets[one]) + len(sets[other]) - shared)
+
     groups: list[list[int]] = []
     for k in range(len(clusters)):
-        like = next((group for group in groups if _jaccard(sets[group[0]], sets[k]) >= TEMPLATE_SIMILARITY), None)
+        like = next((group for group in groups if alike(group[0], k)), None)
         if like is None:
             groups.append([k])
         else:
             like.append(k)
-    return [
-        Template(clusters[group[0]].kept, len(group), sum(clusters[k].dropped + 1 for k in group)) for group in groups
-    ]
-
-
-def _jaccard(one: Any, other: Any) -> float:
-    shared = len(np.intersect1d(one, other, assume_unique=True))
-    return shared / max(1, len(one) + len(other) - shared)
-
-
-def _is_large(template: Template, documents: int) -> bool:
-    return template.documents >= max(LARGE_COUNT, LARGE_SHARE * documents)
-
-
-def _warning(template: Template, documents: int, place: dict[str, Any]) -> str:
-    many = f"{counted(template.documents, 'document')} ({share(template.documents, documents)} of the corpus)"
-    stay = "1 stays" if template.clusters == 1 else f"{template.clusters} stay"
-    return f"{many} are copies of one text or template, of which {stay}: {place['file']}, {place_words(place)}."
+    return [(kept[group[0]], len(group), sum(clusters[k]["dropped"] + 1 for k in group)) for group in groups]

@@ -38,7 +38,7 @@ from milldam.sources.units import Unit, is_as_listed
 from milldam.stores.tokens.manifest import READ
 from milldam.stores.tokens.writer import Tokens
 from milldam.tokenizers.document_encoder import NO_WHITE_SPACE, DocumentEncoder
-from milldam.tokenizers.encoders import FrugalEncoder, Ranges, make_encoder
+from milldam.tokenizers.encoders import Encoder, Ranges
 from milldam.tokenizers.loading import SpecialTokens
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class UnitTokenizer:
     def __init__(self, task: TokenizeLoad) -> None:
         self._task = task
         tokenizer_json = (task.out / "tokenizer.json").read_text(encoding="utf-8")
-        encoder = make_encoder(
+        self._encoder = Encoder(
             task.encoder,
             tokenizer_json,
             plain_specials=task.plain_specials,
@@ -119,7 +119,7 @@ class UnitTokenizer:
             self._finder = _load_chat(tokenizer_json)
         release()
         taken = usage().anonymous + BATCHES_BYTES
-        self._encoder = FrugalEncoder(encoder, lambda: allowance(task.share_bytes) - taken)
+        self._encoder.stay_within(lambda: allowance(task.share_bytes) - taken)
 
     def __call__(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
         begun, facts = assigned.begun, assigned.facts

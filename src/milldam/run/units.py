@@ -248,11 +248,15 @@ class UnitList:
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes of input of each unit."""
-        sizes: npt.NDArray[np.int64] = np.fromfile(self._entries, _ENTRY)["size"]
+        sizes: npt.NDArray[np.int64] = self._read_entries()["size"]
         return sizes
 
     def keys(self) -> Keys:
-        return Keys(np.fromfile(self._entries, _ENTRY)["key"])
+        return Keys(self._read_entries()["key"])
+
+    def _read_entries(self) -> npt.NDArray[np.void]:
+        """Not by np.fromfile, which takes an error for the end of the file."""
+        return np.frombuffer(self._entries.read_bytes(), _ENTRY)
 
     def all(self, parse: Callable[[dict[str, Any]], Any]) -> Iterator[Any]:
         """Every unit, in order."""
@@ -263,7 +267,7 @@ class UnitList:
     def at(self, number: int, parse: Callable[[dict[str, Any]], UnitT]) -> UnitT:
         """One unit, by a read, which for units in order is mostly from a buffer."""
         if self._opened is None or self._begins is None:
-            self._begins = np.fromfile(self._entries, _ENTRY)["offset"].copy()
+            self._begins = self._read_entries()["offset"]
             self._opened = self._lines.open("rb", buffering=_BUFFER_BYTES)
         self._opened.seek(int(self._begins[number]))
         return parse(json.loads(self._opened.readline()))

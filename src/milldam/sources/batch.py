@@ -213,7 +213,7 @@ class Places:
         begin, end = begin + self.before, end + self.before
         stops = [mark.at for mark in self._marks[1:]] + [end]
         found: list[Place] = []
-        for mark, stop in zip(self._marks, stops, strict=True):
+        for mark, stop in zip(self._marks, stops, strict=False):
             first, last = max(begin, mark.at), min(end, stop)
             if first < last:
                 found.append(Place(mark.file, mark.row_at(first), mark.row_at(last - 1), mark.origin))

@@ -1,8 +1,9 @@
-"""The encoders that encode: Arrow strings in, flat ids with offsets out.
+"""The encoder: Arrow strings in, flat ids with offsets out, without special tokens around a document.
 
-Both give ids without special tokens around a document. Neither may grow without bound: gigatoken's word cache has no
-limit of its own, so `FrugalEncoder` rebuilds an encoder that has grown (0.1 to 1 s); HF tokenizers keeps ten thousand
-short words at most.
+gigatoken encodes a hundred megabytes a second and core, HF tokenizers two, of every kind of tokenizer. Where both are
+used, texts with a character on which they differ go to HF tokenizers. gigatoken's cache of words has no limit of its
+own, so an encoder that has grown is renewed between two calls (0.1 to 1 s); HF tokenizers keeps ten thousand short
+words at most.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import itertools
 import json
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,98 +30,162 @@ GIGATOKEN, HUGGINGFACE = "gigatoken", "huggingface"
 
 SMALLEST_CACHE = 12 * 10**6
 """Below this an encoder is not renewed: it would do little else."""
+_HUGGINGFACE_BYTES = 256 << 10
+"""At once: an encoding takes some 150 bytes a token while it lives, and a word of its lattice as much a character."""
 _LONG_DOCUMENT = 2 << 10
 """Bytes of text from which on a call a document costs no more than a call a batch."""
 _FEW_DOCUMENTS, _FEW_BYTES = 100_000, 16 << 20
 """Short documents, and bytes for several threads, that are encoded before awkward has paid for itself."""
-
 _AT_ONCE = 256
 """Documents that are encoded one by one before their ids are put together."""
 
 
-class Encoder(Protocol):
-    """Turns text into ids, without special tokens around a document."""
+class Encoder:
+    """Turns text into ids.
 
-    name: str
-    batch_bytes: int
-    """Most text to hand over in one call: what bounds the memory of the call."""
-    piece_bytes: int
-    """Longer texts are cut into pieces of about so many bytes (see long_texts.py)."""
-    longest_run: int
-    """Bytes without a place to cut at that may be encoded in one call."""
+    `batch_bytes`: most text to hand over in one call, what bounds the memory of the call. `piece_bytes`: a longer text
+    is cut into pieces of about so many bytes. `longest_run`: bytes without a place to cut at that may be encoded in
+    one call (see document_encoder.py). `differing`: the characters of which gigatoken makes other ids.
 
-    @property
-    def exact_texts(self) -> int:
-        """How many texts `encode` left to HF tokenizers, which is slower."""
-        ...
+    Raises ValueError where gigatoken does not know the kind of tokenizer.
+    """
+
+    def __init__(
+        self, name: str, tokenizer_json: str, *, plain_specials: bool, threads: int = 1, differing: Ranges = ()
+    ) -> None:
+        # As bytes: a str with one letter outside of Latin-1 takes two to four for each.
+        self._json, self._plain_specials = tokenizer_json.encode(), plain_specials
+        self._differing = Characters(differing) if differing else None
+        self._huggingface: Any = None
+        self._room: Callable[[], int] | None = None
+        self.exact_texts = self.renewals = 0
+        """Texts that gigatoken left to HF tokenizers, which is slower; how often the caches were dropped."""
+        if name == GIGATOKEN:
+            self.name = f"gigatoken {version('gigatoken')}"
+            self.batch_bytes, self.piece_bytes, self.longest_run = 1 << 20, 256 << 10, 4 << 20
+            self._fast: _Gigatoken | None = _Gigatoken(self._json, plain_specials=plain_specials, threads=threads)
+        else:
+            self.name = f"huggingface tokenizers {version('tokenizers')}"
+            self.batch_bytes, self.piece_bytes, self.longest_run = _HUGGINGFACE_BYTES, 64 << 10, 1 << 20
+            self._fast = None
+            self._exact()
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
         """Flat ids of all texts, and where each begins: offsets has one entry more than texts."""
-        ...
+        if self._room is not None:
+            self._stay_within(self._room())
+        if self._fast is None:
+            return joined(encode_by_huggingface(self._exact(), texts.to_pylist()))
+        differs = None if self._differing is None else self._differing.held_by(texts)
+        if differs is None or not differs.any():
+            return self._fast.encode(texts)
+        self.exact_texts += int(differs.sum())
+        fast, offsets = self._fast.encode(texts.filter(pa.array(~differs)))
+        exact: list[Ids] = []
+        for group in groups(texts.filter(pa.array(differs)), _HUGGINGFACE_BYTES):
+            exact += encode_by_huggingface(self._exact(), group.to_pylist())
+        lengths = np.empty(len(texts), np.int64)
+        lengths[~differs], lengths[differs] = np.diff(offsets), [len(ids) for ids in exact]
+        flat, by_exact = np.empty(int(lengths.sum()), np.uint32), np.repeat(differs, lengths)
+        flat[~by_exact], flat[by_exact] = fast, np.concatenate(exact)
+        return flat, np.concatenate(([0], np.cumsum(lengths)))
 
     def encode_text(self, text: bytes) -> Ids:
         """The ids of one text in UTF-8: for small texts, where a batch would cost more to set up than to encode."""
-        ...
+        if self._fast is not None and (text.isascii() or self._differing is None or not self._differs_on(text)):
+            return self._fast.encode_text(text)
+        return encode_by_huggingface(self._exact(), [text.decode()])[0]
+
+    def _differs_on(self, text: bytes) -> bool:
+        assert self._differing is not None
+        return bool(self._differing.held_by(pa.array([text]).cast(pa.large_string()))[0])
+
+    def _exact(self) -> Any:
+        """HF tokenizers, loaded when it is first needed."""
+        if self._huggingface is None:
+            import tokenizers
+
+            text = self._json.decode()
+            is_unigram = self._plain_specials and json_model_type(text) == "Unigram"
+            self._huggingface = tokenizers.Tokenizer.from_str(without_special_pieces(text) if is_unigram else text)
+            self._huggingface.encode_special_tokens = self._plain_specials
+            release()
+        return self._huggingface
+
+    # ---- memory ----
+
+    def stay_within(self, room: Callable[[], int]) -> None:
+        """From now on the caches are dropped between two calls when the process has grown by a third of `room()` bytes:
+        a table of words doubles, and then the old one and the new one are there for a moment.
+
+        What Arrow holds, texts on their way, is left out: no renewal would give that back.
+        """
+        self._room = room
+        self._note_bare()
 
     def renew(self) -> None:
         """Drop every cache, giving its memory back."""
-        ...
+        self._huggingface = None
+        if self._fast is not None:
+            self._fast.load()
+        self.renewals += 1
+        self._note_bare()
+
+    def _note_bare(self) -> None:
+        release()
+        self._bare_bytes, self._spare_bytes = _held(), 0
+
+    def _stay_within(self, room: int) -> None:
+        most, grown = max(SMALLEST_CACHE, room // 3), _held() - self._bare_bytes
+        if grown > most + self._spare_bytes:
+            # What the allocators keep is given back first, but not for every batch: getting it again takes time.
+            release()
+            in_use = _held() - self._bare_bytes
+            self._spare_bytes = grown - in_use
+            if in_use > most:
+                self.renew()
 
 
-def make_encoder(
-    name: str, tokenizer_json: str, *, plain_specials: bool, threads: int, differing: Ranges = ()
-) -> Encoder:
-    """Build an encoder; gigatoken raises ValueError for the kinds of tokenizer that it does not know.
-
-    `differing`: the characters of which gigatoken makes other ids. Texts that hold one are encoded by HF tokenizers.
-    """
-    if name != GIGATOKEN:
-        return HuggingFaceEncoder(tokenizer_json, plain_specials=plain_specials)
-    fast = GigatokenEncoder(tokenizer_json, plain_specials=plain_specials, threads=threads)
-    if not differing:
-        return fast
-    # As bytes: a str with one letter outside of Latin-1 takes two to four for each.
-    kept = tokenizer_json.encode()
-    return MixedEncoder(
-        fast, lambda: HuggingFaceEncoder(kept.decode(), plain_specials=plain_specials), Characters(differing)
-    )
+def _held() -> int:
+    return usage().anonymous - int(pa.total_allocated_bytes())
 
 
-class GigatokenEncoder:
-    """gigatoken: BPE at a hundred megabytes a second and core, straight from Arrow's buffers.
+class _Gigatoken:
+    """gigatoken, straight from Arrow's buffers.
 
     Batches go through awkward, which takes 0.2 s and 19 MB to import in every process. A call a document costs 1.5 us
     more for each, so it is left alone until many short documents have come, or many bytes for several threads.
     """
 
-    batch_bytes, piece_bytes, longest_run = 1 << 20, 256 << 10, 4 << 20
-
-    def __init__(self, tokenizer_json: str, *, plain_specials: bool, threads: int) -> None:
-        self.exact_texts = 0
-        # As bytes: a str with one letter outside of Latin-1 takes two to four for each.
-        self._json = (without_special_tokens(tokenizer_json) if plain_specials else tokenizer_json).encode()
+    def __init__(self, tokenizer_json: bytes, *, plain_specials: bool, threads: int) -> None:
+        self._json = without_special_tokens(tokenizer_json) if plain_specials else tokenizer_json
         self._parallel = threads > 1
         self._short_documents = self._bytes = 0
-        self.name = f"gigatoken {version('gigatoken')}"
-        self._load()
+        self.load()
 
-    def _load(self) -> None:
+    def load(self) -> None:
         from gigatoken.gigatoken_rs import load_hf_json
 
+        self._backend: Any = None
         self._backend = load_hf_json(self._json.decode())
         self.encode_text(b"a")  # what is made for the first text is there from the start
         release()
 
-    def renew(self) -> None:
-        del self._backend
-        self._load()
+    def encode_text(self, text: bytes) -> Ids:
+        ids: Ids = self._backend.encode(text)
+        return ids
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
         _, offsets, data = texts.buffers()
         starts = np.frombuffer(offsets, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
         if data is None or not self._pays_off(len(texts), int(starts[-1] - starts[0])):
             return self._encode_singly(starts, data)
-        out = self._backend.encode_batch(_as_awkward(starts, data), parallel=self._parallel).layout
+        import awkward as ak
+
+        # The same buffers as strings: no copy, and no Python object per document.
+        characters = ak.contents.NumpyArray(np.frombuffer(data, dtype=np.uint8), parameters={"__array__": "char"})
+        strings = ak.contents.ListOffsetArray(ak.index.Index64(starts), characters, parameters={"__array__": "string"})
+        out = self._backend.encode_batch(ak.Array(strings), parallel=self._parallel).layout
         return out.content.data, out.offsets.data
 
     def _pays_off(self, documents: int, size: int) -> bool:
@@ -143,143 +208,12 @@ class GigatokenEncoder:
             size += len(ids)
         return np.concatenate(flat), offsets
 
-    def encode_text(self, text: bytes) -> Ids:
-        ids: Ids = self._backend.encode(text)
-        return ids
-
 
 def joined(arrays: list[Ids]) -> tuple[Ids, Offsets]:
     """Arrays end to end, and where each begins."""
     offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
     np.cumsum([len(array) for array in arrays], out=offsets[1:])
     return np.concatenate(arrays) if arrays else np.empty(0, np.uint32), offsets
-
-
-def _as_awkward(starts: Offsets, data: pa.Buffer) -> Any:
-    """The same buffers as an awkward array of strings: no copy, and no Python object per document."""
-    import awkward as ak
-
-    characters = ak.contents.NumpyArray(np.frombuffer(data, dtype=np.uint8), parameters={"__array__": "char"})
-    layout = ak.contents.ListOffsetArray(ak.index.Index64(starts), characters, parameters={"__array__": "string"})
-    return ak.Array(layout)
-
-
-class HuggingFaceEncoder:
-    """HF tokenizers: every kind of tokenizer, two megabytes a second and core; the environment sets its threads."""
-
-    # An HF encoding takes some 150 bytes a token while it lives, and a word of its lattice as much a character.
-    batch_bytes, piece_bytes, longest_run = 256 << 10, 64 << 10, 1 << 20
-
-    def __init__(self, tokenizer_json: str, *, plain_specials: bool) -> None:
-        if plain_specials and json_model_type(tokenizer_json) == "Unigram":
-            tokenizer_json = without_special_pieces(tokenizer_json)
-        self._json, self._plain_specials = tokenizer_json, plain_specials
-        self.name = f"huggingface tokenizers {version('tokenizers')}"
-        self.exact_texts = 0
-        self._load()
-
-    def _load(self) -> None:
-        import tokenizers
-
-        self._tokenizer = tokenizers.Tokenizer.from_str(self._json)
-        self._tokenizer.encode_special_tokens = self._plain_specials
-        release()
-
-    def renew(self) -> None:
-        del self._tokenizer
-        self._load()
-
-    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
-        return joined(encode_by_huggingface(self._tokenizer, texts.to_pylist()))
-
-    def encode_text(self, text: bytes) -> Ids:
-        return encode_by_huggingface(self._tokenizer, [text.decode()])[0]
-
-
-class MixedEncoder:
-    """gigatoken, and HF tokenizers, loaded when it is first needed, for texts with characters on which they differ."""
-
-    batch_bytes, piece_bytes = GigatokenEncoder.batch_bytes, GigatokenEncoder.piece_bytes
-    longest_run = GigatokenEncoder.longest_run
-
-    def __init__(self, fast: GigatokenEncoder, make_exact: Callable[[], Encoder], differing: Characters) -> None:
-        self._fast, self._make_exact, self._differing = fast, make_exact, differing
-        self._exact: Encoder | None = None
-        self.exact_texts = 0
-        self.name = fast.name
-
-    def renew(self) -> None:
-        self._fast.renew()
-
-    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
-        differs = self._differing.held_by(texts)
-        if not differs.any():
-            return self._fast.encode(texts)
-        self.exact_texts += int(differs.sum())
-        encoded = [self._fast.encode(texts.filter(pa.array(~differs)))]
-        encoded += map(self._load().encode, groups(texts.filter(pa.array(differs)), HuggingFaceEncoder.batch_bytes))
-        lengths = np.zeros(len(texts), np.int64)
-        lengths[~differs] = np.diff(encoded[0][1])
-        lengths[differs] = np.concatenate([np.diff(offsets) for _, offsets in encoded[1:]])
-        flat, by_exact = np.empty(int(lengths.sum()), np.uint32), np.repeat(differs, lengths)
-        flat[~by_exact] = encoded[0][0]
-        flat[by_exact] = np.concatenate([ids for ids, _ in encoded[1:]])
-        return flat, np.concatenate(([0], np.cumsum(lengths)))
-
-    def encode_text(self, text: bytes) -> Ids:
-        if not text.isascii() and self._differing.held_by(pa.array([text]).cast(pa.large_string()))[0]:
-            return self._load().encode_text(text)
-        return self._fast.encode_text(text)
-
-    def _load(self) -> Encoder:
-        if self._exact is None:
-            self._exact = self._make_exact()
-        return self._exact
-
-
-class FrugalEncoder:
-    """An encoder that is renewed between two calls when it has grown by more than a third of `room()` bytes: its table
-    of words doubles, and then the old one and the new one are there for a moment.
-
-    What Arrow holds, texts on their way, is left out: no renewal would give that back.
-    """
-
-    def __init__(self, encoder: Encoder, room: Callable[[], int]) -> None:
-        self._encoder, self._room = encoder, room
-        self.name, self.batch_bytes = encoder.name, encoder.batch_bytes
-        self.piece_bytes, self.longest_run = encoder.piece_bytes, encoder.longest_run
-        self.renewals = 0
-        self._start()
-
-    def _start(self) -> None:
-        release()
-        self._bare_bytes, self._spare_bytes = self._held(), 0
-
-    @property
-    def exact_texts(self) -> int:
-        return self._encoder.exact_texts
-
-    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
-        most, grown = max(SMALLEST_CACHE, self._room() // 3), self._held() - self._bare_bytes
-        if grown > most + self._spare_bytes:
-            # What the allocators keep is given back first, but not for every batch: getting it again takes time.
-            release()
-            in_use = self._held() - self._bare_bytes
-            self._spare_bytes = grown - in_use
-            if in_use > most:
-                self.renew()
-        return self._encoder.encode(texts)
-
-    def encode_text(self, text: bytes) -> Ids:
-        return self._encoder.encode_text(text)
-
-    def renew(self) -> None:
-        self._encoder.renew()
-        self.renewals += 1
-        self._start()
-
-    def _held(self) -> int:
-        return usage().anonymous - int(pa.total_allocated_bytes())
 
 
 def encode_by_huggingface(tokenizer: Any, texts: Sequence[str]) -> list[Ids]:
@@ -301,11 +235,11 @@ def json_model_type(tokenizer_json: str) -> str | None:
     return "Unigram" if isinstance(model.get("vocab"), list) else model.get("type")
 
 
-def without_special_tokens(tokenizer_json: str) -> str:
+def without_special_tokens(tokenizer_json: bytes) -> bytes:
     """The same tokenizer, for which the text of a special token is text like any other."""
     tokenizer = json.loads(tokenizer_json)
     tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if not token["special"]]
-    return json.dumps(tokenizer, ensure_ascii=False)
+    return json.dumps(tokenizer, ensure_ascii=False).encode()
 
 
 def without_special_pieces(tokenizer_json: str) -> str:

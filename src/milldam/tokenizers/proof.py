@@ -20,7 +20,6 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,22 +38,14 @@ from milldam.tokenizers.encoders import (
     Ranges,
     encode_by_huggingface,
     encode_each,
-    make_encoder,
 )
 from milldam.tokenizers.loading import SpecialTokens, TokenizerText, choose_special_tokens
 from milldam.tokenizers.sweep import sweep_apart
 
 KNOWN_TOKENIZERS = "tokenizers"
 """In the user's cache: what was found out."""
+_MOST_FILES = 1000
 _ADDED = 500
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """Texts, and the ids that an encoder must give."""
-
-    texts: list[str]
-    ids: list[Ids]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +58,21 @@ class Choice:
     """The characters that gigatoken leaves to HF tokenizers, with all of their text."""
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Texts, and the ids that an encoder must give."""
+
+    texts: list[str]
+    ids: list[Ids]
+
+
 def expected_ids(tokenizer: Any, samples: Sequence[str], *, plain_specials: bool) -> Expected:
-    """What HF tokenizers makes of the hard strings and of samples of the input."""
+    """What HF tokenizers makes of the hard strings, of its own added tokens and of samples of the input."""
     tokenizer.encode_special_tokens = plain_specials
-    texts = [*HARD_STRINGS, *_around_added(tokenizer), *samples]
-    return Expected(texts, encode_by_huggingface(tokenizer, texts))
-
-
-def _around_added(tokenizer: Any) -> list[str]:
-    """The tokenizer's own added tokens, in words, between words and doubled."""
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-    return [f"a {token} b{token}{token}c\n{token}\n " for token in added[:_ADDED]]
+    around = [f"a {token} b{token}{token}c\n{token}\n " for token in added[:_ADDED]]
+    texts = [*HARD_STRINGS, *around, *samples]
+    return Expected(texts, encode_by_huggingface(tokenizer, texts))
 
 
 def choose_encoder(
@@ -85,44 +80,30 @@ def choose_encoder(
 ) -> Choice:
     """Settle on an encoder. `folder`: where it is kept which characters differ."""
     if wanted == HUGGINGFACE:
-        return agreed(wanted, 0, ())
-    make = partial(make_encoder, tokenizer_json=tokenizer_json, plain_specials=plain_specials, threads=1)
+        return _agreed(wanted, 0, ())
     try:
-        differing = _differing(make, folder)
-        encoded = encode_each(make(GIGATOKEN, differing=differing or ()), expected.texts)
-        difference = _first_difference(expected, encoded)
-    except Exception as error:  # it refuses with several exception types, none of them its own
-        return _refused(wanted, str(error).splitlines()[0] if str(error) else type(error).__name__)
+        differing = _differing(tokenizer_json, folder, plain_specials=plain_specials)
+        fast = Encoder(GIGATOKEN, tokenizer_json, plain_specials=plain_specials, differing=differing or ())
+        difference = _first_difference(expected, encode_each(fast, expected.texts))
+    except Exception as error:  # gigatoken refuses with several exception types, none of them its own
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if wanted == GIGATOKEN:
+            said = f": gigatoken can't encode with this tokenizer ({reason}). Use "
+            raise ConfigError(Setting("tokenizer.encoder"), said, Setting("tokenizer.encoder", "auto"), ".") from None
+        return Choice(HUGGINGFACE, f"gigatoken does not know this kind of tokenizer: {reason}")
+    del fast
     release()
     if difference is None and differing is None:
         difference = "  with one of ten thousands of characters, or of the most usual ones"
     if difference is None:
-        return agreed(wanted, len(expected.texts), differing or ())
+        return _agreed(wanted, len(expected.texts), differing or ())
     if wanted == GIGATOKEN:
         return Choice(GIGATOKEN, "as asked", warning=difference)
     fallback = "gigatoken and HF tokenizers disagree, so the slower HF tokenizers is used.\n"
     return Choice(HUGGINGFACE, "gigatoken's ids differ here", warning=fallback + difference)
 
 
-def _differing(make: partial[Encoder], folder: Path) -> Ranges | None:
-    """The characters on which the encoders differ, looked up or found out; None: they differ on too much."""
-    asked = (*_libraries(), *make.keywords.items())
-    name = f"characters-{hash_bytes(repr(asked).encode())}"
-    with contextlib.suppress(OSError):
-        kept = unseal_line((folder / name).read_bytes())
-        if kept is not None:
-            return kept["differing"] and tuple((first, last) for first, last in kept["differing"])
-    normalizes = re.search(r'"normalizer"\s*:\s*null', make.keywords["tokenizer_json"]) is None
-    differing = sweep_apart(**make.keywords, normalizes=normalizes)
-    _write(folder, name, {"differing": differing})
-    return differing
-
-
-def _libraries() -> tuple[str, ...]:
-    return (__version__, version("gigatoken"), version("tokenizers"), platform.machine())
-
-
-def agreed(wanted: str, texts: int, differing: Ranges) -> Choice:
+def _agreed(wanted: str, texts: int, differing: Ranges) -> Choice:
     """What to use where both encoders gave the same ids."""
     if wanted == HUGGINGFACE:
         return Choice(wanted, "as asked")
@@ -132,28 +113,32 @@ def agreed(wanted: str, texts: int, differing: Ranges) -> Choice:
     return Choice(GIGATOKEN, "as asked" if wanted == GIGATOKEN else note, differing=differing)
 
 
-def _refused(wanted: str, reason: str) -> Choice:
-    if wanted == GIGATOKEN:
-        said = f": gigatoken can't encode with this tokenizer ({reason}). Use "
-        raise ConfigError(Setting("tokenizer.encoder"), said, Setting("tokenizer.encoder", "auto"), ".")
-    return Choice(HUGGINGFACE, f"gigatoken does not know this kind of tokenizer: {reason}")
+def _differing(tokenizer_json: str, folder: Path, *, plain_specials: bool) -> Ranges | None:
+    """The characters on which the encoders differ, looked up or found out; None: they differ on too much."""
+    name = f"characters-{hash_bytes(repr((*_libraries(), tokenizer_json, plain_specials)).encode())}"
+    kept = _read(folder, name)
+    if kept is not None:
+        return kept["differing"] and _ranges(kept["differing"])
+    normalizes = re.search(r'"normalizer"\s*:\s*null', tokenizer_json) is None
+    differing = sweep_apart(tokenizer_json, plain_specials=plain_specials, normalizes=normalizes)
+    _write(folder, name, {"differing": differing})
+    return differing
 
 
 def _first_difference(expected: Expected, got: Sequence[Ids]) -> str | None:
     for text, right, ids in zip(expected.texts, expected.ids, got, strict=True):
         if not np.array_equal(ids, right):
-            return _describe(text, ids, right)
+            shorter = min(len(ids), len(right))
+            differing = np.flatnonzero(ids[:shorter] != right[:shorter])
+            at = int(differing[0]) if len(differing) else shorter
+            return (
+                f"  text: {text[:60]!r}{' ...' if len(text) > 60 else ''}\n"
+                f"  at token {at}: gigatoken {ids[at : at + 6].tolist()}, HF tokenizers {right[at : at + 6].tolist()}"
+            )
     return None
 
 
-def _describe(text: str, got: Ids, right: Ids) -> str:
-    shorter = min(len(got), len(right))
-    differing = np.flatnonzero(got[:shorter] != right[:shorter])
-    at = int(differing[0]) if len(differing) else shorter
-    return (
-        f"  text: {text[:60]!r}{' ...' if len(text) > 60 else ''}\n"
-        f"  at token {at}: gigatoken {got[at : at + 6].tolist()}, HF tokenizers {right[at : at + 6].tolist()}"
-    )
+# ---- hard strings ----
 
 
 def _hard_strings() -> list[str]:
@@ -186,7 +171,9 @@ def _hard_strings() -> list[str]:
 
 
 HARD_STRINGS = _hard_strings()
-_MOST_FILES = 1000
+
+
+# ---- what was found out before ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +215,11 @@ class KnownTokenizer:
 
 def find_out(question: Question, folder: Path) -> KnownTokenizer:
     """Look it up, or load the tokenizer; raises InputError for what is none, ConfigError for tokens that it lacks."""
-    known = _kept(question, folder)
-    if known is not None:
-        return known
+    kept = _read(folder, question.name)
+    if kept is not None:
+        special, added = SpecialTokens(**kept["special"]), tuple(kept["added"])
+        proved = {"texts": kept["texts"], "differing": _ranges(kept["differing"])}
+        return KnownTokenizer(question.text.json, special, kept["vocab_size"], added, **proved)
     tokenizer = question.text.load()
     special = choose_special_tokens(tokenizer.huggingface, tokenizer.named, bos=question.bos, eos=question.eos)
     expected = Expected([], [])
@@ -243,24 +232,27 @@ def find_out(question: Question, folder: Path) -> KnownTokenizer:
 def settle_encoder(question: Question, known: KnownTokenizer, folder: Path) -> Choice:
     """The encoder to use, proved now or before; keeps what was proved now."""
     if known.expected is None:
-        return agreed(question.encoder, known.texts, known.differing)
-    choice = choose_encoder(
-        question.encoder, known.json, known.expected, plain_specials=question.plain_specials, folder=folder
-    )
+        return _agreed(question.encoder, known.texts, known.differing)
+    plain = question.plain_specials
+    choice = choose_encoder(question.encoder, known.json, known.expected, plain_specials=plain, folder=folder)
     if choice.encoder == GIGATOKEN and choice.warning is None and known.json == question.text.json:
         found = {"special": asdict(known.special), "vocab_size": known.vocab_size, "texts": known.texts}
         _write(folder, question.name, found | {"added": known.added, "differing": choice.differing})
     return choice
 
 
-def _kept(question: Question, folder: Path) -> KnownTokenizer | None:
+def _libraries() -> tuple[str, ...]:
+    return (__version__, version("gigatoken"), version("tokenizers"), platform.machine())
+
+
+def _ranges(pairs: list[list[int]]) -> Ranges:
+    return tuple((first, last) for first, last in pairs)
+
+
+def _read(folder: Path, name: str) -> dict[str, Any] | None:
     with contextlib.suppress(OSError):
-        found = unseal_line((folder / question.name).read_bytes())
-        if found is not None and "differing" in found:
-            special, added = SpecialTokens(**found["special"]), tuple(found["added"])
-            differing = tuple((first, last) for first, last in found["differing"])
-            size, texts = found["vocab_size"], found["texts"]
-            return KnownTokenizer(question.text.json, special, size, added, texts=texts, differing=differing)
+        found = unseal_line((folder / name).read_bytes())
+        return found if found is not None and "differing" in found else None
     return None
 
 

@@ -6,8 +6,8 @@ two contexts: what is around it is divided otherwise where the library takes it 
 marks change places (`a`, a mark of a high class, the character, a mark of the lowest class). An exhaustive comparison
 in 53 contexts found none beside (docs/log.md).
 
-Takes a second or two for a tokenizer, and some 20 MB beside one encoder. Where many characters in a row are of one kind
-(ideographs, what is private or unassigned), one in 16 or 64 is tried, and all near one that differs.
+Takes a second or two for a tokenizer, in a process of its own whose memory comes back. Where many characters in a row
+are of one kind (ideographs, what is private or unassigned), one in 16 or 64 is tried, and all near one that differs.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ import os
 import subprocess
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from milldam.memory import keep_arrow_lean, release
-from milldam.tokenizers.encoders import GIGATOKEN, HUGGINGFACE, Encoder, Ids, Ranges, encode_each, make_encoder
+from milldam.tokenizers.encoders import GIGATOKEN, HUGGINGFACE, Encoder, Ids, Ranges, encode_each
 
 _CONTEXTS = (("  ", "'s"), ("a\u0345", "\u0334"))
 _COMPOSED = {
@@ -52,19 +51,20 @@ _MOST = 1 << 15
 """Characters that may differ, or be near one: beyond, encoders differ on everything."""
 
 
-def differing_characters(
-    load_exact: Callable[[], Encoder], load: Callable[[], Encoder], *, normalizes: bool
-) -> Ranges | None:
-    """Of which the encoder that `load` makes gives other ids than the exact one; only one of them is held at a time.
+def differing_characters(tokenizer_json: str, *, plain_specials: bool, normalizes: bool) -> Ranges | None:
+    """Of which gigatoken gives other ids than HF tokenizers; only one of them is held at a time.
 
     None: so many, or such common ones, that it can't be used. `normalizes`: text is changed before it is divided.
     """
+
+    load = partial(Encoder, tokenizer_json=tokenizer_json, plain_specials=plain_specials)
     points, contexts = _points_to_try(), _CONTEXTS if normalizes else _CONTEXTS[:1]
-    rows = [points[first : first + _TOGETHER] for first in range(0, len(points), _TOGETHER)] * len(contexts)
-    around = [context for context in contexts for _ in range(len(rows) // len(contexts))]
-    texts = [a + (b + a).join(map(chr, row.tolist())) + b for row, (a, b) in zip(rows, around, strict=True)]
-    differ = _differ(_encode(load(), texts), _encode(exact := load_exact(), texts))
-    near = _all_near(np.concatenate([points[:0], *(row for row, differs in zip(rows, differ, strict=True) if differs)]))
+    rows = [points[first : first + _TOGETHER] for first in range(0, len(points), _TOGETHER)]
+    tried_rows = [(row, context) for context in contexts for row in rows]
+    texts = [before + (after + before).join(map(chr, row.tolist())) + after for row, (before, after) in tried_rows]
+    differ = _differ(_encode(load(GIGATOKEN), texts), _encode(exact := load(HUGGINGFACE), texts))
+    wrong = [row for (row, _), differs in zip(tried_rows, differ, strict=True) if differs]
+    near = _all_near(np.concatenate([points[:0], *wrong]))
     if len(near) > _MOST:
         return None
     tried = [(one, f"{before}{chr(one)}{after}") for before, after in contexts for one in near]
@@ -74,16 +74,13 @@ def differing_characters(
     right = _encode(exact, [text for _, text in tried])
     del exact
     release()
-    differ = _differ(_encode(load(), [text for _, text in tried]), right)
-    found = sorted({one for (one, _), differs in zip(tried, differ, strict=True) if differs})
-    return None if found and found[0] < 0x80 else _ranges(found)
-
-
-def _composed() -> list[str]:
-    """What NFC joins."""
-    pairs = {unicodedata.normalize("NFD", chr(one)) for one in range(0xA0, 0x30000)}
-    recent = (chr(one) + chr(next) for one, joined in _COMPOSED.items() for next in joined)
-    return [*sorted(pair for pair in pairs if len(pair) > 1), *recent]
+    differ = _differ(_encode(load(GIGATOKEN), [text for _, text in tried]), right)
+    found = {one for (one, _), differs in zip(tried, differ, strict=True) if differs}
+    if found and min(found) < 0x80:
+        return None
+    starts = sorted(one for one in found if one - 1 not in found)
+    stops = sorted(one for one in found if one + 1 not in found)
+    return tuple(zip(starts, stops, strict=True))
 
 
 def _points_to_try() -> npt.NDArray[np.int64]:
@@ -106,6 +103,13 @@ def _all_near(points: npt.NDArray[np.int64]) -> list[int]:
     return [int(one) for one in near[valid]]
 
 
+def _composed() -> list[str]:
+    """What NFC joins."""
+    pairs = {unicodedata.normalize("NFD", chr(one)) for one in range(0xA0, 0x30000)}
+    recent = (chr(one) + chr(next) for one, joined in _COMPOSED.items() for next in joined)
+    return [*sorted(pair for pair in pairs if len(pair) > 1), *recent]
+
+
 def _encode(encoder: Encoder, texts: Sequence[str]) -> list[Ids]:
     """Some at a time, for which HF tokenizers takes 5 MB."""
     return list(chain.from_iterable(encode_each(encoder, texts[at : at + 64]) for at in range(0, len(texts), 64)))
@@ -115,25 +119,13 @@ def _differ(some: Sequence[Ids], others: Sequence[Ids]) -> list[bool]:
     return [not np.array_equal(one, other) for one, other in zip(some, others, strict=True)]
 
 
-def _ranges(points: Iterable[int]) -> Ranges:
-    found: list[tuple[int, int]] = []
-    for point in points:
-        if found and found[-1][1] == point - 1:
-            found[-1] = (found[-1][0], point)
-        else:
-            found.append((point, point))
-    return tuple(found)
-
-
-# ---- in a process of its own, whose memory comes back ----
-
-
-def sweep_apart(tokenizer_json: str, *, normalizes: bool, **options: Any) -> Ranges | None:
-    """The same with encoders made of these `options`. Raises RuntimeError where one of them can't be made."""
-    asked = json.dumps({"tokenizer_json": tokenizer_json, "normalizes": normalizes, "options": options})
+def sweep_apart(tokenizer_json: str, *, plain_specials: bool, normalizes: bool) -> Ranges | None:
+    """The same in a process of its own. Raises RuntimeError where one of the encoders can't be made."""
+    options = {"tokenizer_json": tokenizer_json, "plain_specials": plain_specials, "normalizes": normalizes}
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-P", "-m", "milldam.tokenizers.sweep"]
-    done = subprocess.run(command, input=asked.encode("utf-8", "surrogatepass"), capture_output=True, env=environment)
+    asked = json.dumps(options).encode("utf-8", "surrogatepass")
+    done = subprocess.run(command, input=asked, capture_output=True, env=environment)
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         raise RuntimeError(said[-1].partition(": ")[2] or said[-1] if said else f"exit code {done.returncode}")
@@ -141,13 +133,7 @@ def sweep_apart(tokenizer_json: str, *, normalizes: bool, **options: Any) -> Ran
     return found and tuple((first, last) for first, last in found)
 
 
-def main() -> None:
+if __name__ == "__main__":
     keep_arrow_lean()
     asked = json.loads(sys.stdin.buffer.read().decode("utf-8", "surrogatepass"))
-    make = partial(make_encoder, tokenizer_json=asked["tokenizer_json"], **asked["options"])
-    found = differing_characters(partial(make, HUGGINGFACE), partial(make, GIGATOKEN), normalizes=asked["normalizes"])
-    sys.stdout.write(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+    sys.stdout.write(json.dumps(differing_characters(**asked)))

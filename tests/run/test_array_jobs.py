@@ -9,7 +9,6 @@ import random
 import shlex
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,16 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.jobs import TOKENIZER, invoke, kill_group, run_milldam, started, wait_until, write_lines
+from tests.kit.jobs import TOKENIZER, invoke, write_lines
 from tests.kit.preprocess_jobs import config_of, make_words, preprocess, texts_with_copies, tree_bytes, write_config
 
-from milldam import memory
 from milldam.cli.arrays import ALWAYS, slurm_script
 from milldam.cli.status import read_status
 from milldam.cli.summaries import QuietDisplay
 from milldam.config.loading import load_config
 from milldam.config.settings import Config
-from milldam.errors import ConfigError, InputError, MismatchError, NotReadyError, TaskHeldError
+from milldam.errors import InputError, MismatchError, NotReadyError, TaskHeldError
 from milldam.memory import Budget
 from milldam.pipeline.job import array_of, plan_job
 from milldam.run.folder import RunFolder
@@ -150,28 +148,6 @@ def test_another_number_of_shares_goes_on_with_what_is_done(counted: Job) -> Non
     counted.assert_finished()
 
 
-def test_one_run_goes_on_where_shares_stopped(counted: Job) -> None:
-    """`milldam preprocess` of the same configuration does what is left, on one machine."""
-    counted.share("tokenize", 0, 2)
-    invoke("preprocess", counted.path, "--quiet")
-    counted.assert_finished()
-
-
-@pytest.mark.slow
-def test_a_killed_share_that_is_queued_again_costs_only_time(counted: Job) -> None:
-    """SIGKILL in the middle of its units: the second try goes on behind the last record."""
-    share = ("run-units", "--stage", "tokenize", "--index", 0, "--of", 1, "preprocess", counted.path)
-    records = counted.out / "run" / "records@tokenize-0-of-1.jsonl"
-    with started(*share) as process:
-        wait_until(lambda: records.exists() and records.read_bytes().count(b"\n") >= 2, process)
-        kill_group(process)
-    kept = records.read_bytes()
-    run_milldam(*share)
-    assert records.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
-    finish_job(counted.config())
-    counted.assert_finished()
-
-
 # ---- again, and beside each other ----
 
 
@@ -192,16 +168,6 @@ def test_a_share_asks_for_no_file_but_its_own(counted: Job, monkeypatch: pytest.
     os.utime(changed, ns=(before, before))
     finish_job(counted.config())
     counted.assert_finished()
-
-
-def test_a_share_with_nothing_left_does_nothing(counted: Job) -> None:
-    """Neither its own stage again nor the one behind it."""
-    counted.share("tokenize", 0, 1)
-    before = {path: path.stat().st_mtime_ns for path in counted.out.rglob("*.*") if "tasks" not in path.parts}
-    counted.share("tokenize", 0, 1)
-    counted.share("count", 0, 2)
-    assert before == {path: path.stat().st_mtime_ns for path in before}
-    assert not (counted.out / "milldam.json").exists()
 
 
 def test_a_finished_job_is_left_alone(counted: Job) -> None:
@@ -239,50 +205,6 @@ def test_the_same_share_at_once_waits_for_the_first(prepared: Job, monkeypatch: 
     assert len(tries) == 3
 
 
-def test_shares_that_are_cut_otherwise_are_refused_while_others_work(prepared: Job) -> None:
-    """They would do the same units at the same time."""
-    with run_in(prepared, "tokenize", 0, 2):
-        with (
-            run_in(prepared, "tokenize", 1, 2),
-            run_in(prepared, "arrange", 0, 3),
-        ):
-            pass
-        with pytest.raises(ConfigError, match="another run is using it"):
-            prepared.share("tokenize", 0, 3)
-    prepared.share("count", 0, 3)
-
-
-def test_a_whole_run_and_shares_keep_apart(prepared: Job) -> None:
-    """Who has the run to himself works beside no share, and the other way round."""
-    with (
-        run_in(prepared, "tokenize", 0, 2),
-        pytest.raises(ConfigError, match="another run is using it"),
-    ):
-        prepare_job(prepared.config())
-    with run_in(prepared), pytest.raises(ConfigError, match="another run is using it"):
-        prepared.share("count", 0, 1)
-
-
-def test_many_shares_may_start_in_the_same_moment(prepared: Job) -> None:
-    """Who looks whether a whole run is at work is not taken for one by another who looks."""
-    refused: list[Exception] = []
-
-    def enter(index: int) -> None:
-        try:
-            for _ in range(20):
-                with run_in(prepared, "tokenize", index, 16):
-                    pass
-        except ConfigError as error:
-            refused.append(error)
-
-    threads = [threading.Thread(target=enter, args=(index,)) for index in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert refused == []
-
-
 # ---- what is refused ----
 
 
@@ -305,22 +227,6 @@ def test_stages_wait_for_those_before(prepared: Job) -> None:
     with pytest.raises(NotReadyError, match="the stage tokenize before it is not done"):
         finish_job(prepared.config())
     assert not (prepared.out / "milldam.json").exists()
-
-
-def test_what_shows_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As NFS shows what another machine has written; without --wait it is refused at once."""
-    monkeypatch.setattr(run_units, "_LOOK_AGAIN_SECONDS", 0.01)
-    tries: list[int] = []
-
-    def late(observer: Any) -> None:
-        tries.append(0)
-        if len(tries) < 3:
-            raise NotReadyError("not yet")
-
-    with pytest.raises(NotReadyError):
-        run_units._patiently(late, QuietDisplay(), 0)
-    run_units._patiently(late, QuietDisplay(), 60)
-    assert len(tries) == 3
 
 
 def test_a_changed_configuration_is_refused(counted: Job) -> None:
@@ -422,31 +328,6 @@ def test_status_shows_shares_at_work(counted: Job) -> None:
 
 
 # ---- what a share may take ----
-
-
-@pytest.mark.parametrize(
-    ("line", "step", "limit", "used"),
-    [
-        ("0::/system.slice/slurmstepd.scope/job_7/step_batch/user/task_0", "job_7", "memory.max", "anon"),
-        ("4:memory:/slurm/uid_1000/job_7/step_batch", "memory/slurm/uid_1000/job_7", "memory.limit_in_bytes", ""),
-    ],
-)
-def test_the_budget_sees_the_cgroup_that_slurm_makes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, step: str, limit: str, used: str
-) -> None:
-    """With --mem, the limit is on the job, above the cgroup of the task: half of what it leaves is the budget."""
-    root, proc = tmp_path / "cgroup", tmp_path / "proc"
-    folder = root / line.split(":")[2].lstrip("/") if used else root / "memory" / line.split(":")[2].lstrip("/")
-    folder.mkdir(parents=True)
-    limited = next(one for one in (folder, *folder.parents) if one.name == "job_7")
-    assert str(limited).endswith(step)
-    (limited / limit).write_text("64000000\n")
-    proc.write_text(line + "\n")
-    limits = memory._cgroup_limits(proc, root)
-    monkeypatch.setattr(memory, "_cgroup_limits", lambda: limits)
-    budget = Budget.of(None)
-    assert budget.limit_bytes == 32_000_000 and "cgroup" in budget.origin
-    assert Budget.of("1GB").limit_bytes == 10**9
 
 
 def test_what_slurm_gave_counts_where_nothing_enforces_it(monkeypatch: pytest.MonkeyPatch) -> None:

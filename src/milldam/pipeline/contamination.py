@@ -75,7 +75,7 @@ def find_contamination(
         loaded = TOKENIZER_FACTOR * len(store.place.read("tokenizer.json") or b"") + SCANNING_BYTES + DECODING_BYTES
         held = usage().anonymous
         count = fit_workers(budget, held, loaded, useful, forked=work.pool.forks)
-        team = Workers(count, 1, alone=fit_workers(budget, held, loaded, useful))
+        team = Workers(count, 1)
         records = Records(run_folder.journal, "scanned.jsonl", folder, Keys(np.arange(units, dtype=np.uint64)))
         load = Scanning(store, units, index, folder)
         work.work(Stage("decontaminate", load, records, workers=team))

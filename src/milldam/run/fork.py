@@ -30,7 +30,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
@@ -38,6 +38,7 @@ from typing import Any
 
 from milldam.errors import MilldamError, Setting, WorkerError
 from milldam.memory import allowance, inherit, keep_arrow_lean, release, usage
+from milldam.run.pools import Workers
 from milldam.run.tasks import (
     CAN_FORK,
     CRASH,
@@ -71,27 +72,13 @@ _GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 class ForkedWorkers:
     """Runs stage after stage; the server stays for the next one, until `close`: starting it takes half a second.
 
-    `alone`: how many workers there may be where each must load for itself; as many as else, unless given.
-    `worker_bytes`: a worker that holds more memory than this after a unit is replaced: what a user's function keeps
-    must not add up. `fit`: of what the first worker measures, how many there may be, and what one may hold.
+    A worker that holds more than `wanted.worker_bytes` after a unit is replaced: what a user's function keeps must not
+    add up.
     """
 
-    def __init__(self, workers: int, threads: int = 1, **more: Any) -> None:
-        self.set(workers, threads, **more)
+    def __init__(self, wanted: Workers | None = None) -> None:
+        self.wanted = wanted or Workers(1, 1)
         self._server: _Server | None = None
-
-    def set(
-        self,
-        workers: int,
-        threads: int,
-        *,
-        worker_bytes: int | None = None,
-        alone: int | None = None,
-        fit: Callable[[dict[str, int]], tuple[int, int]] | None = None,
-    ) -> None:
-        """Have so many workers for the next stage."""
-        self.workers, self.threads, self.worker_bytes, self.fit = workers, threads, worker_bytes, fit
-        self.alone = workers if alone is None else min(alone, workers)
 
     def expect(self, modules: Sequence[str]) -> None:
         """Have what a stage will need imported in the background."""
@@ -123,7 +110,7 @@ class ForkedWorkers:
             self.close()
         self._server = self._server or _Server()
         if self._server.loaded is not load:
-            self._server.load(load, self.workers, self.threads)
+            self._server.load(load, self.wanted)
         return self._server
 
     @property
@@ -180,7 +167,11 @@ class _Stage:
         if first is None and self._is_over:
             return
         self._again += [] if first is None else [first]
-        for number in range(self._wanted()):
+        # How many may work side by side is measured by the first one, or planned; where they share nothing, it is less.
+        count = 1 if self._pool.wanted.fit is not None else self._pool.wanted.count
+        if CAN_FORK and self._pool.server_for(self._load).apart:
+            count = max(1, count // 2)
+        for number in range(count):
             self._start(number)
         while self._is_unit_left() or any(worker.unit is not None for worker in self.workers.values()):
             idle = [worker for worker in self.workers.values() if worker.is_idle] if self._is_unit_left() else []
@@ -194,12 +185,6 @@ class _Stage:
             worker.connection.close()
         for worker in self.workers.values():
             worker.server.code(worker.number)  # when it is told, its memory is free
-
-    def _wanted(self) -> int:
-        """How many workers to begin with."""
-        if self._pool.fit is not None:
-            return 1
-        return self._pool.alone if self._pool.server_for(self._load).apart else self._pool.workers
 
     def _is_unit_left(self) -> bool:
         return bool(self._again) or not self._is_over
@@ -232,7 +217,7 @@ class _Stage:
         if worker.unit is not None:
             assignment = self._assign(worker.unit)
             try:
-                worker.connection.send((assignment, self._pool.worker_bytes))
+                worker.connection.send((assignment, self._pool.wanted.worker_bytes))
             except OSError:  # it died while it was idle, which will be heard: not by this unit
                 self._again.append(worker.unit)
                 worker.unit = None
@@ -254,10 +239,10 @@ class _Stage:
             self._lost_servers, worker.outgrown, worker.unit = 0, value, None
             if not worker.outgrown:
                 self._hand_out(worker)
-        elif kind == PROGRESS and self._pool.fit is not None and "peak_bytes" in value:
-            self._pool.workers, self._pool.worker_bytes = self._pool.fit(value)
-            self._pool.fit = None
-            for number in range(1, self._pool.workers):
+        elif kind == PROGRESS and (fit := self._pool.wanted.fit) is not None and "peak_bytes" in value:
+            count, most = fit(value)
+            self._pool.wanted = replace(self._pool.wanted, count=count, worker_bytes=most, fit=None)
+            for number in range(1, count):
                 self._start(number)
 
     def _replace(self, worker: _Worker) -> None:
@@ -343,13 +328,12 @@ class _Server:
             raise value
         return kind, value
 
-    def load(self, load: Load, workers: int, threads: int) -> None:
+    def load(self, load: Load, workers: Workers) -> None:
         """Returns when it is done, or the process is lost. Raises what loading raises."""
         # Keeps the encoders' thread pools to the threads of a worker.
-        environment = {"RAYON_NUM_THREADS": str(threads)}
-        if "TOKENIZERS_PARALLELISM" in os.environ:
-            environment["TOKENIZERS_PARALLELISM"] = os.environ["TOKENIZERS_PARALLELISM"]
-        self.send("load", (load, environment, workers))
+        environment = {"RAYON_NUM_THREADS": str(workers.threads)}
+        environment |= {name: os.environ[name] for name in ("TOKENIZERS_PARALLELISM",) if name in os.environ}
+        self.send("load", (load, environment, workers.count))
         kind, reason = self._answer()
         self.loaded, self.apart = load, kind == "apart"
         if reason:
@@ -417,16 +401,10 @@ class _Forker:
         """Held with nothing loaded, when that was last looked for."""
 
     def serve(self) -> None:
-        do: dict[str, Callable[[Any], None]] = {
-            "import": self._import,
-            "load": self._load,
-            "fork": self._fork,
-            "code": self._wait_for,
-        }
         try:
             while True:
                 kind, value = self._control.recv()
-                do[kind](value)
+                getattr(self, f"_{kind}")(value)
         except _GONE:
             return
         except Exception as error:
@@ -497,7 +475,7 @@ class _Forker:
                 sys.stderr.flush()
             os._exit(code)
 
-    def _wait_for(self, number: int) -> None:
+    def _code(self, number: int) -> None:
         _, status = os.waitpid(self._workers.pop(number), 0)
         self._control.send(("ended", os.waitstatus_to_exitcode(status)))
 

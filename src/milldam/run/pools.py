@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -179,8 +179,6 @@ class Workers:
     """In this process: the work can't be seen from elsewhere, or needs to know at once what is done."""
     worker_bytes: int | None = None
     """After a unit, a worker that holds more than this is replaced by a fresh one; None: none is."""
-    alone: int | None = None
-    """How many there may be where they share nothing, since each has to load for itself; None: as many."""
     fit: Callable[[dict[str, int]], tuple[int, int]] | None = None
     """Of what the first worker measures (`Telling.tell`), how many workers there may be, and what one may hold after a
     unit; until then there is one."""
@@ -214,8 +212,7 @@ class Pool:
                 self.close()
             return SerialExecutor()
         forked = self._start()
-        count = 1 if workers.apart else workers.count
-        forked.set(count, workers.threads, worker_bytes=workers.worker_bytes, alone=workers.alone, fit=workers.fit)
+        forked.wanted = replace(workers, count=1) if workers.apart else workers
         return forked
 
     def expect(self, modules: Sequence[str]) -> None:
@@ -228,7 +225,7 @@ class Pool:
             # Loaded for who needs workers: one that works in this process does not.
             from milldam.run.fork import ForkedWorkers
 
-            self._forked = ForkedWorkers(1)
+            self._forked = ForkedWorkers()
         return self._forked
 
     def _has_room(self) -> bool:

@@ -221,28 +221,6 @@ def test_a_driver_that_is_killed_takes_its_workers_along(cluster: Any, local: Pa
 # ---- every command ----
 
 
-def test_tokenize_with_relative_paths(cluster: Any, tmp_path: Path) -> None:
-    """The nodes take paths as this machine has them, also relative to where it is."""
-    write_lines(tmp_path / "c.jsonl", fresh_texts(6000))
-    command = ("tokenize", "c.jsonl", "--tokenizer", TOKENIZER, "--shard-size", "100KB", "--memory", "600MB")
-    run_milldam(*command, "-o", "local", cwd=tmp_path)
-    done = run_milldam(*command, "-o", "ray", "--executor", "ray", "--address", cluster.address, cwd=tmp_path)
-    assert store_bytes(tmp_path / "ray") == store_bytes(tmp_path / "local")
-    assert "6,000 documents" in done.stdout and "Traceback" not in done.stderr
-
-
-def test_question_answering(cluster: Any, tmp_path: Path) -> None:
-    """Windows by two nodes are those of this machine."""
-    examples = write_examples(tmp_path / "q.jsonl", 3300, length=400)
-    options: dict[str, Any] = {"tokenizer": TOKENIZER, "max_seq_length": 64, "overlap": 16, "memory": "600MB"}
-    milldam.qa.prepare(examples, tmp_path / "local", **options)
-    milldam.qa.prepare(examples, tmp_path / "ray", **options, **on(cluster))
-    assert store_bytes(tmp_path / "ray") == store_bytes(tmp_path / "local")
-    summary = json.loads((tmp_path / "ray" / "run" / "summary.json").read_bytes())
-    assert len(summary["memory"]["machines"]) == 2
-    assert summary["memory"]["peak"] < summary["memory"]["budget"]
-
-
 def test_map_with_a_closure(cluster: Any, tmp_path: Path) -> None:
     """A function that lives in this process alone is carried to the nodes, with what it holds."""
     path = write_lines(tmp_path / "c.jsonl", fresh_texts(6000))

@@ -187,6 +187,8 @@ def _where_to_begin(job: Job[S], folder: RunFolder, identity: Identity, options:
 def _plan(job: Job[S], work: Session, identity: Identity, begin: str) -> WorkPlan:
     """Have the units listed in the folder, and settle who works on them."""
     folder = work.folder
+    if folder.refusal is not None:
+        raise folder.refusal
     if begin == NEW:
         work.monitor.restart()
     else:

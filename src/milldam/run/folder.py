@@ -34,6 +34,7 @@ import itertools
 import os
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -46,6 +47,7 @@ from milldam.errors import (
     ConfigError,
     MismatchError,
     NotReadyError,
+    ResourceError,
     RunHeldError,
     Setting,
     StoreError,
@@ -181,20 +183,34 @@ class RunFolder:
         self._staged = UnitList(self.own, "units.new")
         self._made: list[Path] = []
         """Folders that were not there before."""
+        self.refusal: ResourceError | None = None
+        """Why the folder can only be looked at: nothing can be written there."""
 
     def __enter__(self) -> RunFolder:
         refuse_foreign(self.out, self.kind)
         if self.task is not None and self.is_new():
             raise NotReadyError(f"{self.name}: not prepared. First: {PREPARE_FIRST}")
         self._made.extend(folder for folder in (self.out, *self.out.parents) if not folder.exists())
-        self.presence.enter(self.name)
+        try:
+            self.presence.enter(self.name)
+        except ResourceError as error:
+            if self.task is not None or not (self.out / self.kind.manifest).exists():
+                raise
+            # It may be up to date: what this run has to list lies elsewhere.
+            self.refusal, self.own = error, Path(tempfile.mkdtemp(prefix="milldam-"))
+            self.inputs, self._staged = InputList(self.folder, self.own), UnitList(self.own, "units.new")
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self.journal.close()
         self.units.close()
         self._staged.remove()
         self.inputs.forget()
+        if self.refusal is not None:
+            shutil.rmtree(self.own)
+            if isinstance(error, OSError):  # it was not only looked at
+                raise self.refusal
+            return
         if self.task is None and self.is_new():
             # Nothing came of it, not even a plan: put the folder back as it was. With more in it, the lock says whose
             # it is.
@@ -361,6 +377,8 @@ class RunFolder:
 
     def tidy(self) -> None:
         """Remove what processes that were killed left half written, and what the last one told of itself."""
+        if self.refusal is not None:
+            return
         self.presence.forget()
         for folder in (self.out, self.folder, *(path for path in self.folder.iterdir() if path.is_dir())):
             remove_temporaries(folder)

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import milldam
 from milldam.errors import ConfigError, InputError, MilldamError, ResourceError, Setting, WorkerError
 from milldam.memory import format_size, keep_arrow_lean, usage
 from milldam.run.fork import ADVICE, ERROR, as_sent
@@ -137,16 +138,17 @@ class RayPool(Pool):
         mark, complaints = self._folder / f".seen-{uuid.uuid4().hex}", []
         mark.write_bytes(b"")
         remote = self.ray.remote(max_retries=0)(look)
+        told = str(mark), milldam.__version__, str(Path.cwd())
         try:
-            answers = [remote.options(**_on(node)).remote(str(mark), node.id, str(Path.cwd())) for node in nodes]
+            answers = [remote.options(**_on(node)).remote(node.name, *told) for node in nodes]
             for node, answer in zip(nodes, answers, strict=True):
                 try:
-                    complaint = _complaint(node.name, self._folder, self.ray.get(answer, timeout=_PATIENCE_SECONDS))
+                    complaint = self.ray.get(answer, timeout=_PATIENCE_SECONDS)
                 except self.ray.exceptions.RayError as error:
                     reason = str(error).strip().splitlines()[-1]
                     complaint = f"The node {node.name} can't run milldam: {reason}\nInstall the same milldam there."
-                self._fit[node.id] = complaint is None
-                complaints += [] if complaint is None else [complaint]
+                self._fit[node.id] = not complaint
+                complaints += [complaint] if complaint else []
         finally:
             for path in self._folder.glob(f"{mark.name}*"):
                 path.unlink(missing_ok=True)
@@ -416,35 +418,23 @@ class Hand:
         return begin(load)
 
 
-def look(mark: str, node: str, folder: str) -> tuple[bool, bool, str]:
-    """Whether a file of the driver is seen here, whether one can be written beside it, and which milldam this is."""
-    import milldam
-
+def look(node: str, mark: str, version: str, folder: str) -> str:
+    """What stands against the node that this runs on: another milldam, a file of the driver (`mark`) that is not seen,
+    none that can be written beside it; empty: nothing."""
     with contextlib.suppress(OSError):
         os.chdir(folder)
-    sees = Path(mark).exists()
-    try:
-        Path(f"{mark}-{node}").write_bytes(b"")
-    except OSError:
-        return sees, False, milldam.__version__
-    return sees, True, milldam.__version__
-
-
-def _complaint(name: str, folder: Path, found: tuple[bool, bool, str]) -> str | None:
-    """What stands against a node that a look at it found."""
-    import milldam
-
-    sees, writes, version = found
     if version != milldam.__version__:
         return (
-            f"The node {name} has milldam {version}, this machine {milldam.__version__}: the results could differ.\n"
+            f"The node {node} has milldam {milldam.__version__}, this machine {version}: the results could differ.\n"
             "Install the same version on every node."
         )
-    if sees and writes:
-        return None
-    what = "can't write to" if sees else "does not see"
+    what = "can't write to" if Path(mark).exists() else "does not see"
+    with contextlib.suppress(OSError):
+        Path(f"{mark}-{node}").write_bytes(b"")
+        if Path(mark).exists():
+            return ""
     return (
-        f"The node {name} {what} {folder}.\nOn a Ray cluster the output must be on a file system that all "
+        f"The node {node} {what} {Path(mark).parent}.\nOn a Ray cluster the output must be on a file system that all "
         "nodes share, under the same path."
     )
 

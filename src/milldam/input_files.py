@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -230,7 +230,9 @@ def _below(folder: Path, above: tuple[str, ...]) -> Iterator[str]:
     if real in above:
         return  # a link that leads back up
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.name.startswith(".") or (entry.is_dir() and (is_ours(entry.path) or is_run_folder(entry.path))):
+        # What a run wrote of itself is no input, also where a store or a table is named as input.
+        of_run = entry.name == RUN_FOLDER and is_ours(os.fspath(folder))
+        if entry.name.startswith(".") or (entry.is_dir() and (of_run or is_ours(entry.path))):
             continue
         if entry.is_dir():
             yield from _below(Path(entry.path), (*above, real))
@@ -241,11 +243,6 @@ def _below(folder: Path, above: tuple[str, ...]) -> Iterator[str]:
 def is_ours(folder: str) -> bool:
     """A store, a table or a run, finished or not: what we made is no input, wherever it lies."""
     return any((Path(folder) / name).exists() for name in (*(kind.manifest for kind in KINDS), "run/lock"))
-
-
-def is_run_folder(folder: str) -> bool:
-    """What a run wrote of itself, where a store or a table is named as input."""
-    return os.path.basename(folder) == RUN_FOLDER and is_ours(os.path.dirname(folder))  # noqa: PTH119, PTH120
 
 
 def version_of(status: os.stat_result) -> str:
@@ -275,36 +272,20 @@ class InputState:
         return {"files": self._files, "bytes": self._bytes, "fingerprint": self._fingerprint}
 
 
-Files = dict[str, tuple[int, str]]
-"""Name -> size and version. By name, since input may have moved as a whole; of very many files, the first."""
+def changed_files(before: Path, now: Path) -> list[str]:
+    """What differs between two lists of a run's input, in words, for a message alone: what is damaged in a list, or not
+    there, is left out. By name, since input may have moved as a whole; of very many files, the first."""
 
-
-def by_name(files: Iterable[tuple[str, int, str]]) -> Files:
-    """Of (path, size, version)."""
-    found = itertools.islice(files, _FILES_COMPARED)
-    return {os.path.basename(path): (size, version) for path, size, version in found}  # noqa: PTH119
-
-
-def listed_files(listing: Path) -> Files:
-    """What a run listed as its input, for a message alone: what is damaged in it, or not there, is left out."""
-
-    def entries() -> Iterator[tuple[str, int, str]]:
+    def files(listing: Path) -> Iterator[tuple[str, tuple[int, str]]]:
         with contextlib.suppress(OSError), listing.open("rb") as lines:
-            for line in lines:
+            for line in itertools.islice(lines, _FILES_COMPARED):
                 with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
                     file = json.loads(line)
-                    yield file["path"], int(file["size"]), str(file["version"])
+                    yield os.path.basename(file["path"]), (int(file["size"]), str(file["version"]))  # noqa: PTH119
 
-    return by_name(entries())
-
-
-def changed_files(before: Files, after: Files) -> list[str]:
-    """
-    >>> changed_files({"a": (1, "x"), "b": (2, "x")}, {"b": (2, "y"), "c": (3, "x")})
-    ['changed: b', 'new: c', 'gone: a']
-    """
-    found = [f"{'changed' if name in before else 'new'}: {name}" for name in after if before.get(name) != after[name]]
-    return found + [f"gone: {name}" for name in before if name not in after]
+    was, there = dict(files(before)), dict(files(now))
+    found = [f"{'changed' if name in was else 'new'}: {name}" for name in there if was.get(name) != there[name]]
+    return found + [f"gone: {name}" for name in was if name not in there]
 
 
 def nearby(given: str) -> str:

@@ -14,8 +14,6 @@ import struct
 import subprocess
 import sys
 import termios
-import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,16 +32,13 @@ from tests.kit.jobs import (
     write_corpus,
     write_lines,
 )
-from tests.kit.quick import first_quick
 from tests.kit.token_stores import shard_file
 
 import milldam
 from milldam.cli import GROUPS, main
 from milldam.cli.status import read_status
-from milldam.cli.summaries import LiveDisplay
 from milldam.memory import format_size
 from milldam.run.folder import RunFolder
-from milldam.run.summary import Snapshot
 from milldam.run.units import Identity
 from milldam.sources.units import Slice, Unit
 from milldam.stores.kinds import TOKENS
@@ -99,12 +94,6 @@ def test_help_lists_every_command_once_by_what_it_is_for() -> None:
     listed = [name for names in GROUPS.values() for name in names if name in main.commands]
     assert sorted(listed) == sorted(main.commands)
     assert "..." not in invoke("--help").stdout.partition("Prepare:")[2]
-
-
-def test_help_of_the_main_commands_shows_the_whole_job() -> None:
-    """From raw data to a store in one line."""
-    assert "milldam tokenize corpus.jsonl.zst -o corpus.milldam --tokenizer gpt2/" in invoke("tokenize", "-h").stdout
-    assert "milldam preprocess config.yaml --set dedup=near --memory 2GB" in invoke("preprocess", "-h").stdout
 
 
 def test_version_is_that_of_the_package() -> None:
@@ -265,53 +254,6 @@ def test_a_terminal_gets_a_live_display(tmp_path: Path, lines: Path) -> None:
     assert b"Memory: 4 GB" in seen and b"4 documents, " in seen and b"\x1b[" in seen
 
 
-@pytest.mark.parametrize("columns", first_quick([60, 120]))
-def test_live_lines_fit_the_terminal(tmp_path: Path, columns: int) -> None:
-    """Two lines, never wrapped, in a terminal of any width; after the plan nobody is still reading the input."""
-    corpus = write_corpus(tmp_path / "c.jsonl", 1_500_000)
-    options = ("--encoder", "huggingface", "--shard-size", "200KB")
-    code, seen = in_terminal(*job(corpus.path, tmp_path / "s", *options), columns=columns, stdout=subprocess.DEVNULL)
-    assert code == 0
-    shown = [line.strip() for line in re.split(r"\r|\n|\x1b\[[?\d]*[A-Za-z]", seen.decode()) if line.strip()]
-    assert max(map(len, shown)) < columns
-    plan = next(k for k, line in enumerate(shown) if line.startswith("Encoder: "))
-    assert [line for line in shown[plan:] if "reading the input" in line] == []
-    # How many of them come depends on the machine; the first one does not.
-    assert [line for line in shown if line.startswith("tokenize")]
-
-
-def snapshot(**counts: int) -> Snapshot:
-    return Snapshot(
-        "fingerprint",
-        units=1200,
-        units_done=340,
-        input_total=10**12,
-        counts=Counter(counts),
-        anonymous_bytes=386 * 10**6,
-        budget_bytes=512 * 10**6,
-        elapsed=83.0,
-    )
-
-
-BUSY = snapshot(
-    input_bytes=3 * 10**11, text_bytes=2 * 10**11, documents=31_415_926, tokens=5 * 10**10, characters=10**11
-)
-
-
-def test_the_live_lines_move_while_nobody_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second later the clock has gone on; a document is one document."""
-    from rich.console import Console
-
-    now = [100.0]
-    monkeypatch.setattr("milldam.cli.summaries.time.monotonic", lambda: now[0])
-    display = LiveDisplay(Console(width=90))
-    assert str(display.render()).startswith("reading the input, 0:00:00")
-    display.progress(snapshot(input_bytes=1, documents=1))
-    before = str(display.render())
-    now[0] += 1
-    assert str(display.render()) != before and ", 1 document" in before and "1 documents" not in before
-
-
 # ---- a sample at the end ----
 
 
@@ -422,15 +364,6 @@ def test_inspect_shows_a_split(tmp_path: Path) -> None:
     assert missing.exit_code == 2 and "train, val" in missing.stderr
 
 
-@pytest.mark.parametrize("start", [4, 1000, -5])
-def test_inspect_of_a_document_that_is_not_there_is_an_error(store: Path, start: int) -> None:
-    """It says which there are."""
-    done = invoke("inspect", store, "--start", start)
-    assert done.exit_code == 2 and done.stdout == ""
-    assert f"--start {start}: " in done.stderr and "has 4 documents, numbered 0 to 3" in done.stderr
-    assert invoke("inspect", store, "--documents", 0).exit_code == 2
-
-
 def test_inspect_as_json(store: Path) -> None:
     """One object a document, with all its ids and its text."""
     rows = [json.loads(line) for line in invoke("inspect", store, "--json", "--documents", 9).stdout.splitlines()]
@@ -503,16 +436,6 @@ def test_a_run_that_has_not_reported_yet_is_not_stuck(tmp_path: Path) -> None:
     """Between its plan and its first report a run is working."""
     with RunFolder(tmp_path / "s", TOKENS) as run:
         begin(run)
-        assert read_status(tmp_path / "s")["state"] == "working"
-
-
-def test_a_resumed_run_is_not_stuck_because_of_an_old_report(tmp_path: Path) -> None:
-    """What a run that was killed yesterday last said does not make today's run stuck."""
-    with RunFolder(tmp_path / "s", TOKENS) as run:
-        begin(run)
-        (tmp_path / "s" / "run" / "status.json").write_text(json.dumps({"time": time.time() - 86_400, "workers": {}}))
-    with RunFolder(tmp_path / "s", TOKENS) as run:
-        run.tidy()
         assert read_status(tmp_path / "s")["state"] == "working"
 
 

@@ -69,20 +69,6 @@ def test_export_refuses_with_milldams_errors(store: Store, tmp_path: Path) -> No
         run(store.path, "--to", "tfrecord", "-o", tmp_path / "a")
 
 
-SLOW = """
-import sys, time
-from milldam.cli.moving import export
-from milldam.formats import writing
-from milldam.run.records import Records
-from milldam.stores.tokens import reader
-
-reader.BLOCK_TOKENS, writing.PIECE_BYTES = 64, 400
-add = Records.add
-Records.add = lambda *arguments: (add(*arguments), time.sleep(0.3))
-export()
-"""
-
-
 def test_help_loads_nothing_heavy() -> None:
     """Neither numpy nor what reads and writes: the list of formats is enough."""
     code = (

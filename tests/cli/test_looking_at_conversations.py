@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import os
 import pty
@@ -72,16 +71,6 @@ def test_inspect_colours_what_is_trained_on(store: Path) -> None:
     assert "trained on (green)" in seen.decode() and "⟦" not in seen.decode()
 
 
-def test_inspect_as_json_has_the_stretches_and_the_label(tmp_path: Path) -> None:
-    """For programs: the same positions as `store.spans`."""
-    out = _made(tmp_path, [{"messages": _turns("Hi", "Yes"), "label": wanted} for wanted in (True, False)])
-    rows = [json.loads(line) for line in invoke("inspect", out, "--json").stdout.splitlines()]
-    opened = milldam.open(out)
-    assert [row["spans"] for row in rows] == [opened.spans(number).tolist() for number in range(2)]
-    assert [row["label"] for row in rows] == [1, 0]
-    assert "label 0 ──" in invoke("inspect", out).stdout
-
-
 def test_the_sides_of_a_pair_are_named(tmp_path: Path) -> None:
     """Documents of a pair say which side they are; stats count pairs."""
     pair = {"prompt": _turns("Hi"), "chosen": _turns("", "Good")[1:], "rejected": _turns("", "Bad")[1:]}
@@ -102,13 +91,3 @@ def test_stats_tell_the_trained_share(store: Path) -> None:
     assert (told["turns_user"], told["turns_assistant"], "turns_tool" in told) == (2, 2, False)
     assert told["trained_share"] == pytest.approx(trained / opened.tokens, abs=1e-4)
     assert "  trained_share:" in invoke("stats", store).stdout
-
-
-def test_the_report_highlights_what_is_trained_on(store: Path) -> None:
-    """In its samples, with a legend and the trained share."""
-    assert invoke("report", store).exit_code == 0
-    page = (store / "run/report.html").read_text(encoding="utf-8")
-    legend, *found = re.findall(r"<mark>(.*?)</mark>", page, flags=re.DOTALL)
-    assert legend == "Highlighted"
-    assert [html.unescape(one).strip() for one in found] == [f"{answer}<|endoftext|>" for answer in _ANSWERS]
-    assert 'id="conversations"' in page and "Trained share" in page

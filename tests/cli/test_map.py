@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.kit.jobs import MILLDAM, invoke, run_milldam, wait_until
+from tests.kit.jobs import MILLDAM, invoke, wait_until
 
 from milldam.stores.table.reader import Table
 
@@ -65,16 +65,6 @@ def test_warnings_speak_of_options(work: Path) -> None:
     (work / "held.py").write_text(held)
     done = invoke("map", f"{work}/held.py:f", work / "in.jsonl", "-o", work / "out")
     assert "can't be hashed" in done.stderr and 'the setting "key"' in done.stderr and "key=" not in done.stderr
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_what_a_function_prints_is_no_result(work: Path, workers: int) -> None:
-    """It goes to standard error, in whatever process it runs; standard output has the summary alone."""
-    (work / "said.py").write_text("def f(rows):\n    print('HELLO', flush=True)\n")
-    options = ["--json", "--workers", workers, "--shards", 2]
-    done = run_milldam("map", f"{work}/said.py:f", work / "in.jsonl", "-o", work / "out", *options)
-    assert json.loads(done.stdout)["counts"]["rows"] == 100
-    assert done.stderr.count("HELLO") == 2
 
 
 def test_rows_columns_and_json(work: Path) -> None:

@@ -66,23 +66,6 @@ def test_the_text_column_is_named_at_the_start_at_the_end_and_afterwards(tmp_pat
     assert json.loads(invoke("stats", tmp_path / "s", "--json").stdout)["text_columns"] == {"datasets.0": "body"}
 
 
-def test_every_data_set_has_its_text_column_named(tmp_path: Path) -> None:
-    """In the plan too; plain text has none."""
-    data = write_records(tmp_path / "a.jsonl", RECORDS)
-    (tmp_path / "notes.txt").write_text("Plain words.")
-    validation = write_lines(tmp_path / "v.jsonl", ["Other words."])
-    config = write_config(
-        tmp_path / "c.yaml", {"path": data, "text_column": "prompt"}, tmp_path / "notes.txt", validation=str(validation)
-    )
-    named = 'Text:   field "prompt" of datasets.0; plain text of datasets.1; field "text" of validation.0\n'
-    columns = {"datasets.0": "prompt", "datasets.1": None, "validation.0": "text"}
-    assert named in invoke("plan", config).stdout
-    assert json.loads(invoke("plan", config, "--json").stdout)["plan"]["text_columns"] == columns
-    made = invoke("preprocess", config)
-    assert made.exit_code == 0 and named in made.stderr and named in made.stdout
-    assert json.loads(invoke("stats", tmp_path / "prepared", "--json").stdout)["text_columns"] == columns
-
-
 # ---- settings in messages ----
 
 
@@ -130,20 +113,6 @@ def test_an_option_of_another_tool_gets_a_hint_that_helps_or_none(option: str, h
     name = option.partition("=")[0]
     assert refused.exit_code == 2
     assert refused.stderr.splitlines()[-1] == f"Error: No such option: {name}.{f' {hint}' if hint else ''}"
-
-
-@pytest.mark.parametrize(
-    ("option", "hint"),
-    [
-        ("--force", "Did you mean --overwrite?"),
-        ("--bos-token=x", "Did you mean --set tokenizer.bos=...?"),
-        ("--seed=1", "Did you mean --set seed=...?"),
-        ("--splits=x", "Did you mean --set splits=...?"),
-    ],
-)
-def test_what_has_no_option_is_set(option: str, hint: str) -> None:
-    """Where a file holds the settings."""
-    assert invoke("preprocess", "c.yaml", option).stderr.splitlines()[-1].endswith(f". {hint}")
 
 
 # ---- names that may be on the Hub ----

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,20 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.kit.damage import edit_manifest
-from tests.kit.jobs import TOKENIZER, wait_until
+from tests.kit.jobs import wait_until
 from tests.kit.quick import first_quick
 from tests.kit.token_stores import EOS, flat_tokens, shard_file, write_store
 
 import milldam
 from milldam.errors import ConfigError, MismatchError, StoreError
-from milldam.formats import export, writing
+from milldam.formats import export
 from milldam.loader.stores import Store
-from milldam.pipeline.npy import tokenize_to_npy
-from milldam.pipeline.starting import tokenize_config
 from milldam.stores.tokens import format as store_format
 from milldam.stores.tokens import reader
 
@@ -47,7 +43,6 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks and checkpoints of a few tokens, so that small stores take many of each."""
     monkeypatch.setattr(reader, "BLOCK_TOKENS", 64)
     monkeypatch.setattr(store_format, "BLOCK_DOCUMENTS", 2)
-    monkeypatch.setattr(writing, "PIECE_BYTES", 400)
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +57,6 @@ def indexed_dataset() -> Any:
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def edit_vocabulary(store: Store, size: int) -> Store:
-    """The same store, as if its tokenizer had so many tokens."""
-    edit_manifest(store.path, lambda manifest: manifest.update(vocab_size=size))
-    return Store(store.path)
 
 
 # ---- what the consumers see ----
@@ -93,14 +82,6 @@ def test_nanogpt_reads_its_file_as_it_reads_its_own(store: Store, tmp_path: Path
     x, y = (data[start : start + 64].astype(np.int64) for start in (100, 101))
     np.testing.assert_array_equal(x, tokens[100:164])
     np.testing.assert_array_equal(y, tokens[101:165])
-
-
-def test_nanogpt_holds_a_large_vocabulary_in_uint32(tmp_path: Path) -> None:
-    """Ids beyond 65,535 take four bytes, without a sign, as forks for such tokenizers have it."""
-    store = edit_vocabulary(write_store(tmp_path / "store", SHARDS, dtype="int32"), 151_936)
-    summary = export(store, "nanogpt", tmp_path / "train.bin")
-    assert summary.facts == {"to": "nanogpt", "dtype": "uint32"}
-    np.testing.assert_array_equal(np.memmap(tmp_path / "train.bin", dtype=np.uint32, mode="r"), flat_tokens(store))
 
 
 def test_nanogpt_makes_a_file_of_every_split(tmp_path: Path) -> None:
@@ -250,40 +231,18 @@ def test_a_folder_of_somebody_else_is_never_replaced(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "data").glob("*.bin")) == ["test.bin", "train.bin"]
 
 
-def test_two_exports_never_work_on_the_same_output(store: Store, tmp_path: Path) -> None:
-    """The second says so and goes."""
-    run = tmp_path / ".train.bin.milldam-export" / "run"
-    run.mkdir(parents=True)
-    with FileLock(run / "lock"), pytest.raises(ConfigError, match="another run is using it"):
-        export(store, "nanogpt", tmp_path / "train.bin")
-
-
-def test_npy_files_of_tokenize_and_export_do_not_vouch_for_one_another(store: Store, tmp_path: Path) -> None:
-    """Each clears what the other said of the file that it replaces."""
-    text, npy = tmp_path / "corpus.txt", tmp_path / "corpus.npy"
-    text.write_text("One. Two. Three.")
-    config = tokenize_config([str(text)], npy, TOKENIZER, {"workers": 1})
-    tokenize_to_npy(config)
-    export(store, "npy", npy, overwrite=True)
-    assert not (tmp_path / "corpus.npy.json").exists()
-    tokenize_to_npy(tokenize_config([str(text)], npy, TOKENIZER, {"workers": 1, "overwrite": True}))
-    assert not (tmp_path / "corpus.npy.milldam-export.json").exists()
-    with pytest.raises(MismatchError):
-        export(store, "npy", npy)
-
-
 # ---- killed, and gone on with ----
 
 RUNNER = """
 import os, signal, sys, time
 from pathlib import Path
-from milldam.formats import export, writing
+from milldam.formats import export
 from milldam.run.records import Records
 from milldam.files import read_sealed, write_sealed
 from milldam.stores.tokens import reader
 
 store, to, out, where, *options = sys.argv[1:]
-reader.BLOCK_TOKENS, writing.PIECE_BYTES = 64, 400
+reader.BLOCK_TOKENS = 64
 steps = 0
 
 def dying(function, name):
@@ -300,7 +259,7 @@ Path.rename = dying(Path.rename, "Path.rename")
 if where == "slowly":
     add = Records.add
     Records.add = lambda *arguments: (add(*arguments), time.sleep(0.2))
-export(store, to, out, overwrite="overwrite" in options)
+export(store, to, out, shard_size="200B", overwrite="overwrite" in options)
 """
 
 
@@ -314,40 +273,21 @@ def killed(store: Store, to: str, out: Path, where: str, *options: str) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
 
 
-def test_killed_from_outside_an_export_goes_on_from_its_last_record(
-    store: Store, tmp_path: Path, small_steps: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is recorded is not written again; what was written behind it is cut off."""
-    out, work = tmp_path / "out.bin", tmp_path / ".out.bin.milldam-export"
-    process = subprocess.Popen(runner(store, "nanogpt", out, "slowly"))
+def test_killed_from_outside_an_export_goes_on_from_its_last_record(store: Store, tmp_path: Path) -> None:
+    """What is recorded is not written again; the result is that of a run that nobody killed."""
+    out, work = tmp_path / "out", tmp_path / ".out.milldam-export"
+    process = subprocess.Popen(runner(store, "parquet", out, "slowly"))
     ledger = work / "run" / "records.jsonl"
     wait_until(lambda: ledger.exists() and ledger.read_bytes().count(b"\n") >= 2)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not out.exists()
-    with (work / "files" / "out.bin").open("ab") as file:
-        file.write(b"torn")
     with ledger.open("ab") as file:
         file.write(b'{"key": "0123456789abcdef", "pa')
-    damaged = tmp_path / "damaged"
-    shutil.copytree(work, damaged / work.name)
-    written, write = [0], os.write
-
-    def counted(file: int, data: Any) -> int:
-        if Path(f"/proc/self/fd/{file}").readlink().name == "out.bin":
-            written.append(len(data))
-        return write(file, data)
-
-    monkeypatch.setattr(os, "write", counted)
-    assert export(store, "nanogpt", out).reused
-    expected = flat_tokens(store).astype(np.uint16)
-    np.testing.assert_array_equal(np.fromfile(out, np.uint16), expected)
-    assert sum(written) < out.stat().st_size
-    # What is recorded is taken only as it was written: with a change in it, it begins anew.
-    with (damaged / work.name / "files" / "out.bin").open("r+b") as file:
-        file.write(b"\1\2")
-    export(store, "nanogpt", damaged / "out.bin")
-    np.testing.assert_array_equal(np.fromfile(damaged / "out.bin", np.uint16), expected)
+    (work / "files" / "part-00000.parquet").write_bytes(b"cut")
+    assert 0 < export(store, "parquet", out, shard_size="200B").reused < 7
+    export(store, "parquet", tmp_path / "whole", shard_size="200B")
+    assert contents(out) == contents(tmp_path / "whole")
 
 
 STEPPED = """

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.document_stores import documents_of, random_documents, store_of
+from tests.kit.document_stores import random_documents, store_of
 
 from milldam.errors import ConfigError
-from milldam.formats import export, import_tokens, mds, rows
+from milldam.formats import export, mds, rows
 from milldam.loader.stores import Store
-from milldam.stores.tokens import reader
 
 FORMATS = ("hf", "parquet", "mds")
 SEQ_LEN = 500
@@ -155,27 +154,6 @@ def check_found(store: Store, parts: list[tuple[str, Path, str, dict[str, Any]]]
     for name, _, split, options in parts:
         assert [row for _, row in found[name]] == expected_rows(store, split, options.get("seq_len")), name
         assert {dtype for dtype, _ in found[name]} == {options.get("dtype", "int32")}
-
-
-def folder_bytes(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-@pytest.mark.parametrize("to", FORMATS)
-def test_blocks_do_not_show_in_the_files(
-    to: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Small blocks, so that documents are written in pieces, give the same rows in the same files."""
-    export(store, to, tmp_path / "large", split="train", shard_size=3_000)
-    monkeypatch.setattr(reader, "BLOCK_TOKENS", 100)
-    export(store, to, tmp_path / "small", split="train", shard_size=3_000)
-    large, small = folder_bytes(tmp_path / "large"), folder_bytes(tmp_path / "small")
-    assert list(large) == list(small)
-    if to == "mds":
-        assert large == small
-        return
-    import_tokens(tmp_path / "small", tmp_path / "back")
-    assert documents_of(tmp_path / "back") == expected_rows(store, "train", None)
 
 
 def test_tokens_that_fill_no_row_are_counted(store: Store, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.kit.document_stores import Documents, documents_of, random_documents, store_of
 from tests.kit.fsync_kills import Call, kill_at_fsyncs
+from tests.kit.jobs import run_here, run_milldam
 from tests.kit.quick import first_quick
 
-from milldam.errors import ConfigError, InputError, MismatchError
+import milldam
+from milldam.errors import ConfigError, InputError
 from milldam.formats import export, import_tokens
 from milldam.formats.importing import ImportSettings, ImportSummary, run_import
 from milldam.loader.stores import Store
@@ -115,23 +116,6 @@ def test_splits_keep_their_names(to: str, tmp_path: Path) -> None:
 # ---- what other tools leave ----
 
 
-def test_the_files_of_nanogpt_and_llm_c_are_known(tmp_path: Path) -> None:
-    """A folder of train.bin and val.bin has two splits; shards of llm.c are one stream, cut across files."""
-    nano, llm_c = tmp_path / "nano", tmp_path / "llm.c"
-    nano.mkdir()
-    llm_c.mkdir()
-    np.array([1, 2, 7, 3], np.uint16).tofile(nano / "train.bin")
-    np.array([4, 7], np.uint16).tofile(nano / "val.bin")
-    (nano / "meta.pkl").write_bytes(b"never opened")
-    for number, tokens in enumerate(([1, 2], [3, 7, 4])):
-        header = struct.pack("<256i", 20240520, 1, len(tokens), *[0] * 253)
-        (llm_c / f"fineweb_train_{number:06d}.bin").write_bytes(header + np.array(tokens, np.uint16).tobytes())
-    import_tokens(nano, tmp_path / "a")
-    assert [documents_of(tmp_path / "a", split) for split in ("train", "val")] == [[[1, 2, 7, 3]], [[4, 7]]]
-    import_tokens(llm_c, tmp_path / "b", eos=7)
-    assert documents_of(tmp_path / "b") == [[1, 2, 3, 7], [4]]
-
-
 def test_a_saved_data_set_is_read_by_its_column(tmp_path: Path) -> None:
     """What `save_to_disk` wrote: input_ids of any integers; other columns are passed over."""
     datasets = pytest.importorskip("datasets")
@@ -199,19 +183,6 @@ def test_a_split_takes_its_own_files_alone(tmp_path: Path) -> None:
     assert documents_of(tmp_path / "rest", "train") == [[3]]
 
 
-def test_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
-    """Splits that an index or the user names become files of the store."""
-    export(store_of(tmp_path / "store", {"train": [[1]], "val": [[2]]}), "hf", tmp_path / "hf")
-    (tmp_path / "hf" / "dataset_dict.json").write_text('{"splits": ["train", "../hf/val"]}')
-    with pytest.raises(InputError, match="leaves the folder; refused"):
-        import_tokens(tmp_path / "hf", tmp_path / "made")
-    (tmp_path / "hf" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    with pytest.raises(InputError, match=r"test: no dataset in it, though dataset_dict\.json names it"):
-        import_tokens(tmp_path / "hf", tmp_path / "made")
-    with pytest.raises(ConfigError, match="no name for files"):
-        import_tokens(tmp_path / "hf" / "train", tmp_path / "made", split="../out")
-
-
 def cut_before(tokens: list[int], bos: int) -> list[list[int]]:
     """Documents of a stream whose id stands first in each, the plain way."""
     documents: list[list[int]] = [[]]
@@ -257,21 +228,6 @@ def test_a_store_without_a_tokenizer_is_whole(tmp_path: Path) -> None:
     assert "100 tokens" in repr(made) and "none" in made._repr_html_()
     assert not (tmp_path / "store" / "tokenizer.json").exists()
     assert import_tokens(tmp_path / "wide.npy", tmp_path / "wide").dtype.name == "int32"
-
-
-def test_a_second_import_says_what_differs(tmp_path: Path) -> None:
-    """The same is up to date, another source or option is refused, and --overwrite replaces."""
-    np.save(tmp_path / "tokens.npy", np.array([1, 7, 2], np.int64))
-    first = import_tokens(tmp_path / "tokens.npy", tmp_path / "store")
-    assert import_tokens(tmp_path / "tokens.npy", tmp_path / "store").fingerprint == first.fingerprint
-    with pytest.raises(MismatchError, match=r"import.eos: 7 \(made with null\)"):
-        import_tokens(tmp_path / "tokens.npy", tmp_path / "store", eos=7)
-    import_tokens(tmp_path / "tokens.npy", tmp_path / "store", eos=7, overwrite=True)
-    assert documents_of(tmp_path / "store") == [[1, 7], [2]]
-    with pytest.raises(ConfigError, match="is a store of milldam already"):
-        import_tokens(tmp_path / "store", tmp_path / "other")
-    with pytest.raises(ConfigError, match="dtype='float32': tokens are integers"):
-        import_tokens(tmp_path / "tokens.npy", tmp_path / "other", dtype="float32")
 
 
 def test_what_is_no_tokens_is_refused(tmp_path: Path) -> None:
@@ -379,3 +335,28 @@ def test_the_command_imports_and_says_what_it_made(tmp_path: Path) -> None:
         signal.signal(signal.SIGTERM, before)
     assert "2 documents, 3 tokens" in first.output and "uint16, vocabulary 8" in first.output
     assert json.loads(second.output)["up_to_date"] is True
+
+
+def test_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
+    """Splits that an index or the user names become files of the store."""
+    export(store_of(tmp_path / "store", {"train": [[1]], "val": [[2]]}), "hf", tmp_path / "hf")
+    (tmp_path / "hf" / "dataset_dict.json").write_text('{"splits": ["train", "../hf/val"]}')
+    with pytest.raises(InputError, match="leaves the folder; refused"):
+        import_tokens(tmp_path / "hf", tmp_path / "made")
+    (tmp_path / "hf" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(InputError, match=r"test: no dataset in it, though dataset_dict\.json names it"):
+        import_tokens(tmp_path / "hf", tmp_path / "made")
+    with pytest.raises(ConfigError, match="no name for files"):
+        import_tokens(tmp_path / "hf" / "train", tmp_path / "made", split="../out")
+
+
+@pytest.mark.slow
+def test_a_row_beyond_the_budget_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """A kilobyte of Parquet may be twenty million ids; with more memory they are imported."""
+    ids = pa.ListArray.from_arrays(pa.array([0, 20_000_000], pa.int32()), pa.array(np.full(20_000_000, 7, np.int32)))
+    pq.write_table(pa.table({"input_ids": ids}), tmp_path / "one.parquet", compression="zstd")
+    asked = ("import", tmp_path / "one.parquet", "-o", tmp_path / "store", "--vocab-size", 9)
+    refused = run_milldam(*asked, "--memory", "200MB", code=4)
+    assert "too small for the rows of these files: it takes at least --memory" in refused.stderr
+    run_here(*asked, "--memory", "4GB")
+    assert milldam.open(tmp_path / "store").tokens == 20_000_000

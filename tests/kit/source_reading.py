@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
+import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from milldam.sources import csv_records, jsonl, plain_text, records
@@ -77,3 +83,43 @@ def line_of(reject: Reject, data: bytes) -> bytes:
     """The line of the file that a reject points to."""
     assert reject.line is not None
     return data[reject.origin :].split(b"\n")[reject.line - 1]
+
+
+FORMATS = ("txt", "jsonl", "json", "csv", "tsv", "parquet", "arrow")
+
+
+def write_texts(path: Path, texts: Sequence[str | bytes | None], *, rows: int = 1000) -> Path:
+    """Texts as the format of the file's name has them, a line each where it is plain text: bytes that are no UTF-8 as
+    they stand, None as null. `rows`: in a row group or record batch."""
+    name = path.name.removesuffix(".gz")
+    data = [text.encode() if isinstance(text, str) else text for text in texts]
+    escaped = [None if one is None else one.decode("utf-8", "surrogateescape") for one in data]
+    out = io.BytesIO()
+    if name.endswith((".parquet", ".arrow")):
+        column = pa.array(data, pa.binary())
+        strings = pa.StringArray.from_buffers(len(column), *column.buffers()[1:3], column.buffers()[0])
+        table = pa.table({"id": range(len(data)), "text": strings})
+        if name.endswith(".parquet"):
+            pq.write_table(table, out, row_group_size=rows)
+        else:
+            with pa.ipc.new_stream(out, table.schema) as stream:
+                stream.write_table(table, max_chunksize=rows)
+    elif name.endswith((".csv", ".tsv")):
+        file = io.StringIO(newline="")
+        writer = csv.writer(file, delimiter="," if name.endswith(".csv") else "\t")
+        writer.writerows([("id", "text"), *enumerate(escaped)])
+        out.write(file.getvalue().encode("utf-8", "surrogateescape"))
+    else:
+        lines = escaped
+        if not name.endswith(".txt"):
+            lines = [json.dumps({"id": k, "text": text}, ensure_ascii=False) for k, text in enumerate(escaped)]
+        text = f"[{', '.join(map(str, lines))}]" if name.endswith(".json") else "".join(f"{line}\n" for line in lines)
+        out.write(text.encode("utf-8", "surrogateescape"))
+    path.write_bytes(gzip.compress(out.getvalue()) if path.suffix == ".gz" else out.getvalue())
+    return path
+
+
+def place_of(reject: Reject) -> int:
+    """The number of the line or row that a user is told."""
+    told = reject.as_json()
+    return int(told.get("row") or told["line"])

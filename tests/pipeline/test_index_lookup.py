@@ -173,7 +173,12 @@ def test_changed_input_and_overwrite_take_the_index_as_it_is_now(tmp_path: Path,
     assert texts_in(compared(tmp_path / "out", data, seen)) == NEW[:20]
     write_lines(data / "b.jsonl", NEW[25:40])
     assert texts_in(compared(tmp_path / "out", data, seen)) == NEW[30:40]
-    invoke("dedup-index", seen, "--remove", json.loads((tmp_path / "out/run/index/pinned.json").read_text())["runs"][0])
+    invoke(
+        "dedup-index",
+        seen,
+        "--remove",
+        json.loads((tmp_path / "out/run/index/index-runs.json").read_text())["runs"][0]["id"],
+    )
     assert OLD[0] in texts_in(compared(tmp_path / "out", data, seen, overwrite=True))
 
 

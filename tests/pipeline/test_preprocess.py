@@ -583,7 +583,7 @@ def test_rows_are_written_and_made_again_when_they_are_gone(tmp_path: Path, stra
     """No token is lost, rows have one length, boundaries are those of documents; up to date means untouched."""
     import numpy as np
 
-    from milldam.packing.boundaries import read_boundaries
+    from milldam.packing.rows import read_boundaries
 
     packing = {"strategy": strategy, "write": True, "pad_last": strategy == "wrapped"}
     texts = fresh_texts(200)

@@ -70,17 +70,6 @@ def test_missing_credentials_are_no_bug(command: list[Any], tmp_path: Path, monk
     assert "s3://texts/a.jsonl" in told and "Unable to locate credentials" in told and "docs/remote.md" in told
 
 
-@pytest.mark.parametrize("command", COMMANDS[:1])
-def test_an_endpoint_that_does_not_answer_is_no_bug(
-    command: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The message names it, and what sets it."""
-    monkeypatch.chdir(tmp_path)
-    log_in(monkeypatch, "http://127.0.0.1:9")
-    told = refused(*(str(word).format("texts/a.jsonl") for word in command))
-    assert "http://127.0.0.1:9" in told and "AWS_ENDPOINT_URL" in told
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("address", ["locked/a.jsonl", "no-such-bucket/a.jsonl"])
 def test_what_may_not_be_read_and_buckets_that_are_missing_are_no_bug(
@@ -107,6 +96,17 @@ def test_options_of_a_configuration_open_addresses_and_stay_secret(endpoint: str
     assert held == [tmp_path / "job.yaml"]
 
 
+@pytest.mark.parametrize("command", COMMANDS[:1])
+def test_an_endpoint_that_does_not_answer_is_no_bug(
+    command: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names it, and what sets it."""
+    monkeypatch.chdir(tmp_path)
+    log_in(monkeypatch, "http://127.0.0.1:9")
+    told = refused(*(str(word).format("texts/a.jsonl") for word in command))
+    assert "http://127.0.0.1:9" in told and "AWS_ENDPOINT_URL" in told
+
+
 def test_options_do_not_outlive_their_job(endpoint: str, tmp_path: Path) -> None:
     """Other credentials for the same store are no other settings; and the program that called is as it was."""
     config: dict[str, Any] = {"datasets": "s3://texts/a.jsonl", "tokenizer": str(TOKENIZER), "memory": "4GB"}
@@ -117,10 +117,3 @@ def test_options_do_not_outlive_their_job(endpoint: str, tmp_path: Path) -> None
         assert len(store) == 50
     with pytest.raises(milldam.InputError, match="Unable to locate credentials"):
         milldam.tokenize("s3://texts/a.jsonl", tmp_path / "other", tokenizer=TOKENIZER, memory="4GB")
-
-
-def test_options_of_an_unknown_protocol_are_refused(tmp_path: Path) -> None:
-    """They would do nothing."""
-    config = {"datasets": "a.jsonl", "tokenizer": "t", "out": str(tmp_path / "o"), "storage_options": {"s33": {}}}
-    with pytest.raises(milldam.ConfigError, match="s33"):
-        milldam.preprocess(config)

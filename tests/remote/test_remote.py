@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import pickle
 import signal
 import subprocess
@@ -27,7 +26,6 @@ from tests.kit.token_stores import flat_tokens, shard_file, write_store
 
 import milldam
 from milldam.errors import ConfigError, InputError, MismatchError, ResourceError, StoreError
-from milldam.input_files import without_secrets
 from milldam.loader.order import ShardShuffled
 from milldam.loader.reading import MappedReader
 from milldam.loader.stores import Store
@@ -200,36 +198,6 @@ def test_an_epoch_fetches_each_shard_about_once_and_stays_in_the_bound(
     assert traffic.most_bytes <= 5 * SHARD
 
 
-def test_documents_in_order_fetch_each_shard_once_within_the_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Iteration over a store of 30 shards with a cache of 3, the next shard fetched ahead."""
-    here = write_even(tmp_path / "s", 30)
-    both = here.shards[0].bin["bytes"] + here.shards[0].idx["bytes"]
-    traffic = Traffic(monkeypatch, tmp_path / "cache")
-    store = remote(tmp_path / "s", 3 * both)
-    for document in store:
-        traffic.look()
-        assert len(document) == 100
-    del document
-    assert traffic.shards == 30
-    assert traffic.most_bytes <= 3 * both
-
-
-def test_workers_and_streams_share_one_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two loaders over the same folder fetch what both need once; lanes of streams hold their shards."""
-    here = write_even(tmp_path / "s", 12)
-    traffic = Traffic(monkeypatch, tmp_path / "cache")
-    stores = [remote(tmp_path / "s", 8 * SHARD) for _ in range(2)]
-    batches = [store.streams(4, 10).batches() for store in stores]
-    for one, other, expected in zip(*batches, here.streams(4, 10), strict=True):
-        assert_equal(one, other)
-        assert_equal(one, expected)
-    assert traffic.shards <= 16
-    # What the one has fetched ahead is in use, and can't make room for what the other needs now.
-    assert traffic.most_bytes <= 10 * SHARD
-
-
 def test_a_full_shuffle_beyond_the_cache_is_refused_with_the_ways_out(tmp_path: Path) -> None:
     """It would fetch a shard a sample; so would lanes of streams that lie in more shards than fit."""
     write_even(tmp_path / "s", 20)
@@ -348,23 +316,6 @@ def test_commands_take_addresses(corpus: Path, tmp_path: Path) -> None:
     assert json.loads(fed.stdout)["data"] == address
 
 
-def test_verify_finds_at_an_address_what_it_finds_here(tmp_path: Path) -> None:
-    """Damage of every kind gives the same sentences."""
-    names = [shard.name for shard in write_even(tmp_path / "s", 4).shards]
-    (tmp_path / "s" / f"{names[0]}.bin").unlink()
-    os.truncate(tmp_path / "s" / f"{names[1]}.idx", 50)
-    for name in (f"{names[2]}.bin", f"{names[3]}.idx"):
-        path = tmp_path / "s" / name
-        path.write_bytes(path.read_bytes()[:-1] + b"\xff")
-    found = list(verify(tmp_path / "s"))
-    place = place_at(f"file://{tmp_path / 's'}", cache_dir=tmp_path / "cache")
-    assert [problem.removeprefix("file://") for problem in verify(place)] == found
-    assert [problem.rpartition(": ")[2][:7] for problem in found] == ["missing", "50 byte", "its byt", "its byt"]
-    done = invoke("verify", f"file://{tmp_path / 's'}")
-    assert done.exit_code == 1
-    assert "4 problems" in done.output
-
-
 # ---- errors ----
 
 
@@ -392,13 +343,6 @@ def test_a_missing_package_names_the_command(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(ConfigError, match=r'pip install "milldam\[gcs\]"'):
         milldam.open("gs://bucket/x")
-
-
-def test_secrets_of_an_address_are_not_shown() -> None:
-    """Neither user and password nor a query."""
-    assert without_secrets("can't reach https://me:secret@host/a?token=1 now") == "can't reach https://host/a now"
-    folder = RemoteFolder("ftp://me:secret@host/a", {"password": "secret"})
-    assert "secret" not in folder.name + repr(folder)
 
 
 class Failing:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -104,15 +102,6 @@ def test_damaged_bytes_are_never_kept(tmp_path: Path) -> None:
     with pytest.raises(DamagedError, match="hash differs"):
         cache.open(wanted, lambda: iter([data_of(2)]))
     assert bytes_in(cache.folder) == 0
-
-
-def test_a_cut_file_is_fetched_anew(tmp_path: Path) -> None:
-    """What has a content's name and not its size is not taken for it."""
-    cache, source = ShardCache(tmp_path, 5000), Source()
-    read(cache, source, 1)
-    os.truncate(cache.path(record_of(data_of(1))), 10)
-    read(cache, source, 1)
-    assert source.fetched == [1, 1]
 
 
 def test_a_hash_that_is_a_path_is_refused(tmp_path: Path) -> None:
@@ -214,43 +203,6 @@ def test_a_fork_in_the_middle_of_a_download_keeps_no_lock(tmp_path: Path) -> Non
         [sys.executable, "-W", "ignore", "-c", FORKING, str(tmp_path)], capture_output=True, timeout=60
     )
     assert done.returncode == 0, done.stderr.decode()
-
-
-STRESSED = """
-import os, random, sys, time
-from pathlib import Path
-import xxhash
-from milldam.remote.shard_cache import ShardCache
-
-folder, seed, seconds = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-data = [bytes([number]) * 20_000 for number in range(12)]
-known = [{"xxh3": xxhash.xxh3_128(one).hexdigest(), "bytes": len(one)} for one in data]
-cache, rng = ShardCache(folder, 60_000), random.Random(seed)
-until = time.monotonic() + seconds
-while time.monotonic() < until:
-    number = rng.randrange(12)
-    lease = cache.hold([known[number]]) if rng.random() < 0.2 else None
-    descriptor = cache.open(known[number], lambda: (data[number][at : at + 5000] for at in range(0, 20_000, 5000)))
-    assert os.pread(descriptor, 30_000, 0) == data[number]
-    os.close(descriptor)
-    del lease
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_at_random_never_hang_nor_exceed_the_bound(tmp_path: Path) -> None:
-    """A cache of three shards among twelve: at any time at most three lie there, and both come to their end."""
-    command = [sys.executable, "-c", STRESSED, str(tmp_path)]
-    processes = [subprocess.Popen([*command, str(seed), "20"]) for seed in (1, 2)]
-    most, deadline = 0, time.monotonic() + 60
-    while any(process.poll() is None for process in processes):
-        assert time.monotonic() < deadline
-        with (tmp_path / "lock").open("a") as lock:  # nothing is removed while we look
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            most = max(most, bytes_in(tmp_path))
-        time.sleep(0.001)
-    assert [process.returncode for process in processes] == [0, 0]
-    assert 0 < most <= 60_000
 
 
 def bytes_in(folder: Path) -> int:

@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given
-from hypothesis import strategies as st
+from tests.kit.browser import chromium, pixel_rows
 from tests.kit.damage import edit_manifest
-from tests.kit.jobs import TOKENIZER, demo_texts, invoke
+from tests.kit.jobs import TOKENIZER, demo_texts, write_lines
 
+import milldam
 from milldam.files import write_sealed
-from milldam.markup import escape, escape_plain
 from milldam.report import write_report
 from milldam.stores.kinds import write_audit
 from milldam.stores.tokens.manifest import Manifest, Shard, Tally
@@ -388,18 +387,6 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert "<script>document.title" in page.text
 
 
-@given(text=st.text(max_size=40))
-def test_escaped_text_comes_back_as_text(text: str) -> None:
-    """Whatever the text, a parser finds no markup in it but ours, and no character that can't be seen."""
-    page = Page(f'<p title="{escape_plain(text)}">{escape(text)}</p>')
-    assert page.tags <= {"p", "span"}
-    assert {name for name, _ in page.attributes} <= {"title", "class"}
-    assert not re.search(
-        "[\0-\x08\u200b\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufeff]", escape(text) + escape_plain(text)
-    )
-    escape(text).encode()
-
-
 # ---- memory over time ----
 
 
@@ -480,15 +467,6 @@ def test_dropped_documents_are_shown_two_a_reason(tmp_path: Path) -> None:
 # ---- the command ----
 
 
-def test_the_command_prints_the_path(full: Path) -> None:
-    """It makes the page anew and says where it is."""
-    (full / "run" / "report.html").unlink(missing_ok=True)
-    done = invoke("report", full)
-    assert (done.exit_code, done.stdout.strip()) == (0, str(full / "run" / "report.html"))
-    assert (full / "run" / "report.html").exists()
-    assert invoke("report", full, "--open-path").stdout.startswith("file:///")
-
-
 # ---- in a real browser ----
 
 
@@ -499,3 +477,52 @@ onload = () => {{
   document.title = "looked at " + (all.length > 100) + " too wide: " + wide.map(one => one.outerHTML.slice(0, 60));
 }}
 </script>"""
+
+
+def test_a_report_says_what_was_done_and_marks_what_it_shows_a_part_of(tmp_path: Path) -> None:
+    """Excerpts and highlighting are explained, idle stages are not listed, near-dedup is not called exact."""
+    rng = random.Random(0)
+    words = [
+        [rng.choice(["river", "water", "dam", "mill", "stone", "wheel", "flow", "bank", "reed"]) for _ in range(500)]
+        for _ in range(4)
+    ]
+    texts = [" ".join(one) for one in [*words, [*words[0][:400], "changed", *words[0][401:]]]]
+    evaluation = write_lines(tmp_path / "evaluation.jsonl", [" ".join(words[2][100:140])])
+    milldam.preprocess(
+        {
+            "datasets": str(write_lines(tmp_path / "a.jsonl", texts)),
+            "tokenizer": str(TOKENIZER),
+            "out": str(tmp_path / "out"),
+            "memory": "4GB",
+            "dedup": "near",
+            "decontaminate": str(evaluation),
+        }
+    )
+    page = write_report(tmp_path / "out").read_text(encoding="utf-8")
+    stages = re.findall(r"<li><b>(\w+)</b>", page)
+    assert stages == ["read", "dedup", "decontaminate"]
+    assert "method: exact" not in page and "Exact duplicates" not in page
+    assert page.count("<mark>Highlighted</mark>: ") == 2
+    assert f"… <mark>{' '.join(words[2][100:140])}</mark> …" in page
+    assert re.search(r"excerpt from character [\d,]+</span></figcaption><p dir=\"auto\">… ", page)
+
+
+@pytest.mark.slow
+def test_nothing_is_clipped_where_the_page_is_narrow(tmp_path: Path, full: Path) -> None:
+    """At 400 pixels no element is wider than its place, so nothing is cut off or has to be scrolled to."""
+    frame = tmp_path / "frame.html"
+    frame.write_text(OVERFLOWING.format(write_report(full).resolve().as_uri()))
+    dom = chromium(tmp_path, frame, "--dump-dom", "--allow-file-access-from-files", "--window-size=600,900")
+    assert "<title>looked at true too wide: </title>" in dom
+
+
+@pytest.mark.slow
+def test_a_browser_shows_the_page(tmp_path: Path, full: Path) -> None:
+    """Chromium's own document has every section and its charts, and the picture is not blank."""
+    page = write_report(full)
+    dom = Page(chromium(tmp_path, page, "--dump-dom"))
+    check_harmless(dom)
+    assert dom.ids == ALL_SECTIONS and {"svg", "polyline", "table", "figure"} <= dom.tags
+    picture = tmp_path / "page.png"
+    chromium(tmp_path, page, f"--screenshot={picture}", "--window-size=1280,1600", "--hide-scrollbars")
+    assert len(set(pixel_rows(picture.read_bytes()))) > 300

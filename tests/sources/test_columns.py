@@ -96,23 +96,12 @@ def test_where_there_are_only_numbers_nothing_is_taken_for_text(tmp_path: Path) 
     assert column_of(tmp_path, {"id": "17", "text": "18"}) == "text"
 
 
-def test_a_wanted_column_that_is_there_is_taken(tmp_path: Path) -> None:
-    """Whatever else there is."""
-    assert column_of(tmp_path, {"text": "a", "title": "b"}, wanted="title") == "title"
-
-
 def test_a_wanted_column_that_is_missing_names_those_there_are(tmp_path: Path) -> None:
     """And the one that was probably meant."""
     with pytest.raises(
         InputError, match=r'no text in a field "contnet"; found text in "content", "url"\. Did you mean'
     ):
         column_of(tmp_path, {"content": "a", "url": "b", "n": 1}, wanted="contnet")
-
-
-def test_a_wanted_column_that_holds_numbers_is_an_error(tmp_path: Path) -> None:
-    """Only text is text."""
-    with pytest.raises(InputError, match='no text in a field "n"'):
-        column_of(tmp_path, {"n": 1, "text": "a"}, wanted="n")
 
 
 def test_records_without_the_field_do_not_hide_it(tmp_path: Path) -> None:
@@ -125,34 +114,6 @@ def test_broken_lines_at_the_head_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\xef\xbb\xbf\nbroken\n\n{"text": "\xff"}\n[1]\n{"body": "a"}\n')
     assert find(path) == "body"
-
-
-def test_a_column_is_found_where_every_record_has_bytes_that_are_no_utf8(tmp_path: Path) -> None:
-    """They may be dropped or replaced: its fields can be told all the same."""
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"body": "caf\xe9"}\n' * 3)
-    assert find(path) == "body"
-
-
-def test_a_deeply_nested_line_at_the_head_is_passed_over(tmp_path: Path) -> None:
-    """As it is when it is read."""
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b"[" * 200_000 + b'\n{"body": "a"}\n')
-    assert find(path) == "body"
-
-
-def test_empty_files_are_passed_over(tmp_path: Path) -> None:
-    """The first file that has records decides."""
-    (tmp_path / "a.jsonl").write_bytes(b"")
-    (tmp_path / "b.jsonl").write_bytes(b"\n\n")
-    (tmp_path / "c.jsonl").write_text('{"body": "x"}\n')
-    assert find(tmp_path) == "body"
-
-
-def test_no_text_anywhere_is_an_error_with_the_file(tmp_path: Path) -> None:
-    """It says what to look at."""
-    with pytest.raises(InputError, match=r'a\.jsonl: no text in it: none of its fields holds text: "n" \(a number\)\.'):
-        column_of(tmp_path, {"n": 1})
 
 
 def test_plain_text_has_no_column(tmp_path: Path) -> None:
@@ -174,20 +135,6 @@ def test_a_csv_header_is_enough(tmp_path: Path, name: str, header: str, column: 
     """By the same rules."""
     (tmp_path / name).write_text(f"{header}\n")
     assert find(tmp_path / name) == column
-
-
-def test_a_csv_header_with_several_candidates_names_them(tmp_path: Path) -> None:
-    """All columns of a CSV file can be text."""
-    (tmp_path / "a.csv").write_text("id,words\n")
-    with pytest.raises(InputError, match='several fields hold text: "id", "words"'):
-        find(tmp_path / "a.csv")
-
-
-def test_a_compressed_file_is_looked_into(tmp_path: Path) -> None:
-    """Also one that is cut off."""
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(b'{"body": "x"}\n' * 5000)[:-8])
-    assert find(path) == "body"
 
 
 # ---- why there is none ----
@@ -257,12 +204,6 @@ def test_a_table_without_text_names_its_columns(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ["a"], "messages": [[{"role": "user", "content": "x"}]]}), tmp_path / "b.parquet")
     with pytest.raises(InputError, match='its records are conversations: "messages"'):
         find(tmp_path / "b.parquet")
-
-
-def test_a_conversation_beside_a_text_is_no_matter(tmp_path: Path) -> None:
-    """Nor when another field is asked for."""
-    assert column_of(tmp_path, CHAT | {"text": "a"}) == "text"
-    assert column_of(tmp_path, CHAT, wanted="tools") == "tools"
 
 
 def test_a_hash_beside_conversations_is_not_taken_for_the_text(tmp_path: Path) -> None:
@@ -335,14 +276,6 @@ def test_looking_at_standard_input_takes_nothing_from_it(stdin: Callable[[list[b
     stdin([data])
     assert find_text_column([Slice("-", "jsonl", None)], None, None) == "body"
     assert compression.open_bytes("-").read() == data
-
-
-def test_a_slow_writer_on_standard_input_does_not_hide_the_column(stdin: Callable[[list[bytes]], None]) -> None:
-    """The head is read until it holds a whole line."""
-    pieces = [b'{"body": "a long', b' first line"}\n', b'{"body": "b"}\n']
-    stdin(pieces)
-    assert find_text_column([Slice("-", "jsonl", None)], None, None) == "body"
-    assert read_dash("jsonl", "body") == ["a long first line", "b"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -1,4 +1,5 @@
-"""Compressed files flow in bounded blocks; what is cut off gives all that is whole, then a reject."""
+"""Compressed files flow in bounded blocks. Of a damaged one every whole record before the damage is kept, what was lost
+is counted as it is, and nothing of it is silent."""
 
 from __future__ import annotations
 
@@ -10,47 +11,62 @@ import lzma
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.kit.jobs import TOKENIZER, invoke, set_aside, zstd
+from tests.kit.quick import first_quick
 from tests.kit.source_reading import TEXT, read
 
+import milldam
 from milldam.sources.batch import TextRules
 from milldam.sources.compression import DamagedError, read_blocks
 
-try:
-    from compression import zstd
-except ImportError:
-    from backports import zstd
-
-
-def with_checksum(data: bytes) -> bytes:
-    """As the zstd command writes it; without a checksum, damage need not show."""
-    return bytes(zstd.compress(data, options={zstd.CompressionParameter.checksum_flag: 1}))
-
-
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
-    "zst": with_checksum,
+    "zst": lambda data: bytes(zstd.compress(data, options={zstd.CompressionParameter.checksum_flag: 1})),
     "bz2": bz2.compress,
     "xz": lzma.compress,
 }
-every_compression = pytest.mark.parametrize("kind", COMPRESS)
+CHECKSUM = {"gz": -6, "zst": -2, "bz2": -3, "xz": -30}
+"""A byte of the last checksum: of the content, but of xz, whose index is hit."""
+WRONG_CHECKSUM = {"gz": "bad_checksum", "zst": "bad_checksum", "bz2": "damaged", "xz": "damaged"}
+every_compression = pytest.mark.parametrize("kind", first_quick(COMPRESS, 2))
 
 
-def decompressed(data: bytes, kind: str | None, block_bytes: int = 1000) -> list[bytes]:
-    return list(read_blocks(io.BytesIO(data), kind, block_bytes))
-
-
-def documents(count: int, seed: int = 0) -> list[str]:
-    """Texts that compress badly, so that a cut file loses about what was cut."""
+def texts_of(count: int, seed: int = 0) -> list[str]:
     rng = random.Random(seed)
-    return ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz     \n", k=300)) for _ in range(count)]
+    return [f"{number} " + "".join(rng.choices("abcdefghij ", k=250)) for number in range(count)]
 
 
-def as_jsonl(texts: list[str]) -> bytes:
+def as_lines(texts: list[str]) -> bytes:
     return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
+
+
+def as_csv(texts: list[str]) -> bytes:
+    return b"id,text\n" + b"".join(b'%d,"%s\n"\n' % (number, text.encode()) for number, text in enumerate(texts))
+
+
+def flipped(data: bytes, at: int) -> bytes:
+    changed = bytearray(data)
+    changed[at] ^= 0x55
+    return bytes(changed)
+
+
+def write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+FORMATS: dict[str, tuple[Callable[[list[str]], bytes], TextRules, str]] = {
+    "jsonl": (as_lines, TEXT, ""),
+    "json": (lambda texts: json.dumps([{"text": text} for text in texts], indent=1).encode(), TEXT, ""),
+    "csv": (as_csv, TEXT, "\n"),
+    "txt": (lambda texts: "".join(f"{text}\n" for text in texts).encode(), TextRules("line"), ""),
+}
+every_format = pytest.mark.parametrize("format", FORMATS)
 
 
 # ---- bytes ----
@@ -61,16 +77,9 @@ def as_jsonl(texts: list[str]) -> bytes:
 def test_all_members_are_read_through_in_bounded_blocks(kind: str, members: list[bytes], block_bytes: int) -> None:
     """Several members, frames or streams, empty ones too, are the bytes of all; no block is larger than asked for."""
     data = b"".join(COMPRESS[kind](member) for member in members)
-    blocks = decompressed(data, kind, block_bytes)
+    blocks = list(read_blocks(io.BytesIO(data), kind, block_bytes))
     assert b"".join(blocks) == b"".join(members)
     assert all(0 < len(block) <= block_bytes for block in blocks)
-
-
-@every_compression
-def test_members_across_the_reading_size_are_read(kind: str) -> None:
-    """Larger than what is read at a time, with member borders anywhere."""
-    members = [random.Random(n).randbytes(50_000 + 7777 * n) for n in range(5)]
-    assert b"".join(decompressed(b"".join(map(COMPRESS[kind], members)), kind)) == b"".join(members)
 
 
 @every_compression
@@ -83,30 +92,17 @@ def test_a_file_that_compresses_a_thousandfold_stays_in_bounded_blocks(kind: str
 
 
 @every_compression
-def test_zero_bytes_between_and_after_members_are_padding(kind: str) -> None:
-    """As tape archives and block devices leave them."""
-    data = COMPRESS[kind](b"one") + b"\0" * 100 + COMPRESS[kind](b"two") + b"\0" * 7
-    assert b"".join(decompressed(data, kind)) == b"onetwo"
-
-
-@every_compression
 def test_much_padding_does_not_hide_the_member_behind_it(kind: str) -> None:
     """More zero bytes than are read at a time are padding too."""
     data = COMPRESS[kind](b"one") + b"\0" * 200_000 + COMPRESS[kind](b"two")
-    assert b"".join(decompressed(data, kind)) == b"onetwo"
+    assert decompressed(data, kind) == (b"onetwo", None)
 
 
 def test_a_skippable_zst_frame_is_skipped() -> None:
     """Seekable archives carry their index in one."""
     skippable = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"index"
     data = zstd.compress(b"one") + skippable + zstd.compress(b"two") + skippable
-    assert b"".join(decompressed(data, "zst")) == b"onetwo"
-
-
-@pytest.mark.parametrize("kind", [None, *COMPRESS])
-def test_an_empty_file_gives_nothing(kind: str | None) -> None:
-    """Zero bytes are no damage."""
-    assert decompressed(b"", kind) == []
+    assert decompressed(data, "zst") == (b"onetwo", None)
 
 
 @every_compression
@@ -115,80 +111,17 @@ def test_a_cut_file_gives_a_start_of_its_bytes_then_says_so(kind: str, kept: int
     """Never anything that was not there, and never silence."""
     data = random.Random(1).randbytes(3000)
     packed = COMPRESS[kind](data)[: min(kept, len(COMPRESS[kind](data)) - 1)]
-    found = b""
-    with pytest.raises(DamagedError, match="it ends in the middle of its compressed data"):
-        for block in read_blocks(io.BytesIO(packed), kind, 100):
-            found += block
-    assert data.startswith(found)
+    found, error = decompressed(packed, kind, 100)
+    assert data.startswith(found) and "it ends in the middle of its compressed data" in str(error)
 
 
 @every_compression
-def test_damage_is_told_from_a_cut(kind: str) -> None:
-    """With the words of the library that found it."""
-    packed = bytearray(COMPRESS[kind](as_jsonl(documents(100))))
-    packed[1000:2000] = b"\xaa" * 1000
-    with pytest.raises(DamagedError, match=r"damaged \w+ data|checksum"):
-        decompressed(bytes(packed), kind)
-
-
-@every_compression
-def test_what_is_not_compressed_at_all_is_damage(kind: str) -> None:
-    """A wrong ending is found at the first bytes."""
-    with pytest.raises(DamagedError, match=r"not \w+ data, whatever its name says"):
-        decompressed(b"this is plain text, whatever its name says" * 100, kind)
-
-
-# ---- documents ----
-
-
-@every_compression
-@pytest.mark.parametrize("rules", [TextRules("line"), TEXT], ids=["txt", "jsonl"])
-def test_a_compressed_file_gives_the_documents_of_the_plain_one(tmp_path: Path, kind: str, rules: TextRules) -> None:
+@every_format
+def test_a_compressed_file_gives_the_documents_of_the_plain_one(tmp_path: Path, kind: str, format: str) -> None:
     """As one unit, however small the shards."""
-    texts = [text.replace("\n", " ").strip() for text in documents(50)]
-    name, data = ("a.txt", "\n".join(texts).encode()) if rules.text_column is None else ("a.jsonl", as_jsonl(texts))
-    path = tmp_path / f"{name}.{kind}"
-    path.write_bytes(COMPRESS[kind](data))
-    result = read(path, rules, shard_size=100)
-    assert (result.units, result.texts, result.rejects) == (1, texts, [])
-
-
-@every_compression
-def test_a_truncated_file_keeps_every_whole_document_before_the_cut(tmp_path: Path, kind: str) -> None:
-    """Of two members, the first is kept to the last document; then one reject says what happened."""
-    first, second = documents(2000, 1), documents(2000, 2)
-    path = tmp_path / f"a.jsonl.{kind}"
-    tail = COMPRESS[kind](as_jsonl(second))
-    path.write_bytes(COMPRESS[kind](as_jsonl(first)) + tail[: len(tail) // 2])
-    result = read(path)
-    assert len(result.texts) >= len(first)
-    assert result.texts == (first + second)[: len(result.texts)]
-    assert [(reject.reason, reject.file) for reject in result.rejects] == [("truncated", str(path))]
-
-
-@pytest.mark.parametrize("kind", ["gz", "zst", "xz"])
-def test_little_is_lost_at_a_cut(tmp_path: Path, kind: str) -> None:
-    """Nine tenths of a file give most of its documents."""
-    texts = documents(3000)
-    path = tmp_path / f"a.jsonl.{kind}"
-    packed = COMPRESS[kind](as_jsonl(texts))
-    path.write_bytes(packed[: len(packed) * 9 // 10])
-    assert len(read(path).texts) > 2000
-
-
-def test_a_truncated_file_that_is_one_document_is_rejected_whole(tmp_path: Path) -> None:
-    """Half a document is none; the files around it are kept."""
-    for name, data in {
-        "a.txt": b"first",
-        "b.txt.gz": gzip.compress(b"second" * 1000)[:-20],
-        "c.txt.gz": gzip.compress(random.Random(0).randbytes(3_000_000).hex().encode())[:-20],
-        "d.txt": b"last",
-    }.items():
-        (tmp_path / name).write_bytes(data)
-    result = read(tmp_path, TextRules("file"))
-    assert result.texts == ["first", "last"]
-    assert [Path(reject.file).name for reject in result.rejects] == ["b.txt.gz", "c.txt.gz"]
-    assert result.reasons == {"truncated": 2}
+    write_as, rules, end = FORMATS[format]
+    result = read(write(tmp_path / f"a.{format}.{kind}", COMPRESS[kind](write_as(texts_of(50)))), rules, shard_size=100)
+    assert (result.units, result.texts, result.rejects) == (1, [text + end for text in texts_of(50)], [])
 
 
 @pytest.mark.parametrize(("name", "least"), [("truncated.jsonl.gz", 10), ("truncated.jsonl.zst", 0)])
@@ -197,3 +130,163 @@ def test_real_truncated_files_give_what_is_whole(shared_data: Path, name: str, l
     result = read(shared_data / "messy" / name)
     assert len(result.texts) >= least
     assert result.reasons == {"truncated": 1}
+
+
+# ---- damage ----
+
+
+@every_compression
+@pytest.mark.parametrize("before", [0, 70_000], ids=["one member", "two members"])
+def test_a_wrong_checksum_loses_no_byte(kind: str, before: int) -> None:
+    """Whatever the library had in hand when it failed; the members before are proved, the last is not."""
+    first, last = b"x" * before, as_lines(texts_of(1000))
+    packed = (COMPRESS[kind](first) if before else b"") + flipped(COMPRESS[kind](last), CHECKSUM[kind])
+    found, error = decompressed(packed, kind)
+    assert found == first + last
+    assert error is not None
+    assert error.reason == WRONG_CHECKSUM[kind]
+
+
+@every_compression
+def test_damage_in_the_middle_gives_all_that_can_be_had(kind: str) -> None:
+    """As much as the library gives when it is asked for every byte, one at a time."""
+    packed = flipped(COMPRESS[kind](as_lines(texts_of(1000))), 60_000)
+    found, error = decompressed(packed, kind)
+    assert error is not None
+    assert found == decompressed(packed, kind, block_bytes=1)[0]
+
+
+@every_compression
+@pytest.mark.parametrize("garbage", [b"x", b"garbage", b"\x1e\x8b\x08" + b"\xff" * 200_000])
+def test_what_follows_the_last_member_is_told_and_not_read(kind: str, garbage: bytes) -> None:
+    """All before it is proved."""
+    data = as_lines(texts_of(50))
+    found, error = decompressed(COMPRESS[kind](data) + garbage, kind)
+    assert found == data
+    assert error is not None and error.reason == "trailing_data"
+    assert f"byte {len(COMPRESS[kind](data)):,} on" in str(error)
+
+
+def decompressed(data: bytes, kind: str, block_bytes: int = 1 << 20) -> tuple[bytes, DamagedError | None]:
+    found = b""
+    try:
+        for block in read_blocks(io.BytesIO(data), kind, block_bytes):
+            found += block
+    except DamagedError as error:
+        return found, error
+    return found, None
+
+
+# ---- records ----
+
+
+@every_compression
+@every_format
+@pytest.mark.parametrize("count", first_quick([5, 400]))
+def test_a_wrong_checksum_keeps_every_record(tmp_path: Path, kind: str, format: str, count: int) -> None:
+    """And is told without a record that is lost."""
+    write_as, rules, end = FORMATS[format]
+    data = write_as(texts_of(count))
+    result = read(write(tmp_path / f"a.{format}.{kind}", flipped(COMPRESS[kind](data), CHECKSUM[kind])), rules)
+    assert result.texts == [text + end for text in texts_of(count)]
+    assert [(one.reason, one.records) for one in result.rejects] == [(WRONG_CHECKSUM[kind], 0)]
+
+
+@every_compression
+@every_format
+def test_a_cut_file_keeps_all_whole_records_and_rejects_the_one_that_was_cut(
+    tmp_path: Path, kind: str, format: str
+) -> None:
+    """With what there is of it, and where: what is kept and what is rejected add up to what decompressed."""
+    write_as, rules, end = FORMATS[format]
+    texts = texts_of(6000)
+    packed = COMPRESS[kind](write_as(texts))
+    cut = packed[: len(packed) * 2 // 3]
+    there, _ = decompressed(cut, kind)
+    result = read(write(tmp_path / f"a.{format}.{kind}", cut), rules)
+    kept = result.texts
+    (reject,) = result.rejects
+    assert kept == [text + end for text in texts[: len(kept)]]
+    assert reject.reason == "truncated"
+    assert reject.records == (1 if reject.record else 0)
+    if format != "json":
+        assert (write_as(texts[: len(kept)]) + reject.record.encode()) == there
+    else:
+        assert reject.row == (len(kept) if reject.records else None)
+
+
+@every_compression
+def test_a_last_record_without_its_line_end_is_kept_where_it_is_whole(tmp_path: Path, kind: str) -> None:
+    """JSON tells whether it is; a line of text does not."""
+    data = as_lines(texts_of(10)).rstrip(b"\n")
+    packed = flipped(COMPRESS[kind](data), CHECKSUM[kind])
+    result = read(write(tmp_path / f"a.jsonl.{kind}", packed))
+    assert (len(result.texts), [one.records for one in result.rejects]) == (10, [0])
+    result = read(write(tmp_path / f"a.txt.{kind}", packed), TextRules("line"))
+    assert (len(result.texts), [one.records for one in result.rejects]) == (9, [1])
+
+
+@every_compression
+@pytest.mark.parametrize("size", [1, 12_000], ids=["small", "in parts"])
+def test_a_file_that_is_one_document_is_rejected_whole(tmp_path: Path, kind: str, size: int) -> None:
+    """Whatever is damaged: nobody knows where the document would have ended."""
+    data = "\n".join(texts_of(size)).encode()
+    for number, packed in enumerate((COMPRESS[kind](data)[:-9], flipped(COMPRESS[kind](data), CHECKSUM[kind]))):
+        write(tmp_path / f"{number}.txt.{kind}", packed)
+    write(tmp_path / "good.txt", b"good")
+    result = read(tmp_path, TextRules("file"))
+    assert result.texts == ["good"]
+    assert [one.records for one in result.rejects] == [1, 1]
+
+
+# ---- jobs ----
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """500 documents whose checksum is wrong, beside 10 good ones."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    write(folder / "a.jsonl.gz", flipped(gzip.compress(as_lines(texts_of(500))), CHECKSUM["gz"]))
+    write(folder / "b.jsonl", as_lines(texts_of(10, 1)))
+    return folder
+
+
+def test_a_store_of_damaged_input_says_so_everywhere(tmp_path: Path, damaged: Path) -> None:
+    """In a warning, the summary, the manifest and the rejects; no document is counted as lost."""
+    out = tmp_path / "out"
+    result = invoke("tokenize", str(damaged), "-o", str(out), "--tokenizer", str(TOKENIZER), "--json")
+    summary = json.loads(result.stdout)
+    told = (summary["counts"]["documents"], summary["dropped"], summary["facts"]["damaged_files"])
+    assert told == (510, {}, 1)
+    assert "Warning: 1 input file is damaged:" in result.stderr
+    assert "a.jsonl.gz: bad_checksum: the checksum of its gzip data is wrong" in result.stderr
+    assert milldam.open(out).manifest.damaged_files == 1
+    (reject,) = set_aside(out)
+    assert (reject["reason"], reject["records"]) == ("bad_checksum", 0)
+
+
+def _lengths(rows: dict[str, list[Any]]) -> dict[str, list[int]]:
+    return {"length": [len(text) for text in rows["text"]]}
+
+
+@pytest.mark.parametrize("format", ["jsonl", "csv", "json"])
+def test_map_keeps_what_tokenize_keeps(tmp_path: Path, format: str) -> None:
+    """The rows before the cut, and one reject for the record that was cut."""
+    packed = gzip.compress(FORMATS[format][0](texts_of(300)))
+    path = write(tmp_path / f"a.{format}.gz", packed[: len(packed) // 2])
+    kept = read(path).texts
+    table = milldam.map(str(path), _lengths, tmp_path / "table")
+    assert table.to_arrow().column("text").to_pylist() == kept
+    assert table.report.rejected == {"truncated": 1}
+
+
+def test_a_mapped_unit_of_a_damaged_file_is_reused(tmp_path: Path) -> None:
+    """Its rejects are whole: the entry of the file beside that of a record."""
+    data = as_lines(texts_of(5)) + b"broken\n"
+    paths = [str(write(tmp_path / "a.jsonl.gz", flipped(gzip.compress(data), CHECKSUM["gz"])))]
+    first = milldam.map(paths, _lengths, tmp_path / "table", shard_size=500).report
+    paths.append(str(write(tmp_path / "b.jsonl", as_lines(texts_of(5)))))
+    again = milldam.map(paths, _lengths, tmp_path / "table", shard_size=500).report
+    assert (first.rejected, again.rejected) == ({"bad_json": 1}, {"bad_json": 1})
+    assert (first.reused, again.reused) == (0, 1)

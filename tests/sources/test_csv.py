@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.kit.source_reading import TEXT, Result, line_of, read, small_blocks
 
-from milldam.errors import InputError, ResourceError
+from milldam.errors import InputError
 from milldam.sources.batch import Places, Reject, TextRules
 from milldam.sources.columns import find_text_column
 from milldam.sources.reading import FileReader
@@ -66,17 +66,6 @@ def test_rows_that_csv_writes_come_back_once_in_order(
     assert result.rejects == []
 
 
-@pytest.mark.parametrize("shard_size", [100, 300, 777])
-def test_a_unit_ends_where_the_next_begins(tmp_path: Path, shard_size: int) -> None:
-    """No row at the seam comes twice."""
-    rows = [f"row {n} " + "x" * (n % 7) for n in range(200)]
-    data = "id,text\n" + "".join(f"{n},{row}\n" for n, row in enumerate(rows))
-    with small_blocks(64):
-        result = read_csv(tmp_path, data, shard_size)
-    assert result.texts == rows
-    assert result.units > 2
-
-
 def test_a_large_file_is_cut_at_records_in_earnest(tmp_path: Path) -> None:
     """With blocks as they are, and line ends inside of quotes."""
     rows = [f"row {n}\n" + "x" * (n % 997) for n in range(12_000)]
@@ -106,15 +95,6 @@ def test_stray_quotes_are_read_as_by_the_csv_module(tmp_path: Path, body: str, s
     assert result.reasons == ({"bad_row": bad} if (bad := sum(len(row) != 2 for row in rows)) else {})
 
 
-@given(body=st.text(alphabet='a", \n', max_size=60), block=SIZES["block"])
-def test_records_end_where_the_csv_module_ends_them(tmp_path: Path, body: str, block: int) -> None:
-    """In a file of one column: as many rows, with the same first field, whatever is in the blocks."""
-    with small_blocks(block):
-        result = read_csv(tmp_path, "text\n" + body)
-    rows = naive_rows("text\n" + body)[1:]
-    assert result.texts == [row[0] for row in rows if len(row) == 1]
-
-
 @pytest.mark.parametrize(
     ("body", "texts"),
     [
@@ -136,40 +116,12 @@ def test_fields_are_text_as_they_stand(tmp_path: Path, body: str, texts: list[st
     assert (result.texts, result.rejects) == (texts, [])
 
 
-@pytest.mark.parametrize("data", [b"id,text\n", b"id,text", BOM + b"text\n", b'"id","text"\r\n'])
-def test_a_header_alone_holds_no_documents(tmp_path: Path, data: bytes) -> None:
-    """With and without an end, a mark or quotes."""
-    result = read_csv(tmp_path, data)
-    assert (result.texts, result.rejects) == ([], [])
-
-
 @pytest.mark.parametrize(
     "header", [BOM + b"text,id\n", b'"text","id"\r\n', b'text,"a ""long""\nname"\n', '"text",größe\n'.encode()]
 )
 def test_a_header_may_have_a_mark_quotes_and_line_ends(tmp_path: Path, header: bytes) -> None:
     """Its first record is the header, however many lines it takes."""
     assert read_csv(tmp_path, header + b"one,1\ntwo,2\n").texts == ["one", "two"]
-
-
-def test_a_block_of_blank_fields_is_rows_all_the_same(tmp_path: Path) -> None:
-    """What becomes of a row does not depend on its block."""
-    assert read_csv(tmp_path, "text\n  \n \n").texts == ["  ", " "]
-
-
-def test_a_missing_column_names_those_there_are(tmp_path: Path) -> None:
-    """And the option that says which one to take."""
-    with pytest.raises(
-        InputError, match=r'no text in a field "text"; found text in "id", "body"\. Choose one with text_column'
-    ):
-        read_csv(tmp_path, "id,body\n1,a\n")
-
-
-def test_batches_are_bounded(tmp_path: Path) -> None:
-    """A large file never becomes one batch."""
-    result = read_csv(tmp_path, "id,text\n" + f'1,"{"word " * 200}"\n' * 8000)
-    sizes = [batch.texts.nbytes for batch in result.batches]
-    assert sum(sizes) >= 8_000_000
-    assert max(sizes) < 3 << 20
 
 
 # ---- rejects ----
@@ -187,19 +139,6 @@ def test_rows_with_other_numbers_of_fields_are_rejected_with_their_place(tmp_pat
     assert result.reasons == {"bad_row": 2}
     assert [line_of(reject, data.encode()).decode() for reject in result.rejects] == [lines[3], lines[8]]
     assert "fields where the header has 2" in result.rejects[0].detail
-
-
-@pytest.mark.parametrize("shard_size", [10, 40, 1 << 30])
-def test_bytes_that_are_no_utf8_are_rejected_with_their_place(tmp_path: Path, shard_size: int) -> None:
-    """In the text column; the rows around them are kept."""
-    lines = [b"%d,row %d" % (n, n) for n in range(12)]
-    lines[5] = b"5,caf\xe9"
-    data = b"id,text\n" + b"\n".join(lines) + b"\n"
-    with small_blocks(32):
-        result = read_csv(tmp_path, data, shard_size)
-    assert len(result.texts) == 11
-    assert result.reasons == {"not_utf8": 1}
-    assert line_of(result.rejects[0], data) == lines[5]
 
 
 @pytest.mark.parametrize(
@@ -220,48 +159,7 @@ def test_the_line_of_a_reject_counts_blank_lines_and_other_rejects(
     assert sorted(reject.line or 0 for reject in result.rejects) == lines
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_row_with_too_many_fields_and_invalid_bytes_is_rejected(tmp_path: Path) -> None:
-    """Two flaws in one row are one reject."""
-    result = read_csv(tmp_path, b"id,text\n1,a\xff,x\n2,b\n")
-    assert result.texts == ["b"]
-    assert len(result.rejects) == 1
-
-
-def test_invalid_bytes_in_another_column_do_not_matter(tmp_path: Path) -> None:
-    """Only the text column is read."""
-    result = read_csv(tmp_path, b"id,text\n\xff,a\n2,b\n")
-    assert (result.texts, result.rejects) == (["a", "b"], [])
-
-
-def test_invalid_bytes_can_be_replaced(tmp_path: Path) -> None:
-    """On request."""
-    path = tmp_path / "a.csv"
-    path.write_bytes(b"text\na\xffb\n")
-    assert read(path, TextRules(text_column="text", invalid_utf8="replace")).texts == ["a\ufffdb"]
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("body", [b"1\n", b"1,\xff\n"])
-def test_strict_stops_at_the_first_flaw(tmp_path: Path, body: bytes) -> None:
-    """With file and line."""
-    path = tmp_path / "a.csv"
-    path.write_bytes(b"id,text\n1,a\n" + body)
-    with pytest.raises(InputError, match=r"a\.csv:3: "):
-        read(path, TextRules(text_column="text", strict=True))
-
-
 # ---- compressed ----
-
-
-def test_a_truncated_file_gives_every_whole_row(tmp_path: Path) -> None:
-    """Then a reject that says so."""
-    rows = [f"row {n} {hash(str(n)) % 1000}" for n in range(5000)]
-    data = gzip.compress(("id,text\n" + "".join(f"{n},{row}\n" for n, row in enumerate(rows))).encode())
-    result = read_csv(tmp_path, data[: len(data) // 2], name="a.csv.gz")
-    assert len(result.texts) > 1000
-    assert result.texts == rows[: len(result.texts)]
-    assert result.reasons == {"truncated": 1}
 
 
 def test_a_file_truncated_in_its_header_is_an_input_error(tmp_path: Path) -> None:
@@ -270,15 +168,6 @@ def test_a_file_truncated_in_its_header_is_an_input_error(tmp_path: Path) -> Non
     path.write_bytes(gzip.compress(b"id,text\n1,a\n")[:12])
     with pytest.raises(InputError, match=r"a\.csv\.gz"):
         find_text_column([Slice(str(path), "csv", "gz")], None, None)
-
-
-def test_a_compressed_file_with_quoted_line_ends_is_read(tmp_path: Path) -> None:
-    """In blocks of any size."""
-    rows = [f'a\nb "{n}"' for n in range(50)]
-    out = io.StringIO(newline="")
-    csv.writer(out).writerows([["id", "text"], *([n, row] for n, row in enumerate(rows))])
-    with small_blocks(40):
-        assert read_csv(tmp_path, gzip.compress(out.getvalue().encode()), name="a.csv.gz").texts == rows
 
 
 def test_a_lone_carriage_return_rejects_its_record_with_its_text(tmp_path: Path) -> None:
@@ -293,18 +182,6 @@ def test_a_lone_carriage_return_rejects_its_record_with_its_text(tmp_path: Path)
 
 
 # ---- rows ----
-
-
-class Nothing:
-    """Room for nothing."""
-
-    format = "python"
-
-    def fits(self, needed: float) -> bool:
-        return False
-
-    def refusal(self, needed: float, size: int, where: str, *, by_column: bool = False) -> ResourceError:
-        return ResourceError(f"{where}: {size:,} bytes")
 
 
 @given(rows=st.lists(st.tuples(fields, fields, fields), max_size=10), block=SIZES["block"])

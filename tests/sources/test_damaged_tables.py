@@ -112,18 +112,3 @@ def test_a_damaged_table_alone_is_an_error(tmp_path: Path, ending: str) -> None:
     assert len(str(caught.value).splitlines()) <= 4
     with pytest.raises(InputError, match=rf"not a whole {word} file"):
         milldam.map(str(path), lambda row: row, batched=False, out=tmp_path / "mapped")
-
-
-@pytest.mark.parametrize("ending", ["parquet", "arrow"])
-def test_a_table_alone_that_is_damaged_in_the_middle_is_an_error(tmp_path: Path, ending: str) -> None:
-    """The rest of the only file is not left out with a warning."""
-    path = _folder(tmp_path, ending, "a page in the middle") / f"a.{ending}"
-    with pytest.raises(InputError, match=rf"a\.{ending}: not a whole .* file.*Get or make it again"):
-        milldam.tokenize(path, tmp_path / "out", tokenizer=TOKENIZER)
-
-
-def test_strict_stops_at_a_damaged_table(tmp_path: Path) -> None:
-    """It is named."""
-    folder = _folder(tmp_path, "parquet", "truncated")
-    with pytest.raises(InputError, match=r"a\.parquet: damaged_table: not a whole parquet file"):
-        milldam.tokenize(folder, tmp_path / "out", tokenizer=TOKENIZER, strict=True)

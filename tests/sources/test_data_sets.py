@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from milldam.errors import ConfigError, InputError
 from milldam.sources import data_sets
 from milldam.sources.batch import TextRules
-from milldam.sources.data_sets import Resolved, RowSlice, Split, parse_split, resolve_data_set, splits_in
+from milldam.sources.data_sets import Resolved, RowSlice, Split, parse_split, resolve_data_set
 from milldam.sources.reading import read_unit, slice_file
 from milldam.sources.units import list_inputs, plan_units
 
@@ -126,66 +126,7 @@ def test_percents_cut_a_data_set_into_parts_that_cover_it_once(edges: list[int],
     assert (rest[0], rest[1], tail[1]) == (0, tail[0], total)
 
 
-@pytest.mark.parametrize(
-    ("rows", "total", "bounds"),
-    [
-        (RowSlice(10, 20, percent=True), 1000, (100, 200)),
-        (RowSlice(None, 33, percent=True), 10, (0, 3)),
-        (RowSlice(None, 50, percent=True), 3, (0, 2)),
-        (RowSlice(None, 50, percent=True), 5, (0, 2)),
-        (RowSlice(-5, None, percent=True), 1000, (950, 1000)),
-        (RowSlice(-1, None, percent=True), 10, (10, 10)),
-    ],
-)
-def test_percents_are_rounded_to_the_closest_document(rows: RowSlice, total: int, bounds: tuple[int, int]) -> None:
-    """Halves to the even number, as HF does; but a last percent of next to nothing is nothing, not everything."""
-    assert rows.bounds(total) == bounds
-
-
-@pytest.mark.parametrize(
-    ("rows", "needs_total"),
-    [
-        (RowSlice(None, 10), False),
-        (RowSlice(5, 10), False),
-        (RowSlice(5, None), False),
-        (RowSlice(-5, None), True),
-        (RowSlice(5, -1), True),
-        (RowSlice(-5, 10), True),
-        (RowSlice(None, 10, percent=True), True),
-    ],
-)
-def test_a_slice_says_whether_documents_must_be_counted(rows: RowSlice, needs_total: bool) -> None:
-    """Percents and negative numbers need the number of documents."""
-    assert rows.needs_total == needs_total
-
-
 # ---- files and folders ----
-
-
-@pytest.mark.parametrize(
-    ("name", "splits"),
-    [
-        ("train-00000-of-00005.parquet", ["train"]),
-        ("train.jsonl", ["train"]),
-        ("wiki_dev2.jsonl", ["validation"]),
-        ("val", ["validation"]),
-        ("my-eval set.txt", ["test"]),
-        ("train-test.jsonl", ["train", "test"]),
-        ("trained.jsonl", []),
-        ("contest.jsonl", []),
-        ("latest.jsonl", []),
-    ],
-)
-def test_a_split_is_a_word_in_a_name(name: str, splits: list[str]) -> None:
-    """Not a part of one."""
-    assert splits_in(name) == splits
-
-
-def test_without_a_split_everything_is_taken(tmp_path: Path) -> None:
-    """As it was given, whatever the files are called."""
-    make(tmp_path, "train.jsonl", "test.jsonl")
-    assert resolve_data_set(str(tmp_path), None, None) == Resolved((str(tmp_path),))
-    assert resolve_data_set("-", None, None) == Resolved(("-",))
 
 
 @pytest.mark.parametrize(
@@ -214,13 +155,6 @@ def test_a_split_takes_the_files_that_carry_its_name(
     assert len(found) == expected if isinstance(expected, int) else found == expected
 
 
-def test_a_slice_goes_with_the_files(tmp_path: Path) -> None:
-    """The split's files, and which of their documents."""
-    make(tmp_path, "train.jsonl", "test.jsonl")
-    resolved = resolve_data_set(str(tmp_path), "train[:10%]", None)
-    assert resolved == Resolved((str(tmp_path / "train.jsonl"),), None, RowSlice(None, 10, percent=True))
-
-
 def test_a_split_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
     """Nothing is taken in its place."""
     make(tmp_path, "train.jsonl", "dev.jsonl")
@@ -230,12 +164,6 @@ def test_a_split_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
         names(tmp_path, "trian")
 
 
-def test_words_above_the_data_set_do_not_count(tmp_path: Path) -> None:
-    """Where a folder lies says nothing of what is in it."""
-    make(tmp_path, "test/corpus/a.jsonl")
-    assert names(tmp_path, "train", tmp_path / "test/corpus/") == ["test/corpus/a.jsonl"]
-
-
 def test_a_single_file_is_train_whatever_it_is_called(tmp_path: Path) -> None:
     """The user named it; and it is the split that its name carries as well."""
     make(tmp_path, "test.jsonl")
@@ -243,28 +171,6 @@ def test_a_single_file_is_train_whatever_it_is_called(tmp_path: Path) -> None:
         assert names(tmp_path, split, tmp_path / "test.jsonl") == ["test.jsonl"]
     with pytest.raises(InputError, match=r'no split "validation"'):
         names(tmp_path, "validation", tmp_path / "test.jsonl")
-
-
-def test_a_glob_with_a_split_takes_the_files_that_carry_it(tmp_path: Path) -> None:
-    """Of those that match; words in the part without stars do not count."""
-    make(tmp_path, "test/a/train.jsonl", "test/b/train.jsonl", "test/b/valid.jsonl", "test/b/train.txt")
-    assert names(tmp_path, "train", tmp_path / "test/*/*.jsonl") == ["test/a/train.jsonl", "test/b/train.jsonl"]
-
-
-def test_relative_paths_and_brackets_in_names_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that exists is a folder, not a glob."""
-    make(tmp_path, "c[1]/train.jsonl", "c[1]/test.jsonl")
-    monkeypatch.chdir(tmp_path)
-    for path in ("./c[1]", "c[1]/", "."):
-        assert names(tmp_path, "test", path) == ["c[1]/test.jsonl"]
-
-
-def test_an_input_format_is_handed_on(tmp_path: Path) -> None:
-    """For files whose names do not say what they are."""
-    make(tmp_path, "train.dat", "test.dat")
-    resolved = resolve_data_set(str(tmp_path), "train", None, input_format="jsonl")
-    assert (resolved.inputs, resolved.input_format) == ((str(tmp_path / "train.dat"),), "jsonl")
-    assert texts(resolved) == ["x"]
 
 
 @pytest.fixture
@@ -386,13 +292,6 @@ def test_a_damaged_state_is_a_short_error(tmp_path: Path, files: Any) -> None:
         resolve_data_set(str(folder), None, None)
 
 
-def test_another_state_json_makes_no_data_set(tmp_path: Path) -> None:
-    """A folder of files is a folder of files."""
-    make(tmp_path, "a.jsonl")
-    (tmp_path / "state.json").write_text('{"epoch": 3}')
-    assert resolve_data_set(str(tmp_path), None, None) == Resolved((str(tmp_path),))
-
-
 # ---- the Hub ----
 
 
@@ -428,12 +327,6 @@ def test_a_name_on_the_hub_gives_addresses_that_are_streamed(hub: dict[str, Any]
     assert texts(resolve_data_set("user/corpus-v1.1", "val", None)) == ["validation.jsonl"]
     with pytest.raises(InputError, match=r'no split "test" in it; there are: "train", "validation"'):
         resolve_data_set("user/corpus-v1.1", "test", None)
-
-
-def test_json_on_the_hub_is_known(hub: dict[str, Any]) -> None:
-    """JSON lines, as C4 has them, or an array: its content tells."""
-    hub["c4"] = {"train": ["hf://datasets/c4@1/en/c4-train.00000-of-01024.json.gz"]}
-    assert resolve_data_set("c4", None, None).input_format is None
 
 
 def test_files_that_hold_no_text_are_refused(hub: dict[str, Any]) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
-import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,35 +48,6 @@ def outcome(result: Result) -> tuple[list[str], list[str]]:
 # ---- every format ----
 
 
-def write_as(folder: Path, name: str, texts: list[bytes]) -> Path:
-    """Texts, bytes that are no UTF-8 and all, in the format of the name."""
-    path = folder / name
-    escaped = [text.decode("utf-8", "surrogateescape") for text in texts]
-    if name.endswith(".jsonl"):
-        rows = (json.dumps({"text": text}, ensure_ascii=False) for text in escaped)
-        path.write_bytes("\n".join(rows).encode("utf-8", "surrogateescape"))
-    elif name.endswith(".csv"):
-        with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            csv.writer(file).writerows([["text"], *([text] for text in escaped)])
-    else:
-        column = pa.array(texts, pa.binary())
-        strings = pa.StringArray.from_buffers(len(column), *column.buffers()[1:])
-        table = pa.table({"text": column if "binary" in name else strings})
-        if name.endswith(".parquet"):
-            pq.write_table(table, path)
-        else:
-            with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-                writer.write_table(table)
-    return path
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet", "binary.parquet", "a.arrow", "binary.arrow"])
-def test_bytes_that_are_no_utf8_are_dropped(tmp_path: Path, name: str) -> None:
-    """As Python's decoder drops them; it is no reject, and the documents around it are as they were."""
-    result = read(write_as(tmp_path, name, [b"before", FLAWED, "naïve 🙂".encode()]), FIELD)
-    assert outcome(result) == (["before", MENDED, "naïve 🙂"], [])
-
-
 @pytest.mark.parametrize(
     ("rules", "data", "texts"),
     [
@@ -109,17 +76,6 @@ def test_plain_text_is_mended_document_by_document(
 def test_halves_of_surrogate_pairs_are_dropped(tmp_path: Path, line: bytes, text: str) -> None:
     """What is dropped between two halves does not make them a pair; flaws in other fields do not count."""
     assert outcome(read(written(tmp_path / "a.jsonl", b'{"text": "x"}\n' + line + b"\n"), FIELD)) == (["x", text], [])
-
-
-def test_strict_does_not_stop_at_what_is_dropped(tmp_path: Path) -> None:
-    """A mended document is no reject."""
-    rules = TextRules("line", invalid_utf8="drop", strict=True)
-    assert outcome(read(written(tmp_path / "a.txt", b"abc\xff\n"), rules)) == (["abc"], [])
-
-
-def test_a_line_with_nothing_left_is_no_document(tmp_path: Path) -> None:
-    """As blank lines are none."""
-    assert outcome(read(written(tmp_path / "a.txt", b"a\n  \xff\nb\n"), LINE)) == (["a", "b"], [])
 
 
 # ---- what can't be mended ----
@@ -170,23 +126,6 @@ def test_only_the_head_decides(tmp_path: Path) -> None:
     assert outcome(read(written(tmp_path / "a.txt", data), FILE)) == (["x" * decoding.HEAD_CHARACTERS], [])
 
 
-def test_a_line_of_utf16_json_is_called_what_it_is(tmp_path: Path) -> None:
-    """Not bad JSON, which would lead the user astray."""
-    data = '{"text": "some text"}'.encode("utf-16")
-    result = read(written(tmp_path / "a.jsonl", data), FIELD)
-    assert outcome(result) == ([], ["not_utf8"])
-    assert "UTF-16" in result.rejects[0].detail
-
-
-@pytest.mark.parametrize("size", [1, 10])
-def test_a_json_text_in_another_encoding_is_rejected(tmp_path: Path, size: int) -> None:
-    """However much of the line around it is clean, and giant or not."""
-    line = b'{"url": "' + b"x" * 500 + b'", "text": "' + RUSSIAN.encode("koi8-r") * size + b'"}\n'
-    with small_blocks(400):
-        result = read(written(tmp_path / "a.jsonl", line), FIELD)
-    assert outcome(result) == ([], ["not_utf8"])
-
-
 # ---- the same however it is cut ----
 
 
@@ -200,13 +139,6 @@ def test_a_large_file_is_mended_as_a_small_one(tmp_path: Path, pieces: list[byte
             whole = outcome(read(path, FILE))
             with small_blocks(block):
                 assert outcome(read(path, replace(FILE, max_document_bytes=2 * block))) == whole
-
-
-@given(texts=st.lists(st.lists(PIECES, max_size=12).map(b"".join), max_size=20), shard_size=st.integers(5, 200))
-def test_units_do_not_matter(tmp_path: Path, texts: list[bytes], shard_size: int) -> None:
-    """The same documents and rejects from one unit and from many."""
-    path = written(tmp_path / "a.txt", b"\n".join(texts))
-    assert outcome(read(path, LINE, shard_size)) == outcome(read(path, LINE))
 
 
 # ---- found on the way ----

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.jobs import TOKENIZER
 from tests.kit.source_reading import TEXT, plan, read, small_blocks
 
-import milldam
 from milldam.sources import json_items
 from milldam.sources.batch import TextRules
 from milldam.sources.compression import DamagedError
@@ -46,14 +44,6 @@ def lines_of(text: str, size: int = 1 << 20) -> list[Any]:
 def test_the_items_of_an_array_come_a_line_each(items: list[Any], layout: dict[str, Any], size: int) -> None:
     """Whatever they hold, however they are laid out and wherever blocks are cut."""
     assert lines_of(json.dumps(items, **layout), size) == items
-
-
-@given(
-    records=st.lists(st.dictionaries(st.just("a"), VALUES, min_size=1), min_size=1, max_size=5), size=st.integers(80)
-)
-def test_objects_over_several_lines_come_a_line_each(records: list[Any], size: int) -> None:
-    """One after the other, or a single one."""
-    assert lines_of("\n".join(json.dumps(record, indent=2) for record in records), size) == records
 
 
 def test_json_lines_pass_as_they_are() -> None:
@@ -124,14 +114,6 @@ def test_a_cut_array_keeps_its_whole_items(tmp_path: Path) -> None:
     ]
 
 
-def test_an_array_that_ends_between_items_is_told(tmp_path: Path) -> None:
-    """No item is lost, but nobody knows how many follow."""
-    (tmp_path / "a.json").write_text('[{"text": "a"}, {"text": "b"},')
-    result = read(tmp_path / "a.json")
-    assert result.texts == ["a", "b"]
-    assert [(one.reason, one.records) for one in result.rejects] == [("truncated", 0)]
-
-
 @pytest.mark.parametrize("broken", ['{"text": "a", "x": {"y": 1}', '{"text": "a", "x": [1}'])
 def test_a_lost_bracket_takes_what_follows_and_is_told(broken: str) -> None:
     """It can't be told where its item ends: the error names where that begins."""
@@ -140,26 +122,6 @@ def test_a_lost_bracket_takes_what_follows_and_is_told(broken: str) -> None:
 
 
 # ---- jobs ----
-
-
-def test_tokenize_and_map_read_an_array(tmp_path: Path) -> None:
-    """The same rows, all their fields."""
-    records = [{"text": f"document {number}", "n": number} for number in range(20)]
-    (tmp_path / "a.json").write_text(json.dumps(records))
-    assert len(milldam.tokenize(tmp_path / "a.json", tmp_path / "store", tokenizer=TOKENIZER)) == 20
-    table = milldam.map(str(tmp_path / "a.json"), _double, tmp_path / "table")
-    assert table.to_arrow().column("double").to_pylist() == [2 * record["n"] for record in records]
-
-
-def _double(rows: dict[str, list[Any]]) -> dict[str, list[int]]:
-    return {"double": [2 * number for number in rows["n"]]}
-
-
-def test_a_single_object_is_one_document(tmp_path: Path) -> None:
-    """Over several lines or on one."""
-    for indent in (None, 2):
-        (tmp_path / "a.json").write_text(json.dumps({"text": "all of it", "n": 1}, indent=indent))
-        assert read(tmp_path / "a.json").texts == ["all of it"]
 
 
 def test_real_chat_data_is_read_item_by_item(shared_data: Path) -> None:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.source_reading import TEXT, Result, line_of, read, small_blocks
 
-from milldam.errors import InputError
 from milldam.sources.batch import TextRules
 
 BOM = b"\xef\xbb\xbf"
@@ -87,35 +86,12 @@ def test_what_is_odd_but_valid_is_kept(tmp_path: Path, line: bytes) -> None:
     assert result.rejects == []
 
 
-@pytest.mark.parametrize("before", [b"", BOM], ids=["", "bom"])
-@pytest.mark.parametrize("end", [b"\n", b"\r\n"], ids=["lf", "crlf"])
-@pytest.mark.parametrize("last", [b"", b"\n", b"\n\n \n"], ids=["open end", "newline", "blank lines"])
-def test_marks_line_ends_and_file_ends_change_nothing(tmp_path: Path, before: bytes, end: bytes, last: bytes) -> None:
-    """A byte order mark, either line end, and any end of the file."""
-    result = read_lines(tmp_path, before + end.join([GOOD] * 3) + last)
-    assert (result.texts, result.rejects) == (["good"] * 3, [])
-
-
 def test_a_number_of_any_length_costs_no_record(tmp_path: Path) -> None:
     """Python reads no whole number of more than 4,300 digits; JSON has them."""
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "one", "n": %s}\n{"text": "two", "n": 1}\n{"text": "\\ud800"}\n' % ("7" * 5000))
     result = read(path, TextRules(text_column="text"))
     assert result.texts == ["one", "two"]
-
-
-def test_blank_lines_are_no_records(tmp_path: Path) -> None:
-    """They are neither documents nor rejects, and they count as lines."""
-    result = read_lines(tmp_path, b"\n\n" + GOOD + b"\n  \n\r\n" + b"bad\n" + GOOD + b"\n")
-    assert result.texts == ["good", "good"]
-    assert [reject.line for reject in result.rejects] == [6]
-
-
-@pytest.mark.parametrize("content", [b"", b"\n", b"\n\n  \n", BOM])
-def test_an_empty_file_holds_nothing(tmp_path: Path, content: bytes) -> None:
-    """And is no error."""
-    result = read_lines(tmp_path, content)
-    assert (result.texts, result.rejects) == ([], [])
 
 
 def test_a_dotted_name_leads_into_nested_objects(tmp_path: Path) -> None:
@@ -134,12 +110,6 @@ def test_a_dotted_name_leads_into_nested_objects(tmp_path: Path) -> None:
         (4, "no_text"),
         (5, "no_field"),
     ]
-
-
-def test_nested_documents_without_any_flaw_are_read(tmp_path: Path) -> None:
-    """The fast way reads nested fields too."""
-    data = b"".join(b'{"meta": {"n": %d, "text": "t%d"}, "text": 5}\n' % (n, n) for n in range(10))
-    assert read_lines(tmp_path, data, TextRules(text_column="meta.text")).texts == [f"t{n}" for n in range(10)]
 
 
 # ---- all that is bad ----
@@ -176,36 +146,6 @@ def test_any_mix_of_lines_gives_what_a_line_by_line_reading_gives(
     assert [line_of(reject, data) for reject in result.rejects] == [line for line in lines if line in BAD]
 
 
-@pytest.mark.parametrize("size", [1, 5_000])
-@pytest.mark.parametrize(
-    "data",
-    [
-        b'{"text": "a"}{"text": "b"}\n\n',
-        b'{"text": "a"}{"text": "b"}\n{"text":\n"c"}\n',
-        b'\n{"text": "a"}{"text": "b"}',
-    ],
-)
-def test_two_objects_on_a_line_are_rejected_whatever_is_around_them(tmp_path: Path, data: bytes, size: int) -> None:
-    """A blank line, or an object over two lines, does not make up for it, be the lines short or long."""
-    result = read_lines(tmp_path, data.replace(b'"a"', b'"%s"' % (b"a" * size)))
-    assert result.texts == []
-    assert set(result.reasons) == {"bad_json"}
-
-
-def test_invalid_bytes_in_another_field_have_the_same_result_beside_any_line(tmp_path: Path) -> None:
-    """What becomes of a line must not depend on its block."""
-    line = b'{"text": "a", "x": "\xff"}\n'
-    beside_good, beside_bad = (read_lines(tmp_path, line + neighbour) for neighbour in (GOOD, b"bad"))
-    assert ("a" in beside_good.texts) == ("a" in beside_bad.texts)
-    assert beside_good.reasons["not_utf8"] == beside_bad.reasons["not_utf8"]
-
-
-def test_the_detail_of_a_missing_field_names_those_there_are(tmp_path: Path) -> None:
-    """So that the right --text-column can be read off the rejects."""
-    (reject,) = read_lines(tmp_path, b'{"body": "a", "title": "b"}\n').rejects
-    assert reject.detail == 'no field "text"; found "body", "title"'
-
-
 def test_a_deeply_nested_line_is_rejected_not_a_crash(tmp_path: Path) -> None:
     """Recursion ends in a reject."""
     result = read_lines(tmp_path, b'{"x": ' + b"[" * 100_000 + b"\n" + GOOD + b"\n")
@@ -214,65 +154,6 @@ def test_a_deeply_nested_line_is_rejected_not_a_crash(tmp_path: Path) -> None:
 
 
 # ---- what is no UTF-8 ----
-
-
-@pytest.mark.parametrize(
-    ("line", "text"),
-    [
-        (b'{"text": "a\xffb"}', "a\ufffdb"),
-        (b'{"text": "caf\xe9 au lait"}', "caf\ufffd au lait"),
-        (b'{"text": "a\\ud800b"}', "a\ufffdb"),
-        (b'{"text": "\\ud83d\\ude42 \\udc00"}', "🙂 \ufffd"),
-    ],
-)
-def test_invalid_text_can_be_replaced(tmp_path: Path, line: bytes, text: str) -> None:
-    """Bytes that are no UTF-8 and halves of surrogate pairs alike."""
-    result = read_lines(tmp_path, GOOD + b"\n" + line + b"\n", TextRules(text_column="text", invalid_utf8="replace"))
-    assert (result.texts, result.rejects) == (["good", text], [])
-
-
-@pytest.mark.parametrize("line", [b'{"text": "\xff"}', b'{"text": "\\ud800"}'])
-def test_strict_utf8_stops_with_the_place(tmp_path: Path, line: bytes) -> None:
-    """With file and line in the first words."""
-    with pytest.raises(InputError, match=r"a\.jsonl:2: not_utf8: "):
-        read_lines(tmp_path, GOOD + b"\n" + line + b"\n", TextRules(text_column="text", invalid_utf8="strict"))
-
-
-def test_strict_utf8_still_sets_other_flaws_aside(tmp_path: Path) -> None:
-    """It is about bytes alone."""
-    result = read_lines(tmp_path, b"bad\n" + GOOD, TextRules(text_column="text", invalid_utf8="strict"))
-    assert (result.texts, result.reasons) == (["good"], {"bad_json": 1})
-
-
-def test_strict_names_the_line_in_the_file_from_any_unit(tmp_path: Path) -> None:
-    """Or says from where it is counted."""
-    data = (GOOD + b"\n") * 30 + b"bad\n"
-    with pytest.raises(InputError) as caught:
-        read_lines(tmp_path, data, TextRules(text_column="text", strict=True), shard_size=100)
-    assert "a.jsonl:31:" in str(caught.value) or "counted from byte" in str(caught.value)
-
-
-@pytest.mark.parametrize("line", [b"bad", b"{}", b'{"text": null}', b'{"text": "\xff"}'])
-def test_strict_stops_at_any_flaw(tmp_path: Path, line: bytes) -> None:
-    """And says how to go on without it."""
-    with pytest.raises(InputError, match=r"a\.jsonl:2: .*\n.*strict=True"):
-        read_lines(tmp_path, GOOD + b"\n" + line, TextRules(text_column="text", strict=True))
-
-
-def test_batches_are_bounded(tmp_path: Path) -> None:
-    """Many documents never become one batch."""
-    data = b'{"text": "%s"}\n' % (b"word " * 200) * 8000
-    sizes = [batch.texts.nbytes for batch in read_lines(tmp_path, data).batches]
-    assert sum(sizes) >= 8_000_000
-    assert max(sizes) < 3 << 20
-
-
-def test_bytes_read_add_up_to_the_file(tmp_path: Path) -> None:
-    """Progress ends near a hundred percent, with rejects and giants on the way."""
-    data = b"".join(b'{"text": "%d"}\n' % n for n in range(50)) + b'{"text": "' + b"x" * 900 + b'"}\nbad\n\n'
-    with small_blocks(100):
-        result = read_lines(tmp_path, data)
-    assert sum(batch.bytes_read for batch in result.batches) == pytest.approx(len(data), rel=0.02)
 
 
 # ---- real broken files ----

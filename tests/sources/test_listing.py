@@ -8,12 +8,11 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from tests.kit.source_reading import TEXT, read
+from tests.kit.source_reading import read
 
 import milldam
 from milldam.errors import ConfigError, InputError, StoreError
-from milldam.input_files import LeftOut, is_address
-from milldam.sources.batch import TextRules
+from milldam.input_files import LeftOut
 from milldam.sources.units import InputFile, list_inputs
 from milldam.stores.kinds import TABLE
 
@@ -37,12 +36,6 @@ def test_a_folder_gives_known_files_to_the_bottom_in_name_order(tmp_path: Path) 
     """Files and folders of a level are sorted together, whatever order they were made in."""
     make(tmp_path, "z.txt", "b/2.jsonl", "b/1.jsonl", "b/deep/er/x.csv", "a.txt", "c.parquet")
     assert names(tmp_path) == ["a.txt", "b/1.jsonl", "b/2.jsonl", "b/deep/er/x.csv", "c.parquet", "z.txt"]
-
-
-def test_hidden_and_unknown_files_in_a_folder_are_left_out(tmp_path: Path) -> None:
-    """Dot files, files in dot folders and endings that say nothing are no input."""
-    make(tmp_path, ".hidden.txt", ".git/x.txt", "notes.pdf", "README", "good.txt")
-    assert names(tmp_path) == ["good.txt"]
 
 
 def test_a_table_of_ours_is_listed_in_the_order_of_its_rows(tmp_path: Path) -> None:
@@ -84,23 +77,10 @@ def test_the_ending_says_format_and_compression(
     assert (file.format, file.compression, file.size) == (format, compression, 1)
 
 
-def test_inputs_keep_the_order_given(tmp_path: Path) -> None:
-    """Only what is inside a folder is sorted, not what the user names one by one."""
-    make(tmp_path, "a.txt", "b.txt")
-    given = [str(tmp_path / "b.txt"), str(tmp_path / "a.txt")]
-    assert [file.path for file in list_inputs(given)] == given
-
-
 def test_a_glob_is_sorted_and_may_cross_folders(tmp_path: Path) -> None:
     """`**` reaches to the bottom; folders that match are no files."""
     make(tmp_path, "b/2.txt", "a/1.txt", "a/3.csv", "c.txt/inner.jsonl")
     assert names(tmp_path, tmp_path / "**/*.txt") == ["a/1.txt", "b/2.txt"]
-
-
-def test_a_file_name_with_brackets_is_a_file_not_a_glob(tmp_path: Path) -> None:
-    """What exists by that very name is taken as it is."""
-    make(tmp_path, "part[1].txt", "part1.txt")
-    assert names(tmp_path, tmp_path / "part[1].txt") == ["part[1].txt"]
 
 
 @pytest.mark.parametrize("given", ["nothing-*.txt", "empty"])
@@ -118,12 +98,6 @@ def test_a_missing_file_names_the_one_that_is_near(tmp_path: Path) -> None:
         listed(tmp_path / "corpsu.jsonl")
 
 
-def test_a_missing_file_in_a_missing_folder_is_still_a_short_error(tmp_path: Path) -> None:
-    """There is nothing to suggest, and nothing else goes wrong."""
-    with pytest.raises(InputError, match=r"nowhere/corpus.jsonl: no such file or folder\.$"):
-        listed(tmp_path / "nowhere/corpus.jsonl")
-
-
 def test_an_unknown_ending_asks_for_the_format(tmp_path: Path) -> None:
     """A file named on its own is never left out in silence."""
     make(tmp_path, "corpus.dat")
@@ -139,12 +113,6 @@ def test_input_format_overrules_the_ending(tmp_path: Path, name: str, compressio
     assert (file.format, file.compression) == ("jsonl", compression)
 
 
-def test_input_format_lets_a_folder_give_files_of_any_ending(tmp_path: Path) -> None:
-    """With the format stated, an unknown ending is no reason to leave a file out."""
-    make(tmp_path, "a.json", "b.json")
-    assert [Path(file.path).name for file in listed(tmp_path, "jsonl")] == ["a.json", "b.json"]
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     """Found before the run starts, not in the middle of it."""
@@ -152,14 +120,6 @@ def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.txt").chmod(0)
     with pytest.raises(InputError, match="not readable"):
         listed(tmp_path / "a.txt")
-
-
-def test_the_version_changes_with_the_file(tmp_path: Path) -> None:
-    """What was made from the file before can be told from what it is now."""
-    make(tmp_path, "a.txt")
-    before = listed(tmp_path / "a.txt")[0].version
-    os.utime(tmp_path / "a.txt", (1, 1))
-    assert listed(tmp_path / "a.txt")[0].version != before
 
 
 def test_a_folder_that_contains_itself_is_listed_once(tmp_path: Path) -> None:
@@ -181,12 +141,6 @@ def memory() -> Iterator[fsspec.AbstractFileSystem]:
     filesystem.store.clear()
 
 
-@pytest.mark.parametrize(("given", "expected"), [("s3://b/k", True), ("memory://x", True), ("/a/b", False)])
-def test_addresses_are_told_from_paths(given: str, expected: bool) -> None:
-    """A scheme makes an address."""
-    assert is_address(given) is expected
-
-
 def test_a_file_at_an_address_is_listed_and_read(memory: fsspec.AbstractFileSystem) -> None:
     """The whole way from an address to documents goes through fsspec."""
     memory.pipe("/box/a.jsonl", b'{"text": "one"}\n{"text": "two"}\n')
@@ -194,15 +148,6 @@ def test_a_file_at_an_address_is_listed_and_read(memory: fsspec.AbstractFileSyst
     assert (file.path, file.format, file.size) == ("memory:///box/a.jsonl", "jsonl", 32)
     assert file.version
     assert read("memory://box/a.jsonl").texts == ["one", "two"]
-
-
-def test_an_address_is_cut_into_units_like_a_file(memory: fsspec.AbstractFileSystem) -> None:
-    """Byte ranges are read by seeking in the remote file."""
-    documents = [f"line {n}" for n in range(50)]
-    memory.pipe("/box/a.txt", "\n".join(documents).encode())
-    result = read("memory://box/a.txt", TextRules("line"), shard_size=60)
-    assert result.texts == documents
-    assert result.units > 3
 
 
 def test_a_folder_and_a_glob_at_an_address(memory: fsspec.AbstractFileSystem) -> None:
@@ -217,13 +162,6 @@ def test_a_folder_and_a_glob_at_an_address(memory: fsspec.AbstractFileSystem) ->
     assert [file.path for file in listed("memory://box/**/*.txt")] == ["memory:///box/a/2.txt", "memory:///box/b.txt"]
 
 
-def test_hidden_folders_at_an_address_are_left_out(memory: fsspec.AbstractFileSystem) -> None:
-    """As in a local folder: what lies below a dot folder is no input."""
-    memory.pipe("/box/.git/a.txt", b"x")
-    memory.pipe("/box/b.txt", b"x")
-    assert [file.path for file in listed("memory://box")] == ["memory:///box/b.txt"]
-
-
 def test_a_folder_at_an_address_has_the_order_of_a_local_one(memory: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
     """The same tree gives the same documents in the same order, wherever it lies."""
     for name in ("a/x.txt", "a-b/x.txt", "a.txt"):
@@ -232,32 +170,10 @@ def test_a_folder_at_an_address_has_the_order_of_a_local_one(memory: fsspec.Abst
     assert [file.path.removeprefix("memory:///box/") for file in listed("memory://box")] == names(tmp_path)
 
 
-def test_a_glob_at_an_address_gives_each_file_once(memory: fsspec.AbstractFileSystem) -> None:
-    """Folders that match are no files, as with a local glob."""
-    for name in ("a/1.txt", "a/deep/2.txt", "3.txt"):
-        memory.pipe(f"/box/{name}", b"x")
-    assert [file.path for file in listed("memory://box/*")] == ["memory:///box/3.txt"]
-    found = [file.path.removeprefix("memory:///box/") for file in listed("memory://box/**")]
-    assert found == ["3.txt", "a/1.txt", "a/deep/2.txt"]
-
-
-def test_nothing_at_an_address_is_an_error(memory: fsspec.AbstractFileSystem) -> None:
-    """A missing remote file is an input error, not a traceback."""
-    with pytest.raises(InputError, match=r"memory://box/none\.txt"):
-        listed("memory://box/none.txt")
-
-
 def test_an_unknown_scheme_is_a_setting_that_is_wrong() -> None:
     """fsspec's own words say which protocol or package is missing."""
     with pytest.raises(ConfigError, match="nosuch://bucket/x"):
         listed("nosuch://bucket/x.txt")
-
-
-def test_columns_are_read_from_an_address(memory: fsspec.AbstractFileSystem) -> None:
-    """CSV needs its header from the start of the file for every unit."""
-    rows = [f"row {n}" for n in range(30)]
-    memory.pipe("/box/a.csv", b"id,text\n" + b"".join(f"{n},{row}\n".encode() for n, row in enumerate(rows)))
-    assert read("memory://box/a.csv", TEXT).texts == rows
 
 
 # ---- what is not read ----
@@ -274,30 +190,8 @@ def test_files_of_other_kinds_are_counted_by_ending(tmp_path: Path) -> None:
     assert str(left_out) == f"4 files of no known format (.md 2, no ending 1, .py 1): {first}"
 
 
-def test_files_of_other_kinds_at_an_address_are_counted(memory: fsspec.AbstractFileSystem) -> None:
-    """As those of a local folder."""
-    memory.pipe({"/in/a.jsonl": b"x", "/in/b.md": b"x"})
-    left_out = LeftOut()
-    assert len(list(list_inputs(["memory://in"], None, left_out))) == 1
-    assert str(left_out) == "1 file of no known format (.md 1): /in/b.md"
-
-
-def test_a_folder_of_nothing_but_other_kinds_says_what_there_is(tmp_path: Path) -> None:
-    """And how to read it."""
-    (tmp_path / "a.md").write_text("x")
-    with pytest.raises(InputError, match=r"(?s)no input files in it.*1 file .*a\.md.*input_format='txt'"):
-        list(list_inputs([str(tmp_path)]))
-
-
 def test_a_named_pipe_is_told_from_nothing(tmp_path: Path) -> None:
     """With what to do."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match=r"pipe: a named pipe, .* Feed it on standard input: milldam \.\.\. - < "):
         list(list_inputs([str(tmp_path / "pipe")]))
-
-
-def test_a_link_to_nothing_is_told(tmp_path: Path) -> None:
-    """With where it leads."""
-    (tmp_path / "a.jsonl").symlink_to("/nowhere/b.jsonl")
-    with pytest.raises(InputError, match=r"a link to /nowhere/b\.jsonl, which is not there"):
-        list(list_inputs([str(tmp_path / "a.jsonl")]))

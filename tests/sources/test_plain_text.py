@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.source_reading import line_of, read, small_blocks
 
-from milldam.errors import InputError
 from milldam.sources.batch import TextRules
 
 BOM = b"\xef\xbb\xbf"
@@ -103,21 +102,6 @@ def test_a_separator_that_overlaps_itself_is_read_from_the_start(tmp_path: Path,
     assert found == no_blanks(text.split("\n\n"))
 
 
-@pytest.mark.parametrize("rules", [LINE, PARAGRAPH, SIGN], ids=["line", "paragraph", "separator"])
-@pytest.mark.parametrize("content", [b"", b"\n", b" \n\t\r\n\n", BOM, BOM + b"\n"])
-def test_a_file_of_nothing_holds_no_documents(tmp_path: Path, rules: TextRules, content: bytes) -> None:
-    """White space and a byte order mark are no text, and no reason to complain."""
-    result = read(written(tmp_path, content), rules)
-    assert (result.texts, result.rejects) == ([], [])
-
-
-@pytest.mark.parametrize("rules", [LINE, PARAGRAPH, SIGN, TextRules("file")], ids=lambda rules: rules.documents)
-def test_a_byte_order_mark_at_the_start_is_left_out(tmp_path: Path, rules: TextRules) -> None:
-    """It belongs to the file, not to its first document; elsewhere it is text."""
-    result = read(written(tmp_path, BOM + "one\ufefftwo".encode()), rules)
-    assert result.texts == ["one\ufefftwo"]
-
-
 def test_a_giant_line_loses_its_line_end_and_nothing_else(tmp_path: Path) -> None:
     """A carriage return that is not part of the line end is text, at any size."""
     content = b"x" * 200 + b"\r\r\n"
@@ -127,11 +111,6 @@ def test_a_giant_line_loses_its_line_end_and_nothing_else(tmp_path: Path) -> Non
 def test_a_blank_line_of_any_length_ends_a_paragraph(tmp_path: Path) -> None:
     """Also where it is longer than slices look for."""
     assert read(written(tmp_path, "a\n" + " " * 1000 + "\nb\n"), PARAGRAPH, shard_size=100).texts == ["a", "b"]
-
-
-def test_line_ends_inside_a_paragraph_stay(tmp_path: Path) -> None:
-    """A paragraph is cut out, not reflowed."""
-    assert read(written(tmp_path, "one\ntwo\r\nthree\n\n\nfour"), PARAGRAPH).texts == ["one\ntwo\r\nthree", "four"]
 
 
 # ---- what is no UTF-8 ----
@@ -163,35 +142,6 @@ def test_a_bad_paragraph_is_rejected_with_its_first_line(tmp_path: Path) -> None
     assert [(reject.line, reject.reason) for reject in result.rejects] == [(4, "not_utf8")]
 
 
-def test_invalid_bytes_can_be_replaced(tmp_path: Path) -> None:
-    """On request, as Python's decoder does it."""
-    result = read(written(tmp_path, b"a\xffb\nc\n"), TextRules("line", invalid_utf8="replace"))
-    assert (result.texts, result.rejects) == (["a\ufffdb", "c"], [])
-
-
-@pytest.mark.parametrize("rules", [TextRules("line", invalid_utf8="strict"), TextRules("line", strict=True)])
-def test_strict_stops_at_the_first_bad_line(tmp_path: Path, rules: TextRules) -> None:
-    """With the file, the line and what is wrong."""
-    with pytest.raises(InputError, match=r"a\.txt:2: not_utf8: byte 0xff at 1: not UTF-8; perhaps Latin-1"):
-        read(written(tmp_path, b"one\nb\xff\n"), rules)
-
-
-@pytest.mark.parametrize(
-    ("content", "detail"),
-    [
-        ("größer".encode("latin-1"), "perhaps Latin-1"),
-        ("text".encode("utf-16"), "UTF-16"),
-        ("text".encode("utf-16-le") + b"\xff", "many zero bytes"),
-    ],
-)
-def test_a_file_in_another_encoding_is_rejected_with_a_guess(tmp_path: Path, content: bytes, detail: str) -> None:
-    """And with the command that converts it, where that can be told."""
-    result = read(written(tmp_path, content), TextRules("file"))
-    assert result.texts == []
-    assert [reject.reason for reject in result.rejects] == ["not_utf8"]
-    assert detail in result.rejects[0].detail
-
-
 # ---- a document per file ----
 
 
@@ -214,11 +164,6 @@ def test_a_bad_file_among_good_ones_is_the_one_rejected(tmp_path: Path) -> None:
     result = read(tmp_path, TextRules("file"))
     assert result.texts == ["text 0", "text 1", "text 2", "text 4"]
     assert [Path(reject.file).name for reject in result.rejects] == ["3.txt"]
-
-
-def test_white_space_around_a_whole_file_stays(tmp_path: Path) -> None:
-    """A file that is one document is taken as it is."""
-    assert read(written(tmp_path, "\n text \n\n"), TextRules("file")).texts == ["\n text \n\n"]
 
 
 def test_the_record_kept_of_a_reject_is_bounded(tmp_path: Path) -> None:

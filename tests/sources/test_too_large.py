@@ -3,18 +3,15 @@ size."""
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.source_reading import read, small_blocks
+from tests.kit.source_reading import FORMATS, place_of, read, small_blocks, write_texts
 
 from milldam.sources.batch import Places, Reject, TextRules
 from milldam.sources.reading import FileReader, read_unit
@@ -22,54 +19,21 @@ from milldam.sources.units import Slice, Unit
 
 MOST = 1000
 RULES = TextRules("line", text_column="text", max_document_bytes=MOST)
-FORMATS = ["txt", "jsonl", "json", "csv", "parquet", "arrow"]
-LARGE = "é word\n" * 200
+LARGE = "é word " * 200
 TEXTS = ["one", LARGE, "two", "x" * 900, LARGE + LARGE, "last"]
 
 
-def write(folder: Path, format: str, texts: list[str], compressed: bool = False) -> Path:
-    path = folder / f"a.{format}"
-    table = pa.table({"id": range(len(texts)), "text": texts})
-    if format == "txt":
-        path.write_text("".join(text.replace("\n", " ") + "\n" for text in texts))
-    elif format in ("json", "jsonl"):
-        lines = [json.dumps({"id": k, "text": text}, ensure_ascii=False) for k, text in enumerate(texts)]
-        path.write_text(f"[{', '.join(lines)}]" if format == "json" else "\n".join(lines))
-    elif format == "csv":
-        with path.open("w", newline="") as file:
-            csv.writer(file).writerows([("id", "text"), *enumerate(texts)])
-    elif format == "parquet":
-        pq.write_table(table, path, row_group_size=4)
-    else:
-        with pa.ipc.new_file(str(path), table.schema) as file:
-            file.write_table(table, max_chunksize=4)
-    if compressed:
-        path.with_suffix(f".{format}.gz").write_bytes(gzip.compress(path.read_bytes()))
-        path.unlink()
-        path = path.with_suffix(f".{format}.gz")
-    return path
-
-
-def place_of(reject: Reject) -> int:
-    place = reject.as_json()
-    return int(place.get("row") or place["line"])
-
-
-@pytest.mark.parametrize("compressed", [False, True], ids=["plain", "gz"])
+@pytest.mark.parametrize("ending", ["", ".gz"])
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("block", [50, 1 << 20])
-def test_a_record_that_is_too_large_costs_itself_alone(
-    tmp_path: Path, format: str, compressed: bool, block: int
-) -> None:
+def test_a_record_that_is_too_large_costs_itself_alone(tmp_path: Path, format: str, ending: str, block: int) -> None:
     """Those around it are kept, and its place, its size and its head are told."""
     with small_blocks(block):
-        result = read(write(tmp_path, format, TEXTS, compressed), RULES)
-    kept = [text for text in TEXTS if len(text) < MOST]
-    assert result.texts == kept
+        result = read(write_texts(tmp_path / f"a.{format}{ending}", TEXTS, rows=4), RULES)
+    assert result.texts == [text for text in TEXTS if len(text) < MOST]
     assert result.reasons == {"too_large": 2}
     first, second = result.rejects
-    lines = {"csv": (3, 206), "jsonl": (2, 5)}
-    assert (place_of(first), place_of(second)) == lines.get(format, (2, 5))
+    assert (place_of(first), place_of(second)) == ((3, 6) if format in ("csv", "tsv") else (2, 5))
     assert "the limit is 1,000 (max_document_bytes)" in first.detail
     assert int(second.detail.split()[0].replace(",", "")) >= len((LARGE + LARGE).encode())
     assert "é word" in first.record
@@ -80,9 +44,10 @@ def test_rows_that_are_too_large_are_left_out_in_their_place(tmp_path: Path, for
     """What comes behind them still knows its row."""
     rejects: list[Reject] = []
     reader, places = FileReader(RULES, None, str(tmp_path)), Places()
+    slice = Slice(str(write_texts(tmp_path / f"a.{format}", TEXTS, rows=4)), format, None)
     texts, found = [], []
     with small_blocks(50):
-        for rows in reader.rows([Slice(str(write(tmp_path, format, TEXTS)), format, None)], rejects.append, places):
+        for rows in reader.rows([slice], rejects.append, places):
             columns = rows if isinstance(rows, dict) else rows.to_pydict()
             texts += columns["text"]
             found += [places.of(row, row + 1)[0].first for row in range(len(found), len(texts))]
@@ -169,24 +134,6 @@ def test_a_large_text_file_with_a_flaw_anywhere_gives_nothing(tmp_path: Path, da
     rejects: list[Reject] = []
     assert pieces_of(tmp_path / "a.txt", rejects) == []
     assert [reject.reason for reject in rejects] == [reason]
-
-
-def test_a_large_text_file_that_is_cut_off_gives_nothing(tmp_path: Path) -> None:
-    """As a small one."""
-    path = tmp_path / "a.txt.gz"
-    path.write_bytes(gzip.compress(" ".join(map(str, range(100_000))).encode())[:-1000])
-    rejects: list[Reject] = []
-    assert pieces_of(path, rejects) == []
-    assert [reject.reason for reject in rejects] == ["truncated"]
-
-
-@pytest.mark.parametrize(("mode", "instead"), [("drop", ""), ("replace", "\ufffd")])
-def test_bytes_of_a_large_text_file_are_mended(tmp_path: Path, mode: str, instead: str) -> None:
-    (tmp_path / "a.txt").write_bytes(b"word " * 2000 + b"\xff" + b"word " * 2000)
-    rejects: list[Reject] = []
-    found = pieces_of(tmp_path / "a.txt", rejects, invalid_utf8=mode)
-    assert "".join(piece for piece, _ in found) == "word " * 2000 + instead + "word " * 2000
-    assert not rejects
 
 
 def test_as_a_row_a_text_file_that_is_too_large_is_left_out(tmp_path: Path) -> None:

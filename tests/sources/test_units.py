@@ -18,7 +18,6 @@ from milldam.sources.units import (
     Slice,
     Unit,
     by_bytes,
-    by_parts,
     plan_units,
     whole,
 )
@@ -47,16 +46,6 @@ def test_byte_ranges_keep_their_places_when_a_file_grows(size: int, shard_size: 
     assert [slice.size for slice in slices[:-1]] == [shard_size] * (len(slices) - 1)
     assert shard_size // 4 <= slices[-1].size <= shard_size * 1.25 or len(slices) == 1
     assert grown[: len(slices) - 1] == slices[:-1]
-
-
-@given(parts=st.lists(st.integers(1, 50), max_size=30), shard_size=st.integers(1, 200))
-def test_numbered_parts_are_covered_once_in_order(parts: list[int], shard_size: int) -> None:
-    """Row groups are gathered until they reach the shard size, none is lost and none comes twice."""
-    slices = list(by_parts(a_file(sum(parts)), parts, shard_size))
-    numbers = [n for slice in slices for n in range(slice.start, slice.stop or 0)]
-    assert numbers == list(range(len(parts)))
-    assert all(slice.size >= shard_size for slice in slices[:-1])
-    assert sum(slice.size for slice in slices) == sum(parts)
 
 
 def units_of(files: Iterable[InputFile], shard_size: int) -> list[Unit]:
@@ -111,13 +100,6 @@ def test_units_do_not_depend_on_where_a_corpus_lies() -> None:
     assert [len(unit.slices) for unit in here] == [len(unit.slices) for unit in there]
 
 
-def test_formats_are_not_mixed_in_a_unit() -> None:
-    """A unit is read by one reader."""
-    files = [a_file(1, "a", "txt"), a_file(1, "b", "txt"), a_file(1, "c", "jsonl")]
-    units = list(plan_units(files, 100, lambda file, _: [whole(file)]))
-    assert [[slice.path for slice in unit.slices] for unit in units] == [["a", "b"], ["c"]]
-
-
 def test_a_unit_holds_a_bounded_number_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """A million empty files must not become one unit that fills the memory."""
     monkeypatch.setattr("milldam.sources.units.FILES_PER_UNIT", 3)
@@ -126,27 +108,12 @@ def test_a_unit_holds_a_bounded_number_of_files(monkeypatch: pytest.MonkeyPatch)
     assert sum(len(unit.slices) for unit in units) == 7
 
 
-def test_a_unit_survives_the_way_through_json() -> None:
-    """Plans are kept on disk between a run and its resumption."""
-    unit = Unit(3, (Slice("a", "jsonl", None, 5, 9, 4), Slice("b", "csv", "gz", size=7)))
-    assert Unit.from_json(json.loads(json.dumps(unit.as_json()))) == unit
-    assert unit.size == 11
-
-
 @pytest.mark.parametrize("original", [0, 2])
 def test_a_unit_remembers_its_data_set_and_copy_through_json(original: int) -> None:
     """The first copy of the first dataset says nothing of it, so that its plan is as it always was."""
     unit = Unit(3, (Slice("a", "jsonl", None),), dataset=2, copy=1, original=original)
     assert Unit.from_json(json.loads(json.dumps(unit.as_json()))) == unit
     assert set(Unit(0, ()).as_json()) == {"index", "slices"}
-
-
-def test_the_units_of_a_data_set_are_numbered_from_where_the_last_one_ended() -> None:
-    """And carry its number and copy, each of them."""
-    files = [a_file(10, str(n)) for n in range(5)]
-    units = list(plan_units(files, 16, lambda file, _: [whole(file)], first_index=7, dataset=2, copy=1))
-    assert [unit.index for unit in units] == [7, 8, 9, 10, 11]
-    assert {(unit.dataset, unit.copy) for unit in units} == {(2, 1)}
 
 
 @pytest.mark.parametrize(
@@ -165,10 +132,3 @@ def test_what_can_be_cut_is_cut(tmp_path: Path, name: str, rules: TextRules, uni
     """Not: a document per file, a compressed stream, or a separator that overlaps itself."""
     (tmp_path / name).write_bytes(b"x" * 1000)
     assert len(plan(tmp_path / name, rules, shard_size=100)) == units
-
-
-def test_the_plan_is_the_same_every_time(tmp_path: Path) -> None:
-    """Nothing but names and sizes goes into it."""
-    for n in range(20):
-        (tmp_path / f"{n}.txt").write_bytes(b"x\n" * (n * 30))
-    assert plan(tmp_path, LINES, 200) == plan(tmp_path, LINES, 200)

@@ -19,7 +19,7 @@ from tests.stores.test_features import some_folder as some_folder_in_memory
 
 import milldam
 from milldam.errors import MilldamError
-from milldam.packing.boundaries import read_boundaries
+from milldam.packing.rows import read_boundaries
 
 Use = Callable[[Path], Any]
 CASES, SLOW_CASES = 150, 1000

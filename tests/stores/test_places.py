@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from tests.kit.jobs import TOKENIZER, invoke
 from tests.kit.token_stores import write_store
 
 import milldam
-from milldam.errors import ConfigError, InputError, MilldamError, StoreError
+from milldam.errors import ConfigError, InputError, MilldamError, ResourceError, StoreError
 from milldam.qa import FeatureStore
 from milldam.stores.tokens.manifest import Manifest
 
@@ -69,14 +67,6 @@ def test_ids_beyond_any_vocabulary_are_refused(desk: Path) -> None:
 # ---- what a folder holds ----
 
 
-@pytest.mark.parametrize("command", ["feed --seq-len 8 --batch-size 2", "inspect", "export --to npy -o x.npy"])
-def test_a_table_is_not_called_an_unfinished_store(table: Path, command: str) -> None:
-    """Commands for token stores say what it is, and what opens it."""
-    done = invoke(*command.split(), table)
-    assert done.exit_code == 3
-    assert "a table that milldam.map made, not a token store" in done.output and "to_hf" in done.output
-
-
 def test_features_are_not_called_an_unfinished_store(tmp_path: Path) -> None:
     """The same of what `milldam qa` made; and of a table where features are asked for."""
     (tmp_path / "run").mkdir()
@@ -102,16 +92,9 @@ def test_a_table_at_an_address_is_said_to_be_one(table: Path) -> None:
     assert done.exit_code == 3 and "a table" in done.output and "milldam pull" in done.output
 
 
-def test_run_folders_are_no_input(table: Path, desk: Path) -> None:
-    """Neither of a store or table that is named, nor of one that lies below, here and at an address."""
-    (desk / "data").mkdir()
-    shutil.copy(desk / "in.jsonl", desk / "data" / "rows.jsonl")
-    shutil.copytree(table, desk / "data" / "table")
-    (desk / "data" / "table" / "milldam-table.json").unlink()  # as a run that was ended leaves it
-    for source in (str(desk / "data"), f"file://{desk / 'data'}"):
-        made = milldam.map(source, lambda batch: batch, f"from-{source.count('file:')}", workers=1, memory="2GB")
-        assert made.to_arrow(["text"]).to_pylist() == [{"text": "one"}, {"text": "two"}]
-    (desk / "st" / "run").mkdir(exist_ok=True)
-    (desk / "st" / "run" / "inputs.jsonl").write_text(json.dumps({"text": "no data"}) + "\n")
-    with pytest.raises(InputError, match="no input files in it"):
-        milldam.map(desk / "st", lambda batch: batch, "from-store", workers=1)
+@pytest.mark.parametrize("name", [name for name in WRITERS if name != "pull"])
+def test_a_file_system_that_takes_no_files_is_said(desk: Path, name: str) -> None:
+    """Not as a bug of milldam."""
+    milldam.export("st", "npy", "tokens.npy")
+    with pytest.raises(ResourceError, match=r"/proc/.*takes no files.*Choose another place"):
+        WRITERS[name]("/proc/milldam-out")

@@ -174,21 +174,6 @@ def test_a_damaged_manifest_is_refused(table: Table, damage: Any, told: str) -> 
         Table(table.path)
 
 
-def test_what_is_no_table_is_said(tmp_path: Path) -> None:
-    """No folder, another kind of store, an unfinished run, something else."""
-    with pytest.raises(StoreError, match="no such folder"):
-        Table(tmp_path / "none")
-    for name, told in (("milldam.json", "token store"), ("milldam-qa.json", "question-answering")):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / name).write_text("{}")
-        with pytest.raises(StoreError, match=told):
-            Table(folder)
-    (tmp_path / "begun/run").mkdir(parents=True)
-    with pytest.raises(StoreError, match="unfinished"):
-        Table(tmp_path / "begun")
-
-
 def test_opening_a_table_loads_no_pyarrow(table: Table) -> None:
     """Counts, columns and the fingerprint come from the manifest alone."""
     code = f"import sys; from milldam.stores.table.reader import Table; t = Table({str(table.path)!r})"

@@ -36,7 +36,6 @@ from milldam.dedup.exact import Words, count_hashes, each_range, sources_of
 from milldam.dedup.fingerprints import HASH_BYTES
 from milldam.dedup.keys import mapped
 from milldam.dedup.minhash import signature_file_name, signature_files, unit_name
-from milldam.dedup.seen import lookup_name
 from milldam.dedup.sketches import SketchRows, SketchWriter, sketch_paths
 from milldam.errors import ConfigError, Setting, StoreError
 from milldam.files import (
@@ -52,7 +51,8 @@ from milldam.files import (
 from milldam.rules import DedupRules, NearRules
 from milldam.text.arrays import Mask, Verdicts
 
-_PINNED = "index-runs.json"
+PINNED = "index-runs.json"
+"""Which runs of the index a run is compared with."""
 _ENDINGS = _HASHES, _SIGNATURES, _SKETCHES, _ROWS = ".hashes", ".signatures", ".sketches", ".rows"
 SHINGLES_KEPT = 4096
 """Of a document, those with the smallest hashes: above, similarity is estimated, 0.006 off (one standard deviation)."""
@@ -89,7 +89,7 @@ class DedupIndex:
     """The index in a folder; several runs may use it at the same time."""
 
     def __init__(self, folder: Path, *, normalize: bool = False, near: NearRules | None = None) -> None:
-        self.folder, self._normalize = folder, normalize
+        self.folder, self.place, self._normalize = folder, str(folder.resolve()), normalize
         self._near = None if near is None else _rules_of(asdict(near))
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"dedup.index: {folder} is a file; name a folder.")
@@ -121,9 +121,10 @@ class DedupIndex:
                 )
         return others
 
-    def files(self, excluding_id: str, excluding_out: str) -> list[tuple[str, Path]]:
-        """The same: run id, hash file."""
-        return [(run.id, self._checked(run)) for run in self.others(excluding_id, excluding_out)]
+    def require_whole(self, run_id: str, out: str) -> None:
+        """Raise StoreError when a run of these can't be compared with."""
+        for run in self.others(run_id, out):
+            self.check(run)
 
     def state(self, out: str) -> str:
         """Names what the index holds, but for the run that wrote to a folder; an index of nothing is refused."""
@@ -135,43 +136,48 @@ class DedupIndex:
             )
         return _state_of(runs)
 
-    def pin_lookups(self, folder: Path, *, out: str, state: str) -> list[str]:
-        """Link what is looked up of each run into a run's own folder; their ids. Refused unless it is of that state."""
-        with self._locked(), explain_os_errors(folder):
-            runs = self.others("", out)
-            if _state_of(runs) != state:
-                said = f"dedup.index: {self.folder} is no longer as it was when the run was planned. Start over with "
-                raise StoreError(said, Setting("overwrite", True), ".")
-            for number, run in enumerate(runs):
-                _link(self._checked(run), folder / lookup_name(number))
-        return [run.id for run in runs]
+    def pin(self, folder: Path, out: str, *, run_id: str = "", state: str | None = None) -> list[tuple[str, Path]]:
+        """The runs to compare with and their hash files, under names of a run's own folder, taken once: what the index
+        gains or loses while the run is at work, or until it is resumed, does not change its result.
 
-    def pin(self, folder: Path, *, run_id: str, out: str) -> list[tuple[str, Path]]:
-        """The same files under names of a run's own folder, taken once: what the index gains or loses while the run is
-        at work, or until it is resumed, does not change its result."""
-        record = folder / _PINNED
-        if not record.exists():  # else it is as it was when the run began, or nobody knows
+        `state`: what the index must hold; taken anew where the folder has that of another one.
+        """
+        record = folder / PINNED
+        pinned, fresh = read_sealed(record), not record.exists()
+        whole = pinned is not None and all(
+            has_size(folder / name, size) for run in pinned["runs"] for name, size in run["files"].items()
+        )
+        if state is not None:
+            fresh = pinned is None or not whole or (pinned["index"], pinned["state"]) != (self.place, state)
+        if fresh:
             with self._locked(), explain_os_errors(folder):
-                files = self.files(run_id, out)
-                linked = [self._link_all(one, number, folder) for number, (one, _) in enumerate(files)]
-                write_sealed(record, {"runs": [{"id": one, "files": linked[k]} for k, (one, _) in enumerate(files)]})
-        pinned = read_sealed(record)
-        if pinned is None:
-            said = f"{record}: damaged: which runs this one is compared with. Start over with "
+                runs = self.others(run_id, out)
+                if state not in (None, _state_of(runs)):
+                    said = (
+                        f"dedup.index: {self.folder} is no longer as it was when the run was planned. Start over with "
+                    )
+                    raise StoreError(said, Setting("overwrite", True), ".")
+                linked = [{"id": run.id, "files": self._link(run, k, folder)} for k, run in enumerate(runs)]
+                pinned = {"index": self.place, "state": _state_of(runs), "runs": linked}
+                write_sealed(record, pinned)
+        elif not whole:
+            said = f"{record}: damaged, or what it names: the runs that this one is compared with. Start over with "
             raise StoreError(said, Setting("overwrite", True), ".")
-        for name, size in ((name, size) for run in pinned["runs"] for name, size in run["files"].items()):
-            if not has_size(folder / name, size):
-                said = f"{folder / name}: not of the size that it had. Start over with "
-                raise StoreError(said, Setting("overwrite", True), ".")
+        assert pinned is not None
         return [(run["id"], folder / pinned_names(number)[_HASHES]) for number, run in enumerate(pinned["runs"])]
 
-    def _link_all(self, run_id: str, number: int, folder: Path) -> dict[str, int]:
-        """Link the files of a run, and those for near-duplicates where they are wanted; their sizes."""
+    def _link(self, run: IndexedRun, number: int, folder: Path) -> dict[str, int]:
+        """Link the files of a run, those for near-duplicates where they are wanted; their sizes."""
+        self.check(run)
         found = {}
         for ending, name in pinned_names(number).items():
-            path = self.folder / f"{run_id}{ending}"
+            path, target = self.folder / f"{run.id}{ending}", folder / name
             if ending == _HASHES or (self._near is not None and path.exists()):
-                _link(path, folder / name)
+                target.unlink(missing_ok=True)
+                try:
+                    target.hardlink_to(path)
+                except OSError:  # the folders are on different disks
+                    shutil.copyfile(path, target)
                 found[name] = path.stat().st_size
         return found
 
@@ -242,7 +248,8 @@ class DedupIndex:
             if not self._record(path.stem).exists():
                 path.unlink()
 
-    def _checked(self, run: IndexedRun) -> Path:
+    def check(self, run: IndexedRun) -> None:
+        """Raise StoreError when the files of a run are not there, or not as large as they were."""
         path = self._hash_file(run.id)
         near = (self.folder / f"{run.id}{ending}" for ending in (_SIGNATURES, _SKETCHES, _ROWS))
         held = sum(one.stat().st_size for one in near if one.exists()) if run.near is not None else 0
@@ -251,7 +258,6 @@ class DedupIndex:
                 f"{path}: missing or damaged.\n"
                 f"Remove the run with `milldam dedup-index {self.folder} --remove {run.id}`."
             )
-        return path
 
     def _hash_file(self, run_id: str) -> Path:
         return self.folder / f"{run_id}{_HASHES}"
@@ -317,15 +323,6 @@ def _kept(folder: Path, unit: int, documents: int) -> Mask:
     verdicts = Verdicts(documents)
     DropSet(folder, unit).apply(0, verdicts)
     return verdicts.keep
-
-
-def _link(source: Path, target: Path) -> None:
-    """The same file under another name; a copy where the folders are on different disks."""
-    target.unlink(missing_ok=True)
-    try:
-        target.hardlink_to(source)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def _read_run(path: Path) -> IndexedRun | None:

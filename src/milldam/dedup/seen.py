@@ -24,11 +24,6 @@ _NOWHERE = -1
 Numbers = npt.NDArray[np.int64]
 
 
-def lookup_name(number: int) -> str:
-    """Where the hashes of a run of the index are, in the folder of those that a run is compared with."""
-    return f"{number:05d}.hashes"
-
-
 class SeenHashes:
     """The hashes of several runs."""
 

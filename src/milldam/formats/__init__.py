@@ -4,7 +4,7 @@ npy, nanogpt, megatron, hf, parquet     a tool each: how it is opened, read and 
 foreign      a file as training sees it where it lies
 rows         what hf, parquet and mds have in common when they are written: rows in files of about a size
 columns      what hf and parquet have in common: a column of Arrow, and those that say what is trained on
-writing      a file to export, and what writing it needs to know; for npy, nanogpt and megatron in pieces
+writing      a file to export, and what writing it needs to know; flat files
 finding      what the user names -> the files to import, and what an index or the user says of them
 importing    the job of import: tokens -> documents -> shards
 exporting    the job of export, and where its files go
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from milldam.formats.finding import ReadRules, SourceFile
     from milldam.formats.writing import Export, FileRecord, OutputFile
     from milldam.loader.stores import Store
+    from milldam.run.engine import Telling
     from milldam.stores.tokens.writer import Tokens
 
 __all__ = ["FORMATS", "export", "import_tokens"]
@@ -66,8 +67,8 @@ class Format(Protocol):
     def files(self, export: Export) -> Iterable[OutputFile]:
         """What is to be written, from the store's index and the options alone."""
 
-    def write_file(self, export: Export, file: OutputFile) -> FileRecord:
-        """Make one of these files or pieces, durably."""
+    def write_file(self, export: Export, file: OutputFile, telling: Telling) -> FileRecord:
+        """Make one of these files, durably."""
 
 
 def load_format(name: str) -> Format:
@@ -98,17 +99,9 @@ def export(
 ) -> ExportSummary:
     """Write a store as files that another tool reads; what `milldam export` does.
 
-    store        a store, its folder, or its address such as s3://bucket/corpus.milldam
-    to           npy, nanogpt, megatron, hf, parquet or mds
-    split        one of the store's splits; needed if the store has several and the format holds one
-    seq_len      rows of exactly this many tokens, across documents; default: one document per row
-    side         of preference pairs: write only the chosen or the rejected documents; default: pairs
-    dtype        type of the tokens; default: that of the store, if the format has it
-    shard_size   size of the files, in formats of several files
-    memory       limit for the whole process tree; default: half of what is free
-    workers      cores to use; default all
-    executor     where to run: local or ray; `address`: the Ray cluster
-    overwrite    replace an export of another store or with other options
+    Of several splits name one, where the format holds one. Rows are documents, or with `seq_len` exactly so many
+    tokens, across documents. `side`: of preference pairs, the documents of one side. `dtype`: by default that of the
+    store, if the format has it. `shard_size`: of the files, in formats of several.
 
     Resumes unfinished work; an export that is up to date is left as it is.
 
@@ -144,22 +137,11 @@ def import_tokens(
 ) -> Store:
     """Make a store from tokens of another tool and open it; what `milldam import` does.
 
-    source       files or folders: .npy, nanoGPT or llm.c .bin, a Megatron pair, a folder of `save_to_disk`, Arrow,
-                 Parquet; the format is recognised from the files, or set it: format="hf"
-    tokenizer    the tokenizer that made the tokens; it is copied into the store, and ids are checked against it
-    column       the column with the ids; default input_ids or tokens
-    masks        the column with the loss mask: labels with -100 for tokens that are not trained on, or zeros and ones;
-                 default labels, assistant_masks or completion_mask, if there is one; "none": ignore it
-    eos          an id that ends documents: all rows are joined and cut after each; default: one document per row
-    bos          an id that begins documents, like end-of-text in llm.c's files: the same, but cut before each
-    dtype        type of the tokens in a .bin file without a header; default uint16
-    split        split to read, and its name in the store; default: all of them, or train
-    vocab_size   size of the vocabulary, if there is no tokenizer; default: the largest id + 1
-    shard_size   size of the store's files
-    memory       limit for the whole process tree; default: half of what is free
-    workers      cores to use; default all
-    executor     where to run: local or ray; `address`: the Ray cluster
-    overwrite    replace a store that was made with other options
+    `source`: files or folders of .npy, nanoGPT or llm.c .bin, Megatron pairs, Arrow, Parquet, or `save_to_disk`.
+    Rows are documents; with `eos` all are joined and cut after that id, with `bos` before it. `column` has the ids,
+    `masks` the loss mask (labels with -100, or zeros and ones; "none": ignore it); both are found by their usual names.
+    `tokenizer` is copied into the store and ids are checked against it; without one, `vocab_size` is the largest id
+    and one. `dtype`: of a .bin file without a header; default uint16.
 
     Resumes unfinished work; if the source has changed, only the files that changed are imported again. A store that is
     up to date is opened as it is.

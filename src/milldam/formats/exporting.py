@@ -1,4 +1,4 @@
-"""The job of `milldam export`: a store -> the files of another tool. A unit is a file, or a piece of a large one.
+"""The job of `milldam export`: a store -> the files of another tool. A unit is a file.
 
 All is made in the work folder `.OUT.milldam-export` beside OUT (same disk, so a rename is enough):
 
@@ -36,7 +36,7 @@ from milldam.files import (
     write_sealed,
 )
 from milldam.formats import Format, FormatName, load_format
-from milldam.formats.writing import Export, OutputFile, has_splits, is_written, split_parts
+from milldam.formats.writing import Export, OutputFile, has_splits, split_parts
 from milldam.loader.opening import open_data
 from milldam.loader.stores import Store
 from milldam.memory import parse_size
@@ -203,13 +203,10 @@ class ExportJob(engine.Job[ExportSummary]):
         return self._format.files(self._export)
 
     def stages(self, run: Session) -> Iterator[Stage]:
+        folder = run.folder
         with explain_os_errors(self._files):
             self._files.mkdir(exist_ok=True)
-        folder = run.folder
-        keys = folder.units.keys()
-        self._records = Records(
-            folder.journal, RECORDS, folder.out, keys, lambda record: is_written(self._files, record.facts)
-        )
+        self._records = Records(folder.journal, RECORDS, folder.out, folder.units.keys())
         yield Stage("export", _FileMaker(self._settings.to, self._export), self._records, OutputFile.from_json)
 
     def finish(self, run: Session, plan: WorkPlan) -> ExportSummary:
@@ -236,7 +233,8 @@ class ExportJob(engine.Job[ExportSummary]):
         for number, record in self._records.in_plan_order():
             file: OutputFile = folder.units.at(number, OutputFile.from_json)
             name = {"file": Path(file.name).name}
-            made[file.split].append(record.facts | name | {"rows": file.rows, "tokens": file.tokens})
+            written = record.outputs[f"files/{file.name}"]
+            made[file.split].append(written | name | {"rows": file.rows, "tokens": file.tokens})
         return made
 
     def _counts(self, made: list[dict[str, Any]]) -> dict[str, int]:
@@ -322,7 +320,11 @@ class _FileMaker:
         write_file = load_format(self.to).write_file
 
         def make(assigned: Assigned, telling: Telling) -> Iterator[Record]:
-            yield Record(assigned.key, facts={"name": assigned.unit.name} | write_file(self.export, assigned.unit))
+            path = self.export.folder / assigned.unit.name
+            with explain_os_errors(path):
+                path.parent.mkdir(exist_ok=True)
+            written = write_file(self.export, assigned.unit, telling)
+            yield Record(assigned.key, outputs={f"files/{assigned.unit.name}": written})
 
         return make
 

@@ -33,11 +33,11 @@ from milldam.formats import ReadName, load_format
 from milldam.formats.finding import ReadRules, SourceFile, find_files
 from milldam.formats.foreign import token_dtype_of
 from milldam.input_files import version_of
-from milldam.memory import parse_size
+from milldam.memory import parse_size, usage
 from milldam.rules import SETTINGS, AtLeastOne, Size
 from milldam.run import engine
 from milldam.run.engine import Assigned, Make, Stage, Telling
-from milldam.run.pools import WorkPlan
+from milldam.run.pools import WorkPlan, require_room
 from milldam.run.records import RECORDS, Record, Records, sweep
 from milldam.run.session import Session
 from milldam.run.summary import Observer, Summary
@@ -60,6 +60,8 @@ from milldam.stores.verify import has_every_file
 
 SCANS = "scans.jsonl"
 SHARDS = tuple(f"*.{ending}" for ending in SHARD_FILES)
+_COPIES = 3
+"""Of a row's ids, four bytes each: decoded, with their levels, and as tokens (measured: 11.3 bytes)."""
 _LARGEST_ID = 2**31 - 1
 _LARGEST_BELIEVED = 2**24
 """No vocabulary is larger; ids of two bytes that are read as four are, nearly always."""
@@ -151,20 +153,19 @@ class ImportUnit:
 
     @classmethod
     def of(cls, files: list[SourceFile]) -> ImportUnit:
-        listed = [list(_listed(file)) for file in files]
+        listed = [[*_listed(file)] for file in files]
         # By its name: data that moves to another folder is still the same data.
         states = [[(Path(one.path).name, one.size, one.version) for one in each] for each in listed]
         split, size = str(files[0].split), sum(one.size for each in listed for one in each)
         return cls(split, tuple(files), size, key_of(split, key_of(states, [file.format for file in files])))
 
     def as_json(self) -> dict[str, Any]:
-        files = [(file.format, str(file.path)) for file in self.files]
-        return {"split": self.split, "files": files, "size": self.size, "key": self.key}
+        return asdict(self) | {"files": [(file.format, str(file.path)) for file in self.files]}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> ImportUnit:
         files = (SourceFile(format, Path(path), value["split"]) for format, path in value["files"])
-        return cls(value["split"], tuple(files), value["size"], value["key"])
+        return cls(**value | {"files": tuple(files)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +209,8 @@ class ImportJob(engine.Job[ImportSummary]):
         self._files = find_files(sources, settings.format, settings.split)
         self._tokenizer, self._tokenizer_json = self._look_up_tokenizer()
         self._units = self._cut_units()
+        self.batch_bytes = max((_row_bytes(file, settings) for file in self._files), default=0)
+        require_room(run.budget, {"the rows of these files": usage().anonymous + self.batch_bytes})
         asked = {name: getattr(settings, name) for name in ("column", "eos", "dtype", "split", "vocab_size")}
         asked |= {"shard_size": parse_size(settings.shard_size), "tokenizer": self._tokenizer["xxh3"]}
         asked |= {name: value for name in ("bos", "masks") if (value := getattr(settings, name)) is not None}
@@ -357,6 +360,28 @@ class ImportJob(engine.Job[ImportSummary]):
             "splits": documents,
         }
         return Summary("import", str(out), facts, up_to_date=True, counts=counts | {"files": len(self._files)})
+
+
+def _row_bytes(file: SourceFile, settings: ImportSettings) -> int:
+    """What the rows of a Parquet file take: read, decoded and as tokens. A few bytes on disk may be millions of ids."""
+    if file.format != "parquet":
+        return 0
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from milldam.formats.columns import choose_columns
+
+    most = 0
+    try:
+        with pq.ParquetFile(file.path) as parquet:
+            names = choose_columns(parquet.schema_arrow, settings.column, settings.masks, file.path).names
+            for group in map(parquet.metadata.row_group, range(parquet.metadata.num_row_groups)):
+                chunks = [group.column(number) for number in range(group.num_columns)]
+                values = sum(one.num_values for one in chunks if one.path_in_schema.split(".")[0] in names)
+                most = max(most, _COPIES * 4 * values // max(1, group.num_rows))
+    except (OSError, pa.ArrowException):
+        return 0  # whoever reads it says what is wrong
+    return most
 
 
 # ---- in a worker ----

@@ -24,10 +24,10 @@ from milldam.formats.writing import (
     FileRecord,
     OutputFile,
     document_lengths,
-    flat_pieces,
+    flat_file,
     split_parts,
     stretch,
-    write_piece,
+    write_flat,
 )
 from milldam.loader.reading import TokenArray, open_reader
 from milldam.loader.stream import TokenFile
@@ -37,6 +37,7 @@ from milldam.stores.tokens.writer import Tokens
 
 if TYPE_CHECKING:
     from milldam.loader.stores import Store
+    from milldam.run.engine import Telling
 
 SUFFIXES = (".idx",)
 SHAPE, ALL_SPLITS, OPTIONS = "pair", False, ("dtype",)
@@ -114,13 +115,13 @@ def check_out(store: Store, out: Path) -> None:
 
 def files(export: Export) -> Iterator[OutputFile]:
     for split, store in split_parts(export.store).items():
-        yield from flat_pieces(export, f"{export.out.name}.bin", split)
+        yield flat_file(export, f"{export.out.name}.bin", split)
         yield OutputFile(f"{export.out.name}.idx", split, 0, 20 * len(store))
 
 
-def write_file(export: Export, file: OutputFile) -> FileRecord:
+def write_file(export: Export, file: OutputFile, telling: Telling) -> FileRecord:
     if file.name.endswith(".bin"):
-        return write_piece(export, file)
+        return write_flat(export, file, telling)
     store = split_parts(export.store)[file.split]
     with NewFile(export.folder / file.name) as new:
         sequences = 0

@@ -22,17 +22,18 @@ from milldam.formats.writing import (
     Export,
     FileRecord,
     OutputFile,
-    flat_pieces,
+    flat_file,
     has_splits,
     one_document,
     split_parts,
-    write_piece,
+    write_flat,
 )
 from milldam.loader.stream import TokenFile
 from milldam.stores.tokens.writer import Tokens
 
 if TYPE_CHECKING:
     from milldam.loader.stores import Store
+    from milldam.run.engine import Telling
 
 SUFFIXES = (".bin",)
 SHAPE, ALL_SPLITS, OPTIONS = "file", True, ("dtype",)
@@ -100,11 +101,11 @@ def files(export: Export) -> Iterator[OutputFile]:
     several = has_splits(export.store)
     for split in split_parts(export.store):
         name = file_name(split, export.store.splits) if several else export.out.name
-        yield from flat_pieces(export, name, split)
+        yield flat_file(export, name, split)
 
 
-def write_file(export: Export, file: OutputFile) -> FileRecord:
-    return write_piece(export, file)
+def write_file(export: Export, file: OutputFile, telling: Telling) -> FileRecord:
+    return write_flat(export, file, telling)
 
 
 def file_name(split: str, splits: tuple[str, ...]) -> str:

@@ -18,13 +18,14 @@ from milldam.checked import checked, read_json
 from milldam.errors import ConfigError, InputError, StoreError
 from milldam.formats.finding import ReadRules, SourceFile
 from milldam.formats.foreign import ForeignFile, open_foreign
-from milldam.formats.writing import Export, FileRecord, OutputFile, flat_pieces, one_document, split_parts, write_piece
+from milldam.formats.writing import Export, FileRecord, OutputFile, flat_file, one_document, split_parts, write_flat
 from milldam.loader.stream import TokenFile
 from milldam.stores.kinds import InputFacts, TokenizerFacts
 from milldam.stores.tokens.writer import Tokens
 
 if TYPE_CHECKING:
     from milldam.loader.stores import Store
+    from milldam.run.engine import Telling
 
 SUFFIXES = (".npy",)
 SHAPE, ALL_SPLITS, OPTIONS = "file", False, ("dtype",)
@@ -87,12 +88,11 @@ def check_out(store: Store, out: Path) -> None:
 
 
 def files(export: Export) -> Iterator[OutputFile]:
-    for split, store in split_parts(export.store).items():
-        yield from flat_pieces(export, export.out.name, split, npy_header(export.dtype, store.tokens))
+    yield from (flat_file(export, export.out.name, split) for split in split_parts(export.store))
 
 
-def write_file(export: Export, file: OutputFile) -> FileRecord:
-    return write_piece(export, file, npy_header(export.dtype, split_parts(export.store)[file.split].tokens))
+def write_file(export: Export, file: OutputFile, telling: Telling) -> FileRecord:
+    return write_flat(export, file, telling, npy_header(export.dtype, file.tokens))
 
 
 def npy_header(dtype: np.dtype[Any], count: int) -> bytes:

@@ -19,7 +19,7 @@ import numpy as np
 
 from milldam.choices import Side
 from milldam.errors import ConfigError, Setting
-from milldam.files import NewFile, explain_os_errors
+from milldam.files import NewFile
 from milldam.formats.columns import MaskedRows
 from milldam.formats.writing import (
     Export,
@@ -37,6 +37,7 @@ from milldam.stores.tokens.reader import cut_blocks, in_blocks
 
 if TYPE_CHECKING:
     from milldam.loader.stores import Store
+    from milldam.run.engine import Telling
 
 OPTIONS = ("seq_len", "dtype", "shard_size")
 DTYPES = ("int32", "uint16", "uint32", "int64")
@@ -126,11 +127,8 @@ class RowFormat:
                 yield OutputFile(name, split, tokens, tokens * width, start, rows, first, each)
                 first, start = first + rows, start + tokens
 
-    def write_file(self, export: Export, file: OutputFile) -> FileRecord:
-        path = export.folder / file.name
-        with explain_os_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        with NewFile(path) as new:
+    def write_file(self, export: Export, file: OutputFile, telling: Telling) -> FileRecord:
+        with NewFile(export.folder / file.name) as new:
             self.write(new, FileRows(export, file))
             return new.commit()
 

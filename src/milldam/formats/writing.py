@@ -1,26 +1,22 @@
-"""What an export writes: its files, each a unit of the job; tokens of a store in blocks; pieces of one large file.
+"""What an export writes: its files, each a unit of the job; tokens of a store in blocks; one large file.
 
-Files are read, not mapped, so nothing stays resident: a block holds at most a million tokens. A large file is written
-in pieces of 256 MiB, each in its place and a unit of its own: several workers write one file, and a killed export loses
-the pieces that it was at. Pieces begin where pages do, so that no two machines write into one.
+Files are read, not mapped, so nothing stays resident: a block holds at most a million tokens.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
 
 from milldam.choices import Side
 from milldam.errors import StoreError
-from milldam.files import explain_os_errors, hash_bytes, hash_rest, sync_folder, write_whole
+from milldam.files import NewFile, hash_bytes
 from milldam.loader.reading import Reader, TokenArray, open_reader
 from milldam.stores.tokens.format import Int64s
 from milldam.stores.tokens.reader import in_blocks
@@ -29,13 +25,13 @@ from milldam.stores.tokens.writer import Tokens
 if TYPE_CHECKING:
     from milldam.formats.foreign import ForeignFile
     from milldam.loader.stores import Store
+    from milldam.run.engine import Telling
 
-PIECE_BYTES = 1 << 28
 _WRITE_BYTES = 1 << 16
 """At a time: for aligned writes of 2 MB the kernel (6.18, ext4) looks for pages as large, which takes it twice to four
 times the CPU time of small writes."""
 FileRecord = dict[str, Any]
-"""bytes and xxh3 of a file; of a piece also `at`, where it begins."""
+"""bytes and xxh3 of a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +56,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
-    """A file to make, or a piece of it: a unit of the export."""
+    """A file to make: a unit of the export."""
 
     name: str
     """Below the export's folder."""
@@ -115,10 +111,10 @@ def stretch(reader: Reader, start: int, count: int) -> Iterator[Tokens]:
         yield Tokens(reader.runs(np.array([begin]), length), length, open=end < start + count)
 
 
-def token_blocks(store: Store, first: int = 0, count: int | None = None) -> Iterator[TokenArray]:
-    """The tokens of a store, or so many from `first` on. A block is valid until the next is asked for."""
+def token_blocks(store: Store) -> Iterator[TokenArray]:
+    """The tokens of a store. A block is valid until the next is asked for."""
     reader = open_reader(store.stream(), "pread")
-    blocks, ahead = itertools.tee(in_blocks(first, store.tokens if count is None else count))
+    blocks, ahead = itertools.tee(in_blocks(0, store.tokens))
     next(ahead, None)
     for block, following in itertools.zip_longest(blocks, ahead):
         if reader.announces and following is not None:
@@ -167,39 +163,19 @@ def block_as(block: TokenArray, dtype: np.dtype[Any]) -> TokenArray:
 # ---- one large file ----
 
 
-def flat_pieces(export: Export, name: str, split: str, header: bytes = b"") -> Iterator[OutputFile]:
-    """The pieces of a file with all tokens of a split behind a header."""
-    store, width = split_parts(export.store)[split], export.dtype.itemsize
-    end = len(header) + store.tokens * width
-    for at in range(0, end, PIECE_BYTES):
-        start, stop = (max(0, edge - len(header)) // width for edge in (at, min(at + PIECE_BYTES, end)))
-        yield OutputFile(name, split, stop - start, (stop - start) * store.dtype.itemsize, start)
+def flat_file(export: Export, name: str, split: str) -> OutputFile:
+    """The file with all tokens of a split."""
+    store = split_parts(export.store)[split]
+    return OutputFile(name, split, store.tokens, store.tokens * store.dtype.itemsize)
 
 
-def write_piece(export: Export, file: OutputFile, header: bytes = b"") -> FileRecord:
-    """Write a piece of such a file, durably."""
-    store, path, digest = split_parts(export.store)[file.split], export.folder / file.name, xxhash.xxh3_128()
-    at = len(header) + file.start * export.dtype.itemsize if file.start else 0
-    size = 0
-    with explain_os_errors(path), open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "wb", buffering=0) as opened:
-        opened.seek(at)
-        blocks = (
-            block_as(block, export.dtype).data.cast("B") for block in token_blocks(store, file.start, file.tokens)
-        )
-        for data in itertools.chain([memoryview(header)] if at == 0 else [], blocks):
-            digest.update(data)
-            write_whole(opened.fileno(), data, _WRITE_BYTES)
-            size += len(data)
-        os.fsync(opened.fileno())
-        sync_folder(path.parent)
-    return {"bytes": size, "xxh3": digest.hexdigest(), "at": at}
-
-
-def is_written(folder: Path, record: dict[str, Any]) -> bool:
-    """Whether a file or piece is as it was recorded."""
-    try:
-        with (folder / record["name"]).open("rb", buffering=0) as file:
-            file.seek(record.get("at", 0))
-            return bool(hash_rest(file, record["bytes"]).hexdigest() == record["xxh3"])
-    except FileNotFoundError:
-        return False
+def write_flat(export: Export, file: OutputFile, telling: Telling, header: bytes = b"") -> FileRecord:
+    """Write such a file behind a header, durably."""
+    with NewFile(export.folder / file.name) as new:
+        new.write(header)
+        for block in token_blocks(split_parts(export.store)[file.split]):
+            data = block_as(block, export.dtype).data.cast("B")
+            for at in range(0, len(data), _WRITE_BYTES):
+                new.write(data[at : at + _WRITE_BYTES])
+            telling.add(tokens=len(block), input_bytes=block.nbytes)
+        return new.commit()

@@ -119,7 +119,7 @@ class TextEncoder:
 
 def _load(tokenizer: object) -> LoadedTokenizer:
     """By its path or name; of an object a copy, without truncation, padding and dropout."""
-    from milldam.tokenizers.loading import LoadedTokenizer, NamedTokens, load_tokenizer
+    from milldam.tokenizers.loading import LoadedTokenizer, NamedTokens, load_tokenizer, without_losses
 
     if isinstance(tokenizer, str | Path):
         return load_tokenizer(str(tokenizer))
@@ -130,10 +130,7 @@ def _load(tokenizer: object) -> LoadedTokenizer:
             "Give a file, a folder, a Hub name, or a fast tokenizer of HF transformers or tokenizers."
         )
     copy = type(backend).from_str(backend.to_str())
-    copy.no_truncation()
-    copy.no_padding()
-    if getattr(copy.model, "dropout", None) is not None:
-        copy.model.dropout = None
+    without_losses(copy)
     named = NamedTokens(getattr(tokenizer, "bos_token", None), getattr(tokenizer, "eos_token", None))
     return LoadedTokenizer(type(tokenizer).__name__, copy.to_str(), named, copy)
 

@@ -1,6 +1,5 @@
 """Documents -> rows of a fixed length, with their boundaries kept.
 
-best_fit     document lengths -> pieces -> rows: by best fit decreasing, padded; or end to end (wrapped)
-rows         what comes of it: the figures alone, or the rows on disk as shards of a store
-boundaries   position ids and cu_seqlens of written rows
+best_fit   document lengths -> pieces -> rows: by best fit decreasing, padded; or end to end (wrapped)
+rows       what comes of it: the figures alone, or the rows on disk as shards of a store, with their boundaries
 """

@@ -1,10 +1,8 @@
 """What comes of packing: the figures alone, or the rows on disk.
 
-`plan_rows` reads indexes only. `write_rows` writes a folder that is itself a store (docs/format.md): its documents are
+The figures take the index alone. Written rows are a folder that is itself a store (docs/format.md): its documents are
 the rows, and `np.memmap(folder / "train-….bin", dtype).reshape(-1, seq_len)` is the rows of a shard. Its
 manifest names the store it was made from by fingerprint, and is written last: a write that was killed starts again.
-
-Rows of pieces in, shards of a store out: a document is a row, its sequences are the pieces in it.
 
 Padding is a sequence of its own, the last of its row. Tokens are read as training reads them, about a million at a
 time (one row, when rows are longer); lengths wait in temporary files for the index. Memory does not grow with a shard.
@@ -18,16 +16,17 @@ import struct
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.files import NewFile, explain_os_errors, has_size, remove_temporaries, sync_folder, write_file
 from milldam.loader.boundaries import document_lengths
-from milldam.loader.reading import Reader, end_to_end, open_reader
+from milldam.loader.reading import end_to_end, open_reader
 from milldam.loader.stores import Store
 from milldam.loader.stream import TokenStream
 from milldam.packing.best_fit import Cutter, Rows, best_fit_rows, wrapped_rows
@@ -41,42 +40,181 @@ if TYPE_CHECKING:
 SHARD_BYTES = 256_000_000
 _BATCH_TOKENS = 1 << 20
 _COPY_BYTES = 1 << 20
+_SHARD_FILE = re.compile(r"[A-Za-z]\w*-[0-9a-f]{32}\.(bin|idx)")
 
 
-@dataclass(frozen=True, slots=True)
-class RowForm:
-    """What all rows have in common."""
+def pack(store_path: str | Path, rules: PackingRules, seq_len: int, folder: Path | None) -> dict[str, dict[str, Any]]:
+    """Figures of every split by name; with a folder, the rows are written there, padded with EOS (0 without one).
 
-    dtype: str
-    seq_len: int
-    pad_id: int
+    Of a split: `tokens` and `padding` fill the `rows`; `tokens` and `tail`, what fills no row and is left out, are the
+    whole split. `cut_documents` lie in more than one row, or end in the tail. `efficiency`: what is not padding.
 
-    @property
-    def shard_rows(self) -> int:
-        return max(1, SHARD_BYTES // (self.seq_len * np.dtype(self.dtype).itemsize))
+    Call it while holding the lock of the run: what another write left in the folder is removed.
+    """
+    if not 1 <= seq_len <= MAX_SEQUENCE:
+        raise ConfigError(f"seq_len: {seq_len:,} is not a row length; use 1 to {MAX_SEQUENCE:,}.")
+    if rules.buffer < 1:
+        raise ConfigError(f"packing: buffer: {rules.buffer} documents; at least 1 has to be looked at.")
+    store = Store(store_path)
+    if folder is None:
+        streams = ((split, store.named_part(split).stream()) for split in store.splits)
+        return {split: _pack_split(stream, rules, seq_len, None) for split, stream in streams}
+    settings = _settings(store, rules, seq_len)
+    found = _read_finished(folder)
+    if found is not None and _is_current(found, settings, store.manifest, folder):
+        finished: dict[str, dict[str, Any]] = found.settings["packed"]
+        return finished
+    _clear(folder)
+    shards: list[Shard] = []
+    packed: dict[str, dict[str, Any]] = {}
+    for split in store.splits:
+        stream = store.named_part(split).stream()
+        with contextlib.closing(_RowWriter(stream, split, seq_len, settings["pad_id"], folder)) as writer:
+            packed[split] = _pack_split(stream, rules, seq_len, writer)
+            writer.commit()
+        shards += writer.shards
+    source = store.manifest
+    write_file(folder / "tokenizer.json", (store.path / "tokenizer.json").read_bytes())
+    size = sum(shard.bin["bytes"] for shard in source.shards)
+    Manifest(
+        dtype=source.dtype,
+        vocab_size=source.vocab_size,
+        tokenizer=source.tokenizer,
+        encoder=source.encoder,
+        settings=settings | {"packed": packed},
+        input={"files": len(source.shards), "bytes": size, "fingerprint": source.fingerprint},
+        shards=tuple(shards),
+    ).write(folder)
+    return packed
 
 
-def write_shards(stream: TokenStream, split: str, rows: Iterator[Rows], form: RowForm, folder: Path) -> Iterator[Shard]:
-    """Write rows to shards, each as it is finished."""
-    reader = open_reader(stream)
-    at_once = max(1, _BATCH_TOKENS // form.seq_len)
-    writer: _RowShard | None = None
+def _pack_split(stream: TokenStream, rules: PackingRules, seq_len: int, writer: _RowWriter | None) -> dict[str, Any]:
+    wrapped = rules.strategy == "wrapped"
+    cutter = Cutter(seq_len, wrapped=wrapped)
+    pieces = cutter(document_lengths(stream))
+    made = wrapped_rows(pieces, seq_len, pad_last=rules.pad_last) if wrapped else None
+    rows = tokens = 0
+    for several in made or best_fit_rows(pieces, seq_len, buffer=rules.buffer):
+        rows += len(several)
+        tokens += int(several.pieces.lengths.sum())
+        if writer is not None:
+            writer.add(several)
+    return {
+        "strategy": rules.strategy,
+        "seq_len": seq_len,
+        "rows": rows,
+        "tokens": tokens,
+        "padding": rows * seq_len - tokens,
+        "tail": stream.tokens - tokens,
+        "cut_documents": cutter.cut_documents,
+        "efficiency": round(tokens / (rows * seq_len), 6) if rows else 1.0,
+    }
+
+
+# ---- the folder ----
+
+
+def _settings(store: Store, rules: PackingRules, seq_len: int) -> dict[str, Any]:
+    """All that the rows follow from."""
+    counts = Counter(shard.split for shard in store.shards)
+    own = {"pad_last": rules.pad_last} if rules.strategy == "wrapped" else {"buffer": rules.buffer}
+    return {
+        "packing": {"strategy": rules.strategy} | own,
+        "seq_len": seq_len,
+        "pad_id": store.manifest.tokenizer.get("eos") or 0,
+        "source": store.fingerprint,
+        "source_splits": {split: counts[split] for split in store.splits},
+    }
+
+
+def _read_finished(folder: Path) -> Manifest | None:
+    """The manifest of rows that were written before; another kind of store is not ours to replace."""
+    if not (folder / NAME).exists():
+        return None
     try:
-        for several in rows:
-            while len(several):
-                writer = writer or _RowShard(folder, split, form)
-                most = min(at_once, form.shard_rows - writer.rows)
-                writer.append(several[:most], reader)
-                several = several[most:]
-                if writer.rows == form.shard_rows:
-                    yield writer.commit()
-                    writer = None
-        if writer is not None:
-            yield writer.commit()
-            writer = None
-    finally:
-        if writer is not None:
-            writer.discard()
+        manifest = Manifest.read(folder)
+    except StoreError:
+        return None
+    if "packed" not in manifest.settings:
+        raise MismatchError(f"{folder}: holds a store of documents, not rows. Choose another folder for the rows.")
+    return manifest
+
+
+def _is_current(found: Manifest, wanted: dict[str, Any], source: Manifest, folder: Path) -> bool:
+    same = {name: value for name, value in found.settings.items() if name != "packed"} == wanted
+    if not same or (found.tokenizer, found.dtype) != (source.tokenizer, source.dtype):
+        return False
+    return all(has_size(folder / name, record["bytes"]) for name, record in found.files())
+
+
+def _clear(folder: Path) -> None:
+    """Take away the manifest first: from here on the folder passes for nothing finished."""
+    with explain_os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / NAME).unlink(missing_ok=True)
+        sync_folder(folder)
+        remove_temporaries(folder)
+        for path in folder.iterdir():
+            if _SHARD_FILE.fullmatch(path.name):
+                path.unlink()
+
+
+# ---- shards ----
+
+
+class _RowWriter:
+    """Writes the rows of a split to shards; nothing appears under its name before its shard is full or `commit`."""
+
+    def __init__(self, stream: TokenStream, split: str, seq_len: int, pad_id: int, folder: Path) -> None:
+        self.shards: list[Shard] = []
+        self._reader, self._dtype = open_reader(stream), np.dtype(stream.dtype)
+        self._split, self._row, self._pad_id, self._folder = split, seq_len, pad_id, folder
+        self._shard_rows = max(1, SHARD_BYTES // (seq_len * self._dtype.itemsize))
+        self._open: tuple[NewFile, IndexColumns] | None = None
+
+    def add(self, rows: Rows) -> None:
+        while len(rows):
+            if self._open is None:
+                self._open = NewFile(self._folder / f"{self._split}.bin"), IndexColumns(self._folder)
+            file, columns = self._open
+            most = min(max(1, _BATCH_TOKENS // self._row), self._shard_rows - columns.rows)
+            self._write(rows[:most], file, columns)
+            rows = rows[most:]
+            if columns.rows == self._shard_rows:
+                self.commit()
+
+    def _write(self, rows: Rows, file: NewFile, columns: IndexColumns) -> None:
+        pieces, ends = rows.pieces, np.cumsum(rows.counts)
+        padding = self._row - np.add.reduceat(pieces.lengths, ends - rows.counts)
+        tokens = self._reader.runs(*end_to_end(pieces.starts, pieces.lengths))
+        padded = padding > 0
+        if padded.any():
+            padded_rows = np.full((len(rows), self._row), self._pad_id, self._dtype)
+            padded_rows[np.arange(self._row) < (self._row - padding)[:, None]] = tokens
+            tokens = padded_rows
+        file.write(tokens.data)
+        lengths = np.insert(pieces.lengths, ends[padded], padding[padded])
+        begins = columns.rows * self._row + np.cumsum(lengths) - lengths
+        columns.add(rows.counts + padded, begins * self._dtype.itemsize, lengths)
+
+    def commit(self) -> None:
+        """Make both files of the open shard durable under their names, the index last."""
+        if self._open is None:
+            return
+        file, columns = self._open
+        with NewFile(self._folder / f"{self._split}.idx") as new:
+            columns.write(new, DTYPE_CODES[self._dtype.name])
+            name, records = commit_shard(self._split, {"bin": file, "idx": new})
+        self.shards.append(Shard(name, self._split, columns.rows, columns.rows * self._row, 0, 0, **records))
+        self.close()
+
+    def close(self) -> None:
+        """Remove what is not committed."""
+        if self._open is not None:
+            file, columns = self._open
+            columns.close()
+            file.discard()
+            self._open = None
 
 
 class IndexColumns:
@@ -126,222 +264,54 @@ class IndexColumns:
                 column.close()
 
 
-class _RowShard:
-    """One pair of files in the making; nothing appears under its name before `commit`."""
-
-    def __init__(self, folder: Path, split: str, form: RowForm) -> None:
-        self.split, self.form = split, form
-        self._index_path = folder / f"{split}.idx"
-        self._bin = NewFile(folder / f"{split}.bin")
-        self._index = IndexColumns(folder)
-
-    @property
-    def rows(self) -> int:
-        return self._index.rows
-
-    def append(self, rows: Rows, reader: Reader) -> None:
-        row_len, pieces = self.form.seq_len, rows.pieces
-        ends = np.cumsum(rows.counts)
-        padding = row_len - np.add.reduceat(pieces.lengths, ends - rows.counts)
-        tokens = reader.runs(*end_to_end(pieces.starts, pieces.lengths))
-        padded = padding > 0
-        if padded.any():
-            padded_rows = np.full((len(rows), row_len), self.form.pad_id, self.form.dtype)
-            padded_rows[np.arange(row_len) < (row_len - padding)[:, None]] = tokens
-            tokens = padded_rows
-        self._bin.write(tokens.data)
-        lengths = np.insert(pieces.lengths, ends[padded], padding[padded])
-        begins = self.rows * row_len + np.cumsum(lengths) - lengths
-        self._index.add(rows.counts + padded, begins * np.dtype(self.form.dtype).itemsize, lengths)
-
-    def commit(self) -> Shard:
-        """Make both files durable under their names, the index last."""
-        with NewFile(self._index_path) as new:
-            self._index.write(new, DTYPE_CODES[self.form.dtype])
-            name, records = commit_shard(self.split, {"bin": self._bin, "idx": new})
-        self.discard()
-        return Shard(name, self.split, self.rows, self.rows * self.form.seq_len, 0, 0, **records)
-
-    def discard(self) -> None:
-        """Close and remove what is not committed."""
-        self._index.close()
-        self._bin.__exit__(None, None, None)
-
-
-_SHARD_FILE = re.compile(r"[A-Za-z]\w*-[0-9a-f]{32}\.(bin|idx)")
+# ---- where documents begin in written rows ----
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """How a split was packed. Tokens and padding fill the rows; tokens and tail are the whole split."""
+class Boundaries:
+    """The pieces of some rows; padding is a piece, the last of its row."""
 
-    strategy: str
-    seq_len: int
-    rows: int
-    tokens: int
-    """Tokens in the rows, padding not counted."""
-    padding: int
-    tail: int
-    """Tokens at the very end that fill no row and are left out."""
-    cut_documents: int
-    """Documents that lie in more than one row, or whose end is in the tail."""
+    lengths: Int64s
+    """Tokens of each piece, row after row."""
+    counts: Int64s
+    """Pieces of each row."""
 
     @property
-    def efficiency(self) -> float:
-        """Share of the rows that is not padding."""
-        return self.tokens / (self.rows * self.seq_len) if self.rows else 1.0
+    def cu_seqlens(self) -> npt.NDArray[np.int32]:
+        """Where pieces begin when the rows lie end to end, and the end: what attention over packed rows takes.
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"efficiency": round(self.efficiency, 6)}
+        >>> Boundaries(np.array([3, 1, 4]), np.array([2, 1])).cu_seqlens
+        array([0, 3, 4, 8], dtype=int32)
+        """
+        return np.concatenate(([0], np.cumsum(self.lengths))).astype(np.int32)
 
+    @property
+    def position_ids(self) -> Int64s:
+        """Rows of positions that begin at 0 with every piece.
 
-class _Packing:
-    """Packs one split; counts what passes."""
-
-    def __init__(self, stream: TokenStream, rules: PackingRules, seq_len: int) -> None:
-        _check(rules, seq_len)
-        self._stream, self._rules, self._row = stream, rules, seq_len
-        self._cutter = Cutter(seq_len, wrapped=rules.strategy == "wrapped")
-        self._counted_rows = self._counted_tokens = 0
-
-    def rows(self) -> Iterator[Rows]:
-        pieces = self._cutter(document_lengths(self._stream))
-        if self._rules.strategy == "wrapped":
-            made = wrapped_rows(pieces, self._row, pad_last=self._rules.pad_last)
-        else:
-            made = best_fit_rows(pieces, self._row, buffer=self._rules.buffer)
-        for rows in made:
-            self._counted_rows += len(rows)
-            self._counted_tokens += int(rows.pieces.lengths.sum())
-            yield rows
-
-    def figures(self) -> Packed:
-        """Once all rows have passed."""
-        rows, tokens = self._counted_rows, self._counted_tokens
-        return Packed(
-            strategy=self._rules.strategy,
-            seq_len=self._row,
-            rows=rows,
-            tokens=tokens,
-            padding=rows * self._row - tokens,
-            tail=self._stream.tokens - tokens,
-            cut_documents=self._cutter.cut_documents,
-        )
+        >>> Boundaries(np.array([3, 1, 4]), np.array([2, 1])).position_ids
+        array([[0, 1, 2, 0],
+               [0, 1, 2, 3]])
+        """
+        begins = np.cumsum(self.lengths) - self.lengths
+        flat = np.arange(int(self.lengths.sum())) - np.repeat(begins, self.lengths)
+        return flat.reshape(len(self.counts), -1)
 
 
-def _check(rules: PackingRules, seq_len: int) -> None:
-    if not 1 <= seq_len <= MAX_SEQUENCE:
-        raise ConfigError(f"seq_len: {seq_len:,} is not a row length; use 1 to {MAX_SEQUENCE:,}.")
-    if rules.buffer < 1:
-        raise ConfigError(f"packing: buffer: {rules.buffer} documents; at least 1 has to be looked at.")
-
-
-def pack(store_path: str | Path, rules: PackingRules, seq_len: int, folder: Path | None) -> dict[str, dict[str, Any]]:
-    """Figures of every split by name; with a folder, the rows are written there, padded with EOS (0 without one)."""
-    store = Store(store_path)
-    if folder is None:
-        packed = {split: plan_rows(store_path, split, rules, seq_len) for split in store.splits}
-    else:
-        pad_id = store.manifest.tokenizer.get("eos") or 0
-        packed = write_rows(store_path, folder, rules, seq_len=seq_len, pad_id=pad_id)
-    return {split: figures.as_dict() for split, figures in packed.items()}
-
-
-def plan_rows(store_path: str | Path, split: str, rules: PackingRules, seq_len: int) -> Packed:
-    """The figures of packing a split, without reading or writing a token."""
-    packing = _Packing(Store(store_path, split=split).stream(), rules, seq_len)
-    for _ in packing.rows():
-        pass
-    return packing.figures()
-
-
-def write_rows(
-    store_path: str | Path, folder: Path, rules: PackingRules, *, seq_len: int, pad_id: int
-) -> dict[str, Packed]:
-    """Write the rows of every split into a folder, unless they lie there already; the figures by split.
-
-    Call it while holding the lock of the run: what another write left there is removed.
-    """
-    _check(rules, seq_len)
-    store = Store(store_path)
-    if not 0 <= pad_id < store.vocab_size:
-        raise ConfigError(f"pad id {pad_id:,} is outside the vocabulary of {store.vocab_size:,} tokens.")
-    wanted = _settings(store, rules, seq_len, pad_id)
-    found = _read_finished(folder)
-    if found is not None and _is_current(found, wanted, store.manifest, folder):
-        return {split: _from_dict(figures) for split, figures in found.settings["packed"].items()}
-    _clear(folder)
-    form = RowForm(store.manifest.dtype, seq_len, pad_id)
-    shards: list[Shard] = []
-    packed: dict[str, Packed] = {}
-    for split in store.splits:
-        stream = store.named_part(split).stream()
-        packing = _Packing(stream, rules, seq_len)
-        shards += write_shards(stream, split, packing.rows(), form, folder)
-        packed[split] = packing.figures()
-    _finish(folder, store, wanted | {"packed": {name: one.as_dict() for name, one in packed.items()}}, shards)
-    return packed
-
-
-def _settings(store: Store, rules: PackingRules, seq_len: int, pad_id: int) -> dict[str, Any]:
-    """All that the rows follow from."""
-    counts = Counter(shard.split for shard in store.shards)
-    own = {"pad_last": rules.pad_last} if rules.strategy == "wrapped" else {"buffer": rules.buffer}
-    return {
-        "packing": {"strategy": rules.strategy} | own,
-        "seq_len": seq_len,
-        "pad_id": pad_id,
-        "source": store.fingerprint,
-        "source_splits": {split: counts[split] for split in store.splits},
-    }
-
-
-def _read_finished(folder: Path) -> Manifest | None:
-    """The manifest of rows that were written before; another kind of store is not ours to replace."""
-    if not (folder / NAME).exists():
-        return None
-    try:
-        manifest = Manifest.read(folder)
-    except StoreError:
-        return None
-    if "packed" not in manifest.settings:
-        raise MismatchError(f"{folder}: holds a store of documents, not rows. Choose another folder for the rows.")
-    return manifest
-
-
-def _is_current(found: Manifest, wanted: dict[str, Any], source: Manifest, folder: Path) -> bool:
-    same = {name: value for name, value in found.settings.items() if name != "packed"} == wanted
-    if not same or (found.tokenizer, found.dtype) != (source.tokenizer, source.dtype):
-        return False
-    return all(has_size(folder / name, record["bytes"]) for name, record in found.files())
-
-
-def _from_dict(figures: dict[str, Any]) -> Packed:
-    return Packed(**{name: value for name, value in figures.items() if name != "efficiency"})
-
-
-def _clear(folder: Path) -> None:
-    """Take away the manifest first: from here on the folder passes for nothing finished."""
-    with explain_os_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / NAME).unlink(missing_ok=True)
-        sync_folder(folder)
-        remove_temporaries(folder)
-        for path in folder.iterdir():
-            if _SHARD_FILE.fullmatch(path.name):
-                path.unlink()
-
-
-def _finish(folder: Path, store: Store, settings: dict[str, Any], shards: list[Shard]) -> None:
-    source = store.manifest
-    write_file(folder / "tokenizer.json", (store.path / "tokenizer.json").read_bytes())
-    size = sum(shard.bin["bytes"] for shard in source.shards)
-    Manifest(
-        dtype=source.dtype,
-        vocab_size=source.vocab_size,
-        tokenizer=source.tokenizer,
-        encoder=source.encoder,
-        settings=settings,
-        input={"files": len(source.shards), "bytes": size, "fingerprint": source.fingerprint},
-        shards=tuple(shards),
-    ).write(folder)
+def read_boundaries(store: Store, first: int, last: int) -> Boundaries:
+    """The pieces of rows [first, last) of a store of rows, across its shards, from the index alone."""
+    lengths, counts, start = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
+    for shard in store.shards:
+        begin, stop = max(first - start, 0), min(last - start, shard.documents)
+        start += shard.documents
+        if begin >= stop:
+            continue
+        index = store.open_index(shard)
+        rows, sequences = index.document_lengths(begin, stop), index.documents[begin : stop + 1].astype(np.int64)
+        lengths.append(index.lengths[int(sequences[0]) : int(sequences[-1])].astype(np.int64))
+        counts.append(np.diff(sequences))
+        if (rows != rows[0]).any() or not len(lengths[-1]) or int(lengths[-1].min()) < 0:
+            raise index.damaged("its rows are not of one length")
+    if len(counts) == 1:
+        raise IndexError(f"rows {first:,} to {last:,} of a store of {len(store):,} rows")
+    return Boundaries(np.concatenate(lengths), np.concatenate(counts))

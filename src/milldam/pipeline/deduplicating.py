@@ -234,7 +234,7 @@ class Deduplication:
             place.mkdir(exist_ok=True)
         if self._rules.index is not None:  # settled once, for now and for when it resumes
             index, run_id = DedupIndex.of(self._rules), self._prepared.identity.run_id
-            self.index = dict(index.pin(self.folder, run_id=run_id, out=self._out))
+            self.index = dict(index.pin(self.folder, self._out, run_id=run_id))
         if evaluation is not None:
             self._evaluation = evaluation.provide_index(folder.folder)
             for warning in deciding.warnings_of(Index(self._evaluation), evaluation.sets):

@@ -143,7 +143,7 @@ class TokenJob(engine.Job[TextSummary]):
             from milldam.dedup.index import DedupIndex
 
             # Raises StoreError when it can't be used.
-            DedupIndex.of(rules).files(prepared.identity.run_id, str(Path(self._config.out).resolve()))
+            DedupIndex.of(rules).require_whole(prepared.identity.run_id, str(Path(self._config.out).resolve()))
         return self._choice
 
     def _fit(self, run: Session) -> Fitting:

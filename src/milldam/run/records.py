@@ -22,7 +22,7 @@ import os
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -190,11 +190,8 @@ def parse_record(line: bytes) -> Record | None:
 class Records:
     """The records of one stage: a file of the run's journal, read against the keys of the plan's units."""
 
-    def __init__(
-        self, journal: Journal, name: str, out: Path, keys: Keys, stands: Callable[[Record], bool] | None = None
-    ) -> None:
-        """`stands`: whether what a record tells of is as it was, where that does not lie in files below `out`."""
-        self.keys, self.out, self._stands = keys, out, stands
+    def __init__(self, journal: Journal, name: str, out: Path, keys: Keys) -> None:
+        self.keys, self.out = keys, out
         self._journal, self._name, self._out = journal, name, str(out)
         self._begin()
         is_in_one_file = len(journal.paths(name)) <= 1
@@ -234,8 +231,6 @@ class Records:
 
     def holds(self, record: Record) -> bool:
         """Whether the files of a record are as they were written."""
-        if self._stands is not None:
-            return self._stands(record)
         # By plain strings: pathlib takes longer than the system, and there may be millions of files.
         sizes = ((f"{self._out}/{name}", file["bytes"]) for name, file in record.outputs.items())
         return all(has_size(*one) for one in sizes) and all(

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.files import explain_os_errors, hash_bytes, hash_file, record_of
-from milldam.input_files import InputState, changed_files, listed_files
+from milldam.input_files import InputState, changed_files
 from milldam.markup import counted
 from milldam.stores.kinds import Kind, result_id
 from milldam.stores.place import Folder
@@ -322,7 +322,7 @@ class InputList:
         """The files that are new, gone or changed since the plan, in words; of very many files not all are compared."""
         if not self._planned.exists() or not self._now.exists():
             return []
-        return changed_files(listed_files(self._planned), listed_files(self._now))
+        return changed_files(self._planned, self._now)
 
     def take(self) -> None:
         """Make the input as it is now that of the plan."""

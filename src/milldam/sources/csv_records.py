@@ -109,14 +109,14 @@ def _record_ends(array: npt.NDArray[np.uint8], quotes: Positions, inside: bool) 
 
 
 def _stretches(blocks: Iterator[bytes], most: int) -> Iterator[bytes]:
-    """Whole lines; one of more than `most` bytes is cut, but not beside a quote."""
+    """Whole lines; of a larger one, pieces of more than `most` bytes, cut where no quote is near."""
     held = b""
     try:
         for block in blocks:
             held += block
             end = held.rfind(b"\n") + 1
             if not end and len(held) > most:
-                cuts = _BETWEEN_QUOTES.search(held, len(held) // 2)
+                cuts = _BETWEEN_QUOTES.search(held, most)
                 end = cuts.end() if cuts is not None else 0
             if end:
                 yield held[:end]

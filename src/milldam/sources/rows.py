@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -180,17 +179,10 @@ def _as_sizes(array: pa.Array) -> Sizes:
 
 def cut_by_size(rows: Rows, most_bytes: int, sizes: Sizes | None = None) -> Iterator[Rows]:
     """Runs of rows of at most so many bytes; a larger row stands alone. `sizes`: of the rows, where not all counts."""
-    count = row_count(rows)
-    if count == 0:
-        return
-    ends = list(accumulate((row_sizes(rows) if sizes is None else sizes).tolist()))
-    if ends[-1] <= most_bytes:
-        yield rows
-        return
-    reached = np.array(ends)
-    start = 0
+    reached = np.cumsum(row_sizes(rows) if sizes is None else sizes)
+    start, count = 0, len(reached)
     while start < count:
-        before = ends[start - 1] if start else 0
+        before = int(reached[start - 1]) if start else 0
         stop = max(start + 1, int(np.searchsorted(reached, before + most_bytes, side="right")))
-        yield take(rows, start, stop)
+        yield rows if stop - start == count else take(rows, start, stop)
         start = stop

@@ -33,6 +33,7 @@ from milldam.sources.decoding import decode_text
 from milldam.sources.records import make_damage_reject
 from milldam.sources.rows import byte_size, cut_by_size, row_sizes
 from milldam.sources.units import InputFile, Slice, by_parts, whole
+from milldam.text.arrays import text_offsets
 
 FORMATS = {"parquet": "parquet", "arrow": "Arrow"}
 Choose = Callable[[pa.Schema], Sequence[str] | None]
@@ -233,8 +234,8 @@ def _arrow_batches(slice: Slice, choose: Choose, spool: str | None, keep: tuple[
 
 
 def _selected(batch: pa.RecordBatch, columns: Sequence[str] | None) -> pa.RecordBatch:
-    if columns is None:
-        return batch
+    if columns is None or set(columns) <= set(batch.schema.names):
+        return batch if columns is None else batch.select(list(columns))
     return pa.record_batch([_column(batch, name) for name in columns], names=list(columns))
 
 
@@ -328,7 +329,13 @@ def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
 
     with _rejecting_damage(slice, reading), damage_told(slice.format):
         for row, batch in _gathered(table_batches(slice, choose, reading.spool, reading.keep)):
-            for part in cut_by_size(batch, BATCH_BYTES, row_sizes(batch.select([0]))):
+            # A string column is not checked by its reader: as bytes, what is no UTF-8 is found here.
+            if pa.types.is_dictionary(batch.column(0).type):
+                sizes = row_sizes(batch.select([0]))
+            else:
+                raw = batch.column(0).cast(pa.large_binary())
+                batch, sizes = batch.set_column(0, wanted, raw), np.diff(text_offsets(raw))
+            for part in cut_by_size(batch, BATCH_BYTES, sizes):
                 assert isinstance(part, pa.RecordBatch)
                 yield _batch(part, row, slice, reading)
                 row += part.num_rows
@@ -379,7 +386,6 @@ def _batch(part: pa.RecordBatch, row: int, slice: Slice, reading: Reading) -> Ba
         return Reject(slice.path, reason, detail, raw.decode("utf-8", "backslashreplace"), row=row + position)
 
     reading.places.begin(slice.path, row)
-    # A string column is not checked by its reader: go through bytes, so that invalid UTF-8 is found here.
     texts = checked_text(part.column(0).cast(pa.large_binary()), reading, make_reject)
     columns = None
     if reading.keep:

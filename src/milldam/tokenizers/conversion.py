@@ -12,11 +12,14 @@ import struct
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from milldam.errors import InputError
 
-# ---- BPE: vocab.json + merges.txt ----
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer, models
+
+# ---- BPE: vocab.json + merges.txt; WordPiece: vocab.txt ----
 
 
 def from_vocab_and_merges(path: Path) -> str:
@@ -30,94 +33,56 @@ def from_vocab_and_merges(path: Path) -> str:
         raise InputError(f"{vocab_path}: not a vocabulary: an object of tokens and numbers is expected.")
     lines = merges_path.read_text(encoding="utf-8").split("\n")
     merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
-    specials = {token: vocab[token] for token in ("<|endoftext|>", "<s>", "</s>", "<unk>", "<pad>") if token in vocab}
-    return _dump(_byte_level(vocab, merges, specials, split=None))
+    specials = ("<|endoftext|>", "<s>", "</s>", "<unk>", "<pad>")
+    return _byte_level(vocab, merges, {token: vocab[token] for token in specials if token in vocab}, split=None)
 
 
-def _byte_level(
-    vocab: dict[str, int], merges: list[Any], specials: dict[str, int], split: str | None
-) -> dict[str, Any]:
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": split is None}
-    before: dict[str, Any] = byte_level
-    if split is not None:
-        rule = {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
-        before = {"type": "Sequence", "pretokenizers": [rule, byte_level]}
-    model = {"type": "BPE", "vocab": vocab, "merges": merges, "fuse_unk": False, "byte_fallback": False}
-    return _tokenizer(model, before=before, decoder=byte_level, specials=specials)
+def _byte_level(vocab: dict[str, int], merges: list[Any], specials: dict[str, int], split: str | None) -> str:
+    from tokenizers import Regex, decoders, models, pre_tokenizers
+
+    tokenizer = _tokenizer(models.BPE(vocab, [(one, other) for one, other in merges]), specials)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
+    if split is None:
+        tokenizer.pre_tokenizer = byte_level
+    else:
+        words = pre_tokenizers.Split(Regex(split), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    return str(tokenizer.to_str())
 
 
-def _tokenizer(
-    model: dict[str, Any],
-    *,
-    normalizer: Any = None,
-    before: Any = None,
-    decoder: Any = None,
-    specials: dict[str, int],
-    plain_added: dict[str, int] | None = None,
-) -> dict[str, Any]:
-    added = [_added(token, number, special=True) for token, number in specials.items()]
-    added += [_added(token, number, special=False) for token, number in (plain_added or {}).items()]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": sorted(added, key=lambda token: int(token["id"])),
-        "normalizer": normalizer,
-        "pre_tokenizer": before,
-        "post_processor": None,
-        "decoder": decoder,
-        "model": model,
-    }
+def _tokenizer(model: models.Model, specials: dict[str, int], plain: dict[str, int] | None = None) -> Tokenizer:
+    """`specials`, `plain`: tokens of the vocabulary that are found in text before anything else."""
+    from tokenizers import AddedToken, Tokenizer
 
-
-def _added(token: str, number: int, *, special: bool) -> dict[str, Any]:
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return {"id": number, "content": token, **flags, "special": special}
-
-
-def _dump(tokenizer: dict[str, Any]) -> str:
-    return json.dumps(tokenizer, ensure_ascii=False)
-
-
-# ---- WordPiece: vocab.txt ----
+    tokenizer = Tokenizer(model)
+    for token in sorted(specials, key=lambda token: specials[token]):
+        tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+    for token in plain or {}:
+        tokenizer.add_tokens([AddedToken(token, normalized=False)])
+    return tokenizer
 
 
 def from_wordpiece(path: Path) -> str:
     """A BERT vocab.txt. Lower case when tokenizer_config.json beside it says so, else when no entry has a capital."""
+    from tokenizers import decoders, models, normalizers, pre_tokenizers
+
     tokens = path.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
     tokens = [token.removesuffix("\r") for token in tokens]
     vocab = {token: number for number, token in enumerate(tokens)}
     if "[UNK]" not in vocab:
         raise InputError(f"{path}: no [UNK] entry, so this is not a BERT vocabulary.")
-    lowercase = _bert_lowercase(path, tokens)
-    normalizer = {
-        "type": "BertNormalizer",
-        "clean_text": True,
-        "handle_chinese_chars": True,
-        "strip_accents": None,
-        "lowercase": lowercase,
-    }
-    model = {
-        "type": "WordPiece",
-        "unk_token": "[UNK]",
-        "continuing_subword_prefix": "##",
-        "max_input_chars_per_word": 100,
-        "vocab": vocab,
-    }
-    specials: dict[str, int] = {t: vocab[t] for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if t in vocab}
-    decoder = {"type": "WordPiece", "prefix": "##", "cleanup": True}
-    before = {"type": "BertPreTokenizer"}
-    return _dump(_tokenizer(model, normalizer=normalizer, before=before, decoder=decoder, specials=specials))
-
-
-def _bert_lowercase(path: Path, tokens: list[str]) -> bool:
     config = path.with_name("tokenizer_config.json")
-    if config.is_file():
-        stated = json.loads(config.read_bytes()).get("do_lower_case")
-        if isinstance(stated, bool):
-            return stated
-    words = (token for token in tokens if not token.startswith("["))
-    return not any(word != word.lower() for word in words)
+    lowercase = json.loads(config.read_bytes()).get("do_lower_case") if config.is_file() else None
+    if not isinstance(lowercase, bool):
+        lowercase = not any(token != token.lower() for token in tokens if not token.startswith("["))
+    specials: tuple[str, ...] = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    model = models.WordPiece(vocab, unk_token="[UNK]")
+    tokenizer = _tokenizer(model, {token: vocab[token] for token in specials if token in vocab})
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return str(tokenizer.to_str())
 
 
 # ---- sentencepiece: a protobuf with pieces, scores and a normaliser ----
@@ -128,6 +93,8 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 
 def from_sentencepiece(path: Path) -> str:
     """A sentencepiece model, unigram or BPE, with its own normaliser and white-space rules."""
+    from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+
     model = _read_sentencepiece(path.read_bytes())
     pieces = model["pieces"]
     if not pieces:
@@ -141,53 +108,42 @@ def from_sentencepiece(path: Path) -> str:
     user = {p: i for i, (p, _, t) in numbered if t == _USER_DEFINED and kind == _BPE}
     fallback = any(t == _BYTE for _, _, t in pieces)
     unknown = next((i for i, (_, _, t) in numbered if t == _UNKNOWN), 0)
-    build = _unigram_model if kind == _UNIGRAM else _sentencepiece_bpe_model
-    # Words can be encoded one by one (which is quicker) where no piece and no space reaches over a word's start.
-    by_words = kind == _UNIGRAM and bool(model["normalizer"].get(4, 1)) and not any("▁" in p[1:] for p, _, _ in pieces)
-    rules = _sentencepiece_whitespace(model["normalizer"], prefix_in_normalizer=not by_words)
-    decoders: list[dict[str, Any]] = [{"type": "ByteFallback"}, {"type": "Fuse"}] if fallback else []
-    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
-    decoder = {"type": "Sequence", "decoders": [*decoders, metaspace]}
-    tokenizer = _tokenizer(build(pieces, unknown, fallback), decoder=decoder, specials=specials, plain_added=user)
-    return _dump(tokenizer | rules)
-
-
-def _sentencepiece_whitespace(spec: dict[int, Any], *, prefix_in_normalizer: bool) -> dict[str, Any]:
-    """Normaliser and pre-tokenizer. What may merge across words gets its word marks from the normaliser alone."""
-    steps: list[dict[str, Any]] = []
-    if spec.get(2):
-        charsmap = base64.b64encode(spec[2]).decode("ascii")
-        steps.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
-    if spec.get(4, 1):
+    if kind == _UNIGRAM:
+        made: Any = models.Unigram([(piece, score) for piece, score, _ in pieces], unknown, fallback)
+    else:
+        vocab = {piece: number for number, (piece, _, _) in numbered}
+        names = {"unk_token": pieces[unknown][0], "fuse_unk": True, "byte_fallback": fallback}
+        made = models.BPE(vocab, _sentencepiece_merges(pieces, vocab), **names)
+    tokenizer = _tokenizer(made, specials, user)
+    # Words can be encoded one by one (which is quicker) where no piece and no space reaches over a word's start; what
+    # may merge across words gets its word marks from the normaliser alone.
+    spec = model["normalizer"]
+    drops_spaces, prefix = bool(spec.get(4, 1)), bool(spec.get(3, 1))
+    by_words = kind == _UNIGRAM and drops_spaces and not any("▁" in p[1:] for p, _, _ in pieces)
+    steps: list[Any] = [normalizers.Precompiled(spec[2])] if spec.get(2) else []
+    if drops_spaces:
         # Spaces only: other white space is text to sentencepiece.
-        steps.append({"type": "Replace", "pattern": {"Regex": r"\A +| +\z"}, "content": ""})
-        steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
-    prefix = bool(spec.get(3, 1))
-    if prefix_in_normalizer:
-        steps += [{"type": "Prepend", "prepend": "▁"}] if prefix else []
-        steps.append({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})
-        return {"normalizer": {"type": "Sequence", "normalizers": steps}, "pre_tokenizer": None}
-    scheme = "always" if prefix else "never"
-    metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": True}
-    return {"normalizer": {"type": "Sequence", "normalizers": steps}, "pre_tokenizer": metaspace}
+        steps.append(normalizers.Replace(Regex(r"\A +| +\z"), ""))
+        steps.append(normalizers.Replace(Regex(" {2,}"), " "))
+    if by_words:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always" if prefix else "never")
+    else:
+        steps += [normalizers.Prepend("▁")] if prefix else []
+        steps.append(normalizers.Replace(" ", "▁"))
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    bytes_first = [decoders.ByteFallback(), decoders.Fuse()] if fallback else []
+    tokenizer.decoder = decoders.Sequence([*bytes_first, decoders.Metaspace()])
+    return str(tokenizer.to_str())
 
 
-def _unigram_model(pieces: list[tuple[str, float, int]], unknown: int, fallback: bool) -> dict[str, Any]:
-    vocab = [[piece, score] for piece, score, _ in pieces]
-    return {"type": "Unigram", "unk_id": unknown, "vocab": vocab, "byte_fallback": fallback}
-
-
-def _sentencepiece_bpe_model(pieces: list[tuple[str, float, int]], unknown: int, fallback: bool) -> dict[str, Any]:
-    vocab = {piece: number for number, (piece, _, _) in enumerate(pieces)}
+def _sentencepiece_merges(pieces: list[tuple[str, float, int]], vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """Every way to make a piece of two others, the best piece first."""
     ranked: list[tuple[float, int, int, str, str]] = []
     for piece, score, kind in pieces:
-        if kind not in (_NORMAL, _USER_DEFINED):
-            continue
-        splits = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
-        ranked += [(-score, vocab[a], vocab[b], a, b) for a, b in splits if a in vocab and b in vocab]
-    merges = [[a, b] for _, _, _, a, b in sorted(ranked)]
-    model = {"type": "BPE", "unk_token": pieces[unknown][0], "fuse_unk": True, "byte_fallback": fallback}
-    return model | {"vocab": vocab, "merges": merges}
+        if kind in (_NORMAL, _USER_DEFINED):
+            splits = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
+            ranked += [(-score, vocab[a], vocab[b], a, b) for a, b in splits if a in vocab and b in vocab]
+    return [(a, b) for _, _, _, a, b in sorted(ranked)]
 
 
 def _read_sentencepiece(data: bytes) -> dict[str, Any]:
@@ -274,12 +230,13 @@ def from_tiktoken(path: Path) -> str:
     lines = (line.split() for line in path.read_bytes().splitlines() if line.strip())
     ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
     letters = _byte_letters()
-    vocab = {_as_letters(token, letters): rank for token, rank in ranks.items()}
+    vocab = {"".join(letters[byte] for byte in token): rank for token, rank in ranks.items()}
+    named = {rank: token for token, rank in vocab.items()}
     pairs = ((_merge_of(token, ranks), rank) for token, rank in ranks.items() if len(token) > 1)
     ordered = sorted((rank, pair) for pair, rank in pairs if pair is not None)
-    merges = [[_as_letters(a, letters), _as_letters(b, letters)] for _, (a, b) in ordered]
+    merges = [(named[ranks[a]], named[ranks[b]]) for _, (a, b) in ordered]
     # In the vocabulary too: HF tokenizers would number a special token anew where the ranks leave a gap.
-    return _dump(_byte_level(vocab | specials, merges, specials, split))
+    return _byte_level(vocab | specials, merges, specials, split)
 
 
 def _merge_of(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
@@ -301,7 +258,3 @@ def _byte_letters() -> list[str]:
     others = (byte for byte in range(256) if byte not in printable)
     letters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
     return [letters[byte] for byte in range(256)]
-
-
-def _as_letters(token: bytes, letters: list[str]) -> str:
-    return "".join(letters[byte] for byte in token)

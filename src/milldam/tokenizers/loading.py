@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,18 @@ _ACCEPTED = (
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "config.json")
 _MODELS = ("*.model", "*.tiktoken")
+_GENERAL_NAMES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tokenizer.model")
+"""A file of such a name is called after its folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTokens:
+    """The names that the files beside a tokenizer give to its special tokens."""
+
+    bos: str | None = None
+    eos: str | None = None
+    bos_id: int | None = None
+    eos_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +67,26 @@ class TokenizerText:
 
     def load(self) -> LoadedTokenizer:
         """Raises InputError when it is no tokenizer."""
-        return _checked(self)
+        import tokenizers
+
+        try:
+            tokenizer = tokenizers.Tokenizer.from_str(self.json)
+        except Exception as error:
+            reason = str(error).splitlines()[0][:200]
+            raise InputError(f"{self.origin}: not a usable tokenizer ({reason}).\n{_ACCEPTED}") from None
+        return LoadedTokenizer(self.name, without_losses(tokenizer) or self.json, self.named, tokenizer)
+
+
+def without_losses(tokenizer: Any) -> str | None:
+    """Take out truncation, padding and dropout; the text of what is left, None where there was nothing to take out."""
+    dropout = getattr(tokenizer.model, "dropout", None)
+    if tokenizer.truncation is None and tokenizer.padding is None and dropout is None:
+        return None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if dropout is not None:
+        tokenizer.model.dropout = None
+    return str(tokenizer.to_str())
 
 
 def load_tokenizer(spec: str) -> LoadedTokenizer:
@@ -69,69 +98,43 @@ def read_tokenizer(spec: str) -> TokenizerText:
     """Find and convert."""
     path = Path(spec).expanduser()
     if path.is_dir():
-        return TokenizerText(path.name, _read_folder(path), read_named_tokens(path), str(path))
+        return TokenizerText(path.name, _read_file(_file_in(path)), read_named_tokens(path), str(path))
     if path.is_file():
-        return TokenizerText(_name_of(path), _read_file(path), read_named_tokens(path.parent), str(path))
+        name = path.resolve().parent.name if path.name in _GENERAL_NAMES else path.name
+        return TokenizerText(name, _read_file(path), read_named_tokens(path.parent), str(path))
     if path.suffix in (".json", ".txt", ".model", ".tiktoken") or not _HUB_NAME.fullmatch(spec):
         raise InputError(f"{spec}: no such tokenizer file or folder.{nearby(spec)}\n{_ACCEPTED}")
     return _from_hub(spec)
 
 
-def _name_of(path: Path) -> str:
-    generic = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "spiece.model", "tokenizer.model")
-    return path.resolve().parent.name if path.name in generic else path.name
-
-
-def _checked(text: TokenizerText) -> LoadedTokenizer:
-    import tokenizers
-
-    json = text.json
-    try:
-        tokenizer = tokenizers.Tokenizer.from_str(json)
-    except Exception as error:
-        reason = str(error).splitlines()[0][:200]
-        raise InputError(f"{text.origin}: not a usable tokenizer ({reason}).\n{_ACCEPTED}") from None
-    dropout = getattr(tokenizer.model, "dropout", None)
-    if tokenizer.truncation is not None or tokenizer.padding is not None or dropout is not None:
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        if dropout is not None:
-            tokenizer.model.dropout = None
-        json = tokenizer.to_str()
-    return LoadedTokenizer(text.name, json, text.named, tokenizer)
-
-
-def _read_folder(folder: Path) -> str:
+def _file_in(folder: Path) -> Path:
     for name in ("tokenizer.json", "vocab.json", "vocab.txt"):
         if (folder / name).is_file():
-            return _read_file(folder / name)
+            return folder / name
     models = sorted(path for pattern in _MODELS for path in folder.glob(pattern))
     if len(models) == 1:
-        return _read_file(models[0])
+        return models[0]
     found = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
     raise InputError(f"{folder}: no tokenizer in this folder (found {found}).\n{_ACCEPTED}")
 
 
 def _read_file(path: Path) -> str:
-    convert = _converter(path)
+    """The text of a tokenizer.json, or of what another kind of file is equivalent to."""
+    converters = {
+        ".txt": conversion.from_wordpiece,
+        ".model": conversion.from_sentencepiece,
+        ".tiktoken": conversion.from_tiktoken,
+    }
     try:
-        return convert(path)
+        if path.name in ("vocab.json", "merges.txt"):
+            return conversion.from_vocab_and_merges(path)
+        if path.suffix in converters:
+            return converters[path.suffix](path)
+        return path.read_text(encoding="utf-8")
     except InputError:
         raise
-    except (ValueError, KeyError, OSError, IndexError, TypeError, AttributeError, struct.error) as error:
+    except Exception as error:  # of whatever a file may hold, and of HF tokenizers, which has no type of its own
         raise InputError(f"{path}: can't be read as a tokenizer ({error}).\n{_ACCEPTED}") from None
-
-
-def _converter(path: Path) -> Callable[[Path], str]:
-    if path.name == "vocab.json" or (path.name == "merges.txt"):
-        return conversion.from_vocab_and_merges
-    if path.suffix == ".txt":
-        return conversion.from_wordpiece
-    if path.suffix == ".model":
-        return conversion.from_sentencepiece
-    if path.suffix == ".tiktoken":
-        return conversion.from_tiktoken
-    return lambda path: path.read_text(encoding="utf-8")
 
 
 def _from_hub(name: str) -> TokenizerText:
@@ -175,16 +178,6 @@ _USUAL_BOS = ("<|begin_of_text|>", "<s>", "<bos>", "<|bos|>", "<|startoftext|>",
 
 
 @dataclass(frozen=True, slots=True)
-class NamedTokens:
-    """The names that the files beside a tokenizer give to its special tokens."""
-
-    bos: str | None = None
-    eos: str | None = None
-    bos_id: int | None = None
-    eos_id: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class SpecialTokens:
     """What is put around each document; None: nothing."""
 
@@ -196,58 +189,40 @@ class SpecialTokens:
 
 def read_named_tokens(folder: Path) -> NamedTokens:
     """Names from tokenizer_config.json and special_tokens_map.json, ids from config.json."""
-    named: dict[str, str] = {}
-    for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        content = _read_object(folder / file)
-        for role in ("bos", "eos"):
-            token = content.get(f"{role}_token")
+    names, ids = dict[str, str](), dict[str, int]()
+    for file in ("special_tokens_map.json", "tokenizer_config.json", "config.json"):
+        try:
+            content = json.loads((folder / file).read_bytes())
+        except (OSError, ValueError):
+            continue
+        for role in ("bos", "eos") if isinstance(content, dict) else ():
+            token, number = content.get(f"{role}_token"), content.get(f"{role}_token_id")
             token = token.get("content") if isinstance(token, dict) else token
-            if isinstance(token, str):
-                named[role] = token
-    config = _read_object(folder / "config.json")
-    ids = {role: config.get(f"{role}_token_id") for role in ("bos", "eos")}
-    number = {role: value if _is_id(value) else None for role, value in ids.items()}
-    return NamedTokens(named.get("bos"), named.get("eos"), number["bos"], number["eos"])
-
-
-def _is_id(value: Any) -> bool:
-    """Some configs say -1, or a list of several."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 32
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+            if isinstance(token, str) and file != "config.json":
+                names[role] = token
+            # Some configs say -1, or a list of several.
+            if type(number) is int and 0 <= number < 1 << 32 and file == "config.json":
+                ids[role] = number
+    return NamedTokens(names.get("bos"), names.get("eos"), ids.get("bos"), ids.get("eos"))
 
 
 def choose_special_tokens(tokenizer: Any, named: NamedTokens, *, bos: str, eos: str) -> SpecialTokens:
     """Apply the policy: "auto" (what the tokenizer has; BOS only on request), "none", or a token by name."""
-    bos_token = None if bos == "none" else _find(tokenizer, bos, named.bos, named.bos_id, _USUAL_BOS, "tokenizer.bos")
-    eos_token = None if eos == "none" else _find(tokenizer, eos, named.eos, named.eos_id, _USUAL_EOS, "tokenizer.eos")
+
+    def find(wanted: str, name: str | None, number: int | None, usual: tuple[str, ...], setting: str) -> str | None:
+        if wanted == "none":
+            return None
+        by_number = tokenizer.id_to_token(number) if number is not None else None
+        candidates = (name, by_number, *usual) if wanted == "auto" else (wanted,)
+        found = (token for token in candidates if token is not None and tokenizer.token_to_id(token) is not None)
+        token = next(found, None)
+        if token is None and wanted != "auto":
+            hint = did_you_mean(wanted, [added.content for added in tokenizer.get_added_tokens_decoder().values()])
+            told = f' "{wanted}": the tokenizer has no such token.{hint} Use "auto", "none" or one it has.'
+            raise ConfigError(Setting(setting), told)
+        return token
+
+    bos_token = find(bos, named.bos, named.bos_id, _USUAL_BOS, "tokenizer.bos")
+    eos_token = find(eos, named.eos, named.eos_id, _USUAL_EOS, "tokenizer.eos")
     ids = {token: tokenizer.token_to_id(token) if token else None for token in (bos_token, eos_token)}
     return SpecialTokens(ids[bos_token], ids[eos_token], bos_token, eos_token)
-
-
-def _find(
-    tokenizer: Any, wanted: str, named: str | None, named_id: int | None, usual: tuple[str, ...], setting: str
-) -> str | None:
-    if wanted != "auto":
-        return _require(tokenizer, wanted, setting)
-    from_id = tokenizer.id_to_token(named_id) if named_id is not None else None
-    for token in (named, from_id, *usual):
-        if token is not None and tokenizer.token_to_id(token) is not None:
-            return str(token)
-    return None
-
-
-def _require(tokenizer: Any, token: str, setting: str) -> str:
-    if tokenizer.token_to_id(token) is None:
-        added = [added.content for added in tokenizer.get_added_tokens_decoder().values()]
-        hint = did_you_mean(token, added)
-        raise ConfigError(
-            Setting(setting), f' "{token}": the tokenizer has no such token.{hint} Use "auto", "none" or one it has.'
-        )
-    return token

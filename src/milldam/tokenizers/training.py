@@ -122,9 +122,13 @@ def train_tokenizer(
 
     The first special token ends documents. `memory_bytes`: refuse text that would take more.
     """
-    _check(vocab_size, special_tokens)
+    if not special_tokens or not all(special_tokens) or len(set(special_tokens)) != len(special_tokens):
+        raise ConfigError("special_tokens: name at least one, each once; the first one ends documents.")
+    smallest = BYTES + len(special_tokens)
+    if vocab_size < smallest:
+        raise ConfigError(f"vocab_size: {vocab_size:,} is too few: bytes and special tokens alone are {smallest:,}.")
     sample = _Sample(model, memory_bytes)
-    text = _train(sample, texts, model, vocab_size, special_tokens)
+    text = _train(sample.feed(texts), model, vocab_size, special_tokens)
     if model == "unigram":
         text = _settled(text, len(special_tokens), vocab_size)
     size, per_token = _check_round_trip(text, sample.checked)
@@ -134,25 +138,9 @@ def train_tokenizer(
     # Last what makes the folder a tokenizer.
     write_file(out / "tokenizer_config.json", json_bytes(_named_tokens(special_tokens)))
     write_file(out / "tokenizer.json", data)
-    return TrainedTokenizer(
-        path=out,
-        model=model,
-        vocab_size=size,
-        xxh3=hash_bytes(data),
-        documents=sample.documents,
-        sample_bytes=sample.size,
-        word_bytes=sample.word_bytes,
-        checked_texts=len(HARD_STRINGS) + len(sample.checked),
-        bytes_per_token=per_token,
-    )
-
-
-def _check(vocab_size: int, special_tokens: tuple[str, ...]) -> None:
-    if not special_tokens or not all(special_tokens) or len(set(special_tokens)) != len(special_tokens):
-        raise ConfigError("special_tokens: name at least one, each once; the first one ends documents.")
-    smallest = BYTES + len(special_tokens)
-    if vocab_size < smallest:
-        raise ConfigError(f"vocab_size: {vocab_size:,} is too few: bytes and special tokens alone are {smallest:,}.")
+    checked = len(HARD_STRINGS) + len(sample.checked)
+    figures = (hash_bytes(data), sample.documents, sample.size, sample.word_bytes, checked, per_token)
+    return TrainedTokenizer(out, model, size, *figures)
 
 
 # ---- what the trainer is given ----
@@ -215,25 +203,21 @@ def bounded_texts(texts: pa.LargeStringArray) -> list[str]:
 # ---- training ----
 
 
-def _train(
-    sample: _Sample, texts: Iterable[pa.LargeStringArray], model: Model, vocab_size: int, special: tuple[str, ...]
-) -> str:
+def _train(texts: Iterator[list[str]], model: Model, vocab_size: int, special_tokens: tuple[str, ...]) -> str:
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
     options: dict[str, Any] = {
         "vocab_size": vocab_size,
-        "special_tokens": list(special),
+        "special_tokens": list(special_tokens),
         "initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet()),
         "show_progress": False,
     }
-    kind, train = {"bpe": (models.BPE, trainers.BpeTrainer), "unigram": (models.Unigram, trainers.UnigramTrainer)}[
-        model
-    ]
-    tokenizer = tokenizers.Tokenizer(kind())
+    tokenizer = tokenizers.Tokenizer(models.BPE() if model == "bpe" else models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(sample.feed(texts), train(**options))
+    trainer = trainers.BpeTrainer(**options) if model == "bpe" else trainers.UnigramTrainer(**options)
+    tokenizer.train_from_iterator(texts, trainer)
     return str(tokenizer.to_str())
 
 
@@ -246,20 +230,16 @@ def _settled(tokenizer_json: str, special: int, vocab_size: int) -> str:
     tokenizer = json.loads(tokenizer_json)
     vocab = tokenizer["model"]["vocab"]
     lowest = min(score for _, score in vocab[special:])
-    scores = {
-        piece: round(lowest if _is_made_up(piece, score - lowest) else score, _SCORE_DIGITS)
-        for piece, score in vocab[special:]
-    }
+    scores: dict[str, float] = {}
+    for piece, score in vocab[special:]:
+        steps = (score - lowest) / _SCORE_STEP
+        is_made_up = len(piece) == 1 and steps < BYTES and abs(steps - round(steps)) < 1e-6
+        scores[piece] = round(lowest if is_made_up else score, _SCORE_DIGITS)
     # The trainer keeps a few longer pieces where only bytes have room.
     byte_first = sorted(scores, key=lambda piece: (len(piece) > 1, -scores[piece], piece))[: vocab_size - special]
     pieces = sorted(byte_first, key=lambda piece: (-scores[piece], piece))
     tokenizer["model"]["vocab"] = vocab[:special] + [[piece, scores[piece]] for piece in pieces]
     return json.dumps(tokenizer, ensure_ascii=False, indent=2)
-
-
-def _is_made_up(piece: str, above_lowest: float) -> bool:
-    steps = above_lowest / _SCORE_STEP
-    return len(piece) == 1 and steps < BYTES and abs(steps - round(steps)) < 1e-6
 
 
 def _check_round_trip(tokenizer_json: str, sample: list[str]) -> tuple[int, float]:

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from tests.kit.jobs import TOKENIZER, invoke, wait_until, write_lines
 from tests.kit.ray_clusters import NODE, hands, two_nodes
-from tests.kit.worker_loads import Deadly, Failing, Hoarder, Square, assigned, telling, values
+from tests.kit.worker_loads import Deadly, Hoarder, Square, assigned, telling, values
 
 import milldam
-from milldam.errors import ConfigError, InputError, ResourceError, WorkerError
+from milldam.errors import ConfigError, ResourceError, WorkerError
 from milldam.run import ray_cluster
 from milldam.run.pools import Workers
 from milldam.run.tasks import CRASH, DONE, MEMORY, PART, PROGRESS, Assigned, Event, Make

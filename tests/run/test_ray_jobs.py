@@ -18,9 +18,8 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.kit.jobs import TOKENIZER, leftovers, recorded, run_milldam, started, store_bytes, wait_until, write_lines
+from tests.kit.jobs import TOKENIZER, leftovers, recorded, started, store_bytes, wait_until, write_lines
 from tests.kit.preprocess_jobs import config_of, fresh_texts, summary_of, texts_with_copies, write_config
-from tests.kit.qa_jobs import write_examples
 from tests.kit.ray_clusters import NODE, hands, two_nodes
 
 import milldam

@@ -136,30 +136,6 @@ def test_the_store_has_the_bytes_of_the_local_one(cluster: Any, local: Path) -> 
     assert (out / "run" / "report.html").stat().st_size > 10_000
 
 
-def test_hash_partitions_and_steps_of_near_dedup_are_tasks(
-    cluster: Any, local: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Several partitions, on both nodes, find the same duplicates; no data comes through this process."""
-    from milldam.run import ray_cluster
-    from milldam.run.tasks import Event
-
-    heard: dict[int, list[Event]] = defaultdict(list)
-    tell = ray_cluster._RayExecutor._tell
-
-    def listen(self: Any, worker: Any, unit: int, kind: str, value: Any = None) -> None:
-        heard[unit].append(Event(worker.number, worker.pid, unit, kind, value, worker.node.name))
-        tell(self, worker, unit, kind, value)
-
-    monkeypatch.setattr(ray_cluster._RayExecutor, "_tell", listen)
-    monkeypatch.setattr("milldam.dedup.fingerprints.partition_count", lambda size: 5)
-    monkeypatch.setattr("milldam.pipeline.deduplicating.FEW_DOCUMENTS", 0)
-    milldam.preprocess(settings(local, "parts") | on(cluster))
-    assert_equal(local / "parts", local / "local")
-    found = (event for unit in range(5) for event in heard[unit] if event.kind == "part")
-    assert len({event.host for event in found}) == 2
-    assert max(len(str(event.value)) for events in heard.values() for event in events) < 20_000
-
-
 # ---- what dies ----
 
 

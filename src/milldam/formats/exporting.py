@@ -53,7 +53,7 @@ from milldam.stores.kinds import Kind
 from milldam.stores.place import Folder
 
 RECORD_NAME = "milldam-export.json"
-EXPORT = Kind("export", RECORD_NAME, "milldam export", "an export that is not in its place", "Run it again.", "")
+EXPORT = Kind("export", RECORD_NAME, "milldam export", "an export that is not in its place", "Run it again.")
 _MASKED = ("hf", "parquet")
 """Formats with columns for what is trained on."""
 log = logging.getLogger("milldam")

@@ -68,7 +68,7 @@ class Queue:
     def take(self, most: int) -> Int64s:
         """(documents, 4): number, first window, windows, and how many documents are taken with it.
 
-        As many as were asked for, unless there are no more. Documents without windows are passed over.
+        As many as were asked for, unless there are no more.
         """
         parts, missing = [_none()], most
         while missing and (len(self._waiting) or self._look_up()):
@@ -91,8 +91,7 @@ class Queue:
         numbers = self._order.numbers(self._delivery.mine(first, stop if self._end is None else min(stop, self._end)))
         taken = self._looked_up + 1 + np.arange(len(numbers))
         self._looked_up += len(numbers)
-        found = np.column_stack((numbers, *self._samples.chosen(numbers), taken))
-        self._waiting = found[found[:, 2] > 0]
+        self._waiting = np.column_stack((numbers, *self._samples.chosen(numbers), taken))
         return len(numbers) > 0
 
 

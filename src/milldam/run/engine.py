@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from milldam.errors import ConfigError, MilldamError, NotReadyError, Setting, os_error
+from milldam.errors import ConfigError, MilldamError, NotReadyError, Setting, StoreError, os_error
 from milldam.memory import Budget, usage
 from milldam.run.folder import FINISHED, NEW, PREPARE_FIRST, UNFINISHED, RunFolder
 from milldam.run.pools import SMALL_INPUT, Workers, WorkPlan, fit_workers, pool_for
@@ -285,7 +285,9 @@ class ArrayWork(Generic[S]):
             try:
                 identity = self.job.prepare(work)
                 if work.folder.require_same(identity) != FINISHED:
-                    work.folder.require_units()
+                    if not work.folder.lists_units():
+                        named = f"{work.folder.folder / 'units.jsonl'} or units.offsets"
+                        raise StoreError(f"{named}: damaged. Make it again: {PREPARE_FIRST}")
                     work.observer.planned(plan_work(work, self.job))
                     self._one_stage(work, task)
             except MilldamError as error:

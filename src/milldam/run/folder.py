@@ -12,14 +12,8 @@
 The manifest in the output folder is what makes it a store. While a plan is there that the manifest was not made from,
 the store is being made, or updated: until the new manifest takes its place, the old store stays whole.
 
-`WorkFolder` is for a job whose result is no run folder of its own:
-
-    beside OUT: `.OUT.milldam-JOB`    OUT appears at once, when it is whole: a rename on the same disk
-    in OUT: `OUT/.milldam-JOB`        OUT is updated in place, and may be a mount point
-    elsewhere                         OUT is not on this machine, or not to be written to
-
-It has `run/`, as of any job (plan, records, lock, status), and `files/`, what will be OUT, or in it. When the job is
-done it is removed; what OUT was made from is kept in OUT.
+A job whose result is no run folder of its own (export) has one beside OUT, `.OUT.milldam-JOB`, so that OUT appears at
+once, by a rename; it is removed when the job is done.
 
 Array tasks work beside each other; a run that is no array's works beside nobody.
 """
@@ -352,11 +346,6 @@ class RunFolder:
         """Whether the list of units is as it was written."""
         files = self.plan().get("files", {})
         return bool(files) and all(is_whole(self.folder / name, record) for name, record in files.items())
-
-    def require_units(self) -> None:
-        if not self.lists_units():
-            named = f"{self.folder / 'units.jsonl'} or units.offsets"
-            raise StoreError(f"{named}: damaged. Make it again: {PREPARE_FIRST}")
 
     def _clear(self, outputs: tuple[str, ...]) -> None:
         """Remove what an earlier run left: the manifest first, so that no half of it passes for a store."""

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,12 +38,24 @@ for profile, examples in {"quick": 20, "all": 100}.items():
 settings.load_profile("quick")
 
 
+KNOWN = PROJECT / ".pytest_cache/tokenizers"
+"""What milldam found out of the tests' tokenizers, kept from run to run: a sweep over all of Unicode takes seconds."""
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Nothing of the user's cache is seen or left."""
+    cache = tmp_path_factory.mktemp("cache")
+    if KNOWN.exists():
+        shutil.copytree(KNOWN, cache / "tokenizers")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MILLDAM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("MILLDAM_CACHE", str(cache))
         yield
+    KNOWN.mkdir(parents=True, exist_ok=True)
+    for found in cache.glob("tokenizers/characters-*"):
+        if not (KNOWN / found.name).exists():
+            shutil.copy(found, KNOWN / f"{found.name}.{os.getpid()}")
+            (KNOWN / f"{found.name}.{os.getpid()}").rename(KNOWN / found.name)
 
 
 @pytest.fixture(scope="session")

@@ -348,9 +348,12 @@ class ChatRules:
     """Which template to use, if there are several."""
     variables: dict[str, Any] = field(default_factory=dict)
     """Variables of the template, such as {enable_thinking: false}."""
-    train_on: str | tuple[str, ...] = "assistant"
-    """Messages to train on: assistant, last, all, one or more roles; or a field of the message: weight, loss_weight,
-    train."""
+    train_on: str | tuple[str, ...] | dict[str, bool] = "assistant"
+    """Messages to train on: assistant, last, all, one or more roles; a field of the message: weight, loss_weight,
+    train; or what of them, such as {assistant: true, reasoning: false, tool_calls: true}."""
+    per_turn: bool = False
+    """Make one example of each trained turn, as a model sees it at inference, where the template writes earlier turns
+    in another way once others follow, such as without their thinking. What comes before the turn is not trained on."""
     turn_end: bool = True
     """Also train on the end of a turn, such as <|im_end|>. If a template has generation tags, they decide."""
     max_tokens: Annotated[int, Ge(1)] | None = None

@@ -161,3 +161,55 @@ def test_tags_and_a_choice_of_answers_go_together() -> None:
     assert _trained(tagged, TALK) == ["Uno.<|im_end|>", "Dos.<|im_end|>"]
     assert _trained(tagged, TALK, "last") == ["Dos.<|im_end|>"]
     assert _trained(tagged, [*TALK[:4], TALK[4] | {"train": 0}], "train") == ["Uno.<|im_end|>"]
+
+
+THINKS = """{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.reasoning_content %}<think>
+{{ m.reasoning_content }}
+</think>
+
+{% endif %}{{ m.content }}{% for call in m.tool_calls or [] %}
+<tool_call>
+{{ call.function | tojson }}
+</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+<think>
+{% endif %}"""
+CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": "it"}}}
+THOUGHT = [
+    {"role": "user", "content": "Two?"},
+    {"role": "assistant", "content": "Dos.", "reasoning_content": "Hm.", "tool_calls": [CALL]},
+    {"role": "tool", "content": "It."},
+    {"role": "assistant", "content": "<think>So.</think> Yes."},
+]
+_CALLED = '<tool_call>\n{"name": "look", "arguments": {"at": "it"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("words", "trained"),
+    [
+        ("assistant", [f"<think>\nHm.\n</think>\n\nDos.{_CALLED}<|im_end|>\n", "<think>So.</think> Yes.<|im_end|>\n"]),
+        ({"reasoning": False}, [f"Dos.{_CALLED}<|im_end|>\n", "Yes.<|im_end|>\n"]),
+        (["assistant", "-reasoning"], [f"Dos.{_CALLED}<|im_end|>\n", "Yes.<|im_end|>\n"]),
+        (
+            {"assistant": True, "tool_calls": False},
+            ["<think>\nHm.\n</think>\n\nDos.", "<|im_end|>\n", "<think>So.</think> Yes.<|im_end|>\n"],
+        ),
+        (
+            {"content": False, "reasoning": False},
+            [f"{_CALLED}<|im_end|>\n"],
+        ),
+        ({"last": True, "reasoning": False}, ["Yes.<|im_end|>\n"]),
+    ],
+)
+def test_fields_of_a_message_are_trained_on_or_not(words: Any, trained: list[str]) -> None:
+    """With the tags that the template writes around them; what is left of a turn keeps its end."""
+    assert _trained(THINKS, THOUGHT, words) == trained
+
+
+def test_where_nothing_is_left_of_all_fields_it_is_said() -> None:
+    """As a setting, and for a conversation that has nothing else."""
+    with pytest.raises(ConfigError, match="all false"):
+        train_on({"content": False, "reasoning": False, "tool_calls": False})
+    with pytest.raises(NothingToTrainError):
+        _trained(CHATML, TALK, {"content": False})

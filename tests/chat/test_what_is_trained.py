@@ -152,6 +152,23 @@ def test_the_first_token_of_the_next_turn_is_not_trained_on(tmp_path: Path, kind
     assert trained == [" Uno.</s>", " Dos.</s>"]
 
 
+# ---- one example a turn ----
+
+REWRITES = """{% for m in messages %}<{{ m.role }}>{% if loop.last and m.reasoning_content %}\
+<think>{{ m.reasoning_content }}
+</think>{% endif %}{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+
+
+@pytest.mark.parametrize(("thinks", "examples"), [(True, 2), (False, 1)])
+def test_turns_that_a_template_rewrites_are_examples_of_their_own(tmp_path: Path, thinks: bool, examples: int) -> None:
+    """Each with its thinking, as a model writes it; what comes before it is not trained on."""
+    thought = {"reasoning_content": "Hm."} if thinks else {}
+    talk = [USER, _answer(**thought), USER | {"content": "Two?"}, _answer(content="Dos.", **thought)]
+    found = _trained(tmp_path, {"messages": talk}, template=REWRITES, per_turn=True)
+    thinking = "<think>Hm.\n</think>" if thinks else ""
+    assert found == [[f"{thinking}Uno.</s>"], [f"{thinking}Dos.</s>"]] if examples == 2 else [["Uno.</s>", "Dos.</s>"]]
+
+
 # ---- giants ----
 
 

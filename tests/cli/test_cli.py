@@ -417,7 +417,7 @@ def test_status_of_a_run_that_works_was_ended_and_is_finished(
         process.send_signal(signal.SIGCONT)
     assert states == {"working"}
     ended = run_milldam("status", out).stdout
-    assert f"{out}: ended before it was done (" in ended and "Run the same command again to resume." in ended
+    assert f"{out}: ended before it was done (" in ended and "milldam tokenize" in ended
     assert json.loads(run_milldam("status", out, "--json").stdout)["state"] == "ended"
     run_milldam(*slow_job(out))
     tokens = milldam.open(out).tokens

@@ -196,7 +196,7 @@ def test_executors_get_callables_and_know_nothing_else() -> None:
 
 
 WORKER = {"chat_encoding", "documents", "first_pass", "tokenizing", "rejects"}
-WORKER |= {"giants", "near_examples", "judging", "unit_output"}
+WORKER |= {"near_examples", "judging", "unit_output"}
 
 
 def test_what_runs_in_a_worker_knows_no_job() -> None:

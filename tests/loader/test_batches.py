@@ -8,10 +8,8 @@ from __future__ import annotations
 import gc
 import itertools
 import json
-import pickle
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.kit.token_stores import shard_file, write_store
 
@@ -201,19 +199,6 @@ def test_drop_last_gives_every_rank_the_same_batches(
         assert all(loader.samples_seen == begin + epochs * count for loader in loaders)
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("read", ["map", "pread"])
-@pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_nothing_but_the_samples_decides_what_comes(
-    numbered: Store, shuffle: Shuffle, read: Way, drop_last: bool
-) -> None:
-    """The way of reading, prefetch and reused arrays make no difference."""
-    options: dict[str, Any] = {"shuffle": shuffle, "epochs": 2, "drop_last": drop_last, "seed": 4}
-    expected = seen(samples_of(numbered).batches(6, prefetch=0, **options))
-    for prefetch, copy in itertools.product([0, 1, 5], [True, False]):
-        assert seen(samples_of(numbered, read=read).batches(6, prefetch=prefetch, copy=copy, **options)) == expected
-
-
 @pytest.mark.parametrize("shuffle", [True, "block"])
 def test_the_next_loop_is_the_next_epoch(numbered: Store, shuffle: Shuffle) -> None:
     """Each loop is one epoch in an order of its own; together they are the epochs of one loader of several."""
@@ -240,48 +225,6 @@ def test_a_loop_that_was_left_goes_on(numbered: Store, prefetch: int) -> None:
     assert list(itertools.chain(*first)) + flat(loader) == whole
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_loop_left_with_its_last_batch_is_through(numbered: Store, rank: int, drop_last: bool) -> None:
-    """After exactly len(loader) batches the next loop is the next epoch, not an empty one; so it is from the state."""
-    samples = samples_of(numbered, 81)
-    options: dict[str, Any] = {"rank": rank, "world_size": 2, "drop_last": drop_last}
-    loader = samples.batches(10, **options)
-    reference = samples.batches(10, **options)
-    assert seen(itertools.islice(loader, len(loader))) == seen(reference)
-    assert seen(loader) == seen(reference)
-
-
-def test_next_ends_with_the_epoch(numbered: Store) -> None:
-    """`next` raises StopIteration once at the end, then goes on with the next epoch."""
-    loader = samples_of(numbered, 5).batches(5, shuffle=False)
-    assert next(loader)["input_ids"][:, 0].tolist() == [0, 1, 2, 3, 4]
-    with pytest.raises(StopIteration):
-        next(loader)
-    assert loader.samples_seen == 5
-    assert next(loader)["input_ids"][:, 0].tolist() == [0, 1, 2, 3, 4]
-
-
-def test_a_rank_without_samples_keeps_in_step(numbered: Store) -> None:
-    """With more ranks than samples some get nothing, and stand where the others stand."""
-    loaders = start(samples_of(numbered, 2), Layout(3, 4, 0))
-    assert [len(flat(loader)) for loader in loaders] == [1, 1, 0]
-    assert [len(loader) for loader in loaders] == [1, 1, 0]
-    assert len({json.dumps(loader.state_dict()) for loader in loaders}) == 1
-
-
-def test_batches_without_end(numbered: Store) -> None:
-    """epochs=None goes on for ever, batches full over the border of epochs, and has no length."""
-    loader = samples_of(numbered, 10).batches(4, epochs=None)
-    drawn = seen(itertools.islice(loader, 25))
-    assert {len(batch) for batch in drawn} == {4}
-    together = list(itertools.chain(*drawn))
-    assert [sorted(together[k : k + 10]) for k in range(0, 100, 10)] == [list(range(10))] * 10
-    assert loader.epoch == 10
-    with pytest.raises(TypeError, match="no end"):
-        len(loader)
-
-
 @pytest.mark.parametrize("read", ["map", "pread"])
 @pytest.mark.parametrize("prefetch", [0, 1, 4])
 def test_a_state_counts_what_was_delivered(numbered: Store, read: Way, prefetch: int) -> None:
@@ -294,38 +237,6 @@ def test_a_state_counts_what_was_delivered(numbered: Store, read: Way, prefetch:
     again = samples_of(numbered).batches(8)
     again.load_state_dict(state)
     assert list(itertools.chain(*drawn)) + flat(again) == flat(samples_of(numbered).batches(8))
-
-
-def test_a_state_is_small_json(tmp_path: Path) -> None:
-    """Below 2 KB whatever the size of the data, and the same after JSON."""
-    store = write_store(tmp_path / "s.milldam", [[3] * 50] * 20)
-    loader = store.windows(5, stride=2).batches(np.int64(8), seed=np.int64(2**62), world_size=np.int32(2))
-    next(loader)
-    text = json.dumps(loader.state_dict())
-    assert len(text) < 2_000
-    assert json.loads(text) == loader.state_dict()
-
-
-def test_a_state_can_be_loaded_back_and_again(numbered: Store) -> None:
-    """Loading an earlier state goes back there, as often as wanted, with batches made ahead or without."""
-    for prefetch in (0, 3):
-        loader = samples_of(numbered).batches(10, prefetch=prefetch)
-        list(itertools.islice(loader, 2))
-        state = loader.state_dict()
-        rest = seen(loader)
-        for _ in range(2):
-            loader.load_state_dict(state)
-            assert seen(loader) == rest
-
-
-def test_a_state_loaded_inside_a_loop_ends_it_with_an_error(numbered: Store) -> None:
-    """A loop does not go on in silence with other samples than it began with."""
-    loader = samples_of(numbered).batches(10)
-    state = loader.state_dict()
-    with pytest.raises(RuntimeError, match="begin a new loop"):
-        for _ in loader:
-            loader.load_state_dict(state)
-    assert flat(loader) == flat(samples_of(numbered).batches(10))
 
 
 @pytest.mark.parametrize(
@@ -356,17 +267,6 @@ def test_a_state_of_another_loader_is_refused(store: Store, changed: dict[str, A
     assert after.samples_seen == 0
 
 
-def test_a_state_of_a_changed_store_is_refused(tmp_path: Path) -> None:
-    """A store that was made again with other tokens is other data, even with the same number of them."""
-    before = write_store(tmp_path / "s.milldam", [[30], [20]]).windows(5).batches(4)
-    state = before.state_dict()
-    same = write_store(tmp_path / "s.milldam", [[30], [20]]).windows(5).batches(4)
-    same.load_state_dict(state)
-    other = write_store(tmp_path / "s.milldam", [[29], [21]]).windows(5).batches(4)
-    with pytest.raises(MismatchError, match="This state is another loader's: data was"):
-        other.load_state_dict(state)
-
-
 def test_drop_last_of_less_than_a_step_is_refused(numbered: Store) -> None:
     """A loop that could never bring anything would go round in silence."""
     with pytest.raises(ConfigError, match="7 samples give no full batch on every rank"):
@@ -387,52 +287,11 @@ def test_what_is_no_state_is_refused(numbered: Store, state: Any) -> None:
         samples_of(numbered).batches(4).load_state_dict(state)
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
-@pytest.mark.parametrize("form", ["xy", "hf"])
-@pytest.mark.parametrize("read", ["map", "pread"])
-def test_reused_arrays_are_valid_until_the_next_batch(numbered: Store, prefetch: int, form: Any, read: Way) -> None:
-    """copy=False: memory is used again, yet a batch stays as it is until the next one is asked for."""
-    windows = numbered.windows(3, stride=1, form=form, read=read)
-    expected = windows.batches(4, epochs=3)
-    memory = Counter[int]()
-    for batch in windows.batches(4, epochs=3, prefetch=prefetch, copy=False):
-        wanted = next(expected)
-        names: list[Any] = list(wanted) if form == "hf" else [0, 1]
-        for _ in range(2):
-            assert all((batch[name] == wanted[name]).all() for name in names)
-            time.sleep(0.001)
-        memory[batch[names[0]].__array_interface__["data"][0]] += 1
-    assert len(memory) <= prefetch + 3
-
-
-def test_copies_are_ones_own(numbered: Store) -> None:
-    """copy=True: batches can be kept and written to."""
-    loader = samples_of(numbered).batches(10, prefetch=2)
-    kept = list(loader)
-    for one, other in itertools.combinations(kept, 2):
-        assert not np.shares_memory(one["input_ids"], other["input_ids"])
-    kept[0]["input_ids"][:] = -1
-    assert sorted(flat(kept[1:])) == sorted(flat(samples_of(numbered).batches(10))[10:])
-
-
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint16"])
 def test_batches_have_the_dtype_asked_for(numbered: Store, dtype: str) -> None:
     """int64 unless said otherwise, as torch wants indices."""
     assert next(samples_of(numbered).batches(4, dtype=dtype))["input_ids"].dtype == dtype
     assert next(samples_of(numbered).batches(4))["input_ids"].dtype == np.int64
-
-
-def test_loaders_of_the_same_samples_do_not_disturb_one_another(numbered: Store) -> None:
-    """Two loaders that read ahead in threads, and samples by number between, all from one object."""
-    samples = samples_of(numbered, read="pread")
-    expected = seen(samples_of(numbered).batches(3, epochs=4))
-    loaders = [samples.batches(3, epochs=4, prefetch=2) for _ in range(3)]
-    found: list[list[list[int]]] = [[], [], []]
-    for batches in zip(*loaders, strict=True):
-        assert samples[5]["input_ids"].tolist() == [5]
-        for one, batch in zip(found, batches, strict=True):
-            one.append(batch["input_ids"][:, 0].tolist())
-    assert found == [expected] * 3
 
 
 def reading_threads() -> list[threading.Thread]:
@@ -468,33 +327,6 @@ def test_errors_of_reading_come_out(tmp_path: Path, prefetch: int) -> None:
     assert set(reading_threads()) <= set(before)
 
 
-@pytest.mark.parametrize("error", [StoreError, KeyboardInterrupt])
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_an_error_is_not_the_end_of_an_epoch(numbered: Store, prefetch: int, error: type[BaseException]) -> None:
-    """When a disk was away or a user pressed Ctrl-C, the next loop goes on with what is missing."""
-    loader = samples_of(numbered).batches(4, prefetch=prefetch)
-    drawn: list[list[int]] = []
-    reads = [*loader.samples.batches(4)][:5]
-    with patch("milldam.loader.windows._batch", side_effect=[*reads, error]), pytest.raises(error):
-        for batch in loader:
-            drawn += seen([batch])
-    assert len(drawn) == 5
-    assert loader.samples_seen == 20
-    assert drawn + seen(loader) == seen(samples_of(numbered).batches(4))
-
-
-def test_batches_pickle_with_where_they_stand(numbered: Store) -> None:
-    """A loader sent to another process goes on there; batches made ahead do not travel."""
-    for prefetch in (0, 2):
-        loader = samples_of(numbered).batches(8, shuffle="block", prefetch=prefetch, copy=False, dtype="int32")
-        next(loader)
-        pickled = pickle.dumps(loader)
-        again = pickle.loads(pickled)
-        assert len(pickled) < 3_000
-        assert again.state_dict() == loader.state_dict()
-        assert seen(again) == seen(loader)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -518,14 +350,3 @@ def test_settings_must_be_whole_numbers(numbered: Store, options: dict[str, Any]
     """A number with a fraction is a type error."""
     with pytest.raises(TypeError):
         samples_of(numbered).batches(**({"batch_size": 4} | options))
-
-
-@settings(max_examples=20)
-@given(st.integers(1, 3), st.integers(1, 40), st.integers(1, 5))
-def test_batches_larger_than_the_numbers_computed_at_once(
-    numbered: Store, world_size: int, batch_size: int, at_once: int
-) -> None:
-    """How many numbers are computed in one call makes no difference."""
-    with patch("milldam.loader.steps._NUMBERS_AT_ONCE", at_once):
-        ranks = [seen(loader) for loader in start(samples_of(numbered), Layout(world_size, batch_size, 0), epochs=2)]
-    assert interleaved(ranks) == flat(samples_of(numbered).batches(9, epochs=2))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kit.chat_stores import PAD, Chat, chat_shards, chat_store, chats, random_chat
-from tests.kit.token_stores import shard_file, write_store
+from tests.kit.token_stores import shard_file
 
 import milldam
 from milldam.errors import ConfigError, MismatchError, StoreError
@@ -101,23 +99,6 @@ def test_best_fit_rows_have_each_conversation_whole_and_labels_for_what_is_train
 
 
 @quickly
-@given(chat_shards, st.integers(1, 30), forms, st.sampled_from(["wrapped", "cut", "split"]))
-def test_cut_conversations_keep_the_labels_of_their_tokens(
-    fresh: Iterator[Path], shards: list[list[Chat]], seq_len: int, form: Any, how: str
-) -> None:
-    """Wrapped rows, split and cut conversations: every token has the label that it has in the conversation."""
-    shards = distinct(shards)
-    every = [chat for some in shards for chat in some]
-    store = chat_store(next(fresh), shards)
-    options: dict[str, Any] = {"strategy": "wrapped", "pad_last": True} if how == "wrapped" else {"too_long": how}
-    rows = store.packed(seq_len, form=form, **options)
-    found = [piece for row in rows.__getitems__(range(len(rows))) for piece in check_row(every, row, form)]
-    seen = sorted((document, at) for document, first, stop in found for at in range(first, stop))
-    most = seq_len if how == "cut" else 1 << 30
-    assert seen == [(k, at) for k, chat in enumerate(every) for at in range(min(len(chat.ids), most))]
-
-
-@quickly
 @given(chat_shards, forms, st.integers(1, 8), limits)
 def test_conversations_are_padded_to_the_longest_and_masked(
     fresh: Iterator[Path], shards: list[list[Chat]], form: Any, pad_to: int, most: int | None
@@ -185,40 +166,8 @@ def test_pairs_are_what_trl_makes_of_them(
             assert batch["completion_mask"][at].tolist() == completion
 
 
-def samples_of(store: Store, kind: str) -> Any:
-    if kind == "packed":
-        return store.packed(64)
-    return store.conversations(length_groups=8 if kind == "grouped" else None)
-
-
 def documents_in(batch: Any) -> list[int]:
     return [number for number in np.unique(batch["document_ids"]).tolist() if number >= 0]
-
-
-@pytest.mark.parametrize("kind", ["packed", "conversations", "grouped"])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_each_conversation_comes_once_an_epoch_on_any_number_of_ranks(many: Store, kind: str, ranks: int) -> None:
-    samples = samples_of(many, kind)
-    for epoch in (1, 2):
-        batches = [samples.batches(4, rank=rank, world_size=ranks, epochs=epoch) for rank in range(ranks)]
-        seen = sorted(number for own in batches for batch in own for number in documents_in(batch))
-        assert seen == sorted(list(range(len(many))) * epoch)
-
-
-@pytest.mark.parametrize("kind", ["packed", "conversations", "grouped"])
-def test_a_state_goes_on_with_the_same_samples_on_other_ranks(many: Store, kind: str) -> None:
-    samples = samples_of(many, kind)
-    taken = samples.batches(4, epochs=2)
-    for _ in range(7):
-        next(taken)
-    state = json.loads(json.dumps(taken.state_dict()))
-    rest = [number for batch in taken for number in documents_in(batch)]
-    found: list[int] = []
-    for rank in range(3):
-        again = pickle.loads(pickle.dumps(samples)).batches(2, epochs=2, rank=rank, world_size=3)
-        again.load_state_dict(state)
-        found += [number for batch in again for number in documents_in(batch)]
-    assert sorted(found) == sorted(rest)
 
 
 def test_grouped_batches_waste_less_padding_and_differ_from_epoch_to_epoch(many: Store) -> None:
@@ -253,52 +202,6 @@ def test_conversations_that_are_too_long_are_counted_and_named(many: Store, capl
         many.packed(40, strategy="wrapped", too_long="drop")
     cut = many.conversations(max_tokens=40, too_long="cut")
     assert len(cut) == 300 and cut.read(np.arange(300))["input_ids"].shape[1] == 40
-
-
-def test_another_length_rewrites_nothing(many: Store) -> None:
-    """Rows are an index beside the store; its own files stay what they are."""
-    folder = Path(str(many.place.name))
-    before = {path.name: path.read_bytes() for path in folder.glob("train-*")}
-    for seq_len in (64, 100, 128):
-        assert many.packed(seq_len).too_long.documents == 0
-    assert {path.name: path.read_bytes() for path in folder.glob("train-*")} == before
-
-
-def test_plain_text_in_a_mixture_is_trained_on_as_a_whole(many: Store, tmp_path: Path) -> None:
-    """Rows of a mixture are those that each source has alone, whatever else is in the batch."""
-    text = write_store(tmp_path / "text", [[10, 30, 80] * 4, [5] * 20])
-    for form in ("shifted", "hf"):
-        mixed = milldam.mix({many: 1, text: 1}, stop=12).packed(64, form=form)
-        rows = (many.packed(64, form=form), text.packed(64, form=form))
-        alone = [source.read(np.arange(drawn)) for source, drawn in zip(rows, mixed.drawn(12), strict=True)]
-        batch = next(mixed.batches(12, shuffle=False))
-        for name in PER_TOKEN:
-            expected = np.concatenate([source[name] for source in alone])
-            found = sorted(batch[name].tolist())
-            if name != "document_ids":
-                assert found == sorted(expected.tolist())
-        np.testing.assert_array_equal(mixed.read(np.arange(len(alone[0]["labels"])))["labels"], alone[0]["labels"])
-
-
-def test_padded_conversations_are_mixed_with_text(many: Store, tmp_path: Path) -> None:
-    text = write_store(tmp_path / "text", [[10, 30, 80] * 4])
-    mixed = milldam.mix({many.conversations(): 1, text.conversations(): 1}, stop=12)
-    batch = next(mixed.batches(12, shuffle=False))
-    assert batch["input_ids"].shape == (12, 80)
-    for row in range(12):
-        expected = mixed[row]
-        length = len(expected["input_ids"])
-        assert batch["input_ids"][row, :length].tolist() == expected["input_ids"].tolist()
-        assert batch["labels"][row].tolist() == expected["labels"].tolist() + [-100] * (80 - length)
-
-
-def test_labels_of_documents_come_with_them(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    every = [random_chat(rng, 9) for _ in range(7)]
-    labels = [1, 0, 0, 1, 1, 0, 1]
-    store = chat_store(tmp_path / "s", [every[:3], [], every[3:]], labels=labels)
-    batch = store.conversations().read(np.array([6, 0, 2, 3]))
-    assert batch["label"].tolist() == [True, True, False, True]
 
 
 def test_parts_keep_conversations_and_pairs_whole(many: Store, tmp_path: Path) -> None:
@@ -366,15 +269,3 @@ def test_damaged_stretches_are_named(tmp_path: Path, damage: str) -> None:
         wrong.tofile(path)
     with pytest.raises(StoreError, match="spans"):
         store.packed(16).read(np.arange(1))
-
-
-def test_a_long_conversation_costs_each_row_only_its_own_turns(tmp_path: Path) -> None:
-    """One conversation of 20,000 turns, split into rows: the labels are those of a plain loop."""
-    length = 60_000
-    trained = [at % 3 == 1 for at in range(length)]
-    store = chat_store(tmp_path / "s", [[Chat([1 + at % 900 for at in range(length)], trained)]])
-    rows = store.packed(128, too_long="split", form="hf")
-    batch = rows.read(np.arange(len(rows)))
-    at = np.arange(length)
-    expected = np.where((at % 3 == 1) & (at % 128 > 0), 1 + at % 900, -100)
-    np.testing.assert_array_equal(batch["labels"].reshape(-1)[:length], expected)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,18 +74,6 @@ def test_every_sample_comes_once_an_epoch_and_each_epoch_has_its_own_order(store
     assert one != two
 
 
-def test_no_window_goes_over_the_end_of_a_part(store: Store) -> None:
-    """The windows of a feed are those of each shard by itself."""
-    alone = [
-        int(tokens[at])
-        for tokens, shard in zip(store.shard_tokens(), store.shards, strict=True)
-        if shard.split == "train"
-        for at in range(0, len(tokens) - SEQ_LEN, SEQ_LEN)
-    ]
-    assert sorted(first_tokens(finished(store))) == sorted(alone)
-    assert first_tokens(finished(store), shuffle=False) == alone
-
-
 def test_only_the_samples_of_some_parts_are_mixed(store: Store) -> None:
     """A window comes among those of its group: 1, 1, 2, 4, 8 parts and so on; from the second epoch on 64."""
     windows = finished(store).windows(SEQ_LEN, split="train")
@@ -142,75 +129,7 @@ def test_a_state_resumes_anywhere(data: st.DataObject, tmp_path_factory: pytest.
     assert [places[at] for at in sorted(places)] == flat[place:]
 
 
-def test_the_first_batch_needs_one_part(store: Store, late: Callable[..., Feed]) -> None:
-    """Units come one by one at first."""
-    feed = late()
-    next(feed.windows(SEQ_LEN, split="train").batches(2, seed=1))
-    asked = {unit for unit, _ in feed._parts.asked}
-    assert len(asked) == 1
-
-
-def test_a_resume_needs_no_earlier_part(store: Store, late: Callable[..., Feed]) -> None:
-    """A state names the parts of its group: what came before is not asked for."""
-    batches = finished(store).windows(SEQ_LEN, split="train").batches(5, seed=1)
-    while batches.state_dict()["order"]["groups"] < 5:
-        next(batches)
-    state = batches.state_dict()
-    feed = late()
-    resumed = feed.windows(SEQ_LEN, split="train").batches(5, seed=1)
-    resumed.load_state_dict(state)
-    assert [x.tolist() for x, _ in resumed] == [x.tolist() for x, _ in batches]
-    order: Any = state["order"]
-    units = finished(store).windows(SEQ_LEN, split="train")._order(True, 1)._units_of(0).tolist()
-    before = units[: min(units.index(unit) for unit, _ in order["parts"])]
-    assert len(before) > 3
-    assert {unit for unit, _ in feed._parts.asked}.isdisjoint(before)
-
-
-def test_two_loaders_share_what_is_made(store: Store, late: Callable[..., Feed]) -> None:
-    """Training and validation from one feed, in turns: none waits for what the other one wants."""
-    feed = late()
-    train = feed.windows(SEQ_LEN, split="train").batches(5, seed=1)
-    val = feed.windows(4, split="val").batches(1, seed=2)
-    both = [[x.tolist() for x, _ in (train, val)[turn % 2]][:1] for turn in range(2)]
-    assert all(both)
-    alone = finished(store).windows(4, split="val").batches(1, seed=2)
-    assert both[1] == [next(alone)[0].tolist()]
-
-
 # ---- ends ----
-
-
-def test_the_length_is_known_once_all_is_made(store: Store, late: Callable[..., Feed]) -> None:
-    """`len` is refused before, in a sentence."""
-    batches = finished(store).windows(SEQ_LEN, split="train").batches(5)
-    assert len(batches) == sum(1 for _ in batches)
-    with pytest.raises(TypeError, match="known once all of it is made"):
-        len(late().windows(SEQ_LEN, split="train").batches(5))
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_drop_last_leaves_out_what_fills_no_step(store: Store, late: Callable[..., Feed], world_size: int) -> None:
-    """All ranks get as many full batches; the state behind the last one begins the next loop."""
-    windows = finished(store).windows(SEQ_LEN, split="train")
-    steps = len(windows) // (4 * world_size)
-    assert len(windows) % (4 * world_size)
-    for rank in range(world_size):
-        batches = late().windows(SEQ_LEN, split="train").batches(4, rank=rank, world_size=world_size, drop_last=True)
-        taken = [next(batches) for _ in range(steps)]
-        assert all(len(x) == 4 for x, _ in taken)
-        assert (batches.samples_seen, batches.epoch) == (len(windows), 1)
-        assert len(list(batches)) == steps
-
-
-def test_loops_go_on_with_the_epochs_that_follow(store: Store) -> None:
-    """A `for` loop ends where an epoch does, and the next one brings the next."""
-    batches = finished(store).windows(SEQ_LEN, split="train").batches(5, seed=1)
-    rows = [int(row[0]) for _ in range(3) for x, _ in batches for row in x]
-    endless = finished(store).windows(SEQ_LEN, split="train").batches(1, seed=1, epochs=None)
-    wanted = [int(next(endless)[0][0, 0]) for _ in rows]
-    assert rows == wanted
-    assert batches.epoch == 3
 
 
 def test_data_without_a_sample_is_refused_not_waited_for(store: Store) -> None:
@@ -226,14 +145,6 @@ def train_shards(store: Store) -> list[np.ndarray[Any, Any]]:
     return [tokens for tokens, shard in zip(store.shard_tokens(), store.shards, strict=True) if shard.split == "train"]
 
 
-def test_wrapped_rows_are_those_of_each_part(store: Store) -> None:
-    """Every shard cut at every seq_len tokens; a row's last label is the token behind it."""
-    rows = finished(store).packed(SEQ_LEN, split="train")
-    found = [row for batch in rows.batches(6, shuffle=False) for row in batch["input_ids"].tolist()]
-    cut = [(tokens, at) for tokens in train_shards(store) for at in range(0, len(tokens) - SEQ_LEN + 1, SEQ_LEN)]
-    assert found == [tokens[at : at + SEQ_LEN].tolist() for tokens, at in cut]
-
-
 def test_best_fit_rows_hold_every_token_of_a_part_once(store: Store) -> None:
     """No row has documents of two parts, and nothing is left out."""
     rows = finished(store).packed(SEQ_LEN, split="train", strategy="best_fit")
@@ -245,17 +156,6 @@ def test_best_fit_rows_hold_every_token_of_a_part_once(store: Store) -> None:
             assert len({part_of[token] for token in kept}) == 1
             seen.update(kept)
     assert seen == Counter(part_of.keys())
-
-
-@pytest.mark.parametrize("strategy", ["wrapped", "best_fit"])
-def test_rows_come_alike_from_a_store_in_the_making(store: Store, late: Callable[..., Feed], strategy: Any) -> None:
-    """All arrays of all batches are the same."""
-
-    def batches(feed: Feed) -> list[dict[str, Any]]:
-        made = feed.packed(SEQ_LEN, split="train", strategy=strategy).batches(6, seed=4)
-        return [{name: np.asarray(value).tolist() for name, value in batch.items()} for batch in made]
-
-    assert batches(late()) == batches(finished(store))
 
 
 def test_streams_go_on_from_batch_to_batch(store: Store, late: Callable[..., Feed]) -> None:
@@ -350,45 +250,6 @@ def test_a_state_of_other_data_or_a_damaged_one_is_refused(store: Store, tmp_pat
     for damage in ({"samples": 10_000}, {"parts": [[1]]}, {"next": [99, 0]}, {"begin": 10**9}):
         with pytest.raises((MismatchError, StoreError)):
             batches.load_state_dict(state | {"order": state["order"] | damage})
-
-
-def test_splits_are_named(store: Store) -> None:
-    """As those of a store are; a name that does not exist gets a hint."""
-    feed = finished(store)
-    assert feed.splits == ("train", "val")
-    with pytest.raises(ConfigError, match="say which one is meant"):
-        feed.windows(SEQ_LEN)
-    with pytest.raises(ConfigError, match='Did you mean "train"'):
-        feed.windows(SEQ_LEN, split="trian")
-    assert milldam.open(store.path, units=True, split="val").windows(4).split == "val"
-
-
-def test_feeds_and_their_batches_pickle(store: Store) -> None:
-    """For workers that are spawned."""
-    batches = finished(store).windows(SEQ_LEN, split="train").batches(5)
-    next(batches)
-    again = pickle.loads(pickle.dumps(batches))
-    assert [x.tolist() for x, _ in again] == [x.tolist() for x, _ in batches]
-
-
-def test_stores_without_units_have_a_unit_a_shard(tmp_path: Path) -> None:
-    """Such as packed rows, and those of other writers."""
-    store = write_store(tmp_path / "b.milldam", [[40, 20], [50], [33]])
-    assert len(finished(store).windows(8)) == 59 // 8 + 49 // 8 + 32 // 8
-    with pytest.raises(ConfigError, match="only token stores have units"):
-        np.save(tmp_path / "a.npy", np.arange(10, dtype=np.uint16))
-        milldam.open(tmp_path / "a.npy", units=True)
-
-
-def test_batches_tell_what_they_delivered(store: Store, late: Callable[..., Feed]) -> None:
-    """Samples and tokens since the first one, and what the maker tells."""
-    batches = late().windows(SEQ_LEN, split="train").batches(5)
-    assert batches.stats()["samples"] == 0
-    for _ in range(3):
-        next(batches)
-    told = batches.stats()
-    assert (told["samples"], told["tokens"]) == (15, 15 * SEQ_LEN)
-    assert told["units_made"] >= 1
 
 
 def test_late_parts_are_parts(store: Store) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
-import pickle
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -18,34 +16,18 @@ from hypothesis import strategies as st
 from tests.kit.token_stores import write_store
 
 from milldam.errors import ConfigError, MismatchError
-from milldam.loader import mixing
 from milldam.loader.mixing import MixedSamples, Mixture, mix
 from milldam.loader.order import InSequence, Order, Shuffle, Shuffled, Stretches
 from milldam.loader.samples import Samples
-from milldam.loader.stores import Store
 
 # ---- sources ----
 
 
-class Listener:
-    """A reader that is told what comes next, and reads nothing."""
-
-    def __init__(self, announces: bool) -> None:
-        self.announces, self.told = announces, list[int]()
-
-    def announce(self, starts: Any, lengths: Any) -> None:
-        assert (lengths == 1).all()
-        self.told += starts.tolist()
-
-
 class Rows(Samples[Any, Any]):
-    """Samples that say which they are: (source's name, number), and packed rows when asked for."""
+    """Samples that say which they are: (source's name, number)."""
 
-    def __init__(
-        self, name: int, count: int, *, tokens: int = 8, packed: bool = False, announces: bool = False
-    ) -> None:
-        self.name, self._count, self._tokens, self._packed = name, count, tokens, packed
-        self.reader = Listener(announces)
+    def __init__(self, name: int, count: int, *, tokens: int = 8) -> None:
+        self.name, self._count, self._tokens = name, count, tokens
 
     token_dtype = np.dtype(np.int64)
 
@@ -61,40 +43,21 @@ class Rows(Samples[Any, Any]):
         return self._count
 
     def __getitem__(self, number: int) -> Any:
-        batch = self.read(np.array([self._number(number)]))
-        return {name: batch[name] for name in batch} if self._packed else tuple(part[0] for part in batch)
+        return tuple(part[0] for part in self.read(np.array([self._number(number)])))
 
     def read(self, numbers: Any, dtype: Any = np.int64, out: Any = None) -> Any:
-        if self._packed:
-            return self._packed_rows(numbers, dtype)
         marks = np.repeat(numbers[:, None] + 10_000 * self.name, self._tokens, axis=1).astype(dtype)
         return marks, marks + 1
-
-    def _packed_rows(self, numbers: Any, dtype: Any) -> dict[str, Any]:
-        """Row n has pieces that begin at 0, 1 + n % 3 and 5."""
-        marks = np.repeat(numbers[:, None] + 10_000 * self.name, self._tokens, axis=1).astype(dtype)
-        rows = np.arange(len(numbers))[:, None] * self._tokens
-        begins = (rows + np.stack((0 * numbers, 1 + numbers % 3, 0 * numbers + 5), axis=1)).ravel()
-        borders = np.append(begins, len(numbers) * self._tokens).astype(np.int32)
-        positions = np.arange(borders[-1]) - begins.repeat(np.diff(borders))
-        return {
-            "input_ids": marks,
-            "labels": marks + 1,
-            "position_ids": positions.reshape(marks.shape),
-            "loss_mask": marks % 2 == 0,
-            "cu_seqlens": borders,
-            "max_seqlen": int(np.diff(borders).max()),
-        }
 
     def _order(self, shuffle: Shuffle, seed: int) -> Order:
         return Shuffled(self._count, seed) if shuffle else InSequence(self._count)
 
     @property
     def _readers(self) -> Any:
-        return (self.reader,)
+        return ()
 
     def _spans(self, stretches: Stretches) -> Any:
-        yield self.reader, stretches.firsts, stretches.counts
+        return ()
 
 
 def mixed(counts: list[int], weights: list[float], **options: Any) -> MixedSamples:
@@ -145,34 +108,11 @@ def test_every_block_brings_every_source_within_one_sample_of_its_share(weights:
         assert abs(count - share * places) < (1 if share * BLOCK >= 2 else Fraction(3, 2))
 
 
-def test_rare_sources_get_their_part() -> None:
-    """Weights of any size are exact; one that would hardly ever come is refused by name."""
-    assert mixed([1] * 3, [0.00002, 0.33335, 0.66663], stop=1).drawn(BLOCK * 15625) == (1280, 21_334_400, 42_664_320)
-    assert abs(mixed([1] * 3, [1e-9, 0.3, 0.7 - 1e-9], stop=1).drawn(10**12)[0] - 1000) < 2
-    powers = [10 ** (-number / 20) for number in range(200)]
-    drawn = mixed([1] * 200, powers, stop=1).drawn(1000 * BLOCK)
-    assert all(abs(count - share * 1000 * BLOCK) < 1.5 for count, share in zip(drawn, shares(powers), strict=True))
-    for weights in ([5e-324, 1], [10**400, 1]):
-        with pytest.raises(ConfigError, match="less than once in 10"):
-            mixed([1, 1], weights)
-
-
 def test_weights_are_taken_as_they_are_written() -> None:
     """0.1 is a tenth, and what counts is the share of the sum."""
     for weights in ([0.1, 0.2], [1, 2], [Decimal("0.5"), Fraction(1)]):
         assert mixed([9, 9], weights).weights == (Fraction(1, 3), Fraction(2, 3))
     assert mixed([9, 9], [np.float32(0.1), np.int64(1)]).weights == (Fraction(1, 11), Fraction(10, 11))
-
-
-@pytest.mark.parametrize("world_size", [2, 4, 8])
-@pytest.mark.parametrize("weights", [[1, 1], [1, 1, 1, 1], [0.9, 0.1], [0.50000001, 0.49999999]])
-def test_every_rank_sees_every_source(world_size: int, weights: list[float]) -> None:
-    """Near its share, though 1 : 1 in strict turns would give each of two ranks one source only."""
-    samples = mixed([9000] * len(weights), weights, stop=1 << 15)
-    for rank in range(world_size):
-        seen = np.array(marks(samples.batches(512, rank=rank, world_size=world_size))) // 10_000
-        parts = np.bincount(seen, minlength=len(weights)) / len(seen)
-        assert np.allclose(parts, np.array(weights) / sum(weights), rtol=0.25)
 
 
 # ---- epochs ----
@@ -209,15 +149,6 @@ def test_stop_rules_are_exact(sources: list[tuple[int, int]]) -> None:
     assert len(set(marks(last.batches(7)))) == last._numbered
 
 
-def test_a_number_of_samples_is_an_epoch() -> None:
-    """And how many epochs of each source that is can be asked."""
-    samples = mixed([10, 100], [1, 3], stop=400)
-    assert samples.epoch_samples == 400
-    assert len(samples.batches(16)) == 25
-    assert samples.drawn(BLOCK) == (1024, 3072)
-    assert samples.epochs_of(BLOCK) == (102.4, 30.72)
-
-
 def test_epochs_of_the_mixture_go_on_without_a_seam() -> None:
     """Two epochs in one loop are the same as one epoch twice, and the sources begin nothing anew."""
     samples = mixed([10, 17], [2, 1])
@@ -235,25 +166,6 @@ def test_sources_of_one_size_come_in_different_orders() -> None:
 
 
 @settings(max_examples=40)
-@given(
-    sources=SMALL,
-    world_size=st.integers(1, 5),
-    batch_size=st.integers(1, 9),
-    seed=st.integers(0, 99),
-)
-def test_ranks_and_batch_sizes_do_not_change_the_sequence(
-    sources: list[tuple[int, int]], world_size: int, batch_size: int, seed: int
-) -> None:
-    """Place i goes to rank i mod world_size."""
-    counts, weights = (list(column) for column in zip(*sources, strict=True))
-    samples = mixed(counts, weights, stop=101)
-    whole = marks(samples.batches(101, seed=seed))
-    for rank in range(world_size):
-        own = marks(samples.batches(batch_size, seed=seed, rank=rank, world_size=world_size))
-        assert own == whole[rank::world_size]
-
-
-@settings(max_examples=40)
 @given(sources=SMALL, taken=st.integers(0, 30), batch_size=st.integers(1, 5), then=st.integers(1, 9))
 def test_resume_anywhere_goes_on_exactly(
     sources: list[tuple[int, int]], taken: int, batch_size: int, then: int
@@ -267,25 +179,6 @@ def test_resume_anywhere_goes_on_exactly(
     other = mixed(counts, weights, stop=150).batches(then, seed=3)
     other.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert begun + (marks(other) if len(begun) < 150 else []) == whole
-
-
-def test_changed_weights_are_refused_in_a_sentence() -> None:
-    """It names both, and says how to take the new ones; the loader is left as it was."""
-    state = mixed([10, 10], [1, 3]).batches(2).state_dict()
-    other = mixed([10, 10], [1, 1]).batches(2)
-    before = other.state_dict()
-    with pytest.raises(MismatchError, match=r"were 0\.25, 0\.75 and are 0\.5, 0\.5.*new_weights=True"):
-        other.load_state_dict(state)
-    assert other.state_dict() == before
-
-
-def test_a_state_of_another_version_of_mixtures_is_refused() -> None:
-    """Other samples would come at its place."""
-    loop = mixed([10, 10], [1, 3]).batches(2)
-    state: Any = loop.state_dict()
-    del state["order"]["version"]
-    with pytest.raises(MismatchError, match=r"The state of a mixture, of version 1; this milldam reads version 2"):
-        loop.load_state_dict(state)
 
 
 def test_weights_of_another_scale_are_the_same_weights() -> None:
@@ -319,14 +212,6 @@ def test_new_weights_go_on_where_every_source_stood(
     for name in range(3):
         wanted, got = ([mark for mark in one if mark // 10_000 == name] for one in (undisturbed, seen))
         assert got == wanted[: len(got)]
-
-
-def test_another_source_is_refused() -> None:
-    """And the message names the one that changed, not all of them."""
-    state = mixed([10, 10], [1, 1]).batches(2).state_dict()
-    with pytest.raises(MismatchError, match="source 1 was") as raised:
-        mixed([10, 11], [1, 1]).batches(2).load_state_dict(state)
-    assert "source 0" not in str(raised.value)
 
 
 def test_a_mixture_of_mixtures_keeps_its_state() -> None:
@@ -384,53 +269,6 @@ def test_mixed_reads_are_single_reads(
             single = first[number] if number < len(first) else second[number - len(first)]
             assert np.array_equal(batch[name][row], single[name])
     assert not np.shares_memory(*(batch[name] for name in names))
-
-
-def test_an_epoch_after_new_weights_ends_as_the_stop_rule_says() -> None:
-    """Before the first source would repeat a sample, counted from what each had left."""
-    before = mix({Rows(0, 999): 0.5, Rows(1, 999): 0.5}).batches(100)
-    for _ in range(12):
-        next(before)
-    after = mix({Rows(0, 999): 0.9, Rows(1, 999): 0.1}).batches(1)
-    after.load_state_dict(before.state_dict(), new_weights=True)
-    drawn = [int(batch[0][0, 0]) // 10_000 for batch in after]
-    seen = before.samples.drawn(1200)
-    assert drawn.count(0) == 999 - seen[0]
-    assert abs(drawn.count(1) - drawn.count(0) / 9) <= 20
-
-
-def test_a_refused_state_changes_nothing() -> None:
-    """When an inner mixture refuses its weights, the outer one goes on as before."""
-
-    def nested(first: float, second: float) -> Any:
-        one = mix({Rows(0, 50): first, Rows(1, 50): 1 - first})
-        other = mix({Rows(2, 50): second, Rows(3, 50): 1 - second})
-        return mix({one: 1, other: 1}).batches(1)
-
-    saved = nested(0.5, 0.3)
-    for _ in range(20):
-        next(saved)
-    loader = nested(0.5, 0.7)
-    with pytest.raises(MismatchError, match="The weights were"):
-        loader.load_state_dict(saved.state_dict())
-    assert [batch[0].tolist() for batch in loader] == [batch[0].tolist() for batch in nested(0.5, 0.7)]
-
-
-@given(numbers=st.lists(st.integers(0, 19), min_size=1, max_size=9))
-def test_packed_rows_keep_their_pieces(numbers: list[int]) -> None:
-    """Borders of pieces are those of the rows in their final order."""
-    samples = mix({Rows(0, 8, packed=True): 1, Rows(1, 12, packed=True): 1})
-    batch = samples.read(np.array(numbers))
-    begins, longest = [], 0
-    for row, number in enumerate(numbers):
-        name, own = divmod(number, 8) if number < 8 else (1, number - 8)
-        assert (batch["input_ids"][row] == 10_000 * name + own).all()
-        assert (batch["labels"][row] == 10_000 * name + own + 1).all()
-        begins += [row * 8, row * 8 + 1 + own % 3, row * 8 + 5]
-        longest = max(longest, 4 - own % 3, 3)
-    assert batch["cu_seqlens"].tolist() == [*begins, 8 * len(numbers)]
-    assert batch["cu_seqlens"].dtype == np.int32
-    assert batch["max_seqlen"] == longest
 
 
 @pytest.mark.parametrize("strategy", ["wrapped", "best_fit"])
@@ -506,29 +344,6 @@ def test_a_mixture_has_the_samples_of_its_sources_however_they_are_read(
     assert delivered == samples.epoch_samples
 
 
-def test_arrays_that_are_used_again_give_the_same_batches(tmp_path: Path) -> None:
-    """copy=False, with a thread that reads ahead."""
-    samples = mix(dict(zip(stored(tmp_path, [900, 300]), [3, 1], strict=True)))
-    assert isinstance(samples, Mixture)
-    windows = samples.windows(8)
-    plain = [x.tolist() for x, _ in windows.batches(6)]
-    assert plain == [x.tolist() for x, _ in windows.batches(6, copy=False)]
-    assert plain == [x.tolist() for x, _ in windows.batches(6, copy=False, prefetch=3)]
-    assert plain == [x.tolist() for x, _ in samples.windows(8, read="pread").batches(6)]
-    assert len(list(windows.batches(6, shuffle="block"))) == len(plain)
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_what_comes_next_is_told_to_the_source_it_comes_from(shuffle: bool) -> None:
-    """By the source's own numbers, in the order in which they come; each once."""
-    first, second = Rows(0, 50, announces=True), Rows(1, 50)
-    samples = mix({first: 1, second: 3})
-    assert isinstance(samples, MixedSamples)
-    seen = marks(samples.batches(4, shuffle=shuffle))
-    for name, source in enumerate((first, second)):
-        assert sorted(source.reader.told) == sorted(mark % 10_000 for mark in seen if mark // 10_000 == name)
-
-
 # ---- what is mixed ----
 
 
@@ -551,45 +366,11 @@ def announces(samples: MixedSamples[Any, Any]) -> bool:
     return any(reader.announces for reader in samples._readers)
 
 
-def test_sources_that_fit_in_memory_only_one_by_one_are_not_mapped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each is 800 bytes, and half of the memory is 1,000."""
-    mixture = mix(dict.fromkeys(stored(tmp_path, [400, 400]), 1))
-    assert isinstance(mixture, Mixture)
-    monkeypatch.setattr(mixing, "available_bytes", lambda: (2000, "a test"))
-    assert announces(mixture.windows(8))
-    monkeypatch.setattr(mixing, "available_bytes", lambda: (10**9, "a test"))
-    assert not announces(mixture.windows(8))
-
-
-def test_a_mixture_pickles_small_and_goes_on_the_same(tmp_path: Path) -> None:
-    """As paths and weights, never as data or a schedule."""
-    mixture = mix(dict.fromkeys(stored(tmp_path, [5000, 3000]), 1))
-    samples = mixture.windows(8)
-    batches = [x.tolist() for x, _ in samples.batches(50)]
-    sent = pickle.dumps(samples)
-    assert len(sent) < 2000
-    assert [x.tolist() for x, _ in pickle.loads(sent).batches(50)] == batches
-    assert pickle.loads(pickle.dumps(mixture)).windows(8).identity == samples.identity
-
-
 @pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), True, "0.5", None])
 def test_weights_that_are_no_number_above_zero_are_refused(weight: Any) -> None:
     """Whatever else they are."""
     with pytest.raises(ConfigError, match="use a number above 0"):
         mix({Rows(0, 5): weight, Rows(1, 5): 1})
-
-
-def test_a_mixture_is_as_long_as_its_epoch_and_has_its_samples_by_number() -> None:
-    """len(), what is printed and what a loop gives are one figure; sample k is the k-th of an epoch in sequence."""
-    for stop in ("first_exhausted", "all_exhausted", 77):
-        samples = mixed([10, 30], [1, 2], stop=stop)
-        in_turn = marks(samples.batches(5, shuffle=False))
-        assert [int(samples[number][0][0]) for number in range(len(samples))] == in_turn
-        assert samples[-1][0][0] == in_turn[-1]
-        assert len(samples) == samples.epoch_samples == len(in_turn)
-        assert f"{len(samples)} samples an epoch" in repr(samples)
 
 
 def test_the_end_of_an_epoch_of_many_sources_is_exact() -> None:
@@ -621,15 +402,3 @@ def test_sources_that_can_not_be_mixed_are_refused(tmp_path: Path) -> None:
         mix({store.packed(8): 1, store.packed(8, form="hf"): 1})
     with pytest.raises(ConfigError, match=r"a tuple of 2.*a dict of input_ids, labels"):
         mix({store.windows(8): 1, store.windows(8, form="hf"): 1})
-
-
-def test_stores_of_different_tokenizers_are_not_mixed(tmp_path: Path) -> None:
-    """The same number would mean another word in each; where one is not known, it is the user's word."""
-    stores = [write_store(tmp_path / name, [[40]]) for name in ("a", "b", "c")]
-    for store, known in zip(stores, ("one", "other", None), strict=True):
-        manifest = dataclasses.replace(store.manifest, tokenizer=store.manifest.tokenizer | {"xxh3": known})
-        manifest.write(store.path)
-    first, second, unknown = (Store(store.path) for store in stores)
-    with pytest.raises(ConfigError, match="different tokenizers"):
-        mix({first: 1, second: 1}).windows(4)
-    assert mix({first: 1, unknown: 1}).windows(4).tokenizer == "one"

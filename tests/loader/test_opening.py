@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import pickle
 import shutil
@@ -14,18 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from tests.kit.jobs import DEMO, TOKENIZER, invoke, write_lines
-from tests.kit.token_stores import flat_tokens, shard_file, write_store
-from tests.stores.test_features import small_store
+from tests.kit.jobs import DEMO, TOKENIZER, invoke
+from tests.kit.token_stores import write_store
 
 import milldam
 from milldam.errors import ConfigError, InputError, MismatchError, StoreError
 from milldam.formats.foreign import ForeignFile
-from milldam.formats.megatron import MegatronFile
 from milldam.loader.stores import Store
-from milldam.stores.tokens.format import HEADER, MAGIC, Index
+from milldam.stores.tokens.format import HEADER, MAGIC
 
 TOKENS = (np.arange(1000) % 700 + 1).astype(np.uint16)
 
@@ -109,42 +104,6 @@ def test_views_of_a_foreign_file_give_its_tokens(tmp_path: Path, kind: str, way:
     assert [*x.tolist(), y[-1]] == TOKENS[900:].tolist()
 
 
-@every_kind
-def test_rows_need_documents(tmp_path: Path, kind: str) -> None:
-    """Only a pair of Megatron knows where its documents lie; of the others rows are refused, not made up."""
-    file = open_foreign(KINDS[kind](tmp_path))
-    if kind == "Megatron":
-        assert file.packed(64).read(np.arange(15))["input_ids"].ravel().tolist() == TOKENS[:960].tolist()
-    else:
-        with pytest.raises(ConfigError, match="where its documents begin and end is not known"):
-            file.packed(64)[0]
-
-
-@every_kind
-def test_a_foreign_file_pickles_as_its_path(tmp_path: Path, kind: str) -> None:
-    """What travels to a worker is small, and opens as the same."""
-    file = open_foreign(KINDS[kind](tmp_path))
-    travelled = pickle.dumps(file)
-    back = pickle.loads(travelled)
-    assert len(travelled) < 500 and type(back) is type(file)
-    assert (back.path, back.fingerprint, back.tokens) == (file.path, file.fingerprint, file.tokens)
-
-
-def _first_tokens(windows: Any) -> list[int]:
-    return [int(token) for token in windows[0][0]]
-
-
-def test_windows_of_foreign_files_travel_to_spawned_workers(tmp_path: Path) -> None:
-    """A process that shares nothing reads the same."""
-    given = [open_foreign(KINDS[kind](tmp_path)).windows(8) for kind in ("nanoGPT", "Megatron")]
-    given.append(
-        open_foreign(_written(tmp_path / "wide.bin", np.arange(50, dtype=np.uint32)), dtype="uint32").windows(8)
-    )
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        found = pool.map(_first_tokens, given)
-    assert found == [TOKENS[:8].tolist(), TOKENS[:8].tolist(), list(range(8))]
-
-
 def _written(path: Path, tokens: np.ndarray) -> Path:
     tokens.tofile(path)
     return path
@@ -163,18 +122,6 @@ def test_the_fingerprint_follows_the_content(tmp_path: Path, kind: str) -> None:
     assert open_foreign(path).fingerprint != before
 
 
-def test_the_fingerprint_of_a_large_file_reads_both_ends_and_between(tmp_path: Path) -> None:
-    """Of a file larger than the blocks, the first and the last byte count, and so do the dtype and the size."""
-    tokens = np.zeros(1_000_000, np.uint16)
-    first = open_foreign(_written(tmp_path / "a.bin", tokens)).fingerprint
-    for place in (0, -1):
-        changed = tokens.copy()
-        changed[place] = 1
-        assert open_foreign(_written(tmp_path / "b.bin", changed)).fingerprint != first
-    assert open_foreign(_written(tmp_path / "b.bin", tokens[:-1])).fingerprint != first
-    assert open_foreign(tmp_path / "a.bin", dtype="int16").fingerprint != first
-
-
 def test_a_state_of_one_file_is_refused_by_another(tmp_path: Path) -> None:
     """A loader does not go on with other tokens, and does with a copy of them."""
     batches = open_foreign(write_nanogpt(tmp_path)).windows(10).batches(4)
@@ -187,18 +134,6 @@ def test_a_state_of_one_file_is_refused_by_another(tmp_path: Path) -> None:
     other = open_foreign(_written(tmp_path / "other.bin", TOKENS[::-1].copy())).windows(10).batches(4)
     with pytest.raises(MismatchError):
         other.load_state_dict(state)
-
-
-@every_kind
-def test_a_split_is_not_asked_of_a_foreign_file(tmp_path: Path, kind: str) -> None:
-    """Such files have no splits; the message names the file of that name, when there is one."""
-    path = KINDS[kind](tmp_path)
-    with pytest.raises(ConfigError, match=r"each split is a file of its own, such as train\.bin and val\.bin"):
-        milldam.open(path, split="val")
-    val = path.with_name(f"val{path.suffix}")
-    shutil.copy(path, val)
-    with pytest.raises(ConfigError, match=f"each split is a file of its own: open {val}"):
-        milldam.open(path).windows(8, split="val")
 
 
 @every_kind
@@ -220,26 +155,7 @@ def test_a_dtype_that_holds_no_tokens_is_refused(tmp_path: Path, dtype: str, sai
         milldam.open(write_nanogpt(tmp_path), dtype=dtype)
 
 
-@every_kind
-def test_an_empty_file_is_refused(tmp_path: Path, kind: str) -> None:
-    """Nothing to train on, in a sentence."""
-    path = KINDS[kind](tmp_path)
-    path.write_bytes(b"")
-    with pytest.raises(InputError, match=rf"{path.name}: empty"):
-        milldam.open(path)
-
-
 # ---- nanoGPT and llm.c ----
-
-
-def test_bytes_that_are_no_whole_tokens_are_refused(tmp_path: Path) -> None:
-    """A file that was cut short, or has another dtype than is thought."""
-    (tmp_path / "odd.bin").write_bytes(bytes(1001))
-    with pytest.raises(InputError, match=r"1,001 bytes are not a whole number of tokens of uint16, 2 bytes each"):
-        milldam.open(tmp_path / "odd.bin")
-    (tmp_path / "odd.bin").write_bytes(bytes(1002))
-    with pytest.raises(InputError, match=r"tokens of int32, 4 bytes each"):
-        milldam.open(tmp_path / "odd.bin", dtype="int32")
 
 
 def test_a_short_bin_file_opens(tmp_path: Path) -> None:
@@ -272,31 +188,7 @@ def test_llm_c_files_of_llama_are_uint32(tmp_path: Path) -> None:
     assert (file.dtype, file.tokens, file.windows(10)[0][0][0]) == (np.uint32, 300, 100_000)
 
 
-def test_damaged_llm_c_files_are_refused(tmp_path: Path) -> None:
-    """The count in the header must fit the file, and its version must be known."""
-    path = write_llm_c(tmp_path)
-    path.write_bytes(path.read_bytes()[:-2])
-    with pytest.raises(InputError, match=r"3,022 bytes where 1,000 tokens of uint16.* take 3,024 with it"):
-        milldam.open(path)
-    with pytest.raises(InputError, match="version 2; this milldam reads version 1"):
-        milldam.open(write_llm_c(tmp_path, version=2))
-    with pytest.raises(InputError, match="no tokens in it"):
-        milldam.open(write_llm_c(tmp_path, TOKENS[:0]))
-
-
 # ---- numpy ----
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "<u4", "int64", ">u2", ">i8"])
-def test_an_npy_file_of_any_integers_opens(tmp_path: Path, dtype: str) -> None:
-    """Whatever their width and byte order, batches have the tokens."""
-    tokens = (np.arange(500) % 120).astype(dtype)
-    file = open_foreign(write_npy(tmp_path, tokens))
-    assert file.dtype == np.dtype(dtype)
-    for way in ("map", "pread"):
-        x, y = next(file.windows(30, read=way).batches(4, shuffle=False))
-        assert x.dtype == np.int64 and x.ravel().tolist() == tokens[:120].tolist()
-        assert y.ravel().tolist() == tokens[1:121].tolist()
 
 
 @pytest.mark.parametrize(
@@ -356,39 +248,7 @@ def test_an_npy_file_of_ours_knows_its_vocabulary(desk: Path) -> None:
     assert file.windows(10)[0][0].tolist() == milldam.open(desk / "corpus.milldam")[0][:10].tolist()
 
 
-def test_an_npy_file_must_agree_with_what_was_written_beside_it(desk: Path) -> None:
-    """A file that another tool replaced is not taken for ours."""
-    np.save(desk / "corpus.npy", TOKENS)
-    with pytest.raises(StoreError, match=r"1000 tokens of uint16, and corpus\.npy\.json beside it says \d+ tokens"):
-        milldam.open(desk / "corpus.npy")
-    (desk / "corpus.npy.json").write_text("{")
-    with pytest.raises(StoreError, match=r"corpus\.npy\.json: damaged: can't be read"):
-        milldam.open(desk / "corpus.npy")
-    (desk / "corpus.npy.json").write_text('{"format": "of somebody else"}')
-    assert open_foreign(desk / "corpus.npy").vocab_size is None
-
-
 # ---- Megatron ----
-
-
-@pytest.mark.parametrize("ending", [".bin", ".idx", ""])
-def test_a_pair_opens_by_either_file_or_its_prefix(tmp_path: Path, ending: str) -> None:
-    """All three name the same tokens."""
-    path = write_megatron(tmp_path)
-    file = open_foreign(path.with_name(path.stem + ending))
-    assert isinstance(file, MegatronFile) and file.path == path
-    assert repr(file) == f"MegatronFile({str(path)!r}: 3 documents, 1,000 tokens, uint16, Megatron)"
-
-
-def test_documents_of_a_pair_are_views(tmp_path: Path) -> None:
-    """By number, from the end too, and one after the other; nothing is copied."""
-    file = milldam.open(write_megatron(tmp_path))
-    assert isinstance(file, MegatronFile)
-    expected = [TOKENS[:300].tolist(), TOKENS[300:600].tolist(), TOKENS[600:].tolist()]
-    assert [document.tolist() for document in file] == expected
-    assert file[-1].tolist() == expected[-1] and file[0].base is not None and not file[0].flags.writeable
-    with pytest.raises(IndexError, match="document 3 of 3 documents"):
-        file[3]
 
 
 def test_files_without_documents_have_no_length() -> None:
@@ -396,63 +256,11 @@ def test_files_without_documents_have_no_length() -> None:
     assert not hasattr(ForeignFile, "__len__") and not hasattr(ForeignFile, "__getitem__")
 
 
-@given(st.lists(st.lists(st.integers(0, 5), max_size=3), min_size=1, max_size=8).filter(lambda one: any(map(any, one))))
-def test_documents_of_several_sequences_or_none_are_found(
-    tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]]
-) -> None:
-    """Megatron may cut a document into sentences, or write one that is empty."""
-    lengths = tuple(length for document in documents for length in document)
-    firsts = np.cumsum([0, *map(len, documents)])
-    tokens = np.arange(sum(lengths), dtype=np.int32)
-    path = write_pair(tmp_path_factory.mktemp("pair") / "d", tokens, lengths, firsts)
-    file = milldam.open(path)
-    assert isinstance(file, MegatronFile)
-    assert [len(document) for document in file] == [sum(document) for document in documents]
-    assert [token for document in file for token in document] == tokens.tolist()
-
-
-def test_document_lengths_count_documents_without_sequences(tmp_path: Path) -> None:
-    """The index sums what each document has: nothing, for one without a sequence."""
-    path = write_pair(tmp_path / "d", TOKENS[:9], (4, 3, 2), [0, 0, 2, 2, 3, 3])
-    index = Index.map(path.with_suffix(".idx"))
-    assert index.document_lengths().tolist() == [0, 7, 0, 2, 0]
-    assert index.document_lengths(1, 3).tolist() == [7, 0]
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64", "uint16"])
-def test_a_pair_of_any_integers_opens(tmp_path: Path, dtype: str) -> None:
-    """The index says the dtype."""
-    tokens = (np.arange(200) % 100).astype(dtype)
-    file = open_foreign(write_megatron(tmp_path, tokens, (150, 50)))
-    assert file.dtype == np.dtype(dtype)
-    assert next(file.windows(10).batches(2, shuffle=False))[0].ravel().tolist() == tokens[:20].tolist()
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_pair_of_floats_is_refused(tmp_path: Path, dtype: str) -> None:
     """Floats are no tokens."""
     with pytest.raises(StoreError, match=f"an index of {dtype} numbers, which are not tokens"):
         milldam.open(write_megatron(tmp_path, np.zeros(9, dtype), (4, 5)))
-
-
-def test_empty_documents_do_not_hide_that_others_have_several_sequences(tmp_path: Path) -> None:
-    """As many sequences as documents, and yet not one each: positions begin with documents, not with sequences."""
-    tokens = np.arange(1, 23, dtype=np.uint16)
-    pair = open_foreign(write_pair(tmp_path / "odd", tokens, (4, 6, 5, 7), [0, 2, 3, 3, 4]))
-    rows = pair.packed(11).read(np.arange(2))
-    assert rows["position_ids"].tolist() == [[*range(10), 0], [*range(4), *range(7)]]
-    assert rows["document_ids"].tolist() == [[0] * 10 + [1], [1] * 4 + [3] * 7]
-
-
-def test_shards_of_a_store_are_pairs(tmp_path: Path) -> None:
-    """A shard opens by itself, with its documents, and its rows are those of the store."""
-    store = write_store(tmp_path / "s", [[5, 9, 30], [20]])
-    shard = milldam.open(shard_file(tmp_path / "s", 0, "bin"))
-    assert isinstance(shard, MegatronFile)
-    assert [document.tolist() for document in shard] == [document.tolist() for document in list(store)[:3]]
-    rows = shard.packed(8).read(np.arange(5))
-    expected = store.packed(8).read(np.arange(5))
-    assert all(np.array_equal(rows[name], expected[name]) for name in ("input_ids", "position_ids", "labels"))
 
 
 def test_pairs_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
@@ -473,25 +281,6 @@ def test_pairs_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
 
 
 # ---- stores, and what is nothing ----
-
-
-def test_a_store_opens_as_before(tmp_path: Path) -> None:
-    """By its folder, and by the name of a split."""
-    written = write_store(tmp_path / "s", [[5, 9], [20]], splits=["train", "val"])
-    opened = milldam.open(str(written.path))
-    assert isinstance(opened, Store) and flat_tokens(opened).tolist() == flat_tokens(written).tolist()
-    assert milldam.open(written.path, split="val").tokens == 20
-    with pytest.raises(ConfigError, match="a store knows its dtype"):
-        milldam.open(written.path, dtype="int32")
-
-
-def test_a_path_that_is_not_there_is_named_with_what_is_like_it(tmp_path: Path) -> None:
-    """A hint at a sibling of about that name."""
-    write_npy(tmp_path)
-    with pytest.raises(StoreError, match=r'corps\.npy: no such file or folder\. Did you mean ".*/corpus\.npy"\?'):
-        milldam.open(tmp_path / "corps.npy")
-    with pytest.raises(StoreError, match=r"no such file or folder\.$"):
-        milldam.open(tmp_path / "nowhere" / "at.all")
 
 
 def test_folders_that_are_no_store_say_what_they_are(tmp_path: Path) -> None:
@@ -541,78 +330,4 @@ def test_stale_data_is_refused_with_what_makes_it(desk: Path) -> None:
         milldam.open(text)
 
 
-def test_where_nothing_was_made_the_message_says_what_makes_it(tmp_path: Path) -> None:
-    """And where it looked."""
-    (tmp_path / "a b.txt").write_text("One.")
-    with pytest.raises(InputError, match=r"looked for a b\.milldam, a b\.txt\.milldam.*\nMake it: milldam tokenize"):
-        milldam.open(tmp_path / "a b.txt")
-    with pytest.raises(InputError, match="a pattern that several files have"):
-        milldam.open(tmp_path / "*.txt")
-
-
 # ---- every kind, by every command ----
-
-
-def test_stats_take_whatever_opens(tmp_path: Path) -> None:
-    """A store, an .npy file, files of other tools: figures."""
-    store = write_store(tmp_path / "s", [[5, 9], [20]])
-    milldam.export(store, "megatron", tmp_path / "pair")
-    milldam.export(store, "nanogpt", tmp_path / "train.bin")
-    write_lines(tmp_path / "in.jsonl", ["one two", "three"])
-    npy = ("-o", tmp_path / "t.npy", "--format", "npy", "--tokenizer", TOKENIZER)
-    made = invoke("tokenize", tmp_path / "in.jsonl", *npy)
-    assert made.exit_code == 0
-    for name in ("s", "pair", "pair.idx", "train.bin", "t.npy"):
-        told = invoke("stats", tmp_path / name, "--json")
-        assert told.exit_code == 0 and json.loads(told.output)["tokens"] == milldam.open(tmp_path / name).tokens
-    refused = invoke("inspect", tmp_path / "train.bin")
-    assert refused.exit_code == 3 and "not a token store" in refused.output
-
-
-def test_features_and_tables_are_opened_and_their_figures_shown(tmp_path: Path) -> None:
-    """As any other kind; what they do not have is not passed over in silence."""
-    small_store(tmp_path / "features")
-    write_lines(tmp_path / "in.jsonl", ["one two", "three"])
-    milldam.map(tmp_path / "in.jsonl", lambda rows: None, tmp_path / "table", workers=1, memory="1GB")
-    assert type(milldam.open(tmp_path / "features")).__name__ == "FeatureStore"
-    for name, count in (("features", "windows"), ("table", "rows")):
-        told = json.loads(invoke("stats", tmp_path / name, "--json").output)
-        assert told[count] == len(milldam.open(tmp_path / name))
-        assert invoke("verify", tmp_path / "table").exit_code == 0
-        with pytest.raises(ConfigError, match="has no split to choose"):
-            milldam.open(tmp_path / name, split="train")
-        with pytest.raises(StoreError, match="not a token store"):
-            milldam.mix({tmp_path / name: 1.0})
-
-
-@pytest.mark.slow
-def test_a_multimodal_pair_is_named_as_one(tmp_path: Path) -> None:
-    """Megatron's index with a mode for every sequence: a sentence, in place of a word on damage."""
-    megatron = pytest.importorskip("megatron.core.datasets.indexed_dataset")
-    torch = pytest.importorskip("torch")
-    builder = megatron.IndexedDatasetBuilder(str(tmp_path / "x.bin"), dtype=np.uint16, multimodal=True)
-    for mode in (0, 1, 0):
-        builder.add_item(torch.arange(5, dtype=torch.int32), mode=mode)
-        builder.end_document()
-    builder.finalize(str(tmp_path / "x.idx"))
-    with pytest.raises(StoreError, match=r"x\.idx: a multimodal index of Megatron-LM"):
-        milldam.open(tmp_path / "x")
-
-
-def test_what_is_opened_is_of_the_kind_that_was_asked_for(tmp_path: Path) -> None:
-    """So a script that says what it needs gets that or a sentence, whatever lies there."""
-    write_store(tmp_path / "tokens", [[3, 4]])
-    small_store(tmp_path / "features")
-    np.arange(9, dtype=np.uint16).tofile(tmp_path / "file")
-    (tmp_path / "file").rename(tmp_path / "file.bin")
-    there: dict[Any, Path] = {"tokens": tmp_path / "tokens", "features": tmp_path / "features"}
-    there["file"] = tmp_path / "file.bin"
-    for found, path in there.items():
-        for kind in ("tokens", "table", "features", "file"):
-            if kind == found:
-                assert type(milldam.open(path, kind=kind)) is type(milldam.open(path))
-            else:
-                with pytest.raises(StoreError, match=f'its kind is "{found}", and "{kind}" is asked for'):
-                    milldam.open(path, kind=kind)  # type: ignore[call-overload]
-    with pytest.raises(ConfigError, match="use tokens, table, features or file"):
-        milldam.open(there["tokens"], kind="rows")  # type: ignore[call-overload]

@@ -54,27 +54,6 @@ def test_an_order_can_be_entered_anywhere(
         assert made.numbers(np.array([place])).tolist() == [everything[place]]
 
 
-@given(kinds, sizes, st.integers(1, 7), st.integers(0, 6))
-def test_a_rank_gets_its_part_of_the_same_order(kind: str, samples: int, ranks: int, rank: int) -> None:
-    """Every so-manieth place gives every so-manieth number."""
-    made = make(kind, samples, 3, 5, 2)
-    everything = made.numbers(np.arange(2 * samples))
-    assert made.numbers(np.arange(rank, 2 * samples, ranks)).tolist() == everything[rank::ranks].tolist()
-
-
-@pytest.mark.parametrize("kind", ["shuffled", "block"])
-def test_seeds_and_epochs_give_other_orders(kind: str) -> None:
-    """Another seed and the next epoch are other orders; the same seed is the same."""
-    epochs = {}
-    for seed in (0, 1, -1, 2**40):
-        made = make(kind, 500, seed, 4, 10)
-        for epoch in range(3):
-            epochs[seed, epoch] = tuple(made.numbers(np.arange(500 * epoch, 500 * (epoch + 1))).tolist())
-    assert len(set(epochs.values())) == len(epochs)
-    again = make(kind, 500, 1, 4, 10).numbers(np.arange(500))
-    assert tuple(again.tolist()) == epochs[1, 0]
-
-
 def test_in_sequence_is_as_the_samples_lie() -> None:
     """Without shuffle, epoch after epoch counts up."""
     assert InSequence(3).numbers(np.arange(8)).tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
@@ -135,15 +114,6 @@ def test_a_window_is_made_of_its_stretches_alone(
 
 def _both(stretches: order.Stretches) -> tuple[list[int], list[int]]:
     return stretches.firsts.tolist(), stretches.counts.tolist()
-
-
-@given(st.integers(50, 400), st.integers(2, 40), windows)
-def test_a_window_reads_whole_blocks(samples: int, block: int, window_blocks: int) -> None:
-    """A window has no more stretches than blocks, one for the rest, and one where the row of blocks goes round."""
-    made = make("block", samples, 1, block, window_blocks)
-    behind, stretches = made.stretches(0)  # type: ignore[misc]
-    assert len(stretches.firsts) <= -(-behind // block) + 1
-    assert (stretches.counts <= block).all()
 
 
 def test_blocks_begin_elsewhere_in_every_epoch() -> None:

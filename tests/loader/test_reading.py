@@ -16,10 +16,10 @@ from unittest.mock import patch
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from milldam.errors import ConfigError, StoreError
+from milldam.errors import StoreError
 from milldam.loader import reading
 from milldam.loader.reading import MappedReader, PositionedReader, Reader, open_reader
 from milldam.loader.stream import TokenFile, TokenStream
@@ -114,19 +114,6 @@ def test_runs_are_those_of_the_files_end_to_end(
 
 
 @pytest.mark.parametrize("make", READERS)
-def test_rows_of_many_lengths_come_from_one_reader(make: Callable[[TokenStream], Reader], tmp_path: Path) -> None:
-    """Longer and shorter rows in turn, more and fewer of them, never mix up their buffers."""
-    files = write_files(tmp_path, [50, 7, 300])
-    reader = make(files.stream)
-    rng = np.random.default_rng(0)
-    for _ in range(200):
-        length, count = int(rng.integers(1, 60)), int(rng.integers(0, 9))
-        starts = rng.integers(0, len(files.flat) - length + 1, count)
-        expected = [files.flat[start : start + length].tolist() for start in starts]
-        assert reader.rows(starts, length).tolist() == expected
-
-
-@pytest.mark.parametrize("make", READERS)
 @pytest.mark.parametrize("missing", [1, 4, 2_000])
 def test_a_file_cut_short_is_an_error(make: Callable[[TokenStream], Reader], missing: int, tmp_path: Path) -> None:
     """Fewer bytes than the tokens need is said before anything of it is read, never a bus error."""
@@ -149,15 +136,6 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> Non
         reader.runs(np.array([900, 40]), np.array([10, 5]))
 
 
-@pytest.mark.parametrize("make", READERS)
-def test_a_missing_file_is_an_error(make: Callable[[TokenStream], Reader], tmp_path: Path) -> None:
-    """The file is named, with what the system says."""
-    files = write_files(tmp_path, [10, 10])
-    files.stream.files[1].path.unlink()
-    with pytest.raises(StoreError, match=r"1\.bin: can't be read \(No such file or directory\)"):
-        make(files.stream).rows(np.array([12]), 5)
-
-
 def test_a_failed_mapping_leaves_nothing_open(tmp_path: Path) -> None:
     """When the last of several files is bad, no descriptor stays open."""
     files = write_files(tmp_path, [10, 10, 10], behind=0)
@@ -166,26 +144,6 @@ def test_a_failed_mapping_leaves_nothing_open(tmp_path: Path) -> None:
     for _ in range(5):
         with pytest.raises(StoreError):
             MappedReader(files.stream)
-    assert open_descriptors() == before
-
-
-def test_a_mapped_reader_holds_no_file_open(tmp_path: Path) -> None:
-    """However many files there are: a system allows as few as 1,024 open ones."""
-    files = write_files(tmp_path, [3] * 200)
-    before = open_descriptors()
-    reader = MappedReader(files.stream)
-    assert reader.rows(np.array([0, 299]), 300).tolist() == [files.flat[:300].tolist(), files.flat[299:599].tolist()]
-    assert open_descriptors() == before
-
-
-def test_a_positioned_reader_closes_what_it_opened(tmp_path: Path) -> None:
-    """Its descriptors are closed with it, at the latest."""
-    files = write_files(tmp_path, [3] * 20)
-    before = open_descriptors()
-    reader = PositionedReader(files.stream)
-    reader.rows(np.array([0]), 60)
-    assert open_descriptors() == before + 20
-    del reader
     assert open_descriptors() == before
 
 
@@ -221,24 +179,6 @@ def test_threads_do_not_overwrite_one_another(tmp_path: Path) -> None:
     assert open_descriptors() == before
 
 
-@pytest.mark.parametrize("make", READERS)
-@settings(max_examples=25)
-@given(sizes=file_sizes, data=st.data())
-def test_announcing_changes_nothing(
-    make: Callable[[TokenStream], Reader], sizes: list[int], data: st.DataObject
-) -> None:
-    """What is announced and released reads the same as before."""
-    starts, length = data.draw(reads(sum(sizes)))
-    with new_folder() as folder:
-        files = write_files(folder, sizes)
-        reader = make(files.stream)
-        places, lengths = np.array(starts, np.int64), np.full(len(starts), length)
-        reader.announce(places, lengths)
-        before = reader.rows(places, length).tolist()
-        reader.release(places, lengths)
-        assert reader.rows(places, length).tolist() == before
-
-
 def test_tokens_that_begin_between_two_are_read_right_or_refused(tmp_path: Path) -> None:
     """An odd number of bytes before the tokens can't be mapped: that is said, and chosen around."""
     tokens = np.arange(1, 50, dtype=np.uint16)
@@ -250,37 +190,8 @@ def test_tokens_that_begin_between_two_are_read_right_or_refused(tmp_path: Path)
     assert open_reader(stream).rows(np.array([40]), 9)[0].tolist() == tokens[40:].tolist()
 
 
-def test_reading_is_chosen_by_what_is_free(tmp_path: Path) -> None:
-    """Mapped while the data fits in half of the free memory, positioned when it does not, or as asked for."""
-    files = write_files(tmp_path, [500])
-    for free, kind in [(2_000, MappedReader), (1_999, PositionedReader), (10**12, MappedReader), (0, PositionedReader)]:
-        with patch.object(reading, "available_bytes", return_value=(free, "a test")):
-            assert type(open_reader(files.stream)) is kind
-            assert type(open_reader(files.stream, "map")) is MappedReader
-            assert type(open_reader(files.stream, "pread")) is PositionedReader
-
-
-def test_a_part_is_measured_by_itself(tmp_path: Path) -> None:
-    """A small part of data beyond memory is mapped."""
-    files = write_files(tmp_path, [500])
-    with patch.object(reading, "available_bytes", return_value=(400, "a test")):
-        assert type(open_reader(files.stream)) is PositionedReader
-        assert type(open_reader(files.stream.part(300, 400))) is MappedReader
-
-
 def test_too_many_files_are_not_mapped(tmp_path: Path) -> None:
     """A process may have so many mappings and no more."""
     files = write_files(tmp_path, [5] * 4)
     with patch.object(reading, "MOST_MAPPINGS", 3):
         assert type(open_reader(files.stream)) is PositionedReader
-
-
-def test_parts_of_a_stream_stay_inside() -> None:
-    """A part counts from its stream's begin, and can't be larger than it."""
-    stream = TokenStream("s", (TokenFile(Path("x"), 100),), np.dtype("uint16"), 10, 90, "print")
-    part = stream.part(5, 25)
-    assert (part.first, part.stop, part.tokens, part.size_bytes) == (15, 35, 20, 40)
-    assert part.identity == {"data": "print", "first": 15, "stop": 35}
-    for first, stop in [(-1, 5), (5, 81), (7, 6)]:
-        with pytest.raises(ConfigError, match="of 80"):
-            stream.part(first, stop)

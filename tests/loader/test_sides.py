@@ -88,34 +88,6 @@ def test_a_side_has_its_documents_alone(pairs: milldam.Store, side: Any, first: 
     assert _documents(mixed.batches(1)) == mine
 
 
-@pytest.mark.parametrize("too_long", ["drop", "cut", "split"])
-def test_what_is_too_long_is_told_of_the_side_alone(pairs: milldam.Store, too_long: Any) -> None:
-    """Left out, cut or split as of conversations; the other side counts for nothing."""
-    lengths = [len(pairs[number]) for number in range(0, 2 * COUNT, 2)]
-    long = sum(length > 30 for length in lengths)
-    rows = pairs.packed(30, side="chosen", too_long=too_long)
-    assert 0 < long < COUNT
-    assert (rows.too_long.documents, rows.too_long.of_documents) == (long, COUNT)
-    ids = np.concatenate([batch["document_ids"].ravel() for batch in rows.batches(4)])
-    assert not (ids[ids >= 0] % 2).any()
-    dropped = sum(length for length in lengths if length <= 30)
-    wanted = {"drop": dropped, "cut": sum(min(length, 30) for length in lengths), "split": sum(lengths)}
-    assert (ids >= 0).sum() == wanted[too_long]
-    if too_long != "split":
-        alone = pairs.conversations(side="chosen", max_tokens=30, too_long=too_long)
-        assert (alone.too_long.documents, len(alone)) == (long, COUNT - long * (too_long == "drop"))
-
-
-def test_feeds_take_a_side_too(pairs: milldam.Store) -> None:
-    """Of each unit."""
-    feed = _feed(pairs)
-    for samples in (feed.packed(256, side="chosen"), feed.conversations(side="chosen")):
-        trained = [batch["input_ids"][batch["labels"] != -100] for batch in samples.batches(4)]
-        text = pairs.decode(np.concatenate(trained))
-        assert "good" in text
-        assert "bad" not in text
-
-
 def test_a_side_of_what_is_no_pair_is_refused(pairs: milldam.Store, tmp_path: Path) -> None:
     """So are rows that can't be of one side, and other words."""
     with pytest.raises(ConfigError, match="wrapped rows"):

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import pickle
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +13,6 @@ from tests.kit.token_stores import flat_tokens, write_store
 from milldam.errors import ConfigError, MismatchError
 from milldam.loader.reading import Way
 from milldam.loader.stores import Store
-from milldam.loader.windows import Streams
 
 TOKENS = 301
 
@@ -56,16 +51,6 @@ def test_streams_are_those_cut_from_a_list(store: Store, batch_size: int, seq_le
     assert len(streams) == len(expected)
     assert lists(streams) == expected
     assert lists(streams[step] for step in range(len(streams))) == expected
-
-
-def test_rows_go_on_from_batch_to_batch(store: Store) -> None:
-    """The first token of a row is the last target of the same row in the batch before."""
-    batches = list(store.streams(4, 10))
-    for (_, before), (after, _) in itertools.pairwise(batches):
-        assert (before[:, -1] == after[:, 0]).all()
-    rows = [np.concatenate([x[row] for x, _ in batches]) for row in range(4)]
-    places = [set(row.tolist()) - {0} for row in rows]
-    assert sum(map(len, places)) == len(set.union(*places))
 
 
 @settings(max_examples=30)
@@ -112,67 +97,7 @@ def test_a_state_of_other_streams_is_refused(store: Store) -> None:
         store.windows(10).batches(4, shuffle=False).load_state_dict(state)
 
 
-@pytest.mark.parametrize("prefetch", [0, 3])
-def test_epochs_begin_again_at_the_front(store: Store, prefetch: int) -> None:
-    """Every epoch is the same batches; without end they go on."""
-    streams = store.streams(3, 20)
-    once = lists(streams)
-    assert lists(streams.batches(epochs=3, prefetch=prefetch)) == once * 3
-    assert len(streams.batches(epochs=3)) == 3 * len(once)
-    endless = streams.batches(epochs=None, prefetch=prefetch)
-    assert lists(next(endless) for _ in range(2 * len(once) + 1)) == once * 2 + once[:1]
-
-
 def test_iterating_twice_gives_the_same(store: Store) -> None:
     """`for x, y in streams` begins at the front each time."""
     streams = store.streams(3, 20)
     assert lists(streams) == lists(streams)
-
-
-def test_steps_count_from_the_end_too(store: Store) -> None:
-    """Negative steps as Python has them; what is beyond is an IndexError."""
-    streams = store.streams(3, 20)
-    assert lists([streams[-1]]) == lists([streams[len(streams) - 1]])
-    for beyond in (len(streams), -len(streams) - 1):
-        with pytest.raises(IndexError, match=f"step {beyond} of {len(streams)}"):
-            streams[beyond]
-
-
-def test_streams_pickle_as_what_they_were_made_from(store: Store) -> None:
-    """A small pickle, the same batches after it."""
-    streams = store.streams(3, 20)
-    streams[0]
-    pickled = pickle.dumps(streams)
-    again = pickle.loads(pickled)
-    assert len(pickled) < 2_000
-    assert isinstance(again, Streams)
-    assert lists(again) == lists(streams)
-    assert repr(again) == repr(streams)
-
-
-def test_streams_of_a_part_and_of_a_split(tmp_path: Path) -> None:
-    """A part's streams have its tokens alone."""
-    store = write_store(tmp_path / "s.milldam", [[60], [41]], splits=["train", "val"])
-    flat = flat_tokens(store).tolist()
-    assert lists(store.streams(2, 10, split="val")) == brute_force(flat[60:], 2, 10)
-    part = store.split("train").split(first=21, rest=...)["rest"]
-    assert lists(part.streams(2, 6)) == brute_force(flat[21:60], 2, 6)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        ((0, 5), {}, "batch_size: 0; use 1 or more"),
-        ((3, 0), {}, "seq_len: 0; use 1 or more"),
-        ((3, 5), {"world_size": 0}, "world_size: 0; use 1 or more"),
-        ((3, 5), {"world_size": 2, "rank": 2}, "the ranks of world_size=2 are 0 to 1"),
-        ((3, 5), {"epochs": 0}, "epochs: 0; use 1 or more"),
-        ((3, 50), {"world_size": 3}, "301 tokens are too few for 9 streams"),
-    ],
-)
-def test_bad_settings_are_refused(
-    store: Store, arguments: tuple[int, int], options: dict[str, int], message: str
-) -> None:
-    """Which setting, what it is, and what can be meant."""
-    with pytest.raises(ConfigError, match=message):
-        store.streams(*arguments).batches(**options)  # type: ignore[arg-type]

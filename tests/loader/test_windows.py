@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.token_stores import flat_tokens, shard_file, write_store
+from tests.kit.token_stores import flat_tokens, write_store
 
 from milldam.errors import ConfigError
 from milldam.loader.reading import Way
 from milldam.loader.stores import Store
-from milldam.loader.windows import Form, WindowRules, Windows
+from milldam.loader.windows import Form, WindowRules
 
 WAYS: list[Way] = ["map", "pread"]
 
@@ -75,26 +74,6 @@ def test_a_batch_is_its_windows(store: Store, way: Way, form: Form) -> None:
         assert tuple(array[row].tolist() for array in arrays) == pair(windows[int(number)])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_batch_can_be_read_into_the_arrays_of_another(store: Store, way: Way) -> None:
-    """`out` is overwritten, also with fewer samples than it holds."""
-    windows = store.windows(8, read=way)
-    out = windows.read(np.array([0, 1, 2, 3]))
-    fewer = windows.read(np.array([5, 6]), np.int64, out)
-    assert all(np.shares_memory(one, other) for one, other in zip(out, fewer, strict=True))
-    assert fewer[0].tolist() == [windows[5][0].tolist(), windows[6][0].tolist()]
-
-
-def test_targets_are_one_token_on(store: Store) -> None:
-    """y is x shifted by one; the last target may be the very last token."""
-    flat = flat_tokens(store)
-    windows = store.windows(139)
-    assert len(windows) == 1
-    x, y = windows[0]
-    assert (x == flat[:-1]).all()
-    assert (y == flat[1:]).all()
-
-
 @pytest.mark.parametrize(("form", "takes"), [("xy", 141), ("hf", 141)])
 def test_one_token_too_few_is_an_error_with_numbers(store: Store, form: Form, takes: int) -> None:
     """What there is and what a window takes; never a negative length."""
@@ -132,51 +111,6 @@ def test_repeated_windows_come_equally_often(
     assert x.tolist() == [flat[start : start + seq_len].tolist() for start in expected]
 
 
-def test_numbers_count_from_the_end_too(store: Store) -> None:
-    """Negative numbers as Python has them; what is beyond is an IndexError."""
-    windows = store.windows(16)
-    assert pair(windows[-1]) == pair(windows[len(windows) - 1])
-    assert pair(windows[-len(windows)]) == pair(windows[0])
-    for beyond in (len(windows), -len(windows) - 1):
-        with pytest.raises(IndexError, match=f"sample {beyond} of {len(windows)}"):
-            windows[beyond]
-    assert len(list(windows)) == len(windows)
-
-
-def test_a_window_is_what_a_batch_has_of_it(store: Store) -> None:
-    """int64, as every model takes it, and memory of its own."""
-    windows = store.windows(20, stride=1)
-    x, y = windows[32]
-    for one, row in zip((x, y), windows.read(np.array([32])), strict=True):
-        assert one.dtype == row.dtype == np.int64
-        assert np.array_equal(one, row[0])
-    assert not np.shares_memory(x, y)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_windows_are_kept(store: Store, way: Way) -> None:
-    """A window stays what it is when others are read, as a list of samples needs it."""
-    windows = store.windows(10, read=way)
-    kept = [windows[number] for number in range(len(windows))]
-    flat = flat_tokens(store)
-    assert [x.tolist() for x, _ in kept] == [flat[k * 10 : k * 10 + 10].tolist() for k in range(len(windows))]
-
-
-def test_several_splits_must_be_named(tmp_path: Path) -> None:
-    """Two splits and none named is an error that names them; one by name has its tokens alone."""
-    store = write_store(tmp_path / "s.milldam", [[30], [20], [40]], splits=["train", "val", "train"])
-    with pytest.raises(ConfigError, match=r'has the splits train, val; say which one is meant, such as split="train"'):
-        store.windows(5)
-    flat = flat_tokens(store)
-    train, val = store.windows(69, split="train"), store.windows(19, split="val")
-    assert (len(train), len(val)) == (1, 1)
-    assert train[0][0].tolist() == [*flat[:30], *flat[50:89]]
-    assert val[0][1].tolist() == flat[31:50].tolist()
-    assert pair(store.split("val").windows(19)[0]) == pair(val[0])
-    with pytest.raises(ConfigError, match=r'no split "vall"; it has train, val\. Did you mean "val"'):
-        store.windows(5, split="vall")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -193,28 +127,6 @@ def test_bad_settings_are_refused(store: Store, options: dict[str, Any], message
         store.windows(**options)
 
 
-def test_lengths_must_be_whole_numbers(store: Store) -> None:
-    """Half a token is a type error; numpy's integers are as good as Python's, also in a state."""
-    with pytest.raises(TypeError):
-        store.windows(4.5)  # type: ignore[arg-type]
-    windows = store.windows(np.int64(8), stride=np.int32(4))  # type: ignore[arg-type]
-    assert json.loads(json.dumps(windows.identity)) == store.windows(8, stride=4).identity
-
-
-@pytest.mark.parametrize("way", ["auto", "map", "pread"])
-def test_windows_pickle_as_what_they_were_made_from(store: Store, way: Way) -> None:
-    """A small pickle, also when files are open, and the same windows after it."""
-    windows = store.windows(16, stride=3, form="hf", tokens=100, tail=True, read=way)
-    windows[0]
-    pickled = pickle.dumps(windows)
-    again = pickle.loads(pickled)
-    assert len(pickled) < 2_000
-    assert isinstance(again, Windows)
-    assert again.identity == windows.identity
-    assert [pair(again[k]) for k in range(len(again))] == [pair(windows[k]) for k in range(len(windows))]
-    assert repr(again) == repr(windows)
-
-
 def test_what_decides_the_samples_is_in_the_identity(store: Store) -> None:
     """Windows that lie elsewhere have another identity, even when there are as many; the way of reading has no part."""
     kinds: list[dict[str, Any]] = [
@@ -227,25 +139,6 @@ def test_what_decides_the_samples_is_in_the_identity(store: Store) -> None:
     made = [store.windows(10, **kind) for kind in kinds]
     assert len({json.dumps(windows.identity, sort_keys=True) for windows in made}) == len(kinds)
     assert store.windows(10, read="map").identity == store.windows(10, read="pread").identity
-
-
-def test_large_ids_come_whole(tmp_path: Path) -> None:
-    """A store of int32 ids gives ids above 65,535 as they are."""
-    store = write_store(tmp_path / "s.milldam", [[8]], dtype="int32")
-    np.array([1, 70_000, 3, 2**31 - 1, 5, 6, 7, 0], "<i4").tofile(shard_file(store.path, 0, "bin"))
-    x, y = store.windows(4).read(np.array([0]))
-    assert x.tolist() == [[1, 70_000, 3, 2**31 - 1]]
-    assert y.tolist() == [[70_000, 3, 2**31 - 1, 5]]
-
-
-@pytest.mark.parametrize("read", ["map", "pread"])
-@pytest.mark.parametrize("shuffle", [True, "block", False])
-def test_repeated_windows_come_in_any_order(tmp_path: Path, read: Any, shuffle: Any) -> None:
-    """Also where blocks of them go round the end of the data."""
-    store = write_store(tmp_path / "s", [[300, 400, 500, 100] * 20, [70, 90] * 30])
-    windows = store.windows(16, tokens=3 * store.tokens, repeat=True, read=read)
-    found = [tuple(row) for x, _ in windows.batches(7, shuffle=shuffle) for row in x.tolist()]
-    assert sorted(found) == sorted(tuple(windows[k][0].tolist()) for k in range(len(windows)))
 
 
 def test_an_unknown_way_of_reading_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from milldam.mapping.function import Caller, FunctionError, ResultError
-from milldam.mapping.schema import fit, inferred, to_array
+from milldam.mapping.schema import fit, to_array
 from milldam.mapping.settings import MapSettings
 
 ROWS = {"text": ["a", "bb", "ccc"], "id": [1, 2, 3]}
@@ -41,13 +41,6 @@ def test_columns_that_pass_through_keep_their_arrow_type() -> None:
     assert call(lambda batch: {"n": [1, 2, 3]})["id"].type == pa.int16()
     assert call(lambda row: {"n": 1}, batched=False)["id"].type == pa.int16()
     assert call(lambda row: [{"n": 1}] if row["id"] > 1 else [], batched=False)["id"].type == pa.int16()
-
-
-def test_removed_columns_are_given_but_not_kept() -> None:
-    """`remove_columns` leaves out what the input had, not what the function returns under the same name."""
-    made = call(lambda batch: {"text": [one.upper() for one in batch["text"]]}, remove_columns=("text",))
-    assert values(made) == {"id": [1, 2, 3], "text": ["A", "BB", "CCC"]}
-    assert values(call(lambda batch: {"n": [len(batch["id"])]}, remove_columns="all")) == {"n": [3]}
 
 
 def test_other_lengths_need_the_input_columns_removed() -> None:
@@ -125,12 +118,6 @@ def test_a_column_that_a_row_lacks_is_null_there() -> None:
     assert values(made) == {"n": [1, None, None], "m": [None, 2, 2]}
 
 
-def test_a_filter_is_told_how_to_drop_rows() -> None:
-    """True and False mean nothing to map."""
-    with pytest.raises(ResultError, match=r"To drop a row return \[\], to keep it None"):
-        call(lambda row: row["id"] > 1, batched=False)
-
-
 # ---- async functions ----
 
 
@@ -154,18 +141,6 @@ def test_async_functions_are_awaited_in_batches_and_rows() -> None:
     assert values(call(lengths))["n"] == [1, 2, 3]
     assert values(call(length, batched=False, with_indices=True, first_row=5))["n"] == [5, 6, 7]
     assert values(call(Callable(), batched=False))["id"] == [1, 3]
-
-
-def test_async_functions_work_inside_a_running_loop() -> None:
-    """As in a notebook; every call is in the same loop, so that a client stays connected."""
-
-    async def loop_of(row: Any) -> Any:
-        return {"loop": id(asyncio.get_running_loop())}
-
-    async def notebook() -> Any:
-        return values(call(loop_of, batched=False))["loop"] + values(call(loop_of, batched=False))["loop"]
-
-    assert len(set(asyncio.run(notebook()))) == 1
 
 
 # ---- what it raises ----
@@ -200,14 +175,6 @@ def test_arrays_of_more_dimensions_are_fixed_lists() -> None:
 
 def arrays(**columns: Any) -> dict[str, pa.Array]:
     return {name: to_array(name, values) for name, values in columns.items()}
-
-
-def test_token_columns_are_narrow_when_inferred() -> None:
-    """As HF stores them, unless a value does not fit."""
-    tokens = inferred(arrays(input_ids=[[1, 2]], attention_mask=[[1]]))
-    assert tokens.field("input_ids").type == pa.list_(pa.int32())
-    assert tokens.field("attention_mask").type == pa.list_(pa.int8())
-    assert inferred(arrays(input_ids=[[2**40]])).field("input_ids").type == pa.list_(pa.int64())
 
 
 INTS = pa.schema([("a", pa.int32())])

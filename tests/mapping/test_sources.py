@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import bz2
 import csv
 import functools
-import gzip
 import io
 import json
-import lzma
 import pickle
 import subprocess
 import sys
@@ -112,31 +109,6 @@ def test_units_cover_every_row_once_in_order(
     made = plan(path, folder / "spool", shard_size=shard_size, shards=shards)
     assert read(made) == ROWS
     assert [unit.key for unit in made.units()] == keys(path, folder / "other", shard_size=shard_size, shards=shards)
-
-
-@pytest.mark.parametrize("ending", ["gz", "bz2", "xz"])
-@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "arrow-file"])
-def test_compressed_files_are_a_unit_each(tmp_path: Path, kind: str, ending: str) -> None:
-    """A compressed file of any format is read whole, however small the shards."""
-    path = write_rows(tmp_path, kind)
-    compress = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}[ending]
-    packed = tmp_path / f"{path.name}.{ending}"
-    packed.write_bytes(compress(path.read_bytes()))
-    made = plan(packed, tmp_path / "spool", shard_size=100)
-    assert read(made) == ROWS
-    assert len(list(made.units())) == 1
-
-
-def test_a_column_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """A wrong name is an error that shows the right ones, for files of every format."""
-    for kind in KINDS:
-        with pytest.raises(InputError, match=r'no column "txet"; found "id", "text"\. Did you mean "text"'):
-            plan(write_rows(tmp_path, kind), tmp_path, columns=("txet",))
-    (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(InputError, match='found "text", "file"'):
-        plan(tmp_path / "a.txt", tmp_path, columns=("body",))
-    with pytest.raises(ConfigError, match="columns is empty"):
-        plan(tmp_path / "a.txt", tmp_path, columns=())
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -283,23 +255,6 @@ def test_an_identified_generator_runs_once(tmp_path: Path) -> None:
     assert Path(calls).read_text() == "xxx"
 
 
-def test_a_generator_that_fails_leaves_no_rows_that_count(tmp_path: Path) -> None:
-    """The error is the generator's own, and the next call begins anew."""
-    broken = [True]
-
-    def rows() -> Iterator[dict[str, Any]]:
-        yield {"n": 1}
-        if broken:
-            raise KeyError("mine")
-        yield {"n": 2}
-
-    with pytest.raises(KeyError, match="mine"):
-        plan(rows, tmp_path, source_key="k")
-    assert not list(tmp_path.glob(".*.tmp"))
-    broken.clear()
-    assert read(plan(rows, tmp_path, source_key="k")) == [{"n": 1}, {"n": 2}]
-
-
 def test_rows_of_any_types_survive_the_spool(tmp_path: Path) -> None:
     """Columns that change their type or come and go, arrays of any shape; what can't be stored is named."""
     import numpy as np
@@ -328,17 +283,6 @@ def test_what_is_no_source_is_refused_with_a_hint(tmp_path: Path) -> None:
         plan([{"a": 1}], tmp_path, split="train")
     with pytest.raises(ConfigError, match="Let it yield rows"):
         plan(lambda: {"a": 1}, tmp_path, source_key="k")
-
-
-def test_a_streamed_data_set_is_known_by_its_key_alone(tmp_path: Path, saved: Any) -> None:
-    """Its rows are spooled; without a key it says that it can't be identified."""
-    streamed = saved.to_iterable_dataset().map(lambda row: {"twice": 2 * row["n"]})
-    made = plan(streamed, tmp_path / "a")
-    assert made.unidentified is not None and "source_key" in made.unidentified
-    assert read(made) == list(streamed)
-    named = plan(streamed, tmp_path / "b", source_key="v1")
-    assert named.unidentified is None
-    assert [unit.key for unit in named.units()] == [unit.key for unit in made.units()]
 
 
 # ---- tables of ours ----

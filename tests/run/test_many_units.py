@@ -239,7 +239,6 @@ def test_a_manifest_written_shard_by_shard_is_the_text_of_a_plain_encoder(
     spool = ShardSpool(folder)
     spool.fill(shards)
     spool.write(_manifest(()), folder)
-    spool.remove()
     assert (folder / NAME).read_bytes() == _as_one_document(manifest)
     assert [path.name for path in folder.iterdir() if path.is_file()] == [NAME]
 

@@ -136,18 +136,6 @@ def test_real_truncated_files_give_what_is_whole(shared_data: Path, name: str, l
 
 
 @every_compression
-@pytest.mark.parametrize("before", [0, 70_000], ids=["one member", "two members"])
-def test_a_wrong_checksum_loses_no_byte(kind: str, before: int) -> None:
-    """Whatever the library had in hand when it failed; the members before are proved, the last is not."""
-    first, last = b"x" * before, as_lines(texts_of(1000))
-    packed = (COMPRESS[kind](first) if before else b"") + flipped(COMPRESS[kind](last), CHECKSUM[kind])
-    found, error = decompressed(packed, kind)
-    assert found == first + last
-    assert error is not None
-    assert error.reason == WRONG_CHECKSUM[kind]
-
-
-@every_compression
 def test_damage_in_the_middle_gives_all_that_can_be_had(kind: str) -> None:
     """As much as the library gives when it is asked for every byte, one at a time."""
     packed = flipped(COMPRESS[kind](as_lines(texts_of(1000))), 60_000)
@@ -213,17 +201,6 @@ def test_a_cut_file_keeps_all_whole_records_and_rejects_the_one_that_was_cut(
         assert (write_as(texts[: len(kept)]) + reject.record.encode()) == there
     else:
         assert reject.row == (len(kept) if reject.records else None)
-
-
-@every_compression
-def test_a_last_record_without_its_line_end_is_kept_where_it_is_whole(tmp_path: Path, kind: str) -> None:
-    """JSON tells whether it is; a line of text does not."""
-    data = as_lines(texts_of(10)).rstrip(b"\n")
-    packed = flipped(COMPRESS[kind](data), CHECKSUM[kind])
-    result = read(write(tmp_path / f"a.jsonl.{kind}", packed))
-    assert (len(result.texts), [one.records for one in result.rejects]) == (10, [0])
-    result = read(write(tmp_path / f"a.txt.{kind}", packed), TextRules("line"))
-    assert (len(result.texts), [one.records for one in result.rejects]) == (9, [1])
 
 
 @every_compression

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.kit.source_reading import TEXT, Result, line_of, read, small_blocks
+from tests.kit.source_reading import TEXT, Result, read, small_blocks
 
 from milldam.errors import InputError
 from milldam.sources.batch import Places, Reject, TextRules
@@ -125,20 +125,6 @@ def test_a_header_may_have_a_mark_quotes_and_line_ends(tmp_path: Path, header: b
 
 
 # ---- rejects ----
-
-
-@pytest.mark.parametrize("shard_size", [10, 40, 1 << 30])
-def test_rows_with_other_numbers_of_fields_are_rejected_with_their_place(tmp_path: Path, shard_size: int) -> None:
-    """Line and origin lead to the row from any shard; the rows around it are kept."""
-    lines = [f"{n},row {n}" for n in range(12)]
-    lines[3], lines[8] = "only one", "8,one,too many"
-    data = "id,text\n" + "\n".join(lines) + "\n"
-    with small_blocks(32):
-        result = read_csv(tmp_path, data, shard_size)
-    assert result.texts == [f"row {n}" for n in range(12) if n not in (3, 8)]
-    assert result.reasons == {"bad_row": 2}
-    assert [line_of(reject, data.encode()).decode() for reject in result.rejects] == [lines[3], lines[8]]
-    assert "fields where the header has 2" in result.rejects[0].detail
 
 
 @pytest.mark.parametrize(

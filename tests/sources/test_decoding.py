@@ -49,22 +49,6 @@ def outcome(result: Result) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("rules", "data", "texts"),
-    [
-        (LINE, b"a\xffb\nc\n\xfed e\n", ["ab", "c", "d e"]),
-        (TextRules("paragraph", invalid_utf8="drop"), b"one\ntw\xffo\n\nthree\n", ["one\ntwo", "three"]),
-        (TextRules(separator="<|>", invalid_utf8="drop"), b"a\xffb<|>c", ["ab", "c"]),
-        (FILE, FLAWED, [MENDED]),
-    ],
-)
-def test_plain_text_is_mended_document_by_document(
-    tmp_path: Path, rules: TextRules, data: bytes, texts: list[str]
-) -> None:
-    """Whatever a document is."""
-    assert outcome(read(written(tmp_path / "a.txt", data), rules)) == (texts, [])
-
-
-@pytest.mark.parametrize(
     ("line", "text"),
     [
         (rb'{"text": "a\ud800b"}', "ab"),

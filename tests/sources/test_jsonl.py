@@ -115,18 +115,6 @@ def test_a_dotted_name_leads_into_nested_objects(tmp_path: Path) -> None:
 # ---- all that is bad ----
 
 
-@pytest.mark.parametrize("line", BAD, ids=lambda line: repr(line)[2:-1])
-def test_a_bad_line_in_the_middle_is_rejected_alone(tmp_path: Path, line: bytes) -> None:
-    """With its reason and place; the lines around it are kept."""
-    data = b"\n".join([GOOD, GOOD, line, GOOD]) + b"\n"
-    result = read_lines(tmp_path, data)
-    assert result.texts == ["good"] * 3
-    assert [(reject.line, reject.origin, reject.reason) for reject in result.rejects] == [(3, 0, BAD[line])]
-    assert line_of(result.rejects[0], data) == line
-    assert result.rejects[0].record == line.decode("utf-8", "backslashreplace")
-    assert result.rejects[0].detail
-
-
 @given(
     lines=st.lists(st.sampled_from([GOOD, b"", b" ", *BAD, *ODD]), max_size=30),
     shard_size=st.integers(1, 300),

@@ -9,10 +9,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.source_reading import line_of, read, small_blocks
+from tests.kit.source_reading import read, small_blocks
 
 from milldam.sources.batch import TextRules
 
@@ -114,19 +113,6 @@ def test_a_blank_line_of_any_length_ends_a_paragraph(tmp_path: Path) -> None:
 
 
 # ---- what is no UTF-8 ----
-
-
-@pytest.mark.parametrize("shard_size", [7, 30, 1000])
-@pytest.mark.parametrize("rules", [LINE, TextRules(separator="\n")], ids=["line", "separator"])
-def test_a_line_that_is_no_utf8_is_rejected_with_its_place(tmp_path: Path, rules: TextRules, shard_size: int) -> None:
-    """Line and origin lead to it from any shard, and every other line is kept."""
-    content = [b"good %d" % n for n in range(20)]
-    content[4], content[13] = b"bad \xff four", b"bad \xe9 thirteen"
-    data = b"\n".join(content) + b"\n"
-    result = read(written(tmp_path, data), rules, shard_size)
-    assert result.texts == [line.decode() for line in content if line.startswith(b"good")]
-    assert [line_of(reject, data) for reject in result.rejects] == [content[4], content[13]]
-    assert result.reasons == {"not_utf8": 2}
 
 
 def test_each_of_two_equal_bad_lines_is_rejected_with_its_own_place(tmp_path: Path) -> None:

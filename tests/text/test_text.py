@@ -53,15 +53,6 @@ def clean(texts: list[str], rules: CleanRules) -> list[str]:
     return cleaned.to_pylist()
 
 
-def clean_parts(parts: list[str], cleaner: Cleaner) -> str:
-    """A document in parts, cleaned and put together."""
-    done = [
-        cleaner.clean(array([part]), Verdicts(1), open=number < len(parts))[0].as_py()
-        for number, part in enumerate(parts, start=1)
-    ]
-    return "".join(done)
-
-
 HARD = (
     " \t\n\r\v\f\x00\x1c\x1f\x7f\x85\x9f\xa0\u1680\u2003\u2028\u2029\u3000\ufeffab.é"
     "e\u0301\u0323\u0308ᄀ\u1161\u11a8각ㄱㅏｶﾞ\uffa1\uffc2ﬁ\u0958\u09c7\u09beк中½\u200b😀\U0001d15e"
@@ -140,62 +131,22 @@ def test_white_space_is_what_python_says() -> None:
     assert [one for one, rest in zip(characters, left, strict=True) if (rest == "") != one.isspace()] == []
 
 
-# ---- documents in parts ----
+# ---- documents in pieces ----
 
 
-def cut(document: str, at: list[int]) -> list[str]:
-    """The document in parts, cut at some places."""
-    places = sorted({min(place, len(document)) for place in at})
-    return [document[a:b] for a, b in zip([0, *places], [*places, len(document)], strict=True)]
-
-
-@given(hard_texts, st.lists(st.integers(0, 30), max_size=6), all_rules)
-@example("ㄱㅏ", [1], CleanRules(unicode="NFKC"))
-@example("a\r\nb", [2], CleanRules(whitespace=True))
-@example("a \n\n \nb", [2, 3, 4], CleanRules(whitespace=True))
-def test_parts_give_what_the_whole_gives(document: str, at: list[int], rules: CleanRules) -> None:
-    """Cut anywhere, put together again: the same text."""
-    cleaner = Cleaner(rules)
-    for _ in range(2):
-        assert clean_parts(cut(document, at), cleaner) == reference(document, rules)
-
-
-def test_the_batch_after_an_open_part_ends_the_document() -> None:
-    """Its first text is the last part; the others are documents of their own."""
-    cleaner = Cleaner(CleanRules())
-    assert cleaner.clean(array(["  one "]), Verdicts(1), open=True).to_pylist() == ["on"]
-    assert cleaner.clean(array([" two \n", " three "]), Verdicts(2)).to_pylist() == ["e  two", "three"]
-
-
-def test_a_cancelled_document_leaves_nothing_behind() -> None:
-    """After `cancel` the next text begins a document."""
-    cleaner = Cleaner(CleanRules())
-    cleaner.clean(array(["one   "]), Verdicts(1), open=True)
-    cleaner.cancel()
-    assert cleaner.clean(array([" two"]), Verdicts(1)).to_pylist() == ["two"]
-
-
-@pytest.mark.parametrize("filler", [" ", "\u0301", "\n", "\x00"])
-def test_what_is_held_back_is_bounded(filler: str) -> None:
-    """Endless text with no place to cut is cut anyway, and nothing of it is lost."""
-    rules = CleanRules(unicode="NFC", control_characters=False)
-    cleaner = Cleaner(rules)
-    parts = ["a", *[filler * 40_000] * 6, "b"]
-    longest = 0
-    done = ""
+@given(st.lists(hard_texts, min_size=1, max_size=6), all_rules)
+@example([" ", " a"], CleanRules())
+@example(["a \n", "b\r\n \n", "c "], CleanRules(whitespace=True))
+def test_pieces_give_what_the_whole_gives(parts: list[str], rules: CleanRules) -> None:
+    """Cut where cleaning says, put together again: the same text."""
+    cleaner, done, tail, first = Cleaner(rules), "", "", True
     for number, part in enumerate(parts, start=1):
-        done += cleaner.clean(array([part]), Verdicts(1), open=number < len(parts))[0].as_py()
-        longest = max(longest, len(cleaner._tail) + len(cleaner._space))
-    assert longest <= 2 * text.HELD_CHARACTERS
-    assert done == unicodedata.normalize("NFC", "".join(parts))
-
-
-def test_only_marks_and_hangul_join_what_is_before_them() -> None:
-    """What `safe_cut` takes for granted of Unicode: the second half of a pair that composes is a mark."""
-    pairs = (unicodedata.decomposition(chr(code)).split() for code in range(sys.maxunicode + 1))
-    seconds = {chr(int(pair[1], 16)) for pair in pairs if len(pair) == 2 and not pair[0].startswith("<")}
-    assert seconds and {unicodedata.category(one)[0] for one in seconds} == {"M"}
-    assert not any(text._stands_alone(one, "NFC") for one in seconds)
+        tail += part
+        cut = len(tail) if number == len(parts) else cleaner.last_cut(tail)
+        piece, tail = array([tail[:cut]]), tail[cut:]
+        done += cleaner.clean_piece(piece, Verdicts(1), first=first, last=number == len(parts))[0].as_py()
+        first = first and not cut
+    assert done == reference("".join(parts), rules)
 
 
 # ---- a user's function ----
@@ -253,22 +204,12 @@ def test_a_function_that_fails_from_the_start_is_an_error(functions: str) -> Non
         cleaner.clean(array(["a"]), Verdicts(1))
 
 
-def test_a_function_gets_a_document_in_parts_whole(functions: str) -> None:
-    """While it is gathered nothing comes out."""
-    cleaner = Cleaner(CleanRules(function=f"{functions}:shout"))
-    assert cleaner.clean(array([" one t"]), Verdicts(1), open=True).to_pylist() == [""]
-    assert cleaner.clean(array(["wo"]), Verdicts(1), open=True).to_pylist() == [""]
-    assert cleaner.clean(array([" three ", "four"]), Verdicts(2)).to_pylist() == ["ONE TWO THREE", "FOUR"]
-
-
 def test_a_document_too_large_for_a_function_is_dropped(functions: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In parts and whole alike, by its bytes after cleaning; the next document is not affected."""
+    """By its bytes after cleaning; and any in pieces, which a function would not see whole."""
     monkeypatch.setattr(text, "FUNCTION_BYTES", 6)
     cleaner = Cleaner(CleanRules(function=f"{functions}:shout"))
-    for document, reason in (("aéaéa ", text.TOO_LARGE), ("  aéaé  ", None)):
-        whole, last = Verdicts(1), Verdicts(1)
-        cleaned = cleaner.clean(array([document]), whole).to_pylist()
-        cleaner.clean(array([document[:2]]), Verdicts(1), open=True)
-        cleaner.clean(array([document[2:4]]), Verdicts(1), open=True)
-        assert cleaner.clean(array([document[4:]]), last).to_pylist() == cleaned == ["AÉAÉ" if reason is None else ""]
-        assert whole.reason(0) == last.reason(0) == reason
+    verdicts, piece = Verdicts(2), Verdicts(1)
+    assert cleaner.clean(array(["aéaéa ", "  aéaé  "]), verdicts).to_pylist() == ["", "AÉAÉ"]
+    assert [verdicts.reason(0), verdicts.reason(1)] == [text.TOO_LARGE, None]
+    cleaner.clean_piece(array(["a"]), piece, first=True, last=False)
+    assert piece.reason(0) == text.TOO_LARGE

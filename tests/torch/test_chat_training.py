@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,7 @@ from milldam.loader.stores import Store
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from milldam.torch import BatchDataset, MapDataset, tensors  # noqa: E402 - after torch is known to be there
+from milldam.torch import tensors  # noqa: E402 - after torch is known to be there
 
 SEQ_LEN = 64
 
@@ -97,24 +95,3 @@ def test_a_block_diagonal_mask_by_document_ids_gives_the_same_loss(store: Store,
 
     found, _ = mean_and_gradient(model, masked())
     assert found == pytest.approx(expected, rel=1e-9)
-
-
-def test_a_data_loader_gives_padded_batches(store: Store) -> None:
-    """A sampler's batch is padded to its own longest; whole batches come as they are."""
-    loader = torch.utils.data.DataLoader(MapDataset(store.conversations()), batch_size=4, shuffle=False)
-    for number, batch in enumerate(loader):
-        longest = max(len(store[k]) for k in range(4 * number, 4 * number + 4))
-        assert batch["input_ids"].shape == batch["labels"].shape == (4, longest)
-    whole = torch.utils.data.DataLoader(BatchDataset(store.conversations(), 4), batch_size=None, num_workers=2)
-    alone = tensors(store.conversations().batches(4))
-    for batch, expected in itertools.zip_longest(whole, alone):
-        assert batch.keys() == expected.keys()
-        assert all(torch.equal(batch[name], expected[name]) for name in batch)
-
-
-def test_pairs_come_as_tensors(tmp_path: Path) -> None:
-    rng = np.random.default_rng(3)
-    store = chat_store(tmp_path / "s", [[random_chat(rng, int(n)) for n in rng.integers(5, 9, 12)]], pairs=True)
-    (batch,) = tensors(store.pairs().batches(6, shuffle=False))
-    assert batch["input_ids"].shape == batch["completion_mask"].shape
-    assert batch["document_ids"].tolist() == [0, 2, 4, 6, 8, 10, 1, 3, 5, 7, 9, 11]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,16 +95,6 @@ def test_the_first_batch_waits_for_no_other() -> None:
     assert max(ahead) < 32
 
 
-def test_arrays_may_be_overwritten_once_the_next_batch_is_asked_for(tmp_path: Path) -> None:
-    """`copy=False` gives the same batches, though their arrays are used again at once."""
-    windows = write_store(tmp_path / "s", [[3_001]]).windows(10)
-    batches = windows.batches(7, copy=False, dtype=np.uint16)
-    staged = [batch for batch, _ in Staging(CPU, TOKENS).staged(batches._begin(0)[0])]
-    for (x, y), (wanted_x, wanted_y) in zip(staged, windows.batches(7), strict=True):
-        np.testing.assert_array_equal(x.numpy(), wanted_x)
-        np.testing.assert_array_equal(y.numpy(), wanted_y)
-
-
 def test_a_batch_can_be_changed_in_place_while_another_waits_for_its_gradient() -> None:
     """Autograd sees a change of one batch as a change of that one alone."""
     made = (((np.array([[1, 2]], np.uint16), np.array([[2, 3]], np.uint16)), place) for place in range(4))
@@ -115,25 +104,6 @@ def test_a_batch_can_be_changed_in_place_while_another_waits_for_its_gradient() 
     other.fill_(-100)
     loss.backward()
     assert x.tolist() == [[1, 2]]
-
-
-def first_tokens(batches: Any, count: int | None = None) -> list[list[int]]:
-    """The first token of every sample, batch by batch, of windows or rows."""
-    ids = (batch["input_ids"] if isinstance(batch, dict) else batch[0] for batch in itertools.islice(batches, count))
-    return [one[:, 0].tolist() for one in ids]
-
-
-@needs_cuda
-@pytest.mark.parametrize("cut", ["windows", "packed"])
-def test_tensors_on_a_gpu_stand_where_they_were_handed_out(tmp_path: Path, cut: str) -> None:
-    """Saved in the middle of a block, and resumed: no batch twice, none lost."""
-    samples = getattr(write_store(tmp_path / "s", [[13, 500, 70], [830]]), cut)(4)
-    whole = first_tokens(samples.batches(6, epochs=2))
-    made = tensors(samples.batches(6, epochs=2), device="cuda")
-    seen = first_tokens(made, 37)
-    resumed = tensors(samples.batches(6, epochs=2), device="cuda")
-    resumed.load_state_dict(json.loads(json.dumps(made.state_dict())))
-    assert seen + first_tokens(resumed) == whole
 
 
 @needs_cuda

@@ -7,8 +7,6 @@ import itertools
 import json
 import pickle
 import re
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +24,7 @@ from tests.kit.token_stores import write_store  # noqa: E402
 from torch.utils.data import ConcatDataset, DataLoader, DistributedSampler, Subset, random_split  # noqa: E402
 
 import milldam  # noqa: E402
-from milldam.errors import ConfigError, MismatchError  # noqa: E402
+from milldam.errors import ConfigError  # noqa: E402
 from milldam.loader.stores import Store  # noqa: E402
 from milldam.torch import BatchDataset, MapDataset, tensors  # noqa: E402
 from milldam.torch.datasets import _Loop  # noqa: E402
@@ -86,15 +84,6 @@ def test_a_sample_for_hf_is_a_dict(store: Store) -> None:
     assert sample["input_ids"].tolist() == sample["labels"].tolist() == store.windows(SEQ_LEN)[3][0].tolist()
 
 
-@pytest.mark.parametrize("number", [53, -54])
-def test_a_sample_that_is_not_there_is_an_index_error(store: Store, number: int) -> None:
-    """So that a `for` over the dataset ends."""
-    dataset = MapDataset(store.windows(SEQ_LEN))
-    with pytest.raises(IndexError, match=f"sample {number} of 53"):
-        dataset[number]
-    assert len(list(dataset)) == 53
-
-
 def test_a_batch_of_samples_is_one_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A DataLoader's batch costs one vectorised read, not one for each sample."""
     windows = store.windows(SEQ_LEN)
@@ -111,31 +100,11 @@ def test_a_batch_of_samples_is_one_read(store: Store, monkeypatch: pytest.Monkey
     assert batches[0][0].shape == (16, SEQ_LEN)
 
 
-def test_packed_rows_collate(store: Store) -> None:
-    """What is of a whole batch and of varying length is left out of single rows, so that they stack."""
-    if not hasattr(store, "packed"):
-        pytest.skip("no packed rows yet")
-    rows = store.packed(16)
-    (batch,) = DataLoader(MapDataset(rows), batch_size=len(rows))
-    whole = rows.read(np.arange(len(rows)))
-    assert sorted(batch) == sorted(set(whole) - {"cu_seqlens", "max_seqlen"})
-    for name, column in batch.items():
-        assert np.array_equal(column.numpy(), whole[name]), name
-
-
 @pytest.mark.parametrize("workers", first_quick([2, 0, 1, 3], 2))
 def test_map_style_every_sample_comes_once(store: Store, workers: int) -> None:
     """A DataLoader that shuffles by itself gets each window exactly once, whatever its workers."""
     loader = DataLoader(MapDataset(store.windows(SEQ_LEN)), batch_size=5, shuffle=True, num_workers=workers)
     assert samples_of(firsts(loader)) == samples_of(firsts(store.windows(SEQ_LEN).batches(5)))
-
-
-def test_map_style_with_torchs_distributed_sampler(store: Store) -> None:
-    """Each rank gets its share; the sampler fills up to equal shares, as torch does."""
-    dataset = MapDataset(store.windows(SEQ_LEN))
-    samplers = [DistributedSampler(dataset, num_replicas=2, rank=rank, shuffle=False) for rank in range(2)]
-    shares = [firsts(DataLoader(dataset, batch_size=4, sampler=sampler)) for sampler in samplers]
-    assert set(samples_of(shares[0])) | set(samples_of(shares[1])) == set(samples_of(firsts(DataLoader(dataset))))
 
 
 # ---- whole batches ----
@@ -182,15 +151,6 @@ def test_forked_workers_are_reached_by_set_epoch(store: Store, persistent: bool)
         assert firsts(with_workers) == firsts(alone)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("workers", [0, 2])
-def test_pinned_batches_are_the_same(store: Store, workers: int) -> None:
-    """A DataLoader may pin what it is given."""
-    batches = list(loader_of(BatchDataset(store.windows(SEQ_LEN), 6), workers, pin_memory=True))
-    assert all(tensor.is_pinned() for batch in batches for tensor in batch)
-    assert firsts(batches) == firsts(store.windows(SEQ_LEN).batches(6))
-
-
 def test_an_epoch_begins_anew_unless_told_otherwise(store: Store) -> None:
     """As with torch's DistributedSampler, loops are alike until `set_epoch` says which one comes."""
     dataset = BatchDataset(store.windows(SEQ_LEN), 6)
@@ -200,23 +160,6 @@ def test_an_epoch_begins_anew_unless_told_otherwise(store: Store) -> None:
     assert firsts(dataset) != first
     dataset.set_epoch(0)
     assert firsts(dataset) == first
-
-
-def test_batches_without_end_have_no_length(store: Store) -> None:
-    """An endless dataset says so, and begins as one that ends."""
-    dataset = BatchDataset(store.windows(SEQ_LEN), 6, epochs=None)
-    with pytest.raises(TypeError, match="no end"):
-        len(dataset)
-    assert taken(loader_of(dataset), 20) == taken(store.windows(SEQ_LEN).batches(6, epochs=3), 20)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_labels_may_be_masked_in_place(store: Store, workers: int) -> None:
-    """HF's ids and labels are the same tokens, yet not the same memory."""
-    for batch in loader_of(BatchDataset(store.windows(SEQ_LEN, form="hf"), 6), workers):
-        assert batch["input_ids"].equal(batch["labels"])
-        batch["labels"].fill_(-100)
-        assert batch["input_ids"].min() >= 0
 
 
 # ---- ranks ----
@@ -235,27 +178,10 @@ def test_ranks_are_those_of_torch_distributed(store: Store, monkeypatch: pytest.
     assert firsts(pickle.loads(sent)) == expected
 
 
-def test_ranks_without_a_process_group_are_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Started by torchrun and not initialised, every rank would train on everything: that is an error."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    dataset = BatchDataset(store.windows(SEQ_LEN), 4)
-    with pytest.raises(ConfigError, match="init_process_group"):
-        next(iter(dataset))
-    assert len(BatchDataset(store.windows(SEQ_LEN), 4, rank=1, world_size=2)) == 7
-
-
 def test_a_rank_without_a_world_size_is_refused(store: Store) -> None:
     """One says nothing without the other."""
     with pytest.raises(ConfigError, match="give both, or neither"):
         BatchDataset(store.windows(SEQ_LEN), 4, rank=0)
-
-
-def test_wrong_settings_are_refused_where_they_are_made(store: Store) -> None:
-    """Not in a worker, with a traceback of two processes."""
-    with pytest.raises(ConfigError, match="batch_size"):
-        BatchDataset(store.windows(SEQ_LEN), 0)
-    with pytest.raises(ConfigError, match="set_epoch: -1"):
-        BatchDataset(store.windows(SEQ_LEN), 4).set_epoch(-1)
 
 
 # ---- any sizes, workers, ranks and points of interruption ----
@@ -348,31 +274,6 @@ def test_interrupted_anywhere_and_resumed_elsewhere(
 # ---- state ----
 
 
-def test_the_state_after_some_batches_goes_on_with_other_workers(store: Store) -> None:
-    """What a trainer counts is all that is needed, whatever the workers made ahead."""
-    whole = firsts(store.windows(SEQ_LEN).batches(6))
-    dataset = BatchDataset(store.windows(SEQ_LEN), 6)
-    assert taken(loader_of(dataset, 2), 4) == whole[:4]
-    state = json.loads(json.dumps(dataset.state_after(4)))
-    for workers in (0, 1, 3):
-        resumed = BatchDataset(store.windows(SEQ_LEN), 6)
-        resumed.load_state_dict(state)
-        assert firsts(loader_of(resumed, workers)) == whole[4:]
-
-
-def test_the_state_is_the_one_of_plain_batches(store: Store) -> None:
-    """States go back and forth between a dataset and `samples.batches`."""
-    batches = store.windows(SEQ_LEN).batches(6)
-    head = taken(batches, 4)
-    dataset = BatchDataset(store.windows(SEQ_LEN), 6)
-    assert dataset.state_after(4) == batches.state_dict()
-    loop = iter(dataset)
-    assert taken(loop, 4) == head
-    assert dataset.state_dict() == batches.state_dict()
-    assert firsts(loop) == firsts(batches)
-    assert dataset.state_dict() == dataset.state_after(9) == batches.state_dict()
-
-
 def test_a_resumed_epoch_is_followed_by_whole_ones(store: Store) -> None:
     """The loop that every trainer has: from the epoch that was interrupted on, `set_epoch` and a loop."""
     undisturbed = BatchDataset(store.windows(SEQ_LEN), 6)
@@ -391,49 +292,6 @@ def test_a_resumed_epoch_is_followed_by_whole_ones(store: Store) -> None:
             dataset.set_epoch(epoch)
             resumed.append(firsts(loader))
         assert resumed == [whole[1][4:], whole[2]]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_rest_of_an_epoch_is_not_taken_for_the_next(store: Store, workers: int) -> None:
-    """Who resumes and then forgets `set_epoch` would lose the first part of every epoch: that is an error."""
-    dataset = BatchDataset(store.windows(SEQ_LEN), 6)
-    dataset.load_state_dict(dataset.state_after(4))
-    assert len(firsts(loader_of(dataset, workers))) == 5
-    with pytest.raises(ConfigError, match="Call set_epoch"):
-        iter(dataset)
-    dataset.set_epoch(1)
-    assert len(firsts(dataset)) == len(firsts(dataset)) == 9
-
-
-def test_what_workers_made_is_not_taken_for_what_was_used(store: Store) -> None:
-    """The dataset can't know what the loop took of its workers, and says so rather than something wrong."""
-    dataset = BatchDataset(store.windows(SEQ_LEN), 6)
-    begin = dataset.state_dict()
-    taken(loader_of(dataset, 1), 2)
-    with pytest.raises(ConfigError, match="state_after"):
-        dataset.state_dict()
-    dataset.set_epoch(0)
-    assert dataset.state_dict() == begin
-
-
-def test_more_batches_than_a_loop_has_are_refused(store: Store) -> None:
-    """A count that can't be right is an error; the last one stands at the begin of the next epoch."""
-    dataset = BatchDataset(store.windows(SEQ_LEN), 6)
-    assert dataset.state_after(9)["samples_seen"] == 53
-    assert BatchDataset(store.windows(SEQ_LEN), 6, drop_last=True).state_after(8)["samples_seen"] == 53
-    assert BatchDataset(store.windows(SEQ_LEN), 6, epochs=None).state_after(20)["samples_seen"] == 120
-    for count, said in ((10, "a loop from here has 9"), (-1, "use 0 or more")):
-        with pytest.raises(ConfigError, match=said):
-            dataset.state_after(count)
-
-
-def test_the_state_of_other_data_is_refused(store: Store) -> None:
-    """A changed seed or length would go on with other samples."""
-    state = BatchDataset(store.windows(SEQ_LEN), 6).state_after(2)
-    with pytest.raises(MismatchError, match="seed was 0, is 1"):
-        BatchDataset(store.windows(SEQ_LEN), 6, seed=1).load_state_dict(state)
-    with pytest.raises(MismatchError, match="seq_len was 4, is 5"):
-        BatchDataset(store.windows(5), 6).load_state_dict(state)
 
 
 # ---- torchdata's StatefulDataLoader ----
@@ -476,55 +334,6 @@ def test_stateful_data_loader_goes_on_exactly(store: Store, workers: int, stop: 
     assert epochs_of(dataset, loader, range(1, 3)) == [whole[1][stop:], whole[2]]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_stateful_data_loader_after_the_end_of_an_epoch(store: Store, workers: int) -> None:
-    """A state that is saved when an epoch is through goes on with the next one, as it was told."""
-    whole = epochs_of(*stateful(store, workers), range(3))
-    dataset, loader = stateful(store, workers)
-    epochs_of(dataset, loader, range(2))
-    state = loader.state_dict()
-    dataset, loader = stateful(store, workers)
-    loader.load_state_dict(state)
-    assert epochs_of(dataset, loader, range(2, 3)) == whole[2:]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_stateful_data_loader_without_set_epoch(store: Store, workers: int) -> None:
-    """Loops that are all alike stay alike after a resume: the rest of one, then whole ones."""
-    whole = firsts(stateful(store, workers)[1])
-    _, loader = stateful(store, workers)
-    taken(loader, 5)
-    state = loader.state_dict()
-    _, resumed = stateful(store, workers)
-    resumed.load_state_dict(state)
-    assert [firsts(resumed) for _ in range(3)] == [whole[5:], whole, whole]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_stateful_data_loader_can_be_interrupted_twice(store: Store, workers: int) -> None:
-    """A state of a resumed loop is as good as one of the first."""
-    whole = firsts(stateful(store, workers)[1])
-    seen = []
-    state: dict[str, Any] = {}
-    for count in (3, 2, 20):
-        _, loader = stateful(store, workers)
-        loader.load_state_dict(state)
-        seen += taken(loader, count)
-        state = loader.state_dict()
-    assert seen == whole
-
-
-def test_stateful_data_loader_with_other_ranks_is_refused(store: Store) -> None:
-    """Its states are of one worker's share; the message names the way that can change."""
-    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
-    _, loader = stateful(store, 0)
-    taken(loader, 2)
-    other = torchdata.StatefulDataLoader(BatchDataset(store.windows(SEQ_LEN), 3), batch_size=None)
-    other.load_state_dict(loader.state_dict())
-    with pytest.raises(MismatchError, match=r"batch_size was 6, is 3.*state_after"):
-        next(iter(other))
-
-
 # ---- without a DataLoader ----
 
 
@@ -542,69 +351,7 @@ def test_tensors_are_the_batches_without_a_copy(store: Store) -> None:
     assert len(places) < 8
 
 
-def test_tensors_stand_where_they_were_handed_out(store: Store) -> None:
-    """Saved with batches made ahead in a thread, and resumed: no batch twice, none lost."""
-    whole = firsts(store.windows(SEQ_LEN).batches(6, epochs=2))
-    made = tensors(store.windows(SEQ_LEN).batches(6, epochs=2, prefetch=3))
-    seen = taken(made, 11)
-    assert (made.samples_seen, made.epoch) == (66, 1)
-    resumed = tensors(store.windows(SEQ_LEN).batches(6, epochs=2), device="cpu")
-    resumed.load_state_dict(json.loads(json.dumps(made.state_dict())))
-    assert seen + firsts(resumed) == whole
-
-
-def test_what_is_no_array_stays_as_it_is(store: Store) -> None:
-    """Packed rows have a number beside their arrays."""
-    if not hasattr(store, "packed"):
-        pytest.skip("no packed rows yet")
-    batch = next(tensors(store.packed(16).batches(2)))
-    assert isinstance(batch["max_seqlen"], int)
-    assert batch["cu_seqlens"].dtype == torch.int32
-    assert batch["labels"].min() == -100
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_a_device_that_is_not_there_is_refused_at_once(store: Store) -> None:
-    """Not with the first batch, from the depths of torch."""
-    for options, said in (({"device": "cuda"}, 'device="cuda"'), ({"pin_memory": True}, "pin_memory")):
-        with pytest.raises(ConfigError, match=f"{said}: torch finds no CUDA device"):
-            tensors(store.windows(SEQ_LEN).batches(6), **options)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("reuse", [False, True])
-def test_copies_in_flight_are_not_overwritten(tmp_path: Path, reuse: bool) -> None:
-    """Batches that are copied while the GPU is busy arrive whole, though the arrays they came from are used again."""
-    windows = write_store(tmp_path / "s", [[2_000_001]]).windows(1000)
-    busy = torch.randn(4096, 4096, device="cuda")
-    arrived = []
-    for x, _ in tensors(windows.batches(32, copy=not reuse, prefetch=2), device="cuda"):
-        busy = torch.tanh(busy @ busy)
-        arrived.append(x.sum())
-    expected = [int(x.sum()) for x, _ in windows.batches(32)]
-    assert [int(total) for total in arrived] == expected
-
-
 # ---- what it costs, and what it needs ----
-
-
-def test_data_sets_pickle_as_paths(tmp_path: Path) -> None:
-    """What a spawned worker is sent does not grow with the data, and gives the same batches."""
-    windows = write_store(tmp_path / "s", [[300_000], [200_000]]).windows(100)
-    dataset = BatchDataset(windows, 6)
-    next(iter(dataset))
-    for one, most in ((MapDataset(windows), 2_000), (dataset, 20_000)):
-        assert len(pickle.dumps(one)) < most
-    assert firsts(pickle.loads(pickle.dumps(dataset))) == firsts(windows.batches(6))
-    assert MapDataset(windows)[9][0].equal(pickle.loads(pickle.dumps(MapDataset(windows)))[9][0])
-
-
-def test_without_torch_the_error_names_the_extra() -> None:
-    """Who has no torch reads how to get it."""
-    code = "import sys; sys.modules['torch'] = None; import milldam.torch"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert 'pip install "milldam[torch]"' in done.stderr.splitlines()[-1]
 
 
 def own_memory(pid: int) -> int:
@@ -681,13 +428,3 @@ def test_what_a_data_loader_can_not_take_is_refused_with_the_line_to_write(tmp_p
     for batch, (x, y) in zip(DataLoader(streams, batch_size=None), streams, strict=True):
         assert batch[0].tolist() == x.tolist() and batch[1].tolist() == y.tolist()
     assert len(next(iter(DataLoader(BatchDataset(mixed, 4), batch_size=None)))[0]) == 4
-
-
-def test_what_a_data_set_can_not_keep_is_refused(tmp_path: Path) -> None:
-    """A sampler would come back to the same samples of a mixture, and workers can't share streams."""
-    store = write_store(tmp_path / "s", [[400], [300]])
-    with pytest.raises(ConfigError, match="never get beyond the first epoch"):
-        MapDataset(milldam.mix({store.windows(8): 1, store.windows(8, stride=4): 9}))
-    for make in (MapDataset, lambda streams: BatchDataset(streams, 4)):
-        with pytest.raises(ConfigError, match="streams come in one order"):
-            make(store.streams(4, 8))

@@ -64,20 +64,6 @@ def test_a_state_after_some_batches_resumes_in_the_middle(finished: Feed) -> Non
         dataset.state_after(len(taken) + len(wanted) + 1)
 
 
-def test_set_epoch_brings_an_epoch_of_a_finished_store(finished: Feed, late: Feed) -> None:
-    """Where an epoch begins is known only once all is made."""
-    dataset = BatchDataset(finished.windows(SEQ_LEN), 7, seed=3)
-    batches = finished.windows(SEQ_LEN).batches(7, seed=3)
-    # Epochs of one go on without a seam, so they are compared by the rows of each loop.
-    first, second = rows(batches), rows(batches)
-    dataset.set_epoch(1)
-    assert (dataset.epoch, rows(dataset)) == (1, second)
-    dataset.set_epoch(0)
-    assert rows(dataset) == first
-    with pytest.raises(ConfigError, match="unknown until all units are tokenized"):
-        BatchDataset(late.windows(SEQ_LEN), 7).set_epoch(2)
-
-
 def test_a_store_in_the_making_has_no_length_and_all_batches(finished: Feed, late: Feed) -> None:
     """`len` is refused as trainers expect it, tensors and datasets bring everything."""
     dataset = BatchDataset(late.windows(SEQ_LEN), 7, seed=3)

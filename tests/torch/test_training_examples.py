@@ -153,14 +153,6 @@ def test_lightning_trains_straight_from_text(tmp_path: Path) -> None:
     assert resumed == {step: whole[step] for step in (5, 6)}
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
-def test_every_example_says_what_it_shows_and_how_to_run_it(path: Path) -> None:
-    """A docstring, with the command unless others import it."""
-    text = path.read_text(encoding="utf-8")
-    docstring = text.split('"""')[1]
-    assert ("__main__" not in text) or f"python examples/training/{path.name} " in docstring
-
-
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """80 conversations of up to 120 tokens, 40 pairs of answers, and both as HF datasets; the same answers,

@@ -23,8 +23,8 @@ import contextlib
 import itertools
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from milldam.chat.forms import WEIGHT_FIELDS
@@ -39,6 +39,12 @@ _SAID = ("content", "tool_calls", *REASONING)
 _TAG = re.compile(r"<[^<>\s]{1,64}>|\[/?[A-Z_]{1,32}\]")
 _OPENING = re.compile(r"<(\w+)>\s*$|\[([A-Z_]+)\]\s*$")
 """A tag of words alone, such as <think> or [THINK], which </think> or [/THINK] closes."""
+
+
+_CLOSING = re.compile(r"(?:</[^<>\s]{1,64}>|\[/[A-Z_]{1,32}\]|<[a-z_]+\|>|<\|[a-z_▁]*end[a-z_▁]*\|>(?=.*<))\s*", re.S)
+_END_OF_THOUGHT = re.compile(r"\s*(?:</(?:think|thinking|thought|reasoning)>|\[/THINK\])\s*")
+FIELDS = ("content", "reasoning", "tool_calls")
+"""What of a message can be left out."""
 
 
 class NotProvenError(MilldamError):
@@ -60,6 +66,8 @@ class TrainOn:
     field: str | None = None
     turn_end: bool = True
     """Also on what ends a turn, such as <|im_end|>. Where a template has tags, they decide."""
+    left_out: frozenset[str] = frozenset()
+    """Of these messages, what is not trained on: content, reasoning, tool_calls."""
 
     def messages(self, messages: Sequence[Message]) -> list[int]:
         """The numbers of the messages that are trained on."""
@@ -71,12 +79,23 @@ class TrainOn:
         return [n for n in chosen if all(_weight(messages[n], name, True) for name in WEIGHT_FIELDS)]
 
 
-def train_on(words: str | Sequence[str], *, turn_end: bool = True) -> TrainOn:
-    """`assistant`, `last`, `all`, the name of a weight field, a role, or a list of roles.
+def train_on(words: str | Sequence[str] | Mapping[str, bool], *, turn_end: bool = True) -> TrainOn:
+    """`assistant`, `last`, `all`, the name of a weight field, a role, a list of roles, or what of them by field.
 
     >>> train_on("last").last, train_on(["user", "assistant"]).roles, train_on("weight").field
     (True, ('user', 'assistant'), 'weight')
+    >>> train_on({"assistant": True, "reasoning": False}).left_out
+    frozenset({'reasoning'})
     """
+    if isinstance(words, Mapping):
+        roles = [name for name, wanted in words.items() if wanted and name not in (*FIELDS, LAST)]
+        left_out = frozenset(name for name in FIELDS if not words.get(name, True))
+        if left_out == set(FIELDS):
+            raise ConfigError("train_on: content, reasoning and tool_calls are all false. Nothing would be trained on.")
+        rule = train_on(roles or ASSISTANT, turn_end=turn_end)
+        return replace(rule, last=bool(words.get(LAST)), left_out=left_out)
+    if not isinstance(words, str) and any(name.startswith("-") for name in words):
+        return train_on({name.removeprefix("-"): not name.startswith("-") for name in words}, turn_end=turn_end)
     if not isinstance(words, str):
         if not words:
             raise ConfigError("train_on: no role is named. Nothing would be trained on.")
@@ -127,10 +146,12 @@ class Masks:
             return joined([(0, len(rendering.text))])
         wanted = self.wanted(messages, prompt_messages)
         if self.tagged(messages, wanted):
-            return self._by_tags(messages, wanted, rendering)
-        found = {number: self._turn(messages, number, rendering, variables) for number in wanted}
-        _prove(rendering, found, messages)
-        return joined(one for stretches in found.values() for one in stretches)
+            stretches = self._by_tags(messages, wanted, rendering)
+        else:
+            found = {number: self._turn(messages, number, rendering, variables) for number in wanted}
+            _prove(rendering, found, messages)
+            stretches = joined(one for several in found.values() for one in several)
+        return _without_fields(rendering, stretches, self.rule.left_out) if self.rule.left_out else stretches
 
     def wanted(self, messages: Sequence[Message], prompt_messages: int) -> list[int]:
         """The numbers of the messages to train on."""
@@ -184,7 +205,9 @@ class Masks:
         ]  # fmt: skip
         ends, begins = [begin, *(stop for _, stop in joined(inner))], [*(start for start, _ in joined(inner)), end]
         pairs = [(a, b) for a, b in zip(ends, begins, strict=True) if a < b]
-        return [*pairs[:-1], (pairs[-1][0], _without_spaces(text, *pairs[-1]))] if pairs else []
+        if pairs:
+            pairs[-1] = pairs[-1][0], _without_spaces(rendering, *pairs[-1])
+        return pairs
 
     def _header(self, role: str, variables: dict[str, Any]) -> _Header:
         """What turns of a role begin and end with."""
@@ -211,10 +234,11 @@ def _block_of(rendering: Rendering, number: int, messages: Sequence[Message]) ->
     return found[0]
 
 
-def _without_spaces(text: str, begin: int, end: int) -> int:
+def _without_spaces(rendering: Rendering, begin: int, end: int) -> int:
     """Behind a turn's end token spaces are no part of it: they stand before what comes next."""
-    shorter = begin + len(text[begin:end].rstrip(" "))
-    return shorter if shorter > begin and text[shorter - 1] in ">]" else end
+    said = max((stop for _, stop, _ in rendering.said() if stop <= end), default=0)
+    shorter = max(begin, said) + len(rendering.text[max(begin, said) : end].rstrip(" "))
+    return shorter if shorter > said and rendering.text[shorter - 1] in ">]" else end
 
 
 def _prove(rendering: Rendering, found: dict[int, list[Stretch]], messages: Sequence[Message]) -> None:
@@ -222,17 +246,14 @@ def _prove(rendering: Rendering, found: dict[int, list[Stretch]], messages: Sequ
     stretches = sorted((*one, number) for number, several in found.items() for one in several)
     if any(one[1] > other[0] for one, other in itertools.pairwise(stretches)):
         raise NotProvenError("the template writes a turn within another one, or turns in another order")
-    begins, heard, at = [begin for begin, _, _ in stretches], set[int](), 0
-    for piece, words in rendering.pieces:
-        begin, at = at, at + len(piece)
-        if words is None:
-            continue
+    begins, heard = [begin for begin, _, _ in stretches], set[int]()
+    for begin, at, words in rendering.said():
         where = bisect_right(begins, begin) - 1
         if where >= 0 and at <= stretches[where][1]:
             number = stretches[where][2]
             if words.message != number:
                 raise NotProvenError(f"the turn of message {number} holds what other messages say")
-            heard |= {number} if not piece.isspace() else set()
+            heard |= {number} if not rendering.text[begin:at].isspace() else set()
             continue
         # Results of tools may name the call that they answer.
         names_a_call = words.path[2:3] == ("tool_calls",) and words.path[-1] in ("name", "id")
@@ -251,6 +272,57 @@ def _is_said(value: Any) -> bool:
     if isinstance(value, dict):
         return any(_is_said(one) for key, one in value.items() if key not in ("type", "id"))
     return isinstance(value, list) and any(map(_is_said, value))
+
+
+# ---- by field ----
+
+
+def _without_fields(rendering: Rendering, stretches: list[Stretch], left_out: frozenset[str]) -> list[Stretch]:
+    """What is left of trained stretches without some fields, and without what the template writes around these.
+
+    What stands in front of a field's words opens it (<think>, <tool_call>), a closing tag behind them closes it; the
+    rest behind the last one ends the turn. A stretch that has no words left is left out.
+    """
+    kept: list[Stretch] = []
+    for begin, end in stretches:
+        parts, at, before = list[tuple[int, int, str]](), begin, ""
+        for start, stop, field in _fields_in(rendering, begin, end):
+            closes = at + _closing_end(rendering.text[at:start]) if before not in ("", field) else at
+            parts += [(at, closes, before), (closes, stop, field)]
+            at, before = stop, field
+        closes = at + _closing_end(rendering.text[at:end])
+        parts += [(at, closes, before), (closes, end, "")]
+        wanted = [(start, stop) for start, stop, field in parts if field not in left_out]
+        if any(field and field not in left_out and start < stop for start, stop, field in parts):
+            kept += wanted
+    if not kept:
+        raise NothingToTrainError("its messages say nothing of what is to be trained on")
+    return joined(kept)
+
+
+def _fields_in(rendering: Rendering, begin: int, end: int) -> Iterator[tuple[int, int, str]]:
+    """Words in a stretch with their field; thinking within a content is reasoning."""
+    for start, stop, words in rendering.said():
+        if not begin <= start < end:
+            continue
+        if len(words.path) < 3:
+            raise NotProvenError(f"the template mixes the fields of message {words.message}")
+        name = "reasoning" if words.path[2] in REASONING else str(words.path[2])
+        if name == "content":
+            # Thinking that the content holds, or that the template has cut out of it.
+            ends = [found.end() for found in _END_OF_THOUGHT.finditer(rendering.text, start, stop)]
+            if ends:
+                yield start, ends[-1], "reasoning"
+                start = ends[-1]
+            elif _END_OF_THOUGHT.match(rendering.text, stop, end):
+                name = "reasoning"
+        if start < stop:
+            yield start, stop, name
+
+
+def _closing_end(literal: str) -> int:
+    """Where the last closing tag of a literal ends, with the white space behind it."""
+    return max((found.end() for found in _CLOSING.finditer(literal)), default=0)
 
 
 # ---- what a template writes around what is said ----

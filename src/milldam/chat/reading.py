@@ -26,7 +26,7 @@ from milldam.chat.rendering import RenderedBatch, Renderer, prompt_of, shared_re
 from milldam.errors import InputError
 from milldam.rules import CleanRules
 from milldam.sources.arrays import kept_columns
-from milldam.sources.batch import KEPT_RECORD_CHARS, OnReject, Place, Places, Reading, Reject, TextRules
+from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, OnReject, Place, Places, Reading, Reject, TextRules
 from milldam.sources.reading import FileReader
 from milldam.sources.rows import Rows, from_records, row_count
 from milldam.sources.units import Slice, Unit
@@ -59,6 +59,7 @@ class ChatRecipe:
     group_by_prompt: bool = False
     max_tokens: int | None = None
     too_long: str = "drop"
+    per_turn: bool = False
 
     @property
     def by_prompt(self) -> bool:
@@ -135,24 +136,6 @@ class Sides:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ChatBatch:
-    """Records in input order."""
-
-    texts: pa.LargeStringArray
-    """A text a record; the sides of a pair end to end."""
-    sides: Sides
-    verdicts: Verdicts
-    prompts: pa.LargeStringArray | None = None
-    """What was asked, a text a record, where something goes by it."""
-    bytes_read: int = 0
-    """About what they took in the input, for progress."""
-    with_special_tokens: int = 0
-    """Texts of conversations in which special tokens are said."""
-    columns: pa.RecordBatch | None = None
-    """The fields that are kept, a row for each record."""
-
-
 class ConversationReader:
     """One for each unit. `keep`: fields to read as well."""
 
@@ -161,14 +144,14 @@ class ConversationReader:
         self._rules = replace(rules, max_document_bytes=min(MOST_BYTES, rules.max_document_bytes))
         self._cleaner = Cleaner(recipe.clean) if recipe.clean is not None else None
 
-    def read(self, unit: Unit, on_reject: OnReject, kept: Places) -> Iterator[ChatBatch]:
+    def read(self, unit: Unit, on_reject: OnReject, kept: Places) -> Iterator[Batch]:
         """`kept` is told where each conversation is from."""
         recipe = self._recipe
         with shared_renderer(recipe.template, recipe.train_on, recipe.special_tokens) as renderer:
             for slice in unit.slices:
                 yield from self._read_slice(slice, renderer, on_reject, kept)
 
-    def _read_slice(self, slice: Slice, renderer: Renderer, on_reject: OnReject, kept: Places) -> Iterator[ChatBatch]:
+    def _read_slice(self, slice: Slice, renderer: Renderer, on_reject: OnReject, kept: Places) -> Iterator[Batch]:
         places, reading = Places(lines=True), Reading(self._rules, on_reject, self._spool)
         files = FileReader(self._rules, None, self._spool or "")
         first = 0
@@ -178,9 +161,9 @@ class ConversationReader:
             yield self._batch(batch, renderer, kept)
             places.forget(first)
 
-    def _batch(self, records: _Records, renderer: Renderer, kept: Places) -> ChatBatch:
+    def _batch(self, records: _Records, renderer: Renderer, kept: Places) -> Batch:
         numbers: list[int] = []
-        conversations: Iterable[Conversation | Pair] = self._conversations(records, numbers)
+        conversations: Iterable[Conversation | Pair] = self._conversations(records, renderer, numbers)
         dropped: dict[int, str] = {}
         if self._cleaner is not None:
             conversations = list(conversations)
@@ -193,18 +176,25 @@ class ConversationReader:
         for ahead, number in enumerate(stay):
             place = records.place(number)
             kept.begin(place.file, place.first, place.origin, ahead)
-        return replace(batch, columns=kept_columns(self._keep, [records.record(number) for number in stay]))
+        batch.columns = kept_columns(self._keep, [records.record(number) for number in stay])
+        return batch
 
-    def _conversations(self, records: _Records, numbers: list[int]) -> Iterator[Conversation | Pair]:
-        """Of the records that have one; their numbers are appended."""
+    def _conversations(
+        self, records: _Records, renderer: Renderer, numbers: list[int]
+    ) -> Iterator[Conversation | Pair]:
+        """Of the records that have one, or one a turn; the records' numbers are appended."""
         for number, record in records:
             try:
                 found = self._recipe.form.conversation(record)
             except BadRowError as error:
                 records.reject(number, error.reason, str(error))
                 continue
-            numbers.append(number)
-            yield found
+            several: Sequence[Conversation | Pair] = [found]
+            if self._recipe.per_turn and isinstance(found, Conversation):
+                several = renderer.by_turn(found)
+            for one in several:
+                numbers.append(number)
+                yield one
 
     def _clean(self, conversations: list[Conversation | Pair], cleaner: Cleaner) -> dict[int, str]:
         """Clean what is said, all of the batch at once; why a conversation is dropped, by its number."""
@@ -255,7 +245,7 @@ def _messages(one: Conversation | Pair) -> list[Message]:
     return one.chosen.messages + one.rejected.messages if isinstance(one, Pair) else one.messages
 
 
-def _as_batch(done: RenderedBatch, dropped: dict[int, str], recipe: ChatRecipe) -> ChatBatch:
+def _as_batch(done: RenderedBatch, dropped: dict[int, str], recipe: ChatRecipe) -> Batch:
     sides = recipe.sides
     both = pa.array(done.texts, pa.large_string())
     offsets = text_offsets(both)
@@ -275,7 +265,9 @@ def _as_batch(done: RenderedBatch, dropped: dict[int, str], recipe: ChatRecipe) 
     sides_of = Sides(
         sides, np.diff(offsets)[::sides], done.stretches, np.diff(done.offsets), turns, done.derived, labels
     )
-    return ChatBatch(texts, sides_of, verdicts, prompts, int(offsets[-1] - offsets[0]), done.with_special_tokens)
+    batch = Batch(texts, bytes_read=int(offsets[-1] - offsets[0]), verdicts=verdicts, sides=sides_of, prompts=prompts)
+    batch.counts["special_tokens_in_content"] = done.with_special_tokens
+    return batch
 
 
 def _turns(sides: Sequence[Conversation]) -> Int64s:

@@ -8,12 +8,13 @@ rendered. A process keeps one renderer that is not in use, with the shapes that 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -133,6 +134,13 @@ class Renderer:
         except NotProvenError as error:
             raise BadRowError(NOT_PROVEN, str(error)) from None
 
+    def by_turn(self, conversation: Conversation) -> list[Conversation]:
+        """One for each trained turn, as a model sees it at inference, where the template writes that turn or one before
+        it in another way once others follow; else the conversation itself."""
+        with contextlib.suppress(BadRowError, NotProvenError, TemplateRefusedError):  # told when it is rendered
+            return self._template_for(conversation).by_turn(conversation)
+        return [conversation]
+
     def _template_for(self, conversation: Conversation) -> _Template:
         return self._plain if conversation.tools is None else self._with_tools
 
@@ -217,6 +225,18 @@ class _Template:
             derived = self.derives(conversation)
             self.shapes.learn(messages, tools, prompt, rendering, stretches, derived=derived)
         return rendering, stretches
+
+    def by_turn(self, conversation: Conversation) -> list[Conversation]:
+        messages, tools = self._fitting(conversation.messages), conversation.tools
+        wanted = self._masks.wanted(messages, conversation.prompt_messages)
+        whole = self.template.render(messages, tools, **conversation.variables).text
+        for number in wanted[:-1]:
+            asked = self.template.render(messages[: number + 1], tools, **conversation.variables)
+            end = max((end for _, end in asked.turns.get(number, ())), default=len(asked.text))
+            if not whole.startswith(asked.text[:end]):
+                several = [(conversation.messages[: one + 1], one) for one in wanted]
+                return [replace(conversation, messages=some, prompt_messages=one, roles=None) for some, one in several]
+        return [conversation]
 
     def derives(self, conversation: Conversation) -> bool:
         """Whether its stretches are derived."""

@@ -18,6 +18,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 Path = tuple[Any, ...]
@@ -121,9 +122,11 @@ class Log:
 
     def blurred(self, text: str, *sources: Any) -> str:
         """A text that was made of words in a way that nobody followed."""
-        whose = {words.path[:2] for one in sources for words in words_in(one)}
+        paths = [words.path for one in sources for words in words_in(one)]
+        same = takewhile(lambda keys: len(set(keys)) == 1, zip(*paths, strict=False))
+        path = tuple(keys[0] for keys in same)
         self.lost = True
-        path = whose.pop() if len(whose) == 1 else SEVERAL
+        path = path if len(path) > 1 else SEVERAL
         return self.text([(text, Words(path, None))]) if text else ""
 
     def ask(self, words: Words, op: Op, answer: Any) -> Any:

@@ -44,29 +44,25 @@ class Shape:
 
     def __init__(self, rendering: Rendering, stretches: Sequence[Stretch], *, derived: bool) -> None:
         """`derived`: words in each stretch must not be white space."""
-        literals, said, ends = [""], list[Words](), list[int]()
-        at = 0
+        literals, extents = [""], list(rendering.said())
         for piece, words in rendering.pieces:
-            at += len(piece)
             if words is None:
                 literals[-1] += piece
             else:
-                said.append(words)
                 literals.append("")
-                ends.append(at)
         self.uses = 0
-        self.words = len(said)
-        self._pieces = [""] * (2 * len(said) + 1)
+        self.words = len(extents)
+        self._pieces = [""] * (2 * len(extents) + 1)
         self._pieces[::2] = literals
-        # Words are whole on one side of a border: what is left of it is literals and so many words.
-        before = [[sum(end <= border for end in ends) for border in one] for one in stretches]
-        lengths = [0, *accumulate(end - begin for begin, end in _extents(rendering))]
+        # What is left of a border: literals, and so many words.
+        lengths = [0, *accumulate(end - begin for begin, end, _ in extents)]
+        before = [[sum(end <= border for _, end, _ in extents) for border in one] for one in stretches]
         self._spans = [
             (begin - lengths[first], first, end - lengths[last], last)
             for (begin, end), (first, last) in zip(stretches, before, strict=True)
         ]
         self._proven_by = [first for _, first, _, last in self._spans if first < last] if derived else []
-        self._values = [(one.path[1], None) if _is_content(one) else (0, one) for one in said]
+        self._values = [(one.path[1], None) if _is_content(one) else (0, one) for _, _, one in extents]
         """Of each of the words the message whose content it is, or how to find it otherwise."""
         self._answers = list(rendering.log.answers.items())
 
@@ -88,16 +84,6 @@ class Shape:
         pieces[1::2] = values
         stretches = [(begin + ends[first], end + ends[last]) for begin, first, end, last in self._spans]
         return "".join(pieces), stretches
-
-
-def _extents(rendering: Rendering) -> list[Stretch]:
-    """Where words lie."""
-    found, at = [], 0
-    for piece, words in rendering.pieces:
-        if words is not None:
-            found.append((at, at + len(piece)))
-        at += len(piece)
-    return found
 
 
 def _holds(words: Words, op: Op, answer: Any, value: Any) -> bool:
@@ -171,7 +157,8 @@ class Shapes:
             known.seen = True
             return
         known.tries += 1
-        if rendering.log.lost:
+        borders = [border for one in stretches for border in one]
+        if rendering.log.lost or any(begin < at < end for begin, end, _ in rendering.said() for at in borders):
             return
         shape = Shape(rendering, stretches, derived=derived)
         self._words += shape.words

@@ -7,7 +7,7 @@ number of messages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -17,7 +17,7 @@ import jinja2.ext
 from jinja2 import nodes
 from jinja2.runtime import Context
 
-from milldam.chat.said import Log, Piece, pieces_of, raw
+from milldam.chat.said import Log, Piece, Words, pieces_of, raw
 from milldam.chat.sandbox import MOST_CHARACTERS, Counting, Effort, Sandbox, TemplateRefusedError, statement
 from milldam.errors import ConfigError
 
@@ -47,6 +47,14 @@ class Rendering:
     """The text in pieces: whose words each is."""
     log: Log
     """What the template asked."""
+
+    def said(self) -> Iterator[tuple[int, int, Words]]:
+        """Where words lie: begin, end, and whose they are."""
+        at = 0
+        for piece, words in self.pieces:
+            if words is not None:
+                yield at, at + len(piece), words
+            at += len(piece)
 
 
 class ChatTemplate:

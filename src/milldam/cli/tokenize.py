@@ -67,7 +67,8 @@ if TYPE_CHECKING:
 @click.option(
     "--train-on",
     metavar="WHAT",
-    help="Messages to train on: assistant, last, all, roles separated by commas, or a message field. "
+    help="Messages to train on: assistant, last, all, roles separated by commas, or a message field; "
+    "assistant,-reasoning leaves out their thinking. "
     "[default: assistant]",
 )
 @evaluation_options

@@ -130,17 +130,17 @@ class DropSet:
         found = ((_REASONS[path.name.split("-")[1]], mapped(path, _DROP)) for path in drop_files(folder, *ways))
         self._files = [(reason, table) for reason, table in found if len(self._between(table, 0, 1 << ROW_BITS))]
 
-    def apply(self, first_row: int, verdicts: Verdicts) -> None:
-        """Mark the dropped among the documents first_row, first_row + 1, ... that the verdicts are about."""
-        documents = len(verdicts.codes)
-        for reason, table in self._files:
-            drops = self._between(table, first_row, first_row + documents)
-            _, rows = unit_and_row(drops["place"])
+    def apply(self, rows: Int64s, verdicts: Verdicts) -> None:
+        """Mark the dropped among the documents of these rows, in order, that the verdicts are about."""
+        for reason, table in self._files if len(rows) else ():
+            drops = self._between(table, int(rows[0]), int(rows[-1]) + 1)
+            _, dropped = unit_and_row(drops["place"])
             seen = (drops["of"] < 0) & (drops["of"] != UNKNOWN)
             for name, which in ((reason, ~seen), (SEEN_BEFORE, seen)):
                 if which.any():
-                    gone = np.zeros(documents, bool)
-                    gone[rows[which] - first_row] = True
+                    places = np.searchsorted(rows, dropped[which])
+                    gone = np.zeros(len(rows), bool)
+                    gone[places[rows[places] == dropped[which]]] = True
                     verdicts.drop(gone, name)
 
     def of(self, row: int) -> Original | None:

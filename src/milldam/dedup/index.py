@@ -321,7 +321,7 @@ def _state_of(runs: Sequence[IndexedRun]) -> str:
 
 def _kept(folder: Path, unit: int, documents: int) -> Mask:
     verdicts = Verdicts(documents)
-    DropSet(folder, unit).apply(0, verdicts)
+    DropSet(folder, unit).apply(np.arange(documents), verdicts)
     return verdicts.keep
 
 

@@ -72,35 +72,18 @@ class PinnedIndex:
 
 
 class SeenBefore:
-    """Drops the documents of a unit that the index holds; those that come in parts when their end is known."""
+    """Drops the documents of a unit that the index holds."""
 
     def __init__(self, paths: Sequence[Path], *, normalize: bool) -> None:
         self._hashes, self._normalize = SeenHashes(paths), normalize
         self._runs: dict[int, int] = {}
-        self._parts: list[bytes] = []
 
-    def apply(self, texts: pa.LargeStringArray, first_row: int, verdicts: Verdicts) -> None:
-        """Mark those of the documents first_row, first_row + 1, ... that the index holds."""
+    def apply(self, texts: pa.LargeStringArray, rows: Numbers, verdicts: Verdicts) -> None:
+        """Mark those of the documents of these rows that the index holds."""
         runs = self._hashes.find(fingerprint(texts, normalize=self._normalize))
         seen = runs != _NOWHERE
         verdicts.drop(seen, SEEN_BEFORE)
-        self._runs = {first_row + k: int(runs[k]) for k in np.flatnonzero(seen).tolist()}
-
-    def feed(self, part: bytes) -> None:
-        """The next part of a giant document."""
-        self._parts.append(part)
-
-    def finish(self, row: int) -> bool:
-        """Whether the index holds the document that was fed."""
-        text = pa.array([b"".join(self._parts)], pa.large_binary()).cast(pa.large_string())
-        self._parts.clear()
-        (run,) = self._hashes.find(fingerprint(text, normalize=self._normalize)).tolist()
-        self._runs = {} if run == _NOWHERE else {row: run}
-        return bool(self._runs)
-
-    def cancel(self) -> None:
-        """Forget what was fed."""
-        self._parts.clear()
+        self._runs = dict(zip(rows[seen].tolist(), runs[seen].tolist(), strict=True))
 
     def of(self, row: int) -> Original | None:
         """What the document of a row duplicates, of those asked for last."""

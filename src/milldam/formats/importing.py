@@ -319,7 +319,6 @@ class ImportJob(engine.Job[ImportSummary]):
         )
         summary = self._summary(folder.out, facts, shards.splits)
         shards.write(facts, folder.out)
-        shards.remove()
         sweep(folder.out, SHARDS, live_files(folder.out, TOKENS))
         summary = replace(summary, up_to_date=False, units=plan.units, workers=plan.workers, changed=plan.changes)
         summary = run.measured(replace(summary, reused=self._records.reused))

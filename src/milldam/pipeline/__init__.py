@@ -17,7 +17,7 @@ What a worker does with one unit:
 
 documents       a unit -> its cleaned documents, numbered: both passes begin with it; kept for the second one
 first_pass      only with dedup: hashes, signatures, matches; shingles of documents in pairs
-tokenizing      the second pass: read, clean, drop, filter, encode, write; giants, chat_encoding
+tokenizing      the second pass: read, drop, filter, encode, write; chat_encoding
 judging         what decides on a document by its text: duplicates, samples, filters, splits
 unit_output     what a part of a unit leaves: shards, rejected records, dropped documents
 rejects         rejected records and dropped documents of all units, gathered

@@ -19,16 +19,16 @@ import numpy.typing as npt
 
 from milldam.config.settings import TRAIN, VAL, Config
 from milldam.errors import InputError
-from milldam.pipeline.judging import FACTS, Facts, split_numbers
-from milldam.pipeline.unit_output import FACTS_ENDING, Shelf
+from milldam.pipeline.judging import FACTS, split_numbers
+from milldam.pipeline.unit_output import FACTS_ENDING, SplitShards
 from milldam.run.engine import Assigned, Make, Stage, Telling
 from milldam.run.folder import RunFolder
 from milldam.run.pools import Workers
 from milldam.run.records import Record, Records
 from milldam.run.session import Session
 from milldam.run.units import Keys, UnitList, key_of
+from milldam.sources.batch import Batch
 from milldam.stores.tokens.format import Index
-from milldam.stores.tokens.writer import Tokens
 
 ARRANGE, RECORDS = "arrange", "arranged.jsonl"
 OVER_MAX_TOKENS, EQUAL_TO_CUT = "over_max_tokens", "equal_to_cut"
@@ -241,29 +241,27 @@ class Arranging:
     def _make(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
         staged: Staged = assigned.unit
         equal, beyond = 0, staged.shard["documents"] - staged.kept
-        with Shelf(self.out, assigned.key, self.splits, self.dtype) as shelf:
+        with SplitShards(self.out, assigned.key, self.splits, self.dtype) as made:
             tokens = np.memmap(self.out / f"{staged.shard['name']}.bin", dtype=self.dtype, mode="r")
             for chunk in _chunks(self.out, staged):
-                equal += self._copy(shelf, staged, tokens[chunk.start : chunk.start + int(chunk.lengths.sum())], chunk)
+                equal += self._copy(made, staged, tokens[chunk.start : chunk.start + int(chunk.lengths.sum())], chunk)
                 telling.add(documents=len(chunk.lengths))
-            shards = [asdict(shard) for shard in shelf.commit()]
+            shards, files, _ = made.commit()
         lost = {reason: count for reason, count in ((OVER_MAX_TOKENS, beyond), (EQUAL_TO_CUT, equal)) if count}
         before = staged.record.facts
         facts = before | {"shards": shards, "dropped": before["dropped"] | ({ARRANGE: lost} if lost else {})}
-        yield Record(assigned.key, outputs=shelf.files(shards)[0], facts=facts)
+        yield Record(assigned.key, outputs=files, facts=facts)
 
-    def _copy(self, shelf: Shelf, staged: Staged, tokens: Any, chunk: _Chunk) -> int:
+    def _copy(self, shards: SplitShards, staged: Staged, tokens: Any, chunk: _Chunk) -> int:
         """Put the documents where they belong; how many were left out."""
         splits, lengths = self._destinations(staged, chunk)
         if not np.array_equal(lengths, chunk.lengths):  # only the first tokens of each
             place = np.arange(len(tokens)) - np.repeat(np.cumsum(chunk.lengths) - chunk.lengths, chunk.lengths)
             tokens = tokens[place < np.repeat(lengths, chunk.lengths)]
-        known = chunk.facts
-        facts = Facts(splits, known["key"], known["text_bytes"], known["characters"], np.arange(len(splits)))
-        kept = np.flatnonzero(lengths)
-        if len(kept):
-            shelf.add(Tokens(tokens, lengths[kept]), facts.at(kept))
-        return len(lengths) - len(kept)
+        kept = lengths > 0
+        if kept.any():
+            shards.add(Batch(None, ids=tokens, lengths=lengths[kept], splits=splits[kept], facts=chunk.facts[kept]))
+        return len(lengths) - int(np.count_nonzero(kept))
 
     def _destinations(self, staged: Staged, chunk: _Chunk) -> tuple[Any, Any]:
         """Split of each document, and how many of its tokens go there: none where it equals the one that was cut."""

@@ -35,8 +35,8 @@ class Counting:
 
     def _make(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
         unit, count = assigned.unit, 0
-        for documents in UnitReader(Reading(unit, self.sets[unit.dataset], None, spool=self.spool)):
-            count += len(documents.texts) if documents.last else 0
+        for batch in UnitReader(Reading(unit, self.sets[unit.dataset], None, spool=self.spool)):
+            count += 0 if batch.open else len(batch.texts)
         telling.add(documents=count)
         yield Record(assigned.key, counts={"documents": count})
 

@@ -1,30 +1,28 @@
-"""A unit -> its cleaned documents, numbered: what both passes over the input begin with.
+"""A unit -> batches of cleaned documents, numbered: what both passes over the input begin with.
 
 A document's row is its position among the readable documents of its unit, from 0; so (unit, row) names it in both
-passes. Holds one batch; a document larger than a batch comes in parts. A conversation is a document that comes whole,
-with what is trained on beside its text.
+passes. Holds one batch. A text file larger than a document may be comes in pieces, cut where white space ends, so that
+each is cleaned by itself.
 
-What a worker is given: a unit, and what both passes need to know of its dataset.
-
-The first pass keeps the cleaned texts for the second, which then neither parses nor cleans again. Only a cache: without
-it the second pass reads the input once more, with the same result. It is written when it takes a small part of the free
+The first pass keeps its batches for the second, which then neither parses nor cleans again. Only a cache: without it
+the second pass reads the input once more, with the same result. It is written when it takes a small part of the free
 disk, and removed with the run's other intermediate files. Not compressed: that would take longer than reading the input
-again (docs/log.md). Disk: the texts, and 8 bytes a document. A frame per batch, exactly as the reader gave it: sizes, a
-description in JSON, offsets, text.
+again (docs/log.md). Disk: the texts, and 10 bytes a document. A frame for each batch: sizes and a hash, what is told of
+it in JSON, its texts as an Arrow record batch.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import os
 import struct
-import time
+import sys
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -40,9 +38,7 @@ from milldam.sources.units import Unit
 from milldam.text.arrays import Verdicts, text_offsets
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeIs
-
-    from milldam.chat.reading import ChatBatch, ChatRecipe, Sides
+    from milldam.chat.reading import ChatRecipe
     from milldam.text.cleaning import Cleaner
 
 READ_AHEAD = 4
@@ -51,226 +47,6 @@ _PLACES_HELD = 64
 HEAD_BYTES = 1 << 20
 """What decides on a document from its text alone looks at so much of it."""
 EMPTY = "empty"
-
-
-@functools.cache
-def _no_texts() -> pa.LargeStringArray:
-    """Not made at import: the first array of Python values loads pandas, unless `keep_arrow_lean` was called."""
-    return pa.array([], pa.large_string())
-
-
-_Read = tuple["Batch | ChatBatch | None", list[Reject], tuple[Mark, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Documents:
-    """Whole documents in order; or a part of one that is larger than a batch."""
-
-    texts: pa.LargeStringArray
-    verdicts: Verdicts
-    first_row: int = 0
-    part: bool = False
-    """`texts` is one text, a part of a document."""
-    last: bool = True
-    """A part: the document ends with it."""
-    bytes_read: int = 0
-    rejects: list[Reject] = field(default_factory=list)
-    batch: int = 0
-    """Which batch of the unit it was, from 1; what comes after the last counts as one more."""
-    sides: Sides | None = None
-    """Of conversations: what is trained on."""
-    prompts: pa.LargeStringArray | None = None
-    """Of conversations: what was asked, where duplicates or splits go by that."""
-    with_special_tokens: int = 0
-    """Of conversations: how many have special tokens in what is said."""
-    columns: pa.RecordBatch | None = None
-    """The fields that are kept, a row for each document; of one in parts, with the last."""
-    marks: tuple[Mark, ...] = ()
-    """Which file each row is from, and its number there."""
-
-    @property
-    def bytes(self) -> bytes:
-        """The text of a part."""
-        return bytes(self.texts[0].as_buffer())
-
-    def within(self, first: int, stop: int) -> Documents:
-        """Conversations: those with rows from `first` up to `stop`."""
-        assert self.sides is not None
-        rows = self.first_row + np.arange(len(self.texts))
-        keep = (rows >= first) & (rows < stop)
-        if keep.all():
-            return self
-        mask, verdicts = pa.array(keep), Verdicts(int(np.count_nonzero(keep)))
-        verdicts.reasons, verdicts.codes = self.verdicts.reasons, self.verdicts.codes[keep]
-        prompts = None if self.prompts is None else self.prompts.filter(mask)
-        texts, row = self.texts.filter(mask), max(first, self.first_row)
-        columns, sides = None if self.columns is None else self.columns.filter(mask), self.sides.only(keep)
-        told = {"texts": texts, "verdicts": verdicts, "sides": sides, "prompts": prompts, "columns": columns}
-        return replace(self, first_row=row, **told)
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What to read of a unit, and how."""
-
-    unit: Unit
-    rules: SetRules
-    clean: CleanRules | None
-    rows: tuple[int, int] | None = None
-    """Only the documents from, up to; None: all."""
-    skip_batches: int = 0
-    """Batches that were done before."""
-    spool: str | None = None
-    ahead: bool = False
-    """Read in a thread while what was read is worked on."""
-    keep: tuple[str, ...] = ()
-    """Fields to read as well."""
-
-    def without_told_rejects(self, documents: Documents) -> Documents:
-        """What was rejected on the way to the batch after a finished part was recorded with that part."""
-        told = self.skip_batches and documents.batch == self.skip_batches + 1
-        return replace(documents, rejects=[]) if told else documents
-
-
-def _make_cleaner(rules: CleanRules) -> Cleaner:
-    from milldam.text.cleaning import Cleaner
-
-    return Cleaner(rules)
-
-
-def _is_chat(batch: Batch | ChatBatch) -> TypeIs[ChatBatch]:
-    return not isinstance(batch, Batch)
-
-
-class UnitReader:
-    """Iterate over it once; `batches` and `seconds` tell how far it is and what took how long."""
-
-    def __init__(self, reading: Reading) -> None:
-        self._reading, self.unit = reading, reading.unit
-        chat = reading.rules.chat
-        # What is said in conversations is cleaned before they are texts.
-        self._cleaner = _make_cleaner(reading.clean) if reading.clean is not None and chat is None else None
-        self._row = 0
-        self._inside = False
-        self.batches = 0
-        self.seconds = {"read": 0.0, "clean": 0.0}
-
-    def __iter__(self) -> Iterator[Documents]:
-        first, stop = self._reading.rows or (0, None)
-        if stop is not None and first >= stop:
-            return
-        for batch, rejects, marks in self._timed():
-            if batch is None:
-                yield Documents(_no_texts(), Verdicts(0), rejects=rejects, batch=self.batches + 1)
-                return
-            self.batches += 1
-            if self.batches > self._reading.skip_batches:
-                documents = self._conversations(batch) if _is_chat(batch) else self._documents(batch)
-                documents = replace(
-                    documents, bytes_read=batch.bytes_read, rejects=rejects, batch=self.batches, marks=marks
-                )
-                yield self._reading.without_told_rejects(documents)
-            else:
-                self._row += 0 if not _is_chat(batch) and batch.open else len(batch.texts)
-            if stop is not None and self._row >= stop and not self._inside:
-                return
-
-    def _timed(self) -> Iterator[_Read]:
-        reads = prefetched(self._read(), READ_AHEAD) if self._reading.ahead else self._read()
-        while True:
-            started = time.perf_counter()
-            read = next(reads, None)
-            self.seconds["read"] += time.perf_counter() - started
-            if read is None:
-                return
-            yield read
-
-    def _read(self) -> Iterator[_Read]:
-        """Each batch with what was rejected on the way to it; at the end None with the last rejects."""
-        rejects: list[Reject] = []
-        reading, places = self._reading, Places(lines=True)
-        batches: Iterator[Batch | ChatBatch]
-        if reading.rules.chat is None:
-            batches = read_unit(reading.unit, reading.rules.text, rejects.append, reading.spool, reading.keep, places)
-        else:
-            from milldam.chat.reading import ConversationReader
-
-            reader = ConversationReader(reading.rules.chat, reading.rules.text, reading.spool, reading.keep)
-            batches = reader.read(reading.unit, rejects.append, places)
-        for batch in batches:
-            whole = _is_chat(batch) or not batch.open
-            yield batch, rejects.copy(), places.passed(len(batch.texts) if whole else 0)
-            rejects.clear()
-        yield None, rejects, ()
-
-    def _documents(self, batch: Batch) -> Documents:
-        if batch.open or (self._inside and len(batch.texts)):
-            assert len(batch.texts) == 1
-            row, self._inside = self._row, batch.open
-            self._row += not batch.open
-            if not self._wanted(row):
-                return Documents(_no_texts(), Verdicts(0))
-            verdicts = Verdicts(1)
-            texts = self._clean(batch.texts, verdicts, open=batch.open)
-            return Documents(texts, verdicts, row, part=True, last=not batch.open, columns=batch.columns)
-        return self._whole(batch.texts, batch.columns)
-
-    def _conversations(self, batch: ChatBatch) -> Documents:
-        row, self._row = self._row, self._row + len(batch.texts)
-        verdicts = batch.verdicts
-        empty = np.diff(text_offsets(batch.texts)) == 0
-        if empty.any():
-            verdicts.drop(empty, EMPTY)
-        told = {name: getattr(batch, name) for name in ("sides", "prompts", "with_special_tokens", "columns")}
-        documents = Documents(batch.texts, verdicts, row, **told)
-        return documents if self._reading.rows is None else documents.within(*self._reading.rows)
-
-    def _whole(self, texts: pa.LargeStringArray, columns: pa.RecordBatch | None) -> Documents:
-        row = self._row
-        self._row += len(texts)
-        if self._reading.rows is not None:
-            first, stop = self._reading.rows
-            skipped = max(0, first - row)
-            wanted = slice(skipped, max(skipped, stop - row))
-            row, texts, columns = row + skipped, texts[wanted], None if columns is None else columns[wanted]
-        verdicts = Verdicts(len(texts))
-        texts = self._clean(texts, verdicts, open=False)
-        empty = np.diff(text_offsets(texts)) == 0
-        if empty.any():
-            verdicts.drop(empty, EMPTY)
-        return Documents(texts, verdicts, row, columns=columns)
-
-    def _wanted(self, row: int) -> bool:
-        return self._reading.rows is None or self._reading.rows[0] <= row < self._reading.rows[1]
-
-    def _clean(self, texts: pa.LargeStringArray, verdicts: Verdicts, *, open: bool) -> pa.LargeStringArray:
-        if self._cleaner is None or not len(texts):
-            return texts
-        started = time.perf_counter()
-        cleaned = self._cleaner.clean(texts, verdicts, open=open)
-        self.seconds["clean"] += time.perf_counter() - started
-        return cleaned
-
-
-REPORT_SECONDS = 0.25
-"""How often a worker tells how it gets on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """A unit, and how much of it is done already."""
-
-    unit: Unit
-    key: str
-    """Names what is made of it."""
-    parts: int = 0
-    batches: int = 0
-    documents: int | None = None
-    """Take at most so many documents; None: all."""
-    rows: tuple[int, int] | None = None
-    """Only the documents from, up to; None: all."""
-    prints: str | None = None
-    """Names what the first pass left of it; None: there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,10 +60,10 @@ class SetRules:
     chat: ChatRecipe | None = None
     """Its records are conversations."""
 
-    def compared(self, documents: Documents) -> pa.LargeStringArray:
+    def compared(self, batch: Batch) -> pa.LargeStringArray:
         """What makes documents duplicates of each other."""
-        by_prompt = self.chat is not None and self.chat.dedup_on_prompt and documents.prompts is not None
-        return documents.prompts if by_prompt else documents.texts
+        by_prompt = self.chat is not None and self.chat.dedup_on_prompt and batch.prompts is not None
+        return batch.prompts if by_prompt else batch.texts
 
     def with_special_tokens(self, tokens: tuple[str, ...]) -> SetRules:
         """So that conversations which hold the text of one of the tokenizer's can be counted."""
@@ -298,10 +74,94 @@ class SetRules:
         return min(1.0, self.weight - copy)
 
 
-# ---- kept by the first pass for the second ----
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What to read of a unit, and how."""
 
-_HEADER = struct.Struct("<QQQQ")
-"""Bytes of the description, texts, bytes of text, hash of all that follows."""
+    unit: Unit
+    rules: SetRules
+    clean: CleanRules | None
+    rows: Sequence[int] | None = None
+    """Only the documents from, up to; None: all."""
+    skip_batches: int = 0
+    """Batches that were done before."""
+    spool: str | None = None
+    ahead: bool = False
+    """Read in a thread while what was read is worked on."""
+    keep: tuple[str, ...] = ()
+    """Fields to read as well."""
+
+
+class UnitReader:
+    """The batches of a unit; iterate over it once."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._cleaner: Cleaner | None = None
+        # What is said in conversations is cleaned before they are texts.
+        if reading.clean is not None and reading.rules.chat is None:
+            from milldam.text.cleaning import Cleaner
+
+            self._cleaner = Cleaner(reading.clean)
+        self._tail, self._begun = "", False
+        """Of a document in pieces: what is not cleaned yet, and whether a piece was."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        reading, row, inside = self._reading, 0, False
+        first, stop = reading.rows or (0, sys.maxsize)
+        if first >= stop:
+            return
+        batches = self._read()
+        for batch in prefetched(batches, READ_AHEAD) if reading.ahead else batches:
+            batch.part = batch.open or (inside and len(batch.texts) == 1)
+            batch.rows = row + np.arange(len(batch.texts))
+            row, inside = row + (0 if batch.open else len(batch.texts)), batch.open
+            if batch.number > reading.skip_batches:
+                batch = batch.only((batch.rows >= first) & (batch.rows < stop))
+                self._clean(batch)
+                yield batch
+            if row >= stop and not inside:
+                return
+
+    def _read(self) -> Iterator[Batch]:
+        """Each with its number, its marks and what was rejected on the way to it; at the end one with the last
+        rejects."""
+        rejects: list[Reject] = []
+        reading, places, number = self._reading, Places(lines=True), 0
+        if reading.rules.chat is None:
+            batches = read_unit(reading.unit, reading.rules.text, rejects.append, reading.spool, reading.keep, places)
+        else:
+            from milldam.chat.reading import ConversationReader
+
+            reader = ConversationReader(reading.rules.chat, reading.rules.text, reading.spool, reading.keep)
+            batches = reader.read(reading.unit, rejects.append, places)
+        for number, batch in enumerate(batches, start=1):
+            batch.number, batch.rejects = number, rejects.copy()
+            batch.marks = places.passed(0 if batch.open else len(batch.texts))
+            rejects.clear()
+            yield batch
+        yield Batch(pa.array([], pa.large_string()), number=number + 1, rejects=rejects)
+
+    def _clean(self, batch: Batch) -> None:
+        """Clean its texts, and find what is empty."""
+        verdicts = batch.verdicts or Verdicts(len(batch.texts))
+        batch.verdicts = verdicts
+        if self._cleaner is not None and len(batch.texts):
+            if batch.part:
+                text = self._tail + batch.texts[0].as_py()
+                cut = self._cleaner.last_cut(text) if batch.open else len(text)
+                piece = pa.array([text[:cut]], pa.large_string())
+                first, last, self._tail = not self._begun, not batch.open, text[cut:]
+                batch.texts = self._cleaner.clean_piece(piece, verdicts, first=first, last=last)
+                self._begun = batch.open and (self._begun or cut > 0)
+            else:
+                batch.texts = self._cleaner.clean(batch.texts, verdicts)
+        empty = np.diff(text_offsets(batch.texts)) == 0
+        if empty.any() and not batch.part:
+            verdicts.drop(empty, EMPTY)
+
+
+# ---- what the first pass leaves ----
 
 
 def print_paths(folder: Path, key: str) -> tuple[Path, Path, Path]:
@@ -349,8 +209,8 @@ class PlacesWriter:
     def __init__(self, new: NewFile, unit: Unit) -> None:
         self._new, self._unit, self._last = new, unit, Mark(-1, "", 0)
 
-    def note(self, documents: Documents) -> None:
-        for mark in documents.marks:
+    def note(self, batch: Batch) -> None:
+        for mark in batch.marks:
             if mark != self._last and mark.at >= self._last.at:
                 self._new.write((json.dumps([mark.at, place_of((mark,), self._unit, mark.at)]) + "\n").encode())
                 self._last = mark
@@ -359,21 +219,38 @@ class PlacesWriter:
         return {self._new.path.name: self._new.put_in_place()}
 
 
+# ---- batches that are kept ----
+
+_HEADER = struct.Struct("<QQQ")
+"""Bytes of what is told, of the record batch, and a hash of both."""
+_END = _HEADER.pack(0, 0, 1)
+"""Behind the last one: a file that is cut between two has none."""
+_TOLD = ("number", "open", "part", "bytes_read")
+
+
 class CacheWriter:
     """Use it as a context manager; left without a commit, nothing stays."""
 
     def __init__(self, path: Path) -> None:
         self._new = NewFile(path)
 
-    def add(self, documents: Documents) -> None:
-        offsets = text_offsets(documents.texts)
-        start, stop = int(offsets[0]), int(offsets[-1])
-        description = json.dumps(_describe(documents)).encode()
-        parts: list[Any] = [description, np.ascontiguousarray(offsets - start).data]
-        if stop > start:
-            parts.append(memoryview(documents.texts.buffers()[2])[start:stop])
-        header = (len(description), len(documents.texts), stop - start)
-        for part in (_HEADER.pack(*header, _hash(header, parts)), *parts):
+    def add(self, batch: Batch) -> None:
+        verdicts = batch.verdicts or Verdicts(len(batch.texts))
+        told: dict[str, Any] = {name: getattr(batch, name) for name in _TOLD}
+        told |= {"first_row": batch.first_row, "reasons": verdicts.reasons, "counts": batch.counts}
+        told |= {"marks": batch.marks and [asdict(mark) for mark in batch.marks]}
+        told |= {"rejects": [asdict(reject) for reject in batch.rejects]}
+        told |= {"sides": None if batch.sides is None else batch.sides.as_json()}
+        columns = {"text": batch.texts, "code": pa.array(verdicts.codes)}
+        columns |= {} if batch.prompts is None else {"prompt": batch.prompts}
+        parts = json.dumps(told).encode(), pa.record_batch(columns)
+        frame = pa.BufferOutputStream()
+        with pa.ipc.new_stream(frame, parts[1].schema) as stream:
+            stream.write_batch(parts[1])
+        table = frame.getvalue()
+        digest = xxhash.xxh3_64(parts[0])
+        digest.update(table)
+        for part in (_HEADER.pack(len(parts[0]), table.size, digest.intdigest()), parts[0], table):
             self._new.write(part)
 
     def commit(self) -> None:
@@ -387,92 +264,42 @@ class CacheWriter:
         self._new.discard()
 
 
-def _describe(documents: Documents) -> dict[str, Any]:
-    verdicts = documents.verdicts
-    told: dict[str, Any] = {
-        "batch": documents.batch,
-        "first_row": documents.first_row,
-        "part": documents.part,
-        "last": documents.last,
-        "bytes_read": documents.bytes_read,
-        "marks": [[mark.at, mark.file, mark.row, mark.origin] for mark in documents.marks],
-    }
-    if documents.rejects:
-        told["rejects"] = [asdict(reject) for reject in documents.rejects]
-    if documents.sides is not None:
-        prompts = None if documents.prompts is None else documents.prompts.to_pylist()
-        special = documents.with_special_tokens
-        told |= {"sides": documents.sides.as_json(), "prompts": prompts, "with_special_tokens": special}
-    if verdicts.reasons:
-        told |= {"reasons": verdicts.reasons, "codes": verdicts.codes.tolist()}
-    return told
+def open_reader(reading: Reading, path: Path | None) -> Iterator[Batch]:
+    """The batches of a unit: from where the first pass kept them, when they are there, else from the input."""
+    return _kept(path, reading) if path is not None and path.exists() else iter(UnitReader(reading))
 
 
-def open_reader(reading: Reading, path: Path | None) -> UnitReader | CachedReader:
-    """The documents of a unit: from where the first pass kept them, when they are there, else from the input."""
-    return CachedReader(path, reading) if path is not None and path.exists() else UnitReader(reading)
+def _kept(path: Path, reading: Reading) -> Iterator[Batch]:
+    with path.open("rb") as file:
+        while (header := file.read(_HEADER.size)) != _END:
+            size, table_size, wanted = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, 0, 0)
+            left = path.stat().st_size - file.tell()
+            parts = [file.read(size), file.read(table_size)] if size + table_size <= left else [b"", b""]
+            digest = xxhash.xxh3_64(parts[0])
+            digest.update(parts[1])
+            if not size or digest.intdigest() != wanted:
+                # Without it, the unit is read from the input.
+                path.unlink(missing_ok=True)
+                raise StoreError(
+                    f"{path}: damaged, and now removed. Run the same command again to continue without it."
+                )
+            told = json.loads(parts[0])
+            if told["number"] > reading.skip_batches:
+                yield _as_kept(told, parts[1])
 
 
-class CachedReader:
-    """What `UnitReader` gave when the cache was written."""
+def _as_kept(told: dict[str, Any], data: bytes) -> Batch:
+    with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
+        table = stream.read_next_batch()
+    batch = Batch(table["text"], **{name: told[name] for name in _TOLD})
+    batch.rows = told["first_row"] + np.arange(len(table))
+    batch.verdicts = Verdicts(len(table))
+    batch.verdicts.reasons, batch.verdicts.codes = told["reasons"], table["code"].to_numpy()
+    batch.marks = tuple(Mark(**mark) for mark in told["marks"])
+    batch.rejects, batch.counts = [Reject(**reject) for reject in told["rejects"]], Counter(told["counts"])
+    if told["sides"] is not None:
+        from milldam.chat.reading import Sides
 
-    def __init__(self, path: Path, reading: Reading) -> None:
-        self._path, self._reading = path, reading
-        self.batches = 0
-        self.seconds = {"read": 0.0, "clean": 0.0}
-
-    def __iter__(self) -> Iterator[Documents]:
-        with self._path.open("rb") as file:
-            while True:
-                started = time.perf_counter()
-                documents = self._read_frame(file)
-                self.seconds["read"] += time.perf_counter() - started
-                if documents is None:
-                    return
-                self.batches = documents.batch
-                if documents.batch > self._reading.skip_batches:
-                    yield self._reading.without_told_rejects(documents)
-
-    def _read_frame(self, file: IO[bytes]) -> Documents | None:
-        header = file.read(_HEADER.size)
-        if header == _END:
-            return None
-        sizes, parts = self._read_parts(file, header)
-        told = json.loads(parts[0])
-        offsets, count = pa.py_buffer(parts[1]), sizes[1]
-        texts = pa.LargeStringArray.from_buffers(count, offsets, pa.py_buffer(parts[2]))
-        verdicts = Verdicts(count)
-        if "codes" in told:
-            verdicts.reasons, verdicts.codes = told.pop("reasons"), np.array(told.pop("codes"), dtype=np.int16)
-        rejects = [Reject(**reject) for reject in told.pop("rejects", [])]
-        told["marks"] = tuple(Mark(*mark) for mark in told["marks"])
-        if "sides" in told:
-            from milldam.chat.reading import Sides
-
-            prompts = told.pop("prompts")
-            told["sides"] = Sides.from_json(told["sides"])
-            told["prompts"] = None if prompts is None else pa.array(prompts, pa.large_string())
-        return Documents(texts, verdicts, rejects=rejects, **told)
-
-    def _read_parts(self, file: IO[bytes], header: bytes) -> tuple[tuple[int, int, int], list[bytes]]:
-        if len(header) == _HEADER.size:
-            *sizes, wanted = _HEADER.unpack(header)
-            size, count, text_bytes = sizes
-            if size + 8 * (count + 1) + text_bytes <= os.fstat(file.fileno()).st_size:
-                parts = [file.read(part) for part in (size, 8 * (count + 1), text_bytes)]
-                if _hash((size, count, text_bytes), parts) == wanted:
-                    return (size, count, text_bytes), parts
-        # Without it, the unit is read from the input.
-        self._path.unlink(missing_ok=True)
-        raise StoreError(f"{self._path}: damaged, and now removed. Run the same command again to continue without it.")
-
-
-def _hash(sizes: tuple[int, int, int], parts: Iterable[Any]) -> int:
-    digest = xxhash.xxh3_64(struct.pack("<QQQ", *sizes))
-    for part in parts:
-        digest.update(part)
-    return int(digest.intdigest())
-
-
-_END = _HEADER.pack(0, 0, 0, _hash((0, 0, 0), ()))
-"""Behind the last one: a file that is cut between two has none."""
+        batch.sides = Sides.from_json(told["sides"])
+        batch.prompts = table["prompt"] if "prompt" in table.schema.names else None
+    return batch

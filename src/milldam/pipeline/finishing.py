@@ -107,6 +107,8 @@ class Draft:
     shards: ShardSpool
     exact_documents: int
     """Encoded by HF tokenizers since gigatoken differs on a character of theirs."""
+    not_judged: int
+    """Documents in pieces, which are neither filtered nor compared with others."""
 
 
 def finish(
@@ -137,10 +139,12 @@ def finish(
     summary = replace(summary, job="preprocess" if report else "tokenize", up_to_date=False, changed=plan.changes)
     summary = replace(summary, units=plan.units, reused=records.reused, workers=plan.workers)
     facts = _facts_of_run(config, run, prepared, made, summary.facts["splits"])
-    warnings = (*summary.warnings, *facts["near"].get("warnings", ()))
-    summary = told(replace(summary, warnings=warnings), facts | {"exact_documents": draft.exact_documents})
+    warnings = [*summary.warnings, *facts["near"].get("warnings", ())]
+    if draft.not_judged and (config.filters.on_text or config.dedup_rules or config.index_rules):
+        many = counted(draft.not_judged, "text file")
+        warnings.append(f"{many} larger than max_document_bytes: neither filtered nor compared with other documents.")
+    summary = told(replace(summary, warnings=tuple(warnings)), facts | {"exact_documents": draft.exact_documents})
     draft.shards.write(draft.manifest, folder.out)
-    draft.shards.remove()
     _clean_up(config, folder)
     kept = (Path(name).name for _, record in records.in_plan_order() for name in record.files)
     sweep(folder.folder, (f"{REJECTS}*", f"{DROPPED}*"), kept)
@@ -178,7 +182,7 @@ def _draft(config: Config, run: Session, prepared: Prepared, plan: WorkPlan, mad
         raise InputError(f"{left}\n{damage}" if damage.files else left)
     if damage.files:
         run.observer.warn(str(damage))
-    exact_documents = counts.pop("exact_documents", 0)
+    exact_documents, not_judged = (counts.pop(name, 0) for name in ("exact_documents", "not_judged"))
     manifest = Manifest(
         dtype=token_dtype(prepared.vocab_size),
         vocab_size=prepared.vocab_size,
@@ -193,7 +197,7 @@ def _draft(config: Config, run: Session, prepared: Prepared, plan: WorkPlan, mad
         units=len((made.arranged or made.records).keys),
         audit=audit or None,
     )
-    return Draft(manifest, shards, exact_documents)
+    return Draft(manifest, shards, exact_documents, not_judged)
 
 
 def _facts_of_run(
@@ -325,7 +329,7 @@ def _gather(made: Made, config: Config, spool: ShardSpool) -> tuple[tuple[Tally,
     """Every part as the last stage that touched it left it, in one pass and in plan order; holds none of them.
 
     The shards go to the spool. Returns what was read, kept and lost of each dataset, and what is counted of
-    conversations, `exact_documents` among it: those that HF tokenizers encoded since gigatoken differs on a character.
+    conversations, `exact_documents` and `not_judged` among it.
     """
     kept: defaultdict[int, Counter[str]] = defaultdict(Counter)
     lost: defaultdict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
@@ -339,7 +343,8 @@ def _gather(made: Made, config: Config, spool: ShardSpool) -> tuple[tuple[Tally,
             kept[number].update(documents=shard["documents"] // sides, tokens=shard["tokens"])
         for stage, reasons in facts["dropped"].items():
             lost[number].update({(stage, reason): dropped for reason, dropped in reasons.items()})
-        counts.update(facts.get("chat", {}), exact_documents=facts.get("exact_documents", 0))
+        counts.update(facts.get("chat", {}))
+        counts.update({name: facts.get(name, 0) for name in ("exact_documents", "not_judged")})
 
     def shards() -> Iterator[Shard]:
         for unit, record in (made.arranged or made.records).in_plan_order():

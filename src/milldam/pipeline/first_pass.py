@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,6 @@ from milldam.filters.judging import Filters
 from milldam.pipeline.documents import (
     HEAD_BYTES,
     CacheWriter,
-    Documents,
     PlacesWriter,
     Reading,
     SetRules,
@@ -50,6 +49,7 @@ from milldam.rules import CleanRules, DedupRules, FilterRules, NearRules
 from milldam.run.engine import Assigned, Make, Telling
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
+from milldam.sources.batch import Batch
 from milldam.sources.units import Unit
 from milldam.text.arrays import Verdicts, text_offsets
 from milldam.text.cleaning import Cleaner
@@ -92,7 +92,7 @@ class FirstPass:
     def _make(
         self, hasher: MinHasher | None, scanner: Callable[[], Scanner | None], assigned: Assigned, telling: Telling
     ) -> Iterator[Record]:
-        unit, parts = assigned.unit, list[bytes]()
+        unit = assigned.unit
         reader = UnitReader(_reading(self, assigned, keep=() if self.value is None else (self.value.name,)))
         with ExitStack() as stack:
             sink = _PrintSink(self, hasher, scanner(), assigned, stack)
@@ -100,7 +100,7 @@ class FirstPass:
             for documents in reader:
                 telling.lap("read")
                 sink.keep(documents)
-                documents = whole(documents, parts)
+                documents = documents.not_judged if documents.part else documents
                 if len(documents.texts):
                     sink.add(documents, telling)
                 telling.add(documents=len(documents.texts), input_bytes=unit.input_bytes(documents.bytes_read))
@@ -142,14 +142,15 @@ class _PrintSink:
         self._preferences = None if by_order else new(preference_path(folder, key), bytes(8))
         self._hashes = None if self._rules.is_off else stack.enter_context(FingerprintWriter(hash_path))
 
-    def keep(self, documents: Documents) -> None:
+    def keep(self, documents: Batch) -> None:
         """What the second pass needs of documents as they were read."""
         self._places.note(documents)
         if self._texts is not None:
             self._texts.add(documents)
 
-    def add(self, documents: Documents, telling: Telling) -> None:
+    def add(self, documents: Batch, telling: Telling) -> None:
         # What is dropped for another reason, or not in the sample, makes no other document a duplicate.
+        assert documents.verdicts is not None
         wanted, row = documents.verdicts.keep, documents.first_row
         if self._share < 1:
             wanted &= below(self._chooser.sample_keys(documents.texts), self._share)
@@ -212,7 +213,7 @@ class Shingling:
     def _shingle(
         self, assigned: Assigned, telling: Telling, marked: npt.NDArray[np.bool_], writer: SketchWriter
     ) -> None:
-        rules, last, parts = self.sets[assigned.unit.dataset], int(np.flatnonzero(marked)[-1]), list[bytes]()
+        rules, last = self.sets[assigned.unit.dataset], int(np.flatnonzero(marked)[-1])
         # A dataset that is a split of its own is used whole.
         filters = Filters(self.filters if rules.split is None else FilterRules())
         sketcher = Sketcher(self.work.rules.ngram)
@@ -222,7 +223,7 @@ class Shingling:
             telling.lap("read")
             if documents.first_row > last:
                 break
-            documents = whole(documents, parts)
+            documents = documents.not_judged if documents.part else documents
             if not len(documents.texts):
                 continue
             row = documents.first_row
@@ -245,18 +246,6 @@ def _reading(rules: FirstPass | Shingling, assigned: Assigned, keep: tuple[str, 
     spool, ahead = str(rules.out / RUN_FOLDER), rules.threads > 1
     chosen = rules.sets[unit.dataset], rules.clean
     return Reading(unit, *chosen, rows=assigned.facts["rows"], spool=spool, ahead=ahead, keep=keep)
-
-
-def whole(documents: Documents, parts: list[bytes]) -> Documents:
-    """Documents that come in parts, put together with their last one. (Until readers give whole ones.)"""
-    if not documents.part:
-        return documents
-    parts.append(documents.bytes)
-    if not documents.last:
-        return replace(documents, texts=documents.texts[:0], verdicts=Verdicts(0), columns=None)
-    texts = pa.array([b"".join(parts)], pa.large_binary()).cast(pa.large_string())
-    parts.clear()
-    return replace(documents, texts=texts, part=False)
 
 
 def preferred(

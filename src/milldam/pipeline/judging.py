@@ -1,6 +1,4 @@
-"""What decides on the documents of a unit by their texts and tokens: duplicates, samples, filters, splits.
-
-Arrays of a batch; counts what was dropped, by stage and reason.
+"""What decides on the documents of a unit by their texts and tokens, each a step: duplicates, samples, filters, splits.
 
 Which split a document belongs to, and whether it is in a sample, follows from the hash of its text alone. So the choice
 does not depend on where a document stands or on what else there is: it stays when data is added, and equal documents
@@ -10,9 +8,8 @@ always go together. The key of a document is the xxh3 of its first MiB.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +18,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from milldam.pipeline.documents import HEAD_BYTES, Documents, SetRules, found_place
+from milldam.pipeline.documents import HEAD_BYTES, SetRules, found_place
 from milldam.rules import CleanRules, FilterRules
 from milldam.run.units import mixed
+from milldam.sources.batch import Batch
 from milldam.sources.units import Unit
-from milldam.stores.tokens.manifest import STAGES
 from milldam.text.arrays import Mask, Verdicts, character_counts, text_offsets
 
 if TYPE_CHECKING:
@@ -35,7 +32,11 @@ if TYPE_CHECKING:
     from milldam.filters.judging import Filters
 
 Keys = npt.NDArray[np.uint64]
+Step = Callable[[Batch], Batch]
 _SAMPLE_SALT, _SPLIT_SALT = 0x5A3D, 0x591E
+NOT_SAMPLED = "not_sampled"
+FACTS = np.dtype([("key", "<u8"), ("text_bytes", "<i8"), ("characters", "<i8")])
+"""What is known of a document besides its tokens; kept as it is until the place of the document is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +54,19 @@ class Chooser:
 
     def _keys(self, texts: pa.LargeStringArray, salt: int) -> Keys:
         seed = (self.seed << 16 ^ salt) & (2**64 - 1)
-        _, offsets, data = texts.buffers()
-        view = memoryview(data) if data is not None else memoryview(b"")
-        edges = np.frombuffer(offsets, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1].tolist()
-        digest, most = xxhash.xxh3_64_intdigest, self.head_bytes
-        ranges = ((start, _head_end(view, start, stop, most)) for start, stop in itertools.pairwise(edges))
-        return np.fromiter((digest(view[start:stop], seed) for start, stop in ranges), np.uint64, len(texts))
+        data, digest, most = texts.buffers()[2], xxhash.xxh3_64_intdigest, self.head_bytes
+        view = memoryview(b"" if data is None else data)
 
+        def head_end(start: int, stop: int) -> int:
+            """After the last whole character within `most` bytes."""
+            end = min(stop, start + most)
+            while end < stop and view[end] & 0xC0 == 0x80:
+                end -= 1
+            return end
 
-def _head_end(view: memoryview, start: int, stop: int, most: int) -> int:
-    """Where the head of a text ends: after the last whole character within `most` bytes."""
-    if stop - start <= most:
-        return stop
-    end = start + most
-    while view[end] & 0xC0 == 0x80:
-        end -= 1
-    return end
+        edges = itertools.pairwise(text_offsets(texts).tolist())
+        hashes = (digest(view[start : head_end(start, stop)], seed) for start, stop in edges)
+        return np.fromiter(hashes, np.uint64, len(texts))
 
 
 def below(keys: Keys, share: float) -> Mask:
@@ -89,14 +87,6 @@ def split_numbers(keys: Keys, shares: Mapping[str, float]) -> npt.NDArray[np.int
         numbers[drawn & (numbers == 0)] = number
         left -= share
     return numbers
-
-
-NOT_SAMPLED = "not_sampled"
-
-
-def no_drops() -> dict[str, Counter[str]]:
-    """Counts by stage and reason, to begin with."""
-    return {stage: Counter() for stage in STAGES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,43 +111,6 @@ class Selection:
     write_dropped: bool = False
 
 
-FACTS = np.dtype([("key", "<u8"), ("text_bytes", "<i8"), ("characters", "<i8")])
-"""How the facts of a document are kept until its place is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What is known of some texts besides their tokens; an entry a text."""
-
-    splits: npt.NDArray[np.int64]
-    """Number of the split."""
-    keys: npt.NDArray[np.uint64]
-    text_bytes: npt.NDArray[np.int64]
-    characters: npt.NDArray[np.int64]
-    rows: npt.NDArray[np.int64]
-    """Where each text stood in its unit."""
-
-    def at(self, positions: npt.NDArray[np.int64]) -> Facts:
-        return Facts(
-            self.splits[positions],
-            self.keys[positions],
-            self.text_bytes[positions],
-            self.characters[positions],
-            self.rows[positions],
-        )
-
-    def of_sides(self, texts: pa.LargeStringArray, count: int) -> Facts:
-        """Those of the `count` texts that each text is made of."""
-        each = self.at(np.repeat(np.arange(len(self.keys)), count))
-        characters = character_counts(texts)
-        return replace(each, text_bytes=np.diff(text_offsets(texts)), characters=characters)
-
-    def as_table(self) -> npt.NDArray[Any]:
-        table = np.empty(len(self.keys), dtype=FACTS)
-        table["key"], table["text_bytes"], table["characters"] = self.keys, self.text_bytes, self.characters
-        return table
-
-
 def preload_rules(filters: FilterRules, clean: CleanRules | None) -> None:
     """Load what rules keep in their modules, a language model or users' code, where workers forked later share it."""
     _filters(filters)
@@ -176,108 +129,93 @@ def _filters(rules: FilterRules) -> Filters | None:
     return Filters(rules)
 
 
+def drop_cleaned(batch: Batch) -> Batch:
+    """What cleaning dropped, and what is empty."""
+    return batch if batch.verdicts is None else batch.narrow(batch.verdicts, "clean")
+
+
 class Judge:
-    """Decides on the documents of a unit by their texts: duplicates, samples, filters, splits."""
+    """The steps of one unit. A dataset that is a split of its own is used whole: neither filtered nor deduplicated."""
 
     def __init__(self, selection: Selection, rules: SetRules, splits: tuple[str, ...], unit: Unit) -> None:
         """`splits`: their names by number."""
+        self._selection, self._set = selection, rules
         self._whole_split = None if rules.split is None or selection.staged else splits.index(rules.split)
-        # A dataset that is a split of its own is used whole.
-        self._rules = selection.filters if rules.split is None else FilterRules()
-        self._filters, self._set = _filters(self._rules), rules
-        self._drops: DropSet | None = None
-        self._removals: DropSet | None = None
-        self._folder = selection.drops
+        self._filters = _filters(selection.filters if rules.split is None else FilterRules())
+        self._share, self._chooser = rules.share(unit.copy), Chooser(selection.seed, HEAD_BYTES)
+        self._seen: SeenBefore | None = None
+        if selection.seen is not None and rules.split is None:
+            self._seen = selection.seen.open()
+        self._drops: dict[str, DropSet] = {}
+        """By stage."""
         if selection.drops is not None:
             from milldam.dedup.drops import EVALUATION, DropSet
 
-            self._drops = DropSet(selection.drops, unit.origin)
-            self._removals = DropSet(selection.drops, unit.origin, (EVALUATION,))
-        self.seen: SeenBefore | None = None
-        # A dataset that is a split of its own is not deduplicated.
-        if selection.seen is not None and rules.split is None:
-            self.seen = selection.seen.open()
-        self._share = rules.share(unit.copy)
-        self._chooser = Chooser(selection.seed, HEAD_BYTES)
-        self._shares, self._staged = selection.shares, selection.staged
-        self._seen_by = selection.seen_by
-        self.dropped = no_drops()
+            self._drops["dedup"] = DropSet(selection.drops, unit.origin)
+            self._drops["decontaminate"] = DropSet(selection.drops, unit.origin, (EVALUATION,))
 
-    def judge(self, documents: Documents) -> None:
-        """By their texts."""
-        texts, verdicts, first_row = documents.texts, documents.verdicts, documents.first_row
-        self._book("clean", verdicts, Counter())
-        if self.seen is not None:
-            before = verdicts.counts()
-            self.seen.apply(self._set.compared(documents), first_row, verdicts)
-            self._book("dedup", verdicts, before)
-        self._judge(texts, verdicts, first_row, None)
+    def steps_on_texts(self) -> list[Step]:
+        steps: list[Step] = [drop_cleaned]
+        steps += [self._drop_seen] if self._seen is not None else []
+        steps += [self._drop_decided] if self._drops else []
+        steps += [self.sample] if self._share < 1 else []
+        return [*steps, self._filter] if self._filters is not None and self._selection.filters.on_text else steps
 
-    def judge_head(self, head: pa.LargeStringArray, verdicts: Verdicts, row: int) -> None:
-        """By the beginning of a document whose length is not known yet."""
-        # A number of characters that no rule minds.
-        any_length = np.array([self._rules.min_characters or self._rules.max_characters or 0])
-        self._book("clean", verdicts, Counter())
-        self._judge(head, verdicts, row, any_length)
+    def _drop_seen(self, batch: Batch) -> Batch:
+        assert self._seen is not None
+        verdicts = Verdicts(len(batch.rows))
+        self._seen.apply(self._set.compared(batch), batch.rows, verdicts)
+        return batch.narrow(verdicts, "dedup")
 
-    def _judge(self, texts: pa.LargeStringArray, verdicts: Verdicts, first_row: int, characters: Any) -> None:
-        before = verdicts.counts()
-        if self._drops is not None:
-            self._drops.apply(first_row, verdicts)
-            self._book("dedup", verdicts, before)
-            before = verdicts.counts()
-        if self._removals is not None:
-            self._removals.apply(first_row, verdicts)
-            self._book("decontaminate", verdicts, before)
-            before = verdicts.counts()
-        if self._share < 1:
-            verdicts.drop(~below(self._chooser.sample_keys(texts), self._share), NOT_SAMPLED)
-            self._book("sample", verdicts, before)
-            before = verdicts.counts()
-        keep = verdicts.keep
-        if self._filters is not None and self._rules.on_text and keep.any():
-            filtered = Verdicts(int(np.count_nonzero(keep)))
-            self._filters.judge(texts.filter(pa.array(keep)), filtered, characters)
-            verdicts.merge(filtered, keep)
-            self._book("filter", verdicts, before)
+    def _drop_decided(self, batch: Batch) -> Batch:
+        for stage, drops in self._drops.items():
+            verdicts = Verdicts(len(batch.rows))
+            drops.apply(batch.rows, verdicts)
+            batch = batch.narrow(verdicts, stage)
+        return batch
 
-    def judge_characters(self, characters: int) -> str | None:
-        """A reason to drop a document whose length is known only now."""
-        reason = None if self._filters is None else self._filters.character_fault(characters)
-        if reason is not None:
-            self.drop("filter", reason)
-        return reason
+    def sample(self, batch: Batch) -> Batch:
+        """What a weight below 1 leaves out; also of the first piece of a document."""
+        verdicts = Verdicts(len(batch.rows))
+        verdicts.drop(~below(self._chooser.sample_keys(batch.texts), self._share), NOT_SAMPLED)
+        return batch.narrow(verdicts, "sample")
 
-    def judge_tokens(self, lengths: Any) -> Verdicts:
-        verdicts = Verdicts(len(lengths))
-        if self._filters is not None:
-            self._filters.judge_tokens(lengths, verdicts)
-        self.dropped["encode"] += verdicts.counts()
-        return verdicts
+    def _filter(self, batch: Batch) -> Batch:
+        assert self._filters is not None
+        verdicts = Verdicts(len(batch.rows))
+        self._filters.judge(batch.texts, verdicts)
+        return batch.narrow(verdicts, "filter")
 
-    def drop(self, stage: str, reason: str) -> None:
-        self.dropped[stage][reason] += 1
+    def judge_tokens(self, batch: Batch) -> Batch:
+        """By how many tokens there are: of a pair, the longer side."""
+        if self._filters is None:
+            return batch
+        verdicts = Verdicts(len(batch.rows))
+        sides = 1 if batch.sides is None else batch.sides.count
+        self._filters.judge_tokens(batch.lengths.reshape(-1, sides).max(axis=1, initial=0), verdicts)
+        return batch.narrow(verdicts, "encode")
 
-    def _book(self, stage: str, verdicts: Verdicts, before: Counter[str]) -> None:
-        self.dropped[stage] += verdicts.counts() - before
-
-    def facts(self, texts: pa.LargeStringArray, rows: Any, grouped: pa.LargeStringArray | None = None) -> Facts:
-        """`grouped`: what decides on splits, where it is not the texts."""
-        sizes = np.diff(text_offsets(texts))
-        characters = character_counts(texts)
-        keyed = self._staged or (self._shares and self._whole_split is None)
-        by = texts if grouped is None else grouped
-        keys = self._chooser.split_keys(by) if keyed else np.zeros(len(texts), dtype=np.uint64)
-        return Facts(self._split_numbers(keys), keys, sizes, characters, rows)
-
-    def _split_numbers(self, keys: Any) -> Any:
-        if self._whole_split is not None:
-            return np.full(len(keys), self._whole_split)
-        return split_numbers(keys, self._shares) if self._shares and not self._staged else np.zeros(len(keys), np.int64)
+    def describe(self, batch: Batch) -> Batch:
+        """The split and the facts of each document."""
+        shares, staged = self._selection.shares, self._selection.staged
+        by_prompt = self._set.chat is not None and self._set.chat.group_by_prompt and batch.prompts is not None
+        keys = np.zeros(len(batch.texts), np.uint64)
+        if staged or (shares and self._whole_split is None):
+            keys = self._chooser.split_keys(batch.prompts if by_prompt else batch.texts)
+        splits = np.full(len(keys), self._whole_split or 0)
+        if shares and not staged and self._whole_split is None:
+            splits = split_numbers(keys, shares)
+        texts, each = batch.texts, 1
+        if batch.sides is not None:
+            texts, each = batch.sides.texts(batch.texts), batch.sides.count
+        batch.splits, batch.facts = np.repeat(splits, each), np.empty(len(texts), FACTS)
+        batch.facts["key"], batch.facts["text_bytes"] = np.repeat(keys, each), np.diff(text_offsets(texts))
+        batch.facts["characters"] = character_counts(texts)
+        return batch
 
     def explain(self, row: int, reason: str) -> dict[str, Any]:
         """What a dropped document duplicates, where that is why."""
-        drops = self.seen or self._drops
+        drops, folder = self._seen or self._drops.get("dedup"), self._selection.drops
         if drops is None:
             return {}
         from milldam.dedup.drops import DUPLICATES, NEAR_DUPLICATE
@@ -287,8 +225,8 @@ class Judge:
             return {}
         like = {"similarity": of.similarity / 1000} if reason == NEAR_DUPLICATE else {}
         if of.indexed_run is not None:
-            return {"duplicate_of": {"run": self._seen_by[of.indexed_run]} | like}
-        if of.unit is None or of.row is None or self._folder is None:
+            return {"duplicate_of": {"run": self._selection.seen_by[of.indexed_run]} | like}
+        if of.unit is None or of.row is None or folder is None:
             return {"duplicate_of": None}
-        place = found_place(self._folder, of.unit, of.row)
+        place = found_place(folder, of.unit, of.row)
         return {"duplicate_of": place | {"unit": of.unit, "row": of.row} | like}

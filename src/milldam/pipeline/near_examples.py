@@ -20,7 +20,8 @@ from milldam.dedup.near_drops import Place, places_of
 from milldam.dedup.shingles import shingle
 from milldam.files import NewFile
 from milldam.markup import counted, place_words, share
-from milldam.pipeline.documents import Documents, SetRules, found_place
+from milldam.pipeline.documents import SetRules, found_place
+from milldam.sources.batch import Batch
 
 HEAD_CHARACTERS = 20_000
 """Of a document: enough to find where two of them differ."""
@@ -38,15 +39,14 @@ class ShownTexts:
         self._folder, self._unit, self._rules = folder, unit, rules
         self._rows = sorted(row for number, row in places if number == unit)
 
-    def look(self, documents: Documents) -> None:
-        texts = documents.texts if documents.part else self._rules.compared(documents)
-        first = documents.first_row
+    def look(self, batch: Batch) -> Batch:
+        """A step: the batch as it is. Documents in pieces are no duplicates."""
+        texts, first = self._rules.compared(batch), batch.first_row
         for row in (row for row in self._rows if first <= row < first + len(texts)):
-            path = _shown_path(self._folder, (self._unit, row))
-            if not documents.part or not path.exists():
-                with NewFile(path) as new:
-                    new.write(texts[row - first].as_py()[:HEAD_CHARACTERS].encode("utf-8", "backslashreplace"))
-                    new.put_in_place()
+            with NewFile(_shown_path(self._folder, (self._unit, row))) as new:
+                new.write(texts[row - first].as_py()[:HEAD_CHARACTERS].encode("utf-8", "backslashreplace"))
+                new.put_in_place()
+        return batch
 
 
 def _shown_path(folder: Path, place: Place) -> Path:

@@ -206,6 +206,7 @@ def _recipe(config: Config, rules: ChatRules, slices: Iterator[Slice], spool: st
         group_by_prompt=rules.group_by == "prompt",
         max_tokens=rules.max_tokens,
         too_long=rules.too_long,
+        per_turn=rules.per_turn,
     )
 
 

@@ -75,8 +75,8 @@ def _sample(config: Config, run: RunFolder, sample_bytes: int) -> Iterator[pa.La
     chooser = Chooser(config.seed, HEAD_BYTES)
     taken = 0
     for unit in units:
-        for documents in UnitReader(Reading(unit, sources[unit.dataset].rules, config.clean_rules)):
-            texts = documents.texts.filter(pa.array(below(chooser.sample_keys(documents.texts), share)))
+        for batch in UnitReader(Reading(unit, sources[unit.dataset].rules, config.clean_rules)):
+            texts = batch.texts.filter(pa.array(below(chooser.sample_keys(batch.texts), share)))
             taken += byte_count(texts)
             if len(texts):
                 yield texts

@@ -1,33 +1,32 @@
-"""What a unit leaves, part by part: shards, rejected records, dropped documents, and the counts of all of them.
+"""The sink of the second pass: what a unit leaves, part by part.
 
-One part is open at a time; left without a commit, nothing of it stays. A document whose tokens come in pieces is
-written as they come, and taken back where its end says so.
+A part is a shard for each split, opened when the first document for it comes, and the records and documents that were
+set aside. One part is open at a time; left without a commit, nothing of it stays. A document whose tokens come in
+pieces is written as they come.
 
-Shards are one per split, opened when the first document for it comes. Where splits and limits are exact in tokens,
-documents are first put on one staged shard, with the facts that decide on each (see arranging.py): key, bytes and
-characters of its text.
+Where splits and limits are exact in tokens, documents are first put on one staged shard, with the facts that decide on
+each (see arranging.py): key, bytes and characters of its text.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from milldam.files import NewFile
-from milldam.pipeline.documents import Assignment, place_of
-from milldam.pipeline.judging import Facts, Judge
+from milldam.pipeline.documents import place_of
 from milldam.pipeline.rejects import DROPPED, REJECTS, DroppedFile, RejectFile
+from milldam.run.engine import Assigned
 from milldam.run.folder import RUN_FOLDER
-from milldam.run.records import Files
-from milldam.sources.batch import Mark, Reject
-from milldam.stores.tokens.manifest import SHARD_FILES, Shard
+from milldam.run.records import Files, Record
+from milldam.sources.batch import Batch, Mark
+from milldam.stores.tokens.manifest import READ, SHARD_FILES, Shard
 from milldam.stores.tokens.writer import ShardWriter, Tokens
-from milldam.text.arrays import Verdicts
 
 if TYPE_CHECKING:
     from milldam.pipeline.tokenizing import TokenizeLoad
@@ -37,8 +36,8 @@ STAGED = "_staged"
 FACTS_ENDING = ".facts"
 
 
-class Shelf:
-    """Use it as a context manager; left without a commit, nothing stays."""
+class SplitShards:
+    """A shard for each split; use it as a context manager: left without a commit, nothing stays."""
 
     def __init__(self, folder: Path, name: str, splits: tuple[str, ...], dtype: str) -> None:
         """`name`: of the part, for what is not named after its content. `splits`: their names by number."""
@@ -56,40 +55,35 @@ class Shelf:
             self._writers[name] = ShardWriter(self._folder, name, self._dtype)
         return self._writers[name]
 
-    def add(self, tokens: Tokens, facts: Facts) -> None:
-        """Whole documents, each to its split; `facts` has an entry for each."""
+    def add(self, batch: Batch) -> None:
+        """Whole documents, each to its split."""
+        assert batch.ids is not None and batch.facts is not None
+        tokens = Tokens(batch.ids, batch.lengths, spans=batch.spans)
         # Not by np.unique, which loads numpy.ma.
-        for split in np.flatnonzero(np.bincount(facts.splits)).tolist():
-            which = facts.splits == split
-            writer = self.writer(split)
+        for split in np.flatnonzero(np.bincount(batch.splits)).tolist():
+            which = batch.splits == split
+            writer, facts = self.writer(split), batch.facts[which]
             writer.append(tokens.only(which))
-            writer.count_text(int(facts.text_bytes[which].sum()), int(facts.characters[which].sum()))
-        self.note(facts)
+            writer.count_text(int(facts["text_bytes"].sum()), int(facts["characters"].sum()))
+        self.note(batch.facts)
 
-    def note(self, facts: Facts) -> None:
+    def note(self, facts: Any) -> None:
         """Keep the facts of documents that were added, where they are needed later."""
         if self._facts is not None:
-            self._facts.write(facts.as_table().tobytes())
+            self._facts.write(facts.tobytes())
 
-    def commit(self) -> list[Shard]:
-        """Make everything durable; the shards that hold a document."""
-        if self._facts is not None:
-            self._facts_record = self._facts.commit()
-        shards = [writer.commit() for writer in self._writers.values() if writer.documents]
+    def commit(self) -> tuple[list[dict[str, Any]], Files, Files]:
+        """Make everything durable: the shards that hold a document; files of the result, and what is read again (all
+        of a staged one)."""
+        again = {} if self._facts is None else {self._facts.path.name: self._facts.commit()}
+        made = [writer.commit() for writer in self._writers.values() if writer.documents]
         self.discard()
-        return sorted(shards, key=lambda shard: self._splits.index(shard.split))
+        shards = [asdict(shard) for shard in sorted(made, key=self._number)]
+        files = {f"{one['name']}.{kind}": one[kind] for one in shards for kind in SHARD_FILES if one.get(kind)}
+        return (shards, files, {}) if self._facts is None else (shards, {}, again | files)
 
-    def files(self, shards: list[dict[str, Any]]) -> tuple[Files, Files]:
-        """What a committed shelf has made, size and hash by name: for the result, and what is read again (all of a
-        staged one)."""
-        made = {f"{shard['name']}.{kind}": shard[kind] for shard in shards for kind in SHARD_FILES if shard.get(kind)}
-        return (made, {}) if self._facts is None else ({}, {self._facts.path.name: self._facts_record} | made)
-
-    def __enter__(self) -> Shelf:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.discard()
+    def _number(self, shard: Shard) -> int:
+        return self._splits.index(shard.split)
 
     def discard(self) -> None:
         for writer in self._writers.values():
@@ -97,122 +91,140 @@ class Shelf:
         if self._facts is not None:
             self._facts.discard()
 
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """A part that is durable."""
-
-    shards: list[dict[str, Any]]
-    outputs: Files
-    files: Files
-    """What is read again when the run finishes."""
-    rejected: Counter[str]
-
-
-class UnitOutput:
-    """Use it as a context manager."""
-
-    def __init__(self, task: TokenizeLoad, assignment: Assignment, judge: Judge) -> None:
-        self._task, self._given, self._judge = task, assignment, judge
-        self.part = assignment.parts
-        """Number of the part that is open."""
-        self.documents = 0
-        """Of all parts."""
-        self.counts: Counter[str] = Counter()
-        """Of all parts: tokens, bytes, characters."""
-        self.marks: tuple[Mark, ...] = ()
-        """Where the documents at hand are from."""
-        self._pieces: ShardWriter | None = None
-        self._piece_tokens = 0
-        self._open_part()
-
-    def _open_part(self) -> None:
-        name, folder = f"{self._given.key}-{self.part:05d}", self._task.out / RUN_FOLDER
-        self._shelf = Shelf(self._task.out, name, self._task.splits, self._task.dtype)
-        self._rejects = RejectFile(folder / f"{REJECTS}{name}.jsonl")
-        dropped = folder / f"{DROPPED}{name}.jsonl.zst"
-        self._dropped = DroppedFile(dropped) if self._task.selection.write_dropped else None
-
-    def __enter__(self) -> UnitOutput:
+    def __enter__(self) -> SplitShards:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._shelf.discard()
+        self.discard()
+
+
+class UnitSink:
+    """Use it as a context manager. `explain`: more to tell of a dropped document, by its row and reason."""
+
+    def __init__(self, load: TokenizeLoad, assigned: Assigned, explain: Callable[[int, str], dict[str, Any]]) -> None:
+        self._load, self._assigned, self._explain = load, assigned, explain
+        self._part, self.documents = assigned.next_part, 0
+        """Documents of all parts."""
+        self._marks: tuple[Mark, ...] = ()
+        self._last_batch = 0
+        self._open_part()
+
+    def _open_part(self) -> None:
+        name, folder = f"{self._assigned.key}-{self._part:05d}", self._load.out / RUN_FOLDER
+        self._shards = SplitShards(self._load.out, name, self._load.splits, self._load.dtype)
+        self._rejects = RejectFile(folder / f"{REJECTS}{name}.jsonl")
+        self._dropped = (
+            DroppedFile(folder / f"{DROPPED}{name}.jsonl.zst") if self._load.selection.write_dropped else None
+        )
+        self.counts, self.lost = Counter[str](), dict[str, Counter[str]]()
+        """Of this part: what is written and told of it; what was dropped, by stage and reason."""
+        self._read = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._shards.text_bytes >= self._load.shard_size
+
+    def begin(self, batch: Batch) -> None:
+        """What comes with a batch, whatever becomes of its documents."""
+        self._marks, self._last_batch = batch.marks, batch.number
+        for reject in batch.rejects:
+            self._rejects.add(reject)
+
+    def add(self, batch: Batch) -> dict[str, int]:
+        """Whole documents, and those that were dropped on the way; what is counted of them."""
+        self.counts.update(batch.counts)
+        for dropped in batch.dropped:
+            self._read += len(dropped.rows)
+            self.lost.setdefault(dropped.stage, Counter())[dropped.reason] += len(dropped.rows)
+        if self._dropped is not None:
+            told = [(row, one, place) for one in batch.dropped for row, place in zip(one.rows, one.places, strict=True)]
+            for row, one, place in sorted(told, key=lambda each: (each[1].stage == "encode", each[0])):
+                self._tell(one.reason, int(row), one.texts[place].as_py())
+        if batch.ids is None or batch.facts is None or not len(batch.rows):
+            return {}
+        self._shards.add(batch)
+        self._read += len(batch.rows)
+        sums = int(batch.facts["text_bytes"].sum()), int(batch.facts["characters"].sum())
+        return self._counted(len(batch.lengths), len(batch.ids), *sums)
+
+    def _counted(self, documents: int, tokens: int, text_bytes: int, characters: int) -> dict[str, int]:
+        self.documents += documents
+        return {"documents": documents, "tokens": tokens, "text_bytes": text_bytes, "characters": characters}
+
+    def drop(self, stage: str, reason: str, row: int, text: str) -> None:
+        """A document whose text is only the beginning of it."""
+        self._read += 1
+        self.lost.setdefault(stage, Counter())[reason] += 1
+        if self._dropped is not None:
+            self._tell(reason, row, text, text_truncated=True)
+
+    def _tell(self, reason: str, row: int, text: str, **more: bool) -> None:
+        assert self._dropped is not None
+        unit = self._assigned.unit
+        place = place_of(self._marks, unit, row) | {"unit": unit.index, "row": row}
+        self._dropped.add({"reason": reason, **self._explain(row, reason), **place, "text": text, **more})
+
+    # ---- a document in pieces ----
+
+    def begin_document(self, split: int) -> None:
+        self._open_document, self._open_tokens = self._shards.writer(split), 0
+        self._open_document.mark()
+
+    def add_piece(self, tokens: Tokens) -> None:
+        self._open_document.append(tokens)
+        self._open_tokens += len(tokens.flat)
+
+    def end_document(self, facts: Any) -> dict[str, int]:
+        """`facts`: of the whole document, an entry."""
+        text_bytes, characters = int(facts["text_bytes"][0]), int(facts["characters"][0])
+        self._open_document.count_text(text_bytes, characters)
+        self._shards.note(facts)
+        self._read += 1
+        self.counts["not_judged"] += 1
+        return self._counted(1, self._open_tokens, text_bytes, characters)
+
+    def take_back(self) -> None:
+        """Forget the document that is open."""
+        self._open_document.cancel()
+
+    # ---- parts ----
+
+    def commit(self, *, last: bool) -> Record:
+        """Make the open part durable, and open the next one. Of a part that is not the last, the batch at hand is in
+        the next one."""
+        shards, outputs, files = self._shards.commit()
+        aside = self._rejects.commit() | ({} if self._dropped is None else self._dropped.commit())
+        lost = self.lost | ({READ: self._rejects.counts} if self._rejects.counts else {})
+        facts: dict[str, Any] = {
+            "shards": shards,
+            "read": self._read,
+            "dropped": {stage: dict(counts) for stage, counts in lost.items()},
+            "batches": self._last_batch,
+            "dataset": self._assigned.unit.dataset,
+        }
+        exact = {name: self.counts.pop(name, 0) for name in ("exact_documents", "not_judged")}
+        facts |= {name: count for name, count in exact.items() if count}
+        chat = self._load.sets[self._assigned.unit.dataset].chat
+        if chat is not None:
+            facts |= {"chat": dict(+self.counts), "sides": chat.sides}
+        record = Record(
+            self._assigned.key,
+            self._part,
+            last,
+            outputs=outputs,
+            files={f"{RUN_FOLDER}/{name}": file for name, file in aside.items()} | files,
+            counts={name: sum(shard[name] for shard in shards) for name in ("documents", "tokens", "text_bytes")},
+            facts=facts,
+        )
+        self._part += 1
+        self._open_part()
+        return record
+
+    def __enter__(self) -> UnitSink:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shards.discard()
         self._rejects.discard()
         if self._dropped is not None:
             self._dropped.discard()
-
-    @property
-    def text_bytes(self) -> int:
-        """Of the part that is open."""
-        return self._shelf.text_bytes
-
-    def add(self, tokens: Tokens, facts: Facts) -> None:
-        """Whole documents."""
-        if len(tokens.lengths):
-            self._shelf.add(tokens, facts)
-        self._count(len(tokens.lengths), len(tokens.flat), facts)
-
-    def _count(self, documents: int, tokens: int, facts: Facts) -> None:
-        self.documents += documents
-        text_bytes, characters = int(facts.text_bytes.sum()), int(facts.characters.sum())
-        self.counts += Counter(tokens=tokens, text_bytes=text_bytes, characters=characters)
-
-    @property
-    def in_pieces(self) -> bool:
-        """Whether a document is open of which more pieces come."""
-        return self._pieces is not None
-
-    def add_piece(self, tokens: Tokens, facts: Facts) -> str | None:
-        """A piece of a document whose tokens come in several; at its end, why it is dropped if it is."""
-        if self._pieces is None:
-            self._pieces, self._piece_tokens = self._shelf.writer(int(facts.splits[0])), 0
-            self._pieces.mark()
-        writer = self._pieces
-        self._piece_tokens += len(tokens.flat)
-        if tokens.open:
-            writer.append(tokens)
-            return None
-        self._pieces = None
-        reason = self._judge.judge_tokens(np.array([self._piece_tokens])).reason(0)
-        if reason is not None:
-            writer.cancel()
-            return reason
-        writer.append(tokens)
-        writer.count_text(int(facts.text_bytes[0]), int(facts.characters[0]))
-        self._shelf.note(facts)
-        self._count(1, self._piece_tokens, facts)
-        return None
-
-    def take_back(self) -> None:
-        """Forget the pieces of the document that is open."""
-        if self._pieces is not None:
-            self._pieces.cancel()
-            self._pieces = None
-
-    def reject(self, reject: Reject) -> None:
-        self._rejects.add(reject)
-
-    def set_aside(self, texts: pa.LargeStringArray, verdicts: Verdicts, rows: Any) -> None:
-        """Write the dropped ones of some texts out, where they are wanted."""
-        if self._dropped is not None:
-            for position in np.flatnonzero(~verdicts.keep).tolist():
-                self.drop(texts[position].as_py(), str(verdicts.reason(position)), int(rows[position]))
-
-    def drop(self, text: str, reason: str, row: int, *, truncated: bool = False) -> None:
-        if self._dropped is not None:
-            unit = self._given.unit
-            place = place_of(self.marks, unit, row) | {"unit": unit.index, "row": row}
-            cut = {"text_truncated": True} if truncated else {}
-            self._dropped.add({"reason": reason, **self._judge.explain(row, reason), **place, "text": text, **cut})
-
-    def commit(self) -> Committed:
-        """Make the open part durable, and open the next one."""
-        shards = [asdict(shard) for shard in self._shelf.commit()]
-        aside = self._rejects.commit() | (self._dropped.commit() if self._dropped is not None else {})
-        outputs, staged = self._shelf.files(shards)
-        files = {f"{RUN_FOLDER}/{name}": file for name, file in aside.items()} | staged
-        committed = Committed(shards, outputs, files, self._rejects.counts)
-        self.part += 1
-        self._open_part()
-        return committed

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,7 @@ POINTS = 900
 """The curve has the highest use in each of at most so many stretches of time."""
 _GAP_SECONDS = 60.0
 """Without a sample for so long, a process is taken for another with the same number."""
-_TIME_STEPS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
-_WIDTH, _LEFT, _RIGHT = 920, 66, 912
+_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 920, 66, 912, 40, 340
 _LETTER = 7.0
 """About the width of a letter at the chart's size, in pixels."""
 
@@ -111,70 +109,49 @@ def _read_moments(path: Path) -> list[tuple[float, str, str, int, int]]:
 
 
 def memory_chart(timeline: Timeline, budget: int | None) -> str:
-    """Anonymous memory against the budget above, file-backed memory below, as SVG over the same time and stages.
+    """Anonymous memory against the budget, and file-backed memory, as SVG over the time and its stages.
 
     Colours by class, so that the page's style has the say; a tooltip a stage.
     """
     points, seconds = timeline.points, timeline.seconds
     # A budget far above the use would press the curve flat: then it is named, not drawn.
     drawn = budget if budget is not None and budget <= 8 * timeline.peak else 0
-    most = max(timeline.peak, drawn, 1) * 1.12
+    most = max(timeline.peak, drawn, points[:, 2].max(), 1) * 1.12
+
+    def x(at: float) -> float:
+        return _LEFT + (_RIGHT - _LEFT) * at / seconds
+
+    def y(used: float) -> float:
+        return _BOTTOM - (_BOTTOM - _TOP) * float(used) / float(most)
+
     parts = []
     for number, (stage, start, stop) in enumerate(timeline.stages):
-        left, width = _x(start, seconds), max(_x(stop, seconds) - _x(start, seconds), 0.5)
+        left, width = x(start), max(x(stop) - x(start), 0.5)
         tooltip = f"<title>{escape_plain(stage)}: {duration(stop - start)}</title>"
-        place = f'x="{left:.1f}" y="40" width="{width:.1f}" height="348"'
+        place = f'x="{left:.1f}" y="{_TOP}" width="{width:.1f}" height="{_BOTTOM - _TOP}"'
         parts.append(f'<rect {place} class="band{number % 2}">{tooltip}</rect>')
-        parts.append(_line(left, 34, left, 40, "axis"))
         if width > len(name := shorten(stage, 24)) * _LETTER:
-            parts.append(_text(left + width / 2, 28, name, "stage", "middle"))
-    parts += _curve(points[:, (0, 1)], seconds, most, (40, 280), "anonymous")
-    parts += _curve(points[:, (0, 2)], seconds, max(1, points[:, 2].max()) * 1.12, (318, 388), "file")
-    parts.append(_text(_LEFT, 308, "file-backed", "name"))
-    for at in timeline.restarts:
-        parts += [_line(_x(at, seconds), 40, _x(at, seconds), 388, "restart")]
-        parts.append(_text(_x(at, seconds) + 4, 272, "resumed"))
-    step = next((step for step in _TIME_STEPS if seconds / step <= 8), None) or round_step(seconds / 86400, 8) * 86400
-    for k in range(int(seconds / step + 1e-9) + 1):
-        x = _x(k * step, seconds)
-        anchor = "end" if x > _RIGHT - 20 else "middle" if k else "start"
-        parts += [_line(x, 388, x, 392, "axis"), _text(x, 406, duration(k * step) if k else "0", anchor=anchor)]
-    x, y = _x(points[points[:, 1].argmax(), 0], seconds), _y(timeline.peak, most, 40, 280)
-    parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" class="peak"/>')
-    anchor = "end" if x > (_LEFT + _RIGHT) / 2 else "start"
-    parts.append(
-        _text(x + (8 if anchor == "start" else -8), y + 18, f"peak {format_size(timeline.peak)}", "name", anchor)
-    )
-    if drawn:
-        budget_y = _y(drawn, most, 40, 280)
-        parts.append(_line(_LEFT, budget_y, _RIGHT, budget_y, "budget-line"))
-        parts.append(_text(_RIGHT - 6, budget_y - 6, f"budget {format_size(drawn)}", "budget", "end"))
-    elif budget is not None:
-        parts.append(_text(_LEFT + 6, 56, f"budget {format_size(budget)}, far above", "budget"))
-    size = f'viewBox="0 0 {_WIDTH} 414" width="{_WIDTH}" height="414"'
-    return f'<svg {size} role="img" aria-label="Memory over time">{"".join(parts)}</svg>'
-
-
-def _curve(values: npt.NDArray[Any], seconds: float, most: float, edges: tuple[int, int], kind: str) -> Sequence[str]:
-    """A filled curve from edge to edge, over lines of its scale."""
-    top, bottom = edges
-    parts, step = [], round_step(most, 4 if bottom - top > 100 else 2)
+            parts.append(_text(left + width / 2, _TOP - 10, name, "stage", "middle"))
+    step = round_step(most, 4)
     for k in range(int(most / step) + 1):
-        y = _y(k * step, most, top, bottom)
-        parts.append(_line(_LEFT, y, _RIGHT, y, "grid"))
-        parts.append(_text(_LEFT - 8, y + 4, format_size(k * step) if k else "0", anchor="end"))
-    rows = [(0.0, values[0, 1]), *values, (seconds, values[-1, 1])]
-    curve = " ".join(f"{_x(at, seconds):.1f},{_y(used, most, top, bottom):.1f}" for at, used in rows)
-    parts.append(f'<polygon points="{curve} {_RIGHT},{bottom} {_LEFT},{bottom}" class="{kind}-fill"/>')
-    return [*parts, f'<polyline points="{curve}" class="{kind}"/>']
-
-
-def _x(at: float, seconds: float) -> float:
-    return _LEFT + (_RIGHT - _LEFT) * at / seconds
-
-
-def _y(value: float, most: float, top: int, bottom: int) -> float:
-    return bottom - (bottom - top) * min(1.0, value / most)
+        parts.append(_line(_LEFT, y(k * step), _RIGHT, y(k * step), "grid"))
+        parts.append(_text(_LEFT - 8, y(k * step) + 4, format_size(k * step) if k else "0", anchor="end"))
+    for column, kind in ((2, "file"), (1, "anonymous")):
+        rows = [(0.0, points[0, column]), *points[:, (0, column)], (seconds, points[-1, column])]
+        curve = " ".join(f"{x(at):.1f},{y(used):.1f}" for at, used in rows)
+        parts.append(f'<polygon points="{curve} {_RIGHT},{_BOTTOM} {_LEFT},{_BOTTOM}" class="{kind}-fill"/>')
+        parts.append(f'<polyline points="{curve}" class="{kind}"/>')
+    for at in timeline.restarts:
+        parts += [_line(x(at), _TOP, x(at), _BOTTOM, "restart"), _text(x(at) + 4, _BOTTOM - 8, "resumed")]
+    parts += [_text(_LEFT, _BOTTOM + 18, "0"), _text(_RIGHT, _BOTTOM + 18, duration(seconds), anchor="end")]
+    parts.append(_text(_LEFT + 6, _TOP + 16, f"peak {format_size(timeline.peak)}", "name"))
+    if drawn:
+        parts.append(_line(_LEFT, y(drawn), _RIGHT, y(drawn), "budget-line"))
+    if budget is not None:
+        where, far = (y(drawn) - 6, "") if drawn else (_TOP + 16, ", far above")
+        parts.append(_text(_RIGHT - 6, where, f"budget {format_size(budget)}{far}", "budget", "end"))
+    size = f'viewBox="0 0 {_WIDTH} {_BOTTOM + 26}" width="{_WIDTH}" height="{_BOTTOM + 26}"'
+    return f'<svg {size} role="img" aria-label="Memory over time">{"".join(parts)}</svg>'
 
 
 def _text(x: float, y: float, content: str, kind: str = "tick", anchor: str = "start") -> str:

@@ -1,4 +1,4 @@
-"""What flows out of a source: batches of valid UTF-8 text; and, aside, the records that could not be read.
+"""What flows from a source to a sink: batches of valid UTF-8 text; and, aside, the records that could not be read.
 
 `Reading` is what every reader is told: the rules, who gets the rejects; and for rows which columns, who is told where
 they come from, and what may be held.
@@ -12,13 +12,28 @@ What lies before the rows that are worked on is forgotten: it holds a mark for e
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from milldam.errors import InputError, Setting, did_you_mean, nearest
+from milldam.text.arrays import Verdicts
+
+if TYPE_CHECKING:
+    from milldam.chat.reading import Sides
+    from milldam.stores.tokens.format import Spans
+
+Int64s = npt.NDArray[np.int64]
+
+
+def _none() -> Int64s:
+    return np.empty(0, np.int64)
+
 
 KEPT_RECORD_CHARS = 65_536
 MAX_DOCUMENT_BYTES = 32 << 20
@@ -26,17 +41,100 @@ TOO_LARGE = "too_large"
 _NAMES_SHOWN, _PLACES_SHOWN = 20, 3
 
 
-@dataclass(frozen=True, slots=True)
+class Dropped(NamedTuple):
+    """Documents of a batch that a step dropped."""
+
+    stage: str
+    reason: str
+    rows: Int64s
+    texts: pa.LargeStringArray
+    """Of the batch as it was."""
+    places: Int64s
+    """Where they stood in it."""
+
+
+@dataclass(slots=True)
 class Batch:
-    """Documents in input order."""
+    """The one thing that flows from a reader to a sink: documents of a unit in input order, with all that is known of
+    them so far. A reader of texts sets the first four fields, who reads a unit the next ones, steps the rest."""
 
     texts: pa.LargeStringArray
+    """Of conversations one for each, the sides of a pair end to end."""
     open: bool = False
     """The batch is one text, and its document goes on in the next batch: a text file larger than a document may be."""
     bytes_read: int = 0
     """Input bytes consumed since the batch before, for progress."""
     columns: pa.RecordBatch | None = None
     """The fields that `Reading.keep` asks for, a row for each text; None where there are none."""
+
+    rows: Int64s = field(default_factory=_none)
+    """Where each document stands among the readable ones of its unit, from 0: (unit, row) names it in every pass."""
+    number: int = 0
+    """Which batch of the unit it is, from 1."""
+    part: bool = False
+    """Its text is a piece of one document: the last one, unless it is open."""
+    verdicts: Verdicts | None = None
+    """What cleaning decided, and what is empty: dropped by the first step."""
+    rejects: list[Reject] = field(default_factory=list)
+    """Records on the way to it that could not be read."""
+    marks: tuple[Mark, ...] = ()
+    """Which file each row is from, and its number there."""
+    sides: Sides | None = None
+    """Of conversations: what is trained on."""
+    prompts: pa.LargeStringArray | None = None
+    """Of conversations: what was asked, where something goes by it."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """What is told of conversations."""
+
+    ids: npt.NDArray[Any] | None = None
+    """The tokens of all documents, end to end; a pair is two documents."""
+    lengths: Int64s = field(default_factory=_none)
+    spans: Spans | None = None
+    """Which tokens are trained on; None: all."""
+    splits: Int64s = field(default_factory=_none)
+    """The number of each document's split."""
+    facts: npt.NDArray[Any] | None = None
+    """What shards, splits and limits need to know of each document (judging.FACTS)."""
+    dropped: list[Dropped] = field(default_factory=list)
+
+    def narrow(self, verdicts: Verdicts, stage: str) -> Batch:
+        """Only the documents that are kept, in every field; the others are noted with their reasons."""
+        for code, reason in enumerate(verdicts.reasons, start=1):
+            places = np.flatnonzero(verdicts.codes == code)
+            if len(places):
+                self.dropped.append(Dropped(stage, reason, self.rows[places], self.texts, places))
+        return self.only(verdicts.keep)
+
+    def only(self, keep: npt.NDArray[np.bool_]) -> Batch:
+        """The documents of a mask, in every field."""
+        if keep.all():
+            return self
+        mask = pa.array(keep)
+        self.texts, self.rows = self.texts.filter(mask), self.rows[keep]
+        self.columns = None if self.columns is None else self.columns.filter(mask)
+        self.prompts = None if self.prompts is None else self.prompts.filter(mask)
+        self.verdicts = None if self.verdicts is None else self.verdicts.only(keep)
+        documents = keep
+        if self.sides is not None:
+            documents, self.sides = np.repeat(keep, self.sides.count), self.sides.only(keep)
+        if self.ids is not None:
+            self.ids, self.lengths = self.ids[np.repeat(documents, self.lengths)], self.lengths[documents]
+            self.spans = None if self.spans is None else self.spans.only(documents)
+        if self.facts is not None:
+            self.splits, self.facts = self.splits[documents], self.facts[documents]
+        return self
+
+    @property
+    def first_row(self) -> int:
+        return int(self.rows[0]) if len(self.rows) else 0
+
+    @property
+    def not_judged(self) -> Batch:
+        """What who looks at documents whole gets for a piece of one: nothing, and a dropped row with the last piece."""
+        verdicts = Verdicts(int(not self.open))
+        verdicts.drop(np.ones(len(verdicts.codes), bool), "not_judged")
+        texts = pa.array([""] * len(verdicts.codes), pa.large_string())
+        return replace(self, texts=texts, rows=self.rows[: len(texts)], verdicts=verdicts, columns=None, part=False)
 
 
 @dataclass(frozen=True, slots=True)

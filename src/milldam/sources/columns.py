@@ -52,6 +52,7 @@ _OBJECTS = "a list of objects"
 _OTHER_SEPARATORS = (";", "\t", "|")
 """Of columns, in files that are called CSV."""
 _FIELDS_SHOWN = 8
+_TABLES = ("parquet", "arrow")
 
 
 def find_text_column(
@@ -248,57 +249,45 @@ def _list_of_records(records: list[dict[str, str]]) -> str | None:
 
 def _why_no_text(slice: Slice, spool: str | None) -> str:
     """The reason, and what to do: a sentence or two."""
-    head, damage = _read_head(slice)
-    if slice.format in ("parquet", "arrow"):
-        try:
-            return _of_fields(_kinds(slice, spool)[0], "columns")
-        except DamagedError as error:
-            return f"{error}. Get or make it again."
-    kinds = _kinds(slice, spool)
-    if damage is not None and not kinds:
-        advice = {"not_compressed": " Name it for what it is.", "too_large_window": ""}
-        return f"{damage}.{advice.get(damage.reason, ' Get the file again.')}"
-    packed = " once it is decompressed" if slice.compression is not None else ""
-    if not head.strip():
-        return f"it holds nothing but white space{packed}." if head else f"it is empty{packed}."
-    of_bytes = _of_bytes(head, slice)
+    head, kinds = b"", list[dict[str, str]]()
+    try:
+        kinds = _kinds(slice, spool)
+        with open_head(slice.path) as file:
+            for block in read_blocks(file, slice.compression, _HEAD_BYTES) if slice.format not in _TABLES else ():
+                head += block
+                if len(head) >= _HEAD_BYTES:
+                    break
+    except DamagedError as error:
+        if not kinds:
+            advice = {"not_compressed": " Name it for what it is.", "too_large_window": ""}
+            return f"{error}.{advice.get(error.reason, ' Get or make it again.')}"
+    if slice.format in _TABLES:
+        return _of_fields(kinds[0], "columns")
+    of_bytes = _of_bytes(head, "" if slice.compression is None else " once it is decompressed")
     if of_bytes:
         return of_bytes
     if slice.format in ("csv", "tsv"):
         return _of_header(head)
     if not kinds:
         return _of_lines(head, slice.format)
-    listed = _list_of_records(kinds)
+    listed = _list_of_records(kinds) if slice.format == "json" else None
     if listed is not None:
         take_out = f"jq -c '.{listed}[]' OLD > NEW.jsonl"
         return f'it is one object, and its records are in the list "{listed}". Take them out: {take_out}'
     return _of_fields(kinds[0], "fields")
 
 
-def _read_head(slice: Slice) -> tuple[bytes, DamagedError | None]:
-    head = b""
-    try:
-        with open_head(slice.path) as file:
-            for block in read_blocks(file, slice.compression, _HEAD_BYTES):
-                head += block
-                if len(head) >= _HEAD_BYTES:
-                    break
-    except DamagedError as error:
-        return head, error
-    return head, None
-
-
-def _of_bytes(head: bytes, slice: Slice) -> str:
+def _of_bytes(head: bytes, unpacked: str) -> str:
     """What can be told without reading lines; empty: nothing."""
     known = next((said for magic, said in _MAGIC.items() if head.startswith(magic)), None)
     if known is not None:
         return known
-    packed = compression_of(head)
-    if packed is not None and slice.compression is not None:
-        return f"it is compressed twice: once it is decompressed, {describe_head(head)}. Decompress it once."
+    if not head.strip():
+        return f"it holds nothing but white space{unpacked}." if head else f"it is empty{unpacked}."
+    packed, encoding = compression_of(head), other_encoding(head)
     if packed is not None:
-        return f"{describe_head(head)}: add the ending .{packed} to its name."
-    encoding = other_encoding(head)
+        advice = "Decompress it" if unpacked else f"Add the ending .{packed} to its name"
+        return f"{describe_head(head)}{unpacked}. {advice}."
     if encoding is not None:
         return f"{encoding}."
     if b"\r" in head and b"\n" not in head:
@@ -318,25 +307,22 @@ def _of_header(head: bytes) -> str:
 def _of_lines(head: bytes, format: str) -> str:
     """JSON of which no record is an object."""
     if format == "jsonl" and not is_json_lines(head):
-        what = "a JSON array" if head.lstrip().startswith(b"[") else "JSON that goes over several lines"
-        return f"it is {what}, not one record a line. Name it .json, or set input_format to json."
+        return "its JSON goes over several lines, not one record a line. Name it .json, or set input_format to json."
     text = head.lstrip().split(b"\n")[0].decode("utf-8", "replace").strip()
     shown = json.dumps(text[:60] + ("..." if len(text) > 60 else ""), ensure_ascii=False)
     try:
-        value = json.loads(text)
+        if json.loads(text) == []:
+            return "it is an empty array."
     except (ValueError, RecursionError) as error:
         return f"no record in its head is JSON. Its first line is {shown}: {error}."
-    if value == []:
-        return "it is an empty array."
-    is_text = isinstance(value[0] if isinstance(value, list) else value, str)
-    advice = " Make objects of them: jq -c '(.[]? // .) | {text: .}' OLD > NEW.jsonl" if is_text else ""
-    return f"its records must be objects with a field of text; its first line is {shown}.{advice}"
+    advice = "Make objects of them: jq -c '(.[]? // .) | {text: .}' OLD > NEW.jsonl"
+    return f"its records must be objects with a field of text; its first line is {shown}. {advice}"
 
 
 def _of_fields(kinds: dict[str, str], what: str) -> str:
     """No field is text: what they are instead."""
-    if _is_conversation(kinds):
-        chat = next(name for name in _CHATS if kinds.get(name) == _OBJECTS)
+    chat = next((name for name in _CHATS if kinds.get(name) == _OBJECTS), None)
+    if chat is not None:
         return (
             f'its records are conversations: "{chat}" is a list of turns. Ask for chat, which renders them '
             "by a chat template; or name another field with text_column."

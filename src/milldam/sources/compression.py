@@ -195,19 +195,19 @@ def storage_options(options: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
         return
     from fsspec.config import conf
 
-    before, environment = dict(conf), dict(os.environ)
+    stores: list[tuple[Any, str, Any]] = []
     for protocol, chosen in options.items():
+        variable = f"FSSPEC_{protocol.upper()}"
+        stores += [(conf, protocol, conf.get(protocol)), (os.environ, variable, os.environ.get(variable))]
         conf[protocol] = {**conf.get(protocol, {}), **chosen}
-        os.environ[f"FSSPEC_{protocol.upper()}"] = json.dumps(conf[protocol])
+        os.environ[variable] = json.dumps(conf[protocol])
     try:
         yield
     finally:
-        for protocol in options:
-            name = f"FSSPEC_{protocol.upper()}"
-            for kept, was, key in ((conf, before, protocol), (os.environ, environment, name)):
-                del kept[key]
-                if key in was:
-                    kept[key] = was[key]
+        for store, key, before in stores:
+            del store[key]
+            if before is not None:
+                store[key] = before
 
 
 def open_filesystem(address: str) -> tuple[Any, str]:

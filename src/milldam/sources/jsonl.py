@@ -7,7 +7,6 @@ its line. Rows are dicts, a line each. Blocks have a fixed size, so the result d
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -56,25 +55,9 @@ def json_blocks(file: IO[bytes], slice: Slice, most: int = MAX_DOCUMENT_BYTES) -
         blocks = split_records(as_json_lines(read_blocks(file, slice.compression, BLOCK_BYTES)), LINE, most)
     else:
         blocks = record_blocks(file, slice.compression, LINE, slice.start, slice.stop, most)
-    try:
-        for number, block in enumerate(blocks):
-            is_first = number == 0 and slice.start == 0 and block.data.startswith(BOM)
-            yield replace(block, data=block.data.removeprefix(BOM)) if is_first else block
-    except DamagedError as error:
-        if _is_json(error.cut):
-            assert error.cut is not None and error.line is not None
-            last, error.cut, error.line = Block(error.cut, error.line, 0, 0), None, None
-            yield last
-        raise
-
-
-def _is_json(cut: bytes | None) -> bool:
-    """Whether the record before the damage is whole, and only its line end is missing."""
-    try:
-        json.loads((cut or b"").decode())
-    except (ValueError, RecursionError):
-        return False
-    return True
+    for number, block in enumerate(blocks):
+        is_first = number == 0 and slice.start == 0 and block.data.startswith(BOM)
+        yield replace(block, data=block.data.removeprefix(BOM)) if is_first else block
 
 
 def _blocks(slice: Slice, reading: Reading) -> Iterator[Block]:

@@ -53,6 +53,12 @@ def boundary_of(rules: TextRules) -> Boundary | None:
     return {"line": LINE, "paragraph": PARAGRAPH}.get(rules.documents)
 
 
+def can_cut(rules: TextRules) -> bool:
+    """Whether a file can be read in parts."""
+    boundary = boundary_of(rules)
+    return boundary is not None and boundary.splittable
+
+
 def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
     """The documents of a file, or of a slice of one."""
     boundary = boundary_of(reading.rules)

@@ -50,38 +50,22 @@ def _reader(format: str) -> Any:
 
 
 def slice_file(file: InputFile, shard_size: int, rules: TextRules) -> Iterator[Slice]:
-    """Cut one file as its format allows."""
-    file = seen_format(file, shard_size)
-    if file.format == "parquet":
-        yield from _reader("parquet").slice_parquet(file, shard_size, rules.text_column)
-    elif file.format == "arrow":
-        yield from _reader("arrow").slice_arrow(file, shard_size)
+    """Cut one file as its format allows. A .json file that is large enough to be cut, and holds JSON lines, is taken
+    for such."""
+    can_cut = file.compression is None and file.path != STDIN
+    if file.format == "json" and can_cut and file.size > shard_size:
+        from milldam.sources.json_items import HEAD_BYTES, is_json_lines
+
+        with open_bytes(file.path) as opened:
+            file = replace(file, format="jsonl") if is_json_lines(opened.read(HEAD_BYTES)) else file
+    if file.format in TABLES:
+        yield from _reader(file.format).slice_table(file, shard_size, rules.text_column)
     elif file.format in ("csv", "tsv"):
         yield from _reader("csv").slice_csv(file, shard_size)
-    elif can_cut(file, rules):
+    elif can_cut and (file.format == "jsonl" or (file.format == "txt" and _reader("txt").can_cut(rules))):
         yield from by_bytes(file, shard_size)
     else:
         yield whole(file)
-
-
-def seen_format(file: InputFile, shard_size: int) -> InputFile:
-    """A .json file that is large enough to be cut, and holds JSON lines, as such; all others as they are."""
-    if file.format != "json" or file.compression is not None or file.path == STDIN or file.size <= shard_size:
-        return file
-    from milldam.sources.json_items import HEAD_BYTES, is_json_lines
-
-    with open_bytes(file.path) as opened:
-        return replace(file, format="jsonl") if is_json_lines(opened.read(HEAD_BYTES)) else file
-
-
-def can_cut(file: InputFile, rules: TextRules) -> bool:
-    """Whether a file can be read in parts."""
-    if file.compression is not None or file.path == STDIN or file.format == "json":
-        return False
-    if file.format != "txt":
-        return True
-    boundary = _reader("txt").boundary_of(rules)
-    return boundary is not None and boundary.splittable
 
 
 def columns_of(slice: Slice, spool: str | None) -> list[str]:
@@ -106,8 +90,9 @@ def read_unit(
     places: Places | None = None,
 ) -> Iterator[Batch]:
     """All documents of a unit. `spool`: a folder for what must go through the disk; `keep`: as in `Reading`."""
+    reading = Reading(rules, on_reject, spool, places=places or Places(), keep=keep)
     try:
-        for batch in _read_slices(unit, Reading(rules, on_reject, spool, places=places or Places(), keep=keep)):
+        for batch in _batches(unit, reading):
             if keep and batch.columns is None:  # plain text has no fields
                 nulls = [pa.nulls(len(batch.texts))] * len(keep)
                 batch = replace(batch, columns=pa.record_batch(nulls, names=list(keep)))
@@ -119,10 +104,9 @@ def read_unit(
         raise InputError(f"{without_secrets(gone[0])}: gone since the input was listed.") from error
 
 
-def _read_slices(unit: Unit, reading: Reading) -> Iterator[Batch]:
-    reader = _reader(unit.slices[0].format)
-    if unit.slices[0].format == "txt" and reader.boundary_of(reading.rules) is None:
-        yield from reader.read_whole_files(unit.slices, reading)
+def _batches(unit: Unit, reading: Reading) -> Iterator[Batch]:
+    if unit.slices[0].format == "txt" and _reader("txt").boundary_of(reading.rules) is None:
+        yield from _reader("txt").read_whole_files(unit.slices, reading)
         return
     for slice in unit.slices:
         if slice.format not in TABLES:

@@ -91,36 +91,45 @@ def damage_told(format: str) -> Iterator[None]:
 
 
 @contextmanager
-def open_parquet(path: str, compression: str | None, spool: str | None) -> Iterator[pq.ParquetFile]:
+def open_table(path: str, format: str, compression: str | None, spool: str | None) -> Iterator[Any]:
+    """A `ParquetFile`; of Arrow a reader of the file format, or of the stream format that HF datasets writes."""
     with open_seekable(path, compression, spool) as source:
-        with damage_told("parquet"):
-            parquet = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)
-        yield parquet
-
-
-@contextmanager
-def open_arrow(path: str, compression: str | None, spool: str | None) -> Iterator[Any]:
-    """A reader of the file format, or of the stream format that HF datasets writes."""
-    with open_seekable(path, compression, spool) as source:
-        is_file = source.read(6) == b"ARROW1"
-        source.seek(0)
-        with damage_told("arrow"):
-            yield pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
+        with damage_told(format):
+            if format == "parquet":
+                reader = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)
+            else:
+                is_file = source.read(6) == b"ARROW1"
+                source.seek(0)
+                reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
+        yield reader
 
 
 # ---- slices, and what unpacking them takes ----
 
 
-def slice_parquet(file: InputFile, shard_size: int, column: str | None = None) -> Iterator[Slice]:
-    """Runs of row groups; of a damaged file, all of it. `column`: the one that will be read."""
+def slice_table(file: InputFile, shard_size: int, column: str | None = None) -> Iterator[Slice]:
+    """Runs of row groups or record batches; of a damaged file, all of it. The record batches of the stream format are
+    known only by reading through it, as is done of a large local file. `column`: the one that will be read."""
     slices = [whole(file)]
     if file.compression is None:
-        with contextlib.suppress(DamagedError), open_parquet(file.path, None, None) as parquet:
-            metadata = parquet.metadata
-            sizes = (metadata.row_group(k).total_byte_size for k in range(metadata.num_row_groups))
-            cut = by_parts(file, sizes, shard_size)
-            slices = [replace(slice, unpacking=_unpacking_bytes(slice, metadata, column)) for slice in cut]
+        with contextlib.suppress(DamagedError), open_table(file.path, file.format, None, None) as reader:
+            if file.format == "parquet":
+                groups = map(reader.metadata.row_group, range(reader.num_row_groups))
+                cut = by_parts(file, (group.total_byte_size for group in groups), shard_size)
+                slices = [replace(slice, unpacking=_unpacking_bytes(slice, reader.metadata, column)) for slice in cut]
+            elif sizes := _batch_sizes(file, reader, shard_size):
+                slices = list(by_parts(file, sizes, shard_size))
     yield from slices
+
+
+def _batch_sizes(file: InputFile, reader: Any, shard_size: int) -> list[int]:
+    count = getattr(reader, "num_record_batches", None)
+    if count is not None or file.size <= shard_size or is_address(file.path):
+        return [file.size // count] * count if count else []
+    try:
+        return [batch.nbytes for batch in reader]  # mapped: only what describes the batches is read
+    except (pa.ArrowInvalid, OSError):
+        return []  # whether the file is damaged shows when it is read
 
 
 def _unpacking_bytes(slice: Slice, metadata: pq.FileMetaData, column: str | None) -> int:
@@ -132,29 +141,6 @@ def _unpacking_bytes(slice: Slice, metadata: pq.FileMetaData, column: str | None
     pages = (chunk.total_uncompressed_size * min(1, _PAGE_VALUES / max(1, chunk.num_values)) for chunk in chunks)
     largest = int(max(pages, default=0))
     return _PAGE_COPIES * largest if largest > _SMALL_PAGE else 0
-
-
-def slice_arrow(file: InputFile, shard_size: int) -> Iterator[Slice]:
-    """Runs of record batches; of a damaged file, all of it. Those of the stream format are known only by reading
-    through it, as is done of a large local file."""
-    if file.compression is not None:
-        yield whole(file)
-        return
-    slices = [whole(file)]
-    with contextlib.suppress(DamagedError), open_arrow(file.path, None, None) as reader:
-        count = getattr(reader, "num_record_batches", None)
-        sizes = [file.size // count] * count if count else []
-        if count is None and file.size > shard_size and not is_address(file.path):
-            sizes = _stream_sizes(reader)
-        slices = list(by_parts(file, sizes, shard_size)) if sizes else slices
-    yield from slices
-
-
-def _stream_sizes(reader: Any) -> list[int]:
-    try:
-        return [batch.nbytes for batch in reader]  # mapped: only what describes the batches is read
-    except (pa.ArrowInvalid, OSError):
-        return []  # whether the file is damaged shows when it is read
 
 
 def _numbers(slice: Slice, count: int) -> range:
@@ -184,7 +170,7 @@ def _all_columns(schema: pa.Schema, columns: Sequence[str] | None, keep: tuple[s
 
 
 def _parquet_batches(slice: Slice, choose: Choose, spool: str | None, keep: tuple[str, ...]) -> Iterator[Numbered]:
-    with open_parquet(slice.path, slice.compression, spool) as parquet:
+    with open_table(slice.path, slice.format, slice.compression, spool) as parquet:
         columns, metadata = choose(parquet.schema_arrow), parquet.metadata
         wanted = _all_columns(parquet.schema_arrow, columns, keep)
         row = sum(metadata.row_group(k).num_rows for k in range(slice.start))
@@ -221,7 +207,7 @@ def _chunks(group: pq.RowGroupMetaData, columns: Sequence[str] | None) -> list[p
 
 def _arrow_batches(slice: Slice, choose: Choose, spool: str | None, keep: tuple[str, ...]) -> Iterator[Numbered]:
     """The batches before the slice are passed over; mapped, they are not read."""
-    with open_arrow(slice.path, slice.compression, spool) as reader:
+    with open_table(slice.path, slice.format, slice.compression, spool) as reader:
         columns, row = _all_columns(reader.schema, choose(reader.schema), keep), 0
         count = getattr(reader, "num_record_batches", None)
         batches = iter(reader) if count is None else map(reader.get_batch, range(count))
@@ -252,7 +238,7 @@ def count_rows(slice: Slice, spool: str | None) -> int:
     count = 0
     with contextlib.suppress(DamagedError):
         if slice.format == "parquet":
-            with open_parquet(slice.path, slice.compression, spool) as parquet:
+            with open_table(slice.path, slice.format, slice.compression, spool) as parquet:
                 groups = _numbers(slice, parquet.metadata.num_row_groups)
                 return sum(parquet.metadata.row_group(k).num_rows for k in groups)
         for _, batch in table_batches(slice, lambda schema: None, spool):
@@ -265,11 +251,9 @@ def count_rows(slice: Slice, spool: str | None) -> int:
 
 def open_schema(slice: Slice, spool: str | None) -> pa.Schema:
     """The schema of a parquet or Arrow file."""
-    if slice.format == "parquet":
-        with open_parquet(slice.path, slice.compression, spool) as parquet:
-            return parquet.schema_arrow
-    with open_arrow(slice.path, slice.compression, spool) as reader:
-        return reader.schema
+    with open_table(slice.path, slice.format, slice.compression, spool) as reader:
+        schema: pa.Schema = reader.schema_arrow if slice.format == "parquet" else reader.schema
+        return schema
 
 
 def leaf_types(schema: pa.Schema) -> dict[str, pa.DataType]:

@@ -96,6 +96,12 @@ class Verdicts:
         which[position] = True
         self.drop(which, reason)
 
+    def only(self, keep: Mask) -> Verdicts:
+        """Those on the documents of a mask."""
+        some = Verdicts(0)
+        some.codes, some.reasons = self.codes[keep], self.reasons
+        return some
+
     def merge(self, other: Verdicts, keep: Mask) -> None:
         """Take over the verdicts on the documents of a mask."""
         for number, reason in enumerate(other.reasons, start=1):

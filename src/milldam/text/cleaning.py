@@ -1,15 +1,11 @@
-"""Cleaning: batches of text -> the same documents, cleaned.
-
-`Cleaner` holds one batch and, of a document that comes in parts, the tail that what follows could still change: at most
-64K characters, or 16 MB for a user's function, which sees documents whole. However a document is cut into parts, what
-comes out is the cleaning of the whole. One exception: more than 64K characters in a row of nothing but white space,
-control characters or marks that combine are cut where they are, when they lie across the border of two parts.
+"""Cleaning: batches of text -> the same documents, cleaned. Holds one batch.
 
 Text that needs nothing is handed on as it is, without a copy.
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from typing import Final, Literal
 
@@ -22,11 +18,13 @@ from milldam.rules import CleanRules
 from milldam.text.arrays import Verdicts, text_offsets
 from milldam.text.user_functions import UserFunction
 
-HELD_CHARACTERS: Final = 1 << 16
-"""The most that is held back of a document in parts, for want of a place to cut."""
 FUNCTION_BYTES: Final = 16_000_000
 """The largest document that is given to a user's function."""
 DROPPED, FAILURE, TOO_LARGE = "dropped_by_clean", "error_in_clean_function", "too_large_for_function"
+
+_CUT, _NEAR_END, _LONGEST_PIECE = re.compile(r"(?<=\s)(?=[^\W_])"), 4096, 8_000_000
+"""Where cleaning one side does not change what the other becomes; without such a place, so many characters are cut
+where they end."""
 
 Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
@@ -35,40 +33,41 @@ _SPACE, _LINE_END = 32, 10
 
 
 class Cleaner:
-    """One per unit of work. `clean` takes batches in order; an open batch holds one text, a part of a document."""
-
     def __init__(self, rules: CleanRules) -> None:
         self._rules = rules
         self._function = UserFunction(rules.function) if rules.function is not None else None
-        self.cancel()
 
-    def cancel(self) -> None:
-        """Forget the document that is open."""
-        self._inside = False
-        self._tail = ""
-        """Not yet cleaned: what follows may still change it."""
-        self._has_ink = False
-        self._space = ""
-        """White space that is stripped if nothing else follows."""
-        self._gathered: list[str] = []
-        self._gathered_bytes = 0
-
-    def clean(self, texts: pa.LargeStringArray, verdicts: Verdicts, *, open: bool = False) -> pa.LargeStringArray:
-        """As many texts, cleaned. `open`: the batch is one text, whose document goes on in the next batch.
-
-        A part may come out shorter, even empty, and the rest of it with the next one.
-        """
-        if not open and not self._inside:
-            return self._apply_function(self._clean_whole(texts), verdicts, 0)
-        part = pa.array([self._clean_part(texts[0].as_py(), verdicts, final=not open)], pa.large_string())
-        if len(texts) == 1:
-            return part
-        rest = self._apply_function(self._clean_whole(texts[1:]), verdicts, 1)
-        return pa.concat_arrays([part, rest])
-
-    def _clean_whole(self, texts: pa.LargeStringArray) -> pa.LargeStringArray:
+    def clean(self, texts: pa.LargeStringArray, verdicts: Verdicts) -> pa.LargeStringArray:
+        """As many texts, cleaned. Documents that are already dropped are not shown to a user's function."""
         texts = self._edit(texts, final=True)
-        return stripped(texts) if self._rules.strip else texts
+        texts = stripped(texts) if self._rules.strip else texts
+        if self._function is None:
+            return texts
+        cleaned = []
+        for position, (text, size) in enumerate(zip(texts, np.diff(text_offsets(texts)).tolist(), strict=True)):
+            kept = verdicts.codes[position] == 0
+            cleaned.append(self._call(text.as_py(), size, verdicts, position) if kept else "")
+        return pa.array(cleaned, pa.large_string())
+
+    def clean_piece(
+        self, piece: pa.LargeStringArray, verdicts: Verdicts, *, first: bool, last: bool
+    ) -> pa.LargeStringArray:
+        """A piece of one document that is cut where white space ends. A user's function sees whole documents only."""
+        if self._function is not None:
+            verdicts.drop_one(0, TOO_LARGE)
+            return piece
+        piece = self._edit(piece, final=last)
+        piece = pc.utf8_ltrim_whitespace(piece) if self._rules.strip and first else piece
+        return pc.utf8_rtrim_whitespace(piece) if self._rules.strip and last else piece
+
+    @staticmethod
+    def last_cut(text: str) -> int:
+        """Where to cut the beginning of a document; 0: more has to come first."""
+        for start in (max(0, len(text) - _NEAR_END), 0):
+            places = [match.start() for match in _CUT.finditer(text, start)]
+            if places:
+                return places[-1]
+        return len(text) if len(text) > _LONGEST_PIECE else 0
 
     def _edit(self, texts: pa.LargeStringArray, *, final: bool) -> pa.LargeStringArray:
         """Every rule that needs to see only what is near."""
@@ -79,19 +78,6 @@ class Cleaner:
         if self._rules.whitespace:
             texts = with_plain_whitespace(texts, final=final)
         return texts
-
-    # ---- a user's function ----
-
-    def _apply_function(self, texts: pa.LargeStringArray, verdicts: Verdicts, first: int) -> pa.LargeStringArray:
-        """`first`: where the texts begin among the verdicts. Documents already dropped are not shown to it."""
-        if self._function is None:
-            return texts
-        sizes = np.diff(text_offsets(texts))
-        cleaned = []
-        for position, (text, size) in enumerate(zip(texts, sizes.tolist(), strict=True), start=first):
-            kept = verdicts.codes[position] == 0
-            cleaned.append(self._call(text.as_py(), size, verdicts, position) if kept else "")
-        return pa.array(cleaned, pa.large_string())
 
     def _call(self, text: str, size: int, verdicts: Verdicts, position: int) -> str:
         assert self._function is not None
@@ -109,73 +95,14 @@ class Cleaner:
             raise self._function.wrong_type(result, "the text, or None to drop the document")
         return result
 
-    # ---- a document in parts ----
-
-    def _clean_part(self, text: str, verdicts: Verdicts, *, final: bool) -> str:
-        text = self._tail + text
-        cut = len(text) if final else safe_cut(text, self._rules.unicode)
-        self._tail = text[cut:]
-        self._inside = not final
-        piece: str = self._edit(pa.array([text[:cut]], pa.large_string()), final=final)[0].as_py()
-        if self._rules.strip:
-            piece = self._strip_part(piece)
-        if self._function is not None:
-            piece = self._gather(piece, verdicts, final=final)
-        if final:
-            self.cancel()
-        return piece
-
-    def _strip_part(self, piece: str) -> str:
-        """The piece up to its last ink, after the white space that turned out not to be the last."""
-        if not self._has_ink:
-            piece = piece.lstrip()
-            self._has_ink = bool(piece)
-        piece = self._space + piece
-        ink = len(piece.rstrip())
-        ink = max(ink, len(piece) - HELD_CHARACTERS)
-        self._space = piece[ink:]
-        return piece[:ink]
-
-    def _gather(self, piece: str, verdicts: Verdicts, *, final: bool) -> str:
-        self._gathered_bytes += len(piece.encode())
-        self._gathered.append(piece)
-        if self._gathered_bytes > FUNCTION_BYTES:
-            self._gathered = []
-        if not final:
-            return ""
-        return self._call("".join(self._gathered), self._gathered_bytes, verdicts, 0)
-
-
-def safe_cut(text: str, form: str | None) -> int:
-    """Where to cut a text that goes on, so that both sides can be cleaned alone; 0: nowhere yet.
-
-    The last place before a character that neither combines with what precedes it nor belongs to a run of white space.
-    """
-    first = max(1, len(text) - HELD_CHARACTERS)
-    for position in range(len(text) - 1, first - 1, -1):
-        if _stands_alone(text[position], form):
-            return position
-    return first if first > 1 else 0
-
-
-def _stands_alone(character: str, form: str | None) -> bool:
-    if "!" <= character <= "~":
-        return True
-    # Letters, numbers, punctuation and symbols; of those only hangul vowels and finals join what is before them.
-    if unicodedata.category(character)[0] not in "LNPS" or "\u1160" <= character <= "\u11ff":
-        return False
-    return form is None or unicodedata.normalize(form, character) == character  # type: ignore[arg-type]
-
 
 # ---- the rules, on whole arrays ----
 
 
 def normalized(texts: pa.LargeStringArray, form: Literal["NFC", "NFKC"]) -> pa.LargeStringArray:
-    """By Python's tables, which also decide where a text may be cut.
-
-    A Python string per document, for once: text that is normal already is only looked through, and so this is faster
-    than pyarrow's way (NFC: 142 MB/s to 53 on the multilingual sample, 431 to 92 on English books; NFKC: 54 to 57, 413
-    to 80).
+    """By Python's tables. A Python string per document, for once: text that is normal already is only looked through,
+    and so this is faster than pyarrow's way (NFC: 142 MB/s to 53 on the multilingual sample, 431 to 92 on English
+    books; NFKC: 54 to 57, 413 to 80).
     """
     if _is_ascii(_data(texts)):
         return texts

@@ -19,9 +19,9 @@ from __future__ import annotations
 import json
 import mmap
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import IO, Any
@@ -30,7 +30,7 @@ import xxhash
 
 from milldam.checked import checked, parse_json
 from milldam.errors import StoreError
-from milldam.files import TEMPORARY_SUFFIX, explain_os_errors, hash_bytes, is_whole_text, stays_in_folder
+from milldam.files import explain_os_errors, hash_bytes, is_whole_text, stays_in_folder
 from milldam.stores.kinds import TOKENS, AuditFiles, ChatFacts, FileRecord, InputFacts, TokenDtype, TokenizerFacts
 from milldam.stores.place import Folder, Place
 
@@ -353,26 +353,22 @@ class ManifestText:
 
 
 class ShardSpool:
-    """Shards of a manifest to be, a line each in a file for each split in `folder`; `remove` takes these files away."""
+    """Shards of a manifest to be, a line each in a temporary file for each split."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._texts: dict[str, IO[bytes]] = {}
         self._totals: dict[str, Totals] = {}
 
     def fill(self, shards: Iterable[Shard]) -> None:
         """Take all shards, in plan order; the splits may come in any."""
-        opened: dict[str, IO[str]] = {}
-        with explain_os_errors(self._folder), ExitStack() as stack:
+        with explain_os_errors(self._folder / TOKENS.manifest):
             for shard in shards:
-                if shard.split not in opened:
-                    self._totals.setdefault(shard.split, Totals())
-                    text = self._text(shard.split).open("w", encoding="utf-8", newline="\n")
-                    opened[shard.split] = stack.enter_context(text)
-                opened[shard.split].write(shard.as_line() + "\n")
+                if shard.split not in self._texts:
+                    self._totals[shard.split] = Totals()
+                    self._texts[shard.split] = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+                self._texts[shard.split].write(shard.as_line().encode() + b"\n")
                 self._totals[shard.split].add(shard)
-
-    def _text(self, split: str) -> Path:
-        return self._folder / f".shards-{list(self._totals).index(split)}{TEMPORARY_SUFFIX}"
 
     @property
     def splits(self) -> dict[str, Totals]:
@@ -391,13 +387,10 @@ class ShardSpool:
 
     def _lines(self) -> Iterator[list[bytes]]:
         for split in self.splits:
-            with self._text(split).open("rb") as file:
-                while lines := file.readlines(_BLOCK_BYTES):
-                    yield [line[:-1] for line in lines]
-
-    def remove(self) -> None:
-        for split in self._totals:
-            self._text(split).unlink(missing_ok=True)
+            file = self._texts[split]
+            file.seek(0)
+            while lines := file.readlines(_BLOCK_BYTES):
+                yield [line[:-1] for line in lines]
 
 
 def in_manifest_order(split: str) -> tuple[bool, str]:

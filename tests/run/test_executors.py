@@ -16,7 +16,7 @@ from tests.kit.worker_tasks import Deadly, DiesAfterwards, Environment, Failing,
 
 from milldam.errors import InputError, WorkerError
 from milldam.run.fork import ForkedWorkers
-from milldam.run.pools import SerialExecutor
+from milldam.run.pools import LocalPool, SerialExecutor, Workers
 from milldam.run.tasks import CRASH, DONE, PART, PROGRESS, Event, Executor, NothingYetError, Task
 
 
@@ -249,3 +249,15 @@ def test_an_idle_worker_that_dies_is_replaced_where_units_may_come(tmp_path: Pat
     with contextlib.closing(ForkedWorkers(2)) as executor:
         executor.run(Square(), AfterKills(5, events), lambda unit: unit, events.append)
     assert sorted(values(events)) == [0, 1, 4, 9, 16]
+
+
+def test_a_worker_in_this_process_has_the_budget_for_itself() -> None:
+    """The process that would have started others ends (35 MB); between stages with workers it stays."""
+    pool = LocalPool(4 * 10**9)
+    pool.expect(["json"])
+    before = set(psutil.Process().children())
+    assert before
+    pool.executor("group", Workers(1, 1, here=True))
+    assert set(psutil.Process().children()) == before
+    pool.executor("tokenize", Workers(1, 1))
+    assert not before & set(psutil.Process().children())

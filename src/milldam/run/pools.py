@@ -246,7 +246,8 @@ class LocalPool:
 
     def executor(self, stage: str, workers: Workers) -> Executor:
         if (workers.count == 1 and not workers.apart) or workers.here:
-            if self._budget_bytes - self._held() < ROOM_BYTES:
+            # What works here as a worker may take the whole budget.
+            if not workers.here or self._budget_bytes - self._held() < ROOM_BYTES:
                 self.close()
             return SerialExecutor()
         forked = self._start()

@@ -279,7 +279,7 @@ class Peak:
 def epoch(store_path: Path, batch_size: int = 8) -> dict[str, Any]:
     """Every window of the store once, in time-step-major batches."""
     from milldam.qa.batches import DocumentSamples
-    from milldam.stores.features.reader import FeatureStore
+    from milldam.qa.store import FeatureStore
 
     imported = anonymous_bytes()
     started = time.perf_counter()
@@ -305,7 +305,7 @@ def differing_positions(folder: Path) -> tuple[int, int, int]:
     """Windows of each, and in how many start or end differ: (milldam, datasets, different)."""
     import numpy as np
 
-    from milldam.stores.features.reader import FeatureStore
+    from milldam.qa.store import FeatureStore
 
     store = FeatureStore(folder / "store")
     theirs = np.load(folder / "datasets/positions.npy", mmap_mode="r")

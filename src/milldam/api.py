@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from milldam.feeding.making import Order
     from milldam.formats.foreign import ForeignFile
     from milldam.loader.feeds import Feed
-    from milldam.qa import FeatureStore
     from milldam.stores.table.reader import Table
 
 log = logging.getLogger("milldam")
@@ -98,15 +97,13 @@ def open(
 @overload
 def open(path: str | Path, *, kind: Literal["table"]) -> Table: ...
 @overload
-def open(path: str | Path, *, kind: Literal["features"]) -> FeatureStore: ...
-@overload
 def open(path: str | Path, *, kind: Literal["file"], dtype: npt.DTypeLike | None = None) -> ForeignFile: ...
 @overload
 def open(path: str | Path, *, dtype: npt.DTypeLike) -> ForeignFile: ...
 def open(
     path: str | Path | Sequence[str | Path] | Mapping[str, object],
     *,
-    kind: Literal["tokens", "feed", "table", "features", "file"] | None = None,
+    kind: Literal["tokens", "feed", "table", "file"] | None = None,
     split: str | None = None,
     units: bool = False,
     dtype: npt.DTypeLike | None = None,
@@ -114,12 +111,11 @@ def open(
     cache_dir: str | Path | None = None,
     storage_options: Mapping[str, object] | None = None,
     **text: Any,
-) -> Store | Feed | Table | FeatureStore | ForeignFile:
+) -> Store | Feed | Table | ForeignFile:
     """Open a store, or anything else that can be trained on, in milliseconds and a few megabytes at any size.
 
     a folder with milldam.json      a store
-    a folder with milldam-table.json  a table that `milldam.map` made
-    a folder with milldam-qa.json   a feature store that `milldam qa` made
+    a folder with milldam-table.json  a table that `milldam.map` or `milldam qa` made
     X.npy                           a 1-D array of integers
     X.bin and X.idx, or X           a file pair of Megatron-LM
     X.bin alone                     nanoGPT: uint16, or `dtype`; llm.c, recognised by its header
@@ -131,7 +127,7 @@ def open(
     config.yaml, or a dict          the same, with the settings of `preprocess`, such as cleaning and filters
 
     `kind`: what the path must be; anything else is refused. It also tells type checkers, which otherwise expect a
-    store: "table", "features", a "file" of another tool, or a "feed" that a configuration describes.
+    store: "table", a "file" of another tool, or a "feed" that a configuration describes.
 
     `units`: open a store as a `Feed`, with the batches of training straight from its text: units in random order, and
     the samples of a group of units shuffled together.
@@ -252,7 +248,7 @@ def _as_feed(opened: object) -> Feed:
     return Feed(FinishedParts(Store(opened.place)), split=opened.split_name)
 
 
-_KINDS = {"Store": "tokens", "Table": "table", "FeatureStore": "features"}
+_KINDS = {"Store": "tokens", "Table": "table"}
 """Others are files of other tools."""
 
 
@@ -261,7 +257,7 @@ def _require_kind(opened: object, kind: str | None) -> None:
     if kind is None or kind == found:
         return
     if kind not in (*_KINDS.values(), "file"):
-        raise ConfigError(f'kind: "{kind}"; use tokens, table, features or file.')
+        raise ConfigError(f'kind: "{kind}"; use tokens, table or file.')
     raise StoreError(f'{opened!r}: its kind is "{found}", and "{kind}" is asked for.')
 
 

@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import xxhash
 
@@ -193,11 +193,11 @@ def _begin_writing(descriptor: int, start: int, stop: int) -> None:
         sync_file_range(descriptor, start, stop - start, _SYNC_FILE_RANGE_WRITE)
 
 
-def write_whole(descriptor: int, data: bytes | memoryview, at_once: int | None = None) -> None:
-    """Write all bytes, `at_once` at a time: the system may take fewer than it is offered, and that is no error."""
+def write_whole(descriptor: int, data: bytes | memoryview) -> None:
+    """Write all bytes: the system may take fewer than it is offered, and that is no error."""
     left = memoryview(data).cast("B")
     while left:
-        left = left[os.write(descriptor, left[:at_once]) :]
+        left = left[os.write(descriptor, left) :]
 
 
 def write_file(path: Path, data: bytes) -> dict[str, Any]:
@@ -234,17 +234,10 @@ def file_blocks(path: Path) -> Iterator[bytes]:
 
 def hash_file(path: Path) -> str:
     """The xxh3 of a file's bytes, read in blocks."""
-    with path.open("rb", buffering=0) as file:
-        return hash_rest(file).hexdigest()
-
-
-def hash_rest(file: IO[bytes] | io.RawIOBase, size: int | None = None) -> xxhash.xxh3_128:
-    """The xxh3 of what follows in an open file, or of so many bytes of it, read in blocks."""
     digest = xxhash.xxh3_128()
-    while block := file.read(_CHUNK if size is None else min(_CHUNK, size)):
+    for block in file_blocks(path):
         digest.update(block)
-        size = None if size is None else size - len(block)
-    return digest
+    return digest.hexdigest()
 
 
 def hash_bytes(data: bytes) -> str:

@@ -22,7 +22,7 @@ import milldam
 
 SOURCE = Path(milldam.__file__).parent
 LIKENESS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-ELSEWHERE = {"milldam.hub.pull", "milldam.hub.push", "milldam.qa.compat.caching.StreamingSquadProcessor"}
+ELSEWHERE = {"milldam.hub.pull", "milldam.hub.push"}
 """Their examples need the Hub, or a tokenizer of transformers."""
 PLAIN = {"__version__", "TokenPair"}
 """A string and a type's other name, which can have no docstring."""

@@ -31,7 +31,7 @@ from milldam import qa
 GOLDEN = Path(__file__).with_name("golden_bytes.json")
 NOT_FROZEN = {"run", "tokenizer.json"}
 """Work, not results; and what carries versions or paths."""
-MANIFESTS = ("milldam.json", "milldam-table.json", "milldam-qa.json")
+MANIFESTS = ("milldam.json", "milldam-table.json")
 
 
 # ---- input ----

@@ -21,7 +21,6 @@ SHOWN = {
     'milldam.open("s")': "Store",
     'milldam.open("s", split="val", cache="1GB")': "Store",
     'milldam.open("t", kind="table")': "Table",
-    'milldam.open("f", kind="features")': "FeatureStore",
     'milldam.open("train.bin", dtype="int32")': "ForeignFile",
     'milldam.open("x.npy", kind="file")': "ForeignFile",
     "store[0]": "ndarray",

@@ -7,10 +7,11 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.kit.jobs import TOKENIZER, demo_texts
 
 from milldam.qa.job import prepare
-from milldam.stores.features.reader import FeatureStore
+from milldam.qa.store import FeatureStore
 
 SIZES = ("--max-seq-length", 64, "--overlap", 16)
 
@@ -39,6 +40,29 @@ def command(path: Path, out: Path, *options: object) -> list[object]:
     return ["qa", path, "-o", out, "--tokenizer", TOKENIZER, *SIZES, *options]
 
 
-def small(path: Path, out: Path, **options: Any) -> FeatureStore:
+def small(path: Path | list[Path], out: Path, **options: Any) -> FeatureStore:
     settings: dict[str, Any] = {"tokenizer": TOKENIZER, "max_seq_length": 64, "overlap": 16, "workers": 1}
     return prepare(path, out, **settings | options)
+
+
+def store_of(folder: Path, contexts: list[list[str]], **options: Any) -> FeatureStore:
+    """A store of a shard for each list; a question on each context, a third of them answered by its third word."""
+    (folder / "in").mkdir(parents=True)
+    number = 0
+    for k, texts in enumerate(contexts):
+        with (folder / "in" / f"{k}.jsonl").open("w", encoding="utf-8") as file:
+            for context in texts:
+                words = context.split()
+                start = len(words[0]) + len(words[1]) + 2 if number % 3 else 0
+                answers = {"text": [words[2]], "answer_start": [start]} if number % 3 else None
+                record = {"id": f"q{number}", "title": f"t{k}", "context": context, "question": "what?"}
+                file.write(json.dumps(record | {"answers": answers}) + "\n")
+                number += 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("milldam.sources.units._ALONE", 0)  # every file is a unit
+        return small(folder / "in", folder / "store", **{"max_seq_length": 32, "overlap": 8} | options)
+
+
+def small_store(folder: Path, **options: Any) -> FeatureStore:
+    """Two shards of three examples, of one to three windows."""
+    return store_of(folder, [[f"{k} the city of paris " * size for size in (4, 16, 9)] for k in (1, 2)], **options)

@@ -7,19 +7,21 @@ stride, and the windows that overflow. Ours must make the same windows; where it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import tokenizers
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from milldam.qa.examples import Answer, Example
 from milldam.qa.settings import QARules
-from milldam.qa.sources import Answer, Example
-from milldam.qa.template import template_of
-from milldam.qa.windows import Windower
+from milldam.qa.store import NUMBERS
+from milldam.qa.template import add_memory_tokens, template_of, with_memory
+from milldam.qa.windows import Windower, Windows
 
 WORDS = re.split(
     " ", "what year did the city of paris pay how much for bridge a in it was is and he they 1990 500 un be"
@@ -113,9 +115,47 @@ def _llama() -> tokenizers.Tokenizer:
     return made
 
 
-def windower_of(tokenizer: Any, facts: dict[str, Any] | None = None, **rules: Any) -> Windower:
-    made = QARules(**rules)
-    return Windower(tokenizer, made, template_of(tokenizer, made, facts))
+class Features:
+    """The columns of some windows, by name."""
+
+    def __init__(self, made: Windows) -> None:
+        self.input_ids, self.token_type_ids, self.offsets = made.input_ids, made.token_type_ids, made.offsets
+        self._made = made
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "has_answer":
+            return self.start_positions != self.cls_index
+        if name not in NUMBERS:
+            raise AttributeError(name)
+        return self._made.column(name)
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    def rows(self, numbers: Any) -> dict[str, Any]:
+        """All columns of some windows."""
+        return {name: getattr(self, name)[numbers] for name in COLUMNS}
+
+
+COLUMNS = ("input_ids", "token_type_ids", "offsets", *NUMBERS)
+
+
+def windower_of(
+    tokenizer: Any, facts: dict[str, Any] | None = None, *, memory: int = 0, **rules: Any
+) -> Callable[[list[Example]], Any]:
+    """Examples -> their windows: `features`, `chosen`, `dropped`. Its `template` and `memory` are attributes."""
+    made = QARules(memory_tokens=memory, **rules)
+    template = template_of(tokenizer, made, facts)
+    tokens = add_memory_tokens(tokenizer, memory)
+    template = with_memory(template, tokens) if memory else template
+    windower = Windower(tokenizer, made, template)
+
+    def make(examples: list[Example]) -> Any:
+        found = windower(examples)
+        return SimpleNamespace(features=Features(found), chosen=found.chosen, dropped=found.dropped)
+
+    make.template, make.memory = template, tokens  # type: ignore[attr-defined]
+    return make
 
 
 @dataclass(frozen=True, slots=True)

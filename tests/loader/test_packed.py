@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from tests.kit.token_stores import flat_tokens, shard_file, write_store
 
 from milldam.errors import ConfigError, StoreError
+from milldam.loader import row_pieces
 from milldam.loader.boundaries import document_lengths
-from milldam.loader.row_pieces import RowFinder, RowSource
+from milldam.loader.row_pieces import RowFinder
 from milldam.loader.stores import Store
 from milldam.loader.stream import TokenStream
 from milldam.loader.views import Trainable
@@ -217,13 +218,13 @@ def test_documents_of_a_part_are_cut_by_its_edges(
 def count_builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The seq_len of every index that is made from here on."""
     made: list[int] = []
-    rows = RowSource.rows
+    rows = row_pieces._made_rows
 
-    def counted(source: RowSource) -> Any:
-        made.append(source.seq_len)
-        return rows(source)
+    def counted(stream: Any, rules: Any) -> Any:
+        made.append(rules.seq_len)
+        return rows(stream, rules)
 
-    monkeypatch.setattr(RowSource, "rows", counted)
+    monkeypatch.setattr(row_pieces, "_made_rows", counted)
     return made
 
 

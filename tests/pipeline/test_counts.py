@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.jobs import TOKENIZER, invoke, run_milldam, set_aside, write_lines
+from tests.kit.jobs import invoke, run_milldam, set_aside, write_lines
 from tests.kit.preprocess_jobs import config_of, fresh_texts, giant_text, write_config, write_gz
 from tests.kit.quick import first_quick
 
@@ -253,11 +253,3 @@ def test_what_moved_is_still_the_same_source(tmp_path: Path) -> None:
 def test_a_source_is_named_by_the_last_part_of_its_path(given: dict[str, Any], name: str) -> None:
     """With what else tells it from others."""
     assert DataSet(**given).name == name
-
-
-def test_one_source_is_no_table(tmp_path: Path) -> None:
-    """Its totals tell all; the manifest has it all the same."""
-    path = write_lines(tmp_path / "a.jsonl", ["one"])
-    done = invoke("tokenize", path, "-o", tmp_path / "s", "--tokenizer", TOKENIZER)
-    assert "By source" not in done.stdout + invoke("stats", tmp_path / "s").stdout
-    assert [one.name for one in milldam.open(tmp_path / "s").manifest.sources] == ["a.jsonl"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.jobs import TOKENIZER, invoke, leftovers, set_aside, started, store_bytes, write_lines
+from tests.kit.jobs import TOKENIZER, invoke, set_aside, started, store_bytes, write_lines
 from tests.kit.preprocess_jobs import (
     assert_flow,
     assert_holds,
@@ -34,7 +34,6 @@ from tests.kit.preprocess_jobs import (
     write_parquet,
     write_text_lines,
 )
-from tests.kit.quick import first_quick
 
 import milldam
 from milldam.errors import ConfigError, InputError, MismatchError, ResourceError
@@ -82,87 +81,12 @@ def test_exact_dedup_keeps_what_a_set_keeps(mixture: tuple[list[Any], list[str]]
     assert dropped["clean"] == {"empty": blank - lines}
 
 
-@pytest.mark.parametrize(
-    ("workers", "memory", "shard_size"),
-    first_quick([(2, "256MB", "100KB"), (4, "4GB", "100KB"), (1, "1GB", "9MB")]),
-)
-def test_neither_workers_nor_memory_nor_shards_change_the_documents(
-    mixture: tuple[list[Any], list[str]],
-    mixture_store: milldam.Store,
-    tmp_path: Path,
-    workers: int,
-    memory: str,
-    shard_size: str,
-) -> None:
-    """The same documents in the same order; with the same shard_size the same bytes."""
-    paths, texts = mixture
-    store = preprocess(tmp_path / "s", paths, workers=workers, memory=memory, shard_size=shard_size)
-    if shard_size == "100KB":
-        assert store_bytes(tmp_path / "s") == store_bytes(mixture_store.path)
-    else:
-        assert len(store.manifest.shards) < len(mixture_store.manifest.shards)
-        assert_holds(store, kept_of(texts))
-
-
-def test_normalize_compares_without_case_space_and_punctuation(tmp_path: Path) -> None:
-    """Of texts that differ in those only, the first stays as it is; texts of punctuation alone are compared as such."""
-    base = fresh_texts(40)
-    texts = [*base, *(text.upper() for text in base[:10]), *(text.replace(" ", ",\n ") for text in base[5:20])]
-    texts += ["?!", "...", "?!", "Größe", "GRÖSSE", "größe!", "ÉTÉ", "été"]
-    store = lines_job(tmp_path, texts, dedup={"normalize": True})
-    assert texts_in(store) == [*base, "?!", "...", "Größe", "GRÖSSE", "ÉTÉ"]
-
-
-def test_bloom_drops_every_duplicate_and_next_to_nothing_else(tmp_path: Path) -> None:
-    """At one in a million, a few thousand documents give what a set gives."""
-    texts = texts_with_copies(3000)
-    store = lines_job(tmp_path, texts, dedup="bloom", shard_size="100KB")
-    assert_holds(store, kept_of(texts))
-
-
-def test_bloom_at_a_high_rate_loses_no_more_than_that(tmp_path: Path) -> None:
-    """Fewer than stated, and what stays is from the input."""
-    texts = fresh_texts(3000)
-    store = lines_job(tmp_path, texts, dedup={"method": "bloom", "false_positive_rate": 0.1})
-    assert 0.9 * 3000 <= len(store) <= 3000
-    assert set(texts_in(store)) <= set(texts)
-
-
 def test_bloom_of_a_slice_that_begins_inside_a_unit(tmp_path: Path) -> None:
     """Rows that are not wanted take no part."""
     texts = texts_with_copies(300)
     write_lines(tmp_path / "a.jsonl", texts)
     store = preprocess(tmp_path / "s", [{"path": tmp_path / "a.jsonl", "split": "train[100:250]"}], dedup="bloom")
     assert_holds(store, kept_of(texts[100:250]))
-
-
-def test_near_dedup_keeps_the_first_of_each_cluster(tmp_path: Path) -> None:
-    """Planted copies with a few words changed go, unrelated texts stay; exact copies are told apart from near ones."""
-    rng = random.Random("near")
-    base = fresh_texts(120, words=(120, 200))
-    texts, expected = [], []
-    near = exact = 0
-    for number, text in enumerate(base):
-        texts.append(text)
-        expected.append(text)
-        if number % 3 == 0:
-            words = text.split()
-            for at in rng.sample(range(len(words)), 2):
-                words[at] = make_words(rng, 1)
-            texts.append(" ".join(words))
-            near += 1
-        if number % 4 == 0:
-            texts.append(text)
-            exact += 1
-    store = lines_job(tmp_path, texts, dedup="near", write_dropped=True)
-    assert_holds(store, expected)
-    assert_flow(store.path, {"dedup": {"near_duplicate": near, "duplicate": exact}})
-    summary = summary_of(store.path)
-    assert summary["near"]["dropped"] == near and summary["dedup"]["dropped"] == exact
-    for document in set_aside(store.path, "dropped"):
-        original = texts[document["duplicate_of"]["row"]]
-        assert original in expected
-        assert original.split()[:5] == document["text"].split()[:5] or document["reason"] == "near_duplicate"
 
 
 def changed(text: str, seed: int = 0) -> str:
@@ -172,23 +96,6 @@ def changed(text: str, seed: int = 0) -> str:
     return " ".join(words)
 
 
-def test_a_chain_of_like_documents_keeps_what_is_unlike_all_that_stay(tmp_path: Path) -> None:
-    """Each 0.9 like the one before, the first and the last with nothing in common: every third stays, for any number of
-    workers, memory and units; what is dropped names the one that stays."""
-    words = fresh_texts(1, words=(1200, 1201))[0].split()
-    chain = [" ".join(words[20 * k : 20 * k + 400]) for k in range(40)]
-    texts = [text for pair in zip(chain, fresh_texts(40, 2, words=(400, 600)), strict=True) for text in pair]
-    store = lines_job(tmp_path, texts, dedup="near", write_dropped=True, workers=1)
-    assert [text for text in texts_in(store, "train") if text in chain] == chain[::3]
-    for document in set_aside(store.path, "dropped"):
-        place, kept = (chain.index(text) for text in (document["text"], texts[document["duplicate_of"]["row"]]))
-        assert abs(place - kept) < 3 and kept % 3 == 0
-    path, dedup = tmp_path / "corpus.jsonl", {"near": {}}
-    for workers, memory, size in ((2, "1GB", "100KB"), (4, "600MB", "150KB")):
-        cut = preprocess(tmp_path / f"{workers}", path, dedup=dedup, workers=workers, memory=memory, shard_size=size)
-        assert texts_in(cut, "train") == texts_in(store, "train")
-
-
 @pytest.mark.slow
 def test_no_document_is_dropped_for_one_that_a_filter_drops(tmp_path: Path) -> None:
     """The first of two is too short for a filter, the second is not: the second stays; giants are judged as well."""
@@ -196,15 +103,6 @@ def test_no_document_is_dropped_for_one_that_a_filter_drops(tmp_path: Path) -> N
         filters = {"min_characters": len(text) + 1}
         store = lines_job(tmp_path / name, [text, f"{text} longword"], dedup="near", filters=filters)
         assert_holds(store, [f"{text} longword"])
-
-
-def test_the_longest_of_near_duplicates_stays_when_preferred(tmp_path: Path) -> None:
-    """Wherever it stands; plan order decides between equal lengths."""
-    base = fresh_texts(80, words=(150, 200))
-    texts = [version for text in base for version in (text, f"{text} and more", changed(text))]
-    store = lines_job(tmp_path, texts, dedup={"near": {"prefer": "longest"}}, shard_size="100KB")
-    longest = [max(texts[3 * k : 3 * k + 3], key=len) for k in range(80)]
-    assert_holds(store, longest)
 
 
 # ---- validation ----
@@ -319,16 +217,6 @@ def test_near_duplicates_of_earlier_runs_are_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_signatures_of_other_rules_are_refused(tmp_path: Path) -> None:
-    """With the run's name and what its rules are; a run without near-dedup may use the index, and be in it."""
-    indexed(tmp_path, "a", fresh_texts(5))
-    indexed(tmp_path, "b", fresh_texts(5, 1), dedup={"near": {}})
-    with pytest.raises(ConfigError, match="'ngram': 5"):
-        indexed(tmp_path, "c", fresh_texts(5, 2), dedup={"near": {"ngram": 3}})
-    assert_holds(indexed(tmp_path, "d", [*fresh_texts(5, 3), *fresh_texts(5, 1)]), fresh_texts(5, 3))
-
-
-@pytest.mark.slow
 def test_overwriting_with_more_data_does_not_eat_its_own(tmp_path: Path) -> None:
     """What the folder held before is not seen; what others hold is."""
     old, other, more = fresh_texts(100, 1), fresh_texts(50, 2), fresh_texts(60, 3)
@@ -356,16 +244,6 @@ def test_a_removed_run_is_forgotten(tmp_path: Path) -> None:
     assert invoke("dedup-index", tmp_path / "seen", "--remove", run["id"]).exit_code == 0
     assert indexed_runs(tmp_path) == []
     assert texts_in(indexed(tmp_path, "b", [*old, "more"])) == [*old, "more"]
-
-
-@pytest.mark.slow
-def test_runs_of_other_cleaning_share_an_index(tmp_path: Path) -> None:
-    """What is compared is the text as cleaned; validation is compared with nothing."""
-    indexed(tmp_path, "a", ["one", "two"])
-    write_lines(tmp_path / "val.jsonl", ["one", "v"])
-    store = indexed(tmp_path, "b", [" two", "three", "v"], clean="off", validation=tmp_path / "val.jsonl")
-    assert texts_in(store, "train") == [" two", "three"] and texts_in(store, "val") == ["one", "v"]
-    assert texts_in(indexed(tmp_path, "c", ["one", "v", "three", "four"])) == ["four"]
 
 
 @pytest.mark.slow
@@ -456,29 +334,7 @@ def _length_reasons(names: set[str]) -> list[str]:
     return characters + tokens
 
 
-@pytest.mark.slow
-def test_dropped_documents_are_the_same_for_any_workers(tmp_path: Path) -> None:
-    """A file of frames that are put end to end in plan order."""
-    texts = texts_with_copies(4000, 2)
-    settings: dict[str, Any] = {"write_dropped": True, "shard_size": "100KB", "filters": {"min_tokens": 20}}
-    one = lines_job(tmp_path, texts, "one", **settings)
-    several = lines_job(tmp_path, texts, "several", workers=3, **settings)
-    assert len(one.manifest.shards) > 2
-    assert tree_bytes(one.path) == tree_bytes(several.path)
-    assert len(set_aside(one.path, "dropped")) == len(texts) - len(one)
-    units = [document["unit"] for document in set_aside(one.path, "dropped")]
-    assert units == sorted(units)
-
-
 # ---- cleaning ----
-
-
-def test_cleaning_off_keeps_every_character(tmp_path: Path) -> None:
-    """Control characters and white space stay; equal but for those is not equal."""
-    texts = ["a b", " a b", "a\x00b", "a b\n", "", " "]
-    store = lines_job(tmp_path, texts, clean="off")
-    assert texts_in(store) == [*texts[:4], " "]
-    assert_flow(store.path, {"clean": {"empty": 1}})
 
 
 def test_custom_cleaning_comes_before_dedup_and_filters(tmp_path: Path) -> None:
@@ -652,22 +508,6 @@ def test_other_rows_of_a_finished_store_are_told(tmp_path: Path) -> None:
     assert "is up to date" in again.stdout and "Rows of 32, wrapped, train" in again.stdout
 
 
-def test_a_second_run_does_nothing(tmp_path: Path) -> None:
-    """No file of the store changes, and the summary says that it is up to date."""
-    texts = texts_with_copies(100)
-    store = lines_job(tmp_path, texts, write_dropped=True)
-    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in store.path.iterdir() if path.is_file()}
-    config = write_config(tmp_path / "c.yaml", config_of(store.path, tmp_path / "corpus.jsonl", write_dropped=True))
-    again = invoke("preprocess", config, "--json")
-    assert again.exit_code == 0, again.output
-    assert json.loads(again.stdout)["up_to_date"] is True
-    assert before == {
-        path: (path.stat().st_mtime_ns, path.read_bytes()) for path in store.path.iterdir() if path.is_file()
-    }
-    assert sorted(path.name for path in (store.path / "run").iterdir() if path.is_dir()) == ["prints"]
-    assert leftovers(store.path) == []
-
-
 @pytest.mark.parametrize(
     ("changed", "key"),
     [
@@ -691,12 +531,6 @@ def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("unchanged")
     lines_job(folder, ["one", "two"])
     return folder
-
-
-def test_other_memory_and_workers_are_no_other_job(unchanged: Path) -> None:
-    """They do not change the result."""
-    store = lines_job(unchanged, ["one", "two"], memory="700MB", workers=2)
-    assert len(store) == 2
 
 
 # ---- errors ----
@@ -748,16 +582,6 @@ def test_what_is_wrong_is_said_before_the_folder_is_touched(
         assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "c.yaml"], command
 
 
-def test_a_wrong_setting_leaves_a_finished_store_alone(tmp_path: Path) -> None:
-    """Not even --overwrite removes anything before all that can be wrong has been found."""
-    store = lines_job(tmp_path, ["a", "b"])
-    before = tree_bytes(store.path)
-    for wrong in ({"validation": str(tmp_path / "gone.jsonl")}, {"memory": "20MB"}, {"clean": {"function": "gone:f"}}):
-        with pytest.raises(milldam.MilldamError):
-            lines_job(tmp_path, ["a", "b"], overwrite=True, **wrong)
-        assert tree_bytes(store.path) == before
-
-
 def test_a_disk_that_is_too_small_is_refused_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job says what it needs and what is free, and leaves no folder."""
     free = type("Usage", (), {"total": 10**9, "used": 0, "free": 1000})
@@ -770,63 +594,7 @@ def test_a_disk_that_is_too_small_is_refused_beforehand(tmp_path: Path, monkeypa
     assert planned.exit_code == 4 and "Not enough disk" in planned.stderr
 
 
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
-    """Refused by the job, and by its plan."""
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="left alone"):
-        lines_job(tmp_path, ["a"])
-    config = write_config(tmp_path / "c.yaml", config_of(tmp_path / "out", tmp_path / "corpus.jsonl"))
-    for command in (("plan", config), ("preprocess", config, "--dry-run")):
-        assert invoke(*command).exit_code == 2
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["thesis.txt"]
-
-
 # ---- the report and the library ----
-
-
-def test_the_report_names_what_was_dropped(tmp_path: Path) -> None:
-    """One page beside the store, made again when it is gone."""
-    texts = ["", *fresh_texts(20), *fresh_texts(3), "tiny", "<script>alert(1)</script> and more text to be long enough"]
-    store = lines_job(tmp_path, texts, filters={"min_characters": 10})
-    page = (store.path / "run" / "report.html").read_text(encoding="utf-8")
-    for reason in store.manifest.tally.reasons:
-        assert reason in page or reason.replace("_", " ") in page, reason
-    assert "<script>alert" not in page
-    (store.path / "run" / "report.html").unlink()
-    lines_job(tmp_path, texts, filters={"min_characters": 10})
-    assert "duplicate" in (store.path / "run" / "report.html").read_text(encoding="utf-8")
-
-
-def test_the_library_has_the_verb(tmp_path: Path) -> None:
-    """milldam.preprocess takes a dict or a file, with overrides, and opens the store."""
-    path = write_lines(tmp_path / "a.jsonl", ["one", "two", "one"])
-    config = config_of(tmp_path / "s", path)
-    store = milldam.preprocess(config, overrides=["dedup=off"])
-    assert isinstance(store, milldam.Store) and texts_in(store) == ["one", "two", "one"]
-    other = milldam.preprocess(write_config(tmp_path / "c.yaml", config | {"out": str(tmp_path / "t")}))
-    assert texts_in(other) == ["one", "two"]
-
-
-def test_the_command_prints_its_summary_as_json(tmp_path: Path) -> None:
-    """Standard output is one JSON object; --set, --out and --quiet do what they say."""
-    path = write_lines(tmp_path / "a.jsonl", ["one", "two", "one"])
-    config = write_config(tmp_path / "c.yaml", config_of(tmp_path / "s", path))
-    done = invoke("preprocess", config, "--set", "dedup=off", "-o", tmp_path / "t", "--json", "-q")
-    assert done.exit_code == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["counts"]["documents"] == 3 and told["out"] == str(tmp_path / "t") and done.stderr == ""
-    assert not (tmp_path / "s").exists()
-
-
-def test_overwrite_replaces_other_settings_and_input(tmp_path: Path) -> None:
-    """Nothing of the old store stays: shards, rows and dropped documents of before are gone."""
-    texts = fresh_texts(300)
-    lines_job(tmp_path, texts * 2, write_dropped=True, packing={"write": True}, seq_len=16, splits={"val_tokens": 100})
-    store = lines_job(tmp_path, texts[:5], overwrite=True)
-    assert_holds(store, texts[:5])
-    shard = store.shards[0].name
-    assert sorted(tree_bytes(store.path)) == ["milldam.json", "tokenizer.json", f"{shard}.bin", f"{shard}.idx"]
 
 
 def test_tokenizer_path_is_not_the_result(tmp_path: Path) -> None:
@@ -860,14 +628,6 @@ def test_a_split_may_have_any_name(tmp_path: Path) -> None:
     store = lines_job(tmp_path, fresh_texts(60), splits={"staged": 0.3})
     assert set(store.splits) == {"train", "staged"}
     assert len(texts_in(store, "train")) + len(texts_in(store, "staged")) == 60
-
-
-def test_the_order_of_splits_does_not_matter(tmp_path: Path) -> None:
-    """The same shares, written in another order, are the same splits."""
-    texts = fresh_texts(200)
-    one = lines_job(tmp_path, texts, "one", splits={"val": 0.1, "test": 0.3})
-    other = lines_job(tmp_path, texts, "other", splits={"test": 0.3, "val": 0.1})
-    assert one.fingerprint == other.fingerprint and one.splits == other.splits
 
 
 @pytest.mark.parametrize("settings", [{"datasets.0.weight": 3}, {"dedup": "off"}])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bz2
-import csv
 import dataclasses
 import fcntl
 import gzip
@@ -133,16 +132,6 @@ def test_workers_and_memory_do_not_change_a_byte(
         assert summary["workers"] == workers
 
 
-def test_encoders_give_equal_shards(corpus: Corpus, reference: Path, tmp_path: Path) -> None:
-    """The slow encoder makes the same token files and indexes as the fast one."""
-    tokenize(corpus.path, tmp_path / "s", shard_size="100KB", encoder="huggingface")
-    assert "gigatoken" in milldam.open(reference).manifest.encoder
-    shards = [name for name in store_bytes(reference) if name.endswith((".bin", ".idx"))]
-    assert len(shards) > 20
-    for name in shards:
-        assert (tmp_path / "s" / name).read_bytes() == (reference / name).read_bytes()
-
-
 def test_a_script_without_main_guard_may_use_workers(corpus: Corpus, reference: Path, tmp_path: Path) -> None:
     """Workers are started so that a plain script that calls milldam is not run again in each of them."""
     script = tmp_path / "script.py"
@@ -202,20 +191,6 @@ def test_limit_is_exact_and_a_prefix(corpus: Corpus, reference: Path, tmp_path: 
     limited = tokenize(corpus.path, tmp_path / "s", shard_size="100KB", limit=limit, workers=None)
     assert documents(limited) == documents(reference)[:limit]
     assert list(verify(tmp_path / "s")) == []
-
-
-@pytest.mark.parametrize("encoder", ["gigatoken", "huggingface"])
-def test_limit_inside_a_batch(corpus: Corpus, tmp_path: Path, encoder: str) -> None:
-    """The limit holds where one read gives the encoder several bites."""
-    limited = tokenize(corpus.path, tmp_path / "s", limit=3, encoder=encoder)
-    assert documents(limited) == expected_ids(corpus.texts[:3])
-
-
-def test_limit_counts_the_text_of_the_kept_documents_only(corpus: Corpus, tmp_path: Path) -> None:
-    """Characters and bytes a token are figures of the documents in the store, not of what was read on the way."""
-    manifest = tokenize(corpus.path, tmp_path / "s", limit=5).manifest
-    assert manifest.characters == sum(map(len, corpus.texts[:5]))
-    assert manifest.text_bytes == sum(len(text.encode()) for text in corpus.texts[:5])
 
 
 def test_limit_on_a_stream(tmp_path: Path) -> None:
@@ -280,54 +255,6 @@ def test_other_settings_are_refused_by_name_until_overwritten(
     assert store_bytes(tmp_path / "s") == store_bytes(tmp_path / "fresh")
 
 
-def test_all_changed_settings_are_named_at_once(tmp_path: Path, lines: Path) -> None:
-    """Two differences, two lines."""
-    tokenize(lines, tmp_path / "s")
-    with pytest.raises(MismatchError) as caught:
-        tokenize(lines, tmp_path / "s", limit=1, special_text="plain")
-    assert "limit: 1" in str(caught.value) and "special_text" in str(caught.value)
-
-
-def edited_tokenizer(folder: Path, **changes: Any) -> Path:
-    """A copy of the demo tokenizer with other parts, as a folder."""
-    folder.mkdir()
-    tokenizer = json.loads(TOKENIZER.read_bytes()) | changes
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    return folder
-
-
-def test_another_tokenizer_is_refused(tmp_path: Path, lines: Path) -> None:
-    """A tokenizer with other content is another tokenizer, even under the same name."""
-    other = edited_tokenizer(tmp_path / "t", normalizer={"type": "Lowercase"})
-    tokenize(lines, tmp_path / "s")
-    with pytest.raises(MismatchError, match=r"\n  tokenizer: "):
-        tokenize(lines, tmp_path / "s", tokenizer=other)
-
-
-def test_another_end_of_text_beside_the_same_tokenizer_is_refused(tmp_path: Path, lines: Path) -> None:
-    """What `--eos auto` stands for is part of the settings: a changed tokenizer_config.json makes other documents."""
-    added = json.loads(TOKENIZER.read_bytes())["added_tokens"]
-    end = added[0] | {"id": 1, "content": "!"}
-    folder = edited_tokenizer(tmp_path / "t", added_tokens=[*added, end])
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS_TEXT}))
-    tokenize(lines, tmp_path / "s", tokenizer=folder)
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "!"}))
-    with pytest.raises(MismatchError, match="eos"):
-        tokenize(lines, tmp_path / "s", tokenizer=folder)
-
-
-def test_changed_input_is_named_and_taken_in(tmp_path: Path) -> None:
-    """A file that changed after the store was made is named; what is in the store is what is in the files."""
-    (tmp_path / "in").mkdir()
-    for name in ("a.jsonl", "b.jsonl"):
-        write_lines(tmp_path / "in" / name, TEXTS)
-    tokenize(tmp_path / "in", tmp_path / "s")
-    write_lines(tmp_path / "in" / "b.jsonl", [*TEXTS, "one more"])
-    updated = invoke(*_job(tmp_path / "in", tmp_path / "s", "--json"))
-    assert updated.exit_code == 0 and json.loads(updated.stdout)["changed"] == ["changed: b.jsonl"]
-    assert len(milldam.open(tmp_path / "s")) == 11
-
-
 def test_input_rewritten_at_the_same_size_is_read_again(tmp_path: Path, lines: Path) -> None:
     """The time of modification counts: equal size is not equal content."""
     tokenize(lines, tmp_path / "s")
@@ -384,19 +311,6 @@ def test_lost_shards_are_made_again_and_only_those(corpus: Corpus, reference: Pa
     assert made == lost
 
 
-def test_lost_parts_of_a_stream_are_made_again(tmp_path: Path) -> None:
-    """Of a stream, a part lost in the middle loses no document."""
-    texts = list(make_texts(4_500_000))
-    path = tmp_path / "c.jsonl.gz"
-    path.write_bytes(gzip.compress(write_lines(tmp_path / "c.jsonl", texts).read_bytes(), 1))
-    tokenize(path, tmp_path / "s", shard_size="100KB")
-    before = store_bytes(tmp_path / "s")
-    unfinish(tmp_path / "s", (1, "bin"))
-    tokenize(path, tmp_path / "s", shard_size="100KB")
-    assert list(store_bytes(tmp_path / "s")) == list(before)
-    assert store_bytes(tmp_path / "s") == before
-
-
 def test_a_killed_overwrite_goes_on_with_the_same_command(corpus: Corpus, tmp_path: Path) -> None:
     """The same command resumes, with --overwrite in it too: finished units are not thrown away."""
     out = tmp_path / "s"
@@ -438,20 +352,6 @@ def test_a_compressed_stream_gives_several_bounded_shards(tmp_path: Path, compre
     assert len(names) >= 4
     assert max(shard.text_bytes for shard in store.manifest.shards) < 100_000 + 2 * (1 << 20)
     assert documents(store) == documents(tokenize(plain, tmp_path / "plain"))
-
-
-def test_a_few_compressed_files_keep_their_order(tmp_path: Path) -> None:
-    """Streams and plain files mix; documents come in the order of the names."""
-    (tmp_path / "in").mkdir()
-    parts = [[f"{name} {text}" for text in TEXTS] for name in "abcd"]
-    for name, texts, compression in zip("abcd", parts, ("gz", None, "xz", "bz2"), strict=True):
-        path = write_lines(tmp_path / "in" / f"{name}.jsonl", texts)
-        if compression is not None:
-            path.with_suffix(f".jsonl.{compression}").write_bytes(_COMPRESS[compression](path.read_bytes()))
-            path.unlink()
-    assert documents(tokenize(tmp_path / "in", tmp_path / "s")) == expected_ids(
-        [text for part in parts for text in part]
-    )
 
 
 def pipe_in(data: bytes, out: Path, *options: object, code: int = 0) -> str:
@@ -528,33 +428,6 @@ def test_where_documents_end_in_plain_text(tmp_path: Path, options: list[str], e
     (tmp_path / "c.txt").write_text("one\ntwo\n\nthree --- four\n")
     assert invoke(*_job(tmp_path / "c.txt", tmp_path / "s", *options)).exit_code == 0
     assert documents(tmp_path / "s") == expected_ids(expected)
-
-
-def test_separated_text_over_many_units(tmp_path: Path) -> None:
-    """Cutting a large text into units loses and doubles nothing at the edges."""
-    texts = [text.replace("<sep>", "") for text in make_texts(600_000)]
-    texts = [text for text in texts if text.strip()]
-    (tmp_path / "c.txt").write_text("<sep>".join(texts), newline="")
-    store = tokenize(tmp_path / "c.txt", tmp_path / "s", separator="<sep>", shard_size="100KB")
-    assert len(store.manifest.shards) >= 5
-    assert documents(store) == expected_ids(texts)
-
-
-def test_text_and_tables_in_one_folder(tmp_path: Path) -> None:
-    """A folder may hold plain text beside JSON Lines: each is read as what it is."""
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.txt").write_text("plain")
-    write_lines(tmp_path / "in" / "b.jsonl", TEXTS)
-    assert documents(tokenize(tmp_path / "in", tmp_path / "s")) == expected_ids(["plain", *TEXTS])
-
-
-def test_a_document_larger_than_a_batch_is_encoded_as_a_whole(tmp_path: Path) -> None:
-    """A text of several megabytes between small ones has the ids of one encoded at once."""
-    (tmp_path / "in").mkdir()
-    texts = ["before", " ".join(make_texts(2_300_000)), "after"]
-    for name, text in zip("abc", texts, strict=True):
-        (tmp_path / "in" / f"{name}.txt").write_text(text, newline="")
-    assert documents(tokenize(tmp_path / "in", tmp_path / "s")) == expected_ids(texts)
 
 
 GIANT_TEXT = "so many words, one after the other\n" * 600_000
@@ -665,16 +538,6 @@ def test_when_nothing_is_left_the_reasons_are_said(tmp_path: Path) -> None:
     assert [(reject["file"], reject["line"]) for reject in found] == [(str(path), line) for line in (2, 3, 4)]
 
 
-def test_strict_stops_at_the_first_broken_record(tmp_path: Path) -> None:
-    """With --strict a broken record ends the run with its file and line."""
-    path = tmp_path / "c.jsonl"
-    path.write_text('{"text": "good"}\n{"text": "cut off\n{"text": "good"}\n')
-    stopped = invoke(*_job(path, tmp_path / "s", "--strict"))
-    assert stopped.exit_code == 3
-    assert f"{path}:2: bad_json" in stopped.stderr and "Leave out --strict" in stopped.stderr
-    assert not (tmp_path / "s" / "milldam.json").exists()
-
-
 def test_strict_says_where_in_the_file_it_stopped(corpus: Corpus, tmp_path: Path) -> None:
     """In a unit that begins in the middle of a file the line leads to the record, from the byte it is counted from."""
     text = corpus.path.read_bytes().split(b"\n")
@@ -714,25 +577,6 @@ def fail(*arguments: object, code: int) -> str:
     return result.stderr
 
 
-def test_a_missing_file_is_an_input_error_with_a_hint(tmp_path: Path, lines: Path) -> None:
-    """A misspelt name is answered with the name that is there, and no folder is left behind."""
-    said = fail(*_job(tmp_path / "corpsu.jsonl", tmp_path / "s"), code=3)
-    assert f'{tmp_path / "corpsu.jsonl"}: no such file or folder. Did you mean "{tmp_path / "corpus.jsonl"}"?' in said
-    assert not (tmp_path / "s").exists()
-
-
-def test_a_wrong_column_is_an_input_error_with_what_there_is(tmp_path: Path, lines: Path) -> None:
-    """A field that no record has is answered with those that they have."""
-    said = fail(*_job(lines, tmp_path / "s", "--text-column", "txet"), code=3)
-    assert 'no text in a field "txet"; found text in "text". Did you mean --text-column text?' in said
-
-
-def test_several_candidates_for_the_text_are_listed(tmp_path: Path) -> None:
-    """Which field is meant is not guessed."""
-    (tmp_path / "c.jsonl").write_text('{"question": "a", "answer": "b"}\n')
-    assert '"question", "answer". Say which one' in fail(*_job(tmp_path / "c.jsonl", tmp_path / "s"), code=3)
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b'{"model": {"type": "Nothing"}}', b"\xff\xfe"])
 def test_a_broken_tokenizer_is_an_input_error(tmp_path: Path, lines: Path, content: bytes) -> None:
     """A file that is no tokenizer is named, with what would do."""
@@ -741,13 +585,6 @@ def test_a_broken_tokenizer_is_an_input_error(tmp_path: Path, lines: Path, conte
     said = fail("tokenize", lines, "-o", tmp_path / "s", "--tokenizer", path, code=3)
     assert str(path) in said and "Give a folder with tokenizer.json" in said
     assert not (tmp_path / "s").exists()
-
-
-@pytest.mark.parametrize("spec", ["missing/", "missing.json", "a b"])
-def test_a_missing_tokenizer_is_an_input_error(tmp_path: Path, lines: Path, spec: str) -> None:
-    """A path that is not there is not looked for elsewhere."""
-    said = fail("tokenize", lines, "-o", tmp_path / "s", "--tokenizer", tmp_path / spec, code=3)
-    assert "no such tokenizer file or folder" in said
 
 
 def test_an_empty_input_is_an_input_error(tmp_path: Path) -> None:
@@ -760,31 +597,6 @@ def test_an_empty_input_is_an_input_error(tmp_path: Path) -> None:
     assert "--input-format" in fail(*_job(tmp_path / "c.xyz", tmp_path / "s"), code=3)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--memory", "lots"],
-        ["--limit", "0"],
-        ["--workers", "0"],
-        ["--shard-size", "1KB"],
-        ["--shard-size", "big"],
-        ["--separator", ""],
-        ["--documents", "word"],
-        ["--encoder", "none"],
-    ],
-)
-def test_a_wrong_option_is_a_configuration_error(tmp_path: Path, lines: Path, options: list[str]) -> None:
-    """Exit code 2, the option or its value named, nothing left behind."""
-    said = fail(*_job(lines, tmp_path / "s", *options), code=2)
-    assert options[0] in said or f'"{options[1]}"' in said
-    assert not (tmp_path / "s").exists()
-
-
-def test_an_output_must_be_named(lines: Path) -> None:
-    """Without -o there is no guess where a store should go."""
-    assert "-o FOLDER" in fail("tokenize", lines, "--tokenizer", TOKENIZER, code=2)
-
-
 # ---- where it may not go ----
 
 
@@ -793,11 +605,6 @@ def test_a_file_in_the_way_is_left_alone(tmp_path: Path, lines: Path) -> None:
     (tmp_path / "s").write_text("mine")
     assert "is a file. Name a folder" in fail(*_job(lines, tmp_path / "s"), code=2)
     assert (tmp_path / "s").read_text() == "mine"
-
-
-def test_a_file_above_the_folder_is_said_to_be_one(tmp_path: Path, lines: Path) -> None:
-    """An output below a file can't be made, and that is what is said."""
-    assert str(lines) in fail(*_job(lines, lines / "s"), code=2)
 
 
 def test_a_folder_that_may_not_be_written_to(tmp_path: Path, lines: Path) -> None:
@@ -875,14 +682,6 @@ def test_errors_of_the_library_are_its_own(
     assert type(caught.value) is kind
 
 
-def test_an_option_that_the_library_does_not_have_is_not_swallowed(tmp_path: Path, lines: Path) -> None:
-    """A misspelt option is an error, never ignored; so is a format that this verb does not make."""
-    with pytest.raises((TypeError, ConfigError), match="worker"):
-        tokenize(lines, tmp_path / "s", worker=3)
-    with pytest.raises((TypeError, ConfigError), match="format"):
-        tokenize(lines, tmp_path / "s", format="npy")
-
-
 def test_the_library_prints_nothing(tmp_path: Path, lines: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A library that prints is a nuisance: results are returned, warnings go to logging."""
     tokenize(lines, tmp_path / "s")
@@ -898,15 +697,6 @@ def test_the_library_leaves_the_environment_as_it_was(
     before = dict(os.environ)
     tokenize(lines, tmp_path / "s", encoder="huggingface")
     assert dict(os.environ) == before
-
-
-def test_the_memory_timeline_is_kept(tmp_path: Path, lines: Path) -> None:
-    """The run folder has the memory of every stage, from the first sample to the last."""
-    tokenize(lines, tmp_path / "s")
-    with (tmp_path / "s" / "run" / "memory.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert list(dict.fromkeys(row["stage"] for row in rows)) == ["prepare", "tokenize", "finish"]
-    assert all(int(row["anonymous_bytes"]) > 0 for row in rows)
 
 
 # ---- one .npy file ----
@@ -974,14 +764,6 @@ def test_npy_of_changed_text_is_made_again_and_of_other_settings_refused(tmp_pat
     assert leftovers(tmp_path) == []
 
 
-def test_npy_that_was_refused_and_then_removed_is_made_anew(tmp_path: Path, text: Path) -> None:
-    """After a refusal, taking the old file away is enough."""
-    npy(text)
-    npy(text, "--limit", 1, code=2)
-    (tmp_path / "corpus.npy").unlink()
-    npy(text, "--limit", 1)
-
-
 def test_npy_of_somebody_else_is_not_replaced(tmp_path: Path, text: Path) -> None:
     """A file of that name without our sidecar is left alone."""
     (tmp_path / "corpus.npy").write_bytes(b"mine")
@@ -1035,15 +817,6 @@ def test_npy_killed_while_it_was_compared_is_still_up_to_date(
     assert leftovers(tmp_path) == []
 
 
-def test_npy_keeps_the_rejected_records(tmp_path: Path) -> None:
-    """Records that could not be read are listed beside the file, as they are in a store."""
-    path = tmp_path / "c.jsonl"
-    path.write_text('{"text": "good"}\nbroken\n')
-    said = npy(path, "-o", tmp_path / "x.npy")
-    listed = [one for one in tmp_path.rglob("*rejects*") if "broken" in one.read_text()]
-    assert len(listed) == 1 and str(listed[0]) in said
-
-
 def test_the_demo_corpus_has_a_fixed_result(tmp_path: Path) -> None:
     """The packaged corpus, to the document and token: a change here changes everybody's stores."""
     store = tokenize(DEMO / "corpus.jsonl", tmp_path / "s")
@@ -1066,3 +839,29 @@ def test_files_that_are_left_out_are_told_with_the_way_to_read_them(
     assert f"Not read: {told} --input-format txt." in result.stderr
     milldam.tokenize(tmp_path / "in", tmp_path / "b", tokenizer=TOKENIZER)
     assert f'not read: {told} input_format="txt".' in caplog.text
+
+
+@pytest.mark.parametrize("encoder", first_quick(["gigatoken", "huggingface"], 1))
+def test_a_text_file_larger_than_a_document_is_encoded_in_pieces(tmp_path: Path, encoder: str) -> None:
+    """As one document with the ids of its whole, cleaned; neither filtered nor compared, which is told."""
+    texts = ["before", "  " + " \n ".join(make_texts(2_300_000)) + "\t\n", "after"]
+    for folder in ("in", "again"):
+        (tmp_path / folder).mkdir()
+        for name, text in zip("abc", texts, strict=True):
+            (tmp_path / folder / f"{name}.txt").write_text(text, newline="")
+    common: dict[str, Any] = {"tokenizer": {"path": str(TOKENIZER), "encoder": encoder}, "clean": {"whitespace": True}}
+    whole = milldam.preprocess(common | {"datasets": str(tmp_path / "in"), "out": str(tmp_path / "whole")})
+    settings: dict[str, Any] = {
+        "datasets": [str(tmp_path / "in"), str(tmp_path / "again")],
+        "out": str(tmp_path / "s"),
+        "max_document_bytes": "1MB",
+        "filters": {"max_characters": 1000},
+        "splits": {"val": 0.1},
+    }
+    store = milldam.preprocess(common | settings)
+    found = [one.tolist() for split in store.splits for one in milldam.open(tmp_path / "s", split=split)]
+    assert [ids for ids in found if len(ids) > 1000] == 2 * [one.tolist() for one in whole if len(one) > 1000]
+    told = json.loads((tmp_path / "s" / "run" / "summary.json").read_bytes())
+    assert "2 text files larger than max_document_bytes: neither filtered nor compared" in told["warnings"][0]
+    assert store.manifest.tally.reasons == {"duplicate": 2}
+    assert store.manifest.characters - whole.manifest.characters == whole.manifest.characters - len("beforeafter")

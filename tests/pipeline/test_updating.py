@@ -6,13 +6,12 @@ import gc
 import json
 import os
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.jobs import TOKENIZER, invoke, kill_group, started, wait_until, write_lines
+from tests.kit.jobs import TOKENIZER, invoke, write_lines
 from tests.kit.preprocess_jobs import config_of, make_words, tree_bytes, write_config
 from tests.kit.quick import first_quick
 
@@ -109,19 +108,6 @@ def test_what_changed_is_named(tmp_path: Path) -> None:
     assert "new: 00.jsonl, changed: 2.jsonl, gone: 4.jsonl" in done.stdout
 
 
-def test_other_settings_are_refused_though_the_input_changed_too(tmp_path: Path) -> None:
-    """By name, and nothing is touched; --overwrite replaces it."""
-    make_input(tmp_path / "in", copies=0)
-    config = configured(tmp_path, "out", {})
-    told(invoke("preprocess", config, "--json"))
-    before = tree_bytes(tmp_path / "out")
-    edit(tmp_path / "in")
-    refused = invoke("preprocess", config, "--set", "seed=7")
-    assert refused.exit_code != 0 and "seed: 7 (made with 0)" in refused.stderr
-    assert tree_bytes(tmp_path / "out") == before
-    assert invoke("preprocess", config, "--set", "seed=7", "--overwrite").exit_code == 0
-
-
 def test_a_reader_keeps_what_it_opened(tmp_path: Path) -> None:
     """A store that is open while it is updated gives the documents that it had; opened again, the new ones."""
     make_input(tmp_path / "in", copies=0)
@@ -133,29 +119,3 @@ def test_a_reader_keeps_what_it_opened(tmp_path: Path) -> None:
     told(invoke("preprocess", config, "--json"))
     assert [list(document) for document in store] == expected
     assert len(milldam.open(tmp_path / "out")) != len(expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "moments"),
-    first_quick([("exact", (0.6, 1.2)), ("plain", (0.6, 0.9, 1.2, 1.5)), ("exact", (0.3, 0.8, 0.9, 1.5))]),
-)
-def test_a_killed_update_leaves_a_whole_store_and_is_resumed(
-    tmp_path: Path, name: str, moments: tuple[float, ...]
-) -> None:
-    """Killed after a while, again and again: `verify` passes each time, and the end has the bytes of a fresh run."""
-    make_input(tmp_path / "in", copies=5)
-    config = configured(tmp_path, "out", JOBS[name])
-    told(invoke("preprocess", config, "--json"))
-    edit(tmp_path / "in")
-    for seconds in moments:
-        with started("preprocess", config, "--workers", 2) as process:
-            lock = tmp_path / "out" / "run" / "status.json"
-            wait_until(lock.exists, process)
-            time.sleep(seconds)
-            kill_group(process)
-        assert invoke("verify", tmp_path / "out").exit_code == 0
-    gc.collect()  # what this process still has open stays in the folder
-    told(invoke("preprocess", config, "--json"))
-    told(invoke("preprocess", configured(tmp_path, "fresh", JOBS[name]), "--json"))
-    assert tree_bytes(tmp_path / "out") == tree_bytes(tmp_path / "fresh")

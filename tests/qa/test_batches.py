@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kit.qa_jobs import store_of
 
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.loader.permutation import Int64s
@@ -27,62 +28,48 @@ from milldam.loader.reading import ranges
 from milldam.qa.batches import COLUMNS, GROUPED, DocumentSamples, Rows, TimeSteps, WindowSamples
 from milldam.qa.lanes import Lanes
 from milldam.qa.selection import Selection
-from milldam.qa.sources import Example
-from milldam.qa.spans import Chosen
-from milldam.qa.windows import Features
-from milldam.stores.features.format import FeatureForm
-from milldam.stores.features.manifest import FeatureManifest
-from milldam.stores.features.reader import KNOWN_NAMES, FeatureStore
-from milldam.stores.features.writer import FeatureShardWriter
+from milldam.qa.store import FeatureStore, Form
 
 LENGTH, PAD, PAD_TYPE = 6, 3, 2
 FIRST_TOKEN = 5
 
 
-def make_features(segments: Sequence[int], answers: Sequence[int | None], pad_left: bool) -> Features:
-    """Windows of documents with so many segments; `answers`: the segment with the answer of each document."""
-    counts = np.array(segments, np.int64)
-    windows = int(counts.sum())
-    example = np.repeat(np.arange(len(counts)), counts)
-    segment = ranges(np.zeros_like(counts), counts)
-    length = 1 + np.arange(windows) % LENGTH
-    places = np.arange(LENGTH)[::-1] if pad_left else np.arange(LENGTH)
-    inside = places < length[:, None]
-    cls = np.full(windows, LENGTH - 1) if pad_left else np.zeros(windows, np.int64)
-    holds = np.array([-1 if answer is None else answer for answer in answers], np.int64)[example] == segment
-    start = np.where(holds, 2, cls)
-    offsets = np.zeros((windows, LENGTH, 2), np.int32)
-    return Features(
-        input_ids=np.where(inside, FIRST_TOKEN + np.arange(windows)[:, None], PAD).astype(np.uint16),
-        token_type_ids=np.where(inside, 1, PAD_TYPE).astype(np.uint8),
-        offsets=offsets,
-        length=length.astype(np.int32),
-        start_positions=start.astype(np.int32),
-        end_positions=start.astype(np.int32),
-        cls_index=cls.astype(np.int32),
-        context_begin=np.zeros(windows, np.int32),
-        context_tokens=length.astype(np.int32),
-        segment=segment.astype(np.int32),
-        segments=counts[example].astype(np.int32),
-        example=example,
-    )
-
-
 @dataclass(frozen=True)
 class MemoryStore:
-    """A feature store without files."""
+    """A store without files: documents with so many segments; `answers`: the segment with the answer of each."""
 
     segments: tuple[int, ...]
     answers: tuple[int | None, ...] = ()
     pad_left: bool = False
 
     @cached_property
-    def features(self) -> Features:
-        return make_features(self.segments, self.answers or (None,) * len(self.segments), self.pad_left)
+    def columns(self) -> dict[str, Any]:
+        counts = np.array(self.segments, np.int64)
+        windows = int(counts.sum())
+        example, segment = np.repeat(np.arange(len(counts)), counts), ranges(np.zeros_like(counts), counts)
+        length = 1 + np.arange(windows) % LENGTH
+        places = np.arange(LENGTH)[::-1] if self.pad_left else np.arange(LENGTH)
+        inside = places < length[:, None]
+        cls = np.full(windows, LENGTH - 1 if self.pad_left else 0)
+        answers = self.answers or (None,) * len(counts)
+        holds = np.array([-1 if one is None else one for one in answers], np.int64)[example] == segment
+        start = np.where(holds, 2, cls)
+        return {
+            "input_ids": np.where(inside, FIRST_TOKEN + np.arange(windows)[:, None], PAD).astype(np.uint16),
+            "token_type_ids": np.where(inside, 1, PAD_TYPE).astype(np.uint8),
+            "length": length,
+            "start_positions": start,
+            "end_positions": start,
+            "cls_index": cls,
+            "has_answer": start != cls,
+            "segment_index": segment,
+            "total_segments": counts[example],
+            "example": example,
+        }
 
     @property
-    def form(self) -> FeatureForm:
-        return FeatureForm(LENGTH, "uint16", PAD, PAD_TYPE, self.pad_left)
+    def form(self) -> Form:
+        return Form(LENGTH, "uint16", PAD, PAD_TYPE, self.pad_left, 1, 1)
 
     @property
     def fingerprint(self) -> str:
@@ -96,26 +83,11 @@ class MemoryStore:
         return sum(self.segments)
 
     def rows(self, numbers: Int64s, columns: Sequence[str], /) -> Mapping[str, Any]:
-        return {name: getattr(self.features, KNOWN_NAMES.get(name, name))[numbers] for name in columns}
+        return {name: self.columns[name][numbers] for name in columns}
 
     def windows_of(self, examples: Int64s, /) -> tuple[Int64s, Int64s]:
         counts = np.array(self.segments, np.int64)
         return (counts.cumsum() - counts)[examples], counts[examples]
-
-
-def write_store(folder: Path, shards: list[list[int]], pad_left: bool) -> FeatureStore:
-    """A real store with a shard for each list of segment counts."""
-    folder.mkdir(parents=True)
-    form = FeatureForm(LENGTH, "uint16", PAD, PAD_TYPE, pad_left)
-    written = []
-    for number, segments in enumerate(shards):
-        examples = [Example(f"{number}-{k}", "q", "c") for k in range(len(segments))]
-        with FeatureShardWriter(folder, "train", form) as writer:
-            features = make_features(segments, [0] * len(segments), pad_left)
-            writer.append(features, examples, [Chosen()] * len(segments))
-            written.append(writer.commit())
-    FeatureManifest(form, {}, {"read": [], "write": []}, {}, {}, {}, tuple(written)).write(folder)
-    return FeatureStore(folder)
 
 
 def seen(rows: Rows) -> list[tuple[int, int]]:
@@ -148,7 +120,9 @@ selections = st.none() | st.builds(
 @pytest.fixture(params=["right", "left"])
 def real(request: pytest.FixtureRequest, tmp_path: Path) -> FeatureStore:
     """13 documents with 34 windows in three shards."""
-    return write_store(tmp_path / "s", [[1, 3, 2, 7], [1], [4, 2, 1, 1, 5, 3, 2, 2]], request.param == "left")
+    shards = [[1, 3, 2, 7], [1], [4, 2, 1, 1, 5, 3, 2, 2]]
+    contexts = [[" ".join(["of the city"] + ["was"] * (27 * count + 15)) for count in counts] for counts in shards]
+    return store_of(tmp_path, contexts, max_seq_length=64, overlap=34, padding_side=request.param)
 
 
 # ---- plain windows ----
@@ -172,7 +146,7 @@ def test_a_plain_batch_has_the_columns_that_models_take(real: FeatureStore) -> N
     samples = WindowSamples(real)
     batch = next(samples.batches(34, shuffle=False))
     assert tuple(batch) == COLUMNS
-    assert {batch[name].shape for name in ("input_ids", "attention_mask", "token_type_ids")} == {(34, LENGTH)}
+    assert {batch[name].shape for name in ("input_ids", "attention_mask", "token_type_ids")} == {(34, 64)}
     assert {name for name in COLUMNS if batch[name].dtype != np.int64} == {"has_answer"}
     for number in range(len(real)):
         window = real[number]
@@ -263,7 +237,7 @@ def test_time_steps_of_a_real_store(real: FeatureStore) -> None:
         assert steps[0]["document_mask"].all()
         for t, step in enumerate(steps):
             assert step["document_mask"].tolist() == (counts[steps.examples] > t).tolist()
-            assert (step["input_ids"][~step["document_mask"]] == PAD).all()
+            assert (step["input_ids"][~step["document_mask"]] == real.form.pad_id).all()
             busy = step["document_mask"]
             numbers = real.windows_of(step["example"][busy])[0] + t
             for name, stored in real.rows(numbers, ("input_ids", "cls_index", "attention_mask")).items():

@@ -1,12 +1,9 @@
-"""From examples to a feature store: the job, its command, and what survives a kill."""
+"""From examples to a table of windows: the job, its command, what changed input costs, and what survives a kill."""
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
-import time
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +22,11 @@ from tests.kit.jobs import (
     wait_until,
 )
 from tests.kit.qa_jobs import command, small, write_examples
+from tests.kit.qa_recipe import COLUMNS, windower_of
 from tests.kit.quick import first_quick
 
 from milldam.errors import ConfigError, InputError, MismatchError, ResourceError
-from milldam.qa import windowing
-from milldam.qa.chunks import Scale
-from milldam.qa.job import WINDOWS_BYTES, prepare
-from milldam.qa.sources import examples_of
-from milldam.qa.windows import Windower, load_qa_tokenizer
-from milldam.stores.features.reader import FeatureStore
+from milldam.qa import FeatureStore, examples_of, job, prepare
 from milldam.stores.verify import verify
 
 
@@ -44,13 +37,17 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Several chunks."""
-    return write_examples(tmp_path_factory.mktemp("many") / "many.jsonl", 3300, length=400)
+    """Four files, each a unit."""
+    folder = tmp_path_factory.mktemp("many") / "in"
+    folder.mkdir()
+    for number in range(4):
+        write_examples(folder / f"{number}.jsonl", 900, seed=number, length=400)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def reference(many: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What comes out of it undisturbed."""
+    """What comes out of them undisturbed."""
     out = tmp_path_factory.mktemp("reference") / "s"
     run_here(*command(many, out, "--workers", 1))
     assert len(FeatureStore(out).manifest.shards) == 4
@@ -64,34 +61,15 @@ def test_the_store_holds_what_the_windower_makes(few: Path, tmp_path: Path) -> N
     """Every window of every example, in order, with its texts; and the store is whole."""
     store = small(few, tmp_path / "s")
     examples = list(examples_of(few))
-    settings = store.manifest.settings
-    rules = _rules(settings)
-    made = load_qa_tokenizer(str(TOKENIZER), rules)
-    expected = Windower(tokenizers.Tokenizer.from_str(made.json), rules, made.template)(examples)
-    rows = store.rows(np.arange(len(store)), ("input_ids", "start_positions", "end_positions", "example"))
-    for name in ("input_ids", "start_positions", "end_positions", "example"):
-        assert np.array_equal(rows[name], getattr(expected.features, name)), name
+    made = windower_of(tokenizers.Tokenizer.from_file(str(TOKENIZER)), max_seq_length=64, overlap=16)(examples)
+    for name, column in store.rows(np.arange(len(store)), COLUMNS).items():
+        assert np.array_equal(column, getattr(made.features, name)), name
     assert [store.example(number)["id"] for number in range(store.examples)] == [one.id for one in examples]
     assert list(verify(tmp_path / "s")) == []
     counts = store.manifest.counts
-    assert counts["windows"] == len(store) and counts["examples"] == 60
-    assert counts["windows_with_answers"] == int(expected.features.has_answer.sum())
-    assert counts["answered"] + counts["unanswerable"] + counts["unrepairable"] == 60
-
-
-def _rules(settings: dict[str, Any]) -> Any:
-    from milldam.qa.settings import QARules
-
-    return QARules(**{name: settings[name] for name in QARules().as_dict()})
-
-
-def test_questions_without_an_answer_point_at_cls(few: Path, tmp_path: Path) -> None:
-    """SQuAD v2's unanswerable questions are windows like others, with start and end at CLS."""
-    store = small(few, tmp_path / "s")
-    without = [number for number in range(store.examples) if not store.example(number)["answers"]["text"]]
-    assert len(without) == store.manifest.counts["unanswerable"] == 20
-    for window in store.document(without[0])["start_positions"], store.document(without[0])["end_positions"]:
-        assert np.array_equal(window, store.document(without[0])["cls_index"])
+    assert counts["windows"] == len(store) and counts["read"] == 60
+    assert counts["windows_with_answers"] == int(made.features.has_answer.sum())
+    assert (counts["answered"] + counts["unrepairable"], counts["unanswerable"]) == (40, 20)
 
 
 def test_the_number_of_workers_changes_no_byte(many: Path, reference: Path, tmp_path: Path) -> None:
@@ -104,21 +82,18 @@ def test_the_number_of_workers_changes_no_byte(many: Path, reference: Path, tmp_
 def test_how_examples_are_gathered_changes_no_window(
     few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One example at a time or all at once: the same store."""
-    small(few, tmp_path / "all")
-    for limit in ("BATCH_EXAMPLES", "BATCH_CONTEXTS", "BATCH_WINDOWS"):
-        monkeypatch.setattr(windowing, limit, 1)
-        small(few, tmp_path / limit)
-        monkeypatch.undo()
-        assert store_bytes(tmp_path / limit) == store_bytes(tmp_path / "all")
-
-
-def test_the_form_of_the_input_changes_no_window(few: Path, tmp_path: Path) -> None:
-    """The same examples as one JSON text give the same shards."""
+    """One example at a time or all at once, as lines or in one JSON text: the same windows and texts."""
     records = [json.loads(line) for line in few.read_text(encoding="utf-8").splitlines()]
-    (tmp_path / "few.json").write_text(json.dumps(records))
-    one, other = small(few, tmp_path / "1"), small(tmp_path / "few.json", tmp_path / "2")
-    assert one.fingerprint == other.fingerprint
+    (tmp_path / "few.json").write_text(json.dumps({"data": records}))
+    stores = [small(few, tmp_path / "all"), small(tmp_path / "few.json", tmp_path / "json")]
+    for limit in ("BATCH_EXAMPLES", "BATCH_CONTEXTS", "BATCH_WINDOWS"):
+        monkeypatch.setattr(job, limit, 1)
+        stores.append(small(few, tmp_path / limit))
+        monkeypatch.undo()
+    tables = [(store.rows(np.arange(len(store)), COLUMNS), [*map(store.example, range(60))]) for store in stores]
+    for columns, examples in tables[1:]:
+        assert examples == tables[0][1]
+        assert all(np.array_equal(column, tables[0][0][name]) for name, column in columns.items())
 
 
 def test_doc_stride_means_the_overlap(few: Path, tmp_path: Path) -> None:
@@ -134,29 +109,26 @@ def test_doc_stride_means_the_overlap(few: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "no").exists()
 
 
-def test_the_default_overlap_is_128(few: Path, tmp_path: Path) -> None:
-    """Said or not, it is the same store."""
-    small(few, tmp_path / "1", max_seq_length=256, overlap=None)
-    small(few, tmp_path / "2", max_seq_length=256, overlap=128)
-    assert store_bytes(tmp_path / "1") == store_bytes(tmp_path / "2")
-
-
 def test_memory_tokens_are_in_the_stored_tokenizer(few: Path, tmp_path: Path) -> None:
-    """tokenizer.json has them, every window too, and the manifest says which they are."""
+    """tokenizer.json has them, every window too, and the store says where they are."""
     store = small(few, tmp_path / "s", memory_tokens=3)
-    stored = tokenizers.Tokenizer.from_file(str(tmp_path / "s" / "tokenizer.json"))
-    read = [stored.token_to_id(f"[MEM_READ_{number}]") for number in range(3)]
-    assert None not in read and store.manifest.memory["read"] == read
-    ids = store.rows(np.arange(len(store)), ("input_ids",))["input_ids"]
-    assert all(set(read) <= set(window.tolist()) for window in ids)
+    read = [store.tokenizer.token_to_id(f"[MEM_READ_{number}]") for number in range(3)]
+    assert list(store.memory_tokens.read) == read
+    numbers = np.arange(len(store))
+    ids = store.rows(numbers, ("input_ids",))["input_ids"]
+    for places, wanted in zip(store.memory_positions(numbers), (read, store.memory_tokens.write), strict=True):
+        assert (np.take_along_axis(ids, places, axis=1) == wanted).all()
     assert list(verify(tmp_path / "s")) == []
 
 
 def test_max_examples_and_max_segments_are_exact(few: Path, tmp_path: Path) -> None:
-    """So many examples over all inputs; so many windows of each."""
-    store = small(few, tmp_path / "s", max_examples=7, max_segments=1)
-    assert (store.examples, len(store)) == (7, 7)
+    """So many examples over all inputs, as they are now; so many windows of each."""
+    assert repr(small(few, tmp_path / "s", max_examples=7, max_segments=1)).count("7 windows of 64, 7 examples")
     assert prepare([few, few], tmp_path / "2", tokenizer=TOKENIZER, max_examples=70).examples == 70
+    write_examples(tmp_path / "a.jsonl", 50, seed=7)
+    assert small([tmp_path / "a.jsonl", few], tmp_path / "s", max_examples=7, max_segments=1).examples == 7
+    small([tmp_path / "a.jsonl", few], tmp_path / "fresh", max_examples=7, max_segments=1)
+    assert store_bytes(tmp_path / "s") == store_bytes(tmp_path / "fresh")
 
 
 def test_answers_to_look_at_are_listed(tmp_path: Path) -> None:
@@ -176,17 +148,82 @@ def test_answers_to_look_at_are_listed(tmp_path: Path) -> None:
         ("gone", "unrepairable"),
         ("long", "dropped"),
     ]
-    assert told[0]["stated"] == [{"text": "1990", "start": 20}] and told[0]["found"] == {"text": "1990", "start": 23}
-    assert told[1]["found"] is None and told[2]["reason"] == "question_too_long"
+    assert told[0]["found"] == {"text": "1990", "start": 23} and told[2]["reason"] == "question_too_long"
     counts = store.manifest.counts
     assert (counts["repaired"], counts["unrepairable"]) == (1, 1)
     assert counts["dropped"] == {"question_too_long": 1} and counts["rejected"] == {"bad_json": 1}
     (reject,) = (json.loads(line) for line in (tmp_path / "s" / "rejects.jsonl").read_text().splitlines())
-    assert reject["where"] == "line 5" and reject["reason"] == "bad_json"
+    assert (reject["line"], reject["reason"]) == (5, "bad_json")
     assert store.examples == 3
 
 
+@pytest.mark.parametrize("text", first_quick(["word and word ", "\u65e5\u672c\u8a9e", "! ?\n"], 2))
+def test_a_long_context_has_the_windows_that_it_has_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """It is encoded in pieces, each cut proven: in memory that does not grow with it, and nobody can tell."""
+    record = {"id": "1", "question": "what?", "context": text * (30_000 // len(text)), "answers": None}
+    (tmp_path / "e.jsonl").write_text(json.dumps(record) + "\n")
+    whole = small(tmp_path / "e.jsonl", tmp_path / "whole")
+    monkeypatch.setattr("milldam.qa.windows.PIECE", 9000)
+    cut = small(tmp_path / "e.jsonl", tmp_path / "cut")
+    assert cut.fingerprint == whole.fingerprint and len(cut) > 50
+
+
+def test_an_example_of_too_many_windows_is_dropped_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The windows of one example are held together."""
+    monkeypatch.setattr("milldam.qa.windows.MOST_WINDOW_BYTES", 20_000)
+    records = [{"id": str(n), "question": "?", "context": "word " * n, "answers": None} for n in (50, 5000)]
+    (tmp_path / "e.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    assert small(tmp_path / "e.jsonl", tmp_path / "s").manifest.counts["dropped"] == {"too_large": 1}
+
+
 # ---- the same again, and something else ----
+
+
+def test_an_open_store_is_read_on(few: Path, tmp_path: Path) -> None:
+    """Whoever opened it before an update reads what he opened."""
+    path = tmp_path / "e.jsonl"
+    path.write_bytes(few.read_bytes())
+    opened = small(path, tmp_path / "s")
+    numbers = np.arange(len(opened))
+    before = FeatureStore(tmp_path / "s").rows(numbers, ("input_ids",))["input_ids"]
+    write_examples(path, 35, seed=8)
+    assert small(path, tmp_path / "s").examples == 35
+    assert np.array_equal(opened.rows(numbers, ("input_ids",))["input_ids"], before)
+
+
+def add(folder: Path) -> None:
+    write_examples(folder / "9.jsonl", 50, seed=7)
+
+
+def edit(folder: Path) -> None:
+    write_examples(folder / "2.jsonl", 35, seed=8)
+
+
+def remove(folder: Path) -> None:
+    (folder / "1.jsonl").unlink()
+
+
+@pytest.mark.parametrize(("change", "units", "reused"), first_quick([(edit, 4, 3), (add, 5, 4), (remove, 3, 3)]))
+def test_only_what_changed_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], units: int, reused: int
+) -> None:
+    """Without --overwrite, and with the bytes of a run from nothing."""
+    monkeypatch.setattr(job, "PIECE_BYTES", 1)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(4):
+        write_examples(folder / f"{number}.jsonl", 40, seed=number)
+    small(folder, tmp_path / "s")
+    change(folder)
+    told = json.loads(run_here(*command(folder, tmp_path / "s", "--json", "--workers", 1)).stdout)
+    assert (told["units"], told["reused"], told["up_to_date"]) == (units, reused, False)
+    small(folder, tmp_path / "fresh")
+    assert store_bytes(tmp_path / "s") == store_bytes(tmp_path / "fresh")
+    assert list(verify(tmp_path / "s")) == [] and leftovers(tmp_path / "s") == []
+    with pytest.raises(MismatchError, match="overlap: 8"):
+        small(folder, tmp_path / "s", overlap=8)
 
 
 def test_a_store_that_is_up_to_date_is_left_alone(few: Path, tmp_path: Path) -> None:
@@ -258,7 +295,7 @@ def test_stores_of_two_kinds_do_not_mix(few: Path, tmp_path: Path) -> None:
         "--overwrite",
         "-o",
     ]
-    assert "question-answering features" in run_here(*tokens, tmp_path / "features", code=2).stderr
+    assert "holds a table" in run_here(*tokens, tmp_path / "features", code=2).stderr
     run_here(*tokens, tmp_path / "tokens")
     assert "a token store" in run_here(*command(few, tmp_path / "tokens", "--overwrite"), code=2).stderr
     assert len(FeatureStore(tmp_path / "features"))
@@ -286,58 +323,6 @@ def test_the_budget_holds(many: Path, tmp_path: Path) -> None:
     assert summary["memory"]["peak"] < summary["memory"]["budget"] == 400_000_000
 
 
-@pytest.mark.slow
-def test_an_example_that_the_budget_can_not_hold_is_left_out(tmp_path: Path) -> None:
-    """A context is encoded whole. A giant one is rejected by name, the rest is made, and what is named suffices."""
-    few = [{"id": str(number), "question": "?", "context": "a few words", "answers": None} for number in range(3)]
-    large = few[0] | {"id": "large", "context": "word and word " * 60_000}
-    giant = few[0] | {"id": "giant", "context": "word and word " * 600_000}
-    lines = [json.dumps(record) + "\n" for record in (few[0], large, few[1], giant, few[2])]
-    (tmp_path / "e.jsonl").write_text("".join(lines))
-    asked = partial(command, tmp_path / "e.jsonl", tmp_path / "s")
-    run = json.loads(run_milldam(*asked("--memory", "200MB", "--json")).stdout)
-    assert (run["counts"]["examples"], run["rejected"]) == (3, {"too_large": 2})
-    assert run["memory"]["peak"] < run["memory"]["budget"]
-    told = [json.loads(line) for line in (tmp_path / "s/rejects.jsonl").read_text().splitlines()]
-    assert [one["where"] for one in told] == ["line 2", "line 4"]
-    assert 'question "large" with its context and answers has 840 KB: too much' in told[0]["detail"]
-    assert '"context" of question "giant" has 8.4 MB: too much for a budget of 200 MB' in told[1]["detail"]
-    named = told[0]["detail"].partition("With memory ")[2].split()[0]
-    run = json.loads(run_milldam(*asked("--memory", named, "--overwrite", "--json")).stdout)
-    assert (run["counts"]["examples"], run["rejected"]) == (4, {"too_large": 1})
-    assert run["memory"]["peak"] < run["memory"]["budget"]
-
-
-@pytest.mark.slow
-def test_a_giant_example_alone_is_read_again_with_more_memory(tmp_path: Path) -> None:
-    """Nothing came of the run before: the same command with the memory that is named makes it."""
-    record = {"id": "1", "question": "?", "context": "word and word " * 60_000, "answers": None}
-    (tmp_path / "e.jsonl").write_text(json.dumps(record) + "\n")
-    asked = partial(command, tmp_path / "e.jsonl", tmp_path / "s")
-    assert "No examples left: too_large 1." in run_milldam(*asked("--memory", "200MB"), code=3).stderr
-    detail = json.loads((tmp_path / "s/rejects.jsonl").read_text())["detail"]
-    run_milldam(*asked("--memory", detail.partition("With memory ")[2].split()[0]))
-    assert FeatureStore(tmp_path / "s").examples == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "text", first_quick(["! ? ", "word and word ", "\u0939\u093f\u0928\u094d\u0926\u0940 ", "\U0001f44d"])
-)
-def test_examples_weigh_at_least_what_windows_of_them_take(text: str, tmp_path: Path) -> None:
-    """What is expected of a long example is no less than what it is measured to take, whatever its text."""
-    record = {"id": "1", "question": "?", "context": text * (600_000 // len(text.encode())), "answers": None}
-    (tmp_path / "e.jsonl").write_text(json.dumps(record) + "\n")
-    run = json.loads(run_milldam(*command(tmp_path / "e.jsonl", tmp_path / "s", "--memory", "2GB", "--json")).stdout)
-    rules = _rules(FeatureStore(tmp_path / "s").manifest.settings)
-    made = load_qa_tokenizer(str(TOKENIZER), rules)
-    row_bytes = sum(column.row_bytes for column in made.form(rules).columns)
-    (example,) = examples_of(tmp_path / "e.jsonl")
-    expected = Scale(made.json, rules, made.template, row_bytes).weigh(example.size_bytes, example)
-    stages = run["memory"]["stages"]
-    assert stages["window"]["peak"] - stages["window"]["start"] < expected + WINDOWS_BYTES
-
-
 def test_input_that_can_not_be_used(few: Path, tmp_path: Path) -> None:
     """Nothing in it, nothing usable in it, a record that is broken while strict."""
     (tmp_path / "none.jsonl").write_text("\n\n")
@@ -346,7 +331,7 @@ def test_input_that_can_not_be_used(few: Path, tmp_path: Path) -> None:
         small(tmp_path / "none.jsonl", tmp_path / "1")
     with pytest.raises(InputError, match=r"No examples left: no_context 1\.\n.*rejects\.jsonl"):
         small(tmp_path / "broken.jsonl", tmp_path / "2")
-    with pytest.raises(InputError, match="line 1"):
+    with pytest.raises(InputError, match=r"broken\.jsonl:1: no_context"):
         small(tmp_path / "broken.jsonl", tmp_path / "3", strict=True)
     # Mended, the same command works: nothing came of the run before.
     (tmp_path / "broken.jsonl").write_bytes(few.read_bytes())
@@ -397,7 +382,7 @@ def test_a_wrong_key_is_told_with_its_line(tmp_path: Path) -> None:
 def test_the_summary_says_what_was_made(few: Path, tmp_path: Path) -> None:
     """Examples, windows, answers, rate and memory; as JSON on request."""
     shown = invoke(*command(few, tmp_path / "1")).stdout
-    for word in ("60 examples", "windows", "with the answer", "repaired", "tokens/s", "Memory", "answers.jsonl"):
+    for word in ("60 examples", "windows with answers", "repaired", "Memory", "answers.jsonl"):
         assert word in shown, word
     told = json.loads(invoke(*command(few, tmp_path / "2", "--json")).stdout)
     assert told["counts"]["examples"] == 60 and told["counts"]["repaired"] == 1 and told["memory"]["peak"] > 0
@@ -408,53 +393,18 @@ def test_the_summary_says_what_was_made(few: Path, tmp_path: Path) -> None:
 
 
 def recorded(out: Path) -> int:
-    """Finished units of a run, and files that were read."""
-    records = (out / "run" / name for name in ("read.jsonl", "records.jsonl"))
-    return sum(path.read_bytes().count(b"\n") for path in records if path.exists())
-
-
-def has_progressed(out: Path, before: int) -> bool:
-    return recorded(out) > before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("most", first_quick([2, 5]))
-def test_killed_again_and_again_the_result_is_the_same(many: Path, reference: Path, tmp_path: Path, most: int) -> None:
-    """SIGKILL for the whole group at random times; the same command goes on each time and ends with the same bytes."""
-    rng = random.Random("kill qa")
-    progressed = kills = 0
-    for number in itertools.count():
-        if kills >= most:
-            break
-        out = tmp_path / str(number)
-        for _ in range(6):
-            before = recorded(out)
-            with started(*command(many, out, "--workers", 2, "--memory", "1GB")) as process:
-                if kills % 2:
-                    wait_until(partial(has_progressed, out, before), process)
-                    time.sleep(rng.uniform(0, 0.15))
-                else:
-                    time.sleep(rng.uniform(0.2, 1.2))
-                finished = process.poll() is not None
-                kill_group(process)
-            if finished:
-                break
-            kills += 1
-            progressed += recorded(out) > before
-        run_milldam(*command(many, out, "--workers", 2, "--memory", "1GB"))
-        assert store_bytes(out) == store_bytes(reference)
-        assert leftovers(out) == []
-        assert not (out / "run" / "chunks").exists()
-    assert progressed > most // 3, "too few kills fell into the work: the test has lost its point"
+    """Finished units of a run."""
+    path = out / "run/records.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def test_a_shard_that_is_gone_is_made_again(many: Path, reference: Path, tmp_path: Path) -> None:
-    """An unfinished run trusts its records only where the files are there in full."""
+    """An unfinished run trusts its records only where the files are there in full; kills are in tests/jobs."""
     out = tmp_path / "s"
     with started(*command(many, out, "--workers", 1)) as process:
         assert wait_until(lambda: recorded(out) >= 2, process)
         kill_group(process)
-    next(out.glob("train-*.offsets.bin")).unlink()
+    next(out.glob("rows-*.arrow")).unlink()
     run_here(*command(many, out, "--workers", 1))
     assert store_bytes(out) == store_bytes(reference)
 

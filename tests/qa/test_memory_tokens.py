@@ -11,21 +11,16 @@ from hypothesis import given
 from tests.kit.qa_recipe import KINDS, examples, tokenizer_of, windower_of
 
 from milldam.errors import InputError
-from milldam.qa.settings import QARules
-from milldam.qa.sources import Answer, Example
-from milldam.qa.template import add_memory_tokens, template_of, with_memory
-from milldam.qa.windows import Features, Windower
-from milldam.stores.features.format import MemoryTokens
+from milldam.qa.examples import Answer, Example
+from milldam.qa.template import add_memory_tokens
 
 FACTS = {"pad_token": "</s>"}
 LONG = Example("q", "what city", " ".join(["the city of paris was"] * 16), (Answer("paris", 12),))
 
 
-def with_memory_tokens(kind: str, count: int, **rules: Any) -> tuple[Windower, MemoryTokens]:
-    tokenizer = tokenizer_of(kind)
-    made = QARules(memory_tokens=count, **rules)
-    memory = add_memory_tokens(tokenizer, count)
-    return Windower(tokenizer, made, with_memory(template_of(tokenizer, made, FACTS), memory)), memory
+def with_memory_tokens(kind: str, count: int, **rules: Any) -> tuple[Any, Any]:
+    windower: Any = windower_of(tokenizer_of(kind), FACTS, memory=count, **rules)
+    return windower, windower.memory
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,6 +93,6 @@ def test_windows_with_memory_are_those_of_shorter_ones_without(kind: str, exampl
 def test_memory_tokens_have_the_types_of_the_texts_beside_them() -> None:
     """Read as the first text, write as the second."""
     windower, memory = with_memory_tokens("bert", 2, max_seq_length=40, overlap=8)
-    features: Features = windower([LONG]).features
+    features = windower([LONG]).features
     types = dict(zip(features.input_ids[0].tolist(), features.token_type_ids[0].tolist(), strict=True))
     assert [types[number] for number in (*memory.read, *memory.write)] == [0, 0, 1, 1]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import json
+import tempfile
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,9 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milldam.errors import ConfigError, InputError
-from milldam.qa.json_stream import JsonError, JsonStream, TooLarge
-from milldam.qa.records import SQUAD, list_files
-from milldam.qa.sources import Answer, Example, Limits, Reject, examples_of, read_examples
+from milldam.qa import records
+from milldam.qa.examples import Answer, Example, examples_of, read_examples
+from milldam.qa.records import SQUAD, cut_file, list_files
+from milldam.sources.batch import Reading, Reject, TextRules
 
 CONTEXT = "In 1990, Łódź (Poland) had 1,000 cafés."
 EXAMPLES = [
@@ -136,7 +137,7 @@ def test_max_examples_is_exact_over_all_inputs(tmp_path: Path, count: int) -> No
 
 
 BROKEN: list[tuple[Any, str]] = [
-    ("a text", "no_record"),
+    ("a text", "no_object"),
     ({"id": "x", "question": "?", "answers": []}, "no_context"),
     ({"id": "x", "question": "?", "context": "  ", "answers": []}, "no_context"),
     ({"id": "x", "question": ["?"], "context": "c", "answers": []}, "no_question"),
@@ -146,7 +147,7 @@ BROKEN: list[tuple[Any, str]] = [
     ({"id": "x", "question": "?", "context": "c", "answers": {"text": ["c"], "answer_start": []}}, "bad_answers"),
     ({"id": "x", "question": "?", "context": "c", "answers": [{"text": "c"}]}, "bad_answers"),
     ({"id": "x", "question": "?", "context": "c", "answers": [{"text": "c", "answer_start": "0"}]}, "bad_answers"),
-    ({"id": "x", "question": "?", "context": "half \ud83d", "answers": []}, "not_unicode"),
+    ({"id": "x", "question": "?", "context": "half \ud83d", "answers": []}, "not_utf8"),
 ]
 
 
@@ -167,13 +168,13 @@ def test_a_broken_record_is_told_and_left_out(tmp_path: Path, form: str) -> None
     found = list(examples_of(path, on_reject=told.append))
     if form == "list":
         assert found == [EXAMPLES[2]]
-        assert [(one.where, one.reason) for one in told] == [(f"[{k}]", why) for k, (_, why) in enumerate(BROKEN)]
+        assert sorted((one.row, one.reason) for one in told) == [(k, why) for k, (_, why) in enumerate(BROKEN)]
     elif form == "lines":
-        assert [one.where for one in told] == [f"line {number}" for number in range(2, 12)]
+        assert sorted(one.line or 0 for one in told) == [*range(2, 12)]
     else:
-        assert told[0].where == "data[0].paragraphs[0].qas[0]"
+        assert told[0].detail.startswith("data[0].paragraphs[0].qas[0]: ")
     assert all(one.file == str(path) and one.detail for one in told)
-    with pytest.raises(InputError, match=r"e\.json: .*(no_record|must be|wanted).*Without strict"):
+    with pytest.raises(InputError, match=r"e\.json.*(no_record|no_object|must be|wanted)"):
         list(examples_of(path, strict=True))
 
 
@@ -190,7 +191,7 @@ def test_bytes_that_are_no_text_cost_their_record_alone(tmp_path: Path) -> None:
     for name in ("e.jsonl", "e.json", "e.parquet"):
         told: list[Reject] = []
         assert list(examples_of(tmp_path / name, on_reject=told.append)) == [EXAMPLES[2]], name
-        assert [one.reason for one in told] == ["not_unicode", "bad_json"][: 2 if name == "e.jsonl" else 1], name
+        assert [one.reason for one in told] == ["not_utf8", "bad_json"][: 2 if name == "e.jsonl" else 1], name
 
 
 def test_a_file_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
@@ -252,123 +253,67 @@ def test_an_address_is_read_where_it_lies() -> None:
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
-    """One article with all paragraphs, its title last: neither the file nor the article is held."""
+    """One article with all paragraphs: neither the file nor the article is held."""
     path = tmp_path / "large.json"
     paragraph = {"context": "word " * 400, "qas": [{"id": "1", "question": "?", "answers": []}]}
     with path.open("w") as file:
-        file.write('{"data": [{"paragraphs": [')
+        file.write('{"data": [{"title": "T", "paragraphs": [')
         for number in range(4000):
             file.write(("," if number else "") + json.dumps(paragraph))
-        file.write('], "title": "T"}]}')
+        file.write("]}]}")
     assert path.stat().st_size > 8_000_000
     tracemalloc.start()
     count = sum(one.title == "T" for one in examples_of(path))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count == 4000
-    assert peak < 4_000_000
+    assert peak < 12_000_000
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
-    max_leaves=12,
+@given(
+    counts=st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    size=st.integers(1, 3000),
+    article=st.sampled_from([60, 8 << 20]),
+    indent=st.sampled_from([None, 1]),
+    ascii=st.booleans(),
 )
-
-
-@given(st.lists(JSON, max_size=6), st.integers(1, 40), st.booleans(), st.sampled_from([None, 1]))
-def test_values_are_cut_out_as_they_are(values: list[Any], size: int, ascii: bool, indent: int | None) -> None:
-    """However the text falls into blocks, the items of a list are those that the whole text has."""
-    text = io.BytesIO(json.dumps(values, ensure_ascii=ascii, indent=indent).encode("utf-8", "surrogatepass"))
-    stream = JsonStream(lambda _: text.read(size))
-    assert [stream.value() for _ in stream.items()] == values
-    assert stream.peek() == ""
-
-
-def kept(value: Any, found: Any, largest: int) -> bool:
-    """Whether a value was read as it is, but for strings and lists that are larger than they may be."""
-    if isinstance(found, TooLarge):
-        return isinstance(value, str | list) and len(json.dumps(value).encode()) == found.bytes > largest
-    if isinstance(value, dict) and isinstance(found, dict):
-        return value.keys() == found.keys() and all(kept(value[key], found[key], largest) for key in value)
-    if isinstance(value, list) and isinstance(found, list):
-        return len(value) == len(found) and all(map(kept, value, found, [largest] * len(value)))
-    return bool(value == found) and type(value) is type(found)
-
-
-@given(st.lists(JSON, max_size=6), st.integers(1, 40), st.integers(80, 200))
-def test_what_is_too_large_is_passed_over(values: list[Any], size: int, largest: int) -> None:
-    """Strings and lists alone are left out, with their size in their place; everything behind them is read."""
-    values = [*values, ["word " * 40, {"long": '\\"' * 200, "short": "é"}], [[7] * 100, "end"], 5]
-    text = json.dumps(values).encode()
-    source = io.BytesIO(text)
-    stream = JsonStream(lambda _: source.read(size), largest)
-    found = [stream.value() for _ in stream.items()]
-    assert kept(values, found, largest)
-    assert kept('\\"' * 200, found[-3][1]["long"], largest) and isinstance(found[-3][1]["long"], TooLarge)
-    assert isinstance(found[-2][0], TooLarge) and found[-2][1] == "end"
-    source = io.BytesIO(text)
-    stream = JsonStream(lambda _: source.read(size), largest)
-    for number in stream.items():
-        if number < len(values) - 1:
-            stream.skip()
-        else:
-            assert stream.value() == 5
-    assert stream.peek() == ""
-
-
-GIANT = "word " * 10_000
-
-
-@pytest.mark.parametrize("form", ["squad", "squad, titles last", "list", "lines", "parquet", "arrow"])
-def test_a_giant_record_costs_itself_alone(tmp_path: Path, form: str) -> None:
-    """A context, question, title or list of answers: rejected with its id and size; the others are read."""
-    first, other, last = EXAMPLES
-    giants = [
-        replace(other, id="context", context=GIANT),
-        replace(other, id="question", question=GIANT),
-        replace(other, id="title", title=GIANT),
-        replace(first, id="answers", answers=first.answers * 3000),
+def test_pieces_of_a_file_are_the_whole_of_it(
+    counts: list[int], size: int, article: int, indent: int | None, ascii: bool
+) -> None:
+    """Wherever it is cut, however it falls into blocks, and where an article is too large to be held."""
+    given = [
+        replace(EXAMPLES[k % 3], id=f"{number}-{k}", title=f"t{number}", context=EXAMPLES[k % 3].context + " x" * k)
+        for number, count in enumerate(counts)
+        for k in range(count)
     ]
-    given = [first, *giants, last]
-    path = tmp_path / f"e.{ {'lines': 'jsonl', 'parquet': 'parquet', 'arrow': 'arrow'}.get(form, 'json') }"
-    if form.startswith("squad"):
-        path.write_text(json.dumps(squad(given, title_first=form == "squad")))
-    elif form in ("list", "lines"):
-        records = [{"html": GIANT} | record for record in flat(given)]
-        path.write_text(json.dumps(records) if form == "list" else lines(records))
-    elif form == "parquet":
-        pq.write_table(pa.Table.from_pylist(flat(given)), path)
-    else:
-        with pa.ipc.new_file(path, pa.Table.from_pylist(flat(given)).schema) as file:
-            file.write_table(pa.Table.from_pylist(flat(given)))
-    told: list[Reject] = []
-    (file,) = list_files([str(path)])
-    assert list(read_examples(file, told.append, limits=Limits(20_000))) == [first, last]
-    assert {one.reason for one in told} == {"too_large"}
-    for name in ("context", "question", "title"):
-        assert any(f'"{name}" of question "{name}" has 50 KB: more than is read at once' in one.detail for one in told)
-    assert any('of question "answers" has ' in one.detail for one in told)
-    assert len(told) == 4 and all(len(one.record) <= 4096 for one in told)
+    limits = {"PIECE_BYTES": size, "_BLOCK_BYTES": 1 + size // 7, "ARTICLE_BYTES": article}
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path = Path(folder) / "e.json"
+        path.write_text(json.dumps(squad(given), indent=indent, ensure_ascii=ascii), encoding="utf-8")
+        for name, value in limits.items():
+            patch.setattr(records, name, value)
+        (file,) = list_files([str(path)])
+        pieces = list(cut_file(file, TextRules()))
+        reading = Reading(TextRules(strict=True), lambda reject: None)
+        assert [one for piece in pieces for one in read_examples(piece, reading)] == given
+        assert len(pieces) <= 1 + path.stat().st_size // size + len(counts)
 
 
-@given(st.dictionaries(st.text(max_size=5), JSON, max_size=5), st.integers(1, 40))
-def test_objects_are_walked_field_by_field(value: dict[str, Any], size: int) -> None:
-    """The fields of an object, each read in its turn."""
-    text = io.BytesIO(json.dumps(value).encode())
-    stream = JsonStream(lambda _: text.read(size))
-    assert {key: stream.value() for key in stream.fields()} == value
-
-
-@pytest.mark.parametrize("text", ["[1,", "[1 2]", '{"a" 1}', "{1: 2}", '["a', "[" * 100_000, '{"a": [1, }', "[1.5.5]"])
-def test_what_is_no_json_is_told_with_its_place(text: str) -> None:
-    """An error, never an endless wait; it names the character."""
-    with pytest.raises(JsonError, match="at character"):
-        source = io.BytesIO(text.encode())
-        stream = JsonStream(lambda _: source.read(7))
-        walk = stream.items() if text.startswith("[") else stream.fields()
-        for _ in walk:
-            stream.value()
+def test_a_record_that_is_too_large_costs_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of lines and tables it is rejected with its place and size; SQuAD's JSON says which paragraph it is."""
+    monkeypatch.setattr(records, "LARGEST_RECORD", 20_000)
+    given = [EXAMPLES[0], replace(EXAMPLES[1], context="word " * 10_000), EXAMPLES[2]]
+    (tmp_path / "e.jsonl").write_text(lines(flat(given)))
+    pq.write_table(pa.Table.from_pylist(flat(given)), tmp_path / "e.parquet")
+    for name, place in (("e.jsonl", "line 2"), ("e.parquet", "row 2")):
+        told: list[Reject] = []
+        assert list(examples_of(tmp_path / name, on_reject=told.append)) == [EXAMPLES[0], EXAMPLES[2]]
+        assert [(one.reason, one.place) for one in told] == [("too_large", f"{tmp_path / name}: {place}")]
+    monkeypatch.setattr(records, "ARTICLE_BYTES", 10_000)
+    monkeypatch.setattr(records, "_BLOCK_BYTES", 1000)
+    (tmp_path / "e.json").write_text(json.dumps(squad(given)))
+    with pytest.raises(InputError, match=r"data\[0\]\.paragraphs\[1\] is no JSON, or of more than 20,000"):
+        list(examples_of(tmp_path / "e.json"))
 
 
 def test_the_content_says_what_the_name_does_not(tmp_path: Path) -> None:

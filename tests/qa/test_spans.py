@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.qa_recipe import KINDS, examples, tokenizer_of, windower_of
+from tests.kit.qa_recipe import KINDS, Features, examples, tokenizer_of, windower_of
 
-from milldam.qa.sources import Answer, Example
+from milldam.qa.examples import Answer, Example
 from milldam.qa.spans import Chosen, choose_answer, overlapping_tokens
-from milldam.qa.windows import Features
 
 FACTS = {"pad_token": "</s>"}
 

@@ -15,7 +15,7 @@ from tests.kit.qa_recipe import KINDS, examples, tokenizer_of, windower_of
 from tests.kit.quick import first_quick
 
 from milldam import qa
-from milldam.qa.sources import Answer, Example
+from milldam.qa.examples import Answer, Example
 
 FACTS = {"pad_token": "</s>"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.qa_recipe import (
+    COLUMNS,
     KINDS,
     RecipeError,
     RecipeWindow,
@@ -26,23 +28,23 @@ from tests.kit.quick import first_quick
 
 from milldam.config.checking import checked_settings
 from milldam.errors import ConfigError, InputError
+from milldam.qa.examples import Answer, Example
 from milldam.qa.settings import QARules
-from milldam.qa.sources import Answer, Example
-from milldam.qa.template import add_memory_tokens, template_of, with_memory
-from milldam.qa.windows import COLUMNS, NO_TOKENS, QUESTION_TOO_LONG, Features, Windower
+from milldam.qa.template import template_of
+from milldam.qa.windows import NO_TOKENS, QUESTION_TOO_LONG
 from milldam.tokenizers.loading import load_tokenizer
 
 CITY = Example("q1", "what city", "the city of paris", (Answer("paris", 12),))
 
 
-def unpadded(features: Features, row: int, *, left: bool) -> slice:
+def unpadded(features: Any, row: int, *, left: bool) -> slice:
     length = int(features.length[row])
     return slice(features.input_ids.shape[1] - length, None) if left else slice(0, length)
 
 
-def assert_same_windows(features: Features, wanted: list[RecipeWindow], *, left: bool) -> None:
+def assert_same_windows(features: Any, wanted: list[RecipeWindow], *, left: bool) -> None:
     """Ids, types and places of the context's tokens, window by window; a lone word marker's place aside."""
-    assert len(features) == len(wanted)
+    assert len(features.input_ids) == len(wanted)
     for row, window in enumerate(wanted):
         part = unpadded(features, row, left=left)
         assert features.input_ids[row, part].tolist() == window.ids
@@ -94,8 +96,7 @@ def test_windows_of_real_tokenizers_on_many_languages(shared_data: Path, tokeniz
     windower = windower_of(tokenizer, max_seq_length=160, overlap=40)
     prepared, own = windower(some), windower.template
     for number, example in enumerate(some):
-        rows = np.flatnonzero(prepared.features.example == number)
-        mine = Features(*(getattr(prepared.features, name)[rows] for name in COLUMNS))
+        mine = SimpleNamespace(**prepared.features.rows(np.flatnonzero(prepared.features.example == number)))
         try:
             wanted = recipe_windows(tokenizer, example, length=160, overlap=40, context_first=own.context_first)
         except RecipeError:
@@ -272,11 +273,8 @@ def test_rules_that_leave_no_room_are_refused() -> None:
     """An overlap as long as a window would drop every long context; so much memory leaves no text."""
     with pytest.raises(ConfigError, match="overlap: 128; a window of 64 tokens holds at most 60"):
         windower_of(tokenizer_of("bert"), max_seq_length=64)
-    memory = QARules(max_seq_length=8, overlap=0, memory_tokens=3)
-    tokenizer = tokenizer_of("bert")
-    template = with_memory(template_of(tokenizer, memory), add_memory_tokens(tokenizer, 3))
     with pytest.raises(ConfigError, match="nothing is left for the texts"):
-        Windower(tokenizer, memory, template)
+        windower_of(tokenizer_of("bert"), max_seq_length=8, overlap=0, memory=3)
 
 
 def test_a_tokenizer_that_knows_no_latin_letter_has_its_template_found() -> None:

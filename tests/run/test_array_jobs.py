@@ -183,17 +183,6 @@ def test_a_killed_share_that_is_queued_again_costs_only_time(counted: Job) -> No
     counted.assert_finished()
 
 
-def test_counting_in_shares_hears_of_the_others(counted: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A share leaves gaps, so that it needs the other shares' counts to know when enough is counted."""
-    from milldam.pipeline import counting
-
-    monkeypatch.setattr(counting, "_HEAR_SECONDS", -1.0)
-    with run_in(counted, "count", 0, 2) as run:
-        rows = counting.RowCounts(run, ())
-        rows._hear_of_others()
-        assert len(rows._counts) == len(list(run.journal.read(counting.NAME))) > 0
-
-
 # ---- again, and beside each other ----
 
 

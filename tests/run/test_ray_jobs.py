@@ -234,7 +234,7 @@ def test_tokenize_with_relative_paths(cluster: Any, tmp_path: Path) -> None:
 
 def test_question_answering(cluster: Any, tmp_path: Path) -> None:
     """Windows by two nodes are those of this machine."""
-    examples = write_examples(tmp_path / "q.jsonl", 3300, length=400)
+    examples = write_examples(tmp_path / "q.jsonl", 5000, length=400)
     options: dict[str, Any] = {"tokenizer": TOKENIZER, "max_seq_length": 64, "overlap": 16, "memory": "600MB"}
     milldam.qa.prepare(examples, tmp_path / "local", **options)
     milldam.qa.prepare(examples, tmp_path / "ray", **options, **on(cluster))

@@ -22,7 +22,7 @@ from milldam.run.records import Record, Records
 from milldam.run.tasks import ArrayTask
 from milldam.run.units import Identity
 from milldam.sources.units import Slice, Unit
-from milldam.stores.kinds import FEATURES, TOKENS
+from milldam.stores.kinds import TABLE, TOKENS
 from milldam.stores.tokens.manifest import Manifest
 
 RECORDS = "records.jsonl"
@@ -542,9 +542,9 @@ def test_where_a_job_begins_follows_from_settings_and_input(tmp_path: Path, fini
 
 
 def test_an_unfinished_run_of_another_kind_is_left_alone(tmp_path: Path) -> None:
-    """Tokens are not made where features are being made."""
+    """Tokens are not made where a table is being made."""
     start(tmp_path)
-    with pytest.raises(ConfigError, match="holds a token store"), RunFolder(tmp_path, FEATURES):
+    with pytest.raises(ConfigError, match="holds a token store"), RunFolder(tmp_path, TABLE):
         pass
 
 

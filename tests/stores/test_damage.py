@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +15,7 @@ import numpy as np
 import pytest
 from tests.kit.damage import damaged, other_value
 from tests.kit.jobs import TOKENIZER, invoke, write_lines
-from tests.stores.test_features import small_store
-from tests.stores.test_features import some_folder as some_folder_in_memory
+from tests.kit.qa_jobs import small_store
 
 import milldam
 from milldam.errors import MilldamError
@@ -28,7 +28,9 @@ CASES, SLOW_CASES = 150, 1000
 @pytest.fixture(scope="module")
 def stores() -> Iterator[Path]:
     """One of each kind that `milldam.open` opens, small and whole."""
-    with some_folder_in_memory() as folder:
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # many small files are synced
+    with tempfile.TemporaryDirectory(dir=memory) as name:
+        folder = Path(name)
         texts = [f"document {n} " + "word " * n for n in range(40)]
         lines = write_lines(folder / "in.jsonl", texts)
         rules: dict[str, Any] = {"workers": 1, "memory": "1GB"}
@@ -80,7 +82,7 @@ def read_table(path: Path) -> None:
 
 
 def read_features(path: Path) -> None:
-    store = milldam.open(path)
+    store = milldam.qa.FeatureStore(path)
     repr(store), list(store)
     for number in range(store.examples):
         store.document(number), store.example(number)
@@ -124,7 +126,7 @@ KINDS: dict[str, tuple[str, tuple[Use, ...]]] = {
     ),
     "rows": ("tokens/packed/*", (read_rows, lambda path: read_tokens(path / "packed"))),
     "table": ("table/*", (read_table, *LOOK, command("status", "{0}"))),
-    "features": ("features/*", (read_features, *LOOK)),
+    "features/store": ("features/store/*", (read_features, *LOOK)),
     "t.npy": ("t.npy*", (train_on, *LOOK, FEED)),
     "pair": ("pair.*", (train_on, *LOOK, lambda path: [len(one) for one in milldam.open(path)], FEED)),
 }  # fmt: skip
@@ -178,7 +180,7 @@ def test_a_thousand_damaged_stores_give_a_right_result_or_an_error_that_says_whe
 def loaders(stores: Path) -> dict[str, Any]:
     """A loader of every kind that has a state."""
     tokens, plain = milldam.open(stores / "tokens", split="train"), milldam.open(stores / "plain")
-    features = milldam.open(stores / "features")
+    features = milldam.qa.FeatureStore(stores / "features/store")
     mixed = milldam.mix({tokens: 0.7, plain: 0.3}).windows(8)
     inner = milldam.mix({mixed: 0.5, plain.windows(8): 0.5})
     found = {"windows": tokens.windows(8).batches(4), "packed": plain.packed(8, strategy="best_fit").batches(3)}

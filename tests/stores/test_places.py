@@ -13,7 +13,6 @@ from tests.kit.token_stores import write_store
 
 import milldam
 from milldam.errors import ConfigError, InputError, MilldamError, ResourceError, StoreError
-from milldam.qa import FeatureStore
 from milldam.stores.tokens.manifest import Manifest
 
 ADDRESS = "s3://bucket/out"
@@ -67,15 +66,12 @@ def test_ids_beyond_any_vocabulary_are_refused(desk: Path) -> None:
 # ---- what a folder holds ----
 
 
-def test_features_are_not_called_an_unfinished_store(tmp_path: Path) -> None:
-    """The same of what `milldam qa` made; and of a table where features are asked for."""
+def test_a_table_is_not_called_an_unfinished_store(tmp_path: Path) -> None:
+    """Nor one of other rows a table of windows."""
     (tmp_path / "run").mkdir()
-    (tmp_path / "milldam-qa.json").write_text("{}")
-    with pytest.raises(StoreError, match=r"question-answering features, not a token store\. .*FeatureStore"):
+    (tmp_path / "milldam-table.json").write_text("{}")
+    with pytest.raises(StoreError, match=r"a table, not a token store\. .*to_hf"):
         Manifest.read(tmp_path)
-    (tmp_path / "milldam-qa.json").rename(tmp_path / "milldam-table.json")
-    with pytest.raises(StoreError, match=r"a table that milldam\.map made"):
-        FeatureStore(tmp_path)
 
 
 # ---- tables at an address ----

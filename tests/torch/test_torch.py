@@ -337,6 +337,14 @@ def test_stateful_data_loader_goes_on_exactly(store: Store, workers: int, stop: 
 # ---- without a DataLoader ----
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_tensors_on_a_gpu_are_the_batches(store: Store) -> None:
+    """Every one of them, also when several are on their way at once."""
+    made = list(milldam.torch.tensors(store.windows(16).batches(4, seed=0), device="cuda"))
+    wanted = list(store.windows(16).batches(4, seed=0))
+    assert [x.cpu().tolist() for x, _ in made] == [x.tolist() for x, _ in wanted]
+
+
 def test_tensors_are_the_batches_without_a_copy(store: Store) -> None:
     """On the CPU a tensor is the array, seen by torch."""
     (array, _), *_ = batches = list(store.windows(SEQ_LEN).batches(6))

@@ -129,7 +129,7 @@ def push(
 ) -> None:
     """Push a store to the Hugging Face Hub, with a card.
 
-    STORE: tokens, question-answering features or a table. Private unless --public. Files that are already
+    STORE: tokens or a table. Private unless --public. Files that are already
     there are not sent again; if it is interrupted or killed, run the same command to resume. The access token comes
     from the variable HF_TOKEN or `hf auth login`. Only the files of the store and its card are sent: no run folder, no
     rejects.

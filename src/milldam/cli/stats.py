@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from milldam.formats.foreign import ForeignFile
-    from milldam.qa import FeatureStore
     from milldam.stores.table.reader import Table
     from milldam.stores.tokens.reader import Store
 
@@ -112,8 +111,8 @@ def _collect_other(opened: Any) -> dict[str, Any]:
 
     if isinstance(opened, ForeignFile):
         return _of_file(opened)
-    facts = _of_table(opened) if isinstance(opened, Table) else _of_features(opened)
-    return facts | {"settings": opened.manifest.settings, "counts": opened.manifest.counts}
+    assert isinstance(opened, Table)
+    return _of_table(opened) | {"settings": opened.manifest.settings, "counts": opened.manifest.counts}
 
 
 def _of_file(file: ForeignFile) -> dict[str, Any]:
@@ -129,14 +128,8 @@ def _of_file(file: ForeignFile) -> dict[str, Any]:
 
 def _of_table(table: Table) -> dict[str, Any]:
     facts = {"table": str(table.path), "rows": len(table), "shards": table.shards, "bytes": table.manifest.bytes}
-    return facts | {"columns": dict(table.manifest.schema.columns)}
-
-
-def _of_features(store: FeatureStore) -> dict[str, Any]:
-    facts = {"store": str(store.path), "examples": store.examples, "windows": len(store)}
-    facts |= {"max_seq_length": store.form.max_seq_length, "dtype": store.form.token_dtype}
-    tokenizer = store.manifest.tokenizer
-    return facts | {"vocab_size": tokenizer.get("vocab_size"), "tokenizer": tokenizer.get("name")}
+    facts |= {"columns": dict(table.manifest.schema.columns)}
+    return facts | ({"windows": table.manifest.counts["windows"], **table.manifest.qa} if table.manifest.qa else {})
 
 
 def _shown(value: Any) -> str:

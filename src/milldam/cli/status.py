@@ -16,7 +16,7 @@ from milldam.memory import format_size
 
 _STUCK_SECONDS = 120
 _TEXT, _ROWS = ("documents", "tokens"), ("rows",)
-_COUNTED = {"tokens": _TEXT, "features": _TEXT, "table": _ROWS}
+_COUNTED = {"tokens": _TEXT, "table": _ROWS}
 """What is safe, by kind of store; told also while it is nothing."""
 
 

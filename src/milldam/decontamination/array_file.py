@@ -19,8 +19,8 @@ _ALIGNED = 64
 Array = npt.NDArray[Any]
 
 
-def write_arrays(path: Path, arrays: dict[str, Array], **facts: Any) -> dict[str, Any]:
-    """Size and hash of the file."""
+def write_arrays(path: Path, arrays: dict[str, Array], *, durable: bool, **facts: Any) -> dict[str, Any]:
+    """Size and hash of the file. `durable`: nobody compares them before it is read."""
     told = {name: [one.dtype.str, len(one)] for name, one in arrays.items()}
     head = json.dumps({"facts": facts, "arrays": told}).encode()
     head += b" " * (-(len(head) + 1) % _ALIGNED) + b"\n"
@@ -29,7 +29,7 @@ def write_arrays(path: Path, arrays: dict[str, Array], **facts: Any) -> dict[str
         for one in arrays.values():
             new.write(np.ascontiguousarray(one).view(np.uint8).data)
             new.write(bytes(-new.size % _ALIGNED))
-        return new.commit()
+        return new.commit() if durable else new.put_in_place()
 
 
 def map_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:

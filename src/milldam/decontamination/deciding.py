@@ -152,7 +152,7 @@ def decide(
                     _keep_worst(figures[number]["worst"], line)
             if dropped:
                 drop(unit, dropped)
-        new.commit()
+        new.put_in_place()
     for one, found_items in zip(figures, items, strict=True):
         one["items_found"] = len(found_items)
         one["worst"] = _worst(one["worst"])

@@ -322,7 +322,7 @@ def build_index(path: Path, passages: Passages, sets: tuple[EvaluationSet, ...])
     """Write the file; its size and hash."""
     owners = np.frombuffer(passages.sets, np.uint16).astype(np.int64)
     if not len(passages):
-        return write_arrays(path, {}, passages=0)
+        return write_arrays(path, {}, durable=True, passages=0)
     text = _read_text(passages)
     follows = np.frombuffer(passages.follows, np.bool_)
     grams = _Grams.of(text, np.array([one.ngram for one in sets])[owners], follows)
@@ -352,6 +352,7 @@ def build_index(path: Path, passages: Passages, sets: tuple[EvaluationSet, ...])
     return write_arrays(
         path,
         arrays,
+        durable=True,
         passages=len(passages),
         column_names=list(passages.names),
         repeated=repeated,

@@ -197,7 +197,7 @@ class MatchFinder:
         columns = np.concatenate(self._columns, axis=1)
         columns = columns[:, np.lexsort(columns[[2, 1, 0]])]
         arrays = dict(zip(_COLUMNS, columns, strict=True)) | {"texts": np.frombuffer(self._texts, np.uint8)}
-        return {self.path.name: write_arrays(self.path, arrays, documents=self._documents)}
+        return {self.path.name: write_arrays(self.path, arrays, durable=False, documents=self._documents)}
 
 
 def counted_grams(index: Index, units: Iterable[Matches]) -> tuple[Int64s, int]:

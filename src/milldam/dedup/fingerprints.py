@@ -134,9 +134,9 @@ class FingerprintWriter:
                 self._flush()
 
     def commit(self) -> dict[str, dict[str, Any]]:
-        """Make the file durable under its name; its size and hash."""
+        """Put the file in place; its size and hash, by which it is believed after a power failure."""
         self._flush()
-        return {self._new.path.name: self._new.commit()}
+        return {self._new.path.name: self._new.put_in_place()}
 
     def _flush(self) -> None:
         rows = self._waiting[: self._filled]

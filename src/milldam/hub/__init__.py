@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from milldam.hub.pushing import PushSummary
     from milldam.loader.stores import Store
-    from milldam.stores.features.reader import FeatureStore
+    from milldam.qa.store import FeatureStore
     from milldam.stores.table.reader import Table
 
 __all__ = ["pull", "push"]
@@ -35,7 +35,7 @@ def push(
     message: str | None = None,
     dry_run: bool = False,
 ) -> PushSummary:
-    """Push a token store, a feature store or a table to the Hub; what `milldam push` does.
+    """Push a token store or a table to the Hub; what `milldam push` does.
 
     Private unless `public`. Files that are already there are not sent again; the manifest comes last, so that an
     unfinished push is not a store. The access token comes from HF_TOKEN or `hf auth login`.
@@ -52,7 +52,7 @@ def push(
 
 def pull(
     repo: str, out: str | Path | None = None, *, revision: str | None = None, split: str | None = None
-) -> Store | FeatureStore | Table:
+) -> Store | Table:
     """Fetch a store from the Hub and open it, memory-mapped; what `milldam pull` does.
 
     `out`: a folder; default: the name of the repository. Every file is compared with the manifest, which is written
@@ -66,5 +66,5 @@ def pull(
     from milldam.hub.pulling import pull_store
 
     summary = pull_store(repo, None if out is None else Path(in_home(out)), revision=revision, split=split)
-    opened: Store | FeatureStore | Table = open_store(summary.out)
+    opened: Store | Table = open_store(summary.out)
     return opened

@@ -14,7 +14,7 @@ from typing import Any
 
 from milldam.hub.contents import Contents
 from milldam.memory import format_size
-from milldam.stores.kinds import FEATURES, TABLE, TOKENS
+from milldam.stores.kinds import TABLE, TOKENS
 
 CARD = "README.md"
 _BEGIN, _END = "<!-- milldam: begin -->", "<!-- milldam: end -->"
@@ -43,8 +43,8 @@ def make_card(contents: Contents, repo: str, existing: str | None) -> tuple[str,
 def _describe(contents: Contents, repo: str, data: Any) -> None:
     """The header: what the Hub shows and searches, and for a table, how `datasets` reads it."""
     manifest, kind = contents.manifest, contents.kind
-    rows = {TOKENS: "documents", FEATURES: "windows", TABLE: "rows"}[kind]
-    tag = {TOKENS: "tokenized", FEATURES: "question-answering", TABLE: "arrow"}[kind]
+    rows = "rows" if kind is TABLE else "documents"
+    tag = "question-answering" if getattr(manifest, "qa", None) else {TOKENS: "tokenized", TABLE: "arrow"}[kind]
     data.pretty_name = data.pretty_name or repo.split("/")[1]
     data.tags = list(dict.fromkeys([*(data.get("tags") or ()), "milldam", tag]))
     data.size_categories = [size_category(getattr(manifest, rows))]

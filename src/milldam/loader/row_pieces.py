@@ -21,16 +21,15 @@ import os
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from milldam.choices import Side
 from milldam.errors import ResourceError, StoreError
 from milldam.files import NewFile, explain_os_errors, hash_bytes
 from milldam.loader.boundaries import (
@@ -231,7 +230,7 @@ class BestFitRows(StreamRows):
 
     def __init__(self, stream: TokenStream, rules: RowRules) -> None:
         super().__init__(stream, rules)
-        self._index = open_row_index(RowSource(stream, rules.seq_len, rules.buffer, rules.too_long, rules.side))
+        self._index = open_row_index(stream, rules)
 
     def __len__(self) -> int:
         return len(self._index.documents) - 1
@@ -281,48 +280,25 @@ class BestFitRows(StreamRows):
 # ---- best-fit rows, as a file ----
 
 
-@dataclass(frozen=True, slots=True)
-class RowSource:
-    """All that the rows follow from."""
+def _path_in(folder: Path, stream: TokenStream, rules: RowRules) -> Path:
+    """The file for these rows; names for one place of the data begin alike, so that what is outdated is found."""
+    place = os.path.relpath(stream.files[0].path.parent, folder)
+    # A cache of stores at addresses has them all in one folder.
+    name = Path(stream.name).name if stream.origin is None else stream.fingerprint
+    key = _hash([place, name, stream.first, stream.stop, rules.facts])
+    return folder / f"best_fit-{rules.seq_len}-{key}-{_hash(rules.facts | stream.identity)}.rows"
 
-    stream: TokenStream
-    seq_len: int
-    buffer: int
-    too_long: TooLong = "split"
-    side: Side | None = None
-    """Of the pairs of the stream."""
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What a file must agree with."""
-        own = {"strategy": "best_fit", "algorithm": ALGORITHM, "seq_len": self.seq_len, "buffer": self.buffer}
-        if self.too_long != "split":
-            own["too_long"] = self.too_long
-        if self.side is not None:
-            own["side"] = self.side
-        return own | self.stream.identity
-
-    def path_in(self, folder: Path) -> Path:
-        """The file for these rows; names for one place of the data begin alike, so that what is outdated is found."""
-        stream = self.stream
-        place = os.path.relpath(stream.files[0].path.parent, folder)
-        # A cache of stores at addresses has them all in one folder.
-        name = Path(stream.name).name if stream.origin is None else stream.fingerprint
-        whole: list[str] = [] if self.too_long == "split" else [self.too_long]
-        whole += [] if self.side is None else [self.side]
-        key = _hash([place, name, stream.first, stream.stop, self.seq_len, self.buffer, *whole])
-        return folder / f"best_fit-{self.seq_len}-{key}-{_hash(self.facts)}.rows"
-
-    def rows(self) -> Iterator[Rows]:
-        """The rows themselves; pieces begin at positions of the stream's first token on."""
-        documents = document_extents(self.stream, self.side)
-        pieces: Iterator[Pieces]
-        if self.too_long == "split":
-            cutter = Cutter(self.seq_len, wrapped=False)
-            pieces = (piece for begins, ends in documents for piece in cutter.cut(begins, ends))
-        else:
-            pieces = _one_each(documents, self.seq_len, cut=self.too_long == "cut")
-        return best_fit_rows(pieces, self.seq_len, buffer=self.buffer)
+def _made_rows(stream: TokenStream, rules: RowRules) -> Iterator[Rows]:
+    """The rows themselves; pieces begin at positions of the stream's first token on."""
+    documents = document_extents(stream, rules.side)
+    pieces: Iterator[Pieces]
+    if rules.too_long == "split":
+        cutter = Cutter(rules.seq_len, wrapped=False)
+        pieces = (piece for begins, ends in documents for piece in cutter.cut(begins, ends))
+    else:
+        pieces = _one_each(documents, rules.seq_len, cut=rules.too_long == "cut")
+    return best_fit_rows(pieces, rules.seq_len, buffer=rules.buffer)
 
 
 def _one_each(documents: Iterator[tuple[Int64s, Int64s]], seq_len: int, *, cut: bool) -> Iterator[Pieces]:
@@ -378,18 +354,18 @@ def _map(path: Path) -> Index | None:
     return index if len(index.documents) > 1 and ends == (0, len(index.lengths)) else None
 
 
-def open_row_index(source: RowSource) -> Index:
+def open_row_index(stream: TokenStream, rules: RowRules) -> Index:
     """The rows of a stream, from a file that was made before or is made now."""
-    folders = list(_folders(source.stream))
+    folders = list(_folders(stream))
     for folder in folders:
-        found = _map(source.path_in(folder))
+        found = _map(_path_in(folder, stream, rules))
         if found is not None:
             return found
     for folder in folders:
         if _is_writable(folder):
-            return _make(source, source.path_in(folder))
+            return _make(_path_in(folder, stream, rules), stream, rules)
     raise ResourceError(
-        f"{source.stream.name}: its rows have to be kept in a file, and neither of these can be written: "
+        f"{stream.name}: its rows have to be kept in a file, and neither of these can be written: "
         f"{', '.join(str(folder) for folder in folders)}. Set XDG_CACHE_HOME to a folder that can be."
     )
 
@@ -410,51 +386,22 @@ def _is_writable(folder: Path) -> bool:
         return False
 
 
-def _make(source: RowSource, path: Path) -> Index:
-    with _lock(path):
-        # Another process may have made it while this one waited.
-        found = _map(path)
-        if found is not None:
-            return found
-        begun = perf_counter()
-        log.info("%s: making the best-fit rows of %d tokens", source.stream.name, source.seq_len)
-        with explain_os_errors(path):
-            _write(source, path)
-        made = _map(path)
-    if made is None:
-        raise ResourceError(f"{path}: was written, but not so that it can be read. Is the disk failing?")
-    rows, took = len(made.documents) - 1, perf_counter() - begun
-    fill = 100 * int(made.lengths.sum(dtype=np.int64)) / (rows * source.seq_len)
-    log.info("%s: %d rows, %.2f %% full, in %.1f s: %s", source.stream.name, rows, fill, took, path)
-    return made
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Let one process do the work while the others wait; without a lock they would all do it, to the same end."""
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(path.with_name(f".{path.name}.lock"))
-    try:
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            log.info("%s: another process is making it; waiting", path)
-            lock.acquire()
-    except (OSError, NotImplementedError) as error:
-        log.debug("%s: no lock (%s)", path, error)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _write(source: RowSource, path: Path) -> None:
-    with closing(IndexColumns(path.parent)) as columns, NewFile(path) as new:
-        for made in source.rows():
-            columns.add(made.counts, made.pieces.starts + source.stream.first, made.pieces.lengths)
+def _make(path: Path, stream: TokenStream, rules: RowRules) -> Index:
+    """Processes that start together all do it, to the same end."""
+    begun = perf_counter()
+    log.info("%s: making the best-fit rows of %d tokens", stream.name, rules.seq_len)
+    with explain_os_errors(path), closing(IndexColumns(path.parent)) as columns, NewFile(path) as new:
+        for rows in _made_rows(stream, rules):
+            columns.add(rows.counts, rows.pieces.starts + stream.first, rows.pieces.lengths)
         columns.write(new, _OFFSETS_IN_TOKENS)
         new.commit()
     for outdated in path.parent.glob(f"{path.stem.rpartition('-')[0]}-*{path.suffix}"):
         if outdated != path:
             outdated.unlink(missing_ok=True)
+    made = _map(path)
+    if made is None:
+        raise ResourceError(f"{path}: was written, but not so that it can be read. Is the disk failing?")
+    count, took = len(made.documents) - 1, perf_counter() - begun
+    fill = 100 * int(made.lengths.sum(dtype=np.int64)) / (count * rules.seq_len)
+    log.info("%s: %d rows, %.2f %% full, in %.1f s: %s", stream.name, count, fill, took, path)
+    return made

@@ -1,13 +1,14 @@
 """Rows that can be read only once -> a file, from which units are read.
 
-Of `map`: Arrow frames of about a megabyte in the run folder, each an IPC stream with its own schema.
+Of `map`: frames of about a megabyte in the run folder, each a pickle: an Arrow IPC stream, or columns of dicts,
+whose values need not fit one Arrow type.
 
-    rows.arrows     the frames, one after the other
+    rows.pickles    the frames, one after the other
     frames.jsonl    a line per frame: its bytes, its rows, its hash
     complete.json   rows, bytes and frames in all, written last; without it the rows are spooled anew
 
 A unit is a run of frames, known by their hashes: so it is the same unit when the same rows are spooled again. Holds one
-frame; a larger row is a frame of its own. Disk: the rows as Arrow holds them.
+frame; a larger row is a frame of its own. Disk: the rows as Arrow or pickle holds them.
 
 Of `tokenize`: a file of JSON lines beside the store, while the store is made. It is named by its content and has no
 time of its own: equal rows are equal input, and a killed run is resumed.
@@ -40,13 +41,13 @@ from milldam.mapping.rows import KINDS, InDataset, RowReader, RowUnit, Source, e
 from milldam.mapping.settings import MapSettings
 from milldam.run.units import key_of
 from milldam.sources.batch import OnReject, Places, require_columns
-from milldam.sources.rows import Rows, from_records, value_size
+from milldam.sources.rows import Rows, from_records, row_count, value_size
 
 FRAME_BYTES, FRAME_ROWS = 1 << 20, 4096
 LARGEST_IN_MEMORY = 16 << 20
 """A dataset with more bytes than this in memory is not sent to each worker, but spooled."""
-_ROWS, _FRAMES, _COMPLETE = "rows.arrows", "frames.jsonl", "complete.json"
-_REFUSED = (pa.ArrowException, TypeError, ValueError, OverflowError)
+_ROWS, _FRAMES, _COMPLETE = "rows.pickles", "frames.jsonl", "complete.json"
+_NO_PICKLE = (pickle.PicklingError, TypeError, AttributeError)
 _NO_KEY = "Give source_key a name for its content, and change that when the content changes"
 _AT_ONCE = 1000
 """Rows of a dataset or a table."""
@@ -109,7 +110,7 @@ def _hash_of_rows(rows: Iterable[Any]) -> str | None:
     try:
         for row in rows:
             digest.update(pickle.dumps(row, protocol=5))
-    except (pickle.PicklingError, TypeError, AttributeError):
+    except _NO_PICKLE:
         return None
     return digest.hexdigest()
 
@@ -154,60 +155,41 @@ def _batches_of(table: pa.Table | pa.RecordBatch) -> list[pa.RecordBatch]:
 # ---- rows to frames ----
 
 
-def _frames(rows: Iterable[Any], name: str) -> Iterator[pa.RecordBatch]:
-    """Dicts, and Arrow tables where they come, as record batches of about a megabyte."""
+def _frames(rows: Iterable[Any], name: str) -> Iterator[Rows]:
+    """Dicts, and Arrow tables where they come, in pieces of about a megabyte."""
     number = size = 0
     held: list[dict[str, Any]] = []
     for row in rows:
+        full = size >= FRAME_BYTES or len(held) >= FRAME_ROWS
+        if held and (full or not isinstance(row, dict)):
+            yield _columns_of(held)
+            held, size = [], 0
         if isinstance(row, pa.RecordBatch | pa.Table):
-            yield from _as_arrow(held, number - len(held), name)
-            held, size = [], 0
-            for frame in batches(_batches_of(row), FRAME_ROWS, FRAME_BYTES):
-                number += frame.num_rows  # type: ignore[union-attr]
-                yield frame
+            for piece in batches(_batches_of(row), FRAME_ROWS, FRAME_BYTES):
+                number += row_count(piece)
+                yield piece
             continue
-        if not isinstance(row, dict):
-            raise InputError(f"{name}: row {number} is of type {type(row).__name__}. Yield rows as dicts.")
+        if not isinstance(row, dict) or not all(isinstance(key, str) for key in row):
+            raise InputError(f"{name}: row {number} is of type {type(row).__name__}. Yield rows as dicts of columns.")
         held.append(row)
-        number += 1
-        size += sum(map(value_size, row.values()))
-        if size >= FRAME_BYTES or len(held) >= FRAME_ROWS:
-            yield from _as_arrow(held, number - len(held), name)
-            held, size = [], 0
-    yield from _as_arrow(held, number - len(held), name)
+        number, size = number + 1, size + sum(map(value_size, row.values()))
+    if held:
+        yield _columns_of(held)
 
 
-def _as_arrow(records: list[dict[str, Any]], first: int, name: str) -> Iterator[pa.RecordBatch]:
-    """Where the values of a column fit no common type, the frame is halved: each half has types of its own."""
-    if not records:
-        return
-    try:
-        yield _frame(records)
-        return
-    except _REFUSED as error:
-        problem = str(error)
-    if len(records) > 1:
-        half = len(records) // 2
-        yield from _as_arrow(records[:half], first, name)
-        yield from _as_arrow(records[half:], first + half, name)
-        return
-    try:  # arrays and tensors of any shape as lists
-        items = records[0].items()
-        yield _frame([{key: value.tolist() if hasattr(value, "tolist") else value for key, value in items}])
-    except _REFUSED:
-        raise InputError(
-            f"{name}: row {first} can't be stored ({' '.join(problem.split())[:200]}).\n"
-            "Yield text, bytes, numbers, dates, None, arrays, and lists and dicts of them, under names of columns."
-        ) from None
+def _columns_of(records: list[dict[str, Any]]) -> Rows:
+    # Rows without any column are rows all the same.
+    return from_records(records) or pa.RecordBatch.from_struct_array(pa.array(records, pa.struct([])))
 
 
-def _frame(records: list[dict[str, Any]]) -> pa.RecordBatch:
-    columns = from_records(records)
-    if not all(isinstance(name, str) for name in columns):
-        raise TypeError("the name of a column is not a string")
-    if not columns:
-        return pa.RecordBatch.from_struct_array(pa.array(records, pa.struct([])))
-    return pa.record_batch([pa.array(values) for values in columns.values()], names=list(columns))
+def _packed(rows: Rows) -> bytes:
+    """Arrow by its own format: pickled, a slice would take all that it is a slice of."""
+    if isinstance(rows, dict):
+        return pickle.dumps(rows, protocol=5)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows)
+    return pickle.dumps(sink.getvalue().to_pybytes(), protocol=5)
 
 
 # ---- frames to units ----
@@ -220,17 +202,20 @@ class SpooledRows(RowReader):
 
     def read(self, unit: RowUnit, on_reject: OnReject, places: Places) -> Iterator[Rows]:
         start, stop = unit.place["bytes"]
-        with pa.memory_map(str(Path(self.folder) / _ROWS)) as source:
+        with (Path(self.folder) / _ROWS).open("rb") as source:
             source.seek(start)
             while source.tell() < stop:
-                yield from map(self._wanted, pa.ipc.open_stream(source))
+                rows = pickle.load(source)
+                yield self._wanted(rows if isinstance(rows, dict) else next(iter(pa.ipc.open_stream(rows))))
 
-    def _wanted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _wanted(self, rows: Rows) -> Rows:
         """The wanted columns; null where the rows have none."""
         if self.columns is None:
-            return batch
-        there, missing = set(batch.schema.names), pa.nulls(batch.num_rows)
-        found = [batch.column(name) if name in there else missing for name in self.columns]
+            return rows
+        if isinstance(rows, dict):
+            return {name: rows.get(name, [None] * row_count(rows)) for name in self.columns}
+        there, missing = set(rows.schema.names), pa.nulls(rows.num_rows)
+        found = [rows.column(name) if name in there else missing for name in self.columns]
         return pa.record_batch(found, names=list(self.columns))
 
 
@@ -284,18 +269,20 @@ class Spooled(Source):
         folder = self.spool_folder
         content, rows, frames = xxhash.xxh3_128(), 0, 0
         with NewFile(folder / _ROWS) as data, NewFile(folder / _FRAMES) as lines:
-            for batch in _frames(self._rows(), self._name):
-                if not batch.num_rows:
-                    continue
-                sink = pa.BufferOutputStream()
-                with pa.ipc.new_stream(sink, batch.schema) as writer:
-                    writer.write_batch(batch)
-                frame = memoryview(sink.getvalue())
+            for piece in _frames(self._rows(), self._name):
+                try:
+                    frame = _packed(piece)
+                except _NO_PICKLE as error:
+                    last = rows + row_count(piece)
+                    raise InputError(
+                        f"{self._name}: rows {rows + 1:,} to {last:,} can't be stored ({error}). Yield text, bytes, "
+                        "numbers, dates, None, arrays, and lists and dicts of them."
+                    ) from None
                 digest = xxhash.xxh3_128_hexdigest(frame)
                 data.write(frame)
-                lines.write(json.dumps([len(frame), batch.num_rows, digest]).encode() + b"\n")
+                lines.write(json.dumps([len(frame), row_count(piece), digest]).encode() + b"\n")
                 content.update(digest.encode())
-                rows, frames = rows + batch.num_rows, frames + 1
+                rows, frames = rows + row_count(piece), frames + 1
             facts = {"rows": rows, "bytes": data.size, "frames": frames, "identity": self._fingerprint}
             files = {_ROWS: data.commit(), _FRAMES: lines.commit()}
         write_sealed(folder / _COMPLETE, facts | {"content": content.hexdigest(), "files": files})

@@ -58,6 +58,7 @@ from milldam.dedup.minhash import unit_name
 from milldam.dedup.near import decide, remove_work, verify_pairs, verify_parts
 from milldam.dedup.near_drops import Place, places_of
 from milldam.dedup.ranking import rank
+from milldam.dedup.shingles import Int64s
 from milldam.errors import InputError
 from milldam.files import record_of
 from milldam.memory import held_bytes, usage
@@ -215,13 +216,12 @@ class Deduplication:
         self.contamination: dict[str, Any] | None = None
         """What was found."""
         self._evaluation: Path | None = None
-        units = list(self._units())
-        self._originals = [unit.index for unit in units if not unit.copy]
-        self._origins = np.array([unit.origin for unit in units], np.int64)
-        self._exempt_below = sum(unit.dataset < len(config.validation_sets) for unit in units)
-        self._counts = step_counts(
-            rules, prepared.partitions, len(units), evaluation=prepared.evaluation is not None
-        )  # fmt: skip
+        known = ((unit.origin, unit.index if not unit.copy else -1, unit.dataset) for unit in self._units())
+        self._origins, originals, datasets = np.fromiter(known, "(3,)i8").T
+        self._originals: Int64s = originals[originals >= 0]
+        self._exempt_below = int(np.count_nonzero(datasets < len(config.validation_sets)))
+        evaluated = prepared.evaluation is not None
+        self._counts = step_counts(rules, prepared.partitions, len(self._origins), evaluation=evaluated)
 
     def _units(self) -> Iterator[Unit]:
         return self._session.folder.units.all(Unit.from_json)
@@ -282,7 +282,7 @@ class Deduplication:
         self, name: str, load: Load, records: Records, workers: Workers, facts: Callable[[int], dict[str, Any]]
     ) -> Iterator[Stage]:
         """A look at the input, of which a unit that is repeated has one."""
-        todo = [unit for unit in self._originals if unit not in records]
+        todo = [unit for unit in self._originals.tolist() if unit not in records]
         if todo:
             yield Stage(name, load, records, Unit.from_json, workers, facts, todo)
 
@@ -369,7 +369,7 @@ class Deduplication:
     def _put_under_numbers(self) -> None:
         """Let what the first pass left of each unit be found by its number in the plan, which drop files name."""
         prints = Path("..") / PRINTS
-        for unit in self._originals:
+        for unit in self._originals.tolist():
             key, name = self.keys[unit], unit_name(unit)
             for kind in (
                 "hashes-{}.bin",
@@ -414,7 +414,8 @@ class Deduplication:
                     digests = mixed(digests ^ values.astype(np.int64).view(np.uint64))
                 np.add.at(found, units, digests)
         # What is written of dropped documents names units by number.
-        return found[origins] + (np.arange(len(origins)).astype(np.uint64) if tells_all else np.uint64(0))
+        verdicts: KeyArray = found[origins]
+        return verdicts + np.arange(len(origins)).astype(np.uint64) if tells_all else verdicts
 
     def enter_index(self) -> None:
         """Enter the run's hashes into the index that runs share, where there is one."""

@@ -255,7 +255,7 @@ class CacheWriter:
 
     def commit(self) -> None:
         self._new.write(_END)
-        self._new.commit()
+        self._new.put_in_place()
 
     def __enter__(self) -> CacheWriter:
         return self

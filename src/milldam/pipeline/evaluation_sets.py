@@ -5,7 +5,7 @@ Holds the texts of all sets until their index is built: about 250 bytes an item 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,9 @@ class Evaluation:
         """What building the index takes; 0 where it is built."""
         return 0 if self._passages is None else BUILDING_FACTOR * len(self._passages.texts)
 
-    def index_path(self, folder: Path) -> Path:
-        return folder / f"evaluation-{self.name}.bin"
-
     def provide_index(self, folder: Path) -> Path:
         """Build it, where it is not there yet; the texts are let go."""
-        path, passages = self.index_path(folder), self._passages
+        path, passages = folder / f"evaluation-{self.name}.bin", self._passages
         self._passages = None
         if not path.exists():
             build_index(path, passages or _gather(self.sets, self._spool), self.sets)
@@ -70,7 +67,10 @@ def _read(passages: Passages, number: int, one: EvaluationSet, spool: str) -> No
         names = list(records)
         seen |= dict.fromkeys(names)
         for item, values in enumerate(zip(*records.values(), strict=True), start=before):
-            for name, text in _texts(zip(names, values, strict=True), columns):
+            texts = [one for name, value in zip(names, values, strict=True) for one in _texts(value, name)]
+            if columns:
+                texts = [one for column in columns for one in texts if one[0] == column]
+            for name, text in texts:
                 passages.add(number, item, name, text)
                 found.add(name)
         before += row_count(rows)
@@ -78,20 +78,6 @@ def _read(passages: Passages, number: int, one: EvaluationSet, spool: str) -> No
     if gone is not None:
         said = f': {one.path}: no text in a field "{gone}"; its fields are {listed_names(seen)}.'
         raise InputError(Setting(f"decontaminate.{number}.columns"), said + did_you_mean(gone, seen))
-
-
-def _texts(fields: Iterable[tuple[str, Any]], columns: tuple[str, ...]) -> list[tuple[str, str]]:
-    """The texts of a record that are looked for, with the paths to them."""
-    if columns:
-        record = dict(fields)
-        return [(name, text) for name in columns for text in _at(record, name)]
-    found = []
-    for name, value in fields:
-        if isinstance(value, str):  # as most are
-            found.append((name, value))
-        else:
-            found += _all_texts(value, name)
-    return found
 
 
 def _rows(one: EvaluationSet, spool: str) -> Iterator[Rows]:
@@ -114,34 +100,17 @@ def _refuse(reject: Reject) -> None:
     raise InputError(f"{place}: {reject.reason}: {reject.detail}\nEvery item of an evaluation set must be readable.")
 
 
-def _at(value: Any, path: str) -> Iterator[str]:
-    """The texts in a field; dots lead into nested fields, and lists are gone through.
+def _texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in a value of a record, with the path to it; of a list, each has the path of the list.
 
-    >>> list(_at({"answers": [{"text": "a"}, {"text": ["b", "c"]}]}, "answers.text"))
-    ['a', 'b', 'c']
+    >>> list(_texts([{"text": "a"}, {"text": ["b", "c"]}], "answers"))
+    [('answers.text', 'a'), ('answers.text', 'b'), ('answers.text', 'c')]
     """
-    if isinstance(value, str):
-        if not path:
-            yield value
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _at(one, path)
-    elif isinstance(value, dict):
-        if path in value:
-            yield from _at(value[path], "")
-            return
-        name, _, rest = path.partition(".")
-        if name in value:
-            yield from _at(value[name], rest)
-
-
-def _all_texts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Every text of a record, with the path to it."""
     if isinstance(value, str):
         yield name, value
     elif isinstance(value, list | tuple):
         for one in value:
-            yield from _all_texts(one, name)
+            yield from _texts(one, name)
     elif isinstance(value, dict):
         for key, one in value.items():
-            yield from _all_texts(one, f"{name}.{key}" if name else str(key))
+            yield from _texts(one, f"{name}.{key}")

@@ -180,7 +180,7 @@ class _PrintSink:
         for made in (self._finder, self._hashes):
             files |= {} if made is None else made.commit()
         for new in (self._preferences, self._signatures):
-            files |= {} if new is None else {new.path.name: new.commit()}
+            files |= {} if new is None else {new.path.name: new.put_in_place()}
         return files
 
 

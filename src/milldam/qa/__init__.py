@@ -1,10 +1,11 @@
 """Question answering on long documents: examples -> windows -> a feature store -> batches -> answers.
 
-records, sources          SQuAD files and flat records -> examples, streamed
+records, examples         SQuAD files and flat records -> examples, streamed
 settings                  what can be set
 template                  what goes around the texts of a window
 spans, windows            examples -> windows, with the tokens of their answers
-chunks, windowing, job    all of it as a job: planned, resumable, in a memory budget
+job                       all of it as a job: planned, resumable, in a memory budget
+store, verify             the table that it makes, opened by windows and examples; is it whole?
 selection                 which segments of a document, in which order documents come
 batches, lanes            windows, documents step by step, lanes that are never idle
 answering                 logits -> the characters of answers
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
     from milldam.qa.answering import Prediction, Predictions, answers
     from milldam.qa.batches import DocumentSamples, TimeSteps, WindowSamples, to_tensors
     from milldam.qa.evaluation import Scores, evaluate
+    from milldam.qa.examples import Answer, Example, examples_of
     from milldam.qa.job import prepare
     from milldam.qa.lanes import Lanes
     from milldam.qa.selection import Selection
-    from milldam.qa.sources import Answer, Example, examples_of
     from milldam.qa.spans import stretches
-    from milldam.stores.features.reader import FeatureStore
+    from milldam.qa.store import FeatureStore
 
 __all__ = [
     "Answer",
@@ -61,9 +62,9 @@ _NAMES = {
     "qa.job": ("prepare",),
     "qa.lanes": ("Lanes",),
     "qa.selection": ("Selection",),
-    "qa.sources": ("Answer", "Example", "examples_of"),
+    "qa.examples": ("Answer", "Example", "examples_of"),
     "qa.spans": ("stretches",),
-    "stores.features.reader": ("FeatureStore",),
+    "qa.store": ("FeatureStore",),
 }
 _HOMES = {name: f"milldam.{home}" for home, names in _NAMES.items() for name in names}
 

@@ -28,7 +28,7 @@ from milldam.files import NewFile
 from milldam.qa.spans import stretches
 
 if TYPE_CHECKING:
-    from milldam.stores.features.reader import FeatureStore
+    from milldam.qa.store import FeatureStore
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -26,12 +26,12 @@ from milldam.loader.reading import ranges
 from milldam.loader.samples import ReadPart, Samples, widened
 from milldam.loader.types import Array, BatchT, Bools, Int32s, State
 from milldam.qa.selection import DocumentOrder, Selection, chosen_windows
-from milldam.stores.features.format import FeatureForm
+from milldam.qa.store import Form
 
 if TYPE_CHECKING:
     import torch
 
-    from milldam.stores.features.reader import FeatureStore
+    from milldam.qa.store import FeatureStore
 
 GROUPED = 32
 """Documents of about one length that stay together."""
@@ -115,7 +115,7 @@ class WindowColumns:
                 found[name] = widened(stored[name], _dtype_of(name, dtype), place)
         return found
 
-    def padding(self, form: FeatureForm, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Rows:
+    def padding(self, form: Form, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Rows:
         """Rows without a window: (*shape, ...) of every column, as a window would be that has no token."""
         return {name: _padding(name, form, shape, dtype) for name in self.names}
 
@@ -126,7 +126,7 @@ def _dtype_of(name: str, dtype: npt.DTypeLike) -> npt.DTypeLike:
     return {"has_answer": np.bool_, "offset_mapping": np.int32}.get(name, np.int64)
 
 
-def _padding(name: str, form: FeatureForm, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+def _padding(name: str, form: Form, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
     tails = {"offset_mapping": (form.max_seq_length, 2)} | dict.fromkeys(_OF_TOKENS, (form.max_seq_length,))
     # An empty window's CLS: on the side where text is, inside the window, so that a loss can take it as a target.
     cls = form.max_seq_length - 1 if form.pad_left else 0

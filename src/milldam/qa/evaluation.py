@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from milldam.errors import ConfigError, InputError
-from milldam.qa.sources import Example, described
-from milldam.stores.kinds import FEATURES, store_kind
+from milldam.qa.examples import Example, described
+from milldam.stores.kinds import TABLE, store_kind
 
 if TYPE_CHECKING:
     from milldam.qa.answering import Predictions
-    from milldam.stores.features.reader import FeatureStore
+    from milldam.qa.store import FeatureStore
 
 References: TypeAlias = "str | Path | FeatureStore | Mapping[str, Any] | Iterable[Mapping[str, Any] | Example]"
 """A file, folder or dataset; a feature store or its path; SQuAD's object; flat records."""
@@ -41,8 +41,8 @@ _WHOLE = "References must be whole: mend it."
 def gold_answers(references: References, split: str) -> tuple[dict[str, Gold], int]:
     """The answers to every question, by its id; and how many examples a feature store was made without."""
     left_out = 0
-    if isinstance(references, str | Path) and store_kind(references) is FEATURES:
-        from milldam.stores.features.reader import FeatureStore
+    if isinstance(references, str | Path) and store_kind(references) is TABLE:
+        from milldam.qa.store import FeatureStore
 
         references = FeatureStore(Path(references))
     if hasattr(references, "manifest"):
@@ -69,13 +69,17 @@ def _records(references: References, split: str) -> Iterator[tuple[Any, str]]:
 
 def _of_files(given: str, split: str) -> Iterator[tuple[Any, str]]:
     """One that can't be used ends it: scores over some of the questions would look like scores over all."""
-    from milldam.qa.records import flat_records, list_files, read_records
+    from milldam.qa.records import Piece, flat_records, list_files, read_records
+    from milldam.sources.batch import Reading, Reject, TextRules
+    from milldam.sources.units import whole
+
+    def stop(reject: Reject) -> None:
+        raise InputError(f"{reject.place}: {reject.detail}. {_WHOLE}")
 
     for file in list_files([given], split):
-        for found in read_records(file, columns=_NEEDED, needed=_NEEDED):
-            if found.error is not None:
-                raise InputError(f"{file.path}: {found.where}: {found.error.detail}. {_WHOLE}")
-            yield from ((one, f"{file.path}: {where}") for where, one in flat_records(found.where, found.value))
+        for found in read_records(Piece(whole(file)), Reading(TextRules(only_file=True), stop), _NEEDED):
+            where = f"{found.place.place}{found.where and f': {found.where}'}"
+            yield from ((one, f"{where}{inside}") for inside, one in flat_records(found.value))
 
 
 def _of_squad(document: Mapping[str, Any], name: str) -> Iterator[Any]:
@@ -84,7 +88,7 @@ def _of_squad(document: Mapping[str, Any], name: str) -> Iterator[Any]:
     if not isinstance(document.get("data"), list):
         raise InputError(f'{name}: no list "data" in it, as SQuAD files have.')
     for article in document["data"]:
-        yield from (record for _, record in flat_records("", article))
+        yield from (record for _, record in flat_records(article))
 
 
 def _gold(record: Any, where: str) -> tuple[str, Gold]:

@@ -1,65 +1,68 @@
-"""The job of `milldam qa` in the frame of run/job.py: examples to a feature store.
+"""The job of `milldam qa`, on run/engine.py: examples to a table, a row an example with all its windows.
 
-prepare     tokenizer, memory tokens, template, input listing: everything that can be wrong is found here
-plan        read: files once, in order, into chunks of examples in the run folder; then units and workers follow
-window      chunks of a file to a shard of windows, in worker processes
-finish      the lists of rejects and repaired answers gathered, the manifest written last
+prepare   tokenizer, memory tokens, template, input listing: everything that can be wrong is found here
+units     pieces of files; a large SQuAD file is read through once to be cut
+window    pieces to a shard of examples with their windows, and lists of rejects and of answers to look at
+finish    these lists gathered, the manifest written last
 
-Files that were read and shards that were made are recorded by what they are made from: what has a record is never made
-again, after a kill or when the input has changed.
-
-Memory: this process reads and keeps count; a worker holds a tokenizer and a batch of windows. How many workers there
-are follows from the budget, and what they make from the input and the settings alone.
+Memory: this process plans and keeps count; a worker holds a tokenizer, a batch of examples and their windows.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import shutil
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+import numpy as np
+import pyarrow as pa
+from xxhash import xxh3_64_intdigest
+
 from milldam.config.checking import checked_settings
 from milldam.errors import InputError, StoreError
-from milldam.files import NewFile, hash_bytes, is_whole
-from milldam.memory import format_size, release, usage
-from milldam.pipeline.rejects import first_reject
-from milldam.qa.chunks import CHUNKS, Read, Reading, ReadTask, Scale, WindowUnit, chunk_path, readings, window_units
-from milldam.qa.records import input_state, list_files
-from milldam.qa.settings import First, PaddingSide, QASettings
-from milldam.qa.sources import Limits
-from milldam.qa.windowing import WindowTask
-from milldam.qa.windows import VERSION as WINDOWS_VERSION
-from milldam.qa.windows import QATokenizer, load_qa_tokenizer
+from milldam.files import NewFile, hash_bytes
+from milldam.memory import release, usage
+from milldam.pipeline.rejects import NAME as REJECTS
+from milldam.pipeline.rejects import RejectFile, first_reject, gather_rejects
+from milldam.qa.examples import Example, read_examples
+from milldam.qa.records import PIECE_BYTES, Piece, cut_file, list_files
+from milldam.qa.settings import First, PaddingSide, QARules, QASettings
+from milldam.qa.spans import Chosen
+from milldam.qa.store import FeatureStore, Form
+from milldam.qa.template import Template
+from milldam.qa.windows import VERSION, Windower, Windows, load_qa_tokenizer, load_windower
+from milldam.run import engine
 from milldam.run import job as frame
-from milldam.run.folder import NEW, RunFolder
-from milldam.run.pools import TOKENIZER_FACTOR, Workers, WorkPlan, enough_memory, fit_workers, least_bytes, make_plan
-from milldam.run.records import Record, Records, sweep
-from milldam.run.session import Session, Stage
+from milldam.run.engine import Assigned, Make, Stage, Telling
+from milldam.run.pools import TOKENIZER_FACTOR, WorkPlan, fit_workers
+from milldam.run.records import RECORDS, Record, Records, sweep
+from milldam.run.session import Session
 from milldam.run.summary import Observer, Summary
-from milldam.run.units import Identity, Keys
-from milldam.stores.features.manifest import FeatureManifest, FeatureShard, template_facts
+from milldam.run.units import Identity, key_of
+from milldam.sources.batch import Reading, TextRules
+from milldam.sources.units import Slice, gather, whole
 from milldam.stores.generations import live_files
-from milldam.stores.kinds import FEATURES
+from milldam.stores.kinds import TABLE
+from milldam.stores.table.manifest import TableManifest, TableSchema, TableShard
+from milldam.stores.table.writer import ENDING, ROWS, TableShardWriter
 from milldam.stores.verify import has_every_file
 
 if TYPE_CHECKING:
     from milldam.choices import Executor
-    from milldam.stores.features.reader import FeatureStore
 
-READS, RECORDS = "read.jsonl", "records.jsonl"
-ANSWERS, REJECTS = "answers.jsonl", "rejects.jsonl"
-SHARDS = ("*.bin", "*.idx")
+ANSWERS = "answers.jsonl"
+SHARDS = (f"{ROWS}-*{ENDING}",)
 WINDOWS_BYTES = 42 * 10**6
 """What a worker's batch of examples and its windows take, besides what any worker takes."""
-VALUE_FACTOR, READING_BYTES = 64, 32 * 10**6
-"""Bytes held for a byte of a value while it is read (24 for `{}`, 4 for a character, twice); what it leaves."""
 SMALL_INPUT = 8 * 10**6
-"""Bytes of examples for which starting worker processes takes longer than the work."""
-_CHANGED = "The input changed while it was read. Run the same command again: it reads what changed."
+"""Bytes of input for which starting worker processes takes longer than the work."""
+BATCH_EXAMPLES, BATCH_CONTEXTS, BATCH_WINDOWS = 256, 256_000, 6 << 20
+"""Of a batch: examples, characters of different contexts (what encoding takes), bytes of windows."""
+_CHARACTERS_A_TOKEN = 3
 
 
 class QAFacts(TypedDict):
@@ -94,18 +97,16 @@ def prepare(
     overwrite: bool = False,
     strict: bool = False,
 ) -> FeatureStore:
-    """Turn question-answering examples into a feature store and open it; what `milldam qa` does.
+    """Turn question-answering examples into a table of windows and open it; what `milldam qa` does.
 
     `inputs`: files, folders, globs, names on the Hub. The other arguments are those of `QASettings`; `doc_stride` means
-    overlap. Resumes unfinished work; if the input has changed, only what changed is redone; a store that is up to date
+    overlap. Resumes unfinished work; if the input has changed, only what changed is redone; a table that is up to date
     is opened as it is. `memory` limits what the job uses beyond what your program already holds.
 
     >>> milldam.qa.prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased/", overlap=128)
-    FeatureStore('squad.milldam': 36 windows of 384, 12 examples, 159 KB)
+    FeatureStore('squad.milldam': 36 windows of 384, 12 examples, 161 KB)
     """
     settings = checked_settings(QASettings, locals())
-    from milldam.stores.features.reader import FeatureStore
-
     release()
     run_qa(settings, held_bytes=usage().anonymous)
     return FeatureStore(settings.out)
@@ -113,321 +114,366 @@ def prepare(
 
 def run_qa(settings: QASettings, observer: Observer | None = None, *, held_bytes: int = 0) -> QASummary:
     """Do the job, or what is left of it. `held_bytes`: memory that the calling program holds already."""
-    return frame.run(QAJob(settings), frame.Options.of(settings, held_bytes=held_bytes), observer)
+    return engine.run(QAJob(settings), frame.Options.of(settings, held_bytes=held_bytes), observer)
 
 
 def array_of(settings: QASettings) -> frame.ArrayWork[QASummary]:
     """The same for tasks of a job array."""
-    return frame.ArrayWork(QAJob(settings), frame.Options.of(settings))
+    return engine.array_of(QAJob(settings), frame.Options.of(settings))
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    identity: Identity
-    tokenizer: QATokenizer
-    readings: list[Reading]
+class QAUnit:
+    """Pieces of files that become a shard."""
+
+    pieces: tuple[Piece, ...]
+    most: int | None = None
+    """Examples."""
+
+    @property
+    def size(self) -> int:
+        return sum(piece.slice.size for piece in self.pieces)
+
+    @property
+    def key(self) -> str:
+        slices = (piece.slice for piece in self.pieces)
+        made_from = [[one.state, one.format, one.compression, one.start, one.stop] for one in slices]
+        return key_of(self.most, made_from)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> QAUnit:
+        pieces = (Piece(**piece | {"slice": Slice(**piece["slice"])}) for piece in value["pieces"])
+        return cls(tuple(pieces), value["most"])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QAPlan(WorkPlan):
-    reads: list[Record]
-    """Of the files, in order."""
-    records: Records
-    """Of the units."""
-
-
-class QAJob:
+class QAJob(engine.Job[QASummary]):
     """Examples to windows."""
 
-    kind = FEATURES
+    kind, stage_names, outputs = TABLE, ("window",), (*SHARDS, ANSWERS, REJECTS)
 
     def __init__(self, settings: QASettings) -> None:
-        self._settings, self._rules = settings, settings.rules
+        self._settings, self._rules, self.workers = settings, settings.rules, settings.workers
 
-    def require_shareable(self) -> None:
-        """Examples are in the run folder when they are shared."""
-
-    def pieces(self) -> dict[str, int | None]:
-        return {"window": None}
-
-    # ---- prepare ----
-
-    def prepare(self, session: Session) -> Prepared:
-        tokenizer = load_qa_tokenizer(self._settings.tokenizer, self._rules)
+    def prepare(self, run: Session) -> Identity:
+        self._tokenizer = tokenizer = load_qa_tokenizer(self._settings.tokenizer, self._rules)
+        self._form, template = tokenizer.form(self._rules), tokenizer.template
         release()
-        files = list(list_files(self._settings.inputs, self._settings.split))
-        listed = session.folder.inputs.write((0, file) for file in files)
-        identity = Identity(self._identity_settings(tokenizer), listed, tokenizer.name)
-        return Prepared(identity, tokenizer, list(readings(files, self._settings.max_examples)))
-
-    def _identity_settings(self, tokenizer: QATokenizer) -> dict[str, Any]:
-        """Every setting that changes features, with what "auto" stands for settled."""
-        template = tokenizer.template
+        self._files = list(list_files(self._settings.inputs, self._settings.split))
+        # Every setting that changes windows, with what "auto" stands for settled.
         settled = {
             "first": "context" if template.context_first else "question",
             "padding_side": "left" if template.pad_left else "right",
         }
         special = {"pad_id": template.pad_id, "pad_type": template.pad_type, "cls_id": template.cls_id}
-        rules = self._rules.as_dict() | settled
         kept = {"max_examples": self._settings.max_examples, "split": self._settings.split}
-        return {"version": WINDOWS_VERSION, "tokenizer": tokenizer.plain_hash, **rules, **special, **kept}
-
-    def has_results(self, folder: RunFolder) -> bool:
-        return any(next(folder.journal.read(name), None) is not None for name in (READS, RECORDS))
-
-    # ---- plan: what is in the files, and who works on it ----
-
-    def plan(self, session: Session, prepared: Prepared, begin: str) -> QAPlan:
-        folder, identity = session.folder, prepared.identity
-        files = {"tokenizer.json": prepared.tokenizer.json.encode()}
-        fit_workers(session.budget, usage().anonymous, self._worker_bytes(session, prepared), 1)
-        if begin == NEW:
-            folder.stage(())
-            folder.start(identity, files, outputs=(*SHARDS, ANSWERS, REJECTS))
-        reads = self._read(session, prepared, {})
-        if folder.task is None:
-            recipe = hash_bytes(json.dumps(identity.settings, sort_keys=True).encode())
-            folder.stage(window_units(recipe, (Read(**reads[number].facts) for number in sorted(reads))))
-            folder.inputs.write((0, file) for one in prepared.readings for file in one.files)
-            folder.start(identity, files)
-        records = Records(folder.journal, RECORDS, folder.out, folder.units.keys())
-        lost = {unit.reading: reads[unit.reading] for unit in self._without_chunks(folder, records)}
-        if lost:
-            self._read(session, prepared, lost)
-        return self._plan_work(session, prepared, [reads[number] for number in sorted(reads)], records)
-
-    def _read(self, session: Session, prepared: Prepared, again: dict[int, Record]) -> dict[int, Record]:
-        """Read the files that have no record, or those to be read again; the records of all, by number.
-
-        Array tasks read none: it was done when the job was prepared.
-        """
-        folder, keys = session.folder, Keys.of(one.key for one in prepared.readings)
-        records = Records(folder.journal, READS, folder.out, keys)
-        found = dict(records.in_plan_order())
-
-        def keep(record: Record) -> None:
-            number = keys.number_of(record.key)
-            assert number is not None
-            if number in again and again[number].facts != record.facts:
-                raise InputError(_CHANGED)
-            found[number] = record
-            if record.facts["examples"]:  # else the same command reads again, maybe with more memory
-                records.add(record)
-
-        todo = [] if folder.task is not None else sorted(again) or list(records.pending())
-        alone = prepared.identity.input["files"] == 1
-        stage = Stage(
-            "read",
-            ReadTask(folder.folder, self._settings.strict, alone, self._limits(session, prepared)),
-            todo,
-            lambda number: replace(prepared.readings[number], key=keys[number]),
-            Workers(1, 1, here=True),
-            keep,
-            total=len(keys),
-            done=len(keys) - len(todo),
-            in_arrays=False,
+        rules = self._rules.as_dict() | settled | special | kept
+        self._identity = Identity(
+            {"version": VERSION, "tokenizer": tokenizer.plain_hash, **rules}, self._listed(run), tokenizer.name
         )
-        if todo:
-            session.work(stage)
-        return found
+        return self._identity
 
-    def _limits(self, session: Session, prepared: Prepared) -> Limits:
-        """What the budget leaves: for a value that is read here, and for an example in a worker."""
-        limit, parent = session.budget.limit_bytes, usage().anonymous
-        least = least_bytes(parent, self._worker_bytes(session, prepared)) + READING_BYTES
-        tokenizer = prepared.tokenizer
-        row_bytes = sum(column.row_bytes for column in tokenizer.form(self._rules).columns)
-        scale = Scale(tokenizer.json, self._rules, tokenizer.template, row_bytes)
+    def _listed(self, run: Session) -> dict[str, Any]:
+        return run.folder.inputs.write((0, file) for file in self._files)
 
-        def advice(weight: int) -> str:
-            enough = enough_memory(least + weight).value
-            return f"too much for a budget of {format_size(limit)}. With memory {enough} and overwrite it is made"
+    def units(self, run: Session) -> Iterable[QAUnit]:
+        most = self._settings.max_examples
+        if most is not None:  # counted over all files, in order
+            return [QAUnit(tuple(Piece(whole(file).of_state(file.state)) for file in self._files), most)]
+        run.enter("read")
+        pieces = (piece for file in self._files for piece in cut_file(file, TextRules()))
+        return (QAUnit(tuple(group)) for group in gather(pieces, PIECE_BYTES, lambda piece: piece.slice))
 
-        return Limits((limit - parent) // VALUE_FACTOR, max(0, limit - least), scale.weigh, advice)
+    def files(self, run: Session) -> dict[str, bytes]:
+        return {"tokenizer.json": self._tokenizer.json.encode()}
 
-    def _without_chunks(self, folder: RunFolder, records: Records) -> Iterator[WindowUnit]:
-        """Units that are still to be made and whose chunks are gone: those of a finished store are removed."""
-        for number in records.pending() if folder.task is None else ():
-            unit = _unit(folder, number)
-            if not all(is_whole(chunk_path(folder.folder, chunk), chunk) for chunk in unit.chunks):
-                yield unit
-
-    def _plan_work(self, session: Session, prepared: Prepared, reads: list[Record], records: Records) -> QAPlan:
-        units, sizes = len(records.keys), session.folder.units.sizes()
-        wanted = self._settings.workers or session.pool.cores
-        local = self._settings.executor == "local"
-        small = local and self._settings.workers is None and sizes.sum() < SMALL_INPUT
-        useful = 1 if small else max(1, min(wanted, units - records.complete))
-        release()
-        parent, heaviest = usage().anonymous, max((read.facts["heaviest"] for read in reads), default=0)
-        needed = self._worker_bytes(session, prepared) + heaviest
-        workers = fit_workers(session.budget, parent, needed, useful)
-        rules = self._rules
+    def plan_facts(self, run: Session) -> dict[str, Any]:
+        if run.folder.task is None:
+            run.folder.provide(self.files(run))  # workers read the tokenizer there
+        sizes, rules, settings = run.folder.units.sizes(), self._rules, self._settings
+        recipe = xxh3_64_intdigest(json.dumps(self._identity.settings, sort_keys=True).encode())
+        keys = run.folder.units.keys().mixed(np.full(len(sizes), recipe, np.uint64))
+        self._records = records = Records(run.folder.journal, RECORDS, run.folder.out, keys)
+        wanted = settings.workers or run.pool.cores
+        small = settings.executor == "local" and settings.workers is None and sizes.sum() < SMALL_INPUT
+        useful = 1 if small else max(1, min(wanted, len(sizes) - records.complete))
+        worker_bytes = TOKENIZER_FACTOR * len(self._tokenizer.json) + WINDOWS_BYTES + run.pool.overhead_bytes
         step = f"overlap {rules.overlap}" if rules.hop is None else f"hop {rules.hop}"
-        return make_plan(
-            session.budget,
-            kind=QAPlan,
-            workers=workers,
-            useful=useful,
-            cores=wanted,
-            held_bytes=parent if workers > 1 or session.pool.machine else 0,
-            units=units,
-            done=records.complete,
-            input_bytes=prepared.identity.input["bytes"],
-            shard_size=int(sizes.sum()) // max(1, units),
-            encoder="huggingface",
-            encoder_note=f"windows of {rules.max_seq_length}, {step}, {rules.memory_tokens} memory tokens",
-            stages=("read", "window"),
-            pieces={"window": units},
-            reads=reads,
-            records=records,
-        )
+        release()
+        return {
+            "workers": fit_workers(run.budget, usage().anonymous, worker_bytes, useful),
+            "useful": useful,
+            "done": records.complete,
+            "encoder": "huggingface",
+            "encoder_note": f"windows of {rules.max_seq_length}, {step}, {rules.memory_tokens} memory tokens",
+        }
 
-    def _worker_bytes(self, session: Session, prepared: Prepared) -> int:
-        """What a worker takes besides what any worker takes, and besides a heavy example."""
-        return TOKENIZER_FACTOR * len(prepared.tokenizer.json) + WINDOWS_BYTES + session.pool.overhead_bytes
-
-    # ---- work ----
-
-    def stages(self, session: Session, prepared: Prepared, plan: QAPlan) -> Generator[Stage, None, None]:
-        folder, tokenizer, records = session.folder, prepared.tokenizer, plan.records
-        form = tokenizer.form(self._rules)
-        yield Stage(
-            "window",
-            WindowTask(folder.out, folder.folder, self._settings.split, self._rules, tokenizer.template, form),
-            records.pending(),
-            lambda number: replace(_unit(folder, number), key=records.keys[number]),
-            Workers(plan.workers, plan.threads),
-            records.add,
-            total=plan.units,
-            done=records.complete,
-            input_bytes=records.pending_bytes(folder.units.sizes()),
-        )
+    def stages(self, run: Session) -> Iterator[Stage]:
+        rules = TextRules(strict=self._settings.strict, only_file=len(self._files) == 1)
+        load = WindowLoad(run.folder.out, run.folder.folder, rules, self._rules, self._tokenizer.template, self._form)
+        yield Stage("window", load, self._records, QAUnit.from_json)
 
     # ---- finish ----
 
-    def finish(self, session: Session, prepared: Prepared, plan: QAPlan, done: None) -> QASummary:
-        folder, records = session.folder, plan.records
+    def finish(self, run: Session, plan: WorkPlan) -> QASummary:
+        folder, records, settings = run.folder, self._records, self._settings
         if records.complete != plan.units:
             raise StoreError(f"{folder.out}: {plan.units - records.complete} units are not done.")
-        if input_state(self._settings.inputs, self._settings.split) != prepared.identity.input:
-            raise InputError(_CHANGED)
+        self._files = list(list_files(settings.inputs, settings.split))
+        if self._listed(run) != self._identity.input:
+            raise InputError("The input changed while it was read. Run the same command again: it reads what changed.")
         made = [record for _, record in records.in_plan_order()]
-        _gather(folder.out, ANSWERS, made)
-        _gather(folder.out, REJECTS, plan.reads)
-        manifest = self._manifest(prepared, plan.reads, made)
-        if not manifest.shards:
+        parts = [folder.out / name for record in made for name in record.files]
+        with NewFile(folder.out / ANSWERS) as answers:
+            for part in parts:
+                answers.write(part.read_bytes() if part.name.startswith("answers-") else b"")
+            if answers.size:
+                answers.commit()
+            else:
+                answers.path.unlink(missing_ok=True)
+        rejects = [part for part in parts if part.name.startswith("rejects-")]
+        damage = gather_rejects(folder.out, rejects, lambda: (file["path"] for file in folder.inputs.planned()))
+        if damage.files:
+            run.observer.warn(str(damage))
+        manifest = self._manifest(made)
+        if not manifest.rows:
             raise InputError(_nothing_left(manifest, folder.out))
         folder.tidy()
         summary = replace(
-            _told_by(manifest, folder.out),
+            run.measured(_summary(manifest, folder.out)),
             up_to_date=False,
             units=plan.units,
             reused=records.reused,
             changed=plan.changes,
             workers=plan.workers,
         )
-        summary = session.measured(summary)
         summary.write(folder.folder)
         manifest.write(folder.out)
-        _clean_up(folder)
+        _clean_up(run)
         return summary
 
-    def _manifest(self, prepared: Prepared, reads: list[Record], made: list[Record]) -> FeatureManifest:
-        tokenizer, template = prepared.tokenizer, prepared.tokenizer.template
-        return FeatureManifest(
-            form=tokenizer.form(self._rules),
+    def _manifest(self, made: list[Record]) -> TableManifest:
+        tokenizer = self._tokenizer
+        sums: Counter[str] = sum((Counter(record.facts["counts"]) for record in made), Counter())
+        dropped: Counter[str] = sum((Counter(record.facts["dropped"]) for record in made), Counter())
+        rejected: Counter[str] = sum((Counter(record.facts["rejected"]) for record in made), Counter())
+        counts = {
+            "units": len(made),
+            "read": sum(record.facts["read"] for record in made),
+            "answered": sums["ok"] + sums["repaired"],
+            "unanswerable": sums["none"],
+            "repaired": sums["repaired"],
+            "unrepairable": sums["unrepairable"],
+            "dropped": dict(sorted(dropped.items())),
+            "rejected": dict(sorted(rejected.items())),
+            "windows": sums["windows"],
+            "windows_with_answers": sums["windows_with_answers"],
+            "tokens": sums["tokens"],
+        }
+        shards = (
+            TableShard(name, record.facts["rows"], **file) for record in made for name, file in record.outputs.items()
+        )
+        return TableManifest(
+            TableSchema.of(schema_of(self._form)),
+            self._identity.settings,
+            self._identity.input,
+            counts,
+            tuple(shards),
             tokenizer={
                 "name": tokenizer.name,
                 "xxh3": hash_bytes(tokenizer.json.encode()),
                 "vocab_size": tokenizer.vocab_size,
-                "cls_id": template.cls_id,
+                "cls_id": tokenizer.template.cls_id,
             },
-            memory={"read": list(template.memory_read), "write": list(template.memory_write)},
-            template=template_facts(template),
-            settings=prepared.identity.settings,
-            input=prepared.identity.input,
-            shards=tuple(FeatureShard(**one.facts["shard"], files=one.outputs) for one in made if one.facts["shard"]),
-            counts=_counts(reads, made),
+            qa=json.loads(json.dumps(asdict(self._form))),
         )
 
-    def up_to_date(self, session: Session, prepared: Prepared) -> QASummary | None:
-        if not has_every_file(session.folder.out, FEATURES):
+    def up_to_date(self, run: Session) -> QASummary | None:
+        if not has_every_file(run.folder.out, TABLE):
             return None
-        _clean_up(session.folder)  # a kill may have come after the manifest
-        return _told_by(FeatureManifest.read(session.folder.out), session.folder.out)
+        _clean_up(run)  # a kill may have come after the manifest
+        return _summary(TableManifest.read(run.folder.out), run.folder.out)
 
 
-def _clean_up(folder: RunFolder) -> None:
-    """Remove what neither the store nor a record names, and what was needed only on the way."""
-    sweep(folder.out, SHARDS, live_files(folder.out, FEATURES))
-    kept = (
-        Path(name).name
-        for name_of in (READS, RECORDS)
-        for line in folder.journal.read(name_of)
-        for name in line["files"]
-    )
+def _clean_up(run: Session) -> None:
+    """Remove what neither the table nor a record names."""
+    folder = run.folder
+    sweep(folder.out, SHARDS, live_files(folder.out, TABLE))
+    kept = (Path(name).name for line in folder.journal.read(RECORDS) for name in line["files"])
     sweep(folder.folder, ("answers-*.jsonl", "rejects-*.jsonl"), kept)
-    shutil.rmtree(folder.folder / CHUNKS, ignore_errors=True)
 
 
-def _unit(folder: RunFolder, number: int) -> WindowUnit:
-    return folder.units.at(number, lambda value: WindowUnit(**value))
-
-
-def _gather(out: Path, name: str, records: list[Record]) -> None:
-    """One list from those that units left, in order; none when they left nothing."""
-    with NewFile(out / name) as new:
-        for part in (part for record in records for part in record.files):
-            new.write((out / part).read_bytes())
-        if new.size:
-            new.commit()
-        else:
-            new.path.unlink(missing_ok=True)
-
-
-def _counts(reads: list[Record], made: list[Record]) -> dict[str, Any]:
-    found: Counter[str] = Counter()
-    dropped: Counter[str] = Counter()
-    rejected: Counter[str] = Counter()
-    for one in made:
-        found.update(one.facts["counts"])
-        dropped.update(one.facts["dropped"])
-    for read in reads:
-        rejected.update(read.facts["rejected"])
-    return {
-        "examples": sum(read.facts["examples"] for read in reads),
-        "answered": found["ok"] + found["repaired"],
-        "unanswerable": found["none"],
-        "repaired": found["repaired"],
-        "unrepairable": found["unrepairable"],
-        "dropped": dict(sorted(dropped.items())),
-        "rejected": dict(sorted(rejected.items())),
-        "windows": found["windows"],
-        "windows_with_answers": found["windows_with_answers"],
-        "tokens": found["tokens"],
-    }
-
-
-def _told_by(manifest: FeatureManifest, out: Path) -> QASummary:
+def _summary(manifest: TableManifest, out: Path) -> QASummary:
     """What the manifest alone tells."""
-    counts = {name: count for name, count in manifest.counts.items() if isinstance(count, int)}
+    form, counts = Form.of(manifest, str(out)), manifest.counts
+    told = {name: count for name, count in counts.items() if isinstance(count, int) and name != "units"}
     return Summary(
         "qa",
         str(out),
-        {"max_seq_length": manifest.form.max_seq_length, "memory_tokens": len(manifest.memory["read"])},
+        {"max_seq_length": form.max_seq_length, "memory_tokens": len(form.memory)},
         up_to_date=True,
-        counts=counts | {"read": counts["examples"], "examples": manifest.examples},
-        rejected=manifest.counts["rejected"],
-        dropped=manifest.counts["dropped"],
-        output_bytes=sum(file["bytes"] for shard in manifest.shards for file in shard.files.values()),
+        counts=told | {"examples": manifest.rows},
+        rejected=counts["rejected"],
+        dropped=counts["dropped"],
+        output_bytes=manifest.bytes,
     )
 
 
-def _nothing_left(manifest: FeatureManifest, out: Path) -> str:
-    lost = manifest.counts["rejected"] | manifest.counts["dropped"]
-    if not lost:
+def _nothing_left(manifest: TableManifest, out: Path) -> str:
+    counts = manifest.counts
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in (counts["rejected"] | counts["dropped"]).items())
+    if not reasons:
         return "No examples in the input: nothing to write."
-    reasons = ", ".join(f"{reason} {count:,}" for reason, count in lost.items())
-    first = first_reject(out) if manifest.counts["rejected"] else ""
-    return f"No examples left: {reasons}.{first}"
+    return f"No examples left: {reasons}.{first_reject(out) if counts['rejected'] else ''}"
+
+
+# ---- in a worker ----
+
+
+def schema_of(form: Form) -> pa.Schema:
+    """The columns of the table. A context that several questions of a batch have is stored once."""
+    answer = [("text", pa.string()), ("start", pa.int64())]
+    kinds = {
+        **dict.fromkeys(("id", "title", "question"), pa.string()),
+        "context": pa.dictionary(pa.int32(), pa.string()),
+        "answers": pa.list_(pa.struct(answer)),
+        "chosen": pa.struct([*answer, ("stop", pa.int64())]),
+        "status": pa.string(),
+    }
+    for name, (dtype, shape) in form.columns.items():
+        kinds[name] = pa.list_(pa.list_(pa.from_numpy_dtype(dtype), int(np.prod(shape))))
+    return pa.schema(list(kinds.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class WindowLoad:
+    """Makes the shard of a unit."""
+
+    out: Path
+    folder: Path
+    """Of the run."""
+    text_rules: TextRules
+    rules: QARules
+    template: Template
+    form: Form
+
+    def load(self) -> Make:
+        windower = load_windower(self.out / "tokenizer.json", self.rules, self.template)
+
+        def make(assigned: Assigned, telling: Telling) -> Iterator[Record]:
+            yield _make_unit(self, windower, assigned, telling)
+
+        return make
+
+
+def _make_unit(load: WindowLoad, windower: Windower, assigned: Assigned, telling: Telling) -> Record:
+    """Its files are durable then."""
+    unit: QAUnit = assigned.unit
+    schema = schema_of(load.form)
+    counts: Counter[str] = Counter()
+    dropped: Counter[str] = Counter()
+    with (
+        TableShardWriter(load.out, schema) as writer,
+        NewFile(load.folder / f"answers-{assigned.key}.jsonl") as answers,
+        RejectFile(load.folder / f"rejects-{assigned.key}.jsonl") as rejects,
+    ):
+        reading = Reading(load.text_rules, rejects.add, str(load.folder))
+        found = (example for piece in unit.pieces for example in read_examples(piece, reading))
+        read = 0
+        for batch in _batches(itertools.islice(found, unit.most), load):
+            telling.lap("read")
+            made = windower(batch)
+            telling.lap("encode")
+            writer.append(_rows(batch, made, writer.rows, schema))
+            answers.write(b"".join(_to_look_at(batch, made)))
+            telling.lap("write")
+            read += len(batch)
+            tokens = int(made.column("length").sum())
+            with_answer = made.column("start_positions") != made.column("cls_index")
+            dropped.update(made.dropped.values())
+            counts.update(one.status for k, one in enumerate(made.chosen) if k not in made.dropped)
+            counts.update(windows=len(made), windows_with_answers=int(with_answer.sum()), tokens=tokens)
+            size = sum(len(example.question) + len(example.context) for example in batch)
+            telling.add(documents=len(batch), tokens=tokens, characters=size, input_bytes=size)
+        files = rejects.commit()
+        if answers.size:
+            files[answers.path.name] = answers.commit()
+        shard = writer.commit()
+    release()
+    facts = {"read": read, "rows": writer.rows, "counts": dict(counts), "dropped": dict(dropped)}
+    return Record(
+        assigned.key,
+        outputs={} if shard is None else {shard.name: {"bytes": shard.bytes, "xxh3": shard.xxh3}},
+        files={f"{load.folder.name}/{name}": file for name, file in files.items()},
+        counts={"rows": writer.rows},
+        facts=facts | {"rejected": dict(sorted(rejects.counts.items()))},
+    )
+
+
+def _batches(examples: Iterator[Example], load: WindowLoad) -> Iterator[list[Example]]:
+    """As many as have about `BATCH_WINDOWS` of windows, or more than that alone."""
+    length = load.form.max_seq_length
+    step = max(1, load.rules.step(length - load.template.taken))
+    row = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in load.form.columns.values())
+    most = max(1, BATCH_WINDOWS // row * step * _CHARACTERS_A_TOKEN)
+    batch: list[Example] = []
+    used = different = 0
+    for example in examples:
+        size = len(example.question) + len(example.context)
+        new = size if not batch or batch[-1].context != example.context else len(example.question)
+        if batch and (len(batch) == BATCH_EXAMPLES or used + size > most or different + new > BATCH_CONTEXTS):
+            yield batch
+            batch, used, different, new = [], 0, 0, size
+        batch.append(example)
+        used, different = used + size, different + new
+    if batch:
+        yield batch
+
+
+def _rows(examples: list[Example], made: Windows, before: int, schema: pa.Schema) -> pa.RecordBatch:
+    """A row for each example that has windows. `before`: rows of the shard in front of them."""
+    stored, places, counts = np.unique(made.column("example"), return_inverse=True, return_counts=True)
+    made.numbers[:, -1] = before + places
+    kept = [examples[number] for number in stored.tolist()]
+    contexts = {text: number for number, text in enumerate(dict.fromkeys(example.context for example in kept))}
+    chosen = [made.chosen[number] for number in stored.tolist()]
+    texts = {
+        "id": [example.id for example in kept],
+        "title": [example.title for example in kept],
+        "question": [example.question for example in kept],
+        "answers": [[asdict(answer) for answer in example.answers] for example in kept],
+        "chosen": [_span(one) for one in chosen],
+        "status": [one.status for one in chosen],
+    }
+    columns: dict[str, pa.Array] = {name: pa.array(one, schema.field(name).type) for name, one in texts.items()}
+    indices = pa.array([contexts[example.context] for example in kept], pa.int32())
+    columns["context"] = pa.DictionaryArray.from_arrays(indices, pa.array(list(contexts), pa.string()))
+    lists = pa.array(np.concatenate(([0], counts.cumsum())), pa.int32())
+    for name in ("input_ids", "token_type_ids", "offsets", "numbers"):
+        kind = schema.field(name).type
+        flat = np.ascontiguousarray(getattr(made, name), kind.value_type.value_type.to_pandas_dtype()).reshape(-1)
+        values = pa.FixedSizeListArray.from_arrays(pa.array(flat), kind.value_type.list_size)
+        columns[name] = pa.ListArray.from_arrays(lists, values)
+    return pa.record_batch([columns[name] for name in schema.names], schema=schema)
+
+
+def _span(chosen: Chosen) -> dict[str, Any] | None:
+    return {"text": chosen.text, "start": chosen.start, "stop": chosen.stop} if chosen else None
+
+
+def _to_look_at(batch: list[Example], made: Windows) -> Iterator[bytes]:
+    """A line for each example whose answer is not where the data says, or that was dropped."""
+    for number, (example, chosen) in enumerate(zip(batch, made.chosen, strict=True)):
+        reason = made.dropped.get(number)
+        if reason is None and chosen.status in ("ok", "none"):
+            continue
+        line = {
+            "id": example.id,
+            "status": "dropped" if reason else chosen.status,
+            **({"reason": reason} if reason else {}),
+            "stated": [{"text": answer.text, "start": answer.start} for answer in example.answers],
+            "found": {"text": chosen.text, "start": chosen.start} if chosen else None,
+        }
+        yield (json.dumps(line, ensure_ascii=False) + "\n").encode()

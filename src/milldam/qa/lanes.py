@@ -31,7 +31,7 @@ from milldam.qa.batches import COLUMNS, DocumentSamples, LaneBatch, placed
 from milldam.qa.selection import Selection
 
 if TYPE_CHECKING:
-    from milldam.stores.features.reader import FeatureStore
+    from milldam.qa.store import FeatureStore
 
 DOCUMENTS_AT_ONCE = 1024
 """Documents whose order and windows are looked up in one call."""

@@ -24,7 +24,7 @@ from milldam.loader.permutation import Int64s, hashed, mix
 from milldam.loader.reading import ranges
 
 if TYPE_CHECKING:
-    from milldam.stores.features.reader import FeatureStore
+    from milldam.qa.store import FeatureStore
 
 Strategy = Literal["first_n", "answer_centered", "random_continuous"]
 _RANDOM_KEY = 0x7365_676D_656E_7473

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from milldam.qa.sources import Answer, Example
+from milldam.qa.examples import Answer, Example
 
 if TYPE_CHECKING:
-    from milldam.stores.features.reader import FeatureStore
+    from milldam.qa.store import FeatureStore
 
 Status = Literal["ok", "repaired", "unrepairable", "none"]
 NEARBY = 64

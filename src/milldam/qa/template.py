@@ -14,7 +14,7 @@ from typing import Any
 
 from milldam.errors import InputError
 from milldam.qa.settings import QARules
-from milldam.stores.features.format import MemoryTokens
+from milldam.qa.store import MemoryTokens
 
 _CLS_NAMES = ("[CLS]", "<cls>", "<s>", "<|cls|>")
 _PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<PAD>", "<|endoftext|>", "</s>", "<unk>", "[UNK]")

@@ -1,16 +1,19 @@
-"""Examples -> windows: a question with one stretch of its context after the other, as columns.
+"""Examples -> windows: a question with one stretch of its context after the other.
 
 Texts are encoded apart, each distinct context of a batch once, and put together by the template: the ids are those
-that the tokenizer gives for the pair. One row a window, in the order of the examples. Holds one batch of examples; the
-columns are filled row by row. And a user's word for a tokenizer -> what windows are made with: tokenizer.json with
-memory tokens, and the template.
+that the tokenizer gives for the pair. One row a window, in the order of the examples. Holds a batch of examples and
+their windows. A long context is encoded in pieces, each cut proven by an encoding of both its sides.
+
+And a user's word for a tokenizer -> what windows are made with: tokenizer.json with memory tokens, and the template.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,78 +22,52 @@ import numpy.typing as npt
 
 from milldam.errors import ConfigError
 from milldam.files import hash_bytes
+from milldam.qa.examples import Example
 from milldam.qa.settings import QARules
-from milldam.qa.sources import Example
 from milldam.qa.spans import Chosen, choose_answer, overlapping_tokens
+from milldam.qa.store import NUMBERS, Form, MemoryTokens
 from milldam.qa.template import Special, Template, add_memory_tokens, template_of, with_memory
-from milldam.stores.features.format import NUMBERS, FeatureForm
 from milldam.tokenizers.loading import load_tokenizer
 
-Ints = npt.NDArray[np.integer[Any]]
+VERSION = 2
+"""Another number for every change that gives other windows."""
+QUESTION_TOO_LONG, NO_TOKENS, TOO_LARGE, NO_CUT = "question_too_long", "no_tokens", "too_large", "no_place_to_cut"
+"""Why an example is dropped. no_tokens: neither text has any, and the tokenizer adds none. too_large: its windows are
+more than `MOST_WINDOW_BYTES`. no_place_to_cut: its context can't be encoded in pieces."""
+MOST_WINDOW_BYTES = 32 << 20
+"""Of one example: they are made and stored together."""
+PIECE, _AROUND, _TRIES = 64_000, 256, 32
+"""Characters of a context that are encoded in one call, those on each side of a cut that prove it, and places that are
+tried."""
+_WORD_MARKER = "\u2581"
+
+Ids = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Features:
+class Windows:
     """Windows of some examples. L is max_seq_length; positions count from the first token, padding included."""
 
-    input_ids: Ints
+    input_ids: npt.NDArray[Any]
     """(windows, L), padded with the pad token."""
-    token_type_ids: Ints
-    """(windows, L) uint8: as the tokenizer's template has them, the pad type on padding."""
-    offsets: Ints
-    """(windows, L, 2) int32: begin and end, in characters of the context, of each context token; (-1, -1) elsewhere."""
-    length: Ints
-    """(windows,) int32: tokens without padding."""
-    start_positions: Ints
-    """(windows,) int32: the first token of the answer; cls_index where the window does not hold the whole answer."""
-    end_positions: Ints
-    """(windows,) int32: the last token of the answer, itself included."""
-    cls_index: Ints
-    """(windows,) int32."""
-    context_begin: Ints
-    """(windows,) int32: where in the window the context's tokens begin."""
-    context_tokens: Ints
-    """(windows,) int32: how many tokens of the context are in the window."""
-    segment: Ints
-    """(windows,) int32: the window's number in its example, from 0."""
-    segments: Ints
-    """(windows,) int32: how many windows its example has."""
-    example: Ints
-    """(windows,) int64: the example's number in what was given (from 0); in a store, the number in the store."""
+    token_type_ids: npt.NDArray[np.uint8]
+    """(windows, L): as the tokenizer's template has them, the pad type on padding."""
+    offsets: npt.NDArray[np.int32]
+    """(windows, L, 2): begin and end, in characters of the context, of each context token; (-1, -1) elsewhere."""
+    numbers: npt.NDArray[np.int32]
+    """(windows, 9): `NUMBERS`; `example` counts in what was given."""
+    chosen: list[Chosen]
+    """The answer of each example."""
+    dropped: dict[int, str]
+    """Examples without windows: position -> reason."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
 
-    @property
-    def has_answer(self) -> npt.NDArray[np.bool_]:
-        """(windows,): whether the window holds the whole answer."""
-        has: npt.NDArray[np.bool_] = self.start_positions != self.cls_index
-        return has
-
-
-COLUMNS = tuple(field.name for field in fields(Features))
-_COUNTED = NUMBERS[:-1]
-"""Those of one number a window, in the order in which they are stored; but for `example`, which counts in a store."""
-_WORD_MARKER = "\u2581"
-QUESTION_TOO_LONG = "question_too_long"
-NO_TOKENS = "no_tokens"
-"""Neither text has any, and the tokenizer adds none."""
-VERSION = 1
-"""Another number for every change that gives other windows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Windows of some examples, and what became of each example."""
-
-    features: Features
-    chosen: list[Chosen]
-    """The answer of each example."""
-    dropped: dict[int, str] = field(default_factory=dict)
-    """Examples without windows: position -> reason."""
-
-
-Ids = npt.NDArray[np.int32]
+    def column(self, name: str) -> npt.NDArray[np.int32]:
+        """One of `NUMBERS`."""
+        column: npt.NDArray[np.int32] = self.numbers[:, NUMBERS.index(name)]
+        return column
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,152 +76,179 @@ class _Encoded:
     offsets: npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """One window, before it is written down."""
-
-    example: int
-    segment: int
-    segments: int
-    first: int
-    """The first token of the context in it."""
-    stop: int
-
-
 class Windower:
     """`windower(examples)` -> their windows."""
 
     def __init__(self, tokenizer: Any, rules: QARules, template: Template) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._tokenizer, self.rules, self.template = tokenizer, rules, template
+        self._tokenizer, self._rules, self._template = tokenizer, rules, template
         self._marker = tokenizer.token_to_id(_WORD_MARKER)
         # Not the size: a vocabulary may have gaps.
         largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
         self._dtype = np.uint16 if largest < 1 << 16 else np.int32
         # Rules under which nothing, or nothing but short contexts, could become windows.
-        length, taken = self.rules.max_seq_length, self.template.taken
+        length, taken = rules.max_seq_length, template.taken
         if length - taken < 2:
             raise ConfigError(
                 f"qa: max_seq_length: {length}; special and memory tokens take {taken} of it, "
                 "and nothing is left for the texts."
             )
         most = length - taken - 1
-        if self.rules.step(most) < 1:
-            overlap = most - self.rules.step(most)
+        if rules.step(most) < 1:
+            overlap = most - rules.step(most)
             raise ConfigError(
                 f"qa: overlap: {overlap}; a window of {length} tokens holds at most {most} of a context, so the "
                 f"next window would not advance. Use an overlap well below {most}."
             )
+        own = template
+        read, write = Special(own.memory_read, (own.first_type,)), Special(own.memory_write, (own.second_type,))
+        self._head, self._between = _joined(own.before, read), _joined(own.between)
+        self._tail = _joined(write, own.after)
 
-    def __call__(self, examples: Sequence[Example]) -> Prepared:
+    def __call__(self, examples: Sequence[Example]) -> Windows:
         # White space in front of a question says nothing, and some tokenizers would make tokens of it.
         # Ids alone: without offsets it is faster.
-        encoded = self._tokenizer.encode_batch_fast(
-            [example.question.lstrip() for example in examples], add_special_tokens=False
-        )
-        questions = [np.array(found.ids, np.int32) for found in encoded]
-        contexts = self._encode([example.context for example in examples])
-        chosen = [choose_answer(example) for example in examples]
-        windows: list[_Window] = []
-        dropped: dict[int, str] = {}
-        for number, (question, context) in enumerate(zip(questions, contexts, strict=True)):
-            cut = list(self._cut(number, len(question), len(context.ids)))
-            windows += cut
-            if not cut:
-                dropped[number] = QUESTION_TOO_LONG if len(question) else NO_TOKENS
-        rows = _Rows(len(windows), self.rules.max_seq_length, self.template, self._dtype)
-        spans = [
-            overlapping_tokens(context.offsets, answer.start, answer.stop) if answer else None
-            for answer, context in zip(chosen, contexts, strict=True)
+        questions = [
+            np.array(found.ids, np.int32)
+            for found in self._tokenizer.encode_batch_fast(
+                [example.question.lstrip() for example in examples], add_special_tokens=False
+            )
         ]
-        for row, window in enumerate(windows):
-            rows.fill(row, window, questions[window.example], contexts[window.example], spans[window.example])
-        return Prepared(rows.features(), chosen, dropped)
-
-    def _encode(self, texts: list[str]) -> list[_Encoded]:
-        """Questions on one context follow each other: it is encoded once."""
-        distinct = list(dict.fromkeys(texts))
-        encoded = self._tokenizer.encode_batch(distinct, add_special_tokens=False)
-        known = {text: self._arrays(one.ids, one.offsets) for text, one in zip(distinct, encoded, strict=True)}
-        return [known[text] for text in texts]
-
-    def _arrays(self, ids: list[int], offsets: list[tuple[int, int]]) -> _Encoded:
-        made = _Encoded(np.array(ids, np.int32), np.array(offsets, np.int32).reshape(-1, 2))
-        # A marker alone stands for the space before a word; where there is none, it is said to cover the word's
-        # first character, which the next token has, too.
-        if self._marker is not None:
-            alone = np.flatnonzero(made.ids[:-1] == self._marker)
-            alone = alone[made.offsets[alone + 1, 0] < made.offsets[alone, 1]]
-            made.offsets[alone, 1] = made.offsets[alone, 0]
+        # Questions on one context follow each other: it is encoded once.
+        distinct = list(dict.fromkeys(example.context for example in examples))
+        known = dict(zip(distinct, self._encode(distinct), strict=True))
+        chosen = [choose_answer(example) for example in examples]
+        cuts: list[list[tuple[int, int]]] = []
+        dropped: dict[int, str] = {}
+        for number, (question, example) in enumerate(zip(questions, examples, strict=True)):
+            context = known[example.context]
+            found = NO_CUT if context is None else self._cut(len(question), len(context.ids))
+            if isinstance(found, str):
+                dropped[number] = found
+            cuts.append([] if isinstance(found, str) else found)
+        count, length, own = sum(map(len, cuts)), self._rules.max_seq_length, self._template
+        made = Windows(
+            np.full((count, length), own.pad_id, self._dtype),
+            np.full((count, length), own.pad_type, np.uint8),
+            np.full((count, length, 2), -1, np.int32),
+            np.empty((count, len(NUMBERS)), np.int32),
+            chosen,
+            dropped,
+        )
+        row = 0
+        for number, (example, cut) in enumerate(zip(examples, cuts, strict=True)):
+            context, answer = known[example.context], chosen[number]
+            if context is None:
+                continue
+            span = overlapping_tokens(context.offsets, answer.start, answer.stop) if answer else None
+            for segment, part in enumerate(cut):
+                numbers = self._fill(made, row, questions[number], context, part, span)
+                made.numbers[row] = (*numbers, segment, len(cut), number)
+                row += 1
         return made
 
+    # ---- texts to tokens ----
+
+    def _encode(self, texts: list[str]) -> Iterator[_Encoded | None]:
+        """None: a long text that could not be cut into pieces."""
+        short = [text for text in texts if len(text) <= PIECE]
+        encoded = iter(self._tokenizer.encode_batch(short, add_special_tokens=False))
+        for text in texts:
+            if len(text) <= PIECE:
+                one = next(encoded)
+                found: _Encoded | None = _Encoded(
+                    np.array(one.ids, np.int32), np.array(one.offsets, np.int32).reshape(-1, 2)
+                )
+            else:
+                found = self._in_pieces(text)
+            # A marker alone stands for the space before a word; where there is none, it is said to cover the word's
+            # first character, which the next token has, too.
+            if found is not None and self._marker is not None:
+                alone = np.flatnonzero(found.ids[:-1] == self._marker)
+                alone = alone[found.offsets[alone + 1, 0] < found.offsets[alone, 1]]
+                found.offsets[alone, 1] = found.offsets[alone, 0]
+            yield found
+
+    def _tokens(self, text: str, shift: int = 0) -> npt.NDArray[np.int32]:
+        """(tokens, 3): ids and offsets."""
+        one = self._tokenizer.encode(text, add_special_tokens=False)
+        offsets = np.array(one.offsets, np.int32).reshape(-1, 2) + shift
+        return np.column_stack((np.array(one.ids, np.int32), offsets.astype(np.int32)))
+
+    def _in_pieces(self, text: str) -> _Encoded | None:
+        """Cut about every `PIECE`, at white space if possible. A cut holds where the last tokens before it and the
+        first ones behind it stand side by side in an encoding of the text around it."""
+        parts, begin = [], 0
+        while len(text) - begin > PIECE:
+            for stop in _places(text, begin + PIECE - _TRIES * _AROUND, begin + PIECE):
+                around = self._tokens(text[stop - _AROUND : stop + _AROUND], stop - _AROUND)
+                left, right = around[around[:, 2] <= stop], around[around[:, 1] >= stop]
+                last, first = left[len(left) // 2 :], right[: (len(right) + 1) // 2]
+                behind = self._tokens(text[stop : stop + _AROUND], stop)
+                if not len(left) or len(left) + len(right) < len(around) or not _begins(behind, first):
+                    continue
+                piece = self._tokens(text[begin:stop], begin)
+                if np.array_equal(piece[-len(last) :], last):
+                    break
+            else:
+                return None
+            parts.append(piece)
+            begin = stop
+        tokens = np.concatenate([*parts, self._tokens(text[begin:], begin)])
+        return _Encoded(np.ascontiguousarray(tokens[:, 0]), np.ascontiguousarray(tokens[:, 1:]))
+
+    # ---- tokens to windows ----
+
+    @cached_property
     def _has_edge(self) -> bool:
         """Whether a window without a question has a token that is not of the context, for "no answer" to point to."""
-        own = self.template
+        own = self._template
         if own.cls_id is not None:
             return True
         return bool(own.memory_write or own.after if own.context_first else own.before or own.memory_read)
 
-    def _cut(self, example: int, question: int, context: int) -> Iterator[_Window]:
-        """The windows of one example; none when its question leaves no room to go on."""
-        room = self.rules.max_seq_length - self.template.taken - question
-        step = self.rules.step(room)
-        if (context > room and (room < 1 or step < 1)) or not (question or self._has_edge()):
-            return
+    def _cut(self, question: int, context: int) -> list[tuple[int, int]] | str:
+        """The parts of a context that windows hold; or why there are none."""
+        room = self._rules.max_seq_length - self._template.taken - question
+        step = self._rules.step(room)
+        if not (question or self._has_edge):
+            return NO_TOKENS
+        if context > room and (room < 1 or step < 1):
+            return QUESTION_TOO_LONG
         segments = 1 if context <= room else 1 + -(-(context - room) // step)
-        kept = min(segments, self.rules.max_segments or segments)
-        for segment in range(kept):
-            first = segment * step if segment else 0
-            yield _Window(example, segment, kept, first, min(first + room, context))
+        kept = min(segments, self._rules.max_segments or segments)
+        if kept * self._rules.max_seq_length * (9 + np.dtype(self._dtype).itemsize) > MOST_WINDOW_BYTES:
+            return TOO_LARGE
+        firsts = (segment * step if segment else 0 for segment in range(kept))
+        return [(first, min(first + room, context)) for first in firsts]
 
-
-class _Rows:
-    """The columns, being filled: a row is a few writes of whole parts, since rows are many and parts are short."""
-
-    def __init__(self, count: int, length: int, template: Template, dtype: npt.DTypeLike) -> None:
-        self._template, self._length = template, length
-        self._ids = np.full((count, length), template.pad_id, dtype)
-        self._types = np.full((count, length), template.pad_type, np.uint8)
-        self._offsets = np.full((count, length, 2), -1, np.int32)
-        self._numbers = np.empty((count, len(_COUNTED)), np.int32)
-        self._example = np.empty(count, np.int64)
-        own = template
-        read, write = Special(own.memory_read, (own.first_type,)), Special(own.memory_write, (own.second_type,))
-        self._head, self._between, self._tail = (
-            _joined(own.before, read),
-            _joined(own.between),
-            _joined(write, own.after),
-        )
-
-    def fill(self, row: int, window: _Window, question: Ids, context: _Encoded, span: tuple[int, int] | None) -> None:
-        own, part = self._template, slice(window.first, window.stop)
-        count = window.stop - window.first
+    def _fill(
+        self, made: Windows, row: int, question: Ids, context: _Encoded, part: tuple[int, int], span: Any
+    ) -> tuple[int, ...]:
+        """Write one window, a few whole parts at a time; its first numbers."""
+        own, (first, stop) = self._template, part
+        count = stop - first
         length = own.taken + len(question) + count
-        begin = self._length - length if own.pad_left else 0
-        texts = (context.ids[part], question) if own.context_first else (question, context.ids[part])
-        places = self._write(row, begin, texts)
+        begin = self._rules.max_seq_length - length if own.pad_left else 0
+        texts = (context.ids[first:stop], question) if own.context_first else (question, context.ids[first:stop])
+        ids, types = made.input_ids[row], made.token_type_ids[row]
+        at = begin
+        places = []
+        for parts, text, kind in ((self._head, texts[0], own.first_type), (self._between, texts[1], own.second_type)):
+            special, kinds = parts
+            text_at = at + len(special)
+            ids[at:text_at], types[at:text_at] = special, kinds
+            at = text_at + len(text)
+            ids[text_at:at], types[text_at:at] = text, kind
+            places.append(text_at)
+        ids[at : begin + length], types[at : begin + length] = self._tail
         context_at = places[0 if own.context_first else 1]
-        self._offsets[row, context_at : context_at + count] = context.offsets[part]
+        made.offsets[row, context_at : context_at + count] = context.offsets[first:stop]
         cls = begin + self._cls_at(length)
-        inside = span is not None and window.first <= span[0] and span[1] < window.stop
-        start, end = (context_at + place - window.first for place in span) if span and inside else (cls, cls)
-        self._numbers[row] = (length, start, end, cls, context_at, count, window.segment, window.segments)
-        self._example[row] = window.example
-
-    def _write(self, row: int, begin: int, texts: tuple[Ids, Ids]) -> tuple[int, int]:
-        """Ids and types of a window; where its texts begin."""
-        own, ids, types = self._template, self._ids[row], self._types[row]
-        first = begin + len(self._head[0])
-        between = first + len(texts[0])
-        second = between + len(self._between[0])
-        tail = second + len(texts[1])
-        for at, (part, kinds) in ((begin, self._head), (between, self._between), (tail, self._tail)):
-            ids[at : at + len(part)] = part
-            types[at : at + len(part)] = kinds
-        ids[first:between], ids[second:tail] = texts
-        types[first:between], types[second:tail] = own.first_type, own.second_type
-        return first, second
+        inside = span is not None and first <= span[0] and span[1] < stop
+        start, end = (context_at + place - first for place in span) if inside else (cls, cls)
+        return length, start, end, cls, context_at, count
 
     def _cls_at(self, length: int) -> int:
         """Where the CLS token is; the special one, which comes first or last, not one that the text has."""
@@ -258,11 +262,16 @@ class _Rows:
             return length - len(own.after) + own.after.ids.index(own.cls_id)
         return 0
 
-    def features(self) -> Features:
-        numbers = {name: np.ascontiguousarray(self._numbers[:, at]) for at, name in enumerate(_COUNTED)}
-        return Features(
-            input_ids=self._ids, token_type_ids=self._types, offsets=self._offsets, example=self._example, **numbers
-        )
+
+def _begins(tokens: npt.NDArray[Any], first: npt.NDArray[Any]) -> bool:
+    return np.array_equal(tokens[: len(first)], first)
+
+
+def _places(text: str, least: int, most: int) -> Iterator[int]:
+    """Where a text may be cut, from the surest: before white space, then anywhere."""
+    spaces = (at for at in range(most, least, -1) if text[at].isspace() and not text[at - 1].isspace())
+    found = list(itertools.islice(spaces, _TRIES))
+    return itertools.chain(found, range(most, most - _TRIES, -1))
 
 
 def _joined(*parts: Special) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
@@ -285,10 +294,12 @@ class QATokenizer:
     vocab_size: int
     template: Template
 
-    def form(self, rules: QARules) -> FeatureForm:
+    def form(self, rules: QARules) -> Form:
         dtype = "uint16" if self.vocab_size <= 1 << 16 else "int32"
         own = self.template
-        return FeatureForm(rules.max_seq_length, dtype, own.pad_id, own.pad_type, own.pad_left)
+        around = len(own.before), len(own.after)
+        memory = MemoryTokens(own.memory_read, own.memory_write)
+        return Form(rules.max_seq_length, dtype, own.pad_id, own.pad_type, own.pad_left, *around, memory)
 
 
 def load_qa_tokenizer(spec: str, rules: QARules) -> QATokenizer:

@@ -86,18 +86,6 @@ def checked_text(array: pa.Array, reading: Reading, make_reject: MakeReject) -> 
     return pa.array(kept, pa.large_string())
 
 
-def whole_characters(data: bytes) -> int:
-    """How many bytes make up whole UTF-8 characters: the last one may be cut off."""
-    for back in range(1, min(4, len(data)) + 1):
-        byte = data[-back]
-        if byte >= 0xC0:
-            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return len(data) - back if needed > back else len(data)
-        if byte < 0x80:
-            break
-    return len(data)
-
-
 def bounded(array: pa.Array) -> Iterator[pa.Array]:
     """Slices of about `BATCH_BYTES`, without a copy; a larger document stands alone."""
     if array.nbytes <= BATCH_BYTES or len(array) <= 1:

@@ -155,6 +155,16 @@ class Reject:
     damaged: bool = False
     """The file is damaged; what follows is not read."""
 
+    @property
+    def place(self) -> str:
+        """For a message.
+
+        >>> Reject("a.jsonl", "bad_json", "cut off", line=3).place
+        'a.jsonl: line 3'
+        """
+        number = f": line {self.line}" if self.line is not None else "" if self.row is None else f": row {self.row + 1}"
+        return self.file + number + (f" (counted from byte {self.origin:,})" if self.origin else "")
+
     def as_json(self) -> dict[str, Any]:
         place = {"line": self.line} if self.line is not None else {} if self.row is None else {"row": self.row + 1}
         value = {"file": self.file, **place, "reason": self.reason, "detail": self.detail}

@@ -49,7 +49,6 @@ _CSV_ERRORS = {
 _QUOTE, _NEWLINE, _RETURN = 34, 10, 13
 _BETWEEN_QUOTES = re.compile(rb'[^"](?=[^"])')
 _limit_lock = threading.Lock()
-Positions = npt.NDArray[np.int64]
 
 
 # ---- slices ----
@@ -81,7 +80,9 @@ def _find_cuts(file: InputFile, shard_size: int) -> list[int] | None:
             quotes = np.flatnonzero(array == _QUOTE)
             if not _well_placed(array, quotes, ord(DELIMITERS[file.format]), inside):
                 return None
-            ends = position + _record_ends(array, quotes, inside)
+            newlines = np.flatnonzero(array == _NEWLINE)
+            # Records end at line ends with an even number of quotes before them.
+            ends = position + newlines[(np.searchsorted(quotes, newlines) + inside) % 2 == 0] + 1
             after = ends[ends >= wanted]
             while len(after) and int(after[0]) < file.size:
                 cuts.append(int(after[0]))
@@ -92,20 +93,13 @@ def _find_cuts(file: InputFile, shard_size: int) -> list[int] | None:
     return cuts
 
 
-def _well_placed(array: npt.NDArray[np.uint8], quotes: Positions, delimiter: int, inside: bool) -> bool:
+def _well_placed(array: npt.NDArray[np.uint8], quotes: npt.NDArray[np.int64], delimiter: int, inside: bool) -> bool:
     """Whether every quote opens a field, closes one, or is doubled inside one."""
     padded = np.concatenate(([_NEWLINE], array, [_NEWLINE]))
     opening, closing = quotes[int(inside) :: 2], quotes[1 - int(inside) :: 2]
     edges = np.zeros(256, dtype=bool)
     edges[[delimiter, _NEWLINE, _RETURN, _QUOTE]] = True
     return bool(edges[padded[opening]].all() and edges[padded[closing + 2]].all())
-
-
-def _record_ends(array: npt.NDArray[np.uint8], quotes: Positions, inside: bool) -> Positions:
-    """Line ends outside of quotes: those with an even number of quotes before them."""
-    newlines = np.flatnonzero(array == _NEWLINE)
-    ends: Positions = newlines[(np.searchsorted(quotes, newlines) + inside) % 2 == 0] + 1
-    return ends
 
 
 def _stretches(blocks: Iterator[bytes], most: int) -> Iterator[bytes]:

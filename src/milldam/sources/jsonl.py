@@ -179,11 +179,11 @@ def _mended(value: Any, rules: TextRules) -> Any:
 # ---- fields ----
 
 
-def first_records(slice: Slice, limit: int, most: int = MAX_DOCUMENT_BYTES) -> list[dict[str, Any]]:
+def first_records(slice: Slice, limit: int) -> list[dict[str, Any]]:
     """The records at a file's head; those with bytes that are no UTF-8 only where there are no others."""
     try:
         with open_head(slice.path) as file:
-            block = next((block for block in json_blocks(file, slice, most) if not block.too_large), None)
+            block = next((block for block in json_blocks(file, slice) if not block.too_large), None)
     except (DamagedError, ValueError, RecursionError):
         block = None
     lines = [] if block is None else [line for line in block.data.split(b"\n") if line.strip()][:limit]

@@ -18,7 +18,7 @@ from typing import IO
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from milldam.sources.arrays import batches_of, checked_text, split_at, split_paragraphs, whole_characters
+from milldam.sources.arrays import batches_of, checked_text, split_at, split_paragraphs
 from milldam.sources.batch import TOO_LARGE, Batch, Reading, Reject, TextRules, too_large
 from milldam.sources.compression import STDIN, DamagedError, open_bytes, read_blocks
 from milldam.sources.decoding import HEAD_BYTES, decode_text, describe_encoding
@@ -217,7 +217,10 @@ def _problem_of(blocks: Iterator[bytes], copy: IO[bytes] | None, rules: TextRule
             copy.write(block)
         if not read:
             head = block[:HEAD_BYTES]
-            if rules.invalid_utf8 == "drop" and (problem := decode_text(head[: whole_characters(head)], rules)[1]):
+            # Its whole characters: the last one may be cut off.
+            text = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode(head)
+            problem = decode_text(text.encode("utf-8", "surrogateescape"), rules)[1]
+            if rules.invalid_utf8 == "drop" and problem:
                 return "not_utf8", problem
         try:
             decoder.decode(block, final=not block)

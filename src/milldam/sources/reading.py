@@ -62,7 +62,7 @@ def slice_file(file: InputFile, shard_size: int, rules: TextRules) -> Iterator[S
         yield from _reader(file.format).slice_table(file, shard_size, rules.text_column)
     elif file.format in ("csv", "tsv"):
         yield from _reader("csv").slice_csv(file, shard_size)
-    elif can_cut and (file.format == "jsonl" or (file.format == "txt" and _reader("txt").can_cut(rules))):
+    elif can_cut and file.format != "json" and (file.format != "txt" or _reader("txt").can_cut(rules)):
         yield from by_bytes(file, shard_size)
     else:
         yield whole(file)
@@ -95,7 +95,7 @@ def read_unit(
         for batch in _batches(unit, reading):
             if keep and batch.columns is None:  # plain text has no fields
                 nulls = [pa.nulls(len(batch.texts))] * len(keep)
-                batch = replace(batch, columns=pa.record_batch(nulls, names=list(keep)))
+                batch.columns = pa.record_batch(nulls, names=list(keep))
             yield batch
     except FileNotFoundError as error:
         gone = [one.path for one in unit.slices if is_address(one.path) or not Path(one.path).exists()]

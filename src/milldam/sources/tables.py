@@ -395,6 +395,8 @@ def _valid(column: pa.Array) -> pa.Array:
 
 def _as_bytes(column: pa.Array) -> pa.Array:
     """Byte strings for strings, so that all but UTF-8 can be checked."""
+    if pa.types.is_dictionary(column.type):
+        return pa.DictionaryArray.from_arrays(column.indices, _as_bytes(column.dictionary), safe=False)
     return column.view(AS_BYTES[column.type]) if column.type in AS_BYTES else column
 
 

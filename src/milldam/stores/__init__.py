@@ -1,4 +1,4 @@
-"""What milldam makes: token stores and tables, and the feature stores of question answering.
+"""What milldam makes: token stores and tables.
 
 kinds        the registry: how a folder tells its kind, how it is opened; what all manifests share
 generations  how a manifest is replaced while others read the store
@@ -6,5 +6,4 @@ place        where a store lies: a folder, or an address
 verify       is a store whole? sizes and hashes, then what is special to its kind
 tokens       shards of token ids, readable by Megatron-LM and nanoGPT
 table        shards of rows, in Arrow
-features     windows for question answering
 """

@@ -23,12 +23,11 @@ from milldam.files import NewFile, hash_bytes, is_whole_text, json_bytes, sealed
 from milldam.stores.generations import keep
 
 if TYPE_CHECKING:
-    from milldam.stores.features.manifest import FeatureManifest
     from milldam.stores.place import Place
     from milldam.stores.table.manifest import TableManifest
     from milldam.stores.tokens.manifest import Manifest
 
-StoreManifest: TypeAlias = "Manifest | TableManifest | FeatureManifest"
+StoreManifest: TypeAlias = "Manifest | TableManifest"
 """All have settings, input, totals, fingerprint, shards, and files(): every file with its size and hash, in order."""
 _CLOSED = b"\n}\n"
 
@@ -163,19 +162,11 @@ TABLE = Kind(
     "table",
     "milldam-table.json",
     "milldam table",
-    "a table that milldam.map made",
+    "a table",
     '`milldam.Table("{0}")` opens it; its `.to_hf()` gives a datasets.Dataset.',
     "milldam.stores.table.reader:Table",
 )
-FEATURES = Kind(
-    "features",
-    "milldam-qa.json",
-    "milldam features",
-    "a store of question-answering features",
-    '`milldam.qa.FeatureStore("{0}")` opens it.',
-    "milldam.stores.features.reader:FeatureStore",
-)
-KINDS = (TOKENS, FEATURES, TABLE)
+KINDS = (TOKENS, TABLE)
 
 
 def result_id(settings: dict[str, Any], input: dict[str, Any]) -> str:

@@ -40,10 +40,15 @@ def verify(where: str | Path | Place) -> Iterator[str]:
         yield f"{place.name}/{kind.manifest}: totals are not the sums over its shards"
     if head.get("fingerprint") != manifest.fingerprint:
         yield f"{place.name}/{kind.manifest}: the fingerprint is not that of its shards"
-    yield from _tokenizer_problems(place, getattr(manifest, "tokenizer", {}).get("xxh3"))
-    own: dict[Kind, Callable[[Place, Any], Iterator[str]]] = {TOKENS: _token_problems, TABLE: _table_problems}
-    problems = own.get(kind) or import_module(f"milldam.stores.{kind.name}.verify").problems
-    yield from problems(place, manifest)
+    yield from _tokenizer_problems(place, (getattr(manifest, "tokenizer", None) or {}).get("xxh3"))
+    problems: dict[Kind, Callable[[Place, Any], Iterator[str]]] = {TOKENS: _token_problems, TABLE: _table_problems}
+    whole = True
+    for wrong in problems[kind](place, manifest):
+        whole = False
+        yield wrong
+    if whole and getattr(manifest, "qa", None) is not None:
+        # What does not have its bytes says nothing about its contents.
+        yield from import_module("milldam.qa.verify").problems(place)
     for file in kind.audit(place).values():
         # A store is whole without them: they stay where it was made.
         if place.size(file["name"]) is not None and (problem := wrong_bytes(place, file["name"], file)):

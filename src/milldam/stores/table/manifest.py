@@ -18,7 +18,7 @@ import xxhash
 from milldam.checked import checked
 from milldam.errors import StoreError
 from milldam.files import stays_in_folder
-from milldam.stores.kinds import TABLE, InputFacts
+from milldam.stores.kinds import TABLE, InputFacts, TokenizerFacts
 from milldam.stores.place import Folder, Place
 
 if TYPE_CHECKING:
@@ -87,6 +87,10 @@ class TableManifest:
     which it failed."""
     shards: tuple[TableShard, ...] = ()
     """The files with rows, in order."""
+    tokenizer: TokenizerFacts | None = None
+    """Of windows of question answering: that which made their ids."""
+    qa: dict[str, Any] | None = None
+    """What all windows of question answering have in common (`milldam.qa.store.Form`); None: other rows."""
 
     @property
     def rows(self) -> int:
@@ -103,7 +107,7 @@ class TableManifest:
     @property
     def fingerprint(self) -> str:
         """Names the content: equal fingerprints mean equal rows in equal order, in equal columns."""
-        return _Totals(self.shards).fingerprint(self.schema)
+        return _Totals(self.shards).fingerprint(self.schema, self.qa)
 
     def files(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for shard in self.shards:
@@ -113,8 +117,10 @@ class TableManifest:
         """`shards`: gone through twice, in place of those that it holds; there may be a million."""
         listed = shards or (lambda: self.shards)
         totals = _Totals(listed())
-        head = {"totals": totals.as_json(), "fingerprint": totals.fingerprint(self.schema)}
+        head: dict[str, Any] = {"totals": totals.as_json(), "fingerprint": totals.fingerprint(self.schema, self.qa)}
         head |= {"schema": asdict(self.schema), "settings": self.settings, "input": self.input, "counts": self.counts}
+        if self.qa is not None:
+            head |= {"tokenizer": self.tokenizer, "qa": self.qa}
 
         def blocks() -> Iterator[bytes]:
             yield TABLE.text(head | {"shards": []})[:-1]
@@ -143,9 +149,9 @@ class _Totals:
     def as_json(self) -> dict[str, int]:
         return {"rows": self._rows, "bytes": self._bytes, "shards": self._shards}
 
-    def fingerprint(self, schema: TableSchema) -> str:
+    def fingerprint(self, schema: TableSchema, qa: dict[str, Any] | None) -> str:
         digest = self._digest.copy()
-        digest.update(schema.ipc.encode())
+        digest.update(schema.ipc.encode() + (b"" if qa is None else json.dumps(qa).encode()))
         return digest.hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""`Table`: what `milldam.map` made, opened memory-mapped.
+"""`Table`: what `milldam.map` or `milldam qa` made, opened memory-mapped.
 
 Opening reads the manifest and nothing else; a shard is mapped when a row of it is asked for, and at most a few dozen
 stay open. Rows that are read are the only memory it takes; what is mapped the kernel takes back at will. A table

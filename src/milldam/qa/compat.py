@@ -1,0 +1,244 @@
+"""Names and arguments of the streaming SQuAD scripts that people have (MemXLNet's), on top of `prepare`.
+
+    configure_memory_tokens(tokenizer, memory_num_tokens=16)
+    process_and_cache_dataset(dataset_name=..., split=..., cache_dir=..., tokenizer=tokenizer)     -> number of windows
+    dataset = create_dataset_from_cache(...)                                                       -> a CachedDataset
+    for steps in create_dataloader(dataset, batch_size=8): ...                                     -> time steps
+
+A cache folder is named by everything that changes features; data that changed is processed anew, and old features are
+never returned. `doc_stride` is the overlap of two windows, as in fast tokenizers. There is one way to work, streamed
+and lazy, so `use_streaming`, `use_lazy_loading` and `streaming_chunk_size` change nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from milldam.errors import ConfigError, StoreError
+from milldam.files import hash_bytes, write_file
+from milldam.input_files import InputState, is_address
+from milldam.qa.batches import COLUMNS, DocumentSamples, TimeSteps, WindowSamples, to_tensors
+from milldam.qa.job import prepare
+from milldam.qa.records import list_files
+from milldam.qa.selection import Selection, Strategy
+from milldam.qa.spans import stretches
+from milldam.qa.store import FeatureStore
+from milldam.qa.template import READ, WRITE, add_memory_tokens
+from milldam.qa.windows import VERSION, facts_beside
+from milldam.stores.kinds import TABLE
+
+_FACTS = ("padding_side", "pad_token", "cls_token")
+_TEXTS = ("question", "context", "chosen_answer_text", "chosen_answer_char_span")
+
+
+def configure_memory_tokens(tokenizer: Any, memory_num_tokens: int) -> dict[str, list[int]]:
+    """Add [MEM_READ_i] and [MEM_WRITE_i] to a tokenizer of transformers or tokenizers; their ids.
+
+    What is processed with it afterwards has them in every window. The model's embeddings must have room:
+    `model.resize_token_embeddings(len(tokenizer))`.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not hasattr(backend, "token_to_id"):
+        raise ConfigError(
+            f"tokenizer: {type(tokenizer).__name__} can't be given tokens. Load it with transformers' "
+            "AutoTokenizer.from_pretrained or tokenizers.Tokenizer.from_file, and pass that."
+        )
+    if not _memory_count(backend) <= memory_num_tokens:
+        raise ConfigError(
+            f"memory_num_tokens: {memory_num_tokens}; the tokenizer has {_memory_count(backend)} already."
+        )
+    if backend is not tokenizer:  # by its own method, so that the wrapper knows of them too
+        names = [name.format(i) for name in (READ, WRITE) for i in range(memory_num_tokens)]
+        tokenizer.add_tokens(names, special_tokens=True)
+        backend = tokenizer.backend_tokenizer
+    ids = add_memory_tokens(backend, memory_num_tokens)
+    return {"mem_read_ids": list(ids.read), "mem_write_ids": list(ids.write)}
+
+
+def _memory_count(tokenizer: Any) -> int:
+    count = 0
+    while tokenizer.token_to_id(READ.format(count)) is not None:
+        count += 1
+    return count
+
+
+def process_and_cache_dataset(
+    dataset_name: str | Path,
+    split: str = "train",
+    cache_dir: str | Path = "./.cache",
+    max_examples: int | None = None,
+    max_seq_length: int = 384,
+    doc_stride: int = 128,
+    streaming_chunk_size: int = 1000,
+    tokenizer: Any = None,
+    max_n_segs: int | None = None,
+    use_streaming: bool = True,
+    max_memory_gb: float = 8.0,
+    workers: int | None = None,
+) -> int:
+    """Make the windows of a dataset, unless they are there; how many there are. Interrupted, it resumes."""
+    sizes = max_examples, max_seq_length, doc_stride, max_n_segs
+    folder, saved, memory_tokens = _places(dataset_name, split, cache_dir, tokenizer, sizes)
+    made = prepare(
+        dataset_name,
+        folder,
+        tokenizer=saved,
+        split=split,
+        max_examples=max_examples,
+        max_seq_length=max_seq_length,
+        overlap=doc_stride,
+        memory_tokens=memory_tokens,
+        max_segments=max_n_segs,
+        memory=f"{round(1000 * max_memory_gb)}MB",
+        workers=workers,
+    )
+    return len(made)
+
+
+def create_dataset_from_cache(
+    dataset_name: str | Path,
+    split: str = "train",
+    cache_dir: str | Path = "./.cache",
+    max_examples: int | None = None,
+    max_seq_length: int = 384,
+    doc_stride: int = 128,
+    max_n_segs: int | None = None,
+    tokenizer: Any = None,
+    use_lazy_loading: bool = True,
+    streaming_chunk_size: int = 1000,
+) -> CachedDataset:
+    """Open what `process_and_cache_dataset` made with the same arguments; nothing is loaded."""
+    sizes = max_examples, max_seq_length, doc_stride, max_n_segs
+    folder, _, _ = _places(dataset_name, split, cache_dir, tokenizer, sizes)
+    found = CachedDataset(folder) if (folder / TABLE.manifest).exists() else None
+    if found is None or (_is_here(dataset_name) and found.manifest.input != _state(str(dataset_name), split)):
+        raise StoreError(
+            f"{folder}: no features of {dataset_name} ({split}), as it is now, with these settings and this tokenizer. "
+            "Call process_and_cache_dataset with the same arguments first."
+        )
+    return found
+
+
+def _is_here(dataset: str | Path) -> bool:
+    return Path(dataset).exists() or is_address(str(dataset)) or "*" in str(dataset)
+
+
+def _state(dataset: str, split: str) -> dict[str, Any]:
+    state = InputState()
+    for file in list_files([dataset], split):
+        state.add(file.path, file.size, file.version)
+    return state.as_json()
+
+
+def _places(dataset: Any, split: str, cache_dir: Any, given: Any, sizes: Any) -> tuple[Path, Path, int]:
+    """The folder for the features, that of the tokenizer on disk, and its number of memory tokens."""
+    import tokenizers
+
+    from milldam.tokenizers.loading import load_tokenizer
+
+    if isinstance(given, str | os.PathLike):
+        text, facts = load_tokenizer(str(given)).json, facts_beside(str(given))
+    else:
+        backend = getattr(given, "backend_tokenizer", given)
+        if not hasattr(backend, "to_str"):
+            raise ConfigError(f"tokenizer: {type(given).__name__} is no fast tokenizer, nor the path of one.")
+        told = {name: getattr(given, name, None) for name in _FACTS}
+        text, facts = backend.to_str(), {name: str(one) for name, one in told.items() if one is not None}
+    # Whoever calls a tokenizer of transformers leaves truncation and padding in it: they are not part of it.
+    plain = tokenizers.Tokenizer.from_str(text)
+    plain.no_truncation()
+    plain.no_padding()
+    text = plain.to_str()
+    digest = hash_bytes(json.dumps([text, facts]).encode("utf-8", "surrogatepass"))[:16]
+    saved = Path(cache_dir) / "tokenizers" / digest
+    saved.mkdir(parents=True, exist_ok=True)
+    write_file(saved / "tokenizer_config.json", json.dumps(facts).encode())
+    write_file(saved / "tokenizer.json", text.encode("utf-8", "surrogatepass"))
+    key = hash_bytes(json.dumps([VERSION, str(dataset), split, digest, sizes]).encode())[:16]
+    name = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in f"{Path(dataset).name}-{split}")
+    return Path(cache_dir) / f"{name[:80]}-{key}", saved, _memory_count(plain)
+
+
+class CachedDataset(FeatureStore):
+    """A store whose windows come with the texts of their example, as tensors where torch is installed.
+
+    `offset_mapping` covers what the tokens stand for, so that the context between those of the answer's first and last
+    token is the answer.
+    """
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        window = super().__getitem__(number)
+        numbers = np.array([range(len(self))[number]])
+        window |= {name: value[0] for name, value in self.texts(self.rows(numbers, ("example",))["example"]).items()}
+        window["offset_mapping"] = stretches(self, numbers)[0]
+        window |= {name: np.array(window[name]) for name in ("start_positions", "end_positions")}
+        return dict(_converted(window))
+
+    def texts(self, examples: Any) -> dict[str, Any]:
+        """The texts of some examples, by name."""
+        found = [self.example(number) for number in examples.tolist()]
+        texts = {name: [one[name] for one in found] for name in _TEXTS} | {"example_id": [one["id"] for one in found]}
+        spans = [span or (-1, -1) for span in texts["chosen_answer_char_span"]]
+        return texts | {"chosen_answer_char_span": np.array(spans, np.int64).reshape(-1, 2)}
+
+
+def _converted(batch: Any) -> Any:
+    return batch if importlib.util.find_spec("torch") is None else to_tensors(batch)
+
+
+def create_dataloader(
+    dataset: CachedDataset,
+    batch_size: int,
+    shuffle: bool = True,
+    num_workers: int = 0,
+    use_time_step_major: bool = True,
+    max_segments: int | None = None,
+    segment_selection_strategy: Strategy = "answer_centered",
+    epoch_seed: int = 0,
+    **options: Any,
+) -> CachedBatches:
+    """Batches of a cached dataset: a list over time steps, each a dict; or, not time-step-major, a dict of windows.
+
+    `num_workers`: more than 0: a thread makes batches ahead. `options`: those of `batches`, such as rank, world_size.
+    """
+    columns = (*COLUMNS, "offset_mapping")
+    selection = None
+    if max_segments is not None:
+        selection = Selection(strategy=segment_selection_strategy, max_segments=max_segments, seed=epoch_seed)
+    samples: Any = DocumentSamples(dataset, selection=selection, columns=columns)
+    if not use_time_step_major:
+        samples = WindowSamples(dataset, columns=columns)
+    prefetch = 2 * num_workers
+    return CachedBatches(
+        dataset, samples.batches(batch_size, shuffle=shuffle, seed=epoch_seed, prefetch=prefetch, **options)
+    )
+
+
+class CachedBatches:
+    """Every loop is another epoch. Steps come with the texts of their rows, also where a document has ended."""
+
+    def __init__(self, dataset: CachedDataset, batches: Any) -> None:
+        self._dataset, self.batches = dataset, batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.batches:
+            steps = batch if isinstance(batch, TimeSteps) else [batch | {"document_mask": batch["window"] >= 0}]
+            texts = self._dataset.texts(batch.examples if isinstance(batch, TimeSteps) else batch["example"])
+            texts["example_ids"] = texts["example_id"]
+            made = [self._completed(dict(step)) | texts for step in steps]
+            yield _converted(made if isinstance(batch, TimeSteps) else made[0])
+
+    def _completed(self, step: dict[str, Any]) -> dict[str, Any]:
+        there = step["document_mask"]
+        step["offset_mapping"][there] = stretches(self._dataset, step["window"][there])
+        return {name: column for name, column in step.items() if name != "example"}

@@ -1,0 +1,416 @@
+"""A table of question answering opened for reading: windows, documents and examples by number.
+
+A row of the table is an example with its texts and, as lists, its windows (docs/format.md). Opening reads the manifest.
+The files are looked at when something is first asked for: the columns of windows lie in them as plain arrays, so that
+any windows of any shards are one gather, from mapped files or, when they are larger than memory, by position
+(milldam.loader.reading). Holds some numbers a record batch, and no row; a store pickles as its path. Windows and
+examples are numbered through the shards in the order of the manifest.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from milldam.checked import checked
+from milldam.errors import ConfigError, StoreError, did_you_mean
+from milldam.files import in_home
+from milldam.loader.permutation import Int64s
+from milldam.loader.reading import Reader, Way, open_reader
+from milldam.loader.samples import one_of
+from milldam.loader.stream import TokenFile, TokenStream
+from milldam.memory import format_size
+from milldam.stores.kinds import TABLE, TokenDtype
+from milldam.stores.place import Folder, same_generation
+from milldam.stores.table.manifest import read as read_manifest
+from milldam.stores.tokens.reader import TOKENIZER, parse_tokenizer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from milldam.stores.table.manifest import TableManifest
+
+Array = npt.NDArray[Any]
+
+TEXTS = ("id", "title", "question", "context", "answers", "chosen", "status")
+NUMBERS = (
+    *("length", "start_positions", "end_positions", "cls_index", "context_begin", "context_tokens"),
+    *("segment", "segments", "example"),
+)
+"""The int32 of a window in the column `numbers`, in order. `example` counts in the shard."""
+KNOWN_NAMES = {"offset_mapping": "offsets", "segment_index": "segment", "total_segments": "segments"}
+"""Names that users know -> columns."""
+WINDOW_FIELDS = (
+    *("input_ids", "attention_mask", "token_type_ids", "start_positions", "end_positions", "cls_index"),
+    *("offset_mapping", "segment_index", "total_segments", "has_answer"),
+)
+"""What a window has, but for its example's id."""
+_WIDE = ("input_ids", "token_type_ids", "start_positions", "end_positions", "cls_index")
+"""Given as int64, which models index with."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTokens:
+    """The ids of memory tokens, in order."""
+
+    read: tuple[int, ...] = ()
+    write: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.read)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What all windows of a table have in common."""
+
+    max_seq_length: int
+    token_dtype: TokenDtype
+    pad_id: int
+    pad_type: int
+    pad_left: bool
+    before: int
+    """Special tokens in front of a window's memory tokens."""
+    after: int
+    """Special tokens behind them at its end."""
+    memory: MemoryTokens = field(default_factory=MemoryTokens)
+
+    @property
+    def columns(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+        """The columns of windows: type, and shape of a row."""
+        length, number = self.max_seq_length, np.dtype("<i4")
+        return {
+            "input_ids": (np.dtype(self.token_dtype).newbyteorder("<"), (length,)),
+            "token_type_ids": (np.dtype(np.uint8), (length,)),
+            "offsets": (number, (length, 2)),
+            "numbers": (number, (len(NUMBERS),)),
+        }
+
+    @classmethod
+    def of(cls, manifest: TableManifest, path: str) -> Form:
+        """Raises StoreError when a table has other rows, or can't be."""
+        if manifest.qa is None:
+            raise StoreError(f"{path}: a table without windows of question answering. `milldam.open` opens it.")
+        form = checked(cls, manifest.qa, f"{path}/{TABLE.manifest}")
+        windows = manifest.counts.get("windows")
+        sizes = form.max_seq_length - 1, form.before, form.after, windows if isinstance(windows, int) else -1
+        if min(sizes) < 0 or len(form.memory.read) != len(form.memory.write):
+            raise StoreError(f"{path}/{TABLE.manifest}: damaged: qa or counts have numbers that can't be.")
+        return form
+
+    def attention_mask(
+        self, lengths: npt.ArrayLike, dtype: npt.DTypeLike = np.int64, out: Array | None = None
+    ) -> Array:
+        """(windows, L): 1 on the tokens of windows that have so many, 0 on padding."""
+        length, lengths = self.max_seq_length, np.asarray(lengths)
+        mask = np.empty((len(lengths), length), dtype) if out is None else out[: len(lengths)]
+        # (L,): how far each token is from the side that has no padding
+        places = np.arange(length)[::-1] if self.pad_left else np.arange(length)
+        np.less(places, lengths[:, None], out=mask)
+        return mask
+
+
+class _Layout:
+    """Where the windows of all record batches lie in the files."""
+
+    def __init__(self, folder: Path, manifest: TableManifest, form: Form, way: Way) -> None:
+        self.batches: list[pa.RecordBatch] = []
+        self._way, self._folder, self._files = way, folder, dict[Path, int]()
+        self._readers: dict[np.dtype[Any], Reader] = {}
+        starts: dict[str, list[int]] = {name: [] for name in (*form.columns, "lists")}
+        shard_begins, counts, before, at = [], [], 0, 0
+        for shard in manifest.shards:
+            path = folder / shard.name
+            data, batches = _mapped(path, shard.bytes)
+            rows = sum(batch.num_rows for batch in batches)
+            if rows != shard.rows:
+                raise damaged(path, f"{rows:,} rows where the manifest says {shard.rows:,}")
+            for batch in batches:
+                try:
+                    places = {name: _place(batch, name, *column) for name, column in form.columns.items()}
+                except (KeyError, ValueError) as error:
+                    raise damaged(path, f"columns that are not those of its manifest: {error}") from None
+                lists = batch.column("numbers")
+                places["lists"] = lists.buffers()[1].address + 4 * lists.offset
+                for name, place in places.items():
+                    width = form.columns[name][0].itemsize if name in form.columns else 4
+                    starts[name].append((place - data.address + at) // width)
+                counts.append((len(lists.values), batch.num_rows))
+                shard_begins.append(before)
+            self.batches += batches
+            self._files[path] = shard.bytes
+            before, at = before + rows, at + shard.bytes
+        sums = np.concatenate((np.zeros((1, 2), np.int64), np.cumsum(counts, axis=0, dtype=np.int64).reshape(-1, 2)))
+        self.windows, self.examples = np.ascontiguousarray(sums.T)
+        """(batches + 1,): windows and examples before each batch, and in all."""
+        self.shard_begins = np.array(shard_begins, np.int64)
+        """(batches,): examples before the shard of each batch."""
+        self.starts = {name: np.array(places, np.int64) for name, places in starts.items()}
+        """(batches,): where the values of each batch begin in the files, which lie end to end, counted in values."""
+
+    def reader(self, dtype: np.dtype[Any]) -> Reader:
+        """The files end to end, as values of a type."""
+        if dtype not in self._readers:
+            files = tuple(TokenFile(path, size // dtype.itemsize) for path, size in self._files.items())
+            stream = TokenStream(str(self._folder), files, dtype, 0, sum(file.tokens for file in files), "")
+            self._readers[dtype] = open_reader(stream, self._way)
+        return self._readers[dtype]
+
+
+def _mapped(path: Path, size: int) -> tuple[pa.Buffer, list[pa.RecordBatch]]:
+    """A file and the record batches in it."""
+    import pyarrow as pa
+
+    try:
+        with pa.memory_map(str(path)) as file:
+            data = file.read_buffer()
+        if data.size != size:
+            raise damaged(path, f"{data.size:,} bytes where {size:,} are expected")
+        batches = list(pa.ipc.open_stream(data))
+        for batch in batches:
+            batch.validate()
+    except FileNotFoundError:
+        raise StoreError(f"{path}: missing. Make the table again: the same call makes what is missing.") from None
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(path, str(error)) from None
+    return data, batches
+
+
+def _place(batch: pa.RecordBatch, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    """The address of the values of a column of windows. Raises ValueError when they are others."""
+    import pyarrow as pa
+
+    lists = batch.column(name)
+    wanted = pa.list_(pa.list_(pa.from_numpy_dtype(dtype), int(np.prod(shape))))
+    if lists.type != wanted:
+        raise ValueError(f"{name} is {lists.type}")
+    flat = lists.values.values
+    whole = lists.offsets[0].as_py() == 0 and lists.offsets[-1].as_py() == len(lists.values)
+    if not whole or lists.null_count or lists.values.null_count or flat.null_count:
+        raise ValueError(f"{name} has nulls or gaps")
+    return int(flat.buffers()[1].address + flat.offset * dtype.itemsize)
+
+
+def damaged(path: Path, what: str) -> StoreError:
+    folder = path.parent if path.suffix else path
+    return StoreError(f"{path}: damaged: {what}. `milldam verify {folder}` tells more; make it again.")
+
+
+class FeatureStore:
+    """Windows by number: `store[i]`, `len(store)`; `store.document(k)`, `store.example(k)` by example.
+
+    >>> features = milldam.qa.prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased/")
+    >>> len(features), features.examples, features[0]["input_ids"].shape
+    (..., 12, (384,))
+    """
+
+    def __init__(self, path: str | Path | Folder, *, read: Way = "auto") -> None:
+        self.place = path if isinstance(path, Folder) else Folder(Path(in_home(path)))
+        self.path = self.place.folder
+        self.manifest = read_manifest(self.place)
+        self.form = Form.of(self.manifest, self.place.name)
+        self.fingerprint = self.manifest.fingerprint
+        """Names the content: equal fingerprints mean equal windows and texts in equal order."""
+        self.memory_tokens = self.form.memory
+        """The ids of the memory tokens, in order; both empty when there are none."""
+        self.examples = self.manifest.rows
+        """How many examples there are: those with windows."""
+        self._windows = int(self.manifest.counts["windows"])
+        one_of("read", read, Way)
+        self._way = read
+        self._opened: _Layout | None = None
+        self._checked = set[int]()
+        """Record batches whose texts were looked through."""
+
+    # ---- facts ----
+
+    def __len__(self) -> int:
+        """How many windows there are."""
+        return self._windows
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """The store's tokenizer, memory tokens included, as a `tokenizers.Tokenizer`."""
+        path, data = self.path / TOKENIZER, self.place.read(TOKENIZER)
+        if data is None:
+            raise StoreError(f"{path}: missing. Make the store again.")
+        return parse_tokenizer(data, str(path))
+
+    @property
+    def _layout(self) -> _Layout:
+        if self._opened is None:
+            opened = _Layout(self.path, self.manifest, self.form, self._way)
+            if opened.windows[-1] != len(self):
+                raise damaged(self.path, f"{opened.windows[-1]:,} windows where the manifest says {len(self):,}")
+            self._opened = opened
+        return self._opened
+
+    # ---- windows ----
+
+    def rows(self, numbers: npt.ArrayLike, columns: Sequence[str]) -> dict[str, Array]:
+        """Columns of some windows, in the order asked for, by the names that users know.
+
+        In the dtypes they are stored in, but `attention_mask` and `example` are int64. Costs one gather a column; all
+        that are one number a window take one together.
+        """
+        wanted, layout = _checked(numbers, len(self), "window"), self._layout
+        batch = layout.windows[1:].searchsorted(wanted, side="right")
+        inside = wanted - layout.windows[batch]
+
+        def gather(name: str) -> Array:
+            dtype, shape = self.form.columns[name]
+            elements = int(np.prod(shape))
+            if not len(wanted):
+                return np.empty((0, *shape), dtype)
+            found = layout.reader(dtype).rows(layout.starts[name][batch] + inside * elements, elements)
+            # What is read by position lies in a buffer that the next read uses again.
+            return (found if found.flags.owndata else found.copy()).reshape(len(wanted), *shape)
+
+        found: dict[str, Array] = {}
+        numbered: dict[str, Array] = {}
+        for name in columns:
+            column = KNOWN_NAMES.get(name, name)
+            if column in self.form.columns and column != "numbers":
+                found[name] = gather(column)
+                continue
+            if not numbered:
+                table = gather("numbers")
+                numbered = {known: table[:, at].copy() for at, known in enumerate(NUMBERS)}
+                numbered["example"] = example = numbered["example"] + layout.shard_begins[batch]
+                if len(example) and not 0 <= int(example.min()) <= int(example.max()) < self.examples:
+                    raise damaged(self.path, "the example of a window is not there")
+            if column == "attention_mask":
+                found[name] = self.form.attention_mask(numbered["length"])
+            elif column == "has_answer":
+                found[name] = numbered["start_positions"] != numbered["cls_index"]
+            elif column in numbered:
+                found[name] = numbered[column]
+            else:
+                known = [*WINDOW_FIELDS, *self.form.columns, *NUMBERS]
+                raise ConfigError(f'{self.path}: no column "{column}".{did_you_mean(column, known)}')
+        return found
+
+    def memory_positions(self, numbers: npt.ArrayLike) -> tuple[Int64s, Int64s]:
+        """Where in windows the memory tokens to read and to write are: (windows, M) each, padding counted."""
+        form, places = self.form, np.arange(len(self.memory_tokens))
+        length = self.rows(numbers, ("length",))["length"].astype(np.int64)[:, None]
+        begin = form.max_seq_length - length if form.pad_left else np.zeros_like(length)
+        return begin + form.before + places, begin + length - form.after - len(places) + places
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        """One window with all its fields: arrays of L, and numbers."""
+        wanted = _one(number, len(self), "window")
+        rows = self.rows(np.array([wanted]), (*WINDOW_FIELDS, "example"))
+        example = int(rows.pop("example")[0])
+        fields = {name: _known(name, array)[0] for name, array in rows.items()}
+        window = {name: value if value.ndim else value.item() for name, value in fields.items()}
+        return window | {"example_id": self._text(example, "id")}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[number] for number in range(len(self)))
+
+    # ---- examples ----
+
+    def windows_of(self, examples: npt.ArrayLike) -> tuple[Int64s, Int64s]:
+        """The first window of each of some examples, and how many it has."""
+        wanted, layout = _checked(examples, self.examples, "example"), self._layout
+        if not len(wanted):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        batch = layout.examples[1:].searchsorted(wanted, side="right")
+        places = layout.starts["lists"][batch] + wanted - layout.examples[batch]
+        pairs = layout.reader(np.dtype("<i4")).rows(places, 2)
+        begins = layout.windows[batch]
+        first, counts = pairs[:, 0] + begins, (pairs[:, 1] - pairs[:, 0]).astype(np.int64)
+        if (first < begins).any() or (counts < 1).any() or (first + counts > layout.windows[batch + 1]).any():
+            raise damaged(self.path, "an example has windows that are not there")
+        return first, counts
+
+    def document(self, number: int) -> dict[str, Any]:
+        """All windows of example `number`, in order: as `store[i]`, with a row a window; `example_id` is one string."""
+        wanted = _one(number, self.examples, "example")
+        first, count = (int(found[0]) for found in self.windows_of(np.array([wanted])))
+        rows = self.rows(np.arange(first, first + count), WINDOW_FIELDS)
+        return {name: _known(name, array) for name, array in rows.items()} | {"example_id": self._text(wanted, "id")}
+
+    def example(self, number: int) -> dict[str, Any]:
+        """The texts of one example: id, title, question, context, answers as HF has them, and the answer trained on.
+
+        `chosen_answer_text` is empty and `chosen_answer_char_span` None when there is none, and `status` says why.
+        """
+        wanted = _one(number, self.examples, "example")
+        found = {name: self._text(wanted, name) for name in TEXTS}
+        chosen, answers = found.pop("chosen"), found["answers"]
+        found["answers"] = {"text": [one["text"] for one in answers], "answer_start": [one["start"] for one in answers]}
+        status = found.pop("status")
+        found["chosen_answer_text"] = chosen["text"] if chosen else ""
+        found["chosen_answer_char_span"] = (chosen["start"], chosen["stop"]) if chosen else None
+        return found | {"status": status}
+
+    def _text(self, example: int, column: str) -> Any:
+        """Arrow believes what lies in a file, and would read elsewhere by an offset that is wrong: so the texts of a
+        batch are checked when one is first asked for."""
+        layout = self._layout
+        number = int(layout.examples[1:].searchsorted(example, side="right"))
+        batch = layout.batches[number]
+        if number not in self._checked:
+            try:
+                batch.select(list(TEXTS)).validate(full=True)
+            except (ValueError, KeyError) as error:  # Arrow's own are ValueErrors
+                raise damaged(self.path, f"texts that can't be read ({error})") from None
+            self._checked.add(number)
+        return batch.column(column)[example - int(layout.examples[number])].as_py()
+
+    def find(self, example_id: str) -> int:
+        """The number of the example with this id, the first one; KeyError without one. Looks through all ids."""
+        import pyarrow.compute as pc
+
+        for begin, batch in zip(self._layout.examples.tolist(), self._layout.batches, strict=False):
+            place = pc.index(batch.column("id"), example_id).as_py()
+            if place >= 0:
+                return int(begin + place)
+        raise KeyError(f'{self.path}: no example "{example_id}"')
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen_same, (type(self), self.place, self._way, self.fingerprint)
+
+    def __repr__(self) -> str:
+        facts = f"{len(self):,} windows of {self.form.max_seq_length}, {self.examples:,} examples"
+        return f"FeatureStore({str(self.path)!r}: {facts}, {format_size(self.manifest.bytes)})"
+
+
+def _reopen_same(kind: type[FeatureStore], place: Folder, way: Way, fingerprint: str) -> FeatureStore:
+    """In another process: the store may have been replaced meanwhile."""
+    return kind(same_generation(place, fingerprint, lambda one: read_manifest(one).fingerprint), read=way)
+
+
+def _checked(numbers: npt.ArrayLike, count: int, what: str) -> Int64s:
+    """Numbers as int64, none of them outside."""
+    wanted = np.asarray(numbers)
+    if not len(wanted):
+        return np.empty(0, np.int64)
+    if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
+        raise TypeError(f"{what} numbers are a one-dimensional array of integers, not {wanted.dtype} {wanted.shape}")
+    least, most = int(wanted.min()), int(wanted.max())
+    if least < 0 or most >= count:
+        raise IndexError(f"{what} {least if least < 0 else most} of a store of {count:,} {what}s")
+    return wanted.astype(np.int64, copy=False)
+
+
+def _one(number: int, count: int, what: str) -> int:
+    """A number, from the end when it is negative."""
+    wanted = operator.index(number)
+    if not -count <= wanted < count:
+        raise IndexError(f"{what} {number} of a store of {count:,} {what}s")
+    return wanted + count if wanted < 0 else wanted
+
+
+def _known(name: str, array: Array) -> Array:
+    """In the dtype that users expect."""
+    return array.astype(np.int64) if name in _WIDE else array

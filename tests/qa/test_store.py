@@ -1,0 +1,227 @@
+"""A table of windows opened: by number and example, mapped or by position, whole or damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.kit.qa_jobs import small_store, store_of
+from tests.kit.qa_recipe import COLUMNS
+
+import milldam
+from milldam.errors import ConfigError, StoreError
+from milldam.files import record_of
+from milldam.loader.reading import Way
+from milldam.qa.store import NUMBERS, FeatureStore
+from milldam.stores.table.manifest import TableManifest
+from milldam.stores.verify import verify
+
+WAYS: tuple[Any, ...] = get_args(Way)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> FeatureStore:
+    return small_store(tmp_path)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_windows_come_by_number_from_any_shard(store: FeatureStore, way: Any) -> None:
+    """In the order asked for, with repeats; the same as row by row from the table, which any Arrow reader can read."""
+    opened = FeatureStore(store.path, read=way)
+    rows = milldam.Table(store.path)[:]
+    assert (len(rows["id"]), opened.examples, opened.manifest.totals["shards"]) == (6, 6, 2)
+    wanted = np.array([len(store) - 1, 0, 3, 3, 7])
+    found = opened.rows(wanted, COLUMNS)
+    for name in ("input_ids", "token_type_ids", "offsets"):
+        windows = np.concatenate([np.array(one) for one in rows[name]])
+        assert np.array_equal(found[name].reshape(5, -1), windows[wanted])
+    numbers = np.concatenate([np.array(one) for one in rows["numbers"]])
+    for at, name in enumerate(NUMBERS[:-1]):
+        assert np.array_equal(found[name], numbers[wanted, at])
+    firsts, counts = opened.windows_of([5, 0])
+    assert counts.tolist() == [len(rows["input_ids"][5]), len(rows["input_ids"][0])]
+    assert found["example"].tolist() == [5, 0, 1, 1, 2] and firsts.tolist() == [len(store) - counts[0], 0]
+
+
+def test_a_window_has_the_fields_that_users_know(store: FeatureStore) -> None:
+    """`store[i]` and `document(k)` have the names of the question-answering recipes, and numbers are numbers."""
+    window, document = store[-1], store.document(-2)
+    names = {"input_ids", "attention_mask", "token_type_ids", "start_positions", "end_positions", "cls_index"}
+    names |= {"offset_mapping", "segment_index", "total_segments", "example_id", "has_answer"}
+    assert set(window) == set(document) == names
+    assert window["input_ids"].shape == (32,) and window["offset_mapping"].shape == (32, 2)
+    assert type(window["start_positions"]) is int and type(window["has_answer"]) is bool
+    assert document["start_positions"].dtype == np.int64 and document["example_id"] == "q4"
+    assert len(list(store)) == len(store)
+    pads = store.rows(np.arange(len(store)), ["attention_mask", "input_ids"])
+    assert np.array_equal(pads["attention_mask"] == 0, pads["input_ids"] == store.form.pad_id)
+
+
+def test_examples_come_with_their_texts(store: FeatureStore) -> None:
+    """By number and by id; a context that several questions have is stored once."""
+    example = store.example(store.find("q4"))
+    begin, stop = example["chosen_answer_char_span"]
+    assert example["context"][begin:stop] == example["chosen_answer_text"] == example["answers"]["text"][0] == "city"
+    assert (example["id"], example["title"], example["status"]) == ("q4", "t1", "ok")
+    assert store.example(0)["chosen_answer_char_span"] is None and store.example(0)["status"] == "none"
+    with pytest.raises(KeyError, match="nobody"):
+        store.find("nobody")
+
+
+def test_equal_contexts_are_stored_once(tmp_path: Path) -> None:
+    """A long context with a hundred questions takes its room once."""
+    context = "x" * 5000 + " a b"
+    sizes = [store_of(tmp_path / str(n), [[context] * n], max_segments=1).manifest.bytes for n in (1, 100)]
+    assert sizes[1] < sizes[0] + 100_000
+
+
+def test_numbers_and_names_outside_are_refused(store: FeatureStore) -> None:
+    """A window, example or column that is not there is an error that says what there is."""
+    for read in (lambda: store[99], lambda: store[-99], lambda: store.document(6), lambda: store.example(-7)):
+        with pytest.raises(IndexError, match="of a store of"):
+            read()
+    for numbers in ([-1], [99]):
+        with pytest.raises(IndexError):
+            store.rows(np.array(numbers), ["length"])
+    with pytest.raises(TypeError):
+        store.rows(np.array([0.5]), ["length"])
+    with pytest.raises(ConfigError, match="input_ids"):
+        store.rows(np.array([0]), ["input_idss"])
+
+
+def test_the_fingerprint_names_content_and_form(store: FeatureStore, tmp_path: Path) -> None:
+    """Equal windows have equal ones; other windows and another form have others."""
+    same, other = small_store(tmp_path / "same"), small_store(tmp_path / "other", overlap=4)
+    facts = json.loads(json.dumps(store.manifest.qa))
+    facts["pad_id"] = 9
+    assert store.fingerprint == same.fingerprint
+    assert len({store.fingerprint, other.fingerprint, replace(store.manifest, qa=facts).fingerprint}) == 3
+
+
+def test_a_store_pickles_as_its_path_and_opening_reads_the_manifest_alone(store: FeatureStore) -> None:
+    """What goes to another process is a path, whatever was read before; files are looked at when they are needed."""
+    expected = store[3]["input_ids"]
+    data = pickle.dumps(store)
+    assert len(data) < 300 + len(str(store.path)) and np.array_equal(pickle.loads(data)[3]["input_ids"], expected)
+    next(store.path.glob("rows-*.arrow")).unlink()
+    opened = FeatureStore(store.path)
+    assert (len(opened), opened.examples) == (len(store), 6)
+    with pytest.raises(StoreError, match="missing"):
+        opened[0]
+
+
+def test_reading_takes_the_memory_of_a_batch(tmp_path: Path) -> None:
+    """Reading all windows and texts of a store takes the same memory however large it is."""
+    peaks = []
+    for shards in (2, 12):
+        found = store_of(tmp_path / str(shards), [[f"{k} {n} of paris" for n in range(100)] for k in range(shards)])
+        for _ in range(2):
+            tracemalloc.start()
+            for begin in range(0, len(found), 50):
+                found.rows(np.arange(begin, begin + 50), COLUMNS)
+            for number in range(0, found.examples, 10):
+                found.example(number)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        peaks.append(peak)
+    assert peaks[1] < peaks[0] + 20_000
+
+
+def test_importing_the_reader_takes_neither_text_nor_tokenizers() -> None:
+    """A training node needs numpy, and pyarrow when it reads."""
+    code = "import sys, milldam.qa.store; print([m for m in ('tokenizers', 'torch', 'pyarrow') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# ---- damage ----
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_file_that_was_cut_short_is_an_error(store: FeatureStore, way: Any) -> None:
+    """Not a crash of the process, as reading a mapping behind its file's end would be."""
+    path = store.path / store.manifest.shards[1].name
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(StoreError, match=path.name):
+        FeatureStore(store.path, read=way)[0]
+    assert any(path.name in problem for problem in verify(store.path))
+
+
+def rewritten(store: FeatureStore, column: str, window: int, place: int, value: int) -> None:
+    """Change a number in the first shard, and the manifest with it, as a faulty writer would have."""
+    manifest = TableManifest.read(store.path)
+    path = store.path / manifest.shards[0].name
+    table = pa.ipc.open_stream(path.read_bytes()).read_all()
+    lists = table.column(column).combine_chunks()
+    flat = lists.values.values.to_numpy().copy()
+    flat[window * lists.type.value_type.list_size + place] = value
+    values = pa.FixedSizeListArray.from_arrays(pa.array(flat, lists.type.value_type.value_type), type=lists.values.type)
+    changed = pa.ListArray.from_arrays(lists.offsets, values)
+    table = table.set_column(table.schema.get_field_index(column), table.schema.field(column), changed)
+    with pa.ipc.new_stream(path, table.schema) as file:
+        file.write_table(table)
+    shard = replace(manifest.shards[0], **record_of(path))
+    replace(manifest, shards=(shard, *manifest.shards[1:])).write(store.path)
+
+
+@pytest.mark.parametrize(
+    ("column", "place", "value", "problem"),
+    [
+        ("numbers", 0, 33, "a length"),
+        ("numbers", 1, 32, "answer is not in the context"),
+        ("numbers", 3, -1, "cls_index"),
+        ("numbers", 4, 32, "context is on padding"),
+        ("numbers", 6, 3, "segment"),
+        ("numbers", 7, 9, "segment"),
+        ("numbers", 8, 2, "segment"),
+        ("numbers", 8, 99, "the example of a window is not there"),
+        ("input_ids", 0, 65_000, "outside the vocabulary"),
+        ("offsets", 0, 0, "offsets"),
+    ],
+)
+def test_verify_finds_what_can_not_be(store: FeatureStore, column: str, place: int, value: int, problem: str) -> None:
+    """Lengths, positions, segments, ids and offsets that are wrong, though all hashes are right."""
+    rewritten(store, column, 1, place, value)
+    (found,) = verify(store.path)
+    assert problem in found and str(store.path) in found
+
+
+def refused(store: FeatureStore, change: Callable[[Any], None], message: str) -> None:
+    manifest = TableManifest.read(store.path)
+    changed = json.loads(json.dumps(manifest.qa))
+    change(changed)
+    replace(manifest, qa=changed).write(store.path)
+    with pytest.raises(StoreError, match=message):
+        FeatureStore(store.path)
+    manifest.write(store.path)
+
+
+def test_a_manifest_that_lies_is_refused(store: FeatureStore, tmp_path: Path) -> None:
+    """A sentence each; a table of other rows and a folder without one say what they are."""
+    refused(store, lambda facts: facts.update(token_dtype="object"), "token_dtype is")
+    refused(store, lambda facts: facts.update(max_seq_length=0), "damaged")
+    refused(store, lambda facts: facts["memory"].update(read=[1]), "damaged")
+    refused(store, lambda facts: facts.pop("pad_id"), "no pad_id")
+    manifest = TableManifest.read(store.path)
+    facts = json.loads(json.dumps(manifest.qa))
+    facts["max_seq_length"] = 48
+    replace(manifest, qa=facts).write(store.path)
+    with pytest.raises(StoreError, match="columns that are not those of its manifest"):
+        FeatureStore(store.path)[0]
+    replace(manifest, qa=None).write(store.path)
+    with pytest.raises(StoreError, match="a table without windows of question answering"):
+        FeatureStore(store.path)
+    for name, message in (("missing", "no such folder"), ("", "not a table")):
+        with pytest.raises(StoreError, match=message):
+            FeatureStore(tmp_path / name)

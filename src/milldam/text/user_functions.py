@@ -20,6 +20,7 @@ from typing import Any, Final
 import xxhash
 
 from milldam.errors import ConfigError, did_you_mean
+from milldam.files import explain_os_errors
 
 FIRST_DOCUMENTS: Final = 10
 """A function that fails on so many documents from the first one on is broken, not unlucky."""
@@ -195,4 +196,5 @@ def _find(place: str) -> ModuleSpec | None:
 
 
 def _hash(source: Path) -> str:
-    return xxhash.xxh3_128_hexdigest(source.read_bytes())
+    with explain_os_errors(source):
+        return xxhash.xxh3_128_hexdigest(source.read_bytes())

@@ -19,8 +19,7 @@ from typing import Any, Final
 
 import xxhash
 
-from milldam.errors import ConfigError, did_you_mean
-from milldam.files import explain_os_errors
+from milldam.errors import ConfigError, did_you_mean, os_error
 
 FIRST_DOCUMENTS: Final = 10
 """A function that fails on so many documents from the first one on is broken, not unlucky."""
@@ -196,5 +195,7 @@ def _find(place: str) -> ModuleSpec | None:
 
 
 def _hash(source: Path) -> str:
-    with explain_os_errors(source):
+    try:
         return xxhash.xxh3_128_hexdigest(source.read_bytes())
+    except OSError as error:
+        raise os_error(error, source) from None

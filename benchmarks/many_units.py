@@ -41,9 +41,8 @@ from milldam.pipeline.documents import SetRules
 from milldam.pipeline.finishing import Made, TextSummary, complete, finish
 from milldam.pipeline.preparing import Input, Prepared, Source
 from milldam.run import engine
-from milldam.run.engine import Assigned, Make, Telling
+from milldam.run.engine import Assigned, Make, Options, Telling
 from milldam.run.folder import RunFolder
-from milldam.run.job import Options
 from milldam.run.pools import WorkPlan
 from milldam.run.records import Record, Records
 from milldam.run.session import Session

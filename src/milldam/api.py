@@ -161,7 +161,9 @@ def open(
     elif found is not None and found is not TOKENS:
         for name in asked if split is None else ("split", *asked):
             raise ConfigError(f"{path}: {found.phrase} has no {name} to choose. Leave it out.")
-        opened = found.open(path)
+        from milldam.stores.table.reader import Table
+
+        opened = Table(path)
     else:
         from milldam.loader.opening import open_data
 

@@ -201,13 +201,9 @@ def process_identity(pid: int) -> str:
     return f"{pid}.{status.rpartition(')')[2].split()[_START_TIME]}"
 
 
-def pid_of(process: str) -> int:
-    return int(process.partition(".")[0])
-
-
 def is_alive(process: str) -> bool:
     """Whether a process of this machine, by its identity, is still there."""
-    return process_identity(pid_of(process)) == process
+    return process_identity(int(process.partition(".")[0])) == process
 
 
 FORKED = "milldam-worker"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shlex
 import sys
@@ -84,6 +85,7 @@ def test_a_missing_package_names_the_command_that_installs_it(
 ) -> None:
     """For input as for stores."""
     monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, "s3", raising=False)
     with pytest.raises(ConfigError, match=r's3:// is missing: pip install "milldam\[s3\]"'):
         if open_it == "open":
             milldam.open("s3://bucket-of-nobody/x.milldam")

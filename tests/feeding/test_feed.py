@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.kit.feed_training import feed_digests as digests
-from tests.kit.jobs import DEMO, TOKENIZER, set_aside, store_bytes, wait_until, write_corpus, write_lines
+from tests.kit.jobs import DEMO, TOKENIZER, store_bytes, wait_until, write_corpus, write_lines
 from tests.kit.quick import first_quick
 
 import milldam
@@ -232,20 +232,6 @@ def test_what_needs_the_whole_input_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_missing_is_named(corpus: Path, tmp_path: Path) -> None:
-    """A tokenizer, a place for the store; and options of text are refused without them."""
-    with pytest.raises(ConfigError, match=r"store: missing\. Name the folder"):
-        milldam.open(corpus, tokenizer=TOKENIZER)  # type: ignore[call-overload]
-    with pytest.raises(ConfigError, match=r"tokenizer: missing\. Text needs one"):
-        milldam.open(corpus, store=tmp_path / "store")  # type: ignore[call-overload]
-    with pytest.raises(ConfigError, match="memory: only for text that becomes tokens while training runs"):
-        milldam.open(corpus, memory="1GB")  # type: ignore[call-overload]
-    with pytest.raises(InputError, match="no such file or folder"):
-        milldam.open(tmp_path / "nothing.jsonl", store=tmp_path / "store", **OPTIONS)
-    with pytest.raises(ConfigError, match='no split "val"'):
-        milldam.open(corpus, store=tmp_path / "store", split="val", **OPTIONS)
-
-
 def test_other_settings_are_refused_by_name(corpus: Path, tmp_path: Path) -> None:
     """As by `milldam tokenize`: a store in the making is never continued with others."""
     with milldam.open(corpus, store=tmp_path / "store", **OPTIONS) as feed:
@@ -289,18 +275,6 @@ def test_input_that_is_no_longer_what_was_planned_ends_the_feed(tmp_path: Path, 
         with pytest.raises(MilldamError):
             feed.windows(32).batches(8, shuffle=False).load_state_dict(state)
         assert digests(feed)
-
-
-def test_damaged_input_is_a_counted_reject(tmp_path: Path) -> None:
-    """A compressed file that breaks off gives what comes before the damage, as in `milldam tokenize`."""
-    whole = gzip.compress(write_corpus(tmp_path / "c.jsonl", 300_000).path.read_bytes())
-    data = tmp_path / "corpus.jsonl.gz"
-    data.write_bytes(whole[: len(whole) // 2])
-    with milldam.open(data, store=tmp_path / "fed", **OPTIONS) as feed:
-        found = digests(feed)
-        wait_until(lambda: feed.finished)
-    assert found and set_aside(tmp_path / "fed")
-    assert milldam.open(tmp_path / "fed").manifest.damaged_files == 1
 
 
 # ---- ranks ----

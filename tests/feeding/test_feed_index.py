@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from tests.kit.feed_training import feed_digests, sample_digests
 from tests.kit.jobs import TOKENIZER, store_bytes, wait_until, write_lines
@@ -101,20 +100,3 @@ def forget(folder: Path, name: str) -> None:
 
     index = DedupIndex(folder / "seen")
     index.remove(next(run.id for run in index.runs() if run.out == str(folder / name)))
-
-
-@pytest.mark.slow
-def test_a_maker_that_is_killed_goes_on_with_the_index_as_it_was(config: dict[str, Any], tmp_path: Path) -> None:
-    """Its successor is another process, and the index another one by then."""
-    expected = digests(milldam.open(milldam.preprocess(config, out=tmp_path / "made").path, units=True))
-    before = set(psutil.Process().children())
-    with milldam.open(config, kind="feed") as feed:
-        batches = iter(feed.windows(32, split="train").batches(8, seed=3))
-        found = sample_digests(next(batches))
-        index_run(tmp_path, "late", NEW[:1000])
-        (maker,) = set(psutil.Process().children()) - before
-        maker.kill()
-        found += [one for batch in batches for one in sample_digests(batch)]
-        wait_until(lambda: feed.finished)
-    assert found == expected
-    assert store_bytes(tmp_path / "fed") == store_bytes(tmp_path / "made")

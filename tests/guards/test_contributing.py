@@ -22,7 +22,7 @@ from milldam.filters import judging
 from milldam.formats.exporting import ExportSettings, run_export
 from milldam.formats.finding import ReadRules, find_files
 from milldam.rules import FilterRules
-from milldam.run import job
+from milldam.run import engine
 from milldam.sources import columns, reading
 from milldam.sources.batch import TextRules
 from milldam.sources.units import InputFile, Unit
@@ -119,7 +119,7 @@ def test_an_executor_makes_the_same_bytes(example: ModuleType, tmp_path: Path, m
         pools.append(example.ThreadPool(budget_bytes))
         return pools[-1]
 
-    monkeypatch.setattr(job, "pool_for", pool)
+    monkeypatch.setattr(engine, "pool_for", pool)
     threads = milldam.tokenize(
         tmp_path / "in.jsonl", tmp_path / "threads", tokenizer=TOKENIZER, shard_size="100KB", workers=3
     )

@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,20 +146,6 @@ def test_ctrl_c_for_the_whole_group_is_one_message(plain: Job, tmp_path: Path) -
     assert stderr.count("Interrupted") == 1 and "Traceback" not in stderr
 
 
-def test_ctrl_c_while_standard_input_is_silent(tmp_path: Path) -> None:
-    """A run that waits for its input can be interrupted: no thread holds it back."""
-    job = ["tokenize", "-", "-o", tmp_path / "s", "--tokenizer", TOKENIZER, "--input-format", "jsonl", "--workers", 2]
-    with started(*job, stdin=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        process.stdin.write('{"text": "one"}\n' * 200_000)
-        process.stdin.flush()
-        assert wait_until(lambda: (tmp_path / "s" / "run" / "plan.json").exists(), process)
-        time.sleep(0.5)
-        process.send_signal(signal.SIGINT)
-        # It would wait for the rest of its input for ever.
-        assert process.wait(timeout=60) == 130
-
-
 @pytest.mark.slow
 def test_a_worker_killed_alone_costs_nothing(plain: Job, tmp_path: Path) -> None:
     """When the system kills one worker, its unit is done again, a warning says so, and the bytes are the same."""
@@ -176,23 +161,6 @@ def test_a_worker_killed_alone_costs_nothing(plain: Job, tmp_path: Path) -> None
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 0, stderr
     assert "was killed (signal 9)" in stderr and "tried once more" in stderr
-    plain.assert_finished(out)
-
-
-@pytest.mark.slow
-def test_a_server_killed_alone_costs_nothing(plain: Job, tmp_path: Path) -> None:
-    """When the system kills the process that forks the workers, another one is started, and the bytes are the same."""
-    out = tmp_path / "s"
-    with started(*plain.command(out)) as process:
-        assert wait_until(lambda: recorded(out) >= 1, process)
-        (server,) = psutil.Process(process.pid).children()
-        workers = server.children()
-        server.kill()
-        _, alive = psutil.wait_procs(workers, timeout=60)
-        assert alive == []
-        _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 0, stderr
-    assert "was ended with the process that started it" in stderr and "tried once more" in stderr
     plain.assert_finished(out)
 
 

@@ -168,12 +168,6 @@ def _text_bytes(out: Path) -> list[int]:
     return [shard["text_bytes"] for record in records for shard in record["facts"]["shards"]]
 
 
-def test_the_rate_of_an_undisturbed_run_is_of_all_its_text(sets: dict[str, Path], tmp_path: Path) -> None:
-    """What was done in the session is what there is."""
-    told = json.loads(invoke("preprocess", write_job(sets, "plain", tmp_path), "--json").stdout)
-    assert told["facts"]["session_text_bytes"] == told["counts"]["text_bytes"]
-
-
 def test_each_source_has_its_own_documents_tokens_and_drops(tmp_path: Path) -> None:
     """A duplicate counts where it is dropped; validation comes first; a repetition counts each time."""
     a = write_lines(tmp_path / "a.jsonl", ["one text", "two texts", "one text", ""])

@@ -62,19 +62,6 @@ def test_the_plan_knows_what_is_in_the_folder(tmp_path: Path) -> None:
     assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*")}
 
 
-def test_the_disk_of_a_slice_is_about_the_slice(tmp_path: Path) -> None:
-    """Ten documents of many do not take the disk of all; nor a weight of two that of one."""
-    path = write_lines(tmp_path / "a.jsonl", [text * 40 for text in fresh_texts(1000)])
-
-    def store_bytes(**more: Any) -> int:
-        config = config_of(tmp_path / "out", [{"path": path, **more}], dedup="off")
-        return int(plan_of(write_config(tmp_path / "c.yaml", config))["disk"]["store_bytes"])
-
-    whole = store_bytes()
-    assert store_bytes(weight=2) == pytest.approx(2 * whole, rel=0.01)
-    assert store_bytes(max_documents=10) < whole / 5
-
-
 def test_an_empty_input_has_a_plan_or_an_error(tmp_path: Path) -> None:
     """No division by nothing."""
     path = tmp_path / "a.txt"

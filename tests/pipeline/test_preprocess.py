@@ -396,13 +396,6 @@ def test_an_edited_function_is_another_result(tmp_path: Path, monkeypatch: pytes
     assert texts_in(lines_job(tmp_path, ["a"], overwrite=True, **settings)) == ["a two and more"]
 
 
-def test_a_function_that_does_not_exist_touches_nothing(tmp_path: Path) -> None:
-    """Found before any data is read."""
-    with pytest.raises(ConfigError, match="nowhere"):
-        lines_job(tmp_path, ["a"], clean={"function": "nowhere_to_be_found:clean"})
-    assert not (tmp_path / "out").exists()
-
-
 # ---- filters ----
 
 
@@ -498,16 +491,6 @@ def test_other_rows_are_made_from_the_same_store(tmp_path: Path) -> None:
 # ---- up to date, or refused ----
 
 
-def test_other_rows_of_a_finished_store_are_told(tmp_path: Path) -> None:
-    """Rows are made again when their length changes; the summary says which rows there are now."""
-    store = lines_job(tmp_path, fresh_texts(60), packing={"strategy": "wrapped", "write": True}, seq_len=16)
-    rows = {"packing": {"strategy": "wrapped", "write": True}, "seq_len": 32}
-    config = write_config(tmp_path / "c.yaml", config_of(store.path, tmp_path / "corpus.jsonl", **rows))
-    again = invoke("preprocess", config)
-    assert again.exit_code == 0, again.output
-    assert "is up to date" in again.stdout and "Rows of 32, wrapped, train" in again.stdout
-
-
 @pytest.mark.parametrize(
     ("changed", "key"),
     [
@@ -544,12 +527,6 @@ def test_nothing_left_names_the_stages(tmp_path: Path) -> None:
         lines_job(tmp_path, ["", "aa", "aa", "bb"], filters={"min_characters": 3})
     with pytest.raises(InputError, match=r"(?s)No documents left.*encode: \w+ 2"):
         lines_job(tmp_path, ["aa", "bb"], "tokens", filters={"min_tokens": 500}, dedup="off")
-
-
-def test_nothing_left_to_split_names_the_stages_too(tmp_path: Path) -> None:
-    """Exact splits of nothing: what matters is where the documents went."""
-    with pytest.raises(InputError, match=r"(?s)No documents left.*filter"):
-        lines_job(tmp_path, ["aa", "bb"], filters={"min_characters": 3}, splits={"val_tokens": 5}, dedup="off")
 
 
 @pytest.mark.parametrize(
@@ -621,13 +598,6 @@ def test_two_jobs_at_a_time_in_threads(tmp_path: Path) -> None:
 
 
 # ---- combinations ----
-
-
-def test_a_split_may_have_any_name(tmp_path: Path) -> None:
-    """None is taken for a file of ours that is no longer needed."""
-    store = lines_job(tmp_path, fresh_texts(60), splits={"staged": 0.3})
-    assert set(store.splits) == {"train", "staged"}
-    assert len(texts_in(store, "train")) + len(texts_in(store, "staged")) == 60
 
 
 @pytest.mark.parametrize("settings", [{"datasets.0.weight": 3}, {"dedup": "off"}])

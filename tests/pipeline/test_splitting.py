@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +14,6 @@ from tests.kit.preprocess_jobs import assert_holds, fresh_texts, lines_job, prep
 import milldam
 from milldam.pipeline.judging import Chooser, below, split_numbers
 
-KEYS = st.lists(st.integers(0, 2**64 - 1), max_size=50)
 SHARES = st.lists(st.floats(1e-6, 0.9), min_size=1, max_size=4).filter(lambda shares: sum(shares) < 0.999)
 
 
@@ -54,12 +51,6 @@ def test_the_edges_of_a_share_are_exact() -> None:
     keys = as_keys([0, 2**62 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1])
     assert below(keys, 0.25).tolist() == [True, True, False, False, False, False]
     assert below(keys, 1.0).all() and below(keys, 1.5).all()
-
-
-@given(keys=KEYS, share=st.floats(1e-9, 0.999))
-def test_a_larger_share_holds_the_smaller_one(keys: list[int], share: float) -> None:
-    """So that a sample that grows keeps what it had."""
-    assert not (below(as_keys(keys), share / 2) & ~below(as_keys(keys), share)).any()
 
 
 @given(texts=st.lists(st.text(max_size=30), max_size=20), seed=st.integers(0, 2**40), head=st.integers(1, 40))
@@ -119,19 +110,6 @@ def test_equal_documents_go_together(tmp_path: Path) -> None:
     texts = fresh_texts(200)
     store = lines_job(tmp_path, texts * 2, splits={"val": 0.5}, dedup="off", shard_size="100KB")
     assert not set(texts_in(store, "val")) & set(texts_in(store, "train"))
-
-
-@pytest.mark.slow
-def test_equal_giants_go_together_however_they_are_written(tmp_path: Path) -> None:
-    """A text that one file escapes, so that its line comes in parts, and another does not is the same text."""
-    # The end of the first MiB falls into a character.
-    texts = [f"{number} {'é' * 530_000}" for number in range(10, 16)]
-    plain, escaped = tmp_path / "plain.jsonl", tmp_path / "escaped.jsonl"
-    plain.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts))
-    escaped.write_text("".join(json.dumps({"text": text}) + "\n" for text in ["99", *texts]))
-    store = preprocess(tmp_path / "s", [plain, escaped], splits={"val": 0.5}, dedup="off")
-    val, train = ({text[:2] for text in texts_in(store, split)} for split in ("val", "train"))
-    assert len(val | train) == len(texts) + 1 and not val & train
 
 
 def test_a_split_that_no_document_falls_into(tmp_path: Path) -> None:

@@ -9,24 +9,22 @@ import random
 import shlex
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.jobs import TOKENIZER, invoke, kill_group, run_milldam, started, wait_until, write_lines
+from tests.kit.jobs import TOKENIZER, invoke, write_lines
 from tests.kit.preprocess_jobs import config_of, make_words, preprocess, texts_with_copies, tree_bytes, write_config
 
-from milldam import memory
-from milldam.cli.arrays import ArraySettings, slurm_script
+from milldam.cli.arrays import ALWAYS, slurm_script
 from milldam.cli.status import read_status
 from milldam.cli.summaries import QuietDisplay
 from milldam.config.loading import load_config
 from milldam.config.settings import Config
-from milldam.errors import ConfigError, InputError, MismatchError, NotReadyError, TaskHeldError
+from milldam.errors import InputError, MismatchError, NotReadyError, TaskHeldError
 from milldam.memory import Budget
 from milldam.pipeline.job import array_of, plan_job
 from milldam.run.folder import RunFolder
@@ -130,22 +128,11 @@ def test_shares_make_what_one_run_makes(tmp_path: Path) -> None:
     """Dedup exact and near, splits by tokens, counted documents, packing, dropped documents: every byte."""
     job = make_job(tmp_path, **EVERYTHING)
     prepare_job(job.config())
-    pieces = plan_job(job.config()).plan.pieces
-    assert list(pieces) == [
-        "count",
-        "fingerprint",
-        "group",
-        "near",
-        "shingle",
-        "verify",
-        "decide",
-        "tokenize",
-        "arrange",
-    ]
-    for stage, most in pieces.items():
-        of = min(2, most)
-        for index in reversed(range(of)):
-            job.share(stage, index, of)
+    stages = ("count", "fingerprint", "group", "near", "shingle", "verify", "decide", "tokenize", "arrange")
+    assert plan_job(job.config()).plan.stages[: len(stages)] == stages
+    for stage in stages:
+        for index in reversed(range(2)):
+            job.share(stage, index, 2)
     finish_job(job.config())
     job.assert_finished()
 
@@ -157,28 +144,6 @@ def test_another_number_of_shares_goes_on_with_what_is_done(counted: Job) -> Non
     for index in range(2):
         counted.share("tokenize", index, 2)
     assert 0 < done < read_status(counted.out)["safe"]["units_done"]
-    finish_job(counted.config())
-    counted.assert_finished()
-
-
-def test_one_run_goes_on_where_shares_stopped(counted: Job) -> None:
-    """`milldam preprocess` of the same configuration does what is left, on one machine."""
-    counted.share("tokenize", 0, 2)
-    invoke("preprocess", counted.path, "--quiet")
-    counted.assert_finished()
-
-
-@pytest.mark.slow
-def test_a_killed_share_that_is_queued_again_costs_only_time(counted: Job) -> None:
-    """SIGKILL in the middle of its units: the second try goes on behind the last record."""
-    share = ("run-units", "--stage", "tokenize", "--index", 0, "--of", 1, "preprocess", counted.path)
-    records = counted.out / "run" / "records@tokenize-0-of-1.jsonl"
-    with started(*share) as process:
-        wait_until(lambda: records.exists() and records.read_bytes().count(b"\n") >= 2, process)
-        kill_group(process)
-    kept = records.read_bytes()
-    run_milldam(*share)
-    assert records.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
     finish_job(counted.config())
     counted.assert_finished()
 
@@ -203,16 +168,6 @@ def test_a_share_asks_for_no_file_but_its_own(counted: Job, monkeypatch: pytest.
     os.utime(changed, ns=(before, before))
     finish_job(counted.config())
     counted.assert_finished()
-
-
-def test_a_share_with_nothing_left_does_nothing(counted: Job) -> None:
-    """Neither its own stage again nor the one behind it."""
-    counted.share("tokenize", 0, 1)
-    before = {path: path.stat().st_mtime_ns for path in counted.out.rglob("*.*") if "tasks" not in path.parts}
-    counted.share("tokenize", 0, 1)
-    counted.share("count", 0, 2)
-    assert before == {path: path.stat().st_mtime_ns for path in before}
-    assert not (counted.out / "milldam.json").exists()
 
 
 def test_a_finished_job_is_left_alone(counted: Job) -> None:
@@ -250,50 +205,6 @@ def test_the_same_share_at_once_waits_for_the_first(prepared: Job, monkeypatch: 
     assert len(tries) == 3
 
 
-def test_shares_that_are_cut_otherwise_are_refused_while_others_work(prepared: Job) -> None:
-    """They would do the same units at the same time."""
-    with run_in(prepared, "tokenize", 0, 2):
-        with (
-            run_in(prepared, "tokenize", 1, 2),
-            run_in(prepared, "arrange", 0, 3),
-        ):
-            pass
-        with pytest.raises(ConfigError, match="another run is using it"):
-            prepared.share("tokenize", 0, 3)
-    prepared.share("count", 0, 3)
-
-
-def test_a_whole_run_and_shares_keep_apart(prepared: Job) -> None:
-    """Who has the run to himself works beside no share, and the other way round."""
-    with (
-        run_in(prepared, "tokenize", 0, 2),
-        pytest.raises(ConfigError, match="another run is using it"),
-    ):
-        prepare_job(prepared.config())
-    with run_in(prepared), pytest.raises(ConfigError, match="another run is using it"):
-        prepared.share("count", 0, 1)
-
-
-def test_many_shares_may_start_in_the_same_moment(prepared: Job) -> None:
-    """Who looks whether a whole run is at work is not taken for one by another who looks."""
-    refused: list[Exception] = []
-
-    def enter(index: int) -> None:
-        try:
-            for _ in range(20):
-                with run_in(prepared, "tokenize", index, 16):
-                    pass
-        except ConfigError as error:
-            refused.append(error)
-
-    threads = [threading.Thread(target=enter, args=(index,)) for index in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert refused == []
-
-
 # ---- what is refused ----
 
 
@@ -316,22 +227,6 @@ def test_stages_wait_for_those_before(prepared: Job) -> None:
     with pytest.raises(NotReadyError, match="the stage tokenize before it is not done"):
         finish_job(prepared.config())
     assert not (prepared.out / "milldam.json").exists()
-
-
-def test_what_shows_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As NFS shows what another machine has written; without --wait it is refused at once."""
-    monkeypatch.setattr(run_units, "_LOOK_AGAIN_SECONDS", 0.01)
-    tries: list[int] = []
-
-    def late(observer: Any) -> None:
-        tries.append(0)
-        if len(tries) < 3:
-            raise NotReadyError("not yet")
-
-    with pytest.raises(NotReadyError):
-        run_units._patiently(late, QuietDisplay(), 0)
-    run_units._patiently(late, QuietDisplay(), 60)
-    assert len(tries) == 3
 
 
 def test_a_changed_configuration_is_refused(counted: Job) -> None:
@@ -435,31 +330,6 @@ def test_status_shows_shares_at_work(counted: Job) -> None:
 # ---- what a share may take ----
 
 
-@pytest.mark.parametrize(
-    ("line", "step", "limit", "used"),
-    [
-        ("0::/system.slice/slurmstepd.scope/job_7/step_batch/user/task_0", "job_7", "memory.max", "anon"),
-        ("4:memory:/slurm/uid_1000/job_7/step_batch", "memory/slurm/uid_1000/job_7", "memory.limit_in_bytes", ""),
-    ],
-)
-def test_the_budget_sees_the_cgroup_that_slurm_makes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, step: str, limit: str, used: str
-) -> None:
-    """With --mem, the limit is on the job, above the cgroup of the task: half of what it leaves is the budget."""
-    root, proc = tmp_path / "cgroup", tmp_path / "proc"
-    folder = root / line.split(":")[2].lstrip("/") if used else root / "memory" / line.split(":")[2].lstrip("/")
-    folder.mkdir(parents=True)
-    limited = next(one for one in (folder, *folder.parents) if one.name == "job_7")
-    assert str(limited).endswith(step)
-    (limited / limit).write_text("64000000\n")
-    proc.write_text(line + "\n")
-    limits = memory._cgroup_limits(proc, root)
-    monkeypatch.setattr(memory, "_cgroup_limits", lambda: limits)
-    budget = Budget.of(None)
-    assert budget.limit_bytes == 32_000_000 and "cgroup" in budget.origin
-    assert Budget.of("1GB").limit_bytes == 10**9
-
-
 def test_what_slurm_gave_counts_where_nothing_enforces_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory of the job on its node, in MiB, and its cores."""
     free = Budget.of(None).limit_bytes
@@ -475,7 +345,17 @@ def test_what_slurm_gave_counts_where_nothing_enforces_it(monkeypatch: pytest.Mo
 # ---- the script ----
 
 COMMAND = ("preprocess", "/c.yaml")
-PIECES = {"fingerprint": 40, "group": 1, "tokenize": None}
+STAGES = ("fingerprint", "group", "tokenize")
+
+
+@pytest.fixture
+def jobs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where `milldam slurm` is called, and tasks run."""
+    (tmp_path / "jobs").mkdir()
+    monkeypatch.chdir(tmp_path / "jobs")
+    return tmp_path
+
+
 ODD = """it's "a" $HOME `b` \\ c; d & (e) *\nf"""
 
 
@@ -500,17 +380,16 @@ def submitted(folder: Path, script: str) -> list[tuple[list[str], list[str]]]:
     return found
 
 
-def test_the_script_queues_each_stage_behind_the_one_before(tmp_path: Path) -> None:
-    """prepare, arrays of at most as many shares as there are pieces, finish; --parsable's cluster is left out."""
-    settings = ArraySettings(4, tasks=16, options=("--mem=4G",))
-    script = slurm_script(COMMAND, tmp_path / "jobs", PIECES, settings)
-    jobs = submitted(tmp_path, script)
+def test_the_script_queues_each_stage_behind_the_one_before(jobs_folder: Path) -> None:
+    """prepare, arrays, finish; --parsable's cluster is left out."""
+    script = slurm_script(COMMAND, STAGES, 4, 16, options=(*ALWAYS, "--mem=4G"))
+    jobs = submitted(jobs_folder, script)
     names = [next(one for one in options if one.startswith("--job-name=")) for options, _ in jobs]
-    assert names == [f"--job-name=milldam-{stage}" for stage in ("prepare", *PIECES, "finish")]
+    assert names == [f"--job-name=milldam-{stage}" for stage in ("prepare", *STAGES, "finish")]
     arrays = [[one for one in options if one.startswith("--array=")] for options, _ in jobs]
-    assert arrays == [[], ["--array=0-15%4"], ["--array=0-0"], ["--array=0-15%4"], []]
+    assert arrays == [[], *[["--array=0-15%4"]] * 3, []]
     behind = [[one for one in options if one.startswith("--dependency=")] for options, _ in jobs]
-    numbers = [path.stem for path in sorted((tmp_path / "jobs").glob("*.task"), key=lambda path: int(path.stem))]
+    numbers = [path.stem for path in sorted((jobs_folder / "jobs").glob("*.task"), key=lambda path: int(path.stem))]
     assert behind == [[], *([f"--dependency=afterok:{number}"] for number in numbers[:-1])]
     assert all(
         {"--parsable", "--requeue", "--kill-on-invalid-dep=yes", "--mem=4G"} <= {*options} for options, _ in jobs
@@ -519,21 +398,22 @@ def test_the_script_queues_each_stage_behind_the_one_before(tmp_path: Path) -> N
     assert jobs[-1][1][-4:] == ["--stage", "finish", *COMMAND]
 
 
-def test_any_name_and_value_reaches_the_task_as_it_is(tmp_path: Path) -> None:
+def test_any_name_and_value_reaches_the_task_as_it_is(jobs_folder: Path) -> None:
     """Quotes, spaces, $ and line ends in paths, --set values, options and setup commands."""
     command = ("preprocess", f"/data/{ODD}/c.yaml", "--set", f"out={ODD}")
-    settings = ArraySettings(2, options=(f"--comment={ODD}",), setup=f"export NOTE={shlex.quote(ODD)} # it's", name=ODD)
-    script = slurm_script(command, tmp_path / "jobs", {"tokenize": 2}, settings)
-    for options, words in submitted(tmp_path, script):
-        assert f"--comment={ODD}" in options and any(one.startswith(f"--job-name={ODD}-") for one in options)
+    setup = f"export NOTE={shlex.quote(ODD)} # it's"
+    script = slurm_script(command, ("tokenize",), 2, options=(f"--comment={ODD}",), setup=setup)
+    for options, words in submitted(jobs_folder, script):
+        assert f"--comment={ODD}" in options
         assert words[-4:] == [*command]
 
 
-def test_a_script_stops_when_slurm_refuses(tmp_path: Path) -> None:
+def test_a_script_stops_when_slurm_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is queued behind a job that there is not."""
     (tmp_path / "sbatch").write_text("#!/bin/bash\ncat > /dev/null\necho call >> calls\nexit 1\n")
     (tmp_path / "sbatch").chmod(0o755)
-    script = slurm_script(COMMAND, tmp_path, PIECES, ArraySettings(2))
+    monkeypatch.chdir(tmp_path)
+    script = slurm_script(COMMAND, STAGES, 2)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(["bash"], input=script.encode(), env=environment, capture_output=True)
     assert done.returncode == 1 and (tmp_path / "calls").read_text() == "call\n"
@@ -548,12 +428,3 @@ def test_the_command_writes_the_script_of_a_checked_job(job: Job, tmp_path: Path
     assert "--cpus-per-task=2 --mem=4G" in script and f"preprocess {job.path}" in script
     shown = invoke("slurm", *options, "--", "preprocess", job.path)
     assert shown.output == script and not job.out.exists()
-
-
-def test_the_pieces_are_those_of_the_plan(job: Job) -> None:
-    """The stages and their order come from the job alone."""
-    config = replace(job.config(), dedup="near", splits={"val_tokens": 10})
-    plan = plan_job(config).plan
-    assert plan.stages[: len(plan.pieces)] == tuple(plan.pieces)
-    shared = ("count", "fingerprint", "group", "near", "shingle", "verify", "decide", "tokenize", "arrange")
-    assert tuple(plan.pieces) == shared

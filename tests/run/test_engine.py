@@ -28,8 +28,7 @@ from tests.kit.jobs import zstd
 from milldam.files import FileSink, NewFile, write_sealed
 from milldam.memory import usage
 from milldam.run import engine
-from milldam.run.engine import Assigned, Make, Stage
-from milldam.run.job import Options
+from milldam.run.engine import Assigned, Make, Options, Stage
 from milldam.run.records import RECORDS, Record, Records
 from milldam.run.session import Session
 from milldam.run.units import Identity

@@ -1,23 +1,42 @@
-"""Workers: every unit is done once, a worker that dies is replaced once, and errors come back as what they are."""
+"""Workers: every unit is made once, whoever is killed; errors come back as they are; what is loaded is loaded once."""
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
+import random
 import signal
+import threading
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from tests.kit.jobs import wait_until
-from tests.kit.worker_tasks import Deadly, DiesAfterwards, Environment, Failing, Hoarder, Square
+from tests.kit.worker_loads import (
+    Deadly,
+    DiesAfterwards,
+    DiesLoading,
+    Failing,
+    Hoarder,
+    Loaded,
+    Square,
+    assigned,
+    values,
+)
 
 from milldam.errors import InputError, WorkerError
+from milldam.memory import inherit, process_tree, shared_bytes, usage
 from milldam.run.fork import ForkedWorkers
-from milldam.run.pools import LocalPool, SerialExecutor, Workers
-from milldam.run.tasks import CRASH, DONE, PART, PROGRESS, Event, Executor, NothingYetError, Task
+from milldam.run.monitor import Monitor
+from milldam.run.pools import Pool, SerialExecutor, Workers
+from milldam.run.tasks import CRASH, DONE, PART, PROGRESS, Assigned, Event, Executor, Load, NothingYetError
+
+linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="workers are forked on Linux only")
+MB = 10**6
 
 
 def workers_left() -> list[psutil.Process]:
@@ -31,65 +50,93 @@ def workers_left() -> list[psutil.Process]:
 
 
 def run(
-    executor: Executor, task: Task, units: int, assign: Any = lambda unit: unit, *, keep: bool = False
+    executor: Executor,
+    load: Load,
+    units: int | Iterable[int],
+    assign: Callable[[int], Assigned] = assigned,
+    on_event: Callable[[Event], None] = lambda event: None,
+    *,
+    keep: bool = False,
 ) -> list[Event]:
-    """All events of a job over some units. `keep`: the executor is used again."""
+    """All events of some units. `keep`: the executor is used again; else none of its processes stays."""
     events: list[Event] = []
+
+    def hear(event: Event) -> None:
+        events.append(event)
+        on_event(event)
+
     try:
-        executor.run(task, range(units), assign, events.append)
+        executor.run(load, range(units) if isinstance(units, int) else units, assign, hear)
     finally:
         if isinstance(executor, ForkedWorkers) and not keep:
             executor.close()
+            assert workers_left() == []
     return events
 
 
-def values(events: list[Event], kind: str = PART) -> list[Any]:
-    return [event.value for event in events if event.kind == kind]
+# ---- units ----
 
 
-@pytest.mark.parametrize("executor", [SerialExecutor(), ForkedWorkers(1), ForkedWorkers(2)])
-def test_every_unit_is_done_once(executor: Executor) -> None:
-    """Each unit's assignment gives its parts, then is done."""
-    events = run(executor, Square(), 7, lambda unit: unit + 10)
-    assert sorted(values(events)) == [(unit + 10) ** 2 for unit in range(7)]
-    assert sorted(event.unit for event in events if event.kind == DONE) == list(range(7))
+@pytest.mark.parametrize("executor", [SerialExecutor(), ForkedWorkers(Workers(1, 1)), ForkedWorkers(Workers(2, 1))])
+def test_every_unit_is_made_once(executor: Executor) -> None:
+    """Each unit gives its record and its counts, then is done; local workers are processes of their own."""
+    events = run(executor, Square(), 7)
+    assert sorted(values(events)) == [unit**2 for unit in range(7)]
     for unit in range(7):
-        assert [event.kind for event in events if event.unit == unit] == [PROGRESS, PART, DONE]
-        assert {event.value for event in events if event.unit == unit and event.kind == PART} == {(unit + 10) ** 2}
+        assert [event.kind for event in events if event.unit == unit] == [PART, PROGRESS, DONE]
+    assert (os.getpid() in {event.pid for event in events}) == isinstance(executor, SerialExecutor)
+    assert run(executor, Square(), 0) == []
 
 
-def test_no_units_no_work() -> None:
-    """A job without units ends at once."""
-    assert run(ForkedWorkers(2), Square(), 0) == []
-
-
-def test_work_is_in_other_processes_that_are_gone_afterwards() -> None:
-    """Local workers are processes of their own, known by their ids, and none stays."""
-    events = run(ForkedWorkers(2), Square(), 8)
-    pids = set(values(events, PROGRESS))
-    assert os.getpid() not in pids and pids == {event.pid for event in events}
-    assert not any(psutil.pid_exists(pid) for pid in pids)
-
-
-def test_assignments_are_made_when_they_are_handed_out() -> None:
-    """Units are taken one at a time, so what is assigned can depend on what is done."""
-    done: list[int] = []
+def test_units_are_assigned_when_they_are_handed_out() -> None:
+    """One at a time, so what is assigned can depend on what is done."""
+    done: list[Event] = []
     seen: list[int] = []
 
-    def assign(unit: int) -> int:
-        seen.append(len(done))
-        return unit
+    def assign(unit: int) -> Assigned:
+        seen.append(sum(event.kind == DONE for event in done))
+        return assigned(unit)
 
-    with contextlib.closing(ForkedWorkers(1)) as executor:
-        executor.run(Square(), range(4), assign, lambda event: done.append(1) if event.kind == DONE else None)
+    run(ForkedWorkers(Workers(1, 1)), Square(), 4, assign, done.append)
     assert seen == [0, 1, 2, 3]
 
 
-def test_workers_know_how_many_threads_they_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker's encoder is told its share of the cores; the folder is that of the command."""
-    monkeypatch.chdir(tmp_path)
-    (seen,) = values(run(ForkedWorkers(1, threads=3), Environment(), 1))
-    assert seen == {"threads": "3", "cwd": str(tmp_path)}
+@pytest.mark.parametrize("executor", [SerialExecutor(), ForkedWorkers(Workers(2, 1))])
+@pytest.mark.parametrize("kills", [False, True])
+def test_units_may_come_later(executor: Executor, kills: bool) -> None:
+    """While there is none to hand out, workers wait; who dies meanwhile is replaced."""
+    heard: list[Event] = []
+    if kills and isinstance(executor, SerialExecutor):
+        return
+
+    def trickle() -> Iterable[int]:
+        asked = given = 0
+
+        class Units:
+            def __iter__(self) -> Any:
+                return self
+
+            def __next__(self) -> int:
+                nonlocal asked, given
+                asked += 1
+                if asked % 3 or len(values(heard)) < given:
+                    raise NothingYetError
+                if given == 5:
+                    raise StopIteration
+                if kills and given == 2:
+                    for pid in {event.pid for event in heard}:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
+                    time.sleep(0.1)
+                given += 1
+                return given - 1
+
+        return Units()
+
+    assert sorted(values(run(executor, Square(), trickle(), on_event=heard.append))) == [0, 1, 4, 9, 16]
+
+
+# ---- kills ----
 
 
 @pytest.mark.parametrize(
@@ -97,7 +144,7 @@ def test_workers_know_how_many_threads_they_may_use(tmp_path: Path, monkeypatch:
 )
 def test_a_worker_that_dies_once_is_replaced(tmp_path: Path, number: int, cause: str) -> None:
     """The unit is given to a fresh worker, the crash is reported with its cause, and nothing is lost."""
-    events = run(ForkedWorkers(2), Deadly(tmp_path, 2, 1, number), 5)
+    events = run(ForkedWorkers(Workers(2, 1)), Deadly(tmp_path, 2, 1, number), 5)
     assert sorted(values(events)) == [0, 1, 2, 3, 4]
     (crash,) = [event for event in events if event.kind == CRASH]
     assert crash.unit == 2 and cause in crash.value
@@ -106,158 +153,221 @@ def test_a_worker_that_dies_once_is_replaced(tmp_path: Path, number: int, cause:
 def test_a_unit_that_always_kills_its_worker_ends_the_run(tmp_path: Path) -> None:
     """After the second death on the same unit the run ends, naming it, and leaves no process."""
     with pytest.raises(WorkerError, match="Unit 2 ended its worker process 2 times") as caught:
-        run(ForkedWorkers(2), Deadly(tmp_path, 2, 99), 5)
+        run(ForkedWorkers(Workers(2, 1)), Deadly(tmp_path, 2, 99), 5)
     assert caught.value.exit_code == 4
     assert "was killed (signal 9)" in str(caught.value) and "Every finished unit is safe" in str(caught.value)
     assert len(list(tmp_path.iterdir())) == 2
-    assert workers_left() == []
-
-
-def test_two_units_may_each_lose_a_worker(tmp_path: Path) -> None:
-    """The count is per unit: a bad day is not a bad unit."""
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    first = run(ForkedWorkers(2), Deadly(tmp_path / "a", 1, 1), 4)
-    second = run(ForkedWorkers(1), Deadly(tmp_path / "b", 3, 1), 4)
-    assert sorted(values(first)) == sorted(values(second)) == [0, 1, 2, 3]
 
 
 def test_a_worker_killed_between_two_units_is_replaced(tmp_path: Path) -> None:
     """A worker that dies while it is given its next unit is replaced like any other."""
 
-    def assign(unit: int) -> int:
+    def assign(unit: int) -> Assigned:
         if unit == 1:
             time.sleep(0.8)
-        return unit
+        return assigned(unit)
 
-    events = run(ForkedWorkers(1), DiesAfterwards(tmp_path), 3, assign)
-    assert sorted(values(events)) == [0, 1, 2]
+    assert sorted(values(run(ForkedWorkers(Workers(1, 1)), DiesAfterwards(tmp_path), 3, assign))) == [0, 1, 2]
+
+
+@linux
+def test_a_killed_server_is_replaced_and_its_units_are_made(tmp_path: Path) -> None:
+    """Its workers end with it, what they worked on is told as lost, and counts against no unit."""
+    events = run(ForkedWorkers(Workers(2, 1)), Deadly(tmp_path, 3, 1, server=True), 8)
+    assert sorted(values(events)) == list(range(8))
+    lost = [event for event in events if event.kind == CRASH]
+    assert 3 in {event.unit for event in lost}
+    assert all("ended with the process that started it" in event.value for event in lost)
+
+
+@linux
+def test_a_server_that_is_killed_again_and_again_ends_the_run(tmp_path: Path) -> None:
+    """Two servers in a row without a finished unit are enough; so are two that die while they load."""
+    with pytest.raises(WorkerError, match="no unit was finished between them") as caught:
+        run(ForkedWorkers(Workers(1, 1)), Deadly(tmp_path, 0, 99, server=True), 3)
+    assert "The process that starts the workers was killed (signal 9)" in str(caught.value)
+    with pytest.raises(WorkerError, match="signal 11"):
+        run(ForkedWorkers(Workers(2, 1)), DiesLoading(signal.SIGSEGV), 3)
+
+
+@linux
+@pytest.mark.parametrize("seed", range(3))
+def test_random_kills_of_server_and_workers_lose_nothing(seed: int, tmp_path: Path) -> None:
+    """Whoever is killed, every unit is made once in the end, and no process stays."""
+    rng, done, finished = random.Random(seed), threading.Event(), list[int]()
+
+    def kill_some() -> None:
+        for _ in range(3):
+            # Far enough apart that no unit loses two workers.
+            before = len(finished)
+            wait_until(lambda before=before: len(finished) > before + 7 or done.is_set())  # type: ignore[misc]
+            processes = workers_left()
+            if processes and not done.is_set():
+                rng.choice(processes).kill()
+
+    killer = threading.Thread(target=kill_some)
+    killer.start()
+    try:
+        hear = lambda event: finished.append(event.unit) if event.kind == DONE else None  # noqa: E731
+        run(ForkedWorkers(Workers(3, 1)), Loaded(tmp_path), 40, on_event=hear)
+    finally:
+        done.set()
+        killer.join()
+    assert sorted(finished) == list(range(40))
+
+
+@linux
+def test_workers_die_with_their_server_and_an_interrupt_ends_both(tmp_path: Path) -> None:
+    """Even when nobody is there to start others."""
+    pids: list[int] = []
+
+    def stop(event: Event) -> None:
+        server = psutil.Process(event.pid).parent()
+        assert server is not None
+        workers = server.children()
+        pids.extend(worker.pid for worker in workers)
+        server.kill()
+        assert psutil.wait_procs(workers, timeout=60)[1] == []
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(ForkedWorkers(Workers(3, 1)), Loaded(tmp_path), 9, on_event=stop)
+    assert len(pids) == 3
+
+
+# ---- errors ----
 
 
 @pytest.mark.parametrize("at_start", [False, True])
-@pytest.mark.parametrize("executor", [SerialExecutor(), ForkedWorkers(2)])
+@pytest.mark.parametrize("executor", [SerialExecutor(), ForkedWorkers(Workers(3, 1))])
 def test_our_errors_come_back_as_they_are(executor: Executor, at_start: bool) -> None:
-    """An error of ours in a worker is that error here, with its message and exit code."""
+    """An error of ours in a worker is that error here, with its message and exit code; no worker goes on."""
     with pytest.raises(InputError, match=r"corpus\.jsonl:7: not readable"):
-        run(executor, Failing("ours", at_start), 3)
+        run(executor, Failing("ours", at_start), 10)
 
 
 @pytest.mark.parametrize("kind", ["other", "unpicklable"])
 def test_other_exceptions_come_back_with_their_traceback(kind: str) -> None:
     """A bug in a worker can be found: its type, message and place are in what is raised here."""
     with pytest.raises(RuntimeError) as caught:
-        run(ForkedWorkers(1), Failing(kind), 3)
+        run(ForkedWorkers(Workers(1, 1)), Failing(kind), 3)
     shown = str(caught.value)
-    assert "worker_tasks.py" in shown and "in _fail" in shown
+    assert "worker_loads.py" in shown and "in _fail" in shown
     assert ("ZeroDivisionError" if kind == "other" else "Unpicklable") in shown
 
 
-def test_an_error_ends_all_workers(tmp_path: Path) -> None:
-    """No worker goes on after the run has failed."""
-    with pytest.raises(InputError):
-        run(ForkedWorkers(3), Failing("ours"), 10)
-    assert workers_left() == []
+# ---- what is loaded ----
 
 
-def test_an_interrupt_ends_all_workers() -> None:
-    """Ctrl-C in this process leaves no worker behind."""
+@linux
+@pytest.mark.parametrize("leaves", ["", "ended thread"])
+def test_what_workers_need_is_loaded_once(
+    tmp_path: Path, leaves: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Workers are forked from the process that loaded it, know their threads, and are where the command is."""
+    monkeypatch.chdir(elsewhere := tmp_path_factory.mktemp("elsewhere"))
+    told = values(run(ForkedWorkers(Workers(3, 2)), Loaded(tmp_path, leaves), 9))
+    assert len(list(tmp_path.iterdir())) == 1
+    assert len(told) == 9 and len({one["worker"] for one in told}) > 1
+    assert all(one["loaded"] == one["parent"] != one["worker"] for one in told)
+    assert {(one["threads"], one["cwd"]) for one in told} == {("2", str(elsewhere))}
 
-    def stop(event: Event) -> None:
-        raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), contextlib.closing(ForkedWorkers(2)) as executor:
-        executor.run(Square(), range(10), lambda unit: unit, stop)
-    assert workers_left() == []
+@linux
+@pytest.mark.parametrize("leaves", ["thread", "file"])
+def test_what_can_not_be_forked_is_loaded_by_each_worker(
+    tmp_path: Path, leaves: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where loading leaves a thread or an open file, workers share nothing, and do the same; but half as many
+    of them. What comes next is forked."""
+    executor = ForkedWorkers(Workers(4, 1))
+    with caplog.at_level("INFO"):
+        told = values(run(executor, Loaded(tmp_path, leaves), 9, keep=True))
+    assert len(told) == 9 and len({one["worker"] for one in told}) <= 2
+    assert all(one["loaded"] == one["worker"] for one in told)
+    assert ("runs 2 threads" if leaves == "thread" else f"has left {tmp_path}/open open") in caplog.text
+    executor.wanted = Workers(2, 1)
+    told = values(run(executor, Loaded(tmp_path), 4))
+    assert len({one["loaded"] for one in told}) == 1
 
 
-def test_a_kept_server_takes_another_task() -> None:
-    """The same server forks the workers of the next task, as many as ever; closed, it is gone."""
-    executor = ForkedWorkers(2)
-    run(executor, Square(), 6, keep=True)
+@linux
+def test_a_server_is_kept_for_the_next_stage_and_replaced_when_it_died(tmp_path: Path) -> None:
+    """Begun early it imports what is expected, does not hear Ctrl-C, and takes stage after stage."""
+    executor = ForkedWorkers(Workers(2, 1))
+    executor.expect(["tests.kit.worker_loads", "no_such_module"])
     (server,) = executor.pids
+    os.kill(server, signal.SIGINT)
+    assert {one["parent"] for one in values(run(executor, Loaded(tmp_path), 4, keep=True))} == {server}
     assert psutil.Process(server).children() == []
     assert sorted(values(run(executor, Square(), 6, keep=True))) == [unit**2 for unit in range(6)]
     assert executor.pids == [server]
-    executor.close()
-    assert not psutil.pid_exists(server) and workers_left() == []
-
-
-def test_a_kept_server_that_died_is_replaced() -> None:
-    """Killed while it had nothing to do, it costs the next task nothing."""
-    executor = ForkedWorkers(2)
-    run(executor, Square(), 6, keep=True)
-    (server,) = executor.pids
     os.kill(server, signal.SIGKILL)
     wait_until(lambda: psutil.Process(server).status() == psutil.STATUS_ZOMBIE)
-    assert sorted(values(run(executor, Square(), 6, keep=True))) == [unit**2 for unit in range(6)]
-    executor.close()
-    assert workers_left() == []
+    assert sorted(values(run(executor, Square(), 6))) == [unit**2 for unit in range(6)]
+
+
+# ---- memory ----
 
 
 def test_a_worker_over_its_share_of_memory_makes_room_for_a_fresh_one() -> None:
     """What a function keeps does not add up: over the limit, the next unit is for another process."""
-    hoarding = Hoarder(60 * 10**6)
-    pids = values(run(ForkedWorkers(1, worker_bytes=70 * 10**6), hoarding, 3))
-    assert len(set(pids)) == 3
-    pids = values(run(ForkedWorkers(1, worker_bytes=10**9), hoarding, 3))
-    assert len(set(pids)) == 1
+    for share, processes in ((70 * MB, 3), (1000 * MB, 1)):
+        pids = values(run(ForkedWorkers(Workers(1, 1, worker_bytes=share)), Hoarder(60 * MB), 3))
+        assert len(set(pids)) == processes
 
 
-class Trickle:
-    """Units that come one by one, each only after the one before is done and was asked for some times in vain."""
-
-    def __init__(self, units: int, done: list[Event]) -> None:
-        self._units, self._done = iter(range(units)), done
-        self._given = self._asked = 0
-
-    def __iter__(self) -> Trickle:
-        return self
-
-    def __next__(self) -> int:
-        self._asked += 1
-        if self._asked % 3 or len(values(self._done, DONE)) < self._given:
-            raise NothingYetError
-        unit = next(self._units)
-        self._given += 1
-        return unit
-
-
-@pytest.mark.parametrize("executor", [SerialExecutor(), ForkedWorkers(2)])
-def test_units_may_come_later(executor: Executor) -> None:
-    """While there is none to hand out, workers wait and are asked to do what comes."""
-    events: list[Event] = []
-    executor.run(Square(), Trickle(4, events), lambda unit: unit, events.append)
-    if isinstance(executor, ForkedWorkers):
-        executor.close()
-    assert values(events) == [0, 1, 4, 9]
+@linux
+def test_what_forked_workers_share_counts_once(tmp_path: Path) -> None:
+    """A tree of processes that share 60 MB holds them once."""
+    block = bytearray(60 * MB)
+    block[::4096] = b"x" * len(block[::4096])
+    ours, theirs = os.pipe()
+    server = os.fork()
+    if server == 0:
+        for _ in range(3):
+            if os.fork() == 0:
+                inherit(usage().anonymous, 3)
+                os.read(ours, 1)
+                os._exit(0)
+        for _ in range(3):
+            os.wait()
+        os._exit(0)
+    wait_until(lambda: len(process_tree(server)) == 4)
+    workers = [psutil.Process(pid) for pid in process_tree(server)[1:]]
+    wait_until(lambda: [one.name() for one in workers].count("milldam-worker") == 3)
+    held = Monitor(tmp_path / "memory.csv").sample().anonymous - usage().anonymous
+    once = usage(server).anonymous
+    assert shared_bytes(workers[0].pid) > 50 * MB
+    os.write(theirs, b"abc")
+    os.waitpid(server, 0)
+    assert once > len(block) and held < once + 3 * 20 * MB
 
 
-def test_an_idle_worker_that_dies_is_replaced_where_units_may_come(tmp_path: Path) -> None:
-    """None is left to wait for units with nobody to do them."""
-    events: list[Event] = []
-
-    class AfterKills(Trickle):
-        def __next__(self) -> int:
-            unit = super().__next__()
-            if unit == 2:
-                for pid in {event.pid for event in events}:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                time.sleep(0.1)
-            return unit
-
-    with contextlib.closing(ForkedWorkers(2)) as executor:
-        executor.run(Square(), AfterKills(5, events), lambda unit: unit, events.append)
-    assert sorted(values(events)) == [0, 1, 4, 9, 16]
+@linux
+def test_a_file_just_written_and_mapped_does_not_hide_what_is_shared(tmp_path: Path) -> None:
+    """Its pages are dirty and private, as copies of shared ones are."""
+    if b"Pss_Dirty" not in Path("/proc/self/smaps_rollup").read_bytes():
+        pytest.skip("this kernel does not tell dirty pages of files from others")
+    block = bytearray(b"x") * (60 * MB)
+    child = os.fork()
+    if child == 0:
+        path = tmp_path / "written"
+        path.write_bytes(block)
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            for at in range(0, len(mapped), mmap.PAGESIZE):
+                mapped[at]
+            os._exit(0 if shared_bytes() > 50 * MB else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_worker_in_this_process_has_the_budget_for_itself() -> None:
     """The process that would have started others ends (35 MB); between stages with workers it stays."""
-    pool = LocalPool(4 * 10**9)
+    pool = Pool(4 * 10**9)
     pool.expect(["json"])
     before = set(psutil.Process().children())
     assert before
-    pool.executor("group", Workers(1, 1, here=True))
+    pool.executor(Workers(1, 1, here=True))
     assert set(psutil.Process().children()) == before
-    pool.executor("tokenize", Workers(1, 1))
+    pool.executor(Workers(1, 1))
     assert not before & set(psutil.Process().children())

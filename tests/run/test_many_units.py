@@ -84,7 +84,8 @@ def _no_clock(name: str) -> None:
 
 def _step(step: str, out: Path, units: int = UNITS) -> int:
     """A step of the benchmark in a process of its own; how it ended."""
-    environment = os.environ | {"PYTHONPATH": str(BENCHMARKS)}
+    paths = os.pathsep.join(filter(None, [str(BENCHMARKS), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"PYTHONPATH": paths}
     code = "import sys, many_units; many_units.run_step(*sys.argv[1:])"
     return subprocess.run([sys.executable, "-c", code, step, str(out), str(units)], env=environment).returncode
 
@@ -97,8 +98,8 @@ def test_a_killed_job_of_many_units_is_finished_with_every_shard_in_plan_order(f
     """None is missing, none is there twice; split after split."""
     shards = Manifest.read(finished).shards
     names = {split: [shard.name for shard in shards if shard.split == split] for split in ("train", "val")}
-    assert names["train"] == [f"train-{unit:012x}" for unit in range(UNITS)]
-    assert names["val"] == [f"val-{unit:012x}" for unit in range(0, UNITS, 100)]
+    assert names["train"] == [f"train-{unit:032x}" for unit in range(UNITS)]
+    assert names["val"] == [f"val-{unit:032x}" for unit in range(0, UNITS, 100)]
     assert [shard.split for shard in shards] == ["train"] * UNITS + ["val"] * (UNITS // 100)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import random
 import re
 import subprocess
 import sys
@@ -18,12 +17,11 @@ from tests.kit.jobs import TOKENIZER, run_apart, run_milldam, write_corpus, writ
 from tests.kit.preprocess_jobs import write_config
 
 from milldam import memory
-from milldam.errors import ConfigError, ResourceError
+from milldam.errors import ConfigError
 from milldam.memory import Budget, format_size, parse_size, usage
 from milldam.report.timeline import read_timeline
 from milldam.run import monitor as monitoring
 from milldam.run.monitor import Monitor
-from milldam.run.pools import WORK_BYTES, WORKER_BYTES, fit_workers
 
 MB = 10**6
 
@@ -92,14 +90,6 @@ def test_cgroup_v2_limits_of_every_level_are_found(tmp_path: Path) -> None:
     assert sorted(memory._cgroup_limits(proc, root)) == [(2000, 500), (5000, 700)]
 
 
-def test_a_cgroup_v2_without_limit_sets_none(tmp_path: Path) -> None:
-    """`max` is no limit."""
-    root, proc = tmp_path / "cgroup", tmp_path / "proc"
-    proc.write_text("0::/job\n")
-    write_group(root / "job", memory__max="max\n")
-    assert memory._cgroup_limits(proc, root) == []
-
-
 def test_cgroup_v1_limits_are_found_among_other_controllers(tmp_path: Path) -> None:
     """The memory controller is found wherever it is listed; its huge default is no limit."""
     root, proc = tmp_path / "cgroup", tmp_path / "proc"
@@ -122,11 +112,6 @@ def test_inside_a_container_the_mounted_root_counts(tmp_path: Path, line: str, f
     assert memory._cgroup_limits(proc, root) == [(4096, 0)]
 
 
-def test_without_cgroups_there_are_no_limits(tmp_path: Path) -> None:
-    """A system without that file is not an error."""
-    assert memory._cgroup_limits(tmp_path / "missing", tmp_path) == []
-
-
 def test_the_smallest_limit_sets_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of machine and groups the tightest counts, by what it leaves, and is named."""
     monkeypatch.setattr(memory, "_machine_available", lambda: 10_000 * MB)
@@ -137,12 +122,6 @@ def test_the_smallest_limit_sets_what_is_available(monkeypatch: pytest.MonkeyPat
     assert budget.origin == "half of the 2 GB free in the memory cgroup"
     monkeypatch.setattr(memory, "_cgroup_limits", lambda: [(10 * MB, 20 * MB)])
     assert memory.available_bytes()[0] == 0
-
-
-def test_a_given_budget_is_taken_as_it_is() -> None:
-    """A budget in words or bytes is not halved."""
-    assert Budget.of("512MB") == Budget(512 * MB, "given")
-    assert Budget.of(10**9).limit_bytes == 10**9
 
 
 # ---- use ----
@@ -191,16 +170,6 @@ def test_monitor_counts_child_processes_and_writes_them_down(tmp_path: Path) -> 
     assert {row["stage"] for row in rows} == {"one", "two"}
 
 
-def test_monitor_goes_on_with_an_existing_timeline(tmp_path: Path) -> None:
-    """A resumed run appends: one header, both runs' rows."""
-    for _ in range(2):
-        with Monitor(tmp_path / "memory.csv"):
-            pass
-    lines = (tmp_path / "memory.csv").read_text().splitlines()
-    assert sum(line.startswith("time,") for line in lines) == 1
-    assert len(lines) >= 5
-
-
 def test_monitor_goes_on_when_its_timeline_can_not_be_written() -> None:
     """A full disk must not hide the error that ends the run, nor stop the measuring: the timeline is only a record."""
     if not Path("/dev/full").exists():
@@ -212,34 +181,6 @@ def test_monitor_goes_on_when_its_timeline_can_not_be_written() -> None:
 
 
 # ---- workers within the budget ----
-
-
-def test_the_budget_decides_how_many_workers_fit() -> None:
-    """Never more than wanted, never more than fit, at least one."""
-    parent, tokenizer = 60 * MB, 2 * MB
-    each = WORKER_BYTES + tokenizer + WORK_BYTES
-    sizes = (parent + tokenizer + WORK_BYTES, parent + 2 * each, parent + 4 * each - 1, parent + 99 * each)
-    assert [fit_workers(Budget(size, "given"), parent, tokenizer, 8) for size in sizes] == [1, 2, 3, 8]
-
-
-def test_forked_workers_share_what_they_load() -> None:
-    """So a budget holds more of them; what each holds of its own counts for each."""
-    parent, loaded = 50 * MB, 34 * MB
-    budget = Budget(300 * MB, "given")
-    assert fit_workers(budget, parent, loaded, 8, forked=True) == 2
-    assert fit_workers(budget, parent, loaded, 8) == 1
-    assert fit_workers(budget, parent, loaded, 8, own_bytes=60 * MB, forked=True) == 1
-
-
-@given(parent=st.integers(10 * MB, 500 * MB), tokenizer=st.integers(0, 10**9), wanted=st.integers(1, 64))
-def test_a_budget_below_the_floor_names_one_that_does(parent: int, tokenizer: int, wanted: int) -> None:
-    """The size in the refusal is enough, and little more than the smallest that is."""
-    with pytest.raises(ResourceError) as caught:
-        fit_workers(Budget(MB, "given"), parent, tokenizer, wanted)
-    smallest = parse_size(str(caught.value).rsplit("memory=", 1)[1].strip("'."))
-    assert fit_workers(Budget(smallest, "given"), parent, tokenizer, wanted) >= 1
-    with pytest.raises(ResourceError):
-        fit_workers(Budget(smallest * 96 // 100 - 2 * MB, "given"), parent, tokenizer, wanted)
 
 
 def test_the_refusal_on_the_command_line_names_a_budget_that_works(tmp_path: Path) -> None:
@@ -278,14 +219,3 @@ def test_the_budget_that_a_refusal_names_does_with_and_without_a_cache(tmp_path:
         named += re.findall(r"too small for dedup: it takes at least --memory (\d+)MB", said.stderr)
     assert len(named) == 2 and abs(int(named[0]) - int(named[1])) <= 6
     run_milldam(*asked, "--memory", f"{named[1]}MB", env=os.environ | {"MILLDAM_CACHE": str(tmp_path / "empty")})
-
-
-@pytest.mark.slow
-def test_tiny_documents_stay_within_the_budget(tmp_path: Path) -> None:
-    """A result of the encoder for each of them weighs more than its ids."""
-    rng = random.Random(7)
-    texts = [" ".join(f"{rng.randrange(36**5):x}" for _ in range(8)) for _ in range(200_000)]
-    corpus = write_lines(tmp_path / "corpus.jsonl", texts)
-    asked = ("tokenize", corpus, "-o", tmp_path / "store", "--tokenizer", TOKENIZER, "--memory", "150MB")
-    done = run_milldam(*asked)
-    assert "over the budget" not in done.stdout + done.stderr

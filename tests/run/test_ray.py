@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from tests.kit.jobs import TOKENIZER, invoke, wait_until, write_lines
 from tests.kit.ray_clusters import NODE, hands, two_nodes
-from tests.kit.worker_tasks import Deadly, Failing, Hoarder, Square
+from tests.kit.worker_loads import Deadly, Hoarder, Square, assigned, telling, values
 
 import milldam
-from milldam.errors import ConfigError, InputError, ResourceError, WorkerError
+from milldam.errors import ConfigError, ResourceError, WorkerError
 from milldam.run import ray_cluster
 from milldam.run.pools import Workers
-from milldam.run.tasks import CRASH, DONE, MEMORY, PART, PROGRESS, Event, Report, Work
+from milldam.run.tasks import CRASH, DONE, MEMORY, PART, PROGRESS, Assigned, Event, Make
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -45,12 +45,8 @@ def pool(cluster: Any) -> Iterator[Any]:
 
 def run(pool: Any, task: Any, units: int, workers: Workers = ONE) -> list[Event]:
     events: list[Event] = []
-    pool.executor("stage", workers).run(task, range(units), lambda unit: unit, events.append)
+    pool.executor(workers).run(task, range(units), assigned, events.append)
     return events
-
-
-def parts(events: list[Event]) -> list[Any]:
-    return [event.value for event in events if event.kind == PART]
 
 
 # ---- units ----
@@ -60,10 +56,10 @@ def parts(events: list[Event]) -> list[Any]:
 def test_every_unit_is_done_once_on_both_nodes(pool: Any) -> None:
     """Each unit reports its progress and its part, then is done; workers tell their memory."""
     events = run(pool, Square(), 8)
-    assert sorted(parts(events)) == [unit**2 for unit in range(8)]
+    assert sorted(values(events)) == [unit**2 for unit in range(8)]
     for unit in range(8):
         kinds = [event.kind for event in events if event.unit == unit]
-        assert [kind for kind in kinds if kind != MEMORY] == [PROGRESS, PART, DONE]
+        assert [kind for kind in kinds if kind != MEMORY] == [PART, PROGRESS, DONE]
         assert kinds[0] == kinds[-2] == MEMORY
     assert os.getpid() not in {event.pid for event in events}
     assert wait_until(lambda: not hands())
@@ -73,32 +69,23 @@ def test_every_unit_is_done_once_on_both_nodes(pool: Any) -> None:
 def test_a_worker_that_dies_is_replaced(pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A unit whose process is killed is tried again; one that kills every time ends the run."""
     events = run(pool, Deadly(tmp_path, 1, times=2), 3)
-    assert sorted(parts(events)) == [0, 1, 2]
+    assert sorted(values(events)) == [0, 1, 2]
     assert sum(event.kind == CRASH for event in events) == 2
     monkeypatch.setattr(ray_cluster, "RETRIES", 1)
     with pytest.raises(WorkerError, match="Unit 1 lost its worker 2 times"):
         run(pool, Deadly(tmp_path, 1, times=99), 2)
 
 
-@pytest.mark.slow
-def test_errors_come_back_as_what_they_are(pool: Any) -> None:
-    """A complaint about the input is one here too; a bug comes with its traceback."""
-    with pytest.raises(InputError):
-        run(pool, Failing("ours"), 2)
-    with pytest.raises(RuntimeError, match=r"ZeroDivisionError.*in a worker"):
-        run(pool, Failing("bug", at_start=True), 2)
-
-
 @dataclass(frozen=True)
 class Given:
-    """Reports what Ray gave its process, and where it is."""
+    """Tells what Ray gave its process, and where it is."""
 
-    def start(self) -> Work:
-        def work(assignment: Any, report: Report) -> None:
+    def load(self) -> Make:
+        def make(unit: int) -> Any:
             time.sleep(0.1)  # so that no worker gets all units
-            report(PART, (ray.get_runtime_context().get_assigned_resources(), Path.cwd(), os.getpid()))
+            return ray.get_runtime_context().get_assigned_resources(), Path.cwd(), os.getpid()
 
-        return work
+        return telling(make)
 
 
 @pytest.mark.slow
@@ -107,16 +94,16 @@ def test_a_worker_asks_for_its_cores_and_its_share_of_the_budget(pool: Any) -> N
     taken, done = itertools.count(), Counter[str]()
     given: list[Any] = []
 
-    def assign(unit: int) -> int:
+    def assign(unit: int) -> Assigned:
         assert unit == next(taken) and unit < done[DONE] + 4
-        return unit
+        return assigned(unit)
 
     def on_event(event: Event) -> None:
         done[event.kind] += 1
         if event.kind == PART:
-            given.append(event.value)
+            given.append(event.value.facts["value"])
 
-    executor = pool.executor("stage", Workers(2, 1))
+    executor = pool.executor(Workers(2, 1))
     executor.run(Given(), itertools.takewhile(lambda unit: unit < 200, itertools.count()), assign, on_event)
     assert len(given) == 200
     assert all(resources == {"CPU": 1.0, "memory": BUDGET / 2} for resources, _, _ in given)
@@ -129,23 +116,10 @@ def test_memory_comes_back(pool: Any) -> None:
     """A worker that works apart ends with its unit, and one that holds too much; others go on."""
     apart = run(pool, Square(), 3, Workers(1, 1, apart=True))
     assert len({event.pid for event in apart if event.kind == PROGRESS}) == 3
-    hoards = Counter(parts(run(pool, Hoarder(80 * 10**6), 6, Workers(1, 1, worker_bytes=200 * 10**6))))
+    hoards = Counter(values(run(pool, Hoarder(80 * 10**6), 6, Workers(1, 1, worker_bytes=200 * 10**6))))
     assert 2 < len(hoards) < 6 and max(hoards.values()) == 2
     ended = {event.pid for event in apart if event.kind == MEMORY and event.value == 0}
     assert ended == {event.pid for event in apart}
-
-
-@pytest.mark.slow
-def test_an_interruption_ends_the_workers(pool: Any) -> None:
-    """When the driver stops in the middle, nothing goes on."""
-
-    def stop(event: Event) -> None:
-        if event.kind == PART:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        pool.executor("stage", Workers(2, 1)).run(Square(), itertools.count(), lambda unit: unit, stop)
-    assert wait_until(lambda: not hands())
 
 
 @pytest.mark.slow
@@ -161,7 +135,7 @@ def test_units_do_not_wait_for_a_node_that_others_have_taken(pool: Any) -> None:
         events = run(pool, Square(), 3)
     finally:
         ray.kill(hog)
-    assert sorted(parts(events)) == [0, 1, 4]
+    assert sorted(values(events)) == [0, 1, 4]
     assert busy.name not in {event.host for event in events}
     assert not any(event.kind == CRASH for event in events)
 
@@ -179,11 +153,9 @@ def test_a_folder_that_all_nodes_see_is_accepted(pool: Any, tmp_path: Path) -> N
     """Nothing is left of the check; another version, a folder unseen or one that can't be written to is refused."""
     pool.require_shared(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    complaint = ray_cluster._complaint
-    assert complaint("a", tmp_path, (True, True, milldam.__version__)) is None
-    assert "The node a does not see" in str(complaint("a", tmp_path, (False, False, milldam.__version__)))
-    assert "The node a can't write to" in str(complaint("a", tmp_path, (True, False, milldam.__version__)))
-    assert "has milldam 0.0.0" in str(complaint("a", tmp_path, (True, True, "0.0.0")))
+    version = milldam.__version__
+    assert "The node a does not see" in ray_cluster.look("a", str(tmp_path / "mark"), version, str(tmp_path))
+    assert "has milldam" in ray_cluster.look("a", str(tmp_path / "mark"), "0.0.0", str(tmp_path))
 
 
 @pytest.mark.slow

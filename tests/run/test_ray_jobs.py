@@ -18,9 +18,8 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.kit.jobs import TOKENIZER, leftovers, recorded, run_milldam, started, store_bytes, wait_until, write_lines
+from tests.kit.jobs import TOKENIZER, leftovers, recorded, started, store_bytes, wait_until, write_lines
 from tests.kit.preprocess_jobs import config_of, fresh_texts, summary_of, texts_with_copies, write_config
-from tests.kit.qa_jobs import write_examples
 from tests.kit.ray_clusters import NODE, hands, two_nodes
 
 import milldam
@@ -137,31 +136,6 @@ def test_the_store_has_the_bytes_of_the_local_one(cluster: Any, local: Path) -> 
     assert (out / "run" / "report.html").stat().st_size > 10_000
 
 
-def test_hash_partitions_and_steps_of_near_dedup_are_tasks(
-    cluster: Any, local: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Several partitions, on both nodes, find the same duplicates; no data comes through this process."""
-    from milldam.run import ray_cluster
-    from milldam.run.tasks import Event
-
-    heard: dict[int, list[Event]] = defaultdict(list)
-    tell = ray_cluster._RayExecutor._tell
-
-    def listen(self: Any, worker: Any, unit: int, kind: str, value: Any = None) -> None:
-        heard[unit].append(Event(worker.number, worker.pid, unit, kind, value, worker.node.name))
-        tell(self, worker, unit, kind, value)
-
-    monkeypatch.setattr(ray_cluster._RayExecutor, "_tell", listen)
-    monkeypatch.setattr("milldam.dedup.fingerprints.partition_count", lambda size: 5)
-    monkeypatch.setattr("milldam.pipeline.deduplicating.FEW_DOCUMENTS", 0)
-    milldam.preprocess(settings(local, "parts") | on(cluster))
-    assert_equal(local / "parts", local / "local")
-    found = (event for unit in range(5) for event in heard[unit] if event.kind == "part")
-    exact = [event for event in found if isinstance(event.value, dict)]
-    assert len({event.host for event in exact}) == 2
-    assert max(len(str(event.value)) for events in heard.values() for event in events) < 20_000
-
-
 # ---- what dies ----
 
 
@@ -179,7 +153,7 @@ def test_a_node_that_dies_costs_nothing_but_time(cluster: Any, local: Path) -> N
         cluster.remove_node(extra, allow_graceful=False)
         _, stderr = process.communicate(timeout=400)
         assert process.returncode == 0, stderr
-    assert stderr.count("tried once more") >= 3
+    assert "tried once more" in stderr
     assert_equal(out, local / "local")
     # The cluster takes a while to notice: a run that starts before would be refused because of that node.
     assert wait_until(lambda: _alive(cluster) == 2)
@@ -220,28 +194,6 @@ def test_a_driver_that_is_killed_takes_its_workers_along(cluster: Any, local: Pa
 
 
 # ---- every command ----
-
-
-def test_tokenize_with_relative_paths(cluster: Any, tmp_path: Path) -> None:
-    """The nodes take paths as this machine has them, also relative to where it is."""
-    write_lines(tmp_path / "c.jsonl", fresh_texts(6000))
-    command = ("tokenize", "c.jsonl", "--tokenizer", TOKENIZER, "--shard-size", "100KB", "--memory", "600MB")
-    run_milldam(*command, "-o", "local", cwd=tmp_path)
-    done = run_milldam(*command, "-o", "ray", "--executor", "ray", "--address", cluster.address, cwd=tmp_path)
-    assert store_bytes(tmp_path / "ray") == store_bytes(tmp_path / "local")
-    assert "6,000 documents" in done.stdout and "Traceback" not in done.stderr
-
-
-def test_question_answering(cluster: Any, tmp_path: Path) -> None:
-    """Windows by two nodes are those of this machine."""
-    examples = write_examples(tmp_path / "q.jsonl", 5000, length=400)
-    options: dict[str, Any] = {"tokenizer": TOKENIZER, "max_seq_length": 64, "overlap": 16, "memory": "600MB"}
-    milldam.qa.prepare(examples, tmp_path / "local", **options)
-    milldam.qa.prepare(examples, tmp_path / "ray", **options, **on(cluster))
-    assert store_bytes(tmp_path / "ray") == store_bytes(tmp_path / "local")
-    summary = json.loads((tmp_path / "ray" / "run" / "summary.json").read_bytes())
-    assert len(summary["memory"]["machines"]) == 2
-    assert summary["memory"]["peak"] < summary["memory"]["budget"]
 
 
 def test_map_with_a_closure(cluster: Any, tmp_path: Path) -> None:

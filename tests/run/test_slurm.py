@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from tests.kit.jobs import MILLDAM, invoke, run_milldam, write_lines
-from tests.kit.preprocess_jobs import config_of, preprocess, texts_with_copies, tree_bytes, write_config
+from tests.kit.preprocess_jobs import config_of, texts_with_copies, write_config
 from tests.run.test_array_jobs import EVERYTHING, Job, make_job
 
 from milldam.cli.status import read_status
@@ -78,16 +78,6 @@ def write_script(job: Path, path: Path, *options: object) -> Path:
 
 def states(jobs: list[dict[str, Any]]) -> dict[str, str]:
     return {job["name"].removeprefix("milldam-"): job["state"] for job in jobs}
-
-
-@pytest.mark.slow
-def test_the_script_makes_the_store(tmp_path: Path, stand_in: StandIn) -> None:
-    """The bytes of `milldam preprocess`, in a folder with an odd name, with setup commands of bash."""
-    folder = tmp_path / "it's $HOME"
-    job = make_job(folder)
-    script = write_script(job.path, folder / "job.sh", "--nodes", 2, "--setup", 'source /dev/null; export NOTE="$HOME"')
-    assert set(states(stand_in.queue(script)).values()) == {"COMPLETED"}, stand_in.messages()
-    job.assert_finished()
 
 
 @pytest.mark.slow
@@ -272,23 +262,3 @@ def test_slurm_makes_the_store_also_when_a_task_is_queued_again(tmp_path: Path, 
     await_that(lambda: (job.out / "milldam.json").exists() and not told("squeue", "-h", environment=slurm), 400)
     assert {state for number, state in task_states(slurm).items() if number.split("_")[0] in numbers} <= {"COMPLETED"}
     job.assert_finished()
-
-
-@pytest.mark.slow
-def test_what_can_not_begin_any_more_leaves_the_queue(tmp_path: Path, slurm: dict[str, str]) -> None:
-    """A share fails, for the machine's reasons: `finish` is cancelled; queued once more, the job goes on."""
-    job = make_job(tmp_path / "job")
-    broken = f'if [ "${{SLURM_ARRAY_TASK_ID:-}}" = 1 ] && mkdir {tmp_path}/broken; then exit 7; fi'
-    submit(job, tmp_path, slurm, "--setup", broken)
-    await_that(lambda: not told("squeue", "-h", environment=slurm), 200)
-    assert not (job.out / "milldam.json").exists(), logs(tmp_path)
-    told("bash", str(tmp_path / "job.sh"), environment=slurm)
-    await_that(lambda: not told("squeue", "-h", environment=slurm), 200)
-    job.assert_finished()
-
-
-def test_the_reference_is_what_preprocess_makes(tmp_path: Path) -> None:
-    """The comparisons above compare something: another configuration makes other bytes."""
-    path = write_lines(tmp_path / "in.jsonl", texts_with_copies(50, 1))
-    one, other = (tree_bytes(preprocess(tmp_path / name, path, dedup=name).path) for name in ("off", "exact"))
-    assert one != other

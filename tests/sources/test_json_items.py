@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.source_reading import TEXT, plan, read, small_blocks
 
-from milldam.sources import json_items
 from milldam.sources.batch import TextRules
 from milldam.sources.compression import DamagedError
 from milldam.sources.json_items import as_json_lines
@@ -25,11 +24,6 @@ VALUES = st.recursive(
 LAYOUTS = st.sampled_from([{}, {"indent": 2}, {"separators": (",", ":")}, {"indent": 0, "ensure_ascii": False}])
 
 
-@pytest.fixture
-def small_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_items, "HEAD_BYTES", 16)
-
-
 def lines_of(text: str, size: int = 1 << 20) -> list[Any]:
     data = text.encode()
     blocks = (data[start : start + size] for start in range(0, len(data), size))
@@ -39,7 +33,6 @@ def lines_of(text: str, size: int = 1 << 20) -> list[Any]:
 # ---- well formed ----
 
 
-@pytest.mark.usefixtures("small_head")
 @given(items=st.lists(VALUES, min_size=1, max_size=6), layout=LAYOUTS, size=st.integers(1, 60))
 def test_the_items_of_an_array_come_a_line_each(items: list[Any], layout: dict[str, Any], size: int) -> None:
     """Whatever they hold, however they are laid out and wherever blocks are cut."""

@@ -127,8 +127,8 @@ KINDS: dict[str, tuple[str, tuple[Use, ...]]] = {
     "rows": ("tokens/packed/*", (read_rows, lambda path: read_tokens(path / "packed"))),
     "table": ("table/*", (read_table, *LOOK, command("status", "{0}"))),
     "features/store": ("features/store/*", (read_features, *LOOK)),
-    "t.npy": ("t.npy*", (train_on, *LOOK, FEED)),
-    "pair": ("pair.*", (train_on, *LOOK, lambda path: [len(one) for one in milldam.open(path)], FEED)),
+    "t.npy": ("t.npy*", (train_on, LOOK[0], FEED)),
+    "pair": ("pair.*", (train_on, LOOK[0], lambda path: [len(one) for one in milldam.open(path)], FEED)),
 }  # fmt: skip
 
 

@@ -12,8 +12,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -26,7 +25,6 @@ from milldam.run.tasks import FINISH, PREPARE
 
 if TYPE_CHECKING:
     from milldam.run.summary import Observer
-    from milldam.run.tasks import ArrayTask
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -79,17 +77,16 @@ def slurm(
     from milldam.files import write_file
 
     work, _ = array_of_command(command)
-    pieces = work.job.pieces()
     named = {"cpus-per-task": cpus, "mem": mem, "time": time_limit, "partition": partition, "account": account}
-    options = (*(f"--{name}={value}" for name, value in named.items() if value is not None), *more)
-    settings = ArraySettings(nodes, tasks, options, setup, milldam=program)
-    script = slurm_script(command, Path.cwd(), pieces, settings)
+    options = [*ALWAYS, *(f"--{name}={value}" for name, value in named.items() if value is not None), *more]
+    stages = work.job.stage_names
+    script = slurm_script(command, stages, nodes, tasks, options=options, setup=setup, program=program)
     if out is None:
         click.echo(script, nl=False)
         return
     write_file(out, script.encode())
-    stages = ", ".join(("prepare", *pieces, "finish"))
-    click.echo(f"{out}: {stages}; {nodes} machines. Queue it: bash {shlex.quote(str(out))}")
+    listed = ", ".join((PREPARE, *stages, FINISH))
+    click.echo(f"{out}: {listed}; {nodes} machines. Queue it: bash {shlex.quote(str(out))}")
 
 
 # ---- a task ----
@@ -125,8 +122,15 @@ def run_units(command: tuple[str, ...], stage: str, index: int | None, of: int |
     """
     from milldam.cli.commands import array_of_command, as_interrupt
     from milldam.cli.summaries import make_observer, show_summary
+    from milldam.run.tasks import ArrayTask
 
-    task = _task_of(stage, index, of)
+    if stage in (PREPARE, FINISH):
+        if index or (of or 1) > 1:
+            raise ConfigError(f"--stage {stage} is for one task alone: leave out --index and --of.")
+        index, of = 0, 1
+    if index is None or of is None:
+        raise ConfigError(f"--stage {stage} is done by array tasks: say which one, such as --index 0 --of 1.")
+    task = ArrayTask(stage, index, of)
     work, showing = array_of_command(command)
     signal.signal(signal.SIGTERM, as_interrupt)
     try:
@@ -138,18 +142,6 @@ def run_units(command: tuple[str, ...], stage: str, index: int | None, of: int |
         sys.exit(EXIT_INTERRUPTED)
     if summary is not None:
         show_summary(summary, **showing)
-
-
-def _task_of(stage: str, index: int | None, of: int | None) -> ArrayTask:
-    from milldam.run.tasks import FINISH, PREPARE, ArrayTask
-
-    if stage in (PREPARE, FINISH):
-        if index or (of or 1) > 1:
-            raise ConfigError(f"--stage {stage} is for one task alone: leave out --index and --of.")
-        return ArrayTask(stage, 0, 1)
-    if index is None or of is None:
-        raise ConfigError(f"--stage {stage} is done by array tasks: say which one, such as --index 0 --of 1.")
-    return ArrayTask(stage, index, of)
 
 
 def _patiently(work: Callable[[Observer], S], observer: Observer, seconds: float) -> S:
@@ -199,62 +191,41 @@ queue() {{
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ArraySettings:
-    """How the arrays are queued."""
-
-    nodes: int
-    """Tasks of an array that work at the same time, a machine each."""
-    tasks: int | None = None
-    """Tasks of an array; None: as many as nodes."""
-    options: tuple[str, ...] = ()
-    """More options for sbatch, as they are."""
-    setup: str = ""
-    """Shell commands that come first on every machine, such as the activation of an environment."""
-    name: str = "milldam"
-    milldam: str = "milldam"
-    """How milldam is started there: shell words."""
-
-
 def slurm_script(
-    command: Sequence[str], folder: Path, pieces: Mapping[str, int | None], settings: ArraySettings
+    command: Sequence[str],
+    stages: Sequence[str],
+    nodes: int,
+    tasks: int | None = None,
+    *,
+    options: Sequence[str] = ALWAYS,
+    setup: str = "",
+    program: str = "milldam",
 ) -> str:
-    """The script: an array for each stage, with the one before as its dependency.
+    """The script: an array for each stage, with the one before as its dependency. The tasks run in this folder.
 
-    `command`: the words that describe the job, as after `milldam`. `folder`: where the tasks run, from which its paths
-    are seen. `pieces`: the stages that are shared, and into how many pieces each can be cut, where that is known.
+    `command`: the words that describe the job, as after `milldam`. `nodes`: tasks of an array that work at the same
+    time, a machine each; `tasks`: of an array, as many as nodes where that is None. `options`: for sbatch, as they are.
+    `setup`: shell commands that come first on every machine. `program`: how milldam is started there.
     """
-    head = _HEAD.format(
-        folder=shlex.quote(str(folder)),
-        setup=shlex.quote(settings.setup),
-        run_units=shlex.quote(f"{settings.milldam} run-units --wait {WAIT_SECONDS}"),
-        job=shlex.quote(shlex.join(command)),
-        options=shlex.join([*ALWAYS, *settings.options]),
-    )
-    most = settings.tasks or settings.nodes
-    tasks = {stage: max(1, most if count is None else min(count, most)) for stage, count in pieces.items()}
-    stages: dict[str, int | None] = {PREPARE: None, **tasks, FINISH: None}
-    lines = [head]
-    before = None
-    for stage, count in stages.items():
-        lines.append(_queued(stage, count, before, settings))
+    lines = [
+        _HEAD.format(
+            folder=shlex.quote(str(Path.cwd())),
+            setup=shlex.quote(setup),
+            run_units=shlex.quote(f"{program} run-units --wait {WAIT_SECONDS}"),
+            job=shlex.quote(shlex.join(command)),
+            options=shlex.join(options),
+        )
+    ]
+    count, before = tasks or nodes, ""
+    for stage in (PREPARE, *stages, FINISH):
+        task, queued = f"$run_units --stage {stage}", [f"--job-name=milldam-{stage}"]
+        if stage in stages:
+            # Put in on the machine that runs the task.
+            task += f" --index \\$SLURM_ARRAY_TASK_ID --of {count}"
+            queued.append(f"--array=0-{count - 1}" + (f"%{nodes}" if count > nodes else ""))
+        if before:
+            queued.append(f'--dependency="afterok:$job_{before}"')
+        lines.append(f'job_{stage}=$(queue "{task} $job" \\\n  {" ".join(queued)})')
         before = stage
-    numbers = " ".join(f"${_variable(stage)}" for stage in stages)
+    numbers = " ".join(f"$job_{stage}" for stage in (PREPARE, *stages, FINISH))
     return "\n".join([*lines, f'\necho "queued: {numbers}"\n'])
-
-
-def _queued(stage: str, tasks: int | None, before: str | None, settings: ArraySettings) -> str:
-    command = f"$run_units --stage {stage}"
-    options = [f"--job-name={shlex.quote(f'{settings.name}-{stage}')}"]
-    if tasks is not None:
-        # Put in on the machine that runs the task.
-        command += f" --index \\$SLURM_ARRAY_TASK_ID --of {tasks}"
-        at_once = f"%{settings.nodes}" if tasks > settings.nodes else ""
-        options.append(f"--array=0-{tasks - 1}{at_once}")
-    if before is not None:
-        options.append(f'--dependency="afterok:${_variable(before)}"')
-    return f'{_variable(stage)}=$(queue "{command} $job" \\\n  {" ".join(options)})'
-
-
-def _variable(stage: str) -> str:
-    return f"job_{stage}"

@@ -23,7 +23,7 @@ from milldam.cli.naming import DESCRIBED
 from milldam.errors import EXIT_INTERRUPTED, ConfigError, Setting
 
 if TYPE_CHECKING:
-    from milldam.run.job import ArrayWork
+    from milldam.run.engine import ArrayWork
     from milldam.run.summary import Observer, Summary
 
 _SHOWING = ("as_json", "quiet")
@@ -85,7 +85,6 @@ def array_of_command(words: Sequence[str]) -> tuple[ArrayWork[Any], dict[str, An
     if asked is None:
         raise ConfigError(f"{shlex.join(words)}: runs no job.")
     work = asked.array()
-    work.check()
     return work, {name: ctx.params[name] for name in _SHOWING}
 
 

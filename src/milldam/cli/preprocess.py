@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from milldam.config.settings import Config
     from milldam.pipeline.finishing import TextSummary
     from milldam.pipeline.job import PlannedJob
-    from milldam.run.job import ArrayWork
+    from milldam.run.engine import ArrayWork
 
 
 @click.command(cls=JobCommand)

@@ -15,8 +15,7 @@ from milldam.markup import counted
 from milldam.memory import format_size
 
 _STUCK_SECONDS = 120
-_TEXT, _ROWS = ("documents", "tokens"), ("rows",)
-_COUNTED = {"tokens": _TEXT, "table": _ROWS}
+_COUNTED = {"tokens": ("documents", "tokens"), "table": ("rows",)}
 """What is safe, by kind of store; told also while it is nothing."""
 
 
@@ -33,67 +32,48 @@ def status(out: Path, as_json: bool) -> None:
     milldam status corpus.milldam
     """
     found = read_status(out)
-    if as_json:
-        click.echo(json.dumps(found))
-        return
-    for line in _lines(out, found):
-        click.echo(line)
-
-
-def _run_folder(out: Path) -> Path:
-    """Where the run is that makes OUT: a work folder in or beside it, or OUT itself."""
-    from milldam.run.folder import find_work_folder
-
-    beside = find_work_folder(out)
-    if beside is None and not out.exists():
-        from milldam.input_files import nearby
-
-        raise ConfigError(
-            f"{out}: no such file or folder.{nearby(str(out))}\n"
-            "Name what a run makes: what was given to it as -o or out."
-        )
-    return beside or out
+    click.echo(json.dumps(found) if as_json else "\n".join(_lines(out, found)))
 
 
 def read_status(out: Path) -> dict[str, Any]:
     """The state of a result and, where there is a run, what it last wrote down; so do its array tasks."""
     from milldam.formats.exporting import exported
-    from milldam.run.folder import FINISHED, NEW, RunFolder, kind_in
-    from milldam.run.records import safe_counts
+    from milldam.input_files import nearby
+    from milldam.run.folder import FINISHED, NEW, RunFolder, find_work_folder, kind_in
+    from milldam.run.records import RECORDS, safe_counts
     from milldam.stores.kinds import TOKENS
 
-    folder = _run_folder(out)
-    sizes = exported(out).get("sizes") if folder == out else None
-    if sizes:
+    work = find_work_folder(out)  # in or beside it
+    if work is None and not out.exists():
+        raise ConfigError(
+            f"{out}: no such file or folder.{nearby(str(out))}\n"
+            "Name what a run makes: what was given to it as -o or out."
+        )
+    if work is None and (sizes := exported(out).get("sizes")):
         return {"state": FINISHED, "safe": {"files": len(sizes)}}
+    folder = work or out
     if folder.is_file():
         raise StoreError(f"{out}: a file; status is of what a run makes. `milldam stats` tells of files.")
     kind = kind_in(folder) or TOKENS
     run = RunFolder(folder, kind)
-    state = run.state()
-    if state == NEW and not run.presence.is_anybody_here():
+    state, is_at_work = run.state(), run.presence.is_anybody_here()
+    if state == NEW and not is_at_work:
         raise StoreError(f"{out}: no run and no store here.\nName what a run makes: what was given to it as -o or out.")
     last = run.presence.told()
-    counted_kind = run.plan().get("kind", kind.name)
-    safe = dict.fromkeys(_COUNTED.get(counted_kind, ()), 0) | safe_counts(run.journal, "records.jsonl")
+    safe = dict.fromkeys(_COUNTED.get(run.plan().get("kind", kind.name), ()), 0) | safe_counts(run.journal, RECORDS)
     if state == FINISHED:
         return {"state": state, "safe": safe, **last}
-    tasks = {label: told | {"state": _task_state(told)} for label, told in run.presence.told_by_tasks().items()}
-    if run.presence.is_anybody_here():
+    tasks = {}
+    for label, told in run.presence.told_by_tasks().items():
+        of_task = ("stuck" if _is_silent(told) else "working") if told["held"] else str(told.get("state", "ended"))
+        tasks[label] = told | {"state": of_task}
+    state = "ended"
+    if is_at_work:
         at_work = [told for told in tasks.values() if told["held"]] or [last]
         state = "stuck" if all(map(_is_silent, at_work)) else "working"
-    else:
-        state = "ended"
     # Those of the plan, where it has them: a stage such as a probe has units of its own.
-    units = run.units.count() or last.get("units")
-    found = {"safe": safe, **last, "units": units, "state": state}
+    found = {"safe": safe, **last, "units": len(run.units) or last.get("units"), "state": state}
     return found | ({"array_tasks": tasks} if tasks else {})
-
-
-def _task_state(told: dict[str, Any]) -> str:
-    if told["held"]:
-        return "stuck" if _is_silent(told) else "working"
-    return str(told.get("state", "ended"))
 
 
 def _is_silent(told: dict[str, Any]) -> bool:
@@ -103,18 +83,17 @@ def _is_silent(told: dict[str, Any]) -> bool:
 
 
 def _lines(out: Path, found: dict[str, Any]) -> list[str]:
-    safe = found["safe"]
-    figures = [
-        counted(count, name.removesuffix("s")) for name, count in safe.items() if name in (*_TEXT, *_ROWS, "files")
-    ]
+    safe, state = found["safe"], found["state"]
     done, all_units = safe.get("units_done", 0), found.get("units")
-    kept = ", ".join([*([counted(done, "unit")] if "units_done" in safe else []), *figures])
+    kept = [counted(done, "unit")] if "units_done" in safe else []
+    shown = ("documents", "tokens", "rows", "files")
+    kept += [counted(count, name.removesuffix("s")) for name, count in safe.items() if name in shown]
+    if state == "finished":
+        return [f"{out}: finished; {', '.join(kept)}."]
     units = f"{done}/{counted(all_units, 'unit')}" if all_units else counted(done, "unit")
-    if found["state"] == "finished":
-        return [f"{out}: finished; {kept}."]
-    tasks = _task_lines(found.get("array_tasks", {}))
-    if found["state"] == "ended":
-        lines = [f"{out}: ended before it was done ({units}).", f"Safe: {kept}.", *tasks]
+    tasks, safe_line = _task_lines(found.get("array_tasks", {})), f"Safe: {', '.join(kept)}."
+    if state == "ended":
+        lines = [f"{out}: ended before it was done ({units}).", safe_line, *tasks]
         if tasks:
             return [*lines, "Queue the job again to resume."]
         if not found.get("command"):
@@ -122,44 +101,39 @@ def _lines(out: Path, found: dict[str, Any]) -> list[str]:
         there = "" if Path.cwd() == Path(found["directory"]) else f" in {shlex.quote(found['directory'])}"
         return [*lines, f"To resume, run the same command again{there}:", f"  {shlex.join(found['command'])}"]
     if tasks and not found.get("pid"):
-        return [f"{out}: {found['state']}, in array tasks, {units}", f"Safe: {kept}.", *tasks]
+        return [f"{out}: {state}, in array tasks, {units}", safe_line, *tasks]
     lines = [
-        f"{out}: {found['state']}, process {found.get('pid')} on {found.get('host')}, stage {found.get('stage')}, "
+        f"{out}: {state}, process {found.get('pid')} on {found.get('host')}, stage {found.get('stage')}, "
         f"{units}, {found.get('elapsed', 0):.0f} s",
         f"Memory: {format_size(found.get('anonymous_bytes', 0))} of {format_size(found.get('budget_bytes', 0))}",
-        f"Safe: {kept}.",
+        safe_line,
     ]
-    return lines + _worker_lines(found.get("workers", {}), "row" if "rows" in safe else "document") + tasks
-
-
-def _worker_lines(workers: dict[str, Any], noun: str) -> list[str]:
-    def amount(worker: dict[str, Any]) -> str:
-        moved = worker.get("input_bytes", 0)
-        return counted(worker["documents"], noun) if "documents" in worker else f"{format_size(moved)} of it"
-
-    return [
-        f"  worker {number} (process {worker['pid']}): unit {worker['unit']}, "
-        f"{amount(worker)}, {format_size(worker.get('anonymous_bytes', 0))}, "
-        f"last seen {time.time() - worker['time']:.0f} s ago"
-        for number, worker in sorted(workers.items())
-    ]
+    noun = "row" if "rows" in safe else "document"
+    for number, worker in sorted(found.get("workers", {}).items()):
+        moved = f"{format_size(worker.get('input_bytes', 0))} of it"
+        lines.append(
+            f"  worker {number} (process {worker['pid']}): unit {worker['unit']}, "
+            f"{counted(worker['documents'], noun) if 'documents' in worker else moved}, "
+            f"{format_size(worker.get('anonymous_bytes', 0))}, last seen {time.time() - worker['time']:.0f} s ago"
+        )
+    return lines + tasks
 
 
 def _task_lines(tasks: dict[str, Any]) -> list[str]:
     """A line for each array task that is not done, and one for all that are."""
-    done = sum(told["state"] == "done" for told in tasks.values())
-    lines = [_task_line(label, told) for label, told in tasks.items() if told["state"] != "done"]
+    lines, done = [], 0
+    for label, told in tasks.items():
+        line = f"  {label}: {told['state']}"
+        if told["state"] == "done":
+            done += 1
+        elif told["state"] == "failed":
+            lines.append(f"{line} on {told.get('host')}: {told.get('message')}")
+        elif "units" not in told:
+            lines.append(line)
+        else:
+            held = f"{format_size(told['anonymous_bytes'])} of {format_size(told['budget_bytes'])}"
+            lines.append(
+                f"{line}, process {told['pid']} on {told['host']}, {told['units_done']} of about "
+                f"{counted(told['units'], 'unit')}, {told['elapsed']:.0f} s, {held}"
+            )
     return lines + ([f"  {counted(done, 'array task')} done"] if done else [])
-
-
-def _task_line(label: str, told: dict[str, Any]) -> str:
-    line = f"  {label}: {told['state']}"
-    if told["state"] == "failed":
-        return f"{line} on {told.get('host')}: {told.get('message')}"
-    if "units" not in told:
-        return line
-    return (
-        f"{line}, process {told['pid']} on {told['host']},"
-        f" {told['units_done']} of about {counted(told['units'], 'unit')}, "
-        f"{told['elapsed']:.0f} s, {format_size(told['anonymous_bytes'])} of {format_size(told['budget_bytes'])}"
-    )

@@ -25,7 +25,7 @@ from milldam.errors import ConfigError
 
 if TYPE_CHECKING:
     from milldam.pipeline.finishing import TextSummary
-    from milldam.run.job import ArrayWork
+    from milldam.run.engine import ArrayWork
 
 
 @click.command(cls=JobCommand)

@@ -14,7 +14,6 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +31,8 @@ SHOWN = 20
 """Findings of each set that a summary has."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A passage in a document."""
-
-    row: int
-    passage: int
-    ngrams: int
-    of: int
-    start: int
-    end: int
-    match: int
-    """The first of its matches."""
+Line = dict[str, Any]
+"""A finding: a passage in a document, as it is written."""
 
 
 def left_out(searched: Mapping[str, int]) -> str:
@@ -63,16 +52,15 @@ def warnings_of(index: Index, sets: tuple[EvaluationSet, ...]) -> Iterator[str]:
     return filter(None, (warning_of(_name(one), index.searched(number)) for number, one in enumerate(sets)))
 
 
-class Decision:
+class _Decision:
     """Decides unit after unit, in plan order."""
 
     def __init__(self, index: Index, sets: tuple[EvaluationSet, ...], counts: Int64s, documents: int) -> None:
-        self._index = index
-        shares = np.array([one.common_share for one in sets])
-        most = np.maximum(shares * documents, COMMON_DOCUMENTS)
+        self._index, self._sets = index, sets
+        most = np.maximum(np.array([one.common_share for one in sets]) * documents, COMMON_DOCUMENTS)
         owner = np.repeat(index.sets, np.diff(index.gram_bounds)) if index.passages else np.zeros(0, np.int64)
-        self._counts = ~index.ignored & (counts <= most[owner]) if index.passages else np.zeros(0, np.bool_)
-        self._below = np.concatenate((np.zeros(1, np.int64), np.cumsum(self._counts)))
+        counted = ~index.ignored & (counts <= most[owner]) if index.passages else np.zeros(0, np.bool_)
+        self._below = np.concatenate((np.zeros(1, np.int64), np.cumsum(counted)))
         self._min_share = np.array([one.min_share for one in sets])
 
     def common(self, number: int) -> int:
@@ -85,31 +73,34 @@ class Decision:
         gone = (self._below[stop] == self._below[first]) & (known[stop] != known[first])
         return int(np.count_nonzero(gone & (index.sets == number)))
 
-    def found(self, unit: Matches) -> Iterator[Found]:
-        """The passages that documents of a unit hold, in order."""
+    def found(self, unit: Matches) -> Iterator[tuple[int, int, Line]]:
+        """The passages that documents of a unit hold, in order: row, passage, and what is told of it."""
         owner, first, stop = joined(unit)
         if not len(owner):
             return
-        each = self._below[stop] - self._below[first]
+        each, index = self._below[stop] - self._below[first], self._index
         begins = np.flatnonzero(np.concatenate(([True], owner[1:] != owner[:-1])))
-        ngrams = np.add.reduceat(each, begins)
-        match = owner[begins]
-        passage = unit.passage[match]
-        bounds = self._index.gram_bounds
-        of = self._below[bounds[passage + 1]] - self._below[bounds[passage]]
-        enough = (ngrams > 0) & (ngrams >= self._min_share[self._index.sets[passage]] * of - 1e-9)
+        ngrams, match = np.add.reduceat(each, begins), owner[begins]
+        passages = unit.passage[match]
+        of = self._below[index.gram_bounds[passages + 1]] - self._below[index.gram_bounds[passages]]
+        enough = (ngrams > 0) & (ngrams >= self._min_share[index.sets[passages]] * of - 1e-9)
         for k in np.flatnonzero(enough).tolist():
-            last = int(match[k + 1]) if k + 1 < len(match) else len(unit.row)
+            passage, last = int(passages[k]), int(match[k + 1]) if k + 1 < len(match) else len(unit.row)
             mine = slice(int(match[k]), last)
-            yield Found(
-                int(unit.row[match[k]]),
-                int(passage[k]),
-                int(ngrams[k]),
-                int(of[k]),
-                int(unit.start[mine].min()),
-                int(unit.end[mine].max()),
-                int(match[k]),
-            )
+            line = {
+                "set": _name(self._sets[int(index.sets[passage])]),
+                "item": int(index.items[passage]),
+                "column": index.column(passage),
+                "action": "",
+                "share": round(int(ngrams[k]) / int(of[k]), 4),
+                "ngrams": int(ngrams[k]),
+                "of": int(of[k]),
+                "start": int(unit.start[mine].min()),
+                "end": int(unit.end[mine].max()),
+                "passage": index.text(passage)[:TEXT_SHOWN],
+                "document": unit.text(mine.start),
+            }
+            yield int(unit.row[match[k]]), passage, line
 
 
 def decide(
@@ -126,74 +117,43 @@ def decide(
     to say of where a unit lies.
     """
     counts, documents = counted_grams(index, (matches for _, matches in units()))
-    decision = Decision(index, sets, counts, documents)
-    figures = [_new_figures(_name(one), one.action, index, number, decision) for number, one in enumerate(sets)]
-    items: list[set[int]] = [set() for _ in sets]
-    actions: Counter[str] = Counter()
+    decision, actions, items = _Decision(index, sets, counts, documents), Counter[str](), [set[int]() for _ in sets]
+    # `common`: passages that are nothing but phrases that occur everywhere in the corpus.
+    figures: list[dict[str, Any]] = [
+        {"set": _name(one), "action": one.action, "searched": dict(index.searched(number)), "items_found": 0}
+        | {"documents": 0, "findings": 0, "common": decision.common(number), "worst": []}
+        for number, one in enumerate(sets)
+    ]
     with NewFile(findings) as new:
         for unit, matches in units():
             dropped = []
-            for row, several in itertools.groupby(decision.found(matches), key=lambda found: found.row):
-                passages = list(several)
-                holders = {int(index.sets[found.passage]) for found in passages}
-                action = DROP if any(sets[holder].action == DROP for holder in holders) else REPORT
+            for row, several in itertools.groupby(decision.found(matches), key=lambda found: found[0]):
+                passages = [(int(index.sets[passage]), passage, line) for _, passage, line in several]
+                holders = {number for number, _, _ in passages}
+                action = DROP if any(sets[number].action == DROP for number in holders) else REPORT
                 actions[action] += 1
                 if action == DROP:
                     dropped.append(row)
-                for holder in holders:
-                    figures[holder]["documents"] += 1
-                for found in passages:
-                    number = int(index.sets[found.passage])
-                    line = _line(found, index, matches, action, sets[number]) | place(unit, row)
-                    line |= {"unit": unit, "row": row}
+                for number in holders:
+                    figures[number]["documents"] += 1
+                for number, passage, line in passages:
+                    line |= {"action": action} | place(unit, row) | {"unit": unit, "row": row}
                     new.write((json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
-                    items[number].add(int(index.items[found.passage]))
+                    items[number].add(int(index.items[passage]))
                     figures[number]["findings"] += 1
-                    _keep_worst(figures[number]["worst"], line)
+                    figures[number]["worst"].append(line)
+                    if len(figures[number]["worst"]) > 4 * SHOWN:
+                        figures[number]["worst"] = _worst(figures[number]["worst"])
             if dropped:
                 drop(unit, dropped)
         new.put_in_place()
     for one, found_items in zip(figures, items, strict=True):
-        one["items_found"] = len(found_items)
-        one["worst"] = _worst(one["worst"])
+        one |= {"items_found": len(found_items), "worst": _worst(one["worst"])}
     return {"documents": documents, "actions": dict(actions), "sets": figures}
 
 
 def _name(one: EvaluationSet) -> str:
     return ", ".join(filter(None, (one.path, one.subset, one.split)))
-
-
-def _new_figures(name: str, action: str, index: Index, number: int, decision: Decision) -> dict[str, Any]:
-    """What is told of one evaluation set.
-
-    `searched`: items, passages, and those that are not looked for: too short, repeated, common. `common`: passages that
-    are nothing but phrases that occur everywhere in the corpus. `worst`: the findings with the largest share.
-    """
-    searched, common = dict(index.searched(number)), decision.common(number)
-    told = {"set": name, "action": action, "searched": searched, "items_found": 0, "documents": 0, "findings": 0}
-    return told | {"common": common, "worst": []}
-
-
-def _line(found: Found, index: Index, matches: Matches, action: str, one: EvaluationSet) -> dict[str, Any]:
-    return {
-        "set": _name(one),
-        "item": int(index.items[found.passage]),
-        "column": index.column(found.passage),
-        "action": action,
-        "share": round(found.ngrams / found.of, 4),
-        "ngrams": found.ngrams,
-        "of": found.of,
-        "start": found.start,
-        "end": found.end,
-        "passage": index.text(found.passage)[:TEXT_SHOWN],
-        "document": matches.text(found.match),
-    }
-
-
-def _keep_worst(lines: list[dict[str, Any]], line: dict[str, Any]) -> None:
-    lines.append(line)
-    if len(lines) > 4 * SHOWN:
-        lines[:] = _worst(lines)
 
 
 def _worst(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -55,7 +55,7 @@ def _make(connection: Connection) -> None:
     from milldam.feeding.job import FeedJob
     from milldam.memory import keep_arrow_lean
     from milldam.run import engine
-    from milldam.run.job import Options
+    from milldam.run.engine import Options
     from milldam.sources.compression import storage_options
 
     keep_arrow_lean()

@@ -21,8 +21,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from milldam.errors import MilldamError, MismatchError, RunHeldError, WorkerError
+from milldam.errors import MismatchError, RunHeldError, WorkerError
 from milldam.feeding.demand import Planned
+from milldam.feeding.maker import FINISHED
 from milldam.files import hash_bytes, read_sealed
 from milldam.input_files import RUN_FOLDER
 from milldam.memory import process_identity
@@ -104,9 +105,10 @@ class Making:
     def _told(self) -> Planned | None:
         """What the maker that is at work has told; not what one that is gone has left."""
         planned = Planned.read(self._run)
-        if self._process is not None:
-            return planned if planned is not None and planned.process == process_identity(self._process.pid) else None
-        return planned if self._presence.is_anybody_here() else None
+        if self._process is None:
+            return planned if self._presence.is_anybody_here() else None
+        ours = planned is not None and planned.process == process_identity(self._process.process.pid)
+        return planned if ours else None
 
     def tend(self, identity: str, made: int) -> None:
         """While waiting for a unit: raise what went wrong, see that somebody makes it. `made`: parts, up to now."""
@@ -136,17 +138,15 @@ class Making:
     def _bury(self, process: _MakerProcess, made: int | None) -> None:
         """Our maker has ended: that may mean several things."""
         self._process = None
-        error = process.told_error()
-        if isinstance(error, RunHeldError):
-            return  # another one was faster
-        if error is not None:
-            raise error
-        if process.has_finished:
-            self.is_finished = True
+        kind, value = process.farewell()
+        self.is_finished = kind == FINISHED
+        if self.is_finished or isinstance(value, RunHeldError):  # another one was faster
             return
+        if kind == ERROR:
+            raise value
         self._deaths = self._deaths + 1 if made == self._made_at_death else 1
         self._made_at_death = made
-        cause = cause_of(process.code)
+        cause = cause_of(process.process.wait())
         if self._deaths > _RETRIES:
             raise WorkerError(f"The process that makes units {cause}, {self._deaths} times.\n", *ADVICE)
         log.warning("The process that makes units %s; another one is started.", cause)
@@ -196,7 +196,7 @@ class _MakerProcess:
     def __init__(self, order: Order) -> None:
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-m", "milldam.feeding.maker", str(theirs.fileno()), str(os.getpid())]
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             command,
             pass_fds=[theirs.fileno()],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -206,8 +206,7 @@ class _MakerProcess:
         )
         theirs.close()
         self._connection = Connection(ours.detach())
-        self._told: tuple[str, Any] | None = None
-        self.end = weakref.finalize(self, _end, self._process, os.getpid())
+        self.end = weakref.finalize(self, _end, self.process, os.getpid())
         try:
             config = order.check()  # here, while it starts: both take a tenth of a second and more
         except BaseException:
@@ -216,32 +215,16 @@ class _MakerProcess:
         with contextlib.suppress(OSError):  # it has died, which will be noticed
             self._connection.send((config, order.name, order.report))
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def is_alive(self) -> bool:
-        return self._process.poll() is None
+        return self.process.poll() is None
 
-    @property
-    def code(self) -> int:
-        return self._process.wait()
-
-    def told_error(self) -> MilldamError | Exception | None:
-        kind, value = self._farewell()
-        return value if kind == ERROR else None
-
-    @property
-    def has_finished(self) -> bool:
-        return self._farewell()[0] == "finished"
-
-    def _farewell(self) -> tuple[str, Any]:
-        if self._told is None:
-            self._told = "", None
-            with contextlib.suppress(EOFError, OSError):
-                if self._connection.poll():
-                    self._told = self._connection.recv()
-        return self._told
+    def farewell(self) -> tuple[str, Any]:
+        """The last thing that it told, once it has ended: that it has finished, or its error."""
+        with contextlib.suppress(EOFError, OSError):
+            if self._connection.poll():
+                kind, value = self._connection.recv()
+                return kind, value
+        return "", None
 
 
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:

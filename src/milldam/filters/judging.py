@@ -9,7 +9,7 @@ Too short and too long, in characters and in tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -21,25 +21,8 @@ from milldam.rules import C4Rules, FilterRules, GopherQualityRules, GopherRepeti
 from milldam.text.arrays import Verdicts, character_counts, text_offsets
 
 if TYPE_CHECKING:
-    from milldam.filters.language import LanguageFilter
     from milldam.filters.layout import Layout, Mask
     from milldam.text.user_functions import UserFunction
-
-
-def character_faults(characters: Int64s, rules: FilterRules) -> Iterator[tuple[Mask, str]]:
-    """Which documents have too few or too many characters."""
-    if rules.min_characters is not None:
-        yield characters < rules.min_characters, "too_few_characters"
-    if rules.max_characters is not None:
-        yield characters > rules.max_characters, "too_many_characters"
-
-
-def token_faults(tokens: Int64s, rules: FilterRules) -> Iterator[tuple[Mask, str]]:
-    """Which documents have too few or too many tokens."""
-    if rules.min_tokens is not None:
-        yield tokens < rules.min_tokens, "too_few_tokens"
-    if rules.max_tokens is not None:
-        yield tokens > rules.max_tokens, "too_many_tokens"
 
 
 HEAD_BYTES: Final = 1 << 20
@@ -50,6 +33,16 @@ DROPPED, FAILURE = "dropped_by_filter", "error_in_filter_function"
 MOST_REASONS: Final = 1000
 """A user's function that gives more different reasons than this is no count of reasons any more."""
 Int64s = npt.NDArray[np.int64]
+Faults = Iterator[tuple["Mask", str]]
+"""Which documents are at fault, and the reason."""
+
+
+def length_faults(lengths: Int64s, least: int | None, most: int | None, unit: str) -> Faults:
+    """Which documents have too few or too many characters or tokens."""
+    if least is not None:
+        yield lengths < least, f"too_few_{unit}"
+    if most is not None:
+        yield lengths > most, f"too_many_{unit}"
 
 
 class Filters:
@@ -58,41 +51,37 @@ class Filters:
     def __init__(self, rules: FilterRules) -> None:
         self._rules = rules
         self._rule_sets = list(_rule_sets(rules))
-        self._language: LanguageFilter | None = None
+        self._asked: list[Callable[[Any], str | None]] = []
+        """Why a document is dropped, one document after the other."""
         if rules.language is not None:
             from milldam.filters.language import LanguageFilter
 
-            self._language = LanguageFilter(rules.language)
+            self._asked.append(LanguageFilter(rules.language).fault)
         self._function: UserFunction | None = None
         if rules.function is not None:
             from milldam.text.user_functions import UserFunction
 
             self._function = UserFunction(rules.function)
+            self._asked.append(self._ask_function)
         self._reasons: set[str] = set()
 
-    def judge(self, texts: pa.LargeStringArray, verdicts: Verdicts, characters: Int64s | None = None) -> None:
-        """Mark what is dropped. `characters`: the true lengths, where a text is only the head of its document."""
-        if self._rules.min_characters is not None or self._rules.max_characters is not None:
-            if characters is None:
-                characters = character_counts(texts)
-            _mark(verdicts, character_faults(characters, self._rules))
+    def judge(self, texts: pa.LargeStringArray, verdicts: Verdicts) -> None:
+        """Mark what is dropped."""
+        rules = self._rules
+        if rules.min_characters is not None or rules.max_characters is not None:
+            characters = character_counts(texts)
+            _mark(verdicts, length_faults(characters, rules.min_characters, rules.max_characters, "characters"))
         if self._rule_sets:
             self._judge_by_layout(texts, verdicts)
-        if self._language is not None:
-            for position, text in _kept(texts, verdicts):
-                _mark_one(verdicts, position, self._language.fault(text))
-        if self._function is not None:
-            for position, text in _kept(texts, verdicts):
-                _mark_one(verdicts, position, self._ask_function(text.as_py()))
-
-    def character_fault(self, characters: int) -> str | None:
-        """A reason to drop a document of so many characters, by that alone."""
-        faults = character_faults(np.array([characters]), self._rules)
-        return next((reason for mask, reason in faults if mask[0]), None)
+        for ask in self._asked:
+            for position in np.flatnonzero(verdicts.keep).tolist():
+                reason = ask(head(texts[position : position + 1])[0])
+                if reason is not None:
+                    verdicts.drop_one(position, reason)
 
     def judge_tokens(self, lengths: Int64s, verdicts: Verdicts) -> None:
         """Mark what has too few or too many tokens."""
-        _mark(verdicts, token_faults(lengths, self._rules))
+        _mark(verdicts, length_faults(lengths, self._rules.min_tokens, self._rules.max_tokens, "tokens"))
 
     def _judge_by_layout(self, texts: pa.LargeStringArray, verdicts: Verdicts) -> None:
         positions = np.flatnonzero(verdicts.keep)
@@ -107,9 +96,9 @@ class Filters:
             for rule_set in self._rule_sets:
                 _mark(verdicts, rule_set(layout), where)
 
-    def _ask_function(self, text: str) -> str | None:
+    def _ask_function(self, text: Any) -> str | None:
         assert self._function is not None
-        result = self._function(text)
+        result = self._function(text.as_py())
         if result is True or result is None:
             return None
         if result is self._function.FAILED:
@@ -127,7 +116,7 @@ class Filters:
         return result
 
 
-def _rule_sets(rules: FilterRules) -> Iterator[Callable[[Layout], Iterator[tuple[Mask, str]]]]:
+def _rule_sets(rules: FilterRules) -> Iterator[Callable[[Layout], Faults]]:
     """Each is loaded where it is asked for."""
     c4 = C4Rules() if rules.c4 is True else rules.c4
     if c4:
@@ -146,7 +135,7 @@ def _rule_sets(rules: FilterRules) -> Iterator[Callable[[Layout], Iterator[tuple
         yield lambda layout: repetition_faults(layout, repetition)
 
 
-def _mark(verdicts: Verdicts, faults: Iterable[tuple[Mask, str]], where: Int64s | None = None) -> None:
+def _mark(verdicts: Verdicts, faults: Faults, where: Int64s | None = None) -> None:
     """Drop by masks over all documents, or over those at some positions."""
     for mask, reason in faults:
         if mask.any():
@@ -155,17 +144,6 @@ def _mark(verdicts: Verdicts, faults: Iterable[tuple[Mask, str]], where: Int64s 
                 which = np.zeros(len(verdicts.codes), dtype=bool)
                 which[where[mask]] = True
             verdicts.drop(which, reason)
-
-
-def _mark_one(verdicts: Verdicts, position: int, reason: str | None) -> None:
-    if reason is not None:
-        verdicts.drop_one(position, reason)
-
-
-def _kept(texts: pa.LargeStringArray, verdicts: Verdicts) -> Iterator[tuple[int, Any]]:
-    """Position and head of what is kept so far."""
-    for position in np.flatnonzero(verdicts.keep).tolist():
-        yield position, head(texts[position : position + 1])[0]
 
 
 def head(text: pa.LargeStringArray) -> pa.LargeStringArray:

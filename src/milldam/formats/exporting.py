@@ -42,7 +42,6 @@ from milldam.loader.stores import Store
 from milldam.memory import parse_size
 from milldam.rules import SETTINGS, AtLeastOne, Size
 from milldam.run import engine
-from milldam.run import job as frame
 from milldam.run.engine import Assigned, Make, Stage, Telling
 from milldam.run.folder import PLAN, RUN_FOLDER, RunFolder
 from milldam.run.pools import WorkPlan
@@ -54,7 +53,7 @@ from milldam.stores.kinds import Kind
 from milldam.stores.place import Folder
 
 RECORD_NAME = "milldam-export.json"
-EXPORT = Kind("export", RECORD_NAME, "milldam export", "an export that is not in its place", "Run it again.", "")
+EXPORT = Kind("export", RECORD_NAME, "milldam export", "an export that is not in its place", "Run it again.")
 _MASKED = ("hf", "parquet")
 """Formats with columns for what is trained on."""
 log = logging.getLogger("milldam")
@@ -112,7 +111,7 @@ def run_export(store: str | Path | Store, settings: ExportSettings, observer: Ob
     return summary
 
 
-def array_of(store: str | Path | Store, settings: ExportSettings) -> frame.ArrayWork[ExportSummary]:
+def array_of(store: str | Path | Store, settings: ExportSettings) -> engine.ArrayWork[ExportSummary]:
     """The same for tasks of a job array."""
     job = _job(store, settings)
     return engine.array_of(job, job.options, job.made_before, job.publish)
@@ -156,7 +155,7 @@ class ExportJob(engine.Job[ExportSummary]):
         asked |= {"shard_size": size} if "shard_size" in format.OPTIONS else {}
         read = {"files": len(chosen.shards), "bytes": chosen.tokens * chosen.dtype.itemsize}
         self._identity = Identity({"export": asked}, read | {"fingerprint": chosen.fingerprint})
-        self.options = frame.Options.of(settings, self._work, name=out)
+        self.options = engine.Options.of(settings, self._work, name=out)
 
     # ---- what is there ----
 

@@ -36,7 +36,6 @@ from milldam.input_files import version_of
 from milldam.memory import parse_size, usage
 from milldam.rules import SETTINGS, AtLeastOne, Size
 from milldam.run import engine
-from milldam.run import job as frame
 from milldam.run.engine import Assigned, Make, Stage, Telling
 from milldam.run.pools import WorkPlan, require_room
 from milldam.run.records import RECORDS, Record, Records, sweep
@@ -131,12 +130,12 @@ ImportSummary = Summary[ImportFacts]
 
 def run_import(settings: ImportSettings, observer: Observer | None = None) -> ImportSummary:
     """Do the import, or what is left of it."""
-    return engine.run(ImportJob(settings), frame.Options.of(settings), observer)
+    return engine.run(ImportJob(settings), engine.Options.of(settings), observer)
 
 
-def array_of(settings: ImportSettings) -> frame.ArrayWork[ImportSummary]:
+def array_of(settings: ImportSettings) -> engine.ArrayWork[ImportSummary]:
     """The same for tasks of a job array."""
-    return engine.array_of(ImportJob(settings), frame.Options.of(settings))
+    return engine.array_of(ImportJob(settings), engine.Options.of(settings))
 
 
 # ---- units ----

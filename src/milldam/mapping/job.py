@@ -45,7 +45,6 @@ from milldam.markup import counted
 from milldam.memory import usage
 from milldam.pipeline.rejects import first_reject, gather_rejects
 from milldam.run import engine
-from milldam.run import job as frame
 from milldam.run.engine import Stage
 from milldam.run.folder import FINISHED, PLAN, RunFolder
 from milldam.run.pools import WORK_BYTES, Workers, WorkPlan, fit_workers
@@ -91,11 +90,11 @@ def run_map(settings: MapSettings, observer: Observer | None = None, *, held_byt
         return engine.run(job, _options(settings, out, held_bytes), observer)
 
 
-def _options(settings: MapSettings, out: Path, held_bytes: int = 0) -> frame.Options:
-    return frame.Options.of(settings, out, held_bytes=held_bytes, adapts=True)
+def _options(settings: MapSettings, out: Path, held_bytes: int = 0) -> engine.Options:
+    return engine.Options.of(settings, out, held_bytes=held_bytes, adapts=True)
 
 
-def array_of(settings: MapSettings) -> frame.ArrayWork[MapSummary]:
+def array_of(settings: MapSettings) -> engine.ArrayWork[MapSummary]:
     """The same for tasks of a job array."""
     if settings.out is None:
         raise ConfigError(Setting("out"), ": name a folder for the table: other machines don't see this one's cache.")

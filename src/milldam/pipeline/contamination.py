@@ -26,9 +26,9 @@ from milldam.decontamination.matches import SCANNING_BYTES, Matches, MatchFinder
 from milldam.memory import Budget, usage
 from milldam.pipeline.evaluation_sets import Evaluation
 from milldam.rules import REPORT, EvaluationSet
-from milldam.run.engine import Assigned, Make, Stage, Telling, pooled
+from milldam.run.engine import Assigned, Make, Stage, Telling
 from milldam.run.folder import RunFolder
-from milldam.run.pools import SMALL_INPUT, TOKENIZER_FACTOR, LocalPool, Workers, fit_workers, require_room
+from milldam.run.pools import SMALL_INPUT, TOKENIZER_FACTOR, Pool, Workers, fit_workers, require_room
 from milldam.run.records import Record, Records
 from milldam.run.session import session
 from milldam.run.summary import Observer, Quiet
@@ -65,7 +65,7 @@ def find_contamination(
     with (
         tempfile.TemporaryDirectory(prefix="milldam-contamination-") as place,
         RunFolder(Path(place) / "work", TOKENS) as run_folder,
-        session(run_folder, observer or Quiet(), budget, LocalPool(budget.limit_bytes)) as work,
+        session(run_folder, observer or Quiet(), budget, Pool(budget.limit_bytes)) as work,
     ):
         folder, evaluation = Path(place), Evaluation(sets, place)
         require_room(budget, {"evaluation sets": usage().anonymous + evaluation.building_bytes})
@@ -75,10 +75,10 @@ def find_contamination(
         loaded = TOKENIZER_FACTOR * len(store.place.read("tokenizer.json") or b"") + SCANNING_BYTES + DECODING_BYTES
         held = usage().anonymous
         count = fit_workers(budget, held, loaded, useful, forked=work.pool.forks)
-        team = Workers(count, 1, alone=fit_workers(budget, held, loaded, useful))
+        team = Workers(count, 1)
         records = Records(run_folder.journal, "scanned.jsonl", folder, Keys(np.arange(units, dtype=np.uint64)))
         load = Scanning(store, units, index, folder)
-        work.work(pooled(Stage("decontaminate", load, records, workers=team), run_folder, count))
+        work.work(Stage("decontaminate", load, records, workers=team))
 
         def matches() -> Iterator[tuple[int, Matches]]:
             for _, record in records.in_plan_order():  # to who reads of it, a store is one unit

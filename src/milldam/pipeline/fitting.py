@@ -196,18 +196,16 @@ class Fitting:
 
             loaded += SCANNING_BYTES
         count = self.fit(loaded, useful, forked=self.pool.forks)
-        alone = self.fit(loaded, useful)
-        return Workers(count, max(1, self.cores // count), here=self.one_process, alone=alone)
+        return Workers(count, max(1, self.cores // count), here=self.one_process)
 
     def tokenizers(self, planned: dict[str, Any]) -> Workers:
-        """Who encodes: as many as are planned, or as the budget holds where each has to load for itself.
+        """Who encodes: as many as are planned.
 
         A forked worker whose encoder has little room left is replaced: a new one has the encoder without its caches,
         and shares it again, where renewing it would make a copy.
         """
         count, most = int(planned["workers"]), self.share_bytes(planned) - TABLE_BYTES
-        alone = self.fit(self.loaded_bytes, count)
-        return Workers(count, max(1, self.cores // count), here=self.one_process, alone=alone, worker_bytes=most)
+        return Workers(count, max(1, self.cores // count), here=self.one_process, worker_bytes=most)
 
     @property
     def one_process(self) -> bool:

@@ -34,9 +34,9 @@ from milldam.pipeline.judging import Selection
 from milldam.pipeline.preparing import prepare
 from milldam.pipeline.tokenizing import TokenizeLoad
 from milldam.run import engine
+from milldam.run.engine import ArrayWork, Options, Stage
 from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
-from milldam.run.job import ArrayWork, Options
-from milldam.run.pools import LocalPool, WorkPlan, least_bytes, least_grouping_bytes, require_room
+from milldam.run.pools import Pool, WorkPlan, least_bytes, least_grouping_bytes, require_room
 from milldam.run.records import RECORDS, Records
 from milldam.run.session import Session, session
 from milldam.run.summary import Observer, Quiet
@@ -179,7 +179,7 @@ class TokenJob(engine.Job[TextSummary]):
 
     # ---- work ----
 
-    def stages(self, run: Session) -> Iterator[engine.Stage]:
+    def stages(self, run: Session) -> Iterator[Stage]:
         config, prepared, folder, fitting = self._config, self._prepared, run.folder, self._fitting
         units = len(folder.units)
         readers = fitting.readers(units)
@@ -211,7 +211,7 @@ class TokenJob(engine.Job[TextSummary]):
 
         wanted = takewhile(lambda _: not self._is_full(records), records.pending())
         workers = fitting.tokenizers(self._workers)
-        yield engine.Stage("tokenize", self._load(run), records, Unit.from_json, workers, facts, wanted)
+        yield Stage("tokenize", self._load(run), records, Unit.from_json, workers, facts, wanted)
         if config.counts_tokens:
             from milldam.pipeline.arranging import arrange
 
@@ -309,7 +309,7 @@ def plan_job(config: Config) -> PlannedJob:
     with (
         tempfile.TemporaryDirectory(prefix="milldam-plan-") as place,
         RunFolder(Path(place) / "plan", TOKENS) as folder,
-        session(folder, Quiet(), budget, LocalPool(budget.limit_bytes)) as run,
+        session(folder, Quiet(), budget, Pool(budget.limit_bytes)) as run,
     ):
         identity = job.prepare(run)
         state = _state_of(config, identity)

@@ -1,12 +1,8 @@
-"""The rejects of all parts -> lines of one file, in plan order, with the line in the whole file; and what they tell of
-damaged files.
+"""What parts of units set aside: rejected records, and dropped documents when they are wanted; a file of each kind for
+a part, in the run folder, gathered at the end in plan order.
 
-A slice counts lines from where it begins; the lines before that are counted here, and only when there is a reject
-to place. Streams.
-
-What a part of a unit sets aside: rejected records, and dropped documents when they are wanted.
-
-A file of each kind per part, which appears when the part is committed, in the run folder; gathered at the end.
+A slice counts lines from where it begins; the lines before that are counted here, and only when there is a reject to
+place. Streams.
 """
 
 from __future__ import annotations
@@ -26,7 +22,14 @@ from milldam.sources.batch import Reject
 from milldam.sources.compression import open_bytes, read_blocks
 from milldam.sources.records import count_line_ends
 
-NAME = "rejects.jsonl"
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+NAME, REJECTS, DROPPED = "rejects.jsonl", "rejects-", "dropped-"
+"""Of all parts; and how the names of files of parts begin."""
+_FRAME_BYTES = 1 << 20
 _FILES_SHOWN = 3
 _BLOCK = 1 << 20
 
@@ -92,12 +95,10 @@ def first_reject(out: Path, name: str = NAME) -> str:
 def _read(parts: Iterable[Path]) -> Iterator[dict[str, Any]]:
     for part in parts:
         with part.open("rb") as lines:
-            for line in lines:
-                value = unseal_line(line)
+            for value in map(unseal_line, lines):
                 if value is None:
-                    raise StoreError(
-                        f"{part}: damaged. Remove it and run the same command again: its unit is then redone."
-                    )
+                    advice = "Remove it and run the same command again: its unit is then redone."
+                    raise StoreError(f"{part}: damaged. {advice}")
                 yield value
 
 
@@ -128,25 +129,18 @@ class _LineCounter:
         return self._count
 
 
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
-REJECTS, DROPPED = "rejects-", "dropped-"
-"""How the names of files of parts begin."""
-_FRAME_BYTES = 1 << 20
+# ---- the files of a part ----
 
 
 class _PartFile:
-    """A file of a part of a unit: it appears when it is committed, if anything was written to it."""
+    """Use it as a context manager: it appears when it is committed, if anything was written to it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: NewFile | None = None
 
     def _write(self, data: bytes) -> None:
-        if self._file is None:
-            self._file = NewFile(self._path)
+        self._file = self._file or NewFile(self._path)
         self._file.write(data)
 
     def commit(self) -> dict[str, dict[str, Any]]:
@@ -156,16 +150,12 @@ class _PartFile:
         self._path.unlink(missing_ok=True)
         return {}
 
-    def discard(self) -> None:
-        """Leave nothing, unless it was committed."""
-        if self._file is not None:
-            self._file.discard()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.discard()
+        if self._file is not None:
+            self._file.discard()
 
 
 class RejectFile(_PartFile):

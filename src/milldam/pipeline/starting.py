@@ -54,7 +54,7 @@ def _server_ahead(config: Config) -> Iterator[ForkedWorkers | None]:
         return
     from milldam.run.fork import ForkedWorkers
 
-    server = ForkedWorkers(1)
+    server = ForkedWorkers()
     try:
         server.expect(WORKER_MODULES if config.chat is None else WORKER_MODULES + _CHAT_MODULES)
         yield server

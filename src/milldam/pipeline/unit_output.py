@@ -225,6 +225,6 @@ class UnitSink:
 
     def __exit__(self, *_: object) -> None:
         self._shards.discard()
-        self._rejects.discard()
-        if self._dropped is not None:
-            self._dropped.discard()
+        for aside in (self._rejects, self._dropped):
+            if aside is not None:
+                aside.__exit__()

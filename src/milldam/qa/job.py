@@ -36,7 +36,6 @@ from milldam.qa.store import FeatureStore, Form
 from milldam.qa.template import Template
 from milldam.qa.windows import VERSION, Windower, Windows, load_qa_tokenizer, load_windower
 from milldam.run import engine
-from milldam.run import job as frame
 from milldam.run.engine import Assigned, Make, Stage, Telling
 from milldam.run.pools import TOKENIZER_FACTOR, WorkPlan, fit_workers
 from milldam.run.records import RECORDS, Record, Records, sweep
@@ -114,12 +113,12 @@ def prepare(
 
 def run_qa(settings: QASettings, observer: Observer | None = None, *, held_bytes: int = 0) -> QASummary:
     """Do the job, or what is left of it. `held_bytes`: memory that the calling program holds already."""
-    return engine.run(QAJob(settings), frame.Options.of(settings, held_bytes=held_bytes), observer)
+    return engine.run(QAJob(settings), engine.Options.of(settings, held_bytes=held_bytes), observer)
 
 
-def array_of(settings: QASettings) -> frame.ArrayWork[QASummary]:
+def array_of(settings: QASettings) -> engine.ArrayWork[QASummary]:
     """The same for tasks of a job array."""
-    return engine.array_of(QAJob(settings), frame.Options.of(settings))
+    return engine.array_of(QAJob(settings), engine.Options.of(settings))
 
 
 @dataclass(frozen=True, slots=True)

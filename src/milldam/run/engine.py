@@ -1,5 +1,6 @@
-"""Jobs as units -> read -> steps -> sink -> record: what a job has to say, and what is done for it.
+"""Jobs as units -> read -> steps -> sink -> record: what a job has to say, and the only loop.
 
+    lock       the run folder
     prepare    everything that can be wrong is found; the identity: what the result depends on
     units      slices of the input, each with a key, listed on disk; as many workers as the budget holds
     stages     one after the other, as the job yields them: the keys of a stage may need what an earlier one decided
@@ -7,100 +8,51 @@
 
 A stage brings a `Load`, which pickles; a worker builds `make` of it once. `make` takes a unit, reads it batch by batch,
 sends each batch through its steps into a sink, and yields a record for every part whose files are durable. A unit whose
-last record is there is never made again; one that is begun goes on behind its last part, with what that record says.
+last record is there is never made again; one that is begun goes on behind its last part, with what that record says. So
+the same call resumes after a kill, redoes what changed of an input that changed, and does nothing when nothing did.
 
-Jobs of this kind: tokenize, preprocess, feeds, export, import, map. QA stands on run/job.py until it has moved.
+What one job can, all can: run on this machine, on a Ray cluster, as tasks of a job array; be interrupted and resumed;
+be watched by `milldam status`; keep to a budget.
 """
 
 from __future__ import annotations
 
-import time
+import contextlib
 from abc import ABC, abstractmethod
-from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import numpy as np
-
-from milldam.memory import usage
-from milldam.run import job as frame
-from milldam.run.folder import NEW, RunFolder
-from milldam.run.pools import SMALL_INPUT, Workers, WorkPlan, fit_workers, make_plan
-from milldam.run.records import RECORDS, Record, Records
-from milldam.run.session import Session
-from milldam.run.session import Stage as PooledStage
-from milldam.run.summary import Observer
-from milldam.run.tasks import PART, PROGRESS, Report, Work
+from milldam.errors import ConfigError, MilldamError, NotReadyError, Setting, StoreError, os_error
+from milldam.memory import Budget, usage
+from milldam.run.folder import FINISHED, NEW, PREPARE_FIRST, UNFINISHED, RunFolder
+from milldam.run.pools import SMALL_INPUT, Workers, WorkPlan, fit_workers, pool_for
+from milldam.run.records import RECORDS, Records
+from milldam.run.session import Session, session
+from milldam.run.summary import Observer, Quiet
+from milldam.run.tasks import FINISH, PREPARE, ArrayTask, Assigned, Load, Make, Telling
 from milldam.run.units import Identity, PlannedUnit, UnitList
 from milldam.stores.kinds import Kind
 
+if TYPE_CHECKING:
+    from milldam.run.fork import ForkedWorkers
+
+__all__ = [
+    "ArrayWork",
+    "Assigned",
+    "Job",
+    "Load",
+    "Make",
+    "Options",
+    "Stage",
+    "Telling",
+    "array_of",
+    "plan_work",
+    "run",
+]
+
 S = TypeVar("S")
-REPORT_SECONDS = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class Assigned:
-    """A unit as a worker gets it."""
-
-    unit: Any
-    key: str
-    size: int
-    """Bytes of input."""
-    begun: Record | None = None
-    """The last part that an earlier run left; None: the unit is not begun."""
-    facts: dict[str, Any] = field(default_factory=dict)
-    """JSON that only the job understands: which rows are wanted, the key of what an earlier stage left."""
-
-    @property
-    def next_part(self) -> int:
-        return 0 if self.begun is None else self.begun.part + 1
-
-
-class Telling:
-    """Tells now and then how a unit gets on, and where its time goes."""
-
-    def __init__(self, report: Report, size: int) -> None:
-        self._report, self._size = report, size
-        self._counts: Counter[str] = Counter(documents=0, tokens=0, input_bytes=0)
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._last, self._lap = time.monotonic(), time.perf_counter()
-
-    def lap(self, step: str | None = None) -> None:
-        """Book the time since the last lap under a step, or leave it out."""
-        now = time.perf_counter()
-        if step is not None:
-            self.seconds[step] += now - self._lap
-        self._lap = now
-
-    def add(self, **counts: int) -> None:
-        self._counts.update(counts)
-        # Of what is compressed, what comes out of it is more than what it takes.
-        self._counts["input_bytes"] = min(self._size, self._counts["input_bytes"])
-        if time.monotonic() - self._last > REPORT_SECONDS:
-            self.tell()
-
-    def reached(self, input_bytes: int) -> None:
-        """So much of its input is through."""
-        self._counts["input_bytes"] = input_bytes
-        self.tell()
-
-    def end(self) -> None:
-        self.reached(self._size)
-
-    def tell(self, **measured: int) -> None:
-        self._last = time.monotonic()
-        told = {"counts": dict(self._counts), "seconds": dict(self.seconds)}
-        self._report(PROGRESS, told | {"anonymous_bytes": usage().anonymous} | measured)
-
-
-Make = Callable[[Assigned, Telling], Iterator[Record]]
-
-
-class Load(Protocol):
-    """What crosses to a worker: settings, and where to find the rest."""
-
-    def load(self) -> Make: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,18 +96,20 @@ class Job(ABC, Generic[S]):
         """Look at settings and input (`run.folder.inputs.write`)."""
 
     @abstractmethod
-    def units(self, run: Session) -> Iterable[PlannedUnit]: ...
+    def units(self, run: Session) -> Iterable[PlannedUnit]:
+        """Refuse what can be refused before the last one: nothing in the folder has changed yet."""
 
     def files(self, run: Session) -> dict[str, bytes]:
         """Small files of the result that are there from the start."""
         return {}
 
     def plan_facts(self, run: Session) -> dict[str, Any]:
-        """What this job says of its plan, by the names of `make_plan` and `WorkPlan`; the units are listed."""
+        """What this job says of its plan, by the names of `WorkPlan`; the units are listed."""
         return {}
 
     @abstractmethod
-    def stages(self, run: Session) -> Iterator[Stage]: ...
+    def stages(self, run: Session) -> Iterator[Stage]:
+        """Each is done when the next one is asked for."""
 
     @abstractmethod
     def finish(self, run: Session, plan: WorkPlan) -> S:
@@ -166,74 +120,99 @@ class Job(ABC, Generic[S]):
         """The summary of a result that was made from the same; None: it is not whole, so that something is to do."""
 
 
-def run(job: Job[S], options: frame.Options, observer: Observer | None = None) -> S:
-    """Do a job, or what is left of it."""
-    return frame.run(_InFrame(job), options, observer)
-
-
-def array_of(
-    job: Job[S],
-    options: frame.Options,
-    made_before: Callable[[bool], S | None] = lambda anew: None,
-    publish: Callable[[], None] = lambda: None,
-) -> frame.ArrayWork[S]:
-    """The same for tasks of a job array."""
-    return frame.ArrayWork(_InFrame(job), options, made_before, publish)
-
-
 @dataclass(frozen=True, slots=True)
-class _Identified:
-    identity: Identity
+class Options:
+    """How a job is run: nothing here changes its result."""
+
+    out: Path
+    memory: str | int | None = None
+    executor: str = "local"
+    address: str | None = None
+    overwrite: bool = False
+    name: Path | None = None
+    """What messages call the result, when it is not the folder."""
+    held_bytes: int = 0
+    """Memory that the calling program holds already; the limit comes on top of it."""
+    adapts: bool = False
+    """What was made with other settings is not refused: its units have other keys, and are made again."""
+    server: ForkedWorkers | None = None
+    """Begun ahead, to start workers."""
+
+    @classmethod
+    def of(cls, settings: Any, out: Path | None = None, **more: Any) -> Options:
+        """As a job's settings say, which have all of these. `out`: when it is made elsewhere."""
+        chosen = settings.memory, settings.executor, settings.address, settings.overwrite
+        return cls(out or Path(settings.out or ""), *chosen, **more)
 
 
-class _InFrame(Generic[S]):
-    """A job as run/job.py takes it."""
-
-    def __init__(self, job: Job[S]) -> None:
-        self._job, self.kind = job, job.kind
-
-    def require_shareable(self) -> None:
-        """What other machines can't do is refused when the job is made."""
-
-    def pieces(self) -> dict[str, int | None]:
-        return dict.fromkeys(self._job.stage_names)
-
-    def prepare(self, run: Session) -> _Identified:
-        return _Identified(self._job.prepare(run))
-
-    def has_results(self, folder: RunFolder) -> bool:
-        return next(folder.journal.read(RECORDS), None) is not None
-
-    def plan(self, run: Session, prepared: _Identified, begin: str) -> WorkPlan:
-        folder = run.folder
-        if self._job.read_once or folder.needs_plan(prepared.identity, begin):
-            folder.stage(self._job.units(run))
-            if begin == NEW and self._job.outputs is None:
-                folder.journal.forget(RECORDS)
-            folder.start(prepared.identity, self._job.files(run), outputs=self._job.outputs if begin == NEW else None)
-        elif folder.task is None:
-            folder.provide(self._job.files(run))
-        return plan_work(run, self._job)
-
-    def stages(self, run: Session, prepared: _Identified, plan: WorkPlan) -> Generator[PooledStage, None, None]:
-        for stage in self._job.stages(run):
-            yield pooled(stage, run.folder, plan.workers)
-
-    def finish(self, run: Session, prepared: _Identified, plan: WorkPlan, done: None) -> S:
-        return self._job.finish(run, plan)
-
-    def up_to_date(self, run: Session, prepared: _Identified) -> S | None:
-        return self._job.up_to_date(run)
+def run(job: Job[S], options: Options, observer: Observer | None = None) -> S:
+    """Do a job, or what is left of it."""
+    with _at_work(job, options, observer) as work:
+        identity = job.prepare(work)
+        begin = _where_to_begin(job, work.folder, identity, options)
+        if begin == FINISHED:
+            work.folder.tidy()
+            if (summary := job.up_to_date(work)) is not None:
+                return summary
+            begin = UNFINISHED
+        plan = _plan(job, work, identity, begin)
+        for stage in job.stages(work):
+            work.work(stage)
+        return _finish(job, work, plan)
 
 
-def plan_work(run: Session, job: Job[Any]) -> WorkPlan:
+@contextlib.contextmanager
+def _at_work(
+    job: Job[S], options: Options, observer: Observer | None, task: ArrayTask | None = None
+) -> Iterator[Session]:
+    """A session in the job's run folder, which is locked meanwhile."""
+    budget = Budget.of(options.memory, options.held_bytes)
+    try:
+        with RunFolder(options.out, job.kind, name=options.name, task=task) as folder:
+            pool = pool_for(options.executor, options.address, budget.limit_bytes, options.server)
+            with session(folder, observer or Quiet(), budget, pool) as work:
+                yield work
+    except OSError as error:
+        if error.errno is None:  # not of the system
+            raise
+        raise os_error(error, None if error.filename else options.name or options.out) from error
+
+
+def _where_to_begin(job: Job[S], folder: RunFolder, identity: Identity, options: Options) -> str:
+    names = (RECORDS, *(f"{stage}.jsonl" for stage in job.stage_names))
+    has_results = any(next(folder.journal.read(name), None) is not None for name in names)
+    return folder.where_to_begin(identity, overwrite=options.overwrite, has_results=has_results, adapts=options.adapts)
+
+
+def _plan(job: Job[S], work: Session, identity: Identity, begin: str) -> WorkPlan:
+    """Have the units listed in the folder, and settle who works on them."""
+    folder = work.folder
+    if folder.refusal is not None:
+        raise folder.refusal
+    if begin == NEW:
+        work.monitor.restart()
+    else:
+        folder.tidy()
+    changes = () if begin == NEW else tuple(folder.inputs.changes())
+    if job.read_once or folder.needs_plan(identity, begin):
+        folder.stage(job.units(work))
+        if begin == NEW and job.outputs is None:
+            folder.journal.forget(RECORDS)
+        folder.start(identity, job.files(work), outputs=job.outputs if begin == NEW else None)
+    else:
+        folder.provide(job.files(work))
+    plan = replace(plan_work(work, job), changes=changes)
+    work.observer.planned(plan)
+    return plan
+
+
+def plan_work(work: Session, job: Job[Any]) -> WorkPlan:
     """As many workers for the listed units as are wanted, useful and fit into the budget."""
-    sizes = run.folder.units.sizes()
-    units, input_bytes, held = len(sizes), int(sizes.sum()), usage().anonymous
-    cores = run.pool.cores if job.workers is None else job.workers
+    sizes, held = work.folder.units.sizes(), usage().anonymous
+    units, input_bytes = len(sizes), int(sizes.sum())
+    cores = work.pool.cores if job.workers is None else job.workers
     useful = 1 if input_bytes < SMALL_INPUT else max(1, min(units, cores))
     facts = {
-        "workers": 0,
         "useful": useful,
         "cores": cores,
         "held_bytes": held,
@@ -241,50 +220,133 @@ def plan_work(run: Session, job: Job[Any]) -> WorkPlan:
         "input_bytes": input_bytes,
         "shard_size": input_bytes // max(1, units),
         "stages": job.stage_names,
-        "pieces": dict.fromkeys(job.stage_names, units),
-        "encoder": "",
-        "encoder_note": "",
-        **job.plan_facts(run),
+        **job.plan_facts(work),
     }
-    facts["workers"] = facts["workers"] or fit_workers(run.budget, held, 0, useful, own_bytes=job.batch_bytes)
-    return make_plan(run.budget, kind=WorkPlan, **facts)
+    if not facts.get("workers"):
+        facts["workers"] = fit_workers(work.budget, held, 0, useful, own_bytes=job.batch_bytes)
+    plan = WorkPlan.of(work.budget, **facts)
+    work.workers = plan.workers
+    return plan
 
 
-def pooled(stage: Stage, folder: RunFolder, workers: int) -> PooledStage:
-    """A stage as executors take it."""
-    records, parse, todo, listed = stage.records, stage.parse, stage.todo, stage.listed or folder.units
-    sizes = np.zeros(len(records.keys), np.int64) if parse is None else listed.sizes()
+def _finish(job: Job[S], work: Session, plan: WorkPlan) -> S:
+    work.pool.close()
+    work.enter("finish")
+    summary = job.finish(work, plan)
+    work.folder.presence.tell({"stage": "finished", "units": plan.units, "units_done": plan.units})
+    return summary
 
-    def assign(number: int) -> Assigned:
-        unit = number if parse is None else listed.at(number, parse)
-        return Assigned(unit, records.keys[number], int(sizes[number]), records.begun(number), stage.facts(number))
 
-    return PooledStage(
-        stage.name,
-        _Making(stage.load),
-        records.pending() if todo is None else iter(todo),
-        assign,
-        stage.workers or Workers(workers, 1),
-        records.add,
-        total=len(todo) if isinstance(todo, Sequence) else len(records.keys),
-        done=0 if isinstance(todo, Sequence) else records.complete,
-        input_bytes=int(sizes[list(todo)].sum()) if isinstance(todo, Sequence) else records.pending_bytes(sizes),
-    )
+# ---- the same job as tasks of a job array, on machines that see its output folder ----
 
 
 @dataclass(frozen=True, slots=True)
-class _Making:
-    """The task of a stage: every record goes to the journal as it comes."""
+class ArrayWork(Generic[S]):
+    """A job for the tasks of a job array."""
 
-    loads: Load
+    job: Job[S]
+    options: Options
+    made_before: Callable[[bool], S | None] = lambda anew: None
+    """Tells of a result that is up to date in a place of its own, unless it is to be made anew."""
+    publish: Callable[[], None] = lambda: None
+    """Puts a finished result in its place."""
 
-    def start(self) -> Work:
-        make = self.loads.load()
+    def run(self, task: ArrayTask, observer: Observer | None = None) -> S | None:
+        """Do what is left of a task. PREPARE plans for the others; FINISH makes the result and gives its summary.
 
-        def work(assigned: Assigned, report: Report) -> None:
-            telling = Telling(report, assigned.size)
-            for record in make(assigned, telling):
-                report(PART, record)
-            telling.end()
+        Raises NotReadyError when the job is not prepared or a stage before is not done, TaskHeldError when somebody is
+        at work on this task.
+        """
+        summary = self.made_before(self.options.overwrite and task.stage == PREPARE)
+        if summary is None and task.stage == PREPARE:
+            self._prepare(observer)
+        elif summary is None and task.stage == FINISH:
+            summary = self._finish(observer)
+            self.publish()
+        elif summary is None:
+            self._share(task, observer)
+        return summary if task.stage == FINISH else None
 
-        return work
+    def _prepare(self, observer: Observer | None) -> None:
+        """Check and plan the job; what is there of it already stays."""
+        with _at_work(self.job, self.options, observer) as work:
+            identity = self.job.prepare(work)
+            begin = _where_to_begin(self.job, work.folder, identity, self.options)
+            if begin != FINISHED:
+                _plan(self.job, work, identity, begin)
+                # What stands before the first stage is settled once, for all tasks.
+                next(self.job.stages(work), None)
+                work.folder.presence.forget_tasks()
+
+    def _share(self, task: ArrayTask, observer: Observer | None) -> None:
+        """Do what is left of a task of a stage, beside others that do theirs."""
+        with _at_work(self.job, self.options, observer, task) as work:
+            presence = work.folder.presence
+            try:
+                identity = self.job.prepare(work)
+                if work.folder.require_same(identity) != FINISHED:
+                    if not work.folder.lists_units():
+                        named = f"{work.folder.folder / 'units.jsonl'} or units.offsets"
+                        raise StoreError(f"{named}: damaged. Make it again: {PREPARE_FIRST}")
+                    work.observer.planned(plan_work(work, self.job))
+                    self._one_stage(work, task)
+            except MilldamError as error:
+                presence.tell(presence.told() | {"stage": task.stage, "state": "failed", "message": str(error)})
+                raise
+            presence.tell(presence.told() | {"stage": task.stage, "state": "done"})
+
+    def _one_stage(self, work: Session, task: ArrayTask) -> None:
+        names = self.job.stage_names
+        if task.stage not in names:
+            raise ConfigError(
+                Setting("stage"),
+                f": {task.stage}: this job has the stages {', '.join(names)}; {PREPARE} before and {FINISH} after.",
+            )
+        for stage in self.job.stages(work):
+            if stage.name == task.stage:
+                work.work(stage, task)
+                return
+            if stage.name in names and names.index(stage.name) > names.index(task.stage):
+                return  # nothing of the stage was left to do
+            _require_done(stage, task.stage)
+
+    def _finish(self, observer: Observer | None) -> S:
+        """Make the store of what array tasks have done. Raises NotReadyError when something of theirs is left."""
+        with _at_work(self.job, self.options, observer) as work:
+            folder = work.folder
+            if folder.is_new():
+                raise NotReadyError(f"{folder.name}: not prepared. First: {PREPARE_FIRST}")
+            identity = self.job.prepare(work)
+            was_finished = folder.require_same(identity) == FINISHED
+            if was_finished and (summary := self.job.up_to_date(work)) is not None:
+                return summary
+            plan = _plan(self.job, work, identity, UNFINISHED)
+            for stage in self.job.stages(work):
+                # What a finished store has lost is made again here: tasks leave it alone.
+                if stage.name in self.job.stage_names and not was_finished:
+                    _require_done(stage, FINISH)
+                else:
+                    work.work(stage)
+            return _finish(self.job, work, plan)
+
+
+def array_of(
+    job: Job[S],
+    options: Options,
+    made_before: Callable[[bool], S | None] = lambda anew: None,
+    publish: Callable[[], None] = lambda: None,
+) -> ArrayWork[S]:
+    """The same for tasks of a job array."""
+    if options.executor != "local":
+        raise ConfigError(Setting("executor"), f": {options.executor}: array tasks work each on its own machine.")
+    return ArrayWork(job, options, made_before, publish)
+
+
+def _require_done(stage: Stage, wanted: str) -> None:
+    units = stage.records.pending() if stage.todo is None else stage.todo
+    if next(iter(units), None) is not None:
+        raise NotReadyError(
+            Setting("stage"),
+            f": {wanted}: the stage {stage.name} before it is not done. Run its tasks first; "
+            "the job's own command does all that is left on one machine.",
+        )

@@ -12,14 +12,8 @@
 The manifest in the output folder is what makes it a store. While a plan is there that the manifest was not made from,
 the store is being made, or updated: until the new manifest takes its place, the old store stays whole.
 
-`WorkFolder` is for a job whose result is no run folder of its own:
-
-    beside OUT: `.OUT.milldam-JOB`    OUT appears at once, when it is whole: a rename on the same disk
-    in OUT: `OUT/.milldam-JOB`        OUT is updated in place, and may be a mount point
-    elsewhere                         OUT is not on this machine, or not to be written to
-
-It has `run/`, as of any job (plan, records, lock, status), and `files/`, what will be OUT, or in it. When the job is
-done it is removed; what OUT was made from is kept in OUT.
+A job whose result is no run folder of its own (export) has one beside OUT, `.OUT.milldam-JOB`, so that OUT appears at
+once, by a rename; it is removed when the job is done.
 
 Array tasks work beside each other; a run that is no array's works beside nobody.
 """
@@ -37,7 +31,6 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -88,6 +81,7 @@ class Presence:
 
     def enter(self, name: Path) -> None:
         """Take the lock. Raises TaskHeldError when the same task is at work, RunHeldError when another run is."""
+        held = RunHeldError(f"{name}: another run is using it. `milldam status {name}` shows it.")
         with explain_os_errors(self.own):
             self.own.mkdir(parents=True, exist_ok=True)
             try:
@@ -96,17 +90,14 @@ class Presence:
             except Timeout:
                 if self._task is not None:
                     raise TaskHeldError(f"{name}: another task is running {self._task.label}.") from None
-                raise _held(name) from None
-        if any(map(_is_held, self._rivals())):
+                raise held from None
+        # Who would do the same units: a whole run, any task beside it, and tasks that are cut in another way.
+        rivals = self._task_folders()
+        if self._task is not None:
+            rivals = [self._folder, *(folder for folder in rivals if self._task.overlaps(folder.name))]
+        if any(map(_is_held, rivals)):
             self.leave()
-            raise _held(name)
-
-    def _rivals(self) -> list[Path]:
-        """Who would do the same units: a whole run, any task beside it, and tasks that are cut in another way."""
-        tasks = self._task_folders()
-        if self._task is None:
-            return tasks
-        return [self._folder, *(folder for folder in tasks if self._task.overlaps(folder.name))]
+            raise held
 
     def leave(self) -> None:
         self._lock.release()
@@ -127,27 +118,22 @@ class Presence:
 
     def told(self) -> dict[str, Any]:
         """What was last told; nothing when that is damaged: it is not synced, and a power failure may tear it."""
-        return _read(self.own)
+        return read_sealed(self.own / _STATUS) or {}
 
     def forget(self) -> None:
         (self.own / _STATUS).unlink(missing_ok=True)
 
     def told_by_tasks(self) -> dict[str, dict[str, Any]]:
         """What each array task last told, by its label; `held`: whether it is at work."""
-        return {folder.name: _read(folder) | {"held": _is_held(folder)} for folder in self._task_folders()}
+        return {
+            folder.name: (read_sealed(folder / _STATUS) or {}) | {"held": _is_held(folder)}
+            for folder in self._task_folders()
+        }
 
     def forget_tasks(self) -> None:
         """Drop what array tasks of an earlier round told: they come again."""
         for folder in self._task_folders():
             (folder / _STATUS).unlink(missing_ok=True)
-
-
-def _held(name: Path) -> RunHeldError:
-    return RunHeldError(f"{name}: another run is using it. `milldam status {name}` shows it.")
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    return read_sealed(folder / _STATUS) or {}
 
 
 def _is_held(folder: Path) -> bool:
@@ -171,25 +157,6 @@ RUN_FOLDER, PLAN = "run", "plan.json"
 PREPARE_FIRST = "milldam run-units --stage prepare COMMAND..."
 FINISHED, UNFINISHED, NEW = "finished", "unfinished", "new"
 _CHANGES_SHOWN = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What a folder holds, as it was when it was looked at."""
-
-    has_store: bool
-    has_plan: bool
-    made: Identity | None
-    """What the store was made from; None: there is none, or that can't be told."""
-    planned: Identity | None
-    """What is to be made; None: nothing, or the plan is damaged."""
-
-    @property
-    def state(self) -> str:
-        """FINISHED: a store, and no plan for another. UNFINISHED: a store is being made or updated. NEW: neither."""
-        if not self.has_store:
-            return UNFINISHED if self.has_plan else NEW
-        return UNFINISHED if self.has_plan and self.planned != self.made else FINISHED
 
 
 class RunFolder:
@@ -250,43 +217,45 @@ class RunFolder:
 
     # ---- what the folder holds ----
 
-    def contents(self) -> Contents:
-        """Look once: the manifest may be large."""
-        has_store, has_plan = (self.out / self.kind.manifest).exists(), (self.folder / PLAN).exists()
-        made = None
-        if has_store:
-            with contextlib.suppress(StoreError):
-                made = Identity.of_store(self.out, self.kind)
-        return Contents(has_store, has_plan, made, self._planned())
-
-    def _planned(self) -> Identity | None:
-        plan = self.plan()
-        return Identity(plan["settings"], plan["input"], plan["tokenizer_name"]) if plan else None
-
-    def state(self) -> str:
-        return self.contents().state
-
     def is_new(self) -> bool:
         """Without a look into the manifest."""
         return not (self.out / self.kind.manifest).exists() and not (self.folder / PLAN).exists()
 
-    def identity(self, found: Contents | None = None) -> Identity:
+    def made(self) -> Identity | None:
+        """What the store was made from; None: there is none, or that can't be told. The manifest may be large."""
+        with contextlib.suppress(StoreError):
+            return Identity.of_store(self.out, self.kind) if (self.out / self.kind.manifest).exists() else None
+        return None
+
+    def plan(self) -> dict[str, Any]:
+        """What was written down when the run began; empty where there is none, or it is damaged."""
+        return read_sealed(self.folder / PLAN) or {}
+
+    def planned(self) -> Identity | None:
+        """What is to be made; None: nothing, or the plan is damaged."""
+        plan = self.plan()
+        return Identity(plan["settings"], plan["input"], plan["tokenizer_name"]) if plan else None
+
+    def state(self) -> str:
+        """FINISHED: a store, and no plan for another. UNFINISHED: a store is being made or updated. NEW: neither."""
+        has_plan = (self.folder / PLAN).exists()
+        if not (self.out / self.kind.manifest).exists():
+            return UNFINISHED if has_plan else NEW
+        return UNFINISHED if has_plan and self.planned() != self.made() else FINISHED
+
+    def identity(self) -> Identity:
         """What the store in the folder is, or is to be, made from. Raises StoreError when that can't be told."""
-        found = found or self.contents()
-        if found.state == FINISHED:
-            return found.made or Identity.of_store(self.out, self.kind)
-        if found.planned is None:
+        if self.state() == FINISHED:
+            return Identity.of_store(self.out, self.kind)
+        planned = self.planned()
+        if planned is None:
             raise StoreError(
                 f"{self.folder / PLAN}: damaged, so what this unfinished run was to make is not known. "
                 "Start over with ",
                 Setting("overwrite", True),
                 ".",
             )
-        return found.planned
-
-    def plan(self) -> dict[str, Any]:
-        """What was written down when the run began; empty where there is none, or it is damaged."""
-        return read_sealed(self.folder / PLAN) or {}
+        return planned
 
     # ---- where to begin ----
 
@@ -296,20 +265,19 @@ class RunFolder:
         Input that changed costs the units that it changed. What was made with other settings is refused, unless it is
         to be replaced, or nothing has come of it; or `adapts`: its units have other keys, and are made again.
         """
-        found = self.contents()
-        state = found.state
+        state = self.state()
         if state == NEW:
             return NEW
         if overwrite:
-            return UNFINISHED if state == UNFINISHED and found.planned == identity else NEW
-        if identity == found.made:
+            return UNFINISHED if state == UNFINISHED and self.planned() == identity else NEW
+        if identity == self.made():
             return FINISHED
         if adapts:
             return UNFINISHED
-        before = self.identity(found)
+        before = self.identity()
         if before.settings == identity.settings:
             return UNFINISHED
-        if not has_results and not found.has_store:
+        if not has_results and not (self.out / self.kind.manifest).exists():
             return NEW
         how = "was made" if state == FINISHED else "holds an unfinished run that was started"
         listed = "\n".join(f"  {line}" for line in before.differences(identity))
@@ -321,12 +289,11 @@ class RunFolder:
 
     def require_same(self, identity: Identity) -> str:
         """Refuse to work on what was prepared from something else; the state of what is there."""
-        found = self.contents()
-        differences = self.identity(found).differences(identity)
+        differences = self.identity().differences(identity)
         if differences:
             listed = "\n".join(f"  {line}" for line in (*differences, *self.inputs.changes()[:_CHANGES_SHOWN]))
             raise MismatchError(f"{self.name} was prepared from other settings or input:\n{listed}\nPrepare it again.")
-        return found.state
+        return self.state()
 
     # ---- the plan ----
 
@@ -373,17 +340,12 @@ class RunFolder:
         elsewhere, or what lists it is damaged. A task goes by the plan that is there."""
         if begin == NEW or self.task is not None:
             return begin == NEW
-        return self._planned() != identity or self.inputs.differs() or not self.lists_units()
+        return self.planned() != identity or self.inputs.differs() or not self.lists_units()
 
     def lists_units(self) -> bool:
         """Whether the list of units is as it was written."""
         files = self.plan().get("files", {})
         return bool(files) and all(is_whole(self.folder / name, record) for name, record in files.items())
-
-    def require_units(self) -> None:
-        if not self.lists_units():
-            named = f"{self.folder / 'units.jsonl'} or units.offsets"
-            raise StoreError(f"{named}: damaged. Make it again: {PREPARE_FIRST}")
 
     def _clear(self, outputs: tuple[str, ...]) -> None:
         """Remove what an earlier run left: the manifest first, so that no half of it passes for a store."""

@@ -30,7 +30,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
@@ -38,7 +38,20 @@ from typing import Any
 
 from milldam.errors import MilldamError, Setting, WorkerError
 from milldam.memory import allowance, inherit, keep_arrow_lean, release, usage
-from milldam.run.tasks import CAN_FORK, CRASH, DONE, PAUSE_SECONDS, PROGRESS, Event, NothingYetError, Task, Work
+from milldam.run.pools import Workers
+from milldam.run.tasks import (
+    CAN_FORK,
+    CRASH,
+    DONE,
+    PAUSE_SECONDS,
+    PROGRESS,
+    Assigned,
+    Event,
+    Load,
+    NothingYetError,
+    Work,
+    begin,
+)
 
 log = logging.getLogger(__name__)
 
@@ -59,38 +72,24 @@ _GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 class ForkedWorkers:
     """Runs stage after stage; the server stays for the next one, until `close`: starting it takes half a second.
 
-    `alone`: how many workers there may be where each must load for itself; as many as else, unless given.
-    `worker_bytes`: a worker that holds more memory than this after a unit is replaced: what a user's function keeps
-    must not add up. `fit`: of what the first worker measures, how many there may be, and what one may hold.
+    A worker that holds more than `wanted.worker_bytes` after a unit is replaced: what a user's function keeps must not
+    add up.
     """
 
-    def __init__(self, workers: int, threads: int = 1, **more: Any) -> None:
-        self.set(workers, threads, **more)
+    def __init__(self, wanted: Workers | None = None) -> None:
+        self.wanted = wanted or Workers(1, 1)
         self._server: _Server | None = None
 
-    def set(
-        self,
-        workers: int,
-        threads: int,
-        *,
-        worker_bytes: int | None = None,
-        alone: int | None = None,
-        fit: Callable[[dict[str, int]], tuple[int, int]] | None = None,
-    ) -> None:
-        """Have so many workers for the next stage."""
-        self.workers, self.threads, self.worker_bytes, self.fit = workers, threads, worker_bytes, fit
-        self.alone = workers if alone is None else min(alone, workers)
-
     def expect(self, modules: Sequence[str]) -> None:
-        """Have what a task will need imported in the background."""
+        """Have what a stage will need imported in the background."""
         if self._server is None and CAN_FORK:
             self._server = _Server()
             self._server.send("import", list(modules))
 
     def run(
-        self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]
+        self, load: Load, units: Iterable[int], assign: Callable[[int], Assigned], on_event: Callable[[Event], None]
     ) -> None:
-        running = _Stage(self, task, iter(units), assign, on_event)
+        running = _Stage(self, load, iter(units), assign, on_event)
         try:
             running.run()
         except BaseException:
@@ -101,13 +100,17 @@ class ForkedWorkers:
             for connection in running.workers:
                 connection.close()
 
-    def server_for(self, task: Task) -> _Server:
-        """The server with a task loaded: one that is of no use for it is replaced. It may be lost at any time."""
-        if self._server is not None and (self._server.is_lost or self._server.apart) and self._server.task is not task:
+    def server_for(self, load: Load) -> _Server:
+        """The server with a stage loaded: one that is of no use for it is replaced. It may be lost at any time."""
+        if (
+            self._server is not None
+            and (self._server.is_lost or self._server.apart)
+            and self._server.loaded is not load
+        ):
             self.close()
         self._server = self._server or _Server()
-        if self._server.task is not task:
-            self._server.load(task, self.workers, self.threads)
+        if self._server.loaded is not load:
+            self._server.load(load, self.wanted)
         return self._server
 
     @property
@@ -144,12 +147,12 @@ class _Stage:
     def __init__(
         self,
         pool: ForkedWorkers,
-        task: Task,
+        load: Load,
         units: Iterator[int],
-        assign: Callable[[int], Any],
+        assign: Callable[[int], Assigned],
         on_event: Callable[[Event], None],
     ) -> None:
-        self._pool, self._task, self._units, self._assign, self._on_event = pool, task, units, assign, on_event
+        self._pool, self._load, self._units, self._assign, self._on_event = pool, load, units, assign, on_event
         self._is_over = False
         """No more units come."""
         self._again: list[int] = []
@@ -164,7 +167,11 @@ class _Stage:
         if first is None and self._is_over:
             return
         self._again += [] if first is None else [first]
-        for number in range(self._wanted()):
+        # How many may work side by side is measured by the first one, or planned; where they share nothing, it is less.
+        count = 1 if self._pool.wanted.fit is not None else self._pool.wanted.count
+        if CAN_FORK and self._pool.server_for(self._load).apart:
+            count = max(1, count // 2)
+        for number in range(count):
             self._start(number)
         while self._is_unit_left() or any(worker.unit is not None for worker in self.workers.values()):
             idle = [worker for worker in self.workers.values() if worker.is_idle] if self._is_unit_left() else []
@@ -178,12 +185,6 @@ class _Stage:
             worker.connection.close()
         for worker in self.workers.values():
             worker.server.code(worker.number)  # when it is told, its memory is free
-
-    def _wanted(self) -> int:
-        """How many workers to begin with."""
-        if self._pool.fit is not None:
-            return 1
-        return self._pool.alone if self._pool.server_for(self._task).apart else self._pool.workers
 
     def _is_unit_left(self) -> bool:
         return bool(self._again) or not self._is_over
@@ -201,7 +202,7 @@ class _Stage:
             return None
 
     def _start(self, number: int) -> None:
-        while (server := self._pool.server_for(self._task)).is_lost:
+        while (server := self._pool.server_for(self._load)).is_lost:
             self._lost_servers += 1
             if self._lost_servers > RETRIES:
                 cause = f"The process that starts the workers {server.cause()}; so did the one before it"
@@ -216,7 +217,7 @@ class _Stage:
         if worker.unit is not None:
             assignment = self._assign(worker.unit)
             try:
-                worker.connection.send((assignment, self._pool.worker_bytes))
+                worker.connection.send((assignment, self._pool.wanted.worker_bytes))
             except OSError:  # it died while it was idle, which will be heard: not by this unit
                 self._again.append(worker.unit)
                 worker.unit = None
@@ -238,10 +239,10 @@ class _Stage:
             self._lost_servers, worker.outgrown, worker.unit = 0, value, None
             if not worker.outgrown:
                 self._hand_out(worker)
-        elif kind == PROGRESS and self._pool.fit is not None and "peak_bytes" in value:
-            self._pool.workers, self._pool.worker_bytes = self._pool.fit(value)
-            self._pool.fit = None
-            for number in range(1, self._pool.workers):
+        elif kind == PROGRESS and (fit := self._pool.wanted.fit) is not None and "peak_bytes" in value:
+            count, most = fit(value)
+            self._pool.wanted = replace(self._pool.wanted, count=count, worker_bytes=most, fit=None)
+            for number in range(1, count):
                 self._start(number)
 
     def _replace(self, worker: _Worker) -> None:
@@ -284,7 +285,7 @@ class _Server:
     """The process that starts workers. It does what it is sent, one after the other, and answers `load` and `code`."""
 
     def __init__(self) -> None:
-        self.task: Task | None = None
+        self.loaded: Load | None = None
         self.apart = self.is_lost = self._is_busy = False
         ours, theirs = socket.socketpair()
         role = "server" if CAN_FORK else "apart"
@@ -327,15 +328,14 @@ class _Server:
             raise value
         return kind, value
 
-    def load(self, task: Task, workers: int, threads: int) -> None:
+    def load(self, load: Load, workers: Workers) -> None:
         """Returns when it is done, or the process is lost. Raises what loading raises."""
         # Keeps the encoders' thread pools to the threads of a worker.
-        environment = {"RAYON_NUM_THREADS": str(threads)}
-        if "TOKENIZERS_PARALLELISM" in os.environ:
-            environment["TOKENIZERS_PARALLELISM"] = os.environ["TOKENIZERS_PARALLELISM"]
-        self.send("load", (task, environment, workers))
+        environment = {"RAYON_NUM_THREADS": str(workers.threads)}
+        environment |= {name: os.environ[name] for name in ("TOKENIZERS_PARALLELISM",) if name in os.environ}
+        self.send("load", (load, environment, workers.count))
         kind, reason = self._answer()
-        self.task, self.apart = task, kind == "apart"
+        self.loaded, self.apart = load, kind == "apart"
         if reason:
             log.info("Workers are not forked, each loads for itself: the process that loaded for all %s.", reason)
 
@@ -349,7 +349,7 @@ class _Server:
                 send_handle(self._control, theirs.fileno(), self.pid)
         if self.apart:
             with contextlib.suppress(OSError):
-                connection.send(self.task)
+                connection.send(self.loaded)
         return connection
 
     def code(self, number: int) -> int | None:
@@ -398,19 +398,13 @@ class _Forker:
         self._inherited = 0, 1
         """Bytes that every worker gets, and how many workers."""
         self._bare_bytes = 0
-        """Held without a task, when that was last looked for."""
+        """Held with nothing loaded, when that was last looked for."""
 
     def serve(self) -> None:
-        do: dict[str, Callable[[Any], None]] = {
-            "import": self._import,
-            "load": self._load,
-            "fork": self._fork,
-            "code": self._wait_for,
-        }
         try:
             while True:
                 kind, value = self._control.recv()
-                do[kind](value)
+                getattr(self, f"_{kind}")(value)
         except _GONE:
             return
         except Exception as error:
@@ -424,16 +418,16 @@ class _Forker:
 
     def _import(self, names: list[str]) -> None:
         for name in names:
-            with contextlib.suppress(Exception):  # missed, if it is needed, when the task is loaded
+            with contextlib.suppress(Exception):  # missed, if it is needed, when the stage is loaded
                 importlib.import_module(name)
 
-    def _load(self, loading: tuple[Task, dict[str, str], int]) -> None:
-        task, environment, workers = loading
+    def _load(self, loading: tuple[Load, dict[str, str], int]) -> None:
+        load, environment, workers = loading
         os.environ |= environment
         if self._apart:
             self._control.send(("apart", ""))
             return
-        # The task before must be gone before this one takes its place.
+        # The stage before must be gone before this one takes its place.
         self._work = None
         release()
         if usage().anonymous > self._bare_bytes + _LEFT_BYTES:
@@ -442,7 +436,7 @@ class _Forker:
             release()
             self._bare_bytes = usage().anonymous
         before = _open_files()
-        self._work = task.start()
+        self._work = begin(load)
         if reason := _why_not_fork(before):
             self._control.send(("apart", reason))
             os.set_inheritable(self._control.fileno(), True)
@@ -481,7 +475,7 @@ class _Forker:
                 sys.stderr.flush()
             os._exit(code)
 
-    def _wait_for(self, number: int) -> None:
+    def _code(self, number: int) -> None:
         _, status = os.waitpid(self._workers.pop(number), 0)
         self._control.send(("ended", os.waitstatus_to_exitcode(status)))
 
@@ -511,11 +505,11 @@ def _open_files() -> set[str]:
 
 def _work(connection: Connection, work: Work | None = None) -> None:
     """Make what is assigned, until the other end is closed or this process has outgrown its share of memory. Without
-    `work`, the task comes first."""
+    `work`, what to load comes first."""
     with contextlib.suppress(*_GONE):
         try:
             connection.send((STARTED, os.getpid()))
-            work = work or connection.recv().start()
+            work = work or begin(connection.recv())
             outgrown = False
             while not outgrown:
                 assignment, most_bytes = connection.recv()
@@ -551,7 +545,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     die_with(parent)
     if role != "apart":
-        keep_arrow_lean()  # before a task brings imports along
+        keep_arrow_lean()  # before a stage brings imports along
     if role == "worker":
         _work(Connection(handle))
         sys.stdout.flush()

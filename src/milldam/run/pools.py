@@ -7,14 +7,24 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from milldam.errors import ResourceError, Setting
 from milldam.memory import Budget, format_size, stays_shared, usage
-from milldam.run.tasks import CAN_FORK, DONE, PAUSE_SECONDS, Event, Executor, NothingYetError, Task, cores
+from milldam.run.tasks import (
+    CAN_FORK,
+    DONE,
+    PAUSE_SECONDS,
+    Assigned,
+    Event,
+    Executor,
+    Load,
+    NothingYetError,
+    begin,
+    cores,
+)
 
 if TYPE_CHECKING:
     from milldam.run.fork import ForkedWorkers
@@ -45,16 +55,14 @@ class WorkPlan:
     workers: int
     threads: int
     share_bytes: int
-    encoder: str
-    encoder_note: str
     note: str = ""
-    stages: tuple[str, ...] = ("tokenize",)
+    encoder: str = ""
+    encoder_note: str = ""
+    stages: tuple[str, ...] = ()
     left_out: str = ""
     """Files of the input's folders that are not read, and why."""
     done: int = 0
     """Units that were done before, where that is known."""
-    pieces: dict[str, int] = field(default_factory=dict)
-    """Of the stages that several machines can share, in order: into how many pieces each can be cut at most."""
     conversations: str = ""
     """The form of the records, and how they become texts; empty: they are none."""
     text_columns: dict[str, str | None] = field(default_factory=dict)
@@ -64,22 +72,17 @@ class WorkPlan:
     changes: tuple[str, ...] = ()
     """Input files that are new, changed or gone since an earlier run."""
 
-
-P = TypeVar("P", bound=WorkPlan)
-
-
-def make_plan(
-    budget: Budget, *, kind: type[P], workers: int, useful: int, cores: int, held_bytes: int, **facts: Any
-) -> P:
-    """A plan in which `workers`, of as many as would be useful, share the cores and what the budget leaves them."""
-    return kind(
-        budget=budget,
-        workers=workers,
-        threads=max(1, cores // workers),
-        share_bytes=(budget.limit_bytes - held_bytes) // workers,
-        note=f"the budget holds {workers} of {useful} workers" if workers < useful else "",
-        **facts,
-    )
+    @classmethod
+    def of(cls, budget: Budget, *, workers: int, useful: int, cores: int, held_bytes: int, **facts: Any) -> WorkPlan:
+        """A plan in which `workers`, of as many as would be useful, share the cores and what the budget leaves them."""
+        return cls(
+            budget=budget,
+            workers=workers,
+            threads=max(1, cores // workers),
+            share_bytes=(budget.limit_bytes - held_bytes) // workers,
+            note=f"the budget holds {workers} of {useful} workers" if workers < useful else "",
+            **facts,
+        )
 
 
 def fit_workers(
@@ -91,12 +94,7 @@ def fit_workers(
     what every worker holds. Raises ResourceError with the smallest budget that would do when it holds none.
     """
     alone = least_bytes(parent_bytes, loaded_bytes + own_bytes)
-    if budget.limit_bytes < alone:
-        raise ResourceError(
-            f"A budget of {format_size(budget.limit_bytes)} is too small for this job: it takes at least ",
-            enough_memory(alone),
-            ".",
-        )
+    require_room(budget, {"this job": alone})
     loaded, own = WORKER_BYTES + loaded_bytes, own_bytes + WORK_BYTES
     left = budget.limit_bytes - parent_bytes
     several = (left - loaded) // (own + loaded - stays_shared(loaded)) if forked else left // (own + loaded)
@@ -106,12 +104,6 @@ def fit_workers(
 def least_bytes(parent_bytes: int, loaded_bytes: int) -> int:
     """What a run takes in which this process does the work itself."""
     return max(parent_bytes, WORKER_BYTES) + loaded_bytes + WORK_BYTES
-
-
-def enough_memory(least: int, held_bytes: int = 0) -> Setting:
-    """A budget that does, on top of what the program held before; a process does not weigh the same twice, so it is a
-    little more."""
-    return Setting("memory", f"{max(0, least * 103 // 100 - held_bytes) // 10**6 + 1}MB")
 
 
 def least_grouping_bytes(parent_bytes: int) -> int:
@@ -133,16 +125,30 @@ def require_room(budget: Budget, needed: Mapping[str, int], *, another_time: int
         )
 
 
+def enough_memory(least: int, held_bytes: int = 0) -> Setting:
+    """A budget that does, on top of what the program held before; a process does not weigh the same twice, so it is a
+    little more."""
+    return Setting("memory", f"{max(0, least * 103 // 100 - held_bytes) // 10**6 + 1}MB")
+
+
 class SerialExecutor:
     """One unit after another, in this process: no start-up, the least memory."""
 
     def run(
-        self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]
+        self,
+        load: Load,
+        units: Iterable[int],
+        assign: Callable[[int], Assigned],
+        on_event: Callable[[Event], None],
     ) -> None:
-        work, pid = task.start(), os.getpid()
+        work, pid = begin(load), os.getpid()
         for unit in _as_they_come(iter(units)):
-            work(assign(unit), partial(_report, on_event, pid, unit))
-            on_event(Event(0, pid, unit, DONE))
+
+            def report(kind: str, value: Any, unit: int = unit) -> None:
+                on_event(Event(0, pid, unit, kind, value))
+
+            work(assign(unit), report)
+            report(DONE, None)
 
 
 def _as_they_come(units: Iterator[int]) -> Iterator[int]:
@@ -153,10 +159,6 @@ def _as_they_come(units: Iterator[int]) -> Iterator[int]:
             return
         except NothingYetError:
             time.sleep(PAUSE_SECONDS)
-
-
-def _report(on_event: Callable[[Event], None], pid: int, unit: int, kind: str, value: Any) -> None:
-    on_event(Event(0, pid, unit, kind, value))
 
 
 # ---- pools ----
@@ -177,85 +179,45 @@ class Workers:
     """In this process: the work can't be seen from elsewhere, or needs to know at once what is done."""
     worker_bytes: int | None = None
     """After a unit, a worker that holds more than this is replaced by a fresh one; None: none is."""
-    alone: int | None = None
-    """How many there may be where they share nothing, since each has to load for itself; None: as many."""
     fit: Callable[[dict[str, int]], tuple[int, int]] | None = None
     """Of what the first worker measures (`Telling.tell`), how many workers there may be, and what one may hold after a
     unit; until then there is one."""
 
 
-class Pool(Protocol):
-    """Gives an executor for each stage; keeps what the next stage can use."""
+class Pool:
+    """Gives an executor for each stage, on this machine. The process that starts workers is kept for the next stage;
+    its workers end with theirs. `server`: begun ahead."""
 
-    def executor(self, stage: str, workers: Workers) -> Executor: ...
-
-    def expect(self, modules: Sequence[str]) -> None:
-        """Workers will be needed that use these modules: have them imported while this process goes on."""
-        ...
-
-    @property
-    def cores(self) -> int:
-        """Of a machine, the largest."""
-        ...
-
-    @property
-    def overhead_bytes(self) -> int:
-        """What a worker holds more than one on this machine would."""
-        ...
-
-    @property
-    def forks(self) -> bool:
-        """Whether workers share what they load, where nothing forbids it."""
-        ...
-
-    @property
-    def machine(self) -> str:
-        """What events call the machine that this process is on; empty where there is no other."""
-        ...
-
-    def require_shared(self, folder: Path) -> None:
-        """Raise ConfigError when a machine that takes part does not see a folder."""
-        ...
-
-    def close(self) -> None:
-        """End what was kept."""
-        ...
-
-    def leave(self) -> None:
-        """No more stages come."""
-        ...
-
-
-def pool_for(executor: str, address: str | None, budget_bytes: int, server: ForkedWorkers | None) -> Pool:
-    """The pool of an executor, "local" or "ray"; `budget_bytes`: for each machine. `server`: begun ahead, here."""
-    if executor == "local":
-        return LocalPool(budget_bytes, server)
-    from milldam.run.ray_cluster import RayPool
-
-    return RayPool(address, budget_bytes)
-
-
-class LocalPool:
-    """This machine. The process that starts workers is kept for the next stage; its workers end with theirs."""
+    overhead_bytes = 0
+    """What a worker holds more than one on this machine would."""
+    forks = CAN_FORK
+    """Whether workers share what they load, where nothing forbids it."""
+    machine = ""
+    """What events call the machine that this process is on; empty where there is no other."""
 
     def __init__(self, budget_bytes: int, server: ForkedWorkers | None = None) -> None:
-        self._budget_bytes = budget_bytes
+        self.budget_bytes = budget_bytes
         self._forked = server
         if not self._has_room():
             self.close()
 
-    def executor(self, stage: str, workers: Workers) -> Executor:
+    @property
+    def cores(self) -> int:
+        """Of a machine, the largest."""
+        return cores()
+
+    def executor(self, workers: Workers) -> Executor:
         if (workers.count == 1 and not workers.apart) or workers.here:
             # What works here as a worker may take the whole budget.
-            if not workers.here or self._budget_bytes - self._held() < ROOM_BYTES:
+            if not workers.here or self.budget_bytes - self._held() < ROOM_BYTES:
                 self.close()
             return SerialExecutor()
         forked = self._start()
-        count = 1 if workers.apart else workers.count
-        forked.set(count, workers.threads, worker_bytes=workers.worker_bytes, alone=workers.alone, fit=workers.fit)
+        forked.wanted = replace(workers, count=1) if workers.apart else workers
         return forked
 
     def expect(self, modules: Sequence[str]) -> None:
+        """Workers will be needed that use these modules: have them imported while this process goes on."""
         if self._has_room():
             self._start().expect(modules)
 
@@ -264,30 +226,33 @@ class LocalPool:
             # Loaded for who needs workers: one that works in this process does not.
             from milldam.run.fork import ForkedWorkers
 
-            self._forked = ForkedWorkers(1)
+            self._forked = ForkedWorkers()
         return self._forked
 
     def _has_room(self) -> bool:
         """For a process that starts workers, and for what this one still loads itself."""
-        return self._budget_bytes - self._held() >= 2 * ROOM_BYTES
-
-    @property
-    def cores(self) -> int:
-        return cores()
-
-    overhead_bytes = 0
-    forks = CAN_FORK
-    machine = ""
-
-    def require_shared(self, folder: Path) -> None:
-        """There is one machine."""
+        return self.budget_bytes - self._held() >= 2 * ROOM_BYTES
 
     def _held(self) -> int:
         return sum(usage(pid).anonymous for pid in (os.getpid(), *(self._forked.pids if self._forked else ())))
 
+    def require_shared(self, folder: Path) -> None:
+        """Raise ConfigError when a machine that takes part does not see a folder."""
+
     def close(self) -> None:
+        """End what was kept."""
         if self._forked is not None:
             self._forked.close()
 
     def leave(self) -> None:
+        """No more stages come."""
         self.close()
+
+
+def pool_for(executor: str, address: str | None, budget_bytes: int, server: ForkedWorkers | None) -> Pool:
+    """The pool of an executor, "local" or "ray"; `budget_bytes`: for each machine. `server`: begun ahead, here."""
+    if executor == "local":
+        return Pool(budget_bytes, server)
+    from milldam.run.ray_cluster import RayPool
+
+    return RayPool(address, budget_bytes)

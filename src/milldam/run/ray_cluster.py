@@ -29,11 +29,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import milldam
 from milldam.errors import ConfigError, InputError, MilldamError, ResourceError, Setting, WorkerError
 from milldam.memory import format_size, keep_arrow_lean, usage
 from milldam.run.fork import ADVICE, ERROR, as_sent
-from milldam.run.pools import LocalPool, Workers
-from milldam.run.tasks import CRASH, DONE, MEMORY, Event, Executor, Task, Work
+from milldam.run.pools import Pool, Workers
+from milldam.run.tasks import CRASH, DONE, MEMORY, Assigned, Event, Executor, Load, Work, begin
 
 log = logging.getLogger("milldam")
 
@@ -56,7 +57,7 @@ class _Node:
     """What Ray may give away there."""
 
 
-class RayPool:
+class RayPool(Pool):
     """A Ray cluster. `budget_bytes`: what milldam may hold on each node.
 
     In a program that is connected to one, that one is used, whatever the address.
@@ -67,8 +68,7 @@ class RayPool:
 
     def __init__(self, address: str | None, budget_bytes: int) -> None:
         self.ray = _import_ray()
-        self.budget_bytes = budget_bytes
-        self._here = LocalPool(budget_bytes)
+        super().__init__(budget_bytes)
         self._folder: Path | None = None
         self._fit: dict[str, bool] = {}
         """Node -> whether it can take part."""
@@ -106,7 +106,7 @@ class RayPool:
         return max(node.cores for node in self.nodes())
 
     @property
-    def machine(self) -> str:
+    def machine(self) -> str:  # type: ignore[override]
         """The node that this process is on."""
         here = self.ray.get_runtime_context().get_node_id()
         return next((node.name for node in self.nodes() if node.id == here), "")
@@ -122,7 +122,7 @@ class RayPool:
         return sorted(found, key=lambda node: node.id)
 
     def expect(self, modules: Sequence[str]) -> None:
-        """Nodes import when a task comes."""
+        """Nodes import when a stage comes."""
 
     # ---- nodes that can take part ----
 
@@ -138,16 +138,17 @@ class RayPool:
         mark, complaints = self._folder / f".seen-{uuid.uuid4().hex}", []
         mark.write_bytes(b"")
         remote = self.ray.remote(max_retries=0)(look)
+        told = str(mark), milldam.__version__, str(Path.cwd())
         try:
-            answers = [remote.options(**_on(node)).remote(str(mark), node.id, str(Path.cwd())) for node in nodes]
+            answers = [remote.options(**_on(node)).remote(node.name, *told) for node in nodes]
             for node, answer in zip(nodes, answers, strict=True):
                 try:
-                    complaint = _complaint(node.name, self._folder, self.ray.get(answer, timeout=_PATIENCE_SECONDS))
+                    complaint = self.ray.get(answer, timeout=_PATIENCE_SECONDS)
                 except self.ray.exceptions.RayError as error:
                     reason = str(error).strip().splitlines()[-1]
                     complaint = f"The node {node.name} can't run milldam: {reason}\nInstall the same milldam there."
-                self._fit[node.id] = complaint is None
-                complaints += [] if complaint is None else [complaint]
+                self._fit[node.id] = not complaint
+                complaints += [complaint] if complaint else []
         finally:
             for path in self._folder.glob(f"{mark.name}*"):
                 path.unlink(missing_ok=True)
@@ -173,14 +174,11 @@ class RayPool:
 
     # ---- work ----
 
-    def executor(self, stage: str, workers: Workers) -> Executor:
+    def executor(self, workers: Workers) -> Executor:
         if workers.here:
-            return self._here.executor(stage, workers)
+            return super().executor(workers)
         self.close()
         return _RayExecutor(self, workers)
-
-    def close(self) -> None:
-        self._here.close()
 
     def leave(self) -> None:
         """Give up the connection, if it is ours."""
@@ -216,13 +214,13 @@ class _RayExecutor:
         self._looked = -_NODE_SECONDS
 
     def run(
-        self, task: Task, units: Iterable[int], assign: Callable[[int], Any], on_event: Callable[[Event], None]
+        self, load: Load, units: Iterable[int], assign: Callable[[int], Assigned], on_event: Callable[[Event], None]
     ) -> None:
         import cloudpickle
 
         self._on_event = on_event
         options = {name: value for name, value in os.environ.items() if name.startswith("FSSPEC_")}
-        stored, coming = self._ray.put(cloudpickle.dumps((task, options))), iter(units)
+        stored, coming = self._ray.put(cloudpickle.dumps((load, options))), iter(units)
         over = False
         try:
             while True:
@@ -245,7 +243,7 @@ class _RayExecutor:
             for slot in list(self._workers):
                 self._dismiss(slot)
 
-    def _start_workers(self, task: Any) -> None:
+    def _start_workers(self, stored: Any) -> None:
         """See now and then which nodes there are, and have a worker in each slot; wait a while when there are none."""
         if time.monotonic() - self._looked < _NODE_SECONDS:
             return
@@ -262,7 +260,7 @@ class _RayExecutor:
             if slot not in self._workers:
                 node, threads = slot[0], self._wanted.threads
                 room = _on(node, min(threads, node.cores), self._pool.share(self._wanted))
-                actor = hand.options(**room).remote(task, threads, str(Path.cwd()))
+                actor = hand.options(**room).remote(stored, threads, str(Path.cwd()))
                 self._workers[slot] = worker = _Worker(node, next(self._numbers), actor)
                 self._waiting[actor.pid.remote()] = worker
 
@@ -357,8 +355,8 @@ def _on(node: _Node, cores: float = 0, memory_bytes: int = 0) -> dict[str, Any]:
 class Hand:
     """A worker of one stage. `folder`: where the driver is; paths may be relative to it."""
 
-    def __init__(self, task: bytes, threads: int, folder: str) -> None:
-        self._task = task
+    def __init__(self, stored: bytes, threads: int, folder: str) -> None:
+        self._stored = stored
         self._work: Work | None = None
         with contextlib.suppress(OSError):  # where there is no such folder, paths fail where they are used
             os.chdir(folder)
@@ -411,44 +409,32 @@ class Hand:
         import cloudpickle
 
         keep_arrow_lean()
-        task, options = cloudpickle.loads(self._task)
+        load, options = cloudpickle.loads(self._stored)
         os.environ |= options
         if options:
             from fsspec.config import conf, set_conf_env
 
             set_conf_env(conf)  # where Ray has imported it already
-        return task.start()  # type: ignore[no-any-return]
+        return begin(load)
 
 
-def look(mark: str, node: str, folder: str) -> tuple[bool, bool, str]:
-    """Whether a file of the driver is seen here, whether one can be written beside it, and which milldam this is."""
-    import milldam
-
+def look(node: str, mark: str, version: str, folder: str) -> str:
+    """What stands against the node that this runs on: another milldam, a file of the driver (`mark`) that is not seen,
+    none that can be written beside it; empty: nothing."""
     with contextlib.suppress(OSError):
         os.chdir(folder)
-    sees = Path(mark).exists()
-    try:
-        Path(f"{mark}-{node}").write_bytes(b"")
-    except OSError:
-        return sees, False, milldam.__version__
-    return sees, True, milldam.__version__
-
-
-def _complaint(name: str, folder: Path, found: tuple[bool, bool, str]) -> str | None:
-    """What stands against a node that a look at it found."""
-    import milldam
-
-    sees, writes, version = found
     if version != milldam.__version__:
         return (
-            f"The node {name} has milldam {version}, this machine {milldam.__version__}: the results could differ.\n"
+            f"The node {node} has milldam {milldam.__version__}, this machine {version}: the results could differ.\n"
             "Install the same version on every node."
         )
-    if sees and writes:
-        return None
-    what = "can't write to" if sees else "does not see"
+    what = "can't write to" if Path(mark).exists() else "does not see"
+    with contextlib.suppress(OSError):
+        Path(f"{mark}-{node}").write_bytes(b"")
+        if Path(mark).exists():
+            return ""
     return (
-        f"The node {name} {what} {folder}.\nOn a Ray cluster the output must be on a file system that all "
+        f"The node {node} {what} {Path(mark).parent}.\nOn a Ray cluster the output must be on a file system that all "
         "nodes share, under the same path."
     )
 

@@ -1,4 +1,5 @@
-"""Runs the units of a stage on a pool of workers, and reports progress."""
+"""What a job works with: a run folder, a budget, workers. Has the units of a stage made, counts time and memory, and
+tells how it goes."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ import dataclasses
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sized
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from milldam import memory
 from milldam.memory import Budget, release
@@ -18,35 +20,14 @@ from milldam.run.folder import RunFolder
 from milldam.run.monitor import Monitor
 from milldam.run.pools import Pool, Workers
 from milldam.run.summary import Observer, Snapshot, Summary, describe_machine, package_versions
-from milldam.run.tasks import CRASH, DONE, MEMORY, PART, PROGRESS, Event, Task, cores
+from milldam.run.tasks import CRASH, DONE, MEMORY, PART, PROGRESS, ArrayTask, Assigned, Event, cores
+
+if TYPE_CHECKING:
+    from milldam.run.engine import Stage
 
 F = TypeVar("F", bound=Mapping[str, object])
 
-REPORT_SECONDS = 0.2
-STATUS_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What is to be done, by whom, and how much of it there is."""
-
-    name: str
-    task: Task
-    units: Iterable[int]
-    """What is still to be done."""
-    assign: Callable[[int], Any]
-    """What a worker is given for a unit, made when it is handed out."""
-    workers: Workers
-    keep: Callable[[Any], None] = lambda part: None
-    """Gets what workers finish."""
-    total: int = 0
-    """Units in all, for progress."""
-    done: int = 0
-    """Units that were done before."""
-    input_bytes: int = 0
-    """Input of what is still to be done."""
-    in_arrays: bool = True
-    """Whether tasks of a job array can share it."""
+REPORT_SECONDS, STATUS_SECONDS = 0.2, 1.0
 
 
 @contextlib.contextmanager
@@ -60,8 +41,6 @@ def session(folder: RunFolder, observer: Observer, budget: Budget, pool: Pool) -
 
 
 class Session:
-    """What a job works with: its folder, budget and pool of workers. Runs stage after stage; counts time and memory."""
-
     def __init__(
         self,
         folder: RunFolder,
@@ -76,31 +55,26 @@ class Session:
         self.folder, self.observer, self.monitor, self.budget, self.pool = folder, observer, monitor, budget, pool
         self.held = held
         """Takes what a job wants closed at the end."""
+        self.workers = 1
+        """As planned, for stages that do not say."""
         self._snapshot = Snapshot(budget_bytes=budget.limit_bytes)
         self._by_unit: dict[int, dict[str, Any]] = {}
+        """What was last told of the units at work."""
         self._started = self._stage_started = time.monotonic()
         self._told = self._written = 0.0
-        self.seconds: Counter[str] = Counter()
+        self._seconds: Counter[str] = Counter()
         """Work by kind, summed over workers."""
         self._wall: defaultdict[str, float] = defaultdict(float)
-
-    @property
-    def wall(self) -> dict[str, float]:
-        """Seconds by stage, up to now."""
-        now = time.monotonic() - self._stage_started
-        return {**self._wall, self.monitor.stage: self._wall[self.monitor.stage] + now}
-
-    @property
-    def elapsed(self) -> float:
-        return time.monotonic() - self._started
+        """Seconds of the stages that are over."""
 
     def measured(self, summary: Summary[F]) -> Summary[F]:
         """A summary with what is known of every job: where and when, time and memory as they are now."""
+        now, stage = time.monotonic(), self.monitor.stage
         return dataclasses.replace(
             summary,
-            seconds=self.elapsed,
-            stages=self.wall,
-            work=dict(self.seconds),
+            seconds=now - self._started,
+            stages={**self._wall, stage: self._wall[stage] + now - self._stage_started},
+            work=dict(self._seconds),
             memory=self.monitor.use(self.budget.limit_bytes),
             machine=describe_machine(),
             versions=package_versions(),
@@ -114,29 +88,45 @@ class Session:
         self._wall[self.monitor.stage] += now - self._stage_started
         self._stage_started = now
         self.monitor.enter_stage(stage)
-        budget = self._snapshot.budget_bytes
+        budget = self.budget.limit_bytes
         self._snapshot = Snapshot(stage, units, units_done=done, input_total=input_bytes, budget_bytes=budget)
         self._tell(force=True)
 
-    def work(self, stage: Stage) -> None:
-        """Have every unit of a stage done."""
-        self.enter(stage.name, stage.total, stage.done, stage.input_bytes)
-        with _thread_limit(stage.workers):
-            self.pool.executor(stage.name, stage.workers).run(
-                stage.task, stage.units, stage.assign, lambda event: self._on_event(event, stage.keep)
-            )
+    def work(self, stage: Stage, task: ArrayTask | None = None) -> None:
+        """Have every unit of a stage made, or those of an array task."""
+        records, parse, todo, listed = stage.records, stage.parse, stage.todo, stage.listed or self.folder.units
+        sizes = np.zeros(len(records.keys), np.int64) if parse is None else listed.sizes()
+        total, done, input_bytes = len(records.keys), records.complete, records.pending_bytes(sizes)
+        if isinstance(todo, Sized):
+            total, done, input_bytes = len(todo), 0, int(sizes[list(todo)].sum())
+        units = iter(records.pending() if todo is None else todo)
+        if task is not None:
+            # About its part of what is left.
+            total, done, input_bytes = -(-(total - done) // task.of), 0, input_bytes // task.of
+            units = filter(task.holds, units)
+        workers = stage.workers or Workers(self.workers, 1)
+
+        def assign(number: int) -> Assigned:
+            unit = number if parse is None else listed.at(number, parse)
+            return Assigned(unit, records.keys[number], int(sizes[number]), records.begun(number), stage.facts(number))
+
+        def on_event(event: Event) -> None:
+            if event.kind == PART:
+                records.add(event.value)
+            self._take(event)
+
+        self.enter(stage.name, total, done, input_bytes)
+        with _thread_limit(workers):
+            self.pool.executor(workers).run(stage.load, units, assign, on_event)
             self._tell(force=True)
         self.folder.journal.sync()
-        self.seconds += self._snapshot.seconds
+        self._seconds += self._snapshot.seconds
         # A stage that ran in this process must not weigh on the next one.
         release()
 
-    def _on_event(self, event: Event, on_part: Callable[[Any], None]) -> None:
-        if event.kind == PART:
-            on_part(event.value)
-        elif event.kind == PROGRESS:
-            self._by_unit[event.unit] = event.value
-            told = event.value
+    def _take(self, event: Event) -> None:
+        if event.kind == PROGRESS:
+            self._by_unit[event.unit] = told = event.value
             self._snapshot.workers[event.worker] = {
                 "pid": event.pid,
                 "unit": event.unit,
@@ -163,7 +153,14 @@ class Session:
         if not force and now - self._told < REPORT_SECONDS:
             return
         self._told = now
-        snapshot = self._current()
+        counts, seconds = Counter(self._snapshot.counts), Counter(self._snapshot.seconds)
+        for running in self._by_unit.values():
+            counts.update(running["counts"])
+            seconds.update(running["seconds"])
+        held, elapsed = self.monitor.now.anonymous, now - self._stage_started
+        snapshot = dataclasses.replace(
+            self._snapshot, counts=counts, seconds=seconds, anonymous_bytes=held, elapsed=elapsed
+        )
         self.observer.progress(snapshot)
         if now - self._written >= STATUS_SECONDS or force:
             self._written = now
@@ -171,42 +168,29 @@ class Session:
                 {
                     "command": self.observer.command,
                     "directory": str(Path.cwd()),
-                    "stage": self.monitor.stage,
+                    "stage": snapshot.stage,
                     "units": snapshot.units,
                     "units_done": snapshot.units_done,
-                    "counts": dict(snapshot.counts),
+                    "counts": dict(counts),
                     "elapsed": now - self._started,
-                    "anonymous_bytes": snapshot.anonymous_bytes,
+                    "anonymous_bytes": held,
                     "budget_bytes": snapshot.budget_bytes,
                     "workers": snapshot.workers,
                 }
             )
 
-    def _current(self) -> Snapshot:
-        counts, seconds = Counter(self._snapshot.counts), Counter(self._snapshot.seconds)
-        for running in self._by_unit.values():
-            counts.update(running["counts"])
-            seconds.update(running["seconds"])
-        return dataclasses.replace(
-            self._snapshot,
-            counts=counts,
-            seconds=seconds,
-            anonymous_bytes=self.monitor.now.anonymous,
-            elapsed=time.monotonic() - self._stage_started,
-        )
-
 
 @contextlib.contextmanager
 def _thread_limit(workers: Workers) -> Iterator[None]:
     """Keep the encoders' thread pools to the workers asked for; a pool reads this when it is first used."""
-    before = dict(os.environ)
+    names = ("RAYON_NUM_THREADS", "TOKENIZERS_PARALLELISM")
+    before = {name: os.environ[name] for name in names if name in os.environ}
     if workers.count == 1 and workers.threads < cores():
         os.environ.setdefault("RAYON_NUM_THREADS", str(workers.threads))
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if workers.threads > 1 else "false"
     try:
         yield
     finally:
-        for name in ("RAYON_NUM_THREADS", "TOKENIZERS_PARALLELISM"):
+        for name in names:
             os.environ.pop(name, None)
-            if name in before:
-                os.environ[name] = before[name]
+        os.environ.update(before)

@@ -7,10 +7,12 @@ A figure that every job should tell is a field here; what only one kind of job k
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import platform
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -112,15 +114,11 @@ class Summary(Generic[Facts]):
 @functools.cache
 def describe_machine() -> dict[str, str]:
     memory = format_size(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    return {"system": platform.platform(), "processor": _processor(), "cores": str(cores()), "memory": memory}
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    processor = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        named = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        processor = named[1] if named else processor
+    return {"system": platform.platform(), "processor": processor, "cores": str(cores()), "memory": memory}
 
 
 @functools.cache
@@ -130,16 +128,12 @@ def package_versions() -> dict[str, str]:
     from milldam import native
 
     found = {"python": sys.version.split()[0]}
-    for name in _PACKAGES:
-        try:
+    for name in ("milldam", "gigatoken", "tokenizers", "pyarrow", "numpy"):
+        with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    found["kernels"] = native.build.library().stem.removeprefix("kernels-")
-    return found
+    return found | {"kernels": native.build.library().stem.removeprefix("kernels-")}
 
 
-_PACKAGES = ("milldam", "gigatoken", "tokenizers", "pyarrow", "numpy")
 _RESULTS = {"map": ("rows",), "qa": ("examples", "windows"), "push": ("files",), "pull": ("files",)}
 log = logging.getLogger("milldam")
 

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import json
 import os
+from array import array
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeVar
 
@@ -31,7 +32,7 @@ from milldam.stores.kinds import Kind, result_id
 from milldam.stores.place import Folder
 
 _ENTRY = np.dtype([("offset", "<i8"), ("size", "<i8"), ("key", "<u8")])
-_HELD, _BUFFER_BYTES = 4096, 1 << 16
+_BUFFER_BYTES = 1 << 16
 KeyArray = npt.NDArray[np.uint64]
 UnitT = TypeVar("UnitT")
 
@@ -182,8 +183,6 @@ def _distinct(keys: KeyArray) -> KeyArray:
     ordered = keys[order]
     begins = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
     again = np.arange(len(keys)) - np.repeat(begins, np.diff(np.append(begins, len(keys))))
-    if not again.any():
-        return keys
     distinct = keys.copy()
     repeated = order[again > 0]
     distinct[repeated] = _mix(keys[repeated], again[again > 0].astype(np.uint64))
@@ -191,48 +190,39 @@ def _distinct(keys: KeyArray) -> KeyArray:
 
 
 class UnitList:
-    """A list of units in a folder: `units.jsonl` for the name "units"."""
+    """A list of units in a folder: `units.jsonl` and `units.offsets` for the name "units"."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._lines, self._entries = folder / f"{name}.jsonl", folder / f"{name}.offsets"
-        self._opened: tuple[IO[bytes], IO[bytes]] | None = None
-        """Entries and lines, open from the first unit that is asked for on: units come one after the other."""
+        self._opened: IO[bytes] | None = None
+        """The lines, open from the first unit that is asked for on: units come one after the other."""
+        self._begins: npt.NDArray[np.int64] | None = None
 
     def records(self) -> dict[str, dict[str, Any]]:
         """Size and hash of both files, by their names."""
         return {path.name: record_of(path) for path in (self._lines, self._entries)}
 
     def write(self, units: Iterable[PlannedUnit]) -> int:
-        """Write the units of a plan; how many there are."""
+        """Write the units of a plan; how many there are. 24 bytes a unit are held."""
+        begins, sizes, keys, at = array("q"), array("q"), array("Q"), 0
         with explain_os_errors(self._lines):
-            with self._lines.open("w", encoding="utf-8") as lines, self._entries.open("wb") as entries:
-                count = at = 0
-                held: list[tuple[int, int, int]] = []
+            with self._lines.open("w", encoding="utf-8") as lines:
                 for unit in units:
+                    begins.append(at)
+                    sizes.append(unit.size)
+                    keys.append(int(unit.key[:16], 16))
                     # ASCII, with escapes: a file's name need not be UTF-8, and a character is a byte.
-                    line = json.dumps(unit.as_json()) + "\n"
-                    lines.write(line)
-                    held.append((at, unit.size, int(unit.key[:16], 16)))
-                    at, count = at + len(line), count + 1
-                    if len(held) == _HELD:
-                        entries.write(np.array(held, _ENTRY).tobytes())
-                        held.clear()
-                entries.write(np.array(held, _ENTRY).tobytes())
+                    at += lines.write(json.dumps(unit.as_json()) + "\n")
                 lines.flush()
                 os.fsync(lines.fileno())
-            self._tell_apart()
-        return count
-
-    def _tell_apart(self) -> None:
-        with self._entries.open("r+b") as file:
-            entries = np.frombuffer(bytearray(file.read()), _ENTRY)
-            distinct = _distinct(entries["key"])
-            if not np.array_equal(distinct, entries["key"]):
-                entries["key"] = distinct
-                file.seek(0)
+            entries = np.empty(len(keys), _ENTRY)
+            entries["offset"], entries["size"] = begins, sizes
+            entries["key"] = _distinct(np.frombuffer(keys, np.uint64))
+            with self._entries.open("wb") as file:
                 file.write(entries.tobytes())
-            file.flush()
-            os.fsync(file.fileno())
+                file.flush()
+                os.fsync(file.fileno())
+        return len(entries)
 
     def replace(self, other: UnitList) -> None:
         """Take the place of another list. The lines last: they are the plan."""
@@ -248,16 +238,13 @@ class UnitList:
 
     def close(self) -> None:
         """Let go of the files; they are opened again when a unit is asked for."""
-        for file in self._opened or ():
-            file.close()
-        self._opened = None
+        if self._opened is not None:
+            self._opened.close()
+        self._opened = self._begins = None
 
     def __len__(self) -> int:
-        return self._entries.stat().st_size // _ENTRY.itemsize
-
-    def count(self) -> int:
-        """How many units there are; 0 where nothing is planned."""
-        return len(self) if self._entries.exists() else 0
+        """0 where nothing is planned."""
+        return self._entries.stat().st_size // _ENTRY.itemsize if self._entries.exists() else 0
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes of input of each unit."""
@@ -278,17 +265,16 @@ class UnitList:
                 yield parse(json.loads(line))
 
     def at(self, number: int, parse: Callable[[dict[str, Any]], UnitT]) -> UnitT:
-        """One unit, by two reads, which for units in order are mostly from buffers."""
-        if self._opened is None:
-            self._opened = self._entries.open("rb"), self._lines.open("rb", buffering=_BUFFER_BYTES)
-        entries, lines = self._opened
-        entries.seek(number * _ENTRY.itemsize)
-        lines.seek(int.from_bytes(entries.read(8), "little", signed=True))
-        return parse(json.loads(lines.readline()))
+        """One unit, by a read, which for units in order is mostly from a buffer."""
+        if self._opened is None or self._begins is None:
+            self._begins = self._read_entries()["offset"]
+            self._opened = self._lines.open("rb", buffering=_BUFFER_BYTES)
+        self._opened.seek(int(self._begins[number]))
+        return parse(json.loads(self._opened.readline()))
 
 
 class InputList:
-    """`folder`: of the run; `own`: where this process lists what is there now."""
+    """The input file by file: of the plan, and as it is now. `own`: where this process lists what is there now."""
 
     def __init__(self, folder: Path, own: Path) -> None:
         self._planned, self._now = folder / "inputs.jsonl", own / "inputs.new.jsonl"
@@ -303,12 +289,9 @@ class InputList:
         state, at = InputState(), 0
         self._listed_at.clear()
         with explain_os_errors(self._now), self._now.open("w", encoding="utf-8") as listing:
-            names: tuple[str, ...] = ()
             for dataset, file in files:
-                names = names or tuple(one.name for one in fields(file))
-                # ASCII, with escapes: a file's name need not be UTF-8.
-                # Not by asdict, which copies: it would take longer than all the rest.
-                entry = {name: getattr(file, name) for name in names}
+                # Not by asdict, which copies: it would take longer than all the rest. ASCII: see above.
+                entry = {name: getattr(file, name) for name in file.__dataclass_fields__}
                 line = json.dumps(entry | ({"dataset": dataset} if dataset else {})) + "\n"
                 self._listed_at.setdefault(dataset, at)
                 at += listing.write(line)
@@ -318,8 +301,7 @@ class InputList:
     def planned(self) -> Iterator[dict[str, Any]]:
         """The files of the plan."""
         with self._planned.open("rb") as listing:
-            for line in listing:
-                yield json.loads(line)
+            yield from map(json.loads, listing)
 
     def listed(self, dataset: int = 0) -> Iterator[dict[str, Any]]:
         """The files of a dataset, as `write` has just listed them; those of others are not read."""
@@ -327,8 +309,7 @@ class InputList:
             return
         with self._now.open("rb") as listing:
             listing.seek(self._listed_at[dataset])
-            for line in listing:
-                file = json.loads(line)
+            for file in map(json.loads, listing):
                 if file.pop("dataset", 0) != dataset:
                     return
                 yield file

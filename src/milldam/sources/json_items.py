@@ -48,7 +48,7 @@ def as_json_lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
     >>> b"".join(as_json_lines(iter([b'[{"a":', b' 1},\\n {"a": [2, 3]}]'])))
     b'{"a": 1}\\n{"a": [2, 3]}\\n'
     """
-    head, blocks = _head(blocks)
+    head = next(blocks, b"")
     if is_json_lines(head):
         yield head
         yield from blocks
@@ -58,24 +58,6 @@ def as_json_lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
     for block in blocks:
         yield items.feed(block)
     items.finish()
-
-
-def _head(blocks: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
-    """The first blocks, enough to tell what it is; and what follows them, were it only the damage there."""
-    head = b""
-    try:
-        for block in blocks:
-            head += block
-            if len(head.lstrip(_BLANK)) >= HEAD_BYTES:
-                break
-    except DamagedError as error:
-        return head, _raising(error)
-    return head, blocks
-
-
-def _raising(error: DamagedError) -> Iterator[bytes]:
-    raise error
-    yield b""
 
 
 def is_json_lines(head: bytes) -> bool:

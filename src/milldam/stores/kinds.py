@@ -42,14 +42,7 @@ class Kind:
     phrase: str
     opened: str
     """What opens it, for people; {0} is its folder."""
-    opener: str = ""
-    """The class that opens it, as module:class."""
     version: int = 1
-
-    def open(self, path: str | Path, **options: Any) -> Any:
-        """The store in a folder, opened for reading."""
-        module, _, name = self.opener.partition(":")
-        return getattr(import_module(module), name)(path, **options)
 
     def read_manifest(self, place: Place) -> StoreManifest:
         """The manifest, wherever the store lies."""
@@ -150,21 +143,13 @@ def _folder(manifest: Path) -> Place:
     return Folder(manifest.parent, manifest)
 
 
-TOKENS = Kind(
-    "tokens",
-    "milldam.json",
-    "milldam store",
-    "a token store",
-    "`milldam.open` opens it.",
-    "milldam.loader.stores:Store",
-)
+TOKENS = Kind("tokens", "milldam.json", "milldam store", "a token store", "`milldam.open` opens it.")
 TABLE = Kind(
     "table",
     "milldam-table.json",
     "milldam table",
     "a table",
     '`milldam.Table("{0}")` opens it; its `.to_hf()` gives a datasets.Dataset.',
-    "milldam.stores.table.reader:Table",
 )
 KINDS = (TOKENS, TABLE)
 

@@ -385,6 +385,10 @@ class ShardSpool:
                 fingerprint.update(found[1])
         facts.write_with(folder, totals, fingerprint.hexdigest(), self._lines())
 
+    def __del__(self) -> None:
+        for text in self._texts.values():
+            text.close()
+
     def _lines(self) -> Iterator[list[bytes]]:
         for split in self.splits:
             file = self._texts[split]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -223,25 +223,26 @@ class QAJob(engine.Job[QASummary]):
         self._files = list(list_files(settings.inputs, settings.split))
         if self._listed(run) != self._identity.input:
             raise InputError("The input changed while it was read. Run the same command again: it reads what changed.")
-        made = [record for _, record in records.in_plan_order()]
-        parts = [folder.out / name for record in made for name in record.files]
         with NewFile(folder.out / ANSWERS) as answers:
-            for part in parts:
-                answers.write(part.read_bytes() if part.name.startswith("answers-") else b"")
+            for part in self._parts(folder.out, "answers-"):
+                answers.write(part.read_bytes())
             if answers.size:
                 answers.commit()
             else:
                 answers.path.unlink(missing_ok=True)
-        rejects = [part for part in parts if part.name.startswith("rejects-")]
+        rejects = self._parts(folder.out, "rejects-")
         damage = gather_rejects(folder.out, rejects, lambda: (file["path"] for file in folder.inputs.planned()))
         if damage.files:
             run.observer.warn(str(damage))
-        manifest = self._manifest(made)
-        if not manifest.rows:
+        manifest = self._manifest()
+        totals = Counter[str]()
+        for shard in self._shards():
+            totals.update(rows=shard.rows, bytes=shard.bytes)
+        if not totals["rows"]:
             raise InputError(_nothing_left(manifest, folder.out))
         folder.tidy()
         summary = replace(
-            run.measured(_summary(manifest, folder.out)),
+            run.measured(_summary(manifest, totals, folder.out)),
             up_to_date=False,
             units=plan.units,
             reused=records.reused,
@@ -249,18 +250,36 @@ class QAJob(engine.Job[QASummary]):
             workers=plan.workers,
         )
         summary.write(folder.folder)
-        manifest.write(folder.out)
+        manifest.write(folder.out, self._shards)
         _clean_up(run)
         return summary
 
-    def _manifest(self, made: list[Record]) -> TableManifest:
-        tokenizer = self._tokenizer
-        sums: Counter[str] = sum((Counter(record.facts["counts"]) for record in made), Counter())
-        dropped: Counter[str] = sum((Counter(record.facts["dropped"]) for record in made), Counter())
-        rejected: Counter[str] = sum((Counter(record.facts["rejected"]) for record in made), Counter())
+    def _in_order(self) -> Iterator[Record]:
+        """The records of all units; one at a time, since there may be a million."""
+        return (record for _, record in self._records.in_plan_order())
+
+    def _parts(self, out: Path, begin: str) -> Iterator[Path]:
+        """What units have set aside, in files that begin so."""
+        names = (name for record in self._in_order() for name in record.files)
+        return (out / name for name in names if Path(name).name.startswith(begin))
+
+    def _shards(self) -> Iterator[TableShard]:
+        for record in self._in_order():
+            for name, file in record.outputs.items():
+                yield TableShard(name, record.facts["rows"], **file)
+
+    def _manifest(self) -> TableManifest:
+        """Of the table, without its shards."""
+        tokenizer, sums = self._tokenizer, Counter[str]()
+        dropped, rejected = Counter[str](), Counter[str]()
+        for record in self._in_order():
+            sums.update(record.facts["counts"])
+            sums.update(units=1, read=record.facts["read"])
+            dropped.update(record.facts["dropped"])
+            rejected.update(record.facts["rejected"])
         counts = {
-            "units": len(made),
-            "read": sum(record.facts["read"] for record in made),
+            "units": sums["units"],
+            "read": sums["read"],
             "answered": sums["ok"] + sums["repaired"],
             "unanswerable": sums["none"],
             "repaired": sums["repaired"],
@@ -271,15 +290,11 @@ class QAJob(engine.Job[QASummary]):
             "windows_with_answers": sums["windows_with_answers"],
             "tokens": sums["tokens"],
         }
-        shards = (
-            TableShard(name, record.facts["rows"], **file) for record in made for name, file in record.outputs.items()
-        )
         return TableManifest(
             TableSchema.of(schema_of(self._form)),
             self._identity.settings,
             self._identity.input,
             counts,
-            tuple(shards),
             tokenizer={
                 "name": tokenizer.name,
                 "xxh3": hash_bytes(tokenizer.json.encode()),
@@ -293,7 +308,8 @@ class QAJob(engine.Job[QASummary]):
         if not has_every_file(run.folder.out, TABLE):
             return None
         _clean_up(run)  # a kill may have come after the manifest
-        return _summary(TableManifest.read(run.folder.out), run.folder.out)
+        manifest = TableManifest.read(run.folder.out)
+        return _summary(manifest, manifest.totals, run.folder.out)
 
 
 def _clean_up(run: Session) -> None:
@@ -304,7 +320,7 @@ def _clean_up(run: Session) -> None:
     sweep(folder.folder, ("answers-*.jsonl", "rejects-*.jsonl"), kept)
 
 
-def _summary(manifest: TableManifest, out: Path) -> QASummary:
+def _summary(manifest: TableManifest, totals: Mapping[str, int], out: Path) -> QASummary:
     """What the manifest alone tells."""
     form, counts = Form.of(manifest, str(out)), manifest.counts
     told = {name: count for name, count in counts.items() if isinstance(count, int) and name != "units"}
@@ -313,10 +329,10 @@ def _summary(manifest: TableManifest, out: Path) -> QASummary:
         str(out),
         {"max_seq_length": form.max_seq_length, "memory_tokens": len(form.memory)},
         up_to_date=True,
-        counts=told | {"examples": manifest.rows},
+        counts=told | {"examples": totals["rows"]},
         rejected=counts["rejected"],
         dropped=counts["dropped"],
-        output_bytes=manifest.bytes,
+        output_bytes=totals["bytes"],
     )
 
 

@@ -139,7 +139,9 @@ def pairs_job(folder: Path) -> Case:
 
 
 def feed_job(folder: Path) -> Case:
-    words = ("feed", *lines(folder), "--tokenizer", TOKENIZER, "--shard-size", "100KB", "--seq-len", 64)
+    datasets = [str(path) for path in lines(folder)]
+    config = {"datasets": datasets, "tokenizer": str(TOKENIZER), "out": str(folder / "never"), "shard_size": "100KB"}
+    words = ("feed", write_config(folder / "feed.yaml", config | {"dedup": "off"}), "--seq-len", 64)
     return Case((*words, "--epochs", 1, "--seconds", 60), (), folder, out=("--store",))
 
 

@@ -468,8 +468,8 @@ def test_what_cant_be_sent_to_workers_is_said(corpus: Path, tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "copies", "words"),
-    [("words without end " * 650, 850, "[text.split() for text in batch['text']]"), ("x" * 40_000_000, 1, "['']")],
-    ids=["ordinary rows to lists of Python objects", "rows of 40 MB each, for four workers"],
+    [("words without end " * 650, 850, "[text.split() for text in batch['text']]"), ("x" * 30_000_000, 1, "['']")],
+    ids=["ordinary rows to lists of Python objects", "rows of 30 MB each, for four workers"],
 )
 def test_memory_stays_within_the_budget(row: str, copies: int, words: str, tmp_path: Path) -> None:
     """Hundreds of megabytes, with 600 MB for the whole tree."""

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,9 @@ from milldam import native
 from milldam.dedup.sketches import compare_sets
 from milldam.errors import ResourceError
 from milldam.native import build
+from milldam.text.arrays import character_counts
 
+TEXTS = st.lists(st.text(max_size=30) | st.text(st.sampled_from("aé你🙂\n"), min_size=200, max_size=800), max_size=6)
 VALUES = st.lists(st.sets(st.integers(0, 60) | st.integers(0, 2**32 - 1), max_size=40), min_size=1, max_size=8)
 
 
@@ -28,11 +31,10 @@ def test_an_array_of_another_type_is_refused() -> None:
 
 def test_arrays_that_are_too_small_are_refused() -> None:
     """Before anything is read or written beyond them, in kernels with and without room of the caller's."""
-    keys, counts = np.arange(9, dtype=np.uint64), np.zeros(3, np.uint32)
+    counts = np.zeros(3, np.uint32)
     text, offsets = np.frombuffer(b"ab", np.uint8), np.array([0, 3])
     for name, arguments in {
-        "sort": (keys, keys[:8].copy()),
-        "count": (np.array([0, 3]), counts),
+        "drop": (np.array([0, 3]), np.array([1, 1]), counts.astype(np.uint8)),
         "count_characters": (text, offsets, np.zeros(1, np.int64)),
         "gather": (counts, np.array([2]), np.array([2]), np.empty(2, np.uint32)),
         "json_texts": (text, text, np.empty(1, np.uint8), offsets),
@@ -40,11 +42,6 @@ def test_arrays_that_are_too_small_are_refused() -> None:
         kernel = native.kernel(name, *(one.dtype.type for one in arguments))
         with pytest.raises(ValueError, match=f"milldam_{name} in C refuses arrays"):
             kernel(*arguments)
-
-
-def copied(folder: Path) -> Path:
-    shutil.copytree(build.FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
 
 
 @pytest.fixture
@@ -103,16 +100,6 @@ def test_a_compiler_that_does_not_work_is_passed_over(
     assert str(build.build()).endswith("gcc: stdint.h: no such file")
 
 
-@given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 300), max_size=60), st.integers(0, 64))
-def test_numbers_are_sorted(values: list[int], shift: int) -> None:
-    """Also where some or all of their bytes are the same."""
-    sort = native.kernel("sort", np.uint64, np.uint64)
-    numbers = np.array([value >> shift for value in values], np.uint64)
-    expected = np.sort(numbers)
-    sort(numbers, np.empty_like(numbers))
-    assert np.array_equal(numbers, expected)
-
-
 @given(sets=VALUES, cut=st.lists(st.booleans(), min_size=8, max_size=8))
 def test_sets_are_compared_as_sets_of_python(sets: list[set[int]], cut: list[bool]) -> None:
     counts = np.array([len(one) for one in sets])
@@ -127,3 +114,10 @@ def test_sets_are_compared_as_sets_of_python(sets: list[set[int]], cut: list[boo
         both.append(sum(value <= bound for value in sets[one] & sets[other]))
         either.append(sum(value <= bound for value in sets[one] | sets[other]))
     assert found[0].tolist() == both and found[1].tolist() == either
+
+
+@given(texts=TEXTS, first=st.integers(0, 3))
+def test_characters_are_counted_as_python_counts_them(texts: list[str], first: int) -> None:
+    """Of slices too, and of none."""
+    array = pa.array(texts, pa.large_string())[first:]
+    assert character_counts(array).tolist() == [len(text) for text in texts[first:]]

@@ -114,23 +114,6 @@ def test_answers_are_those_found_pair_by_pair(contexts: list[str], n: int, longe
     assert made(shelf, start[other], end[other], windows=other, **options) == whole
 
 
-def test_an_answer_may_come_from_any_window() -> None:
-    """The best answer over all windows of an example is its answer, with its place in the context."""
-    shelf = Shelf(["abcdefghijkl"])
-    (found,) = made(shelf, logits(shelf, (0, 4, 1.0), (1, 5, 3.0)), logits(shelf, (0, 5, 1.0), (1, 6, 4.0)))
-    assert (found.id, found.text, found.span, found.score) == ("q0", "gh", (6, 8), 7.0)
-    assert [one.text for one in found.n_best[:1]] == ["gh"]
-
-
-def test_stretches_that_two_windows_share_are_one_answer() -> None:
-    """Windows overlap; a stretch that both hold is listed once, with its better score."""
-    shelf = Shelf(["abcdefghij"])
-    start, end = logits(shelf, (0, 7, 2.0), (1, 3, 5.0)), logits(shelf, (0, 8, 2.0), (1, 4, 5.0))
-    (found,) = made(shelf, start, end)
-    assert [(one.text, one.score) for one in found.n_best].count(("ef", 10.0)) == 1
-    assert sum(one.text == "ef" for one in found.n_best) == 1
-
-
 def test_no_answer_wins_by_more_than_the_threshold() -> None:
     """The null score is the smallest over the windows; the answer is empty when it leads by more than the threshold."""
     shelf = Shelf(["abcdefghij"])
@@ -155,14 +138,6 @@ def test_probabilities_are_over_the_n_best_with_no_answer_among_them() -> None:
     (low,) = made(shelf, logits(shelf, (0, 0, -50.0)), logits(shelf), n_best=3)
     assert [one.text for one in low.n_best] == ["a", "ab", "abc", ""]
     assert low.n_best[-1].probability < 1e-9
-
-
-def test_questions_and_padding_are_never_answers() -> None:
-    """However high their logits."""
-    shelf = Shelf(["abc"])
-    start, end = logits(shelf, (0, 1, 50.0), (0, 9, 50.0), (0, 5, 1.0)), logits(shelf, (0, 2, 50.0), (0, 5, 1.0))
-    (found,) = made(shelf, start, end)
-    assert (found.text, found.score) == ("c", 2.0)
 
 
 def test_a_context_without_tokens_gives_an_empty_answer() -> None:

@@ -264,21 +264,6 @@ def test_examples_that_a_store_left_out_are_said(tmp_path: Path, wordpiece_json:
 # ---- the command ----
 
 
-def test_command_takes_a_split(tmp_path: Path) -> None:
-    """Of a folder, validation unless told otherwise."""
-    for name, questions in (("train", QUESTIONS[:2]), ("validation", QUESTIONS)):
-        lines = "".join(json.dumps(one) + "\n" for one in flat(questions))
-        (tmp_path / "data").mkdir(exist_ok=True)
-        (tmp_path / "data" / f"{name}.jsonl").write_text(lines, encoding="utf-8")
-    predictions = written(tmp_path / "p.json", PREDICTIONS)
-    command = ["qa-eval", str(tmp_path / "data"), str(predictions), "--json"]
-    totals = [
-        json.loads(CliRunner().invoke(main, command + more).stdout)["total"] for more in ([], ["--split", "train"])
-    ]
-    assert totals == [5, 2] == [evaluate(tmp_path / "data", PREDICTIONS).total, 2]
-    assert evaluate(tmp_path / "data", PREDICTIONS, split="train").total == 2
-
-
 def test_command_prints_a_table(tmp_path: Path) -> None:
     """A row a group, what is missing on standard error, and exit code 0."""
     references = written(tmp_path / "squad.json", squad())

@@ -268,18 +268,6 @@ def test_other_settings_never_return_old_features(
     assert store_bytes(tmp_path / "s") == store_bytes(tmp_path / "fresh")
 
 
-def test_another_tokenizer_is_refused(few: Path, tmp_path: Path) -> None:
-    """A token more in the vocabulary is something else."""
-    path = tmp_path / "e.jsonl"
-    path.write_bytes(few.read_bytes())
-    small(path, tmp_path / "s")
-    other = tokenizers.Tokenizer.from_file(str(TOKENIZER))
-    other.add_tokens(["something else"])
-    other.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(MismatchError, match="tokenizer: "):
-        small(path, tmp_path / "s", tokenizer=tmp_path / "tokenizer.json")
-
-
 def test_stores_of_two_kinds_do_not_mix(few: Path, tmp_path: Path) -> None:
     """Tokens do not go where features are, nor the other way round, even with --overwrite."""
     small(few, tmp_path / "features")
@@ -367,16 +355,6 @@ def test_a_configuration_file_does_what_the_options_do(few: Path, tmp_path: Path
     small(few, tmp_path / "call")
     prepare(**config | {"max_seq_length": 64, "doc_stride": 16, "out": tmp_path / "dict"})
     assert store_bytes(tmp_path / "file") == store_bytes(tmp_path / "call") == store_bytes(tmp_path / "dict")
-
-
-def test_a_wrong_key_is_told_with_its_line(tmp_path: Path) -> None:
-    """As in the configuration of `preprocess`."""
-    (tmp_path / "qa.yaml").write_text("inputs: a.json\ntokenizer: t\nout: o\noverlapp: 3\n")
-    told = invoke("qa", tmp_path / "qa.yaml")
-    assert told.exit_code == 2 and 'qa.yaml:4: overlapp: no such key. Did you mean "overlap"?' in told.stderr
-    (tmp_path / "qa.yaml").write_text("tokenizer: t\n")
-    assert "inputs and out are missing" in invoke("qa", tmp_path / "qa.yaml").stderr
-    assert "--tokenizer is missing" in invoke("qa", "a.json", "-o", "x").stderr
 
 
 def test_the_summary_says_what_was_made(few: Path, tmp_path: Path) -> None:

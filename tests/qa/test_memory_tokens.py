@@ -54,23 +54,6 @@ def test_a_vocabulary_with_gaps_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_they_are_in_every_window_at_the_stated_places(kind: str) -> None:
-    """Read tokens behind the special tokens in front, write tokens before those at the end; all within the length."""
-    windower, memory = with_memory_tokens(kind, 3, max_seq_length=40, overlap=8)
-    features, own = windower([LONG]).features, windower.template
-    assert len(features) > 2
-    for row in range(len(features)):
-        begin = 40 - int(features.length[row]) if own.pad_left else 0
-        ids = features.input_ids[row, begin : begin + int(features.length[row])].tolist()
-        read_at, write_at = len(own.before), len(ids) - len(own.after) - 3
-        assert tuple(ids[read_at : read_at + 3]) == memory.read
-        assert tuple(ids[write_at : write_at + 3]) == memory.write
-        assert sum(number in (*memory.read, *memory.write) for number in ids) == 6
-        assert len(ids) <= 40
-        assert int(features.cls_index[row]) - begin in (0, len(ids) - 1)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @given(example=examples())
 def test_windows_with_memory_are_those_of_shorter_ones_without(kind: str, example: Example) -> None:
     """Windows of 40 with 2 * 3 memory tokens hold the texts, answers and offsets of windows of 34, moved."""
@@ -88,11 +71,3 @@ def test_windows_with_memory_are_those_of_shorter_ones_without(kind: str, exampl
         for name in ("start_positions", "end_positions", "cls_index"):
             assert getattr(prepared.features, name)[row] == moved[getattr(plain.features, name)[row]]
         assert not (prepared.features.offsets[row, ~kept] >= 0).any()
-
-
-def test_memory_tokens_have_the_types_of_the_texts_beside_them() -> None:
-    """Read as the first text, write as the second."""
-    windower, memory = with_memory_tokens("bert", 2, max_seq_length=40, overlap=8)
-    features = windower([LONG]).features
-    types = dict(zip(features.input_ids[0].tolist(), features.token_type_ids[0].tolist(), strict=True))
-    assert [types[number] for number in (*memory.read, *memory.write)] == [0, 0, 1, 1]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import unicodedata
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.qa_recipe import KINDS, Features, examples, tokenizer_of, windower_of
 
 from milldam.qa.examples import Answer, Example
-from milldam.qa.spans import Chosen, choose_answer, overlapping_tokens
+from milldam.qa.spans import Chosen, choose_answer
 
 FACTS = {"pad_token": "</s>"}
 
@@ -58,55 +57,10 @@ def test_the_year_in_the_decade(kind: str, covered: str) -> None:
     assert span_text(kind, "in the 1990s it was", "1990") == "1990"
 
 
-@pytest.mark.parametrize("kind", ["bert", "xlnet"])
-@pytest.mark.parametrize("answer", ["ari", "p", "s", "paris"])
-def test_answers_inside_a_token_are_that_token(kind: str, answer: str) -> None:
-    """Nothing smaller can be pointed at, and nothing more is."""
-    context = "the city of paris was"
-    tokenizer, features = one_window(kind, context, answer, context.index("paris") + "paris".index(answer))
-    assert features.start_positions[0] == features.end_positions[0]
-    token = tokenizer.id_to_token(int(features.input_ids[0, int(features.start_positions[0])]))
-    assert token.lstrip("\u2581") == "paris"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "caf\u00e9",
-        "cafe\u0301",
-        "\U0001f469\u200d\U0001f469\u200d\U0001f467",
-        "\U0001f44d\U0001f3fd",
-        "\u05e9\u05dc\u05d5\u05dd",
-        "\u0645\u064f\u062d\u064e\u0645\u064e\u0651\u062f",
-        "\u0939\u093f\u0928\u094d\u0926\u0940",
-        "\u65e5\u672c",
-        "\ufb01ne",
-        "\u00bd",
-    ],
-)
-def test_answers_of_many_scripts_are_covered(kind: str, answer: str) -> None:
-    """Composed or not, joined, from right to left: all of its tokens, and none of the words around it."""
-    context = f"it was {answer} and he {answer} the"
-    covered = span_text(kind, context, answer)
-    # What the tokenizer throws away, as a mark at the end, no token covers.
-    assert covered in (answer, *(answer[:size] for size in range(1, len(answer))))
-    marks = answer[len(covered) :]
-    assert all(unicodedata.category(mark) in ("Mn", "Mc", "Cf") for mark in marks)
-
-
 def test_a_mark_that_the_tokenizer_drops_does_not_pull_the_next_word_in() -> None:
     """The recipe looks for a token that ends where the answer ends, and takes the next word's."""
     assert span_text("bert", "it was cafe\u0301 and he", "cafe\u0301") == "cafe"
     assert span_text("bert", "it was cafe\u0301", "cafe\u0301") == "cafe"  # the recipe says: no answer
-
-
-def test_all_tokens_of_a_character_belong_to_an_answer() -> None:
-    """The recipe begins with the last of them and ends with the first."""
-    tokenizer, features = one_window("roberta", "a\U0001f44db", "\U0001f44d")
-    begin, end = int(features.start_positions[0]), int(features.end_positions[0])
-    assert tokenizer.decode(features.input_ids[0, begin : end + 1].tolist()) == "\U0001f44d"
-    assert end - begin == 2  # 4 bytes, two of them merged
 
 
 def test_a_lone_word_marker_is_not_part_of_the_word() -> None:
@@ -148,19 +102,6 @@ def whole_answers(features: Features, answer: Chosen, overlap: int) -> list[tupl
                 numbers.add(before + at - begin)
         tokens.append(inside)
     return [(inside[0], inside[-1]) if inside and len(inside) == len(numbers) else None for inside in tokens]
-
-
-@given(
-    places=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4)), max_size=20),
-    start=st.integers(0, 30),
-    size=st.integers(1, 10),
-)
-def test_overlap_is_meant_by_characters(places: list[tuple[int, int]], start: int, size: int) -> None:
-    """Tokens without characters belong to nothing."""
-    offsets = np.array([(begin, begin + width) for begin, width in sorted(places)], np.int32).reshape(-1, 2)
-    wanted = [at for at, (low, high) in enumerate(offsets) if set(range(low, high)) & set(range(start, start + size))]
-    found = overlapping_tokens(offsets, start, start + size)
-    assert found == ((wanted[0], wanted[-1]) if wanted else None)
 
 
 CONTEXT = (

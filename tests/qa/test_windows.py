@@ -134,19 +134,6 @@ def test_xlnet_has_the_context_first_and_pads_on_the_left() -> None:
     assert (features.start_positions[0], features.end_positions[0], features.cls_index[0]) == (8, 8, 13)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_white_space_before_a_question_changes_nothing(kind: str) -> None:
-    """As in the recipe: a few sets have questions with much of it."""
-    facts = {"pad_token": "</s>"}
-    plain, spaced = (
-        windower_of(tokenizer_of(kind), facts, max_seq_length=40, overlap=2)(
-            [Example("q", question, "the city of paris")]
-        ).features
-        for question in ("what city", " \t\n  what city")
-    )
-    assert np.array_equal(plain.input_ids, spaced.input_ids)
-
-
 def test_special_tokens_in_texts_do_not_move_cls() -> None:
     """The recipe takes the first CLS that it sees, which may be a word of the context; ours is the template's."""
     example = Example("q", "what <cls> <sep>", "the <cls> city [CLS] of paris")
@@ -171,15 +158,6 @@ def test_overlap_is_shared_and_hop_is_the_way_on() -> None:
     assert set(by_overlap.segments.tolist()) == {5}
 
 
-def test_a_hop_longer_than_a_window_leaves_no_gap() -> None:
-    """It goes on at most by a window, as the older scripts did."""
-    features = windower_of(tokenizer_of("bert"), max_seq_length=14, hop=500)(
-        [Example("q", "what", " ".join(["paris"] * 25))]
-    ).features
-    assert features.context_tokens.tolist() == [10, 10, 5]
-    assert features.offsets[features.offsets[:, :, 0] >= 0].tolist() == [[6 * i, 6 * i + 5] for i in range(25)]
-
-
 def test_questions_that_leave_no_room_are_dropped_and_named() -> None:
     """The recipe fails on them; the other examples of the batch are as they were."""
     long = Example("long", "what " * 50, "the city of paris")
@@ -187,15 +165,6 @@ def test_questions_that_leave_no_room_are_dropped_and_named() -> None:
     assert prepared.dropped == {1: QUESTION_TOO_LONG}
     assert prepared.features.example.tolist() == [0, 2]
     assert len(prepared.chosen) == 3
-
-
-def test_an_empty_context_has_one_window() -> None:
-    """A question may stand alone."""
-    features = windower_of(tokenizer_of("bert"), max_seq_length=20, overlap=4)([Example("q", "what", "")]).features
-    assert (len(features), features.length[0], features.context_tokens[0]) == (1, 4, 0)
-    assert (features.start_positions[0], features.end_positions[0]) == (0, 0)
-    filled = Example("q", "what " * 17, "")
-    assert windower_of(tokenizer_of("bert"), max_seq_length=20, overlap=4)([filled]).features.length.tolist() == [20]
 
 
 def test_max_segments_keeps_the_first_windows() -> None:

@@ -32,7 +32,7 @@ from milldam.errors import InputError, WorkerError
 from milldam.memory import inherit, process_tree, shared_bytes, usage
 from milldam.run.fork import ForkedWorkers
 from milldam.run.monitor import Monitor
-from milldam.run.pools import SerialExecutor, Workers
+from milldam.run.pools import Pool, SerialExecutor, Workers
 from milldam.run.tasks import CRASH, DONE, PART, PROGRESS, Assigned, Event, Executor, Load, NothingYetError
 
 linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="workers are forked on Linux only")
@@ -359,3 +359,15 @@ def test_a_file_just_written_and_mapped_does_not_hide_what_is_shared(tmp_path: P
                 mapped[at]
             os._exit(0 if shared_bytes() > 50 * MB else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_worker_in_this_process_has_the_budget_for_itself() -> None:
+    """The process that would have started others ends (35 MB); between stages with workers it stays."""
+    pool = Pool(4 * 10**9)
+    pool.expect(["json"])
+    before = set(psutil.Process().children())
+    assert before
+    pool.executor(Workers(1, 1, here=True))
+    assert set(psutil.Process().children()) == before
+    pool.executor(Workers(1, 1))
+    assert not before & set(psutil.Process().children())

@@ -20,7 +20,6 @@ import numpy.typing as npt
 from milldam.dedup.shingles import Hashes, Int64s, mix
 from milldam.errors import ResourceError
 from milldam.files import explain_os_errors
-from milldam.native import kernel
 
 Bools = npt.NDArray[np.bool_]
 Slices = list[tuple[int, slice]]
@@ -28,7 +27,7 @@ Slices = list[tuple[int, slice]]
 SCATTERED: tuple[Int64s, Int64s] = (np.empty(0, np.int64), np.empty(0, np.int64))
 """What is `wanted` of a mapped file where only its being far apart is known before."""
 MOST_DOCUMENTS = 1 << 32
-_FEW, _MANY_RUNS = 4096, 16
+_MANY_RUNS = 16
 """So many, numpy sorts as fast; of so many runs, merging them two by two takes as long as sorting."""
 
 
@@ -99,7 +98,7 @@ class SortedKeys:
             return
         keys = np.concatenate(self._waiting)
         self._waiting, self._count = [], 0
-        sort(keys)
+        keys.sort()
         with explain_os_errors(self._path), self._path.open("ab") as file:
             file.write(keys.data)
         self._stops.append(self._stops[-1] + len(keys))
@@ -135,14 +134,6 @@ def _cut(keys: Hashes, block_keys: int, together: int) -> Iterator[Hashes]:
         start = stop
 
 
-def sort(keys: Hashes) -> None:
-    """In place, with as much memory again."""
-    if len(keys) > _FEW:
-        kernel("sort", np.uint64, np.uint64)(keys, np.empty_like(keys))
-    else:
-        keys.sort()
-
-
 def in_order(values: Hashes) -> tuple[Hashes, Int64s]:
     """Numbers in order, and where each was; of equal ones, the first comes first.
 
@@ -155,7 +146,7 @@ def in_order(values: Hashes) -> tuple[Hashes, Int64s]:
     bits = np.uint64(len(values).bit_length())
     keys = values << bits
     keys |= np.arange(len(values), dtype=np.uint64)
-    sort(keys)
+    keys.sort()
     places = (keys & ((np.uint64(1) << bits) - np.uint64(1))).view(np.int64)
     keys >>= bits
     return keys, places
@@ -180,7 +171,7 @@ def merged(runs: Sequence[Hashes], parts: Slices) -> Hashes:
     """Parts of sorted runs as one."""
     block = np.concatenate([runs[number][part] for number, part in parts])
     if len(parts) > _MANY_RUNS:
-        sort(block)
+        block.sort()
     elif len(parts) > 1:
         # Runs one after the other: what merges them takes a tenth of the time of what sorts anything.
         block.sort(kind="stable")

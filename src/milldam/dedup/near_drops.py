@@ -19,7 +19,6 @@ from milldam.dedup.drops import NEAR, DropWriter, drop_file_name, place_of
 from milldam.dedup.keys import begins, new_mapped
 from milldam.dedup.minhash import SignatureFiles
 from milldam.dedup.shingles import Int64s
-from milldam.native import kernel
 from milldam.prefetch import in_threads
 
 PAIRS, CLUSTERS = 10, 10
@@ -60,7 +59,7 @@ class NearDrops:
     def book(self, of: Int64s) -> None:
         """Count what others are dropped for; in one thread."""
         self.count += len(of)
-        kernel("count", np.int64, np.uint32)(of, self._others)
+        np.add.at(self._others, of, np.uint32(1))
 
     def sizes(self) -> dict[int, int]:
         """Documents of a cluster, the one that stays among them -> clusters of that size, from 64 on rounded down to

@@ -30,10 +30,3 @@ int64_t milldam_drop(const int64_t *first, int64_t edges, const int64_t *second,
     for (int64_t edge = 0; edge < edges; edge++) dropped[second[edge]] |= !dropped[first[edge]];
     return edges;
 }
-
-/* How often each place occurs. */
-int64_t milldam_count(const int64_t *places, int64_t count, uint32_t *counts, int64_t counts_count) {
-    NEEDS(are_below(places, count, counts_count));
-    for (int64_t k = 0; k < count; k++) counts[places[k]]++;
-    return count;
-}

@@ -127,10 +127,8 @@ class Resolving:
 
     def _make(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
         number, folder = assigned.unit, self.folder
-        names, found = {
-            GROUP: self._group, DECONTAMINATE: self._decontaminate, RANK: self._rank, NEAR: self._find_pairs,
-            VERIFY: self._verify, DECIDE: self._decide,
-        }[self.stage](number)  # fmt: skip
+        make = {GROUP: self._group, DECONTAMINATE: self._decontaminate}.get(self.stage, self._near)
+        names, found = make(number)
         below, paths = folder.relative_to(self.out), (path for name in names for path in sorted(folder.glob(name)))
         yield Record(assigned.key, files={f"{below}/{path.name}": record_of(path) for path in paths}, facts=found)
 
@@ -182,18 +180,16 @@ class Resolving:
             threads=self.threads,
         )
 
-    def _rank(self, number: int) -> tuple[list[str], dict[str, Any]]:
-        rank(self.work())
-        return ["ranks.bin", "positions.bin"], {}
-
-    def _find_pairs(self, number: int) -> tuple[list[str], dict[str, Any]]:
-        return [f"pairs-{number:03d}.keys", f"marks-{number:03d}.bits"], {"pairs": find_pairs(self.work(), number)}
-
-    def _verify(self, number: int) -> tuple[list[str], dict[str, Any]]:
-        return [f"edges-{number:05d}.*"], {"pairs": verify_pairs(self.work(), number, self.steps)}
-
-    def _decide(self, number: int) -> tuple[list[str], dict[str, Any]]:
-        return ["drops-near-*.bin"], asdict(decide(self.work(), self.compared))
+    def _near(self, number: int) -> tuple[list[str], dict[str, Any]]:
+        work = self.work()
+        if self.stage == RANK:
+            rank(work)
+            return ["ranks.bin", "positions.bin"], {}
+        if self.stage == NEAR:
+            return [f"pairs-{number:03d}.keys", f"marks-{number:03d}.bits"], {"pairs": find_pairs(work, number)}
+        if self.stage == VERIFY:
+            return [f"edges-{number:05d}.*"], {"pairs": verify_pairs(work, number, self.steps)}
+        return ["drops-near-*.bin"], asdict(decide(work, self.compared))
 
 
 class Deduplication:

@@ -268,8 +268,7 @@ class DocumentSamples(FeatureSamples[TimeSteps]):
         return chosen_windows(self.store, self.selection, documents, epochs)
 
     def _steps(self, numbers: Int64s, firsts: Int64s, counts: Int64s, dtype: npt.DTypeLike) -> TimeSteps:
-        # One step at least: documents without windows are rows of padding.
-        shape = (max(1, int(counts.max(initial=0))), len(numbers))
+        shape = (int(counts.max()), len(numbers))
         rows = np.repeat(np.arange(len(numbers)), counts)
         places = ranges(np.zeros_like(counts), counts), rows
         columns = placed(self.columns, self.store, ranges(firsts, counts), shape, places, dtype)

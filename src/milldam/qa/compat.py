@@ -12,9 +12,11 @@ and lazy, so `use_streaming`, `use_lazy_loading` and `streaming_chunk_size` chan
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,22 +46,27 @@ def configure_memory_tokens(tokenizer: Any, memory_num_tokens: int) -> dict[str,
     What is processed with it afterwards has them in every window. The model's embeddings must have room:
     `model.resize_token_embeddings(len(tokenizer))`.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    if not hasattr(backend, "token_to_id"):
-        raise ConfigError(
-            f"tokenizer: {type(tokenizer).__name__} can't be given tokens. Load it with transformers' "
-            "AutoTokenizer.from_pretrained or tokenizers.Tokenizer.from_file, and pass that."
-        )
-    if not _memory_count(backend) <= memory_num_tokens:
+    backend = _backend(tokenizer)
+    if _memory_count(backend) > memory_num_tokens:
         raise ConfigError(
             f"memory_num_tokens: {memory_num_tokens}; the tokenizer has {_memory_count(backend)} already."
         )
     if backend is not tokenizer:  # by its own method, so that the wrapper knows of them too
         names = [name.format(i) for name in (READ, WRITE) for i in range(memory_num_tokens)]
         tokenizer.add_tokens(names, special_tokens=True)
-        backend = tokenizer.backend_tokenizer
-    ids = add_memory_tokens(backend, memory_num_tokens)
+    ids = add_memory_tokens(_backend(tokenizer), memory_num_tokens)
     return {"mem_read_ids": list(ids.read), "mem_write_ids": list(ids.write)}
+
+
+def _backend(tokenizer: Any) -> Any:
+    """The `tokenizers.Tokenizer` in it."""
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not hasattr(backend, "token_to_id"):
+        raise ConfigError(
+            f"tokenizer: {type(tokenizer).__name__} is no fast tokenizer. Load it with transformers' "
+            "AutoTokenizer.from_pretrained or tokenizers.Tokenizer.from_file, and pass that."
+        )
+    return backend
 
 
 def _memory_count(tokenizer: Any) -> int:
@@ -73,72 +80,60 @@ def process_and_cache_dataset(
     dataset_name: str | Path,
     split: str = "train",
     cache_dir: str | Path = "./.cache",
-    max_examples: int | None = None,
-    max_seq_length: int = 384,
-    doc_stride: int = 128,
-    streaming_chunk_size: int = 1000,
-    tokenizer: Any = None,
-    max_n_segs: int | None = None,
+    *,
+    tokenizer: Any,
     use_streaming: bool = True,
     max_memory_gb: float = 8.0,
     workers: int | None = None,
+    **sizes: Any,
 ) -> int:
-    """Make the windows of a dataset, unless they are there; how many there are. Interrupted, it resumes."""
-    sizes = max_examples, max_seq_length, doc_stride, max_n_segs
-    folder, saved, memory_tokens = _places(dataset_name, split, cache_dir, tokenizer, sizes)
-    made = prepare(
-        dataset_name,
-        folder,
-        tokenizer=saved,
-        split=split,
-        max_examples=max_examples,
-        max_seq_length=max_seq_length,
-        overlap=doc_stride,
-        memory_tokens=memory_tokens,
-        max_segments=max_n_segs,
-        memory=f"{round(1000 * max_memory_gb)}MB",
-        workers=workers,
-    )
-    return len(made)
+    """Make the windows of a dataset, unless they are there; how many there are. Interrupted, it resumes.
+
+    `sizes`: max_examples, max_seq_length, doc_stride, max_n_segs.
+    """
+    folder, options = _cached(dataset_name, split, Path(cache_dir), tokenizer, **sizes)
+    memory = f"{round(1000 * max_memory_gb)}MB"
+    return len(prepare(dataset_name, folder, split=split, memory=memory, workers=workers, **options))
 
 
 def create_dataset_from_cache(
     dataset_name: str | Path,
     split: str = "train",
     cache_dir: str | Path = "./.cache",
-    max_examples: int | None = None,
-    max_seq_length: int = 384,
-    doc_stride: int = 128,
-    max_n_segs: int | None = None,
-    tokenizer: Any = None,
+    *,
+    tokenizer: Any,
     use_lazy_loading: bool = True,
-    streaming_chunk_size: int = 1000,
+    **sizes: Any,
 ) -> CachedDataset:
     """Open what `process_and_cache_dataset` made with the same arguments; nothing is loaded."""
-    sizes = max_examples, max_seq_length, doc_stride, max_n_segs
-    folder, _, _ = _places(dataset_name, split, cache_dir, tokenizer, sizes)
+    folder, _ = _cached(dataset_name, split, Path(cache_dir), tokenizer, **sizes)
     found = CachedDataset(folder) if (folder / TABLE.manifest).exists() else None
-    if found is None or (_is_here(dataset_name) and found.manifest.input != _state(str(dataset_name), split)):
+    state, named = InputState(), str(dataset_name)
+    if found is not None and (Path(named).exists() or is_address(named) or glob.has_magic(named)):
+        for file in list_files([named], split):
+            state.add(file.path, file.size, file.version)
+        found = found if found.manifest.input == state.as_json() else None
+    if found is None:
         raise StoreError(
-            f"{folder}: no features of {dataset_name} ({split}), as it is now, with these settings and this tokenizer. "
+            f"{folder}: no features of {named} ({split}), as it is now, with these settings and this tokenizer. "
             "Call process_and_cache_dataset with the same arguments first."
         )
     return found
 
 
-def _is_here(dataset: str | Path) -> bool:
-    return Path(dataset).exists() or is_address(str(dataset)) or "*" in str(dataset)
-
-
-def _state(dataset: str, split: str) -> dict[str, Any]:
-    state = InputState()
-    for file in list_files([dataset], split):
-        state.add(file.path, file.size, file.version)
-    return state.as_json()
-
-
-def _places(dataset: Any, split: str, cache_dir: Any, given: Any, sizes: Any) -> tuple[Path, Path, int]:
-    """The folder for the features, that of the tokenizer on disk, and its number of memory tokens."""
+def _cached(
+    dataset: str | Path,
+    split: str,
+    cache: Path,
+    given: Any,
+    *,
+    max_examples: int | None = None,
+    max_seq_length: int = 384,
+    doc_stride: int = 128,
+    max_n_segs: int | None = None,
+    streaming_chunk_size: int = 1000,
+) -> tuple[Path, dict[str, Any]]:
+    """The folder for features, named by what decides them, and what `prepare` is told; the tokenizer is saved."""
     import tokenizers
 
     from milldam.tokenizers.loading import load_tokenizer
@@ -146,24 +141,22 @@ def _places(dataset: Any, split: str, cache_dir: Any, given: Any, sizes: Any) ->
     if isinstance(given, str | os.PathLike):
         text, facts = load_tokenizer(str(given)).json, facts_beside(str(given))
     else:
-        backend = getattr(given, "backend_tokenizer", given)
-        if not hasattr(backend, "to_str"):
-            raise ConfigError(f"tokenizer: {type(given).__name__} is no fast tokenizer, nor the path of one.")
         told = {name: getattr(given, name, None) for name in _FACTS}
-        text, facts = backend.to_str(), {name: str(one) for name, one in told.items() if one is not None}
+        text, facts = _backend(given).to_str(), {name: str(one) for name, one in told.items() if one is not None}
     # Whoever calls a tokenizer of transformers leaves truncation and padding in it: they are not part of it.
     plain = tokenizers.Tokenizer.from_str(text)
     plain.no_truncation()
     plain.no_padding()
-    text = plain.to_str()
-    digest = hash_bytes(json.dumps([text, facts]).encode("utf-8", "surrogatepass"))[:16]
-    saved = Path(cache_dir) / "tokenizers" / digest
+    digest = hash_bytes(json.dumps([plain.to_str(), facts]).encode("utf-8", "surrogatepass"))[:16]
+    saved = cache / "tokenizers" / digest
     saved.mkdir(parents=True, exist_ok=True)
     write_file(saved / "tokenizer_config.json", json.dumps(facts).encode())
-    write_file(saved / "tokenizer.json", text.encode("utf-8", "surrogatepass"))
-    key = hash_bytes(json.dumps([VERSION, str(dataset), split, digest, sizes]).encode())[:16]
-    name = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in f"{Path(dataset).name}-{split}")
-    return Path(cache_dir) / f"{name[:80]}-{key}", saved, _memory_count(plain)
+    write_file(saved / "tokenizer.json", plain.to_str().encode("utf-8", "surrogatepass"))
+    options = {"max_examples": max_examples, "max_seq_length": max_seq_length, "overlap": doc_stride}
+    options |= {"max_segments": max_n_segs, "memory_tokens": _memory_count(plain)}
+    key = hash_bytes(json.dumps([VERSION, str(dataset), split, digest, options]).encode())[:16]
+    name = re.sub(r"[^\w.-]+", "_", f"{Path(dataset).name}-{split}")[:80]
+    return cache / f"{name}-{key}", options | {"tokenizer": saved}
 
 
 class CachedDataset(FeatureStore):

@@ -47,6 +47,7 @@ NUMBERS = (
 """The int32 of a window in the column `numbers`, in order. `example` counts in the shard."""
 KNOWN_NAMES = {"offset_mapping": "offsets", "segment_index": "segment", "total_segments": "segments"}
 """Names that users know -> columns."""
+_GATHERED = ("input_ids", "token_type_ids", "offsets")
 WINDOW_FIELDS = (
     *("input_ids", "attention_mask", "token_type_ids", "start_positions", "end_positions", "cls_index"),
     *("offset_mapping", "segment_index", "total_segments", "has_answer"),
@@ -154,6 +155,9 @@ class _Layout:
         """(batches,): examples before the shard of each batch."""
         self.starts = {name: np.array(places, np.int64) for name, places in starts.items()}
         """(batches,): where the values of each batch begin in the files, which lie end to end, counted in values."""
+        self.ends = self.windows[1:]
+        self._columns = form.columns
+        self._ways: dict[str, tuple[Reader, Int64s, int, tuple[int, ...]]] = {}
 
     def reader(self, dtype: np.dtype[Any]) -> Reader:
         """The files end to end, as values of a type."""
@@ -162,6 +166,19 @@ class _Layout:
             stream = TokenStream(str(self._folder), files, dtype, 0, sum(file.tokens for file in files), "")
             self._readers[dtype] = open_reader(stream, self._way)
         return self._readers[dtype]
+
+    def gather(self, name: str, windows: Int64s, batch: Int64s) -> Array:
+        """A column of windows, which lie in these batches."""
+        if name not in self._ways:
+            dtype, shape = self._columns[name]
+            elements = int(np.prod(shape))
+            self._ways[name] = self.reader(dtype), self.starts[name] - self.windows[:-1] * elements, elements, shape
+        reader, shifts, elements, shape = self._ways[name]
+        if not len(windows):
+            return np.empty((0, *shape), reader.dtype)
+        found = reader.rows(shifts[batch] + windows * elements, elements)
+        # What is read by position lies in a buffer that the next read uses again.
+        return (found if found.flags.owndata else found.copy()).reshape(len(windows), *shape)
 
 
 def _mapped(path: Path, size: int) -> tuple[pa.Buffer, list[pa.RecordBatch]]:
@@ -261,39 +278,28 @@ class FeatureStore:
         that are one number a window take one together.
         """
         wanted, layout = _checked(numbers, len(self), "window"), self._layout
-        batch = layout.windows[1:].searchsorted(wanted, side="right")
-        inside = wanted - layout.windows[batch]
-
-        def gather(name: str) -> Array:
-            dtype, shape = self.form.columns[name]
-            elements = int(np.prod(shape))
-            if not len(wanted):
-                return np.empty((0, *shape), dtype)
-            found = layout.reader(dtype).rows(layout.starts[name][batch] + inside * elements, elements)
-            # What is read by position lies in a buffer that the next read uses again.
-            return (found if found.flags.owndata else found.copy()).reshape(len(wanted), *shape)
-
+        batch = layout.ends.searchsorted(wanted, side="right")
+        table: Array | None = None
         found: dict[str, Array] = {}
-        numbered: dict[str, Array] = {}
         for name in columns:
             column = KNOWN_NAMES.get(name, name)
-            if column in self.form.columns and column != "numbers":
-                found[name] = gather(column)
+            if column in _GATHERED:
+                found[name] = layout.gather(column, wanted, batch)
                 continue
-            if not numbered:
-                table = gather("numbers")
-                numbered = {known: table[:, at].copy() for at, known in enumerate(NUMBERS)}
-                numbered["example"] = example = numbered["example"] + layout.shard_begins[batch]
+            if table is None:
+                table = layout.gather("numbers", wanted, batch)
+            if column == "attention_mask":
+                found[name] = self.form.attention_mask(table[:, 0])
+            elif column == "has_answer":
+                found[name] = table[:, 1] != table[:, 3]
+            elif column == "example":
+                found[name] = example = table[:, -1] + layout.shard_begins[batch]
                 if len(example) and not 0 <= int(example.min()) <= int(example.max()) < self.examples:
                     raise damaged(self.path, "the example of a window is not there")
-            if column == "attention_mask":
-                found[name] = self.form.attention_mask(numbered["length"])
-            elif column == "has_answer":
-                found[name] = numbered["start_positions"] != numbered["cls_index"]
-            elif column in numbered:
-                found[name] = numbered[column]
+            elif column in NUMBERS:
+                found[name] = table[:, NUMBERS.index(column)].copy()
             else:
-                known = [*WINDOW_FIELDS, *self.form.columns, *NUMBERS]
+                known = [*WINDOW_FIELDS, *_GATHERED, *NUMBERS]
                 raise ConfigError(f'{self.path}: no column "{column}".{did_you_mean(column, known)}')
         return found
 

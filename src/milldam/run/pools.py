@@ -208,7 +208,8 @@ class Pool:
 
     def executor(self, workers: Workers) -> Executor:
         if (workers.count == 1 and not workers.apart) or workers.here:
-            if self.budget_bytes - self._held() < ROOM_BYTES:
+            # What works here as a worker may take the whole budget.
+            if not workers.here or self.budget_bytes - self._held() < ROOM_BYTES:
                 self.close()
             return SerialExecutor()
         forked = self._start()

@@ -16,7 +16,6 @@ from typing import IO
 
 import numpy as np
 
-from milldam.native import kernel
 from milldam.sources.batch import KEPT_RECORD_CHARS, TOO_LARGE, Reading, Reject, too_large
 from milldam.sources.compression import DamagedError, read_blocks
 from milldam.sources.units import Slice
@@ -48,7 +47,7 @@ class Block:
 
 def count_line_ends(data: bytes) -> int:
     """As data.count(b"\\n"), many times as fast."""
-    return kernel("count_byte", np.uint8, int)(np.frombuffer(data, np.uint8), _LINE_END)
+    return int(np.count_nonzero(np.frombuffer(data, np.uint8) == _LINE_END))
 
 
 class Boundary:

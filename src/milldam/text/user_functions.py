@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import xxhash
 
-from milldam.errors import ConfigError, did_you_mean
+from milldam.errors import ConfigError, did_you_mean, os_error
 
 FIRST_DOCUMENTS: Final = 10
 """A function that fails on so many documents from the first one on is broken, not unlucky."""
@@ -195,4 +195,7 @@ def _find(place: str) -> ModuleSpec | None:
 
 
 def _hash(source: Path) -> str:
-    return xxhash.xxh3_128_hexdigest(source.read_bytes())
+    try:
+        return xxhash.xxh3_128_hexdigest(source.read_bytes())
+    except OSError as error:
+        raise os_error(error, source) from None

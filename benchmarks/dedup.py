@@ -102,9 +102,9 @@ def resolve(folder: Path, limit_bytes: int, threads: int, method: str) -> None:
     else:
         found = resolve_bloom(folder, rate=RATE, exempt_below=0, memory_bytes=memory_bytes)
     figures = {
-        "documents": found.documents,
-        "distinct": found.distinct,
-        "dropped": found.dropped,
+        "documents": found["documents"],
+        "distinct": found["distinct"],
+        "dropped": found["dropped"],
         "seconds": time.perf_counter() - started,
         "cpu_seconds": time.process_time() - processor,
         "temporary_bytes": watch.peak_bytes,

@@ -317,7 +317,7 @@ def resolve_here(folder: Path, limit_bytes: int, workers: int) -> None:
     start = time.perf_counter()
     found = decide(replace(work, memory_bytes=left), compared)
     seconds["decide"] = time.perf_counter() - start
-    print(f"{found.documents:,} documents, {found.candidates:,} pairs compared, {found.dropped:,} dropped")
+    print(f"{found['documents']:,} documents, {found['candidates']:,} pairs compared, {found['dropped']:,} dropped")
     print(f"  seconds, {workers} workers: " + ", ".join(f"{stage} {one:.1f}" for stage, one in seconds.items()))
     print("  disk after: " + ", ".join(f"{stage} {megabytes(one)}" for stage, one in disk.items()))
 

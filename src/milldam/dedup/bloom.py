@@ -69,7 +69,8 @@ def resolve_bloom(
                     dropped = unit << ROW_BITS | rows[known].astype(np.int64)
                     writer.add(dropped, np.full(len(dropped), UNKNOWN))
         writer.commit()
-    return Resolved(documents, documents - repeated, writer.dropped)
+    found = {"documents": documents, "distinct": documents - repeated, "dropped": writer.dropped}
+    return found | {"seen_before": 0, "clusters": {}}
 
 
 def _in_order(path: Path, unit: int) -> Iterator[tuple[Words, Hashes]]:

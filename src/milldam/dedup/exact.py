@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,17 +44,9 @@ Repeated = Callable[[Positions, Positions], None]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """What was found; the sum over partitions is the whole."""
-
-    documents: int = 0
-    distinct: int = 0
-    dropped: int = 0
-    seen_before: int = 0
-    """Of the dropped, those that an earlier run has seen."""
-    clusters: dict[int, int] = field(default_factory=dict)
-    """Sets of equal documents by size, in powers of two: {1: alone, 2: 2 or 3, 4: 4 to 7, ...}."""
+Resolved = dict[str, Any]
+"""What was found; the sum over partitions is the whole. `documents`, `distinct`, `dropped`, of these `seen_before` by
+an earlier run; `clusters`: sets of equal documents by size, in powers of two: {1: alone, 2: 2 or 3, 4: 4 to 7, ...}."""
 
 
 def resolve_exact(
@@ -87,7 +78,8 @@ def resolve_exact(
                 seen += int(np.count_nonzero(of_index))
             writer.commit()
     clusters = {1 << k: count for k, count in enumerate(sizes.tolist()) if count}
-    return Resolved(documents, sum(clusters.values()), writer.dropped, seen, clusters)
+    found = {"documents": documents, "distinct": sum(clusters.values()), "dropped": writer.dropped}
+    return found | {"seen_before": seen, "clusters": clusters}
 
 
 def _sizes(table: Words) -> tuple[int, Positions]:

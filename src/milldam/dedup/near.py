@@ -21,11 +21,11 @@ attempt: call again. Disk: 10 bytes an edge, 1 byte a document while it decides.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +43,7 @@ from milldam.dedup.keys import (
     new_mapped,
     work_folder,
 )
-from milldam.dedup.near_drops import NearDrops, Shown
+from milldam.dedup.near_drops import NearDrops
 from milldam.dedup.shingles import Hashes, Int64s
 from milldam.dedup.sketches import SketchFiles
 from milldam.files import NewFile
@@ -62,25 +62,11 @@ Ranked = tuple[Int64s, Int64s, Similarities]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class NearResolved:
-    """What came out, for the report."""
-
-    documents: int
-    """All that have a signature."""
-    candidates: int
-    """Pairs that were compared by their shingles."""
-    verified: int
-    """Of these, those that are alike."""
-    clusters: int
-    """Documents that stay and that others were dropped for."""
-    dropped: int
-    seen_before: int = 0
-    """Of the dropped, those that are like a document of an earlier run."""
-    cluster_sizes: dict[int, int] = field(default_factory=dict)
-    """Documents of a cluster, the one that stays among them -> clusters of that size. From 64 on, a size stands for all
-    up to twice as large."""
-    shown: Shown = field(default_factory=dict)
+NearResolved = dict[str, Any]
+"""What came out: `documents` with a signature, `candidates` (pairs that were compared by their shingles), of these
+those `verified` to be alike, `clusters` (documents that stay and that others were dropped for), `dropped`, of these
+`seen_before` (like a document of an earlier run), `cluster_sizes` (documents of a cluster, with the one that stays ->
+clusters of that size; from 64 on, a size stands for all up to twice as large), and what is `shown`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +276,8 @@ class _Decision:
         seen_before, shown = drops.write(self._work.folder)
         sizes = drops.sizes()
         clusters = sum(sizes.values())
-        return NearResolved(documents.count, compared, verified, clusters, drops.count, seen_before, sizes, shown)
+        found = {"documents": documents.count, "candidates": compared, "verified": verified, "clusters": clusters}
+        return found | {"dropped": drops.count, "seen_before": seen_before, "cluster_sizes": sizes, "shown": shown}
 
 
 def _most_alike(second: Int64s, similarity: Similarities) -> Int64s:

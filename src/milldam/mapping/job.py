@@ -202,7 +202,7 @@ class MapJob(engine.Job[MapSummary]):
             (folder.folder / PLAN).unlink()  # of another table, of which nothing came
         _clear_up(folder)
         log.info("%s is up to date; %s", folder.out, _reused(table.counts["units"], table.counts["units"]))
-        return _summary(table, folder.out)
+        return _summary(table, table.totals, folder.out)
 
     # ---- map ----
 
@@ -280,9 +280,9 @@ class MapJob(engine.Job[MapSummary]):
         if schema is None or (read and read == rejected[FAILED]):
             raise InputError(self._nothing(counts) + first_reject(folder.out))
         table = TableManifest(schema, made_from.settings, made_from.input, counts)
-        table.write(folder.out, lambda: (shard for record in self._in_order() for shard in _shards_of(record)))
+        totals = table.write(folder.out, lambda: (shard for record in self._in_order() for shard in _shards_of(record)))
         summary = replace(
-            run.measured(_summary(TableManifest.read(folder.out), folder.out)),
+            run.measured(_summary(table, totals, folder.out)),
             up_to_date=False,
             reused=self._reused,
             changed=self._changed,
@@ -430,7 +430,7 @@ def _reused(reused: int, units: int, changed: tuple[str, ...] = ()) -> str:
     return f"{reused} of {counted(units, 'unit')} reused" + (f"; changed: {'; '.join(why)}" if changed else "")
 
 
-def _summary(table: TableManifest, out: Path) -> MapSummary:
+def _summary(table: TableManifest, totals: dict[str, int], out: Path) -> MapSummary:
     """Of a table that is up to date."""
     return Summary(
         "map",
@@ -439,7 +439,7 @@ def _summary(table: TableManifest, out: Path) -> MapSummary:
         up_to_date=True,
         units=table.counts["units"],
         reused=table.counts["units"],
-        counts={"rows": table.rows, "read": table.counts["read"]},
+        counts={"rows": totals["rows"], "read": table.counts["read"]},
         rejected=table.counts["rejected"],
-        output_bytes=table.bytes,
+        output_bytes=totals["bytes"],
     )

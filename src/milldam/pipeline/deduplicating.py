@@ -25,7 +25,7 @@ import contextlib
 import shutil
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -139,7 +139,7 @@ class Resolving:
             found = resolve_bloom(self.folder, rate=self.rules.false_positive_rate, **limits)
         else:
             found = resolve_exact(self.folder, number, self.steps, threads=self.threads, **limits)
-        return [drop_file_name(self.rules.method, number)], asdict(found)
+        return [drop_file_name(self.rules.method, number)], found
 
     def _decontaminate(self, number: int) -> tuple[list[str], dict[str, Any]]:
         assert self.evaluation is not None
@@ -189,7 +189,7 @@ class Resolving:
             return [f"pairs-{number:03d}.keys", f"marks-{number:03d}.bits"], {"pairs": find_pairs(work, number)}
         if self.stage == VERIFY:
             return [f"edges-{number:05d}.*"], {"pairs": verify_pairs(work, number, self.steps)}
-        return ["drops-near-*.bin"], asdict(decide(work, self.compared))
+        return ["drops-near-*.bin"], decide(work, self.compared)
 
 
 class Deduplication:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,13 +34,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-class LogitRows(Protocol):
-    """(windows, L): an array, a memory map or a tensor."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    def __len__(self) -> int: ...
-    def __getitem__(self, rows: Any, /) -> Any: ...
+LogitRows: TypeAlias = Any
+"""(windows, L): an array, a memory map or a tensor."""
 
 
 class Logits:
@@ -99,16 +94,6 @@ _NUMBERS_AT_ONCE = 1 << 17
 """Scores that are looked at together."""
 
 
-class NBestEntry(TypedDict):
-    """A candidate as the n-best files of transformers have it."""
-
-    text: str
-    probability: float
-    score: float
-    start_logit: float
-    end_logit: float
-
-
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One of the n best answers of an example."""
@@ -125,8 +110,9 @@ class Candidate:
     """The stretch of the context, in characters; None: no answer."""
     stop: int | None = None
 
-    def as_dict(self) -> NBestEntry:
-        return cast("NBestEntry", {name: getattr(self, name) for name in NBestEntry.__annotations__})
+    def as_dict(self) -> dict[str, Any]:
+        """As the n-best files of transformers have it."""
+        return {name: getattr(self, name) for name in ("text", "probability", "score", "start_logit", "end_logit")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,33 +223,17 @@ class Predictions:
             (null_odds, lambda prediction: prediction.null_odds),
         ]
         with ExitStack() as stack:
-            files = [
-                (_JsonObject(stack.enter_context(NewFile(Path(where)))), value) for where, value in wanted if where
-            ]
+            files = [(stack.enter_context(NewFile(Path(where))), value) for where, value in wanted if where]
             count = 0
             for prediction in self:
-                count += 1
                 for file, value in files:
-                    file.add(prediction.id, value(prediction))
+                    text = json.dumps({prediction.id: value(prediction)}, ensure_ascii=False)[1:-1]
+                    file.write(f"{',' if count else '{'}\n{text}".encode("utf-8", "backslashreplace"))
+                count += 1
             for file, _ in files:
-                file.close()
+                file.write(b"\n}\n" if count else b"{}\n")
+                file.commit()
         return count
-
-
-class _JsonObject:
-    """One JSON object, member by member."""
-
-    def __init__(self, file: NewFile) -> None:
-        self._file, self._before = file, "{\n"
-
-    def add(self, name: str, value: Any) -> None:
-        text = f"{self._before}{json.dumps(name, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
-        self._file.write(text.encode("utf-8", "backslashreplace"))
-        self._before = ",\n"
-
-    def close(self) -> None:
-        self._file.write(b"{}\n" if self._before == "{\n" else b"\n}\n")
-        self._file.commit()
 
 
 # ---- windows ----

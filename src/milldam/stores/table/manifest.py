@@ -113,8 +113,8 @@ class TableManifest:
         for shard in self.shards:
             yield shard.name, {"bytes": shard.bytes, "xxh3": shard.xxh3}
 
-    def write(self, folder: Path, shards: Callable[[], Iterable[TableShard]] | None = None) -> None:
-        """`shards`: gone through twice, in place of those that it holds; there may be a million."""
+    def write(self, folder: Path, shards: Callable[[], Iterable[TableShard]] | None = None) -> dict[str, int]:
+        """The totals. `shards`: gone through twice, in place of those that it holds; there may be a million."""
         listed = shards or (lambda: self.shards)
         totals = _Totals(listed())
         head: dict[str, Any] = {"totals": totals.as_json(), "fingerprint": totals.fingerprint(self.schema, self.qa)}
@@ -129,6 +129,7 @@ class TableManifest:
             yield b"\n ]"
 
         TABLE.write_text(folder, blocks())
+        return totals.as_json()
 
     @classmethod
     def read(cls, folder: Path) -> TableManifest:

@@ -865,3 +865,19 @@ def test_a_text_file_larger_than_a_document_is_encoded_in_pieces(tmp_path: Path,
     assert "2 text files larger than max_document_bytes: neither filtered nor compared" in told["warnings"][0]
     assert store.manifest.tally.reasons == {"duplicate": 2}
     assert store.manifest.characters - whole.manifest.characters == whole.manifest.characters - len("beforeafter")
+
+
+def test_a_large_text_file_of_white_space_is_empty(tmp_path: Path) -> None:
+    """It leaves no trace in the store; so does one that a user's cleaning would have to see whole."""
+    (tmp_path / "in").mkdir()
+    for name, text in zip("abc", ["one", " \n" * 1_000_000, "two"], strict=True):
+        (tmp_path / "in" / f"{name}.txt").write_text(text, newline="")
+    common = {"datasets": str(tmp_path / "in"), "tokenizer": str(TOKENIZER), "max_document_bytes": "1MB"}
+    store = milldam.preprocess(common | {"out": str(tmp_path / "s")})
+    assert documents(store) == expected_ids(["one", "two"]) and store.manifest.tally.reasons == {"empty": 1}
+    (tmp_path / "f.py").write_text("def clean(text):\n    return text\n")
+    clean = {"function": f"{tmp_path}/f.py:clean"}
+    store = milldam.preprocess(common | {"out": str(tmp_path / "t"), "clean": clean, "write_dropped": True})
+    assert documents(store) == expected_ids(["one", "two"])
+    assert store.manifest.tally.reasons == {"too_large_for_function": 1}
+    assert [one["text_truncated"] for one in set_aside(store, "dropped")] == [True]

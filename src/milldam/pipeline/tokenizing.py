@@ -219,6 +219,7 @@ class _Pieces:
         self._lost: tuple[str, str] | None = None
         """Stage and reason, where it is dropped."""
         self._facts: Any = None
+        self._tokens = 0
 
     def add(self, batch: Batch) -> dict[str, int]:
         """The next piece; what is counted of the document with its last one. The first one decides on its split, and
@@ -226,6 +227,7 @@ class _Pieces:
         judge, sink, row = self._judge, self._sink, batch.first_row
         if not self.inside:
             self._head, self._facts, self._lost = batch.texts[0].as_py()[:HEAD_BYTES], None, None
+            self._tokens = 0
             judged = judge.sample(drop_cleaned(batch))
             if judged.dropped:
                 self._lost = judged.dropped[0][:2]
@@ -236,6 +238,9 @@ class _Pieces:
             self._encode(batch)
         if batch.open:
             return {}
+        if self._lost is None and not self._tokens:
+            self._lost = "encode", EMPTY
+            sink.take_back()
         if self._lost is not None:
             sink.drop(*self._lost, row, self._head)
             return {}
@@ -254,6 +259,7 @@ class _Pieces:
         try:
             for tokens in self._encoder.encode(batch.texts, open=batch.open):
                 self._sink.add_piece(tokens)
+                self._tokens += len(tokens.flat)
         except NoWhiteSpaceError:
             self._lost = "encode", NO_WHITE_SPACE
             self._encoder.cancel()

@@ -1,4 +1,4 @@
-"""Seed 000's job, side by side: a tokenizer mapped over 673 documents without a space, by milldam and HF datasets.
+"""Seed 000's job, side by side: a tokenizer mapped over 1,150 documents without a space, by milldam and HF datasets.
 
 In: nothing but a tokenizer; the documents (1.5 GB) are made once by examples/mapping/memory_mapping.py and kept in the
 folder. Out: a Markdown table with the peak of anonymous memory, the memory after the first and the last of 16 shards,
@@ -36,7 +36,7 @@ HERE = Path(__file__).resolve()
 EXAMPLE = HERE.parents[1] / "examples/mapping/memory_mapping.py"
 TOKENIZER = HERE.parents[2] / "shared/data/tokenizers/gpt2/tokenizer.json"
 CONTENDERS = ("milldam SHARD", "milldam BASIC", "datasets")
-FILES = 673
+FILES = 1150
 
 # The command's output goes to files: the cgroup's shell knows no pipes.
 TO_FILES = 'exec "$@" > "$0/stdout" 2> "$0/stderr"'

@@ -15,8 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.kit.jobs import leftovers
+from tests.kit.qa_jobs import small, write_examples
 from tests.kit.quick import first_quick
 
+import milldam.qa
 from milldam.errors import ConfigError, InputError, StoreError
 from milldam.mapping import map as map_rows
 from milldam.mapping.job import run_map
@@ -593,3 +595,12 @@ def test_a_finished_table_keeps_no_list_of_addresses(corpus: Path, tmp_path: Pat
     for seed in range(3):
         map_rows(data.shuffle(seed=seed), lengths, out)
         assert not (out / "run" / "units.jsonl").exists() and not (out / "run" / "rows").exists()
+
+
+def test_a_table_does_not_take_the_place_of_windows(tmp_path: Path) -> None:
+    """What `milldam qa` made is a table of another kind: refused, and left as it is."""
+    small(write_examples(tmp_path / "examples.jsonl", 3), tmp_path / "windows")
+    (tmp_path / "in.jsonl").write_text('{"text": "one"}\n')
+    with pytest.raises(ConfigError, match=r"holds windows that `milldam qa` made"):
+        map_rows(tmp_path / "in.jsonl", lambda rows: rows, tmp_path / "windows", workers=1)
+    assert milldam.qa.FeatureStore(tmp_path / "windows")[0]

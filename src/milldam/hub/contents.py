@@ -71,7 +71,7 @@ def read_contents(folder: Path) -> Contents:
         raise StoreError(f"{folder}: unfinished: a run was interrupted here. Finish it first.")
     kind = kind_among(names, str(folder))
     manifest = kind.read_manifest(Folder(folder))
-    tokenizer = getattr(manifest, "tokenizer", {}).get("xxh3")
+    tokenizer = (getattr(manifest, "tokenizer", None) or {}).get("xxh3")
     files = [StoredFile("tokenizer.json", tokenizer, None)] if tokenizer else []
     files += [StoredFile(name, record["xxh3"], record["bytes"]) for name, record in manifest.files()]
     # Equal units share a file.

@@ -170,6 +170,8 @@ class MapJob(engine.Job[MapSummary]):
 
     def prepare(self, run: Session) -> Identity:
         folder, spool = run.folder, run.folder.folder / SPOOL
+        if (folder.out / TABLE.manifest).exists() and TableManifest.read(folder.out).qa is not None:
+            raise ConfigError(f"{folder.out}: holds windows that `milldam qa` made. Choose another place.")
         self.look(spool)
         nothing = "Nothing is reused from an earlier run."
         if self.function.unhashable:

@@ -1,4 +1,4 @@
-"""The frame of every job: lock, plan, records, workers, progress. A job implements what only it knows; the rest is here.
+"""The frame of every job: lock, plan, records, workers, progress. A job implements what only it knows.
 
 engine       a job, and the only loop; a session, in which the units of a stage are made; the same job in a job array
 folder       the run folder, locked: what was planned, what is done, who is at work in it

@@ -35,7 +35,7 @@ def column_of(folder: Path, *records: Any, wanted: str | None = None) -> str | N
 
 def find(*paths: Path, wanted: str | None = None) -> str | None:
     files = list_inputs([str(path) for path in paths])
-    return find_text_column((Slice(file.path, file.format, file.compression) for file in files), wanted, None)
+    return find_text_column((Slice(file.path, file.format, file.compression) for file in files), wanted)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_broken_lines_at_the_head_are_passed_over(tmp_path: Path) -> None:
 
 def test_plain_text_has_no_column(tmp_path: Path) -> None:
     """Nothing is opened."""
-    assert find_text_column([Slice(str(tmp_path / "none.txt"), "txt", None)], None, None) is None
+    assert find_text_column([Slice(str(tmp_path / "none.txt"), "txt", None)], None) is None
 
 
 # ---- why there is none ----
@@ -262,7 +262,7 @@ def test_looking_at_standard_input_takes_nothing_from_it(stdin: Callable[[list[b
     """What was looked at is still there to be read."""
     data = b'{"body": "a"}\n{"body": "b"}\n'
     stdin([data])
-    assert find_text_column([Slice("-", "jsonl", None)], None, None) == "body"
+    assert find_text_column([Slice("-", "jsonl", None)], None) == "body"
     assert compression.open_bytes("-").read() == data
 
 
@@ -270,7 +270,7 @@ def test_looking_at_standard_input_takes_nothing_from_it(stdin: Callable[[list[b
 def test_csv_on_standard_input_is_read(stdin: Callable[[list[bytes]], None]) -> None:
     """Its header is looked at first, and its rows are still there."""
     stdin([b"id,te", b"xt\n1,a\n", b"2,b\n"])
-    assert find_text_column([Slice("-", "csv", None)], None, None) == "text"
+    assert find_text_column([Slice("-", "csv", None)], None) == "text"
     assert read_dash("csv", "text") == ["a", "b"]
 
 

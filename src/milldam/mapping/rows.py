@@ -275,35 +275,29 @@ class Files(Source):
         if table is not None:
             return table.schema.to_arrow()
 
-        def look(file: Slice, spool: str) -> pa.Schema | None:
-            return open_schema(file, spool) if file.format in TABLES else None
+        def look(file: Slice) -> pa.Schema | None:
+            return open_schema(file) if file.format in TABLES else None
 
         return self._first_sound(self.files(), look)[1]
 
     def _first_sound(
-        self, files: Iterator[InputFile], look: Callable[[Slice, str], Seen]
+        self, files: Iterator[InputFile], look: Callable[[Slice], Seen]
     ) -> tuple[InputFile | None, Seen | None]:
         """The first file that is not damaged, and what is seen in it; the others are set aside when they are read."""
         damaged: InputError | None = None
         for file in files:
             try:
-                return file, look(whole(file), self._made_spool_folder())
+                return file, look(whole(file))
             except DamagedError as error:
                 damaged = damaged or InputError(f"{without_secrets(file.path)}: {error}. Get or make it again.")
         if damaged is not None:
             raise damaged
         return None, None
 
-    def _made_spool_folder(self) -> str:
-        """Tables are unpacked into it."""
-        self.spool_folder.mkdir(parents=True, exist_ok=True)
-        return str(self.spool_folder)
-
     @property
     def reader(self) -> FileRows:
-        folder = self._made_spool_folder()
         names = tuple((str(path), STDIN) for path in self.spool_folder.glob("standard-input-*"))
-        return FileRows(FileReader(self._rules, self.settings.columns, folder, names))
+        return FileRows(FileReader(self._rules, self.settings.columns, names))
 
     def spool(self) -> None:
         """Copy standard input, if it is one of the inputs, to a file that is known by its content."""
@@ -311,7 +305,8 @@ class Files(Source):
             return
         file = next(file for file in self._as_listed() if file.path == STDIN)
         ending = next((end for end, name in COMPRESSIONS.items() if name == file.compression), "")
-        with NewFile(Path(self._made_spool_folder()) / "standard-input") as new:
+        self.spool_folder.mkdir(parents=True, exist_ok=True)
+        with NewFile(self.spool_folder / "standard-input") as new:
             source = open_bytes(STDIN)
             while block := source.read(_BLOCK):
                 new.write(block)

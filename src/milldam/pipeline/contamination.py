@@ -66,7 +66,7 @@ def find_contamination(
         RunFolder(Path(place) / "work", TOKENS) as run_folder,
         Session(run_folder, observer or Quiet(), budget, Pool(budget.limit_bytes)) as work,
     ):
-        folder, evaluation = Path(place), Evaluation(sets, place)
+        folder, evaluation = Path(place), Evaluation(sets)
         require_room(budget, {"evaluation sets": usage().anonymous + evaluation.building_bytes})
         index = evaluation.provide_index(folder)
         units = max(1, min(len(store), -(-store.tokens // UNIT_TOKENS)))

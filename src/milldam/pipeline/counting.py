@@ -28,14 +28,13 @@ class Counting:
     """A unit to the number of its documents."""
 
     sets: tuple[SetRules, ...]
-    spool: str
 
     def load(self) -> Make:
         return self._make
 
     def _make(self, assigned: Assigned, progress: Progress) -> Iterator[Record]:
         unit, count = assigned.unit, 0
-        for batch in UnitReader(Reading(unit, self.sets[unit.dataset], None, spool=self.spool)):
+        for batch in UnitReader(Reading(unit, self.sets[unit.dataset], None)):
             count += 0 if batch.open else len(batch.texts)
         progress.add(documents=count)
         yield Record(assigned.key, counts={"documents": count})
@@ -57,7 +56,7 @@ class RowCounts:
     """What has been counted, and what follows from it. Holds a number per unit of the datasets that are counted."""
 
     def __init__(self, folder: RunFolder, sources: tuple[Source, ...]) -> None:
-        self._spool, self._sources, self._records = str(folder.folder), sources, _Counts(folder)
+        self._sources, self._records = sources, _Counts(folder)
         self._units: dict[int, list[int]] = {k: [] for k, source in enumerate(sources) if source.counted}
         """Dataset -> its units in order."""
         for unit in folder.units.all(Unit.from_json):
@@ -65,7 +64,7 @@ class RowCounts:
                 self._units[unit.dataset].append(unit.index)
 
     def stage(self, readers: Workers) -> Stage:
-        load = Counting(tuple(source.rules for source in self._sources), self._spool)
+        load = Counting(tuple(source.rules for source in self._sources))
         return Stage(COUNT, load, self._records, Unit.from_json, readers, todo=self._missing())
 
     def _missing(self) -> Iterator[int]:

@@ -85,7 +85,6 @@ class Reading:
     """Only the documents from, up to; None: all."""
     skip_batches: int = 0
     """Batches that were done before."""
-    spool: str | None = None
     ahead: bool = False
     """Read in a thread while what was read is worked on."""
     keep: tuple[str, ...] = ()
@@ -128,11 +127,11 @@ class UnitReader:
         rejects: list[Reject] = []
         reading, number = self._reading, 0
         if reading.rules.chat is None:
-            batches = read_unit(reading.unit, reading.rules.text, rejects.append, reading.spool, reading.keep)
+            batches = read_unit(reading.unit, reading.rules.text, rejects.append, reading.keep)
         else:
             from milldam.chat.reading import ConversationReader
 
-            reader = ConversationReader(reading.rules.chat, reading.rules.text, reading.spool, reading.keep)
+            reader = ConversationReader(reading.rules.chat, reading.rules.text, reading.keep)
             batches = reader.read(reading.unit, rejects.append)
         for number, batch in enumerate(batches, start=1):
             batch.number, batch.rejects = number, rejects.copy()

@@ -243,9 +243,9 @@ class Shingling:
 
 def _reading(rules: FirstPass | Shingling, assigned: Assigned, keep: tuple[str, ...] = ()) -> Reading:
     unit: Unit = assigned.unit
-    spool, ahead = str(rules.out / RUN_FOLDER), rules.threads > 1
+    ahead = rules.threads > 1
     chosen = rules.sets[unit.dataset], rules.clean
-    return Reading(unit, *chosen, rows=assigned.facts["rows"], spool=spool, ahead=ahead, keep=keep)
+    return Reading(unit, *chosen, rows=assigned.facts["rows"], ahead=ahead, keep=keep)
 
 
 def preferred(

@@ -82,7 +82,7 @@ class Input:
         if config.evaluation_sets:
             from milldam.pipeline.evaluation_sets import Evaluation
 
-            self.evaluation = Evaluation(config.evaluation_sets, str(folder.folder))
+            self.evaluation = Evaluation(config.evaluation_sets)
         self.index: IndexLookup | None = None
         if config.index_rules is not None:
             from milldam.pipeline.index_lookup import IndexLookup
@@ -119,7 +119,7 @@ class Input:
         return tuple(map(self._source, range(len(self.config.sources))))
 
     def _source(self, number: int) -> Source:
-        config, given, spool = self.config, self.config.sources[number], str(self._folder.folder)
+        config, given = self.config, self.config.sources[number]
         rules = TextRules(
             given.documents,
             given.separator,
@@ -131,10 +131,10 @@ class Input:
         )
         before, chat = len(config.validation_sets), None
         if config.chat is not None:
-            chat = _recipe(config, config.chat, self.slices(number), spool)
+            chat = _recipe(config, config.chat, self.slices(number))
         else:
             place = f"validation.{number}" if number < before else f"datasets.{number - before}"
-            column = find_text_column(self.slices(number), given.text_column, spool, f"{place}.text_column")
+            column = find_text_column(self.slices(number), given.text_column, f"{place}.text_column")
             rules = replace(rules, text_column=column)
         set_rules = SetRules(rules, given.weight, VAL if number < before else None, chat)
         return Source(set_rules, self._resolved[number][0].rows, given.max_documents)
@@ -148,7 +148,7 @@ class Input:
         from milldam.dedup.preferred import value_field
 
         trained = range(len(self.config.validation_sets), len(self.config.sources))
-        path, values = head_values(self.slices(*trained), preferred.field, str(self._folder.folder), setting)
+        path, values = head_values(self.slices(*trained), preferred.field, setting)
         return value_field(preferred.field, path, values, setting)
 
     def units(self, sources: tuple[Source, ...], shard_size: int) -> Iterator[Unit]:
@@ -176,7 +176,7 @@ class Input:
             stop = _CHAT_HEAD if chat and file.format == "jsonl" and file.compression is None else None
             head = Unit(0, (Slice(file.path, file.format, file.compression, stop=stop),))
             rules = replace(source.rules, text=lenient)
-            for batch in UnitReader(Reading(head, rules, None, spool=str(self._folder.folder))):
+            for batch in UnitReader(Reading(head, rules, None)):
                 for text in batch.texts:
                     texts.append(text.as_py()[:SAMPLE_BYTES])
                     if sum(map(len, texts)) > SAMPLE_BYTES:
@@ -184,7 +184,7 @@ class Input:
         return texts
 
 
-def _recipe(config: Config, rules: ChatRules, slices: Iterator[Slice], spool: str) -> ChatRecipe:
+def _recipe(config: Config, rules: ChatRules, slices: Iterator[Slice]) -> ChatRecipe:
     """How conversations become texts."""
     from milldam.chat.loading import find_template
     from milldam.chat.masks import train_on
@@ -198,7 +198,7 @@ def _recipe(config: Config, rules: ChatRules, slices: Iterator[Slice], spool: st
     for text in filter(None, (template.text, template.tool_text)):
         ChatTemplate(text)  # what can't be read is found here
     return ChatRecipe(
-        form=find_form(slices, rules.form, rules.columns, spool),
+        form=find_form(slices, rules.form, rules.columns),
         template=template,
         train_on=train_on(rules.train_on, turn_end=rules.turn_end),
         clean=config.clean_rules,

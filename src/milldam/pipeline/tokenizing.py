@@ -155,7 +155,6 @@ class UnitTokenizer:
             load.selection.clean,
             rows=facts["rows"],
             skip_batches=0 if begun is None else begun.facts["batches"],
-            spool=str(load.out / RUN_FOLDER),
             # With cores to spare, reading goes on in a thread while the encoder, which holds no lock, encodes.
             ahead=load.threads > 1,
         )

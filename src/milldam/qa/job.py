@@ -393,7 +393,7 @@ def _make_unit(load: WindowLoad, windower: Windower, assigned: Assigned, progres
         NewFile(load.folder / f"answers-{assigned.key}.jsonl") as answers,
         RejectFile(load.folder / f"rejects-{assigned.key}.jsonl") as rejects,
     ):
-        reading = Reading(load.text_rules, rejects.add, str(load.folder))
+        reading = Reading(load.text_rules, rejects.add)
         found = (example for piece in unit.pieces for example in read_examples(piece, reading))
         read = 0
         for batch in _batches(itertools.islice(found, unit.most), load):

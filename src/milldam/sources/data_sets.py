@@ -33,8 +33,6 @@ _KEYWORDS = {
 _CANONICAL = {word: split for split, words in _KEYWORDS.items() for word in words}
 # A word ends where HF has it end: at punctuation, a digit or the name's own end.
 _WORD = re.compile(rf"(?<![^-._ 0-9])(?:{'|'.join(_CANONICAL)})(?![^-._ 0-9])")
-_NUMBERED = re.compile(r"(\w+(?:\.\w+)*)-\d{5}-of-\d{5}.*")
-_NO_SPLITS = ("chunk", "data", "file", "part", "shard")
 _ASKED = re.compile(r"(?P<name>\w+(?:[.-]\w+)*)\s*(?:\[(?P<rows>.*)\])?")
 _ROWS = re.compile(r"\s*(-?\d+(?:_\d+)*%?)?\s*:\s*(-?\d+(?:_\d+)*%?)?\s*")
 _EXAMPLES = "Examples: train, train[:100_000], train[10%:20%], train[-5%:], train+test."
@@ -87,33 +85,32 @@ def parse_split(text: str) -> Split:
     >>> parse_split("train[:100_000]")
     Split(names=('train',), rows=RowSlice(start=None, stop=100000, percent=False))
     """
-    asked = [_ASKED.fullmatch(part.strip()) for part in text.split("+")]
-    names = tuple(one["name"] for one in asked if one is not None)
-    if len(names) < len(asked):
-        raise ConfigError(f'split "{text}": no name of a split with an optional slice. {_EXAMPLES}')
-    slices = [one["rows"] for one in asked if one is not None and one["rows"] is not None]
-    if slices and len(names) > 1:
-        raise ConfigError(
-            f'split "{text}": a sum of slices is not known. Give each its own entry under datasets, '
-            f"with the same path and split: {text.split('+')[0].strip()} and so on."
-        )
-    return Split(names, _parse_rows(slices[0], text) if slices else None)
 
+    def refused(problem: str) -> ConfigError:
+        return ConfigError(f'split "{text}": {problem}. {_EXAMPLES}')
 
-def _parse_rows(rows: str, text: str) -> RowSlice:
-    edges = _ROWS.fullmatch(rows)
+    parts = [_ASKED.fullmatch(part.strip()) for part in text.split("+")]
+    names = tuple(part["name"] for part in parts if part is not None)
+    if len(names) < len(parts):
+        raise refused("no name of a split with an optional slice")
+    slices = [part["rows"] for part in parts if part is not None and part["rows"] is not None]
+    if not slices:
+        return Split(names)
+    if len(names) > 1:
+        raise refused("a sum of slices is not known: give each its own entry under datasets, with the same path")
+    edges = _ROWS.fullmatch(slices[0])
     if edges is None:
-        raise ConfigError(f'split "{text}": [{rows}] is not a slice of documents. {_EXAMPLES}')
+        raise refused(f"[{slices[0]}] is not a slice of documents")
     percents = {edge.endswith("%") for edge in edges.groups() if edge is not None}
     if len(percents) == 2:
-        raise ConfigError(f'split "{text}": percents on one side only. {_EXAMPLES}')
+        raise refused("percents on one side only")
     start, stop = (None if edge is None else int(edge.rstrip("%")) for edge in edges.groups())
     if True in percents and any(abs(edge) > 100 for edge in (start or 0, stop or 0)):
-        raise ConfigError(f'split "{text}": more than 100 %. {_EXAMPLES}')
+        raise refused("more than 100 %")
     first = start or 0
     if stop is not None and first >= stop and (first < 0) == (stop < 0):
-        raise ConfigError(f'split "{text}": it ends where it begins, so that it has no documents. {_EXAMPLES}')
-    return RowSlice(start, stop, True in percents)
+        raise refused("it ends where it begins, so that it has no documents")
+    return Split(names, RowSlice(start, stop, True in percents))
 
 
 def choose_splits(asked: Split | None, there: Mapping[str, Any], path: str) -> list[str]:
@@ -210,24 +207,18 @@ def splits_in(name: str) -> list[str]:
 
 
 def _ordinary_splits(path: str, input_format: str | None) -> dict[str, list[str]]:
-    """Files by split, in their order: by the first of HF's conventions that any file follows.
-
-    data/NAME-00000-of-00005 for any name; then a split's word in a folder's name; then one in the file's. Files that do
-    not follow it belong to no split. When there are none of these, everything is "train".
-    """
+    """Files by split, in their order: by a split's word in a folder's name; else by one in the file's. Files without one
+    belong to no split. When there are none of these, everything is "train"."""
     base = _parts(path.rstrip("/"))
     if not os.path.lexists(path):
         base = tuple(itertools.takewhile(lambda part: not glob.has_magic(part), base))
     files = [file.path for file in list_inputs((path,), input_format)]
-    groups: list[dict[str, list[str]]] = [{}, {}, {}, {TRAIN: files}]
+    groups: list[dict[str, list[str]]] = [{}, {}, {TRAIN: files}]
     for file in files:
         parts = _parts(file)
         folders = parts[len(base) : -1] if parts[: len(base)] == base else ()
-        in_data = folders == ("data",) or (not folders and parts[-2:-1] == ("data",))
-        numbered = _NUMBERED.fullmatch(parts[-1]) if in_data else None
-        by_number = [numbered[1]] if numbered is not None and numbered[1] not in _NO_SPLITS else []
         by_folder = dict.fromkeys(split for folder in folders for split in splits_in(folder))
-        for group, splits in zip(groups, (by_number, by_folder, splits_in(parts[-1])), strict=False):
+        for group, splits in zip(groups, (by_folder, splits_in(parts[-1])), strict=False):
             for split in splits:
                 group.setdefault(split, []).append(file)
     chosen = next(group for group in groups if group)

@@ -246,10 +246,6 @@ class ArrayWork(Generic[S]):
 
     job: Job[S]
     options: Options
-    made_before: Callable[[bool], S | None] = lambda anew: None
-    """Tells of a result that is up to date in a place of its own, unless it is to be made anew."""
-    publish: Callable[[], None] = lambda: None
-    """Puts a finished result in its place."""
 
     def run(self, task: ArrayTask, observer: Observer | None = None) -> S | None:
         """Do what is left of a task. PREPARE plans for the others; FINISH makes the result and gives its summary.
@@ -257,15 +253,13 @@ class ArrayWork(Generic[S]):
         Raises NotReadyError when the job is not prepared or a stage before is not done, TaskHeldError when somebody is
         at work on this task.
         """
-        summary = self.made_before(self.options.overwrite and task.stage == PREPARE)
-        if summary is None and task.stage == PREPARE:
+        if task.stage == FINISH:
+            return self._finish(observer)
+        if task.stage == PREPARE:
             self._prepare(observer)
-        elif summary is None and task.stage == FINISH:
-            summary = self._finish(observer)
-            self.publish()
-        elif summary is None:
+        else:
             self._share(task, observer)
-        return summary if task.stage == FINISH else None
+        return None
 
     def _prepare(self, observer: Observer | None) -> None:
         """Check and plan the job; what is there of it already stays."""
@@ -330,16 +324,11 @@ class ArrayWork(Generic[S]):
             return _finish(self.job, work, plan)
 
 
-def array_of(
-    job: Job[S],
-    options: Options,
-    made_before: Callable[[bool], S | None] = lambda anew: None,
-    publish: Callable[[], None] = lambda: None,
-) -> ArrayWork[S]:
+def array_of(job: Job[S], options: Options) -> ArrayWork[S]:
     """The same for tasks of a job array."""
     if options.executor != "local":
         raise ConfigError(Setting("executor"), f": {options.executor}: array tasks work each on its own machine.")
-    return ArrayWork(job, options, made_before, publish)
+    return ArrayWork(job, options)
 
 
 def _require_done(stage: Stage, wanted: str) -> None:

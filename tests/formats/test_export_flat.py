@@ -204,6 +204,10 @@ def test_another_store_replaces_an_export_only_when_asked(store: Store, tmp_path
     assert export(other, to, out, overwrite=True).counts["tokens"] == 15
     assert milldam.open(out).tokens == 15
     assert export(other, to, out).up_to_date
+    changed = next(path for path in out.parent.iterdir() if path.suffix in (".npy", ".bin"))
+    changed.write_bytes(b"mine")
+    with pytest.raises(MismatchError, match="changed since it was exported"):
+        export(other, to, out)
 
 
 def test_a_folder_of_somebody_else_is_never_replaced(tmp_path: Path) -> None:

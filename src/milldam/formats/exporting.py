@@ -42,10 +42,9 @@ from milldam.loader.stores import Store
 from milldam.memory import parse_size
 from milldam.rules import SETTINGS, AtLeastOne, Size
 from milldam.run import engine
-from milldam.run.engine import Assigned, Make, Stage, Telling
+from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.pools import WorkPlan
 from milldam.run.records import RECORDS, Record, Records
-from milldam.run.session import Session
 from milldam.run.summary import Observer, Summary
 from milldam.run.units import Identity
 from milldam.stores.kinds import Kind
@@ -141,10 +140,11 @@ class ExportJob(engine.Job[ExportSummary]):
     def prepare(self, run: Session) -> Identity:
         """Refuse to replace anything unless asked to, and a folder that milldam did not make even then."""
         made = read_sealed(run.folder.out / EXPORT.manifest) or {}
-        is_same = made.get("settings") == self._identity.settings
+        settings = self._identity.settings
+        is_same = made.get("settings") == settings
         is_whole = is_same and self._has_all(made["sizes"])
-        # Of an export with other settings, the frame says what differs.
-        is_ours = is_whole or (bool(made) and not is_same) or run.folder.planned() == self._identity
+        # An unfinished run of the same resumes; of an export with other settings, the frame says what differs.
+        is_ours = not is_same if made else run.folder.plan().get("settings") == settings
         for path in (path for path in self._outputs if path.exists() and not is_whole):
             if self._is_folder and path.is_dir() and not any(path.iterdir()):
                 continue
@@ -254,11 +254,11 @@ class _FileMaker:
     def load(self) -> Make:
         write_file = load_format(self.to).write_file
 
-        def make(assigned: Assigned, telling: Telling) -> Iterator[Record]:
+        def make(assigned: Assigned, progress: Progress) -> Iterator[Record]:
             path = self.export.folder / assigned.unit.name
             with explain_os_errors(path):
                 path.parent.mkdir(exist_ok=True)
-            written = write_file(self.export, assigned.unit, telling)
+            written = write_file(self.export, assigned.unit, progress)
             yield Record(assigned.key, outputs={f"files/{assigned.unit.name}": written})
 
         return make

@@ -35,10 +35,9 @@ from milldam.input_files import version_of
 from milldam.memory import parse_size, usage
 from milldam.rules import SETTINGS, AtLeastOne, Size
 from milldam.run import engine
-from milldam.run.engine import Assigned, Make, Stage, Telling
+from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.pools import WorkPlan, require_room
 from milldam.run.records import RECORDS, Record, Records, sweep
-from milldam.run.session import Session
 from milldam.run.summary import Observer, Summary
 from milldam.run.units import Identity, key_of
 from milldam.stores.generations import live_files
@@ -387,12 +386,12 @@ class _Scan:
     def load(self) -> Make:
         return self._scan
 
-    def _scan(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+    def _scan(self, assigned: Assigned, progress: Progress) -> Iterator[Record]:
         largest = -1
         for file in assigned.unit.sources:
             for tokens in load_format(file.format).read(file, self.rules):
                 largest = max(largest, _largest(tokens, file))
-                telling.add(tokens=len(tokens.flat), input_bytes=tokens.flat.nbytes)
+                progress.add(tokens=len(tokens.flat), input_bytes=tokens.flat.nbytes)
         yield Record(assigned.key, facts={"largest": largest})
 
 
@@ -412,7 +411,7 @@ class _Import:
     def load(self) -> Make:
         return self._import
 
-    def _import(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+    def _import(self, assigned: Assigned, progress: Progress) -> Iterator[Record]:
         """A record for each shard, with its position: the number of a file, and how many documents have ended in it.
         The record that ends the unit names no shard."""
         files, part = assigned.unit.sources, assigned.next_part
@@ -447,7 +446,7 @@ class _Import:
                         documents, is_open = len(some.lengths) - some.open, some.open
                         chat.update(_chat_counts(some))
                         taken += documents
-                        telling.add(documents=documents, tokens=len(some.flat), input_bytes=some.flat.nbytes)
+                        progress.add(documents=documents, tokens=len(some.flat), input_bytes=some.flat.nbytes)
                         if full:
                             yield record(writer, (number, taken))
                             part, writer = part + 1, None

@@ -28,7 +28,7 @@ from milldam.stores.tokens.reader import cut_blocks, is_giant
 from milldam.stores.tokens.writer import Tokens
 
 if TYPE_CHECKING:
-    from milldam.run.engine import Telling
+    from milldam.run.engine import Progress
 
 SUFFIXES = (".idx",)
 SHAPE, ALL_SPLITS, OPTIONS = "pair", False, ("dtype",)
@@ -99,9 +99,9 @@ def files(export: Export) -> Iterator[OutputFile]:
         yield OutputFile(f"{file.name}.idx", file.split, 0, 20 * len(export.parts[file.split]))
 
 
-def write_file(export: Export, file: OutputFile, telling: Telling) -> FileRecord:
+def write_file(export: Export, file: OutputFile, progress: Progress) -> FileRecord:
     if file.name.endswith(".bin"):
-        return write_flat(export, file, telling)
+        return write_flat(export, file, progress)
     with NewFile(export.folder / file.name) as new:
         # The index has three arrays that each need all lengths: spooled once, so that no shard is opened three times.
         with explain_os_errors(new.path), tempfile.TemporaryFile(dir=new.path.parent) as lengths:

@@ -21,7 +21,7 @@ from milldam.loader.stream import TokenFile
 from milldam.stores.kinds import InputFacts, TokenizerFacts
 
 if TYPE_CHECKING:
-    from milldam.run.engine import Telling
+    from milldam.run.engine import Progress
 
 SUFFIXES = (".npy",)
 SHAPE, ALL_SPLITS, OPTIONS = "file", False, ("dtype",)
@@ -64,8 +64,8 @@ def open_file(path: Path, asked: np.dtype[Any] | None) -> ForeignFile:
     return ForeignFile("numpy", file, dtype, asked, vocab_size=facts["vocab_size"], tokenizer=facts["tokenizer"])
 
 
-def write_file(export: Export, file: OutputFile, telling: Telling) -> FileRecord:
-    return write_flat(export, file, telling, npy_header(export.dtype, file.tokens))
+def write_file(export: Export, file: OutputFile, progress: Progress) -> FileRecord:
+    return write_flat(export, file, progress, npy_header(export.dtype, file.tokens))
 
 
 def npy_header(dtype: np.dtype[Any], count: int) -> bytes:

@@ -39,7 +39,7 @@ from milldam.stores.tokens.reader import cut_blocks
 
 if TYPE_CHECKING:
     from milldam.loader.packed import PackedRows
-    from milldam.run.engine import Telling
+    from milldam.run.engine import Progress
 
 OPTIONS = ("seq_len", "dtype", "shard_size")
 DTYPES = ("int32", "uint16", "uint32", "int64")
@@ -231,7 +231,7 @@ class RowFormat:
         if rows:
             yield rows, tokens
 
-    def write_file(self, export: Export, file: OutputFile, telling: Telling) -> FileRecord:
+    def write_file(self, export: Export, file: OutputFile, progress: Progress) -> FileRecord:
         with NewFile(export.folder / file.name) as new:
             self.write(new, Rows(export, file.split, masked=self.masked), file)
             return new.commit()

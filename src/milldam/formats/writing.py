@@ -23,7 +23,7 @@ from milldam.stores.tokens.reader import in_blocks
 
 if TYPE_CHECKING:
     from milldam.loader.stores import Store
-    from milldam.run.engine import Telling
+    from milldam.run.engine import Progress
 
 _WRITE_BYTES = 1 << 16
 """At a time: for aligned writes of 2 MB the kernel (6.18, ext4) looks for pages as large, which takes it twice to four
@@ -141,7 +141,7 @@ def flat_files(export: Export) -> Iterator[OutputFile]:
         yield OutputFile(export.out.name, split, store.tokens, store.tokens * store.dtype.itemsize)
 
 
-def write_flat(export: Export, file: OutputFile, telling: Telling, header: bytes = b"") -> FileRecord:
+def write_flat(export: Export, file: OutputFile, progress: Progress, header: bytes = b"") -> FileRecord:
     """Write all tokens of a split after a header, durably: `write_file` of a format."""
     with NewFile(export.folder / file.name) as new:
         new.write(header)
@@ -149,5 +149,5 @@ def write_flat(export: Export, file: OutputFile, telling: Telling, header: bytes
             data = block_as(block, export.dtype).data.cast("B")
             for at in range(0, len(data), _WRITE_BYTES):
                 new.write(data[at : at + _WRITE_BYTES])
-            telling.add(tokens=len(block), input_bytes=block.nbytes)
+            progress.add(tokens=len(block), input_bytes=block.nbytes)
         return new.commit()

@@ -32,8 +32,8 @@ from milldam.errors import StoreError
 from milldam.files import NewFile
 from milldam.prefetch import prefetched
 from milldam.rules import CleanRules
-from milldam.sources.batch import Batch, Mark, Places, Reject, TextRules
-from milldam.sources.reading import read_unit
+from milldam.sources.batch import NUMBER_BITS, Batch, Reject, TextRules
+from milldam.sources.reading import TABLES, read_unit
 from milldam.sources.units import Unit
 from milldam.text.arrays import Verdicts, text_offsets
 
@@ -124,23 +124,22 @@ class UnitReader:
                 return
 
     def _read(self) -> Iterator[Batch]:
-        """Each with its number, its marks and what was rejected on the way to it; at the end one with the last
-        rejects."""
+        """Each with its number and what was rejected on the way to it; at the end one with the last rejects."""
         rejects: list[Reject] = []
-        reading, places, number = self._reading, Places(lines=True), 0
+        reading, number = self._reading, 0
         if reading.rules.chat is None:
-            batches = read_unit(reading.unit, reading.rules.text, rejects.append, reading.spool, reading.keep, places)
+            batches = read_unit(reading.unit, reading.rules.text, rejects.append, reading.spool, reading.keep)
         else:
             from milldam.chat.reading import ConversationReader
 
             reader = ConversationReader(reading.rules.chat, reading.rules.text, reading.spool, reading.keep)
-            batches = reader.read(reading.unit, rejects.append, places)
+            batches = reader.read(reading.unit, rejects.append)
         for number, batch in enumerate(batches, start=1):
             batch.number, batch.rejects = number, rejects.copy()
-            batch.marks = places.passed(0 if batch.open else len(batch.texts))
             rejects.clear()
             yield batch
-        yield Batch(pa.array([], pa.large_string()), number=number + 1, rejects=rejects)
+        none = np.empty(0, np.int64)
+        yield Batch(pa.array([], pa.large_string()), number=number + 1, rejects=rejects, origins=none)
 
     def _clean(self, batch: Batch) -> None:
         """Clean its texts, and find what is empty."""
@@ -179,11 +178,13 @@ def places_path(folder: Path, key: str) -> Path:
     return folder / f"places-{key}.jsonl"
 
 
-def place_of(marks: Sequence[Mark], unit: Unit, row: int) -> dict[str, Any]:
+def place_of(unit: Unit, origin: int) -> dict[str, Any]:
     """The file of a unit's row, and its line or number there, from 1; in a piece of a large file, from a byte on."""
-    mark = marks[bisect_right(marks, row, key=lambda one: one.at) - 1]
-    name = "line" if unit.slices[0].format == "jsonl" else "record"
-    return {"file": mark.file, name: mark.row + row - mark.at + 1} | ({"from_byte": mark.origin} if mark.origin else {})
+    slice = unit.slices[origin >> NUMBER_BITS]
+    name = "line" if slice.format == "jsonl" else "record"
+    from_byte = slice.start if slice.format not in TABLES else 0
+    place = {"file": slice.path, name: (origin & ((1 << NUMBER_BITS) - 1)) + 1}
+    return place | ({"from_byte": from_byte} if from_byte else {})
 
 
 def found_place(folder: Path, unit: int, row: int) -> dict[str, Any]:
@@ -207,13 +208,17 @@ class PlacesWriter:
     """Writes the places of a unit's rows: a line for each file, and each gap."""
 
     def __init__(self, new: NewFile, unit: Unit) -> None:
-        self._new, self._unit, self._last = new, unit, Mark(-1, "", 0)
+        self._new, self._unit, self._last = new, unit, -1
+        """What an origin and its row differ by, of the last row."""
 
     def note(self, batch: Batch) -> None:
-        for mark in batch.marks:
-            if mark != self._last and mark.at >= self._last.at:
-                self._new.write((json.dumps([mark.at, place_of((mark,), self._unit, mark.at)]) + "\n").encode())
-                self._last = mark
+        if batch.origins is None or not len(batch.rows):
+            return
+        steps = batch.origins - batch.rows
+        for at in np.flatnonzero(np.diff(steps, prepend=self._last)).tolist():
+            place = place_of(self._unit, int(batch.origins[at]))
+            self._new.write((json.dumps([int(batch.rows[at]), place]) + "\n").encode())
+        self._last = int(steps[-1])
 
     def commit(self) -> dict[str, dict[str, Any]]:
         return {self._new.path.name: self._new.put_in_place()}
@@ -238,10 +243,9 @@ class CacheWriter:
         verdicts = batch.verdicts or Verdicts(len(batch.texts))
         told: dict[str, Any] = {name: getattr(batch, name) for name in _TOLD}
         told |= {"first_row": batch.first_row, "reasons": verdicts.reasons, "counts": batch.counts}
-        told |= {"marks": batch.marks and [asdict(mark) for mark in batch.marks]}
         told |= {"rejects": [asdict(reject) for reject in batch.rejects]}
         told |= {"sides": None if batch.sides is None else batch.sides.as_json()}
-        columns = {"text": batch.texts, "code": pa.array(verdicts.codes)}
+        columns = {"text": batch.texts, "code": pa.array(verdicts.codes), "origin": pa.array(batch.origins)}
         columns |= {} if batch.prompts is None else {"prompt": batch.prompts}
         parts = json.dumps(told).encode(), pa.record_batch(columns)
         frame = pa.BufferOutputStream()
@@ -295,7 +299,7 @@ def _as_kept(told: dict[str, Any], data: bytes) -> Batch:
     batch.rows = told["first_row"] + np.arange(len(table))
     batch.verdicts = Verdicts(len(table))
     batch.verdicts.reasons, batch.verdicts.codes = told["reasons"], table["code"].to_numpy()
-    batch.marks = tuple(Mark(**mark) for mark in told["marks"])
+    batch.origins = table["origin"].to_numpy()
     batch.rejects, batch.counts = [Reject(**reject) for reject in told["rejects"]], Counter(told["counts"])
     if told["sides"] is not None:
         from milldam.chat.reading import Sides

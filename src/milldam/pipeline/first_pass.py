@@ -46,7 +46,7 @@ from milldam.pipeline.documents import (
 )
 from milldam.pipeline.judging import Chooser, below
 from milldam.rules import CleanRules, DedupRules, FilterRules, NearRules
-from milldam.run.engine import Assigned, Make, Telling
+from milldam.run.engine import Assigned, Make, Progress
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
 from milldam.sources.batch import Batch
@@ -90,20 +90,20 @@ class FirstPass:
         return functools.partial(self._make, hasher, functools.cache(lambda: Scanner(Index(evaluation))))
 
     def _make(
-        self, hasher: MinHasher | None, scanner: Callable[[], Scanner | None], assigned: Assigned, telling: Telling
+        self, hasher: MinHasher | None, scanner: Callable[[], Scanner | None], assigned: Assigned, progress: Progress
     ) -> Iterator[Record]:
         unit = assigned.unit
         reader = UnitReader(_reading(self, assigned, keep=() if self.value is None else (self.value.name,)))
         with ExitStack() as stack:
             sink = _PrintSink(self, hasher, scanner(), assigned, stack)
-            telling.lap()
+            progress.lap()
             for documents in reader:
-                telling.lap("read")
+                progress.lap("read")
                 sink.keep(documents)
                 documents = documents.not_judged if documents.part else documents
                 if len(documents.texts):
-                    sink.add(documents, telling)
-                telling.add(documents=len(documents.texts), input_bytes=unit.input_bytes(documents.bytes_read))
+                    sink.add(documents, progress)
+                progress.add(documents=len(documents.texts), input_bytes=unit.input_bytes(documents.bytes_read))
             files = sink.commit()
         facts = {} if self.value is None else {"values": sink.values.tolist()}
         yield Record(
@@ -148,7 +148,7 @@ class _PrintSink:
         if self._texts is not None:
             self._texts.add(documents)
 
-    def add(self, documents: Batch, telling: Telling) -> None:
+    def add(self, documents: Batch, progress: Progress) -> None:
         # What is dropped for another reason, or not in the sample, makes no other document a duplicate.
         assert documents.verdicts is not None
         wanted, row = documents.verdicts.keep, documents.first_row
@@ -168,10 +168,10 @@ class _PrintSink:
             self._signatures.write(signatures.data)
         if self._hashes is not None:
             self._hashes.add(fingerprint(texts, normalize=self._rules.normalize), row, wanted)
-        telling.lap("fingerprint")
+        progress.lap("fingerprint")
         if self._finder is not None:
             self._finder.add(documents.texts, row, wanted)
-            telling.lap("decontaminate")
+            progress.lap("decontaminate")
 
     def commit(self) -> dict[str, dict[str, Any]]:
         if self._texts is not None:
@@ -199,28 +199,28 @@ class Shingling:
         Filters(self.filters)  # what rules load is there before workers are forked
         return functools.partial(self._make, candidates.Documents(self.work).signatures)
 
-    def _make(self, signatures: SignatureFiles, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+    def _make(self, signatures: SignatureFiles, assigned: Assigned, progress: Progress) -> Iterator[Record]:
         folder, number, files = self.work.folder, assigned.unit.index, dict[str, dict[str, Any]]()
         base = signatures.before(number)
         marked = marked_rows(folder, base, signatures.before(number + 1) - base)
         if marked.any():
             with SketchWriter(*sketch_paths(folder, unit_name(number))) as writer:
-                self._shingle(assigned, telling, marked, writer)
+                self._shingle(assigned, progress, marked, writer)
                 files = writer.put_in_place()
         below = folder.relative_to(self.out)
         yield Record(assigned.key, files={f"{below}/{name}": file for name, file in files.items()})
 
     def _shingle(
-        self, assigned: Assigned, telling: Telling, marked: npt.NDArray[np.bool_], writer: SketchWriter
+        self, assigned: Assigned, progress: Progress, marked: npt.NDArray[np.bool_], writer: SketchWriter
     ) -> None:
         rules, last = self.sets[assigned.unit.dataset], int(np.flatnonzero(marked)[-1])
         # A dataset that is a split of its own is used whole.
         filters = Filters(self.filters if rules.split is None else FilterRules())
         sketcher = Sketcher(self.work.rules.ngram)
         kept = print_paths(self.out / RUN_FOLDER / PRINTS, assigned.facts["prints"])[2]
-        telling.lap()
+        progress.lap()
         for documents in open_reader(_reading(self, assigned), kept):
-            telling.lap("read")
+            progress.lap("read")
             if documents.first_row > last:
                 break
             documents = documents.not_judged if documents.part else documents
@@ -237,8 +237,8 @@ class Shingling:
                     values = values[np.repeat(keep, counts)]
                 writer.add(row + rows[part], values, np.where(keep, counts, 0))
                 done += len(counts)
-            telling.lap("shingle")
-            telling.add(documents=len(documents.texts), input_bytes=assigned.unit.input_bytes(documents.bytes_read))
+            progress.lap("shingle")
+            progress.add(documents=len(documents.texts), input_bytes=assigned.unit.input_bytes(documents.bytes_read))
 
 
 def _reading(rules: FirstPass | Shingling, assigned: Assigned, keep: tuple[str, ...] = ()) -> Reading:

@@ -19,7 +19,7 @@ from milldam.memory import allowance, release, usage
 from milldam.pipeline.documents import HEAD_BYTES, Reading, SetRules, open_reader, print_paths
 from milldam.pipeline.judging import Judge, Selection, Step, drop_cleaned, preload_rules
 from milldam.pipeline.unit_output import STAGED, UnitSink
-from milldam.run.engine import Assigned, Make, Telling
+from milldam.run.engine import Assigned, Make, Progress
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.pools import BATCHES_BYTES
 from milldam.run.records import Record
@@ -91,7 +91,7 @@ class UnitTokenizer:
     def __init__(self, load: TokenizeLoad, encoder: Encoder, finder: TokenSpans | None) -> None:
         self._load, self._encoder, self._finder = load, encoder, finder
 
-    def make(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+    def make(self, assigned: Assigned, progress: Progress) -> Iterator[Record]:
         load, unit, limit = self._load, assigned.unit, assigned.facts["documents"]
         rules = load.sets[unit.dataset]
         sides = 1 if rules.chat is None else rules.chat.sides
@@ -102,28 +102,28 @@ class UnitTokenizer:
         kept, reader = self._open(assigned, rules)
         with UnitSink(load, assigned, judge.explain) as sink:
             pieces, read = _Pieces(judge, encoder, sink), 0
-            telling.lap()
+            progress.lap()
             for batch in reader:
-                telling.lap("read")
+                progress.lap("read")
                 if sink.is_full and len(batch.texts) and not pieces.inside:
-                    yield self._commit(sink, unit, telling, last=False)
+                    yield self._commit(sink, unit, progress, last=False)
                 sink.begin(batch)
                 if batch.part:
                     told = pieces.add(batch)
-                    telling.lap("encode")
+                    progress.lap("encode")
                 else:
                     for name, step in steps:
                         batch = step(batch)
-                        telling.lap(name)
+                        progress.lap(name)
                     if limit is not None:  # what lies behind it counts as not read
                         batch = batch.only(np.arange(len(batch.rows)) < (limit - sink.documents) // sides)
                     told = sink.add(batch)
-                    telling.lap("write")
+                    progress.lap("write")
                 before, read = read, read + batch.bytes_read
-                telling.add(**told, input_bytes=unit.input_bytes(read) - unit.input_bytes(before))
+                progress.add(**told, input_bytes=unit.input_bytes(read) - unit.input_bytes(before))
                 if limit is not None and sink.documents + sides > limit:
                     break
-            yield self._commit(sink, unit, telling, last=True)
+            yield self._commit(sink, unit, progress, last=True)
         # Not while a repetition of the unit may want them.
         if kept is not None and rules.weight <= 1:
             kept.unlink(missing_ok=True)
@@ -165,17 +165,17 @@ class UnitTokenizer:
             kept = print_paths(load.out / RUN_FOLDER / PRINTS, facts["prints"])[2]
         return kept, open_reader(reading, kept)
 
-    def _commit(self, sink: UnitSink, unit: Unit, telling: Telling, *, last: bool) -> Record:
+    def _commit(self, sink: UnitSink, unit: Unit, progress: Progress, *, last: bool) -> Record:
         for slice in unit.slices if self._load.only_as_listed else ():
             if not is_as_listed(slice.path, slice.state):
                 raise InputError(
                     f"{slice.path}: changed or gone while it was read, so that what was read of it is not used. "
                     "Open the data again to train on the input as it is now."
                 )
-        telling.lap("write")
+        progress.lap("write")
         record = sink.commit(last=last)
         # Apart from writing: most of it is waiting for the disk.
-        telling.lap("commit")
+        progress.lap("commit")
         return record
 
 

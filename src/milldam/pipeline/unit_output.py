@@ -24,7 +24,7 @@ from milldam.pipeline.rejects import DROPPED, REJECTS, DroppedFile, RejectFile
 from milldam.run.engine import Assigned
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Files, Record
-from milldam.sources.batch import Batch, Mark
+from milldam.sources.batch import Batch
 from milldam.stores.tokens.manifest import READ, SHARD_FILES, Shard
 from milldam.stores.tokens.writer import ShardWriter, Tokens
 
@@ -105,7 +105,7 @@ class UnitSink:
         self._load, self._assigned, self._explain = load, assigned, explain
         self._part, self.documents = assigned.next_part, 0
         """Documents of all parts."""
-        self._marks: tuple[Mark, ...] = ()
+        self._rows = self._origins = np.empty(0, np.int64)
         self._last_batch = 0
         self._open_part()
 
@@ -126,7 +126,9 @@ class UnitSink:
 
     def begin(self, batch: Batch) -> None:
         """What comes with a batch, whatever becomes of its documents."""
-        self._marks, self._last_batch = batch.marks, batch.number
+        self._last_batch = batch.number
+        if batch.origins is not None:
+            self._rows, self._origins = batch.rows, batch.origins
         for reject in batch.rejects:
             self._rejects.add(reject)
 
@@ -161,7 +163,8 @@ class UnitSink:
     def _tell(self, reason: str, row: int, text: str, **more: bool) -> None:
         assert self._dropped is not None
         unit = self._assigned.unit
-        place = place_of(self._marks, unit, row) | {"unit": unit.index, "row": row}
+        origin = int(self._origins[np.searchsorted(self._rows, row)])
+        place = place_of(unit, origin) | {"unit": unit.index, "row": row}
         self._dropped.add({"reason": reason, **self._explain(row, reason), **place, "text": text, **more})
 
     # ---- a document in pieces ----

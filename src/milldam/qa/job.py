@@ -35,10 +35,9 @@ from milldam.qa.store import FeatureStore, Form
 from milldam.qa.template import Template
 from milldam.qa.windows import VERSION, Windower, Windows, load_qa_tokenizer
 from milldam.run import engine
-from milldam.run.engine import Assigned, Make, Stage, Telling
+from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.pools import TOKENIZER_FACTOR, WorkPlan, fit_workers
 from milldam.run.records import RECORDS, Record, Records, sweep
-from milldam.run.session import Session
 from milldam.run.summary import Observer, Summary
 from milldam.run.units import Identity, key_of
 from milldam.sources.batch import Reading, TextRules
@@ -367,9 +366,9 @@ class WindowLoad:
 
         tokenizer = Tokenizer.from_str((self.out / "tokenizer.json").read_text(encoding="utf-8"))
         windower = Windower(tokenizer, self.rules, self.template)
-        return lambda assigned, telling: iter([self._make(windower, assigned, telling)])
+        return lambda assigned, progress: iter([self._make(windower, assigned, progress)])
 
-    def _make(self, windower: Windower, assigned: Assigned, telling: Telling) -> Record:
+    def _make(self, windower: Windower, assigned: Assigned, progress: Progress) -> Record:
         """The record of a unit, whose files are durable."""
         unit, schema = assigned.unit, schema_of(self.form)
         counts: Counter[str] = Counter()
@@ -383,12 +382,12 @@ class WindowLoad:
             examples = (example for piece in unit.pieces for example in read_examples(piece, reading))
             read = 0
             for batch in self._batches(itertools.islice(examples, unit.most)):
-                telling.lap("read")
+                progress.lap("read")
                 windows = windower(batch)
-                telling.lap("encode")
+                progress.lap("encode")
                 writer.append(_rows(batch, windows, writer.rows, schema))
                 answers.write(b"".join(_answers_to_check(batch, windows)))
-                telling.lap("write")
+                progress.lap("write")
                 read += len(batch)
                 tokens = int(windows.column("length").sum())
                 answered = int((windows.column("start_positions") != windows.column("cls_index")).sum())
@@ -396,7 +395,7 @@ class WindowLoad:
                 counts.update(one.status for k, one in enumerate(windows.chosen) if k not in windows.dropped)
                 counts.update(windows=len(windows.numbers), windows_with_answers=answered, tokens=tokens)
                 size = sum(len(example.question) + len(example.context) for example in batch)
-                telling.add(documents=len(batch), tokens=tokens, characters=size, input_bytes=size)
+                progress.add(documents=len(batch), tokens=tokens, characters=size, input_bytes=size)
             files = rejects.commit()
             if answers.size:
                 files[answers.path.name] = answers.commit()

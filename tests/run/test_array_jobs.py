@@ -317,7 +317,7 @@ def test_status_shows_shares_at_work(counted: Job) -> None:
     """Each with its machine and how far it is; killed ones as ended; a new round forgets what the last one told."""
     with run_in(counted, "tokenize", 0, 2) as run:
         told = {"units": 6, "units_done": 2, "elapsed": 3.0, "anonymous_bytes": 10**8, "budget_bytes": 10**9}
-        run.presence.tell(told | {"stage": "tokenize", "workers": {}})
+        run.write_status(told | {"stage": "tokenize", "workers": {}})
         found = read_status(counted.out)
         shown = invoke("status", counted.out).output
     assert found["state"] == "working" and found["array_tasks"]["tokenize-0-of-2"]["state"] == "working"

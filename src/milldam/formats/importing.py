@@ -36,10 +36,9 @@ from milldam.input_files import version_of
 from milldam.memory import parse_size, usage
 from milldam.rules import SETTINGS, AtLeastOne, Size
 from milldam.run import engine
-from milldam.run.engine import Assigned, Make, Stage, Telling
+from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.pools import WorkPlan, require_room
 from milldam.run.records import RECORDS, Record, Records, sweep
-from milldam.run.session import Session
 from milldam.run.summary import Observer, Summary
 from milldam.run.units import Identity, key_of
 from milldam.stores.generations import live_files
@@ -395,12 +394,12 @@ class _Scan:
     def load(self) -> Make:
         return self._scan
 
-    def _scan(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+    def _scan(self, assigned: Assigned, progress: Progress) -> Iterator[Record]:
         largest = -1
         for file in assigned.unit.files:
             for tokens in load_format(file.format).read(file, self.rules):
                 largest = max(largest, _largest(tokens, file))
-                _tell(telling, tokens)
+                _tell(progress, tokens)
         yield Record(assigned.key, facts={"largest": largest})
 
 
@@ -420,7 +419,7 @@ class _Import:
     def load(self) -> Make:
         return self._import
 
-    def _import(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+    def _import(self, assigned: Assigned, progress: Progress) -> Iterator[Record]:
         part, blocks = assigned.next_part, self._shards(assigned)
         for first in blocks:
             chat: Counter[str] = Counter(trained=0, pairs=0, labels=0)
@@ -429,7 +428,7 @@ class _Import:
                     tokens, position, full = block
                     writer.append(tokens)
                     _count_chat(chat, tokens)
-                    _tell(telling, tokens)
+                    _tell(progress, tokens)
                     if full:
                         break
                 shard = writer.commit()
@@ -505,9 +504,9 @@ def _count_chat(chat: Counter[str], tokens: Tokens) -> None:
         chat.update(trained=spans.trained_tokens, pairs=pairs, labels=0 if spans.labels is None else len(spans.labels))
 
 
-def _tell(telling: Telling, tokens: Tokens) -> None:
+def _tell(progress: Progress, tokens: Tokens) -> None:
     documents = len(tokens.lengths) - tokens.open
-    telling.add(documents=documents, tokens=len(tokens.flat), input_bytes=tokens.flat.nbytes)
+    progress.add(documents=documents, tokens=len(tokens.flat), input_bytes=tokens.flat.nbytes)
 
 
 def _largest(tokens: Tokens, file: SourceFile) -> int:

@@ -43,7 +43,7 @@ from milldam.pipeline.documents import (
 )
 from milldam.pipeline.judging import SAMPLE, below, content_keys
 from milldam.rules import CleanRules, DedupRules, FilterRules, NearRules
-from milldam.run.engine import Assigned, Make, Telling
+from milldam.run.engine import Assigned, Make, Progress
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
 from milldam.sources.batch import Batch, Mark
@@ -94,7 +94,7 @@ class FirstPass:
         return functools.partial(self._make, hasher, functools.cache(lambda: Scanner(Index(evaluation))))
 
     def _make(
-        self, hasher: MinHasher | None, scanner: Callable[[], Scanner | None], assigned: Assigned, telling: Telling
+        self, hasher: MinHasher | None, scanner: Callable[[], Scanner | None], assigned: Assigned, progress: Progress
     ) -> Iterator[Record]:
         unit, folder = assigned.unit, self.out / RUN_FOLDER
         batches = read_documents(
@@ -110,11 +110,11 @@ class FirstPass:
             batches = keep_batches(batches, print_path(folder / PRINTS, "texts", assigned.key))
         with ExitStack() as stack:
             sink = _PrintSink(self, hasher, scanner(), assigned, stack)
-            telling.lap()
+            progress.lap()
             for batch in batches:
-                telling.lap("read")
-                sink.add(_whole(batch), telling)
-                telling.add(documents=len(batch.texts), input_bytes=unit.input_bytes(batch.bytes_read))
+                progress.lap("read")
+                sink.add(_whole(batch), progress)
+                progress.add(documents=len(batch.texts), input_bytes=unit.input_bytes(batch.bytes_read))
             files = sink.commit()
         facts = {} if self.value is None else {"values": sink.values.tolist()}
         files = {f"{RUN_FOLDER}/{PRINTS}/{name}": file for name, file in files.items()}
@@ -151,7 +151,7 @@ class _PrintSink:
         self._preferences = None if by_order else new("preferences", bytes(8))
         self._hashes = None if load.rules.is_off else stack.enter_context(FingerprintWriter(path("hashes")))
 
-    def add(self, batch: Batch, telling: Telling) -> None:
+    def add(self, batch: Batch, progress: Progress) -> None:
         for mark in batch.marks:  # a line for each file, and each gap
             if mark != self._last_mark and mark.at >= self._last_mark.at:
                 place = place_of((mark,), self._unit, mark.at)
@@ -178,10 +178,10 @@ class _PrintSink:
             self._signatures.write(signatures.data)
         if self._hashes is not None:
             self._hashes.add(fingerprint(texts, normalize=rules.normalize), row, wanted)
-        telling.lap("fingerprint")
+        progress.lap("fingerprint")
         if self._finder is not None:
             self._finder.add(batch.texts, row, wanted)
-            telling.lap("decontaminate")
+            progress.lap("decontaminate")
 
     def commit(self) -> dict[str, dict[str, Any]]:
         files = {} if self._finder is None else self._finder.commit()
@@ -205,19 +205,19 @@ class Shingling:
         Filters(self.filters)  # what rules load is there before workers are forked
         return functools.partial(self._make, candidates.Documents(self.work).signatures)
 
-    def _make(self, signatures: SignatureFiles, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+    def _make(self, signatures: SignatureFiles, assigned: Assigned, progress: Progress) -> Iterator[Record]:
         folder, number, files = self.work.folder, assigned.unit.index, dict[str, dict[str, Any]]()
         base = signatures.before(number)
         marked = marked_rows(folder, base, signatures.before(number + 1) - base)
         if marked.any():
             with SketchWriter(*sketch_paths(folder, unit_name(number))) as writer:
-                self._shingle(assigned, telling, marked, writer)
+                self._shingle(assigned, progress, marked, writer)
                 files = writer.put_in_place()
         below = folder.relative_to(self.out)
         yield Record(assigned.key, files={f"{below}/{name}": file for name, file in files.items()})
 
     def _shingle(
-        self, assigned: Assigned, telling: Telling, marked: npt.NDArray[np.bool_], writer: SketchWriter
+        self, assigned: Assigned, progress: Progress, marked: npt.NDArray[np.bool_], writer: SketchWriter
     ) -> None:
         unit, folder, last = assigned.unit, self.out / RUN_FOLDER, int(np.flatnonzero(marked)[-1])
         rules = self.sets[unit.dataset]
@@ -226,9 +226,9 @@ class Shingling:
         sketcher = Sketcher(self.work.rules.ngram)
         kept = print_path(folder / PRINTS, "texts", assigned.facts["prints"])
         reading: dict[str, Any] = {"rows": assigned.facts["rows"], "spool": str(folder), "ahead": self.threads > 1}
-        telling.lap()
+        progress.lap()
         for batch in kept_batches(kept) if kept.exists() else read_documents(unit, rules, self.clean, **reading):
-            telling.lap("read")
+            progress.lap("read")
             if batch.first_row > last:
                 break
             if not len(_whole(batch).texts):
@@ -244,8 +244,8 @@ class Shingling:
                     values = values[np.repeat(keep, counts)]
                 writer.add(row + rows[part], values, np.where(keep, counts, 0))
                 done += len(counts)
-            telling.lap("shingle")
-            telling.add(documents=len(batch.texts), input_bytes=unit.input_bytes(batch.bytes_read))
+            progress.lap("shingle")
+            progress.add(documents=len(batch.texts), input_bytes=unit.input_bytes(batch.bytes_read))
 
 
 def preferred(

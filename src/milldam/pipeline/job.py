@@ -33,11 +33,10 @@ from milldam.pipeline.fitting import Disk, Fitting, Survey
 from milldam.pipeline.preparing import prepare
 from milldam.pipeline.tokenizing import TokenizeLoad
 from milldam.run import engine
-from milldam.run.engine import ArrayWork, Options, Stage
+from milldam.run.engine import ArrayWork, Options, Session, Stage
 from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
 from milldam.run.pools import Pool, WorkPlan, least_bytes, least_grouping_bytes, require_room
 from milldam.run.records import RECORDS, Records
-from milldam.run.session import Session, session
 from milldam.run.summary import Observer, Quiet
 from milldam.run.units import Identity, KeyArray
 from milldam.sources.compression import STDIN
@@ -305,12 +304,11 @@ def plan_job(config: Config) -> PlannedJob:
     with (
         tempfile.TemporaryDirectory(prefix="milldam-plan-") as place,
         RunFolder(Path(place) / "plan", TOKENS) as folder,
-        session(folder, Quiet(), budget, Pool(budget.limit_bytes)) as run,
+        Session(folder, Quiet(), budget, Pool(budget.limit_bytes)) as run,
     ):
         identity = job.prepare(run)
         state = _state_of(config, identity)
-        folder.stage(job.units(run))
-        folder.start(identity)
+        folder.start(identity, job.units(run))
         plan = engine.plan_work(run, job)
         assert job._survey is not None
         disk = Disk.of(config, job._prepared, job._survey)

@@ -22,7 +22,7 @@ from milldam.pipeline.documents import SetRules, kept_batches, print_path, read_
 from milldam.pipeline.judging import Judge, preload_rules
 from milldam.pipeline.unit_output import STAGED, UnitSink
 from milldam.rules import CleanRules, FilterRules
-from milldam.run.engine import Assigned, Make, Telling
+from milldam.run.engine import Assigned, Make, Progress
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.pools import BATCHES_BYTES
 from milldam.run.records import Record
@@ -107,13 +107,13 @@ class TokenizeLoad:
         return functools.partial(self._make, encoder, finder)
 
     def _make(
-        self, encoder: Encoder, finder: TokenSpans | None, assigned: Assigned, telling: Telling
+        self, encoder: Encoder, finder: TokenSpans | None, assigned: Assigned, progress: Progress
     ) -> Iterator[Record]:
         unit, limit, prints = assigned.unit, assigned.facts["documents"], assigned.facts["prints"]
         rules, folder = self.sets[unit.dataset], self.out / RUN_FOLDER
         sides = 1 if rules.chat is None else rules.chat.sides
         judge = Judge(self, rules, unit)
-        steps = self._steps(judge, encoder, finder, unit, telling)
+        steps = self._steps(judge, encoder, finder, unit, progress)
         skip = 0 if assigned.begun is None else assigned.begun.facts["batches"]
         kept = None if prints is None else print_path(folder / "prints", "texts", prints)
         if kept is not None and kept.exists():
@@ -125,30 +125,30 @@ class TokenizeLoad:
             batches = read_documents(unit, rules, self.clean, ahead=self.threads > 1, **reading)
         with UnitSink(self, assigned, judge.explain) as sink:
             read = 0
-            telling.lap()
+            progress.lap()
             for batch in batches:
-                telling.lap("read")
+                progress.lap("read")
                 if sink.is_full and len(batch.texts):
-                    yield self._commit(sink, unit, telling, last=False)
+                    yield self._commit(sink, unit, progress, last=False)
                 sink.begin(batch)
                 for name, step in steps:
                     batch = step(batch)
-                    telling.lap(name)
+                    progress.lap(name)
                 if limit is not None:  # what lies behind it counts as not read
                     batch = batch.only(np.arange(len(batch.rows)) < (limit - sink.documents) // sides)
                 counts = sink.add(batch)
-                telling.lap("write")
+                progress.lap("write")
                 before, read = read, read + batch.bytes_read
-                telling.add(**counts, input_bytes=unit.input_bytes(read) - unit.input_bytes(before))
+                progress.add(**counts, input_bytes=unit.input_bytes(read) - unit.input_bytes(before))
                 if limit is not None and sink.documents + sides > limit:
                     break
-            yield self._commit(sink, unit, telling, last=True)
+            yield self._commit(sink, unit, progress, last=True)
         # Not while a repetition of the unit may want them.
         if kept is not None and rules.weight <= 1:
             kept.unlink(missing_ok=True)
 
     def _steps(
-        self, judge: Judge, encoder: Encoder, finder: TokenSpans | None, unit: Unit, telling: Telling
+        self, judge: Judge, encoder: Encoder, finder: TokenSpans | None, unit: Unit, progress: Progress
     ) -> list[tuple[str, Step]]:
         """What each batch goes through, and what its time is booked as."""
         rules, steps = self.sets[unit.dataset], list[tuple[str, Step]]()
@@ -160,7 +160,7 @@ class TokenizeLoad:
         if rules.chat is None:
             documents = DocumentEncoder(encoder, self.special, self.dtype)
             encode = functools.partial(
-                self._encode, documents, lambda size: telling.add(input_bytes=unit.input_bytes(size))
+                self._encode, documents, lambda size: progress.add(input_bytes=unit.input_bytes(size))
             )
             encoding: list[Step] = [encode, judge.judge_tokens, judge.describe]
         else:
@@ -211,17 +211,17 @@ class TokenizeLoad:
             batch.text_size = text_bytes, characters
             return np.memmap(file, encoder.dtype, "r") if file.tell() else np.empty(0, encoder.dtype), []
 
-    def _commit(self, sink: UnitSink, unit: Unit, telling: Telling, *, last: bool) -> Record:
+    def _commit(self, sink: UnitSink, unit: Unit, progress: Progress, *, last: bool) -> Record:
         for slice in unit.slices if self.only_as_listed else ():
             if not is_as_listed(slice.path, slice.state):
                 raise InputError(
                     f"{slice.path}: changed or gone while it was read, so that what was read of it is not used. "
                     "Open the data again to train on the input as it is now."
                 )
-        telling.lap("write")
+        progress.lap("write")
         record = sink.commit(last=last)
         # Apart from writing: most of it is waiting for the disk.
-        telling.lap("commit")
+        progress.lap("commit")
         return record
 
 

@@ -36,10 +36,9 @@ from milldam.qa.store import FeatureStore, Form
 from milldam.qa.template import Template
 from milldam.qa.windows import VERSION, Windower, Windows, load_qa_tokenizer, load_windower
 from milldam.run import engine
-from milldam.run.engine import Assigned, Make, Stage, Telling
+from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.pools import TOKENIZER_FACTOR, WorkPlan, fit_workers
 from milldam.run.records import RECORDS, Record, Records, sweep
-from milldam.run.session import Session
 from milldam.run.summary import Observer, Summary
 from milldam.run.units import Identity, key_of
 from milldam.sources.batch import Reading, TextRules
@@ -377,13 +376,13 @@ class WindowLoad:
     def load(self) -> Make:
         windower = load_windower(self.out / "tokenizer.json", self.rules, self.template)
 
-        def make(assigned: Assigned, telling: Telling) -> Iterator[Record]:
-            yield _make_unit(self, windower, assigned, telling)
+        def make(assigned: Assigned, progress: Progress) -> Iterator[Record]:
+            yield _make_unit(self, windower, assigned, progress)
 
         return make
 
 
-def _make_unit(load: WindowLoad, windower: Windower, assigned: Assigned, telling: Telling) -> Record:
+def _make_unit(load: WindowLoad, windower: Windower, assigned: Assigned, progress: Progress) -> Record:
     """Its files are durable then."""
     unit: QAUnit = assigned.unit
     schema = schema_of(load.form)
@@ -398,12 +397,12 @@ def _make_unit(load: WindowLoad, windower: Windower, assigned: Assigned, telling
         found = (example for piece in unit.pieces for example in read_examples(piece, reading))
         read = 0
         for batch in _batches(itertools.islice(found, unit.most), load):
-            telling.lap("read")
+            progress.lap("read")
             made = windower(batch)
-            telling.lap("encode")
+            progress.lap("encode")
             writer.append(_rows(batch, made, writer.rows, schema))
             answers.write(b"".join(_to_look_at(batch, made)))
-            telling.lap("write")
+            progress.lap("write")
             read += len(batch)
             tokens = int(made.column("length").sum())
             with_answer = made.column("start_positions") != made.column("cls_index")
@@ -411,7 +410,7 @@ def _make_unit(load: WindowLoad, windower: Windower, assigned: Assigned, telling
             counts.update(one.status for k, one in enumerate(made.chosen) if k not in made.dropped)
             counts.update(windows=len(made), windows_with_answers=int(with_answer.sum()), tokens=tokens)
             size = sum(len(example.question) + len(example.context) for example in batch)
-            telling.add(documents=len(batch), tokens=tokens, characters=size, input_bytes=size)
+            progress.add(documents=len(batch), tokens=tokens, characters=size, input_bytes=size)
         files = rejects.commit()
         if answers.size:
             files[answers.path.name] = answers.commit()

@@ -68,7 +68,7 @@ def qa(inputs: tuple[str, ...], **options: Any) -> Request[QASummary]:
 def _settings(inputs: tuple[str, ...], options: dict[str, Any]) -> QASettings:
     """From the file, if one is named, with the options put over it."""
     from milldam.config.checking import checked_settings
-    from milldam.config.loading import load_settings
+    from milldam.config.loading import read_file
     from milldam.qa.settings import QASettings
 
     if not any(path.lower().endswith(_CONFIG_ENDINGS) for path in inputs):
@@ -77,7 +77,10 @@ def _settings(inputs: tuple[str, ...], options: dict[str, Any]) -> QASettings:
         raise ConfigError("One configuration file, or inputs: not both. Name the inputs in the file.")
     # One of them takes the place of any other in the file.
     taken_away = dict.fromkeys(_STEPS) if any(name in options for name in _STEPS) else {}
-    return load_settings(QASettings, Path(inputs[0]), taken_away | options)
+    values = read_file(Path(inputs[0]), inputs[0])
+    for name, value in (taken_away | options).items():
+        values.put(name, value)
+    return checked_settings(QASettings, values)
 
 
 _NAMES = {"number": "  number", "short": "  short, to 3 words", "long": "  long"}

@@ -30,8 +30,8 @@ from milldam.errors import StoreError
 from milldam.files import FileSink, NewFile
 from milldam.prefetch import prefetched
 from milldam.rules import CleanRules
-from milldam.sources.batch import Batch, Mark, Places, Reject, TextRules
-from milldam.sources.reading import read_unit
+from milldam.sources.batch import NUMBER_BITS, Batch, Reject, TextRules
+from milldam.sources.reading import TABLES, read_unit
 from milldam.sources.units import Unit
 from milldam.text.arrays import Verdicts, text_offsets
 
@@ -105,20 +105,21 @@ def read_documents(
 
 
 def _numbered(unit: Unit, rules: SetRules, spool: str | None, keep: tuple[str, ...]) -> Iterator[Batch]:
-    """Each with its number, its marks and the records rejected before it; at the end one with the last rejects."""
+    """Each with its number and the records rejected before it; at the end one with the last rejects."""
     rejects: list[Reject] = []
-    places, number = Places(lines=True), 0
+    number = 0
     if rules.chat is None:
-        batches = read_unit(unit, rules.text, rejects.append, spool, keep, places)
+        batches = read_unit(unit, rules.text, rejects.append, spool, keep)
     else:
         from milldam.chat.reading import ConversationReader
 
-        batches = ConversationReader(rules.chat, rules.text, spool, keep).read(unit, rejects.append, places)
+        batches = ConversationReader(rules.chat, rules.text, spool, keep).read(unit, rejects.append)
     for number, batch in enumerate(batches, start=1):
-        batch.number, batch.rejects, batch.marks = number, rejects.copy(), places.passed(len(batch.texts))
+        batch.number, batch.rejects = number, rejects.copy()
         rejects.clear()
         yield batch
-    yield Batch(pa.array([], pa.large_string()), number=number + 1, rejects=rejects)
+    none = np.empty(0, np.int64)
+    yield Batch(pa.array([], pa.large_string()), number=number + 1, rejects=rejects, origins=none)
 
 
 def _clean(batch: Batch, cleaner: Cleaner | None) -> None:
@@ -163,11 +164,13 @@ def print_path(folder: Path, kind: str, key: str) -> Path:
     return folder / f"{kind}-{key}.{'jsonl' if kind == 'places' else 'bin'}"
 
 
-def place_of(marks: Sequence[Mark], unit: Unit, row: int) -> dict[str, Any]:
+def place_of(unit: Unit, origin: int) -> dict[str, Any]:
     """The file of a unit's row, and its line or number there, from 1; in a piece of a large file, from a byte on."""
-    mark = marks[bisect_right(marks, row, key=lambda one: one.at) - 1]
-    name = "line" if unit.slices[0].format == "jsonl" else "record"
-    return {"file": mark.file, name: mark.row + row - mark.at + 1} | ({"from_byte": mark.origin} if mark.origin else {})
+    slice = unit.slices[origin >> NUMBER_BITS]
+    name = "line" if slice.format == "jsonl" else "record"
+    from_byte = slice.start if slice.format not in TABLES else 0
+    place = {"file": slice.path, name: (origin & ((1 << NUMBER_BITS) - 1)) + 1}
+    return place | ({"from_byte": from_byte} if from_byte else {})
 
 
 def recorded_place(folder: Path, unit: int, row: int) -> dict[str, Any]:
@@ -202,12 +205,12 @@ def keep_batches(batches: Iterator[Batch], path: Path) -> Iterator[Batch]:
             verdicts = batch.verdicts or Verdicts(len(batch.texts))
             facts: dict[str, Any] = {name: getattr(batch, name) for name in _FIELDS}
             facts |= {"first_row": batch.first_row, "reasons": verdicts.reasons, "counts": batch.counts}
-            facts |= {"marks": [asdict(mark) for mark in batch.marks]}
             facts |= {"rejects": [asdict(reject) for reject in batch.rejects]}
             facts |= {"sides": None if batch.sides is None else batch.sides.as_json()}
             facts |= {"prompts": batch.prompts is not None}
             prompts = pa.nulls(len(batch.texts), pa.large_string()) if batch.prompts is None else batch.prompts
-            table = pa.record_batch({"text": batch.texts, "code": pa.array(verdicts.codes), "prompt": prompts})
+            columns = {"text": batch.texts, "code": pa.array(verdicts.codes), "origin": pa.array(batch.origins)}
+            table = pa.record_batch(columns | {"prompt": prompts})
             whole = whole and batch.pieces is None
             if whole:
                 stream = stream or pa.ipc.new_stream(FileSink(new), table.schema)
@@ -240,7 +243,7 @@ def kept_batches(path: Path, skip_batches: int = 0) -> Iterator[Batch]:
             batch = Batch(table["text"], **{name: facts[name] for name in _FIELDS})
             batch.rows, batch.verdicts = facts["first_row"] + np.arange(len(table)), Verdicts(len(table))
             batch.verdicts.reasons, batch.verdicts.codes = facts["reasons"], table["code"].to_numpy()
-            batch.marks = tuple(Mark(**mark) for mark in facts["marks"])
+            batch.origins = table["origin"].to_numpy()
             batch.rejects, batch.counts = [Reject(**reject) for reject in facts["rejects"]], Counter(facts["counts"])
             batch.prompts = table["prompt"] if facts["prompts"] else None
             if facts["sides"] is not None:

@@ -46,7 +46,7 @@ from milldam.rules import CleanRules, DedupRules, FilterRules, NearRules
 from milldam.run.engine import Assigned, Make, Progress
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
-from milldam.sources.batch import Batch, Mark
+from milldam.sources.batch import Batch
 from milldam.text.arrays import Verdicts, text_offsets
 from milldam.text.cleaning import Cleaner
 
@@ -129,7 +129,7 @@ class _PrintSink:
     ) -> None:
         self._load, self._unit, self._hasher, near = load, assigned.unit, hasher, load.rules.near
         self._set = load.sets[self._unit.dataset]
-        self._share, self._last_mark = self._set.share(copy=0), Mark(-1, "", 0)
+        self._share, self._last_step = self._set.share(copy=0), -1
         self.values = np.zeros(2, np.int64)
         """Documents without a value of the field that decides on near-duplicates, and with one."""
 
@@ -152,13 +152,13 @@ class _PrintSink:
         self._hashes = None if load.rules.is_off else stack.enter_context(FingerprintWriter(path("hashes")))
 
     def add(self, batch: Batch, progress: Progress) -> None:
-        for mark in batch.marks:  # a line for each file, and each gap
-            if mark != self._last_mark and mark.at >= self._last_mark.at:
-                place = place_of((mark,), self._unit, mark.at)
-                self._places.write((json.dumps([mark.at, place]) + "\n").encode())
-                self._last_mark = mark
-        if not len(batch.texts):
+        if not len(batch.texts) or batch.origins is None:
             return
+        steps = batch.origins - batch.rows
+        for at in np.flatnonzero(np.diff(steps, prepend=self._last_step)).tolist():  # of each file, and each gap
+            place = place_of(self._unit, int(batch.origins[at]))
+            self._places.write((json.dumps([int(batch.rows[at]), place]) + "\n").encode())
+        self._last_step = int(steps[-1])
         # What is dropped for another reason, or not in the sample, makes no other document a duplicate.
         assert batch.verdicts is not None
         wanted, row, rules = batch.verdicts.keep, batch.first_row, self._load.rules

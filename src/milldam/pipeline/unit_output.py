@@ -23,7 +23,7 @@ from milldam.pipeline.rejects import DROPPED, REJECTS, DroppedFile, RejectFile
 from milldam.run.engine import Assigned
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Files, Record
-from milldam.sources.batch import Batch, Mark
+from milldam.sources.batch import Batch
 from milldam.stores.tokens.manifest import READ, SHARD_FILES
 from milldam.stores.tokens.writer import ShardWriter, Tokens
 
@@ -84,7 +84,7 @@ class UnitSink:
         self._load, self._assigned, self._explain = load, assigned, explain
         self._part, self.documents = assigned.next_part, 0
         """Documents of all parts."""
-        self._marks: tuple[Mark, ...] = ()
+        self._rows = self._origins = np.empty(0, np.int64)
         self._last_batch = 0
         self._open_part()
 
@@ -102,7 +102,9 @@ class UnitSink:
 
     def begin(self, batch: Batch) -> None:
         """What comes with a batch, whatever becomes of its documents."""
-        self._marks, self._last_batch = batch.marks, batch.number
+        self._last_batch = batch.number
+        if batch.origins is not None:
+            self._rows, self._origins = batch.rows, batch.origins
         for reject in batch.rejects:
             self._rejects.add(reject)
 
@@ -116,8 +118,9 @@ class UnitSink:
             each = [(row, one, place) for one in batch.dropped for row, place in zip(one.rows, one.places, strict=True)]
             for row, one, place in sorted(each, key=lambda drop: (drop[1].stage == "encode", drop[0])):
                 unit, row, text = self._assigned.unit, int(row), one.texts[place].as_py()
-                origin = place_of(self._marks, unit, row) | {"unit": unit.index, "row": row}
-                entry = {"reason": one.reason, **self._explain(row, one.reason), **origin, "text": text}
+                origin = int(self._origins[np.searchsorted(self._rows, row)])
+                where = place_of(unit, origin) | {"unit": unit.index, "row": row}
+                entry = {"reason": one.reason, **self._explain(row, one.reason), **where, "text": text}
                 if batch.pieces is not None:
                     entry |= {"text": text[:HEAD_BYTES], "text_truncated": True}
                 self._dropped.add(entry)

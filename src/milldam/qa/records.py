@@ -147,7 +147,7 @@ def _read_rows(slice: Slice, reading: Reading, needed: Sequence[str]) -> Iterato
                 raise InputError(f"{slice.path}: no column {missing}; found {found}. Wanted are {wanted}.")
             columns = tuple(name for name in FIELDS if name in there)
     rules = replace(reading.rules, max_document_bytes=LARGEST_RECORD)
-    places, done = Places(lines=True), 0
+    places, done = Places(), 0
     for rows in FileReader(rules, columns, reading.spool or "").rows([slice], reading.on_reject, places):
         lists = rows if isinstance(rows, dict) else rows.to_pydict()
         for values in zip(*lists.values(), strict=True):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, fields
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, MinLen
 
 from milldam.choices import Executor
 from milldam.errors import ConfigError, Setting
-from milldam.rules import SETTINGS, AtLeastOne, Size
+from milldam.rules import AtLeastOne, Settings, Size
 
 First = Literal["auto", "question", "context"]
 PaddingSide = Literal["auto", "left", "right"]
@@ -19,7 +19,7 @@ _SPLIT = re.compile(r"\w+(?:[.+-]\w+)*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QARules:
+class QARules(Settings):
     """How examples become windows of at most max_seq_length tokens: every setting that changes features."""
 
     max_seq_length: Annotated[int, Ge(8)] = 384
@@ -37,8 +37,6 @@ class QARules:
     """Put so many [MEM_READ_i] in front of every window's text and as many [MEM_WRITE_i] behind it."""
     max_segments: AtLeastOne | None = None
     """Keep at most so many windows of an example, the first ones. To choose others, select when loading."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
 
     def __post_init__(self) -> None:
         if self.overlap is not None and self.hop is not None:

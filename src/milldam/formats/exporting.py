@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -40,7 +40,7 @@ from milldam.formats.writing import Export, OutputFile, has_splits
 from milldam.loader.opening import open_data
 from milldam.loader.stores import Store
 from milldam.memory import parse_size
-from milldam.rules import SETTINGS, AtLeastOne, Size
+from milldam.rules import AtLeastOne, Settings, Size
 from milldam.run import engine
 from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.pools import WorkPlan
@@ -62,10 +62,8 @@ def work_folder(out: Path) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class ExportSettings:
+class ExportSettings(Settings):
     """What the user asks for."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
 
     to: FormatName
     out: str

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -33,7 +33,7 @@ from milldam.formats.finding import ReadRules, SourceFile, find_files
 from milldam.formats.foreign import token_dtype_of
 from milldam.input_files import version_of
 from milldam.memory import parse_size, usage
-from milldam.rules import SETTINGS, AtLeastOne, Size
+from milldam.rules import AtLeastOne, Settings, Size
 from milldam.run import engine
 from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.pools import WorkPlan, require_room
@@ -66,10 +66,8 @@ _LARGEST_BELIEVED = 2**24
 
 
 @dataclass(frozen=True, slots=True)
-class ImportSettings:
+class ImportSettings(Settings):
     """What the user asks for."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
 
     source: tuple[str, ...]
     out: str

@@ -17,7 +17,7 @@ from milldam.qa.settings import First, PaddingSide
 if TYPE_CHECKING:
     from milldam.qa.job import QASummary
 
-_STEPS = ("overlap", "hop", "doc_stride")
+_STEPS = ("overlap", "hop")
 
 
 @click.command(cls=JobCommand)
@@ -35,7 +35,6 @@ _STEPS = ("overlap", "hop", "doc_stride")
     click.option("--max-seq-length", type=int, metavar="N", help="Tokens per window. [default: 384]"),
     click.option("--overlap", type=int, metavar="N", help="Tokens that two windows share. [default: 128]"),
     click.option("--hop", type=int, metavar="N", help="Instead: tokens from the start of one window to the next."),
-    click.option("--doc-stride", type=int, metavar="N", help="--overlap under the name that fast tokenizers use."),
     click.option("--memory-tokens", type=int, metavar="N", help="Memory tokens at each end. [default: 0]"),
     click.option("--first", type=choice(First), help="What comes first in a window. [default: auto]"),
     click.option("--padding-side", type=choice(PaddingSide), help="Side on which windows are padded. [default: auto]"),
@@ -72,9 +71,6 @@ def qa(inputs: tuple[str, ...], **options: Any) -> Request[QASummary]:
     return Request(partial(run_qa, settings), partial(array_of, settings))
 
 
-_NAMES = {"number": "  number", "short": "  short, to 3 words", "long": "  long"}
-
-
 @click.command("qa-eval")
 @click.argument("references", type=click.Path(path_type=Path))
 @click.argument("predictions", type=click.Path(path_type=Path))
@@ -98,7 +94,7 @@ def qa_eval(
     references: Path, predictions: Path, null_odds: Path | None, threshold: float, split: str, as_json: bool
 ) -> None:
     """
-    Overall and by type of answer, as SQuAD's own scripts compute them.
+    Overall, with and without an answer, as SQuAD's own scripts compute them.
 
     REFERENCES: a SQuAD JSON file, flat records (jsonl, parquet, a dataset on disk), or what `milldam qa` made.
     PREDICTIONS: a JSON file {question id: answer}; "" for no answer.
@@ -114,10 +110,9 @@ def qa_eval(
         click.echo(json.dumps(scores.as_dict()))
         return
     lines = [f"{'':<20}{'questions':>10}{'exact':>8}{'F1':>8}"]
-    for name in ("all", "answerable", *_NAMES, "unanswerable"):
-        group = scores.groups[name]
+    for name, group in scores.groups.items():
         if group.total:
-            lines.append(f"{_NAMES.get(name, name):<20}{group.total:>10,}{group.exact:>8.2f}{group.f1:>8.2f}")
+            lines.append(f"{name:<20}{group.total:>10,}{group.exact:>8.2f}{group.f1:>8.2f}")
     if best := scores.best:
         lines.append(f"Best exact {best.exact:.2f}, when null odds above {best.exact_threshold:g} mean no answer.")
         lines.append(f"Best F1 {best.f1:.2f}, when those above {best.f1_threshold:g} do.")

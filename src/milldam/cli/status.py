@@ -37,7 +37,7 @@ def status(out: Path, as_json: bool) -> None:
 
 def read_status(out: Path) -> dict[str, Any]:
     """The state of a result and, if there is a run, its last report and those of its array tasks."""
-    from milldam.formats.exporting import exported
+    from milldam.formats.exporting import EXPORT
     from milldam.input_files import nearby
     from milldam.run import folder as runs
     from milldam.run.records import RECORDS, safe_counts
@@ -46,12 +46,10 @@ def read_status(out: Path) -> dict[str, Any]:
     work = runs.find_work_folder(out)  # in or beside it
     if work is None and not out.exists():
         raise ConfigError(f"{out}: no such file or folder.{nearby(str(out))}\n{_NAME_IT}")
-    if work is None and (sizes := exported(out).get("sizes")):
-        return {"state": runs.FINISHED, "safe": {"files": len(sizes)}}
     folder = work or out
     if folder.is_file():
         raise StoreError(f"{out}: a file that no run makes. `milldam stats` shows what is in files.")
-    kind = runs.kind_in(folder) or TOKENS
+    kind = EXPORT if (folder / EXPORT.manifest).exists() else runs.kind_in(folder) or TOKENS
     run = runs.RunFolder(folder, kind)
     state, is_running = run.state(), runs.is_at_work(run.folder)
     if state == runs.NEW and not is_running:

@@ -1,7 +1,7 @@
 """Plain text files (.txt) -> documents: a file, a line, a paragraph or a stretch between separators.
 
-A file that is one document may be of any size. Above `max_document_bytes` it comes in open batches of about a
-megabyte, after it was read through once: so nothing that was handed on is ever taken back.
+A file that is one document may be of any size. Above `max_document_bytes` it is a batch of its own, whose text comes in
+pieces of about a megabyte, after it was read through once: so nothing that was handed on is ever taken back.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import itertools
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import IO
 
@@ -130,7 +129,7 @@ def _split(block: Block, slice: Slice, reading: Reading, boundary: Boundary) -> 
 
 def read_whole_files(slices: tuple[Slice, ...], reading: Reading, *, pieces: bool = True) -> Iterator[Batch]:
     """One document a file; many small files make one batch. `pieces`: a file larger than a document may be comes in
-    open batches; else it is rejected as any other record."""
+    pieces; else it is rejected as any other record."""
     small, held, most = list[tuple[int, bytes]](), 0, reading.rules.max_document_bytes
     for number, slice in enumerate(slices):
         with open_bytes(slice.path) as file:
@@ -181,27 +180,28 @@ def _gathered(small: list[tuple[int, bytes]], slices: tuple[Slice, ...], reading
 
 def _in_pieces(slice: Slice, blocks: Iterator[bytes], reading: Reading) -> Iterator[Batch]:
     """Read it through for whatever is wrong with it, then hand it on. Only standard input goes through the disk."""
-    with ExitStack() as opened:
-        copy = opened.enter_context(tempfile.TemporaryFile(dir=reading.spool)) if slice.path == STDIN else None
-        try:
-            problem = _problem_of(blocks, copy, reading.rules)
-        except DamagedError as error:
-            _reject_damaged(slice, error, reading)
-            return
-        if problem is not None:
-            reading.reject(Reject(slice.path, *problem, line=1))
-            return
-        file, compression = copy or opened.enter_context(open_bytes(slice.path)), slice.compression
+    copy = tempfile.TemporaryFile(dir=reading.spool) if slice.path == STDIN else None  # noqa: SIM115 - read by _pieces
+    try:
+        problem = _problem_of(blocks, copy, reading.rules)
+    except DamagedError as error:
+        _reject_damaged(slice, error, reading)
+        return
+    if problem is not None:
+        reading.reject(Reject(slice.path, *problem, line=1))
+        return
+    yield Batch(pa.array([""], pa.large_string()), pieces=_pieces(slice, copy, reading.rules))
+
+
+def _pieces(slice: Slice, copy: IO[bytes] | None, rules: TextRules) -> Iterator[tuple[str, int]]:
+    """Its text, and how many bytes of input each piece took."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")(_ERRORS.get(rules.invalid_utf8, "strict"))
+    with copy or open_bytes(slice.path) as file:
         file.seek(0)
-        decoder = codecs.getincrementaldecoder("utf-8-sig")(_ERRORS.get(reading.rules.invalid_utf8, "strict"))
-        waiting, size = "", 0
-        for block in read_blocks(file, None if copy else compression, BLOCK_BYTES):
-            text = decoder.decode(block)
-            if text and waiting:
-                yield Batch(pa.array([waiting], pa.large_string()), open=True, bytes_read=size)
-                size = 0
-            waiting, size = text or waiting, size + len(block)
-        yield Batch(pa.array([waiting + decoder.decode(b"", final=True)], pa.large_string()), bytes_read=size)
+        for block in read_blocks(file, None if copy else slice.compression, BLOCK_BYTES):
+            if text := decoder.decode(block):
+                yield text, len(block)
+    if text := decoder.decode(b"", final=True):
+        yield text, 0
 
 
 def _problem_of(blocks: Iterator[bytes], copy: IO[bytes] | None, rules: TextRules) -> tuple[str, str] | None:

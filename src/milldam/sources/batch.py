@@ -7,7 +7,7 @@ its origin: the file of the unit and its number there.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,8 +56,9 @@ class Batch:
 
     texts: pa.LargeStringArray
     """Of conversations one for each, the sides of a pair end to end."""
-    open: bool = False
-    """The batch is one text, and its document goes on in the next batch: a text file larger than a document may be."""
+    pieces: Iterator[tuple[str, int]] | None = None
+    """The batch is one document larger than a document may be, a text file; its whole text, piece by piece, each with
+    the input bytes that it took. `texts` holds the beginning of it at most."""
     bytes_read: int = 0
     """Input bytes consumed since the batch before, for progress."""
     columns: pa.RecordBatch | None = None
@@ -70,8 +71,6 @@ class Batch:
     """Where each document stands among the readable ones of its unit, from 0: (unit, row) names it in every pass."""
     number: int = 0
     """Which batch of the unit it is, from 1."""
-    part: bool = False
-    """Its text is a piece of one document: the last one, unless it is open."""
     verdicts: Verdicts | None = None
     """What cleaning decided, and what is empty: dropped by the first step."""
     rejects: list[Reject] = field(default_factory=list)
@@ -92,6 +91,8 @@ class Batch:
     """The number of each document's split."""
     facts: npt.NDArray[Any] | None = None
     """What shards, splits and limits need to know of each document (judging.FACTS)."""
+    text_size: tuple[int, int] | None = None
+    """Bytes and characters of a document in pieces."""
     dropped: list[Dropped] = field(default_factory=list)
 
     def narrow(self, verdicts: Verdicts, stage: str) -> Batch:
@@ -125,14 +126,6 @@ class Batch:
     @property
     def first_row(self) -> int:
         return int(self.rows[0]) if len(self.rows) else 0
-
-    @property
-    def not_judged(self) -> Batch:
-        """What who looks at documents whole gets for a piece of one: nothing, and a dropped row with the last piece."""
-        verdicts = Verdicts(int(not self.open))
-        verdicts.drop(np.ones(len(verdicts.codes), bool), "not_judged")
-        texts = pa.array([""] * len(verdicts.codes), pa.large_string())
-        return replace(self, texts=texts, rows=self.rows[: len(texts)], verdicts=verdicts, columns=None, part=False)
 
 
 @dataclass(frozen=True, slots=True)

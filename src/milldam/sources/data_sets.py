@@ -33,6 +33,8 @@ _KEYWORDS = {
 _CANONICAL = {word: split for split, words in _KEYWORDS.items() for word in words}
 # A word ends where HF has it end: at punctuation, a digit or the name's own end.
 _WORD = re.compile(rf"(?<![^-._ 0-9])(?:{'|'.join(_CANONICAL)})(?![^-._ 0-9])")
+_NUMBERED = re.compile(r"(\w+(?:\.\w+)*)-\d{5}-of-\d{5}.*")
+_NO_SPLITS = ("chunk", "data", "file", "part", "shard")
 _ASKED = re.compile(r"(?P<name>\w+(?:[.-]\w+)*)\s*(?:\[(?P<rows>.*)\])?")
 _ROWS = re.compile(r"\s*(-?\d+(?:_\d+)*%?)?\s*:\s*(-?\d+(?:_\d+)*%?)?\s*")
 _EXAMPLES = "Examples: train, train[:100_000], train[10%:20%], train[-5%:], train+test."
@@ -207,18 +209,24 @@ def splits_in(name: str) -> list[str]:
 
 
 def _ordinary_splits(path: str, input_format: str | None) -> dict[str, list[str]]:
-    """Files by split, in their order: by a split's word in a folder's name; else by one in the file's. Files without one
-    belong to no split. When there are none of these, everything is "train"."""
+    """Files by split, in their order: by the first of HF's conventions that any file follows.
+
+    data/NAME-00000-of-00005 for any name; then a split's word in a folder's name; then one in the file's. Files that do
+    not follow it belong to no split. When there are none of these, everything is "train".
+    """
     base = _parts(path.rstrip("/"))
     if not os.path.lexists(path):
         base = tuple(itertools.takewhile(lambda part: not glob.has_magic(part), base))
     files = [file.path for file in list_inputs((path,), input_format)]
-    groups: list[dict[str, list[str]]] = [{}, {}, {TRAIN: files}]
+    groups: list[dict[str, list[str]]] = [{}, {}, {}, {TRAIN: files}]
     for file in files:
         parts = _parts(file)
         folders = parts[len(base) : -1] if parts[: len(base)] == base else ()
+        in_data = folders == ("data",) or (not folders and parts[-2:-1] == ("data",))
+        numbered = _NUMBERED.fullmatch(parts[-1]) if in_data else None
+        by_number = [numbered[1]] if numbered is not None and numbered[1] not in _NO_SPLITS else []
         by_folder = dict.fromkeys(split for folder in folders for split in splits_in(folder))
-        for group, splits in zip(groups, (by_folder, splits_in(parts[-1])), strict=False):
+        for group, splits in zip(groups, (by_number, by_folder, splits_in(parts[-1])), strict=False):
             for split in splits:
                 group.setdefault(split, []).append(file)
     chosen = next(group for group in groups if group)

@@ -1,8 +1,8 @@
 """Bytes -> text, by the rule for what is no UTF-8: reject the record, replace it, drop it, or stop.
 
 "drop" removes the bytes that are no UTF-8, and halves of surrogate pairs that JSON's escapes leave. A document whose
-first bytes show another encoding (UTF-16's or UTF-32's mark, many zeros, or half of them would go) is rejected all the
-same. Only the head counts, so the verdict is the same however a document is cut.
+first bytes show another encoding (UTF-16's or UTF-32's mark, many zeros, or a third of them would go) is rejected all
+the same. Only the head counts, so the verdict is the same however a document is cut.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from milldam.sources.batch import MalformedError, TextRules
 
 HEAD_BYTES = 4096
 """Of a document: they show its encoding."""
+_FEW = 12
 # UTF-32 first: its little-endian mark begins with that of UTF-16.
 _OTHER_MARKS = {
     "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
@@ -30,10 +31,15 @@ def decode_text(data: bytes, rules: TextRules) -> tuple[str | None, str]:
         if rules.invalid_utf8 == "replace":
             return data.decode("utf-8", errors="replace"), ""
         head = data[:HEAD_BYTES]
-        is_mostly_text = 2 * len(head.decode("utf-8", "ignore").encode()) >= len(head)
-        if rules.invalid_utf8 == "drop" and is_mostly_text and other_encoding(head) is None:
+        lost = _is_lost(len(head), len(head.decode("utf-8", "ignore").encode())) or other_encoding(head) is not None
+        if rules.invalid_utf8 == "drop" and not lost:
             return data.decode("utf-8", errors="ignore"), ""
         return None, describe_encoding(data, error)
+
+
+def _is_lost(size: int, kept: int) -> bool:
+    """Whether so much of a text is no UTF-8 that the rest is garbage; of a few characters, any are worth keeping."""
+    return not kept or (size > _FEW and 3 * kept < 2 * size)
 
 
 def describe_encoding(data: bytes, error: UnicodeDecodeError, before: int = 0) -> str:
@@ -91,6 +97,6 @@ def mended(text: str, rules: TextRules) -> str:
     if rules.invalid_utf8 != "drop":
         raise MalformedError("not_utf8", "an escaped surrogate without its other half")
     kept = text.encode("utf-8", "ignore")
-    if 2 * len(kept) < len(text):
+    if _is_lost(len(text), len(kept)):
         raise MalformedError("not_utf8", "so much of the text is not UTF-8 that it must be another encoding")
     return kept.decode("utf-8")

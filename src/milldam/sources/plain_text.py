@@ -1,7 +1,7 @@
 """Plain text files (.txt) -> documents: a file, a line, a paragraph or a stretch between separators.
 
-A file that is one document may be of any size. Above `max_document_bytes` it comes in open batches of about a
-megabyte, after it was read through once: so nothing that was handed on is ever taken back.
+A file that is one document may be of any size. Above `max_document_bytes` it is a batch of its own, whose text comes in
+pieces of about a megabyte, after it was read through once: so nothing that was handed on is ever taken back.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _split(block: Block, slice: Slice, reading: Reading, boundary: Boundary) -> 
 
 def read_whole_files(slices: tuple[Slice, ...], reading: Reading, *, pieces: bool = True) -> Iterator[Batch]:
     """One document a file; many small files make one batch. `pieces`: a file larger than a document may be comes in
-    open batches; else it is rejected as any other record, as is standard input, which can't be read twice."""
+    pieces; else it is rejected as any other record, as is standard input, which can't be read twice."""
     small, held, most = list[tuple[int, bytes]](), 0, reading.rules.max_document_bytes
     for number, slice in enumerate(slices):
         with open_bytes(slice.path) as file:
@@ -186,16 +186,18 @@ def _in_pieces(slice: Slice, blocks: Iterator[bytes], reading: Reading) -> Itera
     if problem is not None:
         reading.reject(Reject(slice.path, *problem, line=1))
         return
+    yield Batch(pa.array([""], pa.large_string()), pieces=_pieces(slice, reading.rules))
+
+
+def _pieces(slice: Slice, rules: TextRules) -> Iterator[tuple[str, int]]:
+    """Its text, and how many bytes of input each piece took."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")(_ERRORS.get(rules.invalid_utf8, "strict"))
     with open_bytes(slice.path) as file:
-        decoder = codecs.getincrementaldecoder("utf-8-sig")(_ERRORS.get(reading.rules.invalid_utf8, "strict"))
-        waiting, size = "", 0
         for block in read_blocks(file, slice.compression, BLOCK_BYTES):
-            text = decoder.decode(block)
-            if text and waiting:
-                yield Batch(pa.array([waiting], pa.large_string()), open=True, bytes_read=size)
-                size = 0
-            waiting, size = text or waiting, size + len(block)
-        yield Batch(pa.array([waiting + decoder.decode(b"", final=True)], pa.large_string()), bytes_read=size)
+            if text := decoder.decode(block):
+                yield text, len(block)
+    if text := decoder.decode(b"", final=True):
+        yield text, 0
 
 
 def _problem_of(blocks: Iterator[bytes], rules: TextRules) -> tuple[str, str] | None:

@@ -1,7 +1,7 @@
 """Memory: how much there is, how much we may use, how much is used.
 
 `Budget` is the limit for the whole process tree: given, or half of what the cgroup or the machine
-leaves. How it is kept to is measured in run/monitor.py.
+leaves. How it is kept to is measured in run/budget.py.
 
 What counts against the budget is anonymous and shared memory: what the kernel can't take back.
 File-backed pages (memory-mapped files, libraries) are clean, are reclaimed at will, and are reported apart.

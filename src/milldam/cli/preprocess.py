@@ -121,7 +121,7 @@ def _show_plan(config: Config, *, as_json: bool) -> None:
 
 def _plain(told: Any) -> Any:
     """A part of the plan as JSON has it; of the plan of the work, what every job's has."""
-    from milldam.run.pools import WorkPlan
+    from milldam.run.budget import WorkPlan
 
     if isinstance(told, WorkPlan):
         return {one.name: _plain(getattr(told, one.name)) for one in dataclasses.fields(WorkPlan)}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from milldam.pipeline.finishing import TextSummary
-    from milldam.run.pools import WorkPlan
+    from milldam.run.budget import WorkPlan
     from milldam.run.summary import Observer, Snapshot, Summary
     from milldam.stores.tokens.manifest import Tally
 

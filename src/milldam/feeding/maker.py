@@ -26,7 +26,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _leave)
     with contextlib.suppress(OSError, AttributeError):
         os.nice(NICENESS)
-    from milldam.run.fork import ERROR, as_sent
+    from milldam.run.fork import as_sent
+    from milldam.run.tasks import ERROR
 
     try:
         _make(connection)

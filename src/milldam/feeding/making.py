@@ -28,7 +28,8 @@ from milldam.files import hash_bytes, read_sealed
 from milldam.input_files import RUN_FOLDER
 from milldam.memory import process_identity
 from milldam.run.folder import is_at_work
-from milldam.run.fork import ADVICE, ERROR, cause_of
+from milldam.run.fork import ADVICE, cause_of
+from milldam.run.tasks import ERROR
 from milldam.run.units import Identity
 from milldam.stores.kinds import TOKENS
 

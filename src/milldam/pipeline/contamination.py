@@ -26,11 +26,13 @@ from milldam.decontamination.matches import SCANNING_BYTES, Matches, MatchFinder
 from milldam.memory import Budget, usage
 from milldam.pipeline.evaluation_sets import Evaluation
 from milldam.rules import REPORT, EvaluationSet
+from milldam.run.budget import SMALL_INPUT, TOKENIZER_FACTOR, fit_workers, require_room
 from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.folder import RunFolder
-from milldam.run.pools import SMALL_INPUT, TOKENIZER_FACTOR, Pool, Workers, fit_workers, require_room
+from milldam.run.pools import Pool
 from milldam.run.records import Record, Records
 from milldam.run.summary import Observer, Quiet
+from milldam.run.tasks import Workers
 from milldam.run.units import Keys
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.reader import Store

@@ -14,8 +14,8 @@ from milldam.pipeline.documents import Reading, SetRules, UnitReader
 from milldam.pipeline.preparing import Source, wanted_rows
 from milldam.run.engine import Assigned, Make, Progress, Stage
 from milldam.run.folder import RunFolder
-from milldam.run.pools import Workers
 from milldam.run.records import Record, Records
+from milldam.run.tasks import Workers
 from milldam.sources.units import Unit
 
 COUNT, NAME = "count", "counts.jsonl"

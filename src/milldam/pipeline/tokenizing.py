@@ -19,9 +19,9 @@ from milldam.memory import allowance, release, usage
 from milldam.pipeline.documents import HEAD_BYTES, Reading, SetRules, open_reader, print_paths
 from milldam.pipeline.judging import Judge, Selection, Step, drop_cleaned, preload_rules
 from milldam.pipeline.unit_output import STAGED, UnitSink
+from milldam.run.budget import BATCHES_BYTES
 from milldam.run.engine import Assigned, Make, Progress
 from milldam.run.folder import RUN_FOLDER
-from milldam.run.pools import BATCHES_BYTES
 from milldam.run.records import Record
 from milldam.sources.batch import Batch
 from milldam.sources.units import Unit, is_as_listed

@@ -20,6 +20,7 @@ from milldam.errors import ConfigError
 from milldam.memory import Budget, format_size, parse_size, usage
 from milldam.report.timeline import read_timeline
 from milldam.run.budget import Monitor
+from milldam.run.tasks import cores
 
 MB = 10**6
 
@@ -120,6 +121,18 @@ def test_the_smallest_limit_sets_what_is_available(monkeypatch: pytest.MonkeyPat
     assert budget.origin == "half of the 2 GB free in the memory cgroup"
     monkeypatch.setattr(memory, "_cgroup_limits", lambda: [(10 * MB, 20 * MB)])
     assert memory.available_bytes()[0] == 0
+
+
+def test_the_limits_of_a_slurm_task_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of the job on its node, in MiB, and its cores, also where nothing enforces them."""
+    free = Budget.of(None).limit_bytes
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "400")
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "1")
+    assert Budget.of(None).limit_bytes < min(200 * 2**20, free) and "Slurm" in Budget.of(None).origin
+    assert cores() == 1
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "0")
+    monkeypatch.delenv("SLURM_CPUS_ON_NODE")
+    assert Budget.of(None).limit_bytes > 200 * 2**20 and cores() == len(os.sched_getaffinity(0))
 
 
 # ---- use ----

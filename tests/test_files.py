@@ -97,21 +97,6 @@ def test_leftovers_of_killed_runs_are_removed_and_nothing_else(tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == [".hidden", "a.bin", "notes.tmp"]
 
 
-@given(kept=st.binary(), taken_back=st.binary(), after=st.binary())
-def test_rewinding_forgets_what_was_written_since(tmp_path: Path, kept: bytes, taken_back: bytes, after: bytes) -> None:
-    """Bytes, size and hash are as if the rewound part had never been written."""
-    with NewFile(tmp_path / "a.bin") as new:
-        new.write(kept)
-        mark = new.mark()
-        for _ in range(2):
-            new.write(taken_back)
-            new.rewind(mark)
-        new.write(after)
-        record = new.commit()
-    assert (tmp_path / "a.bin").read_bytes() == kept + after
-    assert record == {"bytes": len(kept + after), "xxh3": hash_bytes(kept + after)}
-
-
 @given(data=st.binary(max_size=300))
 def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path, data: bytes) -> None:
     """Reading in blocks gives the hash of the whole."""

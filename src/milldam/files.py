@@ -40,10 +40,6 @@ _NUMBERS = itertools.count()
 _ADDRESS = re.compile(r"([a-zA-Z][a-zA-Z0-9+.:-]+):/+")
 
 
-Mark = tuple[int, xxhash.xxh3_128]
-"""A point in a file that is being written: its size and hash up to there."""
-
-
 class NewFile:
     """A file that appears under its name only when it is committed.
 
@@ -75,18 +71,6 @@ class NewFile:
             if (start_writing := _load_sync_file_range()) is not None:
                 start_writing(self._file.fileno(), self._begun, self.size - self._begun, _SYNC_FILE_RANGE_WRITE)
             self._begun = self.size
-
-    def mark(self) -> Mark:
-        """This point, for `rewind`."""
-        return self.size, self._hash.copy()
-
-    def rewind(self, mark: Mark) -> None:
-        """Forget what was written since the mark."""
-        self.size, self._hash = mark[0], mark[1].copy()
-        self._begun = min(self._begun, self.size)
-        with explain_os_errors(self.path):
-            self._file.truncate(self.size)
-            self._file.seek(self.size)
 
     @property
     def record(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Job:
     reference: dict[str, bytes]
 
     def config(self, **changes: Any) -> Config:
-        return load_config(self.path, [f"{name}={json.dumps(value)}" for name, value in changes.items()]).config
+        return load_config(self.path, [f"{name}={json.dumps(value)}" for name, value in changes.items()])
 
     def share(self, stage: str, index: int, of: int) -> None:
         run_task(self.config(), ArrayTask(stage, index, of))
@@ -289,7 +289,7 @@ def test_a_failing_share_leaves_the_others_their_work(tmp_path: Path) -> None:
     settings = {"strict": True, "dedup": "off", "shard_size": "1MB"}
     paths = [str(tmp_path / f"in-{k}.jsonl") for k in range(2)]
     path = write_config(tmp_path / "config.yaml", config_of(tmp_path / "out", paths, **settings))
-    config = load_config(path).config
+    config = load_config(path)
     prepare_job(config)
     with pytest.raises(InputError):
         run_task(config, ArrayTask("tokenize", 1, 2))

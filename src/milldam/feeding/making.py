@@ -62,12 +62,10 @@ class Order:
     """Make the page about it."""
 
     @classmethod
-    def of(
-        cls, out: Path, check: Callable[[], Config], settings: Mapping[str, Any], origin: Any, *, report: bool
-    ) -> Order:
-        """`settings`, before they are checked, and `origin`, where they come from: another name for others."""
+    def of(cls, out: Path, check: Callable[[], Config], settings: Mapping[str, Any], *, report: bool) -> Order:
+        """`settings`: as they were written; other ones give another name."""
         of_result = {name: value for name, value in settings.items() if name not in _HOW}
-        return cls(out, check, hash_bytes(repr((of_result, origin)).encode("utf-8", "backslashreplace")), report)
+        return cls(out, check, hash_bytes(repr(of_result).encode("utf-8", "backslashreplace")), report)
 
 
 class Making:

@@ -62,7 +62,7 @@ from milldam.dedup.shingles import Int64s
 from milldam.errors import InputError
 from milldam.files import record_of
 from milldam.memory import held_bytes, usage
-from milldam.pipeline.documents import found_place
+from milldam.pipeline.documents import recorded_place
 from milldam.pipeline.first_pass import PRINTS, FirstPass, Shingling
 from milldam.pipeline.fitting import Survey, keeps_texts
 from milldam.pipeline.preparing import Prepared
@@ -148,7 +148,7 @@ class Resolving:
                 Index(self.evaluation),
                 self.sets,
                 self._matches,
-                lambda unit, row: found_place(self.folder, unit, row),
+                lambda unit, row: recorded_place(self.folder, unit, row),
                 lambda unit, rows: writer.add(place_of(unit, np.array(rows)), np.full(len(rows), UNKNOWN)),
                 self.folder / FINDINGS,
             )

@@ -30,7 +30,6 @@ from milldam.memory import Budget, release, usage
 from milldam.pipeline.counting import RowCounts
 from milldam.pipeline.finishing import Made, TextSummary, complete, finish
 from milldam.pipeline.fitting import Disk, Fitting, Survey
-from milldam.pipeline.judging import Selection
 from milldam.pipeline.preparing import prepare
 from milldam.pipeline.tokenizing import TokenizeLoad
 from milldam.run import engine
@@ -234,7 +233,9 @@ class TokenJob(engine.Job[TextSummary]):
         config, prepared, dedup = self._config, self._prepared, self._made.dedup
         choice = self._settle_encoder(run)
         seen = None if prepared.index is None else prepared.index.pin(run.folder, prepared.identity.input["index"])
-        selection = Selection(
+        return TokenizeLoad(
+            out=run.folder.out,
+            sets=prepared.sets,
             clean=config.clean_rules,
             drops=None if dedup is None else dedup.folder,
             seen=seen,
@@ -245,11 +246,6 @@ class TokenJob(engine.Job[TextSummary]):
             staged=config.counts_tokens,
             seed=config.seed,
             write_dropped=config.write_dropped,
-        )
-        return TokenizeLoad(
-            out=run.folder.out,
-            sets=prepared.sets,
-            selection=selection,
             encoder=choice.encoder,
             differing=choice.differing,
             plain_specials=config.tokenizer_rules.special_text == "plain",

@@ -30,6 +30,7 @@ from tests.kit.quick import first_quick
 
 import milldam
 from milldam.errors import ConfigError, InputError
+from milldam.pipeline import decontaminating
 
 RNG = random.Random(19)
 QUESTIONS = [f"Which {make_words(RNG, 14)} is meant?" for _ in range(30)]

@@ -37,7 +37,7 @@ from milldam.choices import Side
 from milldam.errors import InputError, Setting
 from milldam.formats.finding import USUAL_COLUMNS, ReadRules, SourceFile, choose_column
 from milldam.loader.reading import ranges
-from milldam.loader.types import Array, Bools
+from milldam.loader.types import Array, Bools, PackedBatch, PackedRow
 from milldam.stores.tokens.format import Int64s, Spans
 from milldam.stores.tokens.reader import cut_blocks
 from milldam.stores.tokens.writer import Tokens
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from milldam.formats.rows import FileRows
     from milldam.formats.writing import Export
-    from milldam.loader.packed import PackedRows
+    from milldam.loader.samples import Samples
     from milldam.loader.stores import Store
 
 NO_LOSS = -100
@@ -166,7 +166,7 @@ class MaskedRows:
             self.types[_LABEL] = np.dtype(np.bool_), False
 
     @cached_property
-    def packed(self) -> PackedRows:
+    def packed(self) -> Samples[PackedRow, PackedBatch]:
         assert self._seq_len is not None
         return self._store.packed(self._seq_len, form="hf", side=self._side, read="pread")
 

@@ -23,7 +23,7 @@ from milldam.errors import ConfigError, did_you_mean
 from milldam.loader.order import LengthGrouped, Order, Shuffle, make_order
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import ranges
-from milldam.loader.samples import ReadPart, Samples, widened
+from milldam.loader.samples import ReadPart, Samples, counted_number, widened
 from milldam.loader.types import Array, BatchT, Bools, Int32s, State
 from milldam.qa.selection import DocumentOrder, Selection, chosen_windows
 from milldam.qa.store import Form
@@ -172,7 +172,7 @@ class WindowSamples(FeatureSamples[WindowBatch]):
         return len(self.store)
 
     def __getitem__(self, number: int) -> WindowBatch:
-        rows = self.columns.read(self.store, np.array([self._number(number)]), np.int64)
+        rows = self.columns.read(self.store, np.array([counted_number(number, len(self))]), np.int64)
         return cast("WindowBatch", {name: column[0] for name, column in rows.items()})
 
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: WindowBatch | None = None) -> WindowBatch:
@@ -251,7 +251,7 @@ class DocumentSamples(FeatureSamples[TimeSteps]):
 
     def __getitem__(self, number: int) -> WindowBatch:
         """The windows of one document, as the first epoch has them."""
-        firsts, counts = self.chosen(np.array([self._number(number)]))
+        firsts, counts = self.chosen(np.array([counted_number(number, len(self))]))
         return cast("WindowBatch", self.columns.read(self.store, ranges(firsts, counts), np.int64))
 
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: TimeSteps | None = None) -> TimeSteps:

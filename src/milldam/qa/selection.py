@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from milldam.errors import ConfigError, did_you_mean
-from milldam.loader.order import Order, Stateless
+from milldam.loader.order import Order
 from milldam.loader.permutation import Int64s, hashed, mix
 from milldam.loader.reading import ranges
 
@@ -125,11 +125,12 @@ def _search(store: FeatureStore, windows: Int64s, segments: Int64s) -> Int64s:
     return answers
 
 
-class DocumentOrder(Stateless):
+class DocumentOrder(Order):
     """An order of documents, as numbers that carry their epoch."""
 
     def __init__(self, order: Order, documents: int) -> None:
-        self._order, self._documents = order, documents
+        super().__init__(documents)
+        self._order = order
 
     def numbers(self, places: Int64s) -> Int64s:
-        return self._order.numbers(places) + places // self._documents * self._documents
+        return self._order.numbers(places) + places // self.samples * self.samples

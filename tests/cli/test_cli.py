@@ -428,8 +428,8 @@ def test_status_of_a_run_that_works_was_ended_and_is_finished(
 def begin(run: RunFolder) -> None:
     """A plan of one unit, as a run writes it before it works."""
     identity = Identity({}, run.inputs.write([]))
-    run.stage([Unit(0, (Slice("a.txt", "txt", None),))])
-    run.start(identity)
+    units = [Unit(0, (Slice("a.txt", "txt", None),))]
+    run.start(identity, units)
 
 
 def test_a_run_that_has_not_reported_yet_is_not_stuck(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_missing_package_names_the_command_that_installs_it(
 def test_memory_tokens_are_not_added_to_a_path() -> None:
     from milldam.qa.compat import configure_memory_tokens
 
-    with pytest.raises(ConfigError, match=r"Path is no fast tokenizer\. Load it with"):
+    with pytest.raises(ConfigError, match=r"Path is not a fast tokenizer\. Load it with"):
         configure_memory_tokens(TOKENIZER, 16)
 
 

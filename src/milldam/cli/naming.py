@@ -57,7 +57,7 @@ def explained(error: click.NoSuchOption) -> click.NoSuchOption:
 
 
 def _hint(word: str, command: click.Command) -> str:
-    from milldam.config.other_words import meant_setting
+    from milldam.config.checking import meant_setting
 
     options = _options(command)
     meant = meant_setting(word)
@@ -72,13 +72,10 @@ def _hint(word: str, command: click.Command) -> str:
 def _of_a_job(word: str, meant: str | None, *, by_file: bool) -> str:
     """Of what a job that makes tokens does, but has no option for: it is elsewhere, or in a file."""
     from milldam.config.checking import keys_of
-    from milldam.config.other_words import said_of
     from milldam.config.settings import Config
 
     key = word.lstrip("-").replace("-", "_")
     path = meant or (key if key in keys_of(Config) else None)
-    if said_of(word) is not None and not (by_file and path):
-        return f" {said_of(word)}"
     if path == "datasets.0.path":
         return " Name the input without an option."
     if path is None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ from milldam.markup import counted
 from milldam.memory import format_size
 
 if TYPE_CHECKING:
-    from milldam.config.loading import ReadConfig
+    from milldam.config.checking import Values
     from milldam.config.settings import Config
     from milldam.pipeline.finishing import TextSummary
     from milldam.pipeline.job import PlannedJob
@@ -64,7 +63,7 @@ def preprocess(config: Path, overrides: tuple[str, ...], dry_run: bool, **option
 
         return array_of(_checked(read))
 
-    return Request(partial(run_checked, lambda: read.checked().config), array)
+    return Request(partial(run_checked, partial(_checked, read)), array)
 
 
 @click.command()
@@ -89,16 +88,18 @@ def load(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[s
     return _checked(_read(path, overrides, quiet=quiet, options=options))
 
 
-def _checked(read: ReadConfig) -> Config:
+def _checked(read: Values) -> Config:
     """Its configuration, with the options of its addresses for as long as the command runs."""
+    from milldam.config.checking import checked_settings
+    from milldam.config.settings import Config
     from milldam.sources.compression import storage_options
 
-    config = read.checked().config
+    config = checked_settings(Config, read)
     click.get_current_context().find_root().with_resource(storage_options(config.storage_options))
     return config
 
 
-def _read(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[str, Any]) -> ReadConfig:
+def _read(path: Path, overrides: tuple[str, ...], *, quiet: bool, options: dict[str, Any]) -> Values:
     from milldam.config.loading import read_config
 
     read = read_config(path, overrides, given(options))
@@ -160,26 +161,15 @@ def json_schema(kind: type, title: str) -> dict[str, Any]:
     """What a file may say, every key with its description and default, for editors."""
     from pydantic import TypeAdapter
 
-    for block in _blocks(kind):
-        # Here alone: reading docstrings takes longer than all the rest.
-        block.__pydantic_config__ = block.__pydantic_config__ | {"use_attribute_docstrings": True}
+    from milldam.config.checking import blocks_of, descriptions_of
+
+    descriptions = {block.__name__: descriptions_of(block) for _, block in blocks_of(kind)}
     schema = TypeAdapter(kind).json_schema()
-    for block in [schema, *schema["$defs"].values()]:
-        for key in block["properties"].values():
-            # Made from the name; it says nothing that the name does not.
-            key.pop("title", None)
-            key["description"] = " ".join(key.get("description", "").split())
+    for name, block in {kind.__name__: schema, **schema["$defs"]}.items():
+        for key, found in block["properties"].items():
+            found.pop("title", None)  # made from the name
+            found["description"] = descriptions[name][key]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": title}
-
-
-def _blocks(block: Any) -> Iterator[Any]:
-    """A block and all that it holds."""
-    from milldam.config.checking import keys_of
-
-    yield block
-    for kinds in keys_of(block).values():
-        if kinds.inner:
-            yield from _blocks(kinds.inner)
 
 
 @click.command("train-tokenizer")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from milldam.qa.settings import QASettings
 
 _CONFIG_ENDINGS = (".yaml", ".yml")
-_STEPS = ("overlap", "hop", "doc_stride")
+_STEPS = ("overlap", "hop")
 
 
 @click.command(cls=JobCommand)
@@ -34,9 +34,6 @@ _STEPS = ("overlap", "hop", "doc_stride")
 @click.option("--overlap", type=int, metavar="N", help="Tokens of the context that two windows share. [default: 128]")
 @click.option(
     "--hop", type=int, metavar="N", help="Instead of --overlap: tokens from the start of one window to the next."
-)
-@click.option(
-    "--doc-stride", type=int, metavar="N", help="The same as --overlap, under the name that fast tokenizers use."
 )
 @click.option("--memory-tokens", type=int, metavar="N", help="Memory tokens at each end. [default: 0]")
 @click.option("--first", type=choice(First), help="What comes first in a window. [default: auto]")
@@ -68,7 +65,7 @@ def qa(inputs: tuple[str, ...], **options: Any) -> Request[QASummary]:
 def _settings(inputs: tuple[str, ...], options: dict[str, Any]) -> QASettings:
     """From the file, if one is named, with the options put over it."""
     from milldam.config.checking import checked_settings
-    from milldam.config.loading import load_settings
+    from milldam.config.loading import read_file
     from milldam.qa.settings import QASettings
 
     if not any(path.lower().endswith(_CONFIG_ENDINGS) for path in inputs):
@@ -77,10 +74,10 @@ def _settings(inputs: tuple[str, ...], options: dict[str, Any]) -> QASettings:
         raise ConfigError("One configuration file, or inputs: not both. Name the inputs in the file.")
     # One of them takes the place of any other in the file.
     taken_away = dict.fromkeys(_STEPS) if any(name in options for name in _STEPS) else {}
-    return load_settings(QASettings, Path(inputs[0]), taken_away | options)
-
-
-_NAMES = {"number": "  number", "short": "  short, to 3 words", "long": "  long"}
+    values = read_file(Path(inputs[0]), inputs[0])
+    for name, value in (taken_away | options).items():
+        values.put(name, value)
+    return checked_settings(QASettings, values)
 
 
 @click.command("qa-eval")
@@ -109,7 +106,7 @@ def qa_eval(
 ) -> None:
     """Compute exact match and F1 of answers.
 
-    Overall and by type of answer, as SQuAD's own scripts compute them.
+    Overall, with and without an answer, as SQuAD's own scripts compute them.
 
     REFERENCES: a SQuAD JSON file, flat records (jsonl, parquet, a dataset on disk), or what `milldam qa` made.
     PREDICTIONS: a JSON file {question id: answer}; "" for no answer.
@@ -133,10 +130,9 @@ def qa_eval(
 def _lines(scores: Scores) -> list[str]:
     """A row a group, those without questions left out."""
     lines = [f"{'':<20}{'questions':>10}{'exact':>8}{'F1':>8}"]
-    for name in ("all", "answerable", *_NAMES, "unanswerable"):
-        group = scores.groups[name]
+    for name, group in scores.groups.items():
         if group.total:
-            lines.append(f"{_NAMES.get(name, name):<20}{group.total:>10,}{group.exact:>8.2f}{group.f1:>8.2f}")
+            lines.append(f"{name:<20}{group.total:>10,}{group.exact:>8.2f}{group.f1:>8.2f}")
     best = scores.best
     if best is not None:
         lines.append(f"Best exact {best.exact:.2f}, when null odds above {best.exact_threshold:g} mean no answer.")

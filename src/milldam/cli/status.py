@@ -39,7 +39,16 @@ def read_status(out: Path) -> dict[str, Any]:
     """The state of a result and, where there is a run, what it last wrote down; so do its array tasks."""
     from milldam.formats.exporting import exported
     from milldam.input_files import nearby
-    from milldam.run.folder import FINISHED, NEW, RunFolder, find_work_folder, kind_in
+    from milldam.run.folder import (
+        FINISHED,
+        NEW,
+        RunFolder,
+        find_work_folder,
+        is_at_work,
+        kind_in,
+        read_status,
+        task_statuses,
+    )
     from milldam.run.records import RECORDS, safe_counts
     from milldam.stores.kinds import TOKENS
 
@@ -56,19 +65,19 @@ def read_status(out: Path) -> dict[str, Any]:
         raise StoreError(f"{out}: a file; status is of what a run makes. `milldam stats` tells of files.")
     kind = kind_in(folder) or TOKENS
     run = RunFolder(folder, kind)
-    state, is_at_work = run.state(), run.presence.is_anybody_here()
-    if state == NEW and not is_at_work:
+    state, is_running = run.state(), is_at_work(run.folder)
+    if state == NEW and not is_running:
         raise StoreError(f"{out}: no run and no store here.\nName what a run makes: what was given to it as -o or out.")
-    last = run.presence.told()
+    last = read_status(run.folder)
     safe = dict.fromkeys(_COUNTED.get(run.plan().get("kind", kind.name), ()), 0) | safe_counts(run.journal, RECORDS)
     if state == FINISHED:
         return {"state": state, "safe": safe, **last}
     tasks = {}
-    for label, told in run.presence.told_by_tasks().items():
+    for label, told in task_statuses(run.folder).items():
         of_task = ("stuck" if _is_silent(told) else "working") if told["held"] else str(told.get("state", "ended"))
         tasks[label] = told | {"state": of_task}
     state = "ended"
-    if is_at_work:
+    if is_running:
         at_work = [told for told in tasks.values() if told["held"]] or [last]
         state = "stuck" if all(map(_is_silent, at_work)) else "working"
     # Those of the plan, where it has them: a stage such as a probe has units of its own.

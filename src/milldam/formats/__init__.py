@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from milldam.formats.finding import ReadRules, SourceFile
     from milldam.formats.writing import Export, FileRecord, OutputFile
     from milldam.loader.stores import Store
-    from milldam.run.engine import Telling
+    from milldam.run.engine import Progress
     from milldam.stores.tokens.writer import Tokens
 
 __all__ = ["FORMATS", "export", "import_tokens"]
@@ -67,7 +67,7 @@ class Format(Protocol):
     def files(self, export: Export) -> Iterable[OutputFile]:
         """What is to be written, from the store's index and the options alone."""
 
-    def write_file(self, export: Export, file: OutputFile, telling: Telling) -> FileRecord:
+    def write_file(self, export: Export, file: OutputFile, progress: Progress) -> FileRecord:
         """Make one of these files, durably."""
 
 

@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -40,13 +40,12 @@ from milldam.formats.writing import Export, OutputFile, has_splits, split_parts
 from milldam.loader.opening import open_data
 from milldam.loader.stores import Store
 from milldam.memory import parse_size
-from milldam.rules import SETTINGS, AtLeastOne, Size
+from milldam.rules import AtLeastOne, Settings, Size
 from milldam.run import engine
-from milldam.run.engine import Assigned, Make, Stage, Telling
+from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.folder import PLAN, RUN_FOLDER, RunFolder
 from milldam.run.pools import WorkPlan
 from milldam.run.records import RECORDS, Record, Records
-from milldam.run.session import Session
 from milldam.run.summary import Observer, Summary
 from milldam.run.units import Identity
 from milldam.stores.kinds import Kind
@@ -69,10 +68,8 @@ def exported(out: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class ExportSettings:
+class ExportSettings(Settings):
     """What the user asks for."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
 
     to: FormatName
     out: str
@@ -104,17 +101,13 @@ ExportSummary = Summary[ExportFacts]
 def run_export(store: str | Path | Store, settings: ExportSettings, observer: Observer | None = None) -> ExportSummary:
     """Do the export, or what is left of it."""
     job = _job(store, settings)
-    summary = job.made_before(settings.overwrite)
-    if summary is None:
-        summary = engine.run(job, job.options, observer)
-        job.publish()
-    return summary
+    return engine.run(job, job.options, observer)
 
 
 def array_of(store: str | Path | Store, settings: ExportSettings) -> engine.ArrayWork[ExportSummary]:
     """The same for tasks of a job array."""
     job = _job(store, settings)
-    return engine.array_of(job, job.options, job.made_before, job.publish)
+    return engine.array_of(job, job.options)
 
 
 def _job(store: str | Path | Store, settings: ExportSettings) -> ExportJob:
@@ -319,11 +312,11 @@ class _FileMaker:
     def load(self) -> Make:
         write_file = load_format(self.to).write_file
 
-        def make(assigned: Assigned, telling: Telling) -> Iterator[Record]:
+        def make(assigned: Assigned, progress: Progress) -> Iterator[Record]:
             path = self.export.folder / assigned.unit.name
             with explain_os_errors(path):
                 path.parent.mkdir(exist_ok=True)
-            written = write_file(self.export, assigned.unit, telling)
+            written = write_file(self.export, assigned.unit, progress)
             yield Record(assigned.key, outputs={f"files/{assigned.unit.name}": written})
 
         return make

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -34,12 +34,11 @@ from milldam.formats.finding import ReadRules, SourceFile, find_files
 from milldam.formats.foreign import token_dtype_of
 from milldam.input_files import version_of
 from milldam.memory import parse_size, usage
-from milldam.rules import SETTINGS, AtLeastOne, Size
+from milldam.rules import AtLeastOne, Settings, Size
 from milldam.run import engine
-from milldam.run.engine import Assigned, Make, Stage, Telling
+from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.pools import WorkPlan, require_room
 from milldam.run.records import RECORDS, Record, Records, sweep
-from milldam.run.session import Session
 from milldam.run.summary import Observer, Summary
 from milldam.run.units import Identity, key_of
 from milldam.stores.generations import live_files
@@ -68,10 +67,8 @@ _LARGEST_BELIEVED = 2**24
 
 
 @dataclass(frozen=True, slots=True)
-class ImportSettings:
+class ImportSettings(Settings):
     """What the user asks for."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
 
     source: tuple[str, ...]
     out: str
@@ -395,12 +392,12 @@ class _Scan:
     def load(self) -> Make:
         return self._scan
 
-    def _scan(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+    def _scan(self, assigned: Assigned, progress: Progress) -> Iterator[Record]:
         largest = -1
         for file in assigned.unit.files:
             for tokens in load_format(file.format).read(file, self.rules):
                 largest = max(largest, _largest(tokens, file))
-                _tell(telling, tokens)
+                _tell(progress, tokens)
         yield Record(assigned.key, facts={"largest": largest})
 
 
@@ -420,7 +417,7 @@ class _Import:
     def load(self) -> Make:
         return self._import
 
-    def _import(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+    def _import(self, assigned: Assigned, progress: Progress) -> Iterator[Record]:
         part, blocks = assigned.next_part, self._shards(assigned)
         for first in blocks:
             chat: Counter[str] = Counter(trained=0, pairs=0, labels=0)
@@ -429,7 +426,7 @@ class _Import:
                     tokens, position, full = block
                     writer.append(tokens)
                     _count_chat(chat, tokens)
-                    _tell(telling, tokens)
+                    _tell(progress, tokens)
                     if full:
                         break
                 shard = writer.commit()
@@ -505,9 +502,9 @@ def _count_chat(chat: Counter[str], tokens: Tokens) -> None:
         chat.update(trained=spans.trained_tokens, pairs=pairs, labels=0 if spans.labels is None else len(spans.labels))
 
 
-def _tell(telling: Telling, tokens: Tokens) -> None:
+def _tell(progress: Progress, tokens: Tokens) -> None:
     documents = len(tokens.lengths) - tokens.open
-    telling.add(documents=documents, tokens=len(tokens.flat), input_bytes=tokens.flat.nbytes)
+    progress.add(documents=documents, tokens=len(tokens.flat), input_bytes=tokens.flat.nbytes)
 
 
 def _largest(tokens: Tokens, file: SourceFile) -> int:

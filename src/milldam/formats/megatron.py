@@ -37,7 +37,7 @@ from milldam.stores.tokens.writer import Tokens
 
 if TYPE_CHECKING:
     from milldam.loader.stores import Store
-    from milldam.run.engine import Telling
+    from milldam.run.engine import Progress
 
 SUFFIXES = (".idx",)
 SHAPE, ALL_SPLITS, OPTIONS = "pair", False, ("dtype",)
@@ -119,9 +119,9 @@ def files(export: Export) -> Iterator[OutputFile]:
         yield OutputFile(f"{export.out.name}.idx", split, 0, 20 * len(store))
 
 
-def write_file(export: Export, file: OutputFile, telling: Telling) -> FileRecord:
+def write_file(export: Export, file: OutputFile, progress: Progress) -> FileRecord:
     if file.name.endswith(".bin"):
-        return write_flat(export, file, telling)
+        return write_flat(export, file, progress)
     store = split_parts(export.store)[file.split]
     with NewFile(export.folder / file.name) as new:
         sequences = 0

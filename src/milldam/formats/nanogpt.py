@@ -33,7 +33,7 @@ from milldam.stores.tokens.writer import Tokens
 
 if TYPE_CHECKING:
     from milldam.loader.stores import Store
-    from milldam.run.engine import Telling
+    from milldam.run.engine import Progress
 
 SUFFIXES = (".bin",)
 SHAPE, ALL_SPLITS, OPTIONS = "file", True, ("dtype",)
@@ -104,8 +104,8 @@ def files(export: Export) -> Iterator[OutputFile]:
         yield flat_file(export, name, split)
 
 
-def write_file(export: Export, file: OutputFile, telling: Telling) -> FileRecord:
-    return write_flat(export, file, telling)
+def write_file(export: Export, file: OutputFile, progress: Progress) -> FileRecord:
+    return write_flat(export, file, progress)
 
 
 def file_name(split: str, splits: tuple[str, ...]) -> str:

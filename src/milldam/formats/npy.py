@@ -25,7 +25,7 @@ from milldam.stores.tokens.writer import Tokens
 
 if TYPE_CHECKING:
     from milldam.loader.stores import Store
-    from milldam.run.engine import Telling
+    from milldam.run.engine import Progress
 
 SUFFIXES = (".npy",)
 SHAPE, ALL_SPLITS, OPTIONS = "file", False, ("dtype",)
@@ -91,8 +91,8 @@ def files(export: Export) -> Iterator[OutputFile]:
     yield from (flat_file(export, export.out.name, split) for split in split_parts(export.store))
 
 
-def write_file(export: Export, file: OutputFile, telling: Telling) -> FileRecord:
-    return write_flat(export, file, telling, npy_header(export.dtype, file.tokens))
+def write_file(export: Export, file: OutputFile, progress: Progress) -> FileRecord:
+    return write_flat(export, file, progress, npy_header(export.dtype, file.tokens))
 
 
 def npy_header(dtype: np.dtype[Any], count: int) -> bytes:

@@ -37,7 +37,7 @@ from milldam.stores.tokens.reader import cut_blocks, in_blocks
 
 if TYPE_CHECKING:
     from milldam.loader.stores import Store
-    from milldam.run.engine import Telling
+    from milldam.run.engine import Progress
 
 OPTIONS = ("seq_len", "dtype", "shard_size")
 DTYPES = ("int32", "uint16", "uint32", "int64")
@@ -127,7 +127,7 @@ class RowFormat:
                 yield OutputFile(name, split, tokens, tokens * width, start, rows, first, each)
                 first, start = first + rows, start + tokens
 
-    def write_file(self, export: Export, file: OutputFile, telling: Telling) -> FileRecord:
+    def write_file(self, export: Export, file: OutputFile, progress: Progress) -> FileRecord:
         with NewFile(export.folder / file.name) as new:
             self.write(new, FileRows(export, file))
             return new.commit()

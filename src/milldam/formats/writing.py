@@ -25,7 +25,7 @@ from milldam.stores.tokens.writer import Tokens
 if TYPE_CHECKING:
     from milldam.formats.foreign import ForeignFile
     from milldam.loader.stores import Store
-    from milldam.run.engine import Telling
+    from milldam.run.engine import Progress
 
 _WRITE_BYTES = 1 << 16
 """At a time: for aligned writes of 2 MB the kernel (6.18, ext4) looks for pages as large, which takes it twice to four
@@ -169,7 +169,7 @@ def flat_file(export: Export, name: str, split: str) -> OutputFile:
     return OutputFile(name, split, store.tokens, store.tokens * store.dtype.itemsize)
 
 
-def write_flat(export: Export, file: OutputFile, telling: Telling, header: bytes = b"") -> FileRecord:
+def write_flat(export: Export, file: OutputFile, progress: Progress, header: bytes = b"") -> FileRecord:
     """Write such a file behind a header, durably."""
     with NewFile(export.folder / file.name) as new:
         new.write(header)
@@ -177,5 +177,5 @@ def write_flat(export: Export, file: OutputFile, telling: Telling, header: bytes
             data = block_as(block, export.dtype).data.cast("B")
             for at in range(0, len(data), _WRITE_BYTES):
                 new.write(data[at : at + _WRITE_BYTES])
-            telling.add(tokens=len(block), input_bytes=block.nbytes)
+            progress.add(tokens=len(block), input_bytes=block.nbytes)
         return new.commit()

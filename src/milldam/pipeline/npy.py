@@ -24,9 +24,8 @@ from milldam.loader.stores import Store
 from milldam.pipeline.finishing import TextSummary, complete
 from milldam.pipeline.job import TokenJob
 from milldam.run import engine
-from milldam.run.engine import Options
+from milldam.run.engine import Options, Session
 from milldam.run.folder import RUN_FOLDER
-from milldam.run.session import Session
 from milldam.run.summary import Observer
 from milldam.stores.kinds import AUDIT, TOKENS
 from milldam.stores.place import Folder

@@ -96,17 +96,6 @@ class ShardWriter:
         self.text_bytes += text_bytes
         self.characters += characters
 
-    def mark(self) -> None:
-        """Remember this point, the start of a document that may have to be taken back."""
-        counted = (self.tokens, self.text_bytes, self.characters)
-        self._mark = (self._bin.mark(), counted)
-
-    def cancel(self) -> None:
-        """Take back the open document: everything since the mark."""
-        at, (self.tokens, self.text_bytes, self.characters) = self._mark
-        self._bin.rewind(at)
-        self._open_length = 0
-
     def commit(self) -> Shard:
         """Make all files durable under their names, the index last."""
         with contextlib.ExitStack() as stack:

@@ -37,7 +37,7 @@ def status(out: Path, as_json: bool) -> None:
 
 def read_status(out: Path) -> dict[str, Any]:
     """The state of a result and, where there is a run, what it last wrote down; so do its array tasks."""
-    from milldam.formats.exporting import exported
+    from milldam.formats.exporting import EXPORT
     from milldam.input_files import nearby
     from milldam.run.folder import (
         FINISHED,
@@ -58,12 +58,10 @@ def read_status(out: Path) -> dict[str, Any]:
             f"{out}: no such file or folder.{nearby(str(out))}\n"
             "Name what a run makes: what was given to it as -o or out."
         )
-    if work is None and (sizes := exported(out).get("sizes")):
-        return {"state": FINISHED, "safe": {"files": len(sizes)}}
     folder = work or out
     if folder.is_file():
         raise StoreError(f"{out}: a file; status is of what a run makes. `milldam stats` tells of files.")
-    kind = kind_in(folder) or TOKENS
+    kind = EXPORT if (folder / EXPORT.manifest).exists() else kind_in(folder) or TOKENS
     run = RunFolder(folder, kind)
     state, is_running = run.state(), is_at_work(run.folder)
     if state == NEW and not is_running:

@@ -37,7 +37,6 @@ from milldam.run.records import Records
 from milldam.run.tasks import DONE, ERROR, NothingYetError
 from milldam.run.units import Identity
 from milldam.sources.compression import STDIN, storage_options
-from milldam.stores.tokens.format import token_dtype
 from milldam.tokenizers.proof import Choice
 
 log = logging.getLogger("milldam")
@@ -79,15 +78,12 @@ class FeedJob(TokenJob):
             identity=prepared.identity.run_id,
             units=len(folder.units),
             index_key=prepared.index_key,
-            dtype=token_dtype(prepared.vocab_size),
-            facts={
-                "splits": splits_asked(prepared.identity.settings, ()),
-                "vocab_size": prepared.vocab_size,
-                "tokenizer": prepared.tokenizer_hash,
-                "pad_id": prepared.known.special.eos or 0,
-                "chat": chat is not None,
-                "pairs": chat is not None and chat["pairs"],
-            },
+            splits=splits_asked(prepared.identity.settings, ()),
+            vocab_size=prepared.known.vocab_size,
+            tokenizer=prepared.identity.settings["tokenizer"],
+            pad_id=prepared.known.special.eos or 0,
+            chat=chat is not None,
+            pairs=chat is not None and chat["pairs"],
             workers=self._workers["workers"],
             budget_bytes=run.budget.limit_bytes,
         )

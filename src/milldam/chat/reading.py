@@ -22,7 +22,7 @@ import pyarrow as pa
 from milldam.chat.forms import BadRowError, Conversation, Form, Message, Pair, from_table, recognise
 from milldam.chat.loading import TemplateSource
 from milldam.chat.masks import TrainOn
-from milldam.chat.rendering import RenderedBatch, Renderer, prompt_of, shared_renderer
+from milldam.chat.rendering import RenderedBatch, Renderer, prompt_of
 from milldam.errors import InputError
 from milldam.rules import CleanRules
 from milldam.sources.arrays import kept_columns
@@ -147,9 +147,9 @@ class ConversationReader:
     def read(self, unit: Unit, on_reject: OnReject, kept: Places) -> Iterator[Batch]:
         """`kept` is told where each conversation is from."""
         recipe = self._recipe
-        with shared_renderer(recipe.template, recipe.train_on, recipe.special_tokens) as renderer:
-            for slice in unit.slices:
-                yield from self._read_slice(slice, renderer, on_reject, kept)
+        renderer = Renderer(recipe.template, recipe.train_on, special_tokens=recipe.special_tokens)
+        for slice in unit.slices:
+            yield from self._read_slice(slice, renderer, on_reject, kept)
 
     def _read_slice(self, slice: Slice, renderer: Renderer, on_reject: OnReject, kept: Places) -> Iterator[Batch]:
         places, reading = Places(lines=True), Reading(self._rules, on_reject, self._spool)

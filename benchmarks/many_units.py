@@ -41,11 +41,10 @@ from milldam.pipeline.documents import SetRules
 from milldam.pipeline.finishing import Made, TextSummary, complete, finish
 from milldam.pipeline.preparing import Input, Prepared, Source
 from milldam.run import engine
-from milldam.run.engine import Assigned, Make, Options, Telling
+from milldam.run.engine import Assigned, Make, Options, Progress, Session
 from milldam.run.folder import RunFolder
 from milldam.run.pools import WorkPlan
 from milldam.run.records import Record, Records
-from milldam.run.session import Session
 from milldam.run.tasks import ArrayTask
 from milldam.run.units import Identity
 from milldam.sources.batch import TextRules
@@ -107,8 +106,8 @@ class SimulatedLoad:
         return _pretend
 
 
-def _pretend(assigned: Assigned, telling: Telling) -> Iterator[Record]:
-    telling.add(documents=9_050, tokens=3_700_000)
+def _pretend(assigned: Assigned, progress: Progress) -> Iterator[Record]:
+    progress.add(documents=9_050, tokens=3_700_000)
     yield record(assigned.unit.index, assigned.key)
 
 

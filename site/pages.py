@@ -1,8 +1,6 @@
 """What the documentation site has beyond the files of docs/: pages made from the code, and files of the project.
 
     index.md                the README
-    reference/commands.md   every command with its options, from click
-    reference/settings.md   every key of a configuration file, from its JSON schema
     reference/python.md     every public name, for mkdocstrings
     project/...             whatever pages link to outside of docs/: Markdown as it is, other files as code
 
@@ -11,7 +9,6 @@ A hook of mkdocs (mkdocs.yml); pages in docs/ read well on their own, with links
 
 from __future__ import annotations
 
-import inspect
 import json
 import posixpath
 import re
@@ -19,8 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
-from click.testing import CliRunner
 from mkdocs.structure.files import File, Files
 
 PROJECT = Path(__file__).parents[1]
@@ -50,8 +45,6 @@ def on_files(files: Files, config: Any) -> Files:
     made = {
         "index.md": (PROJECT / "README.md").read_text(encoding="utf-8"),
         "decisions/README.md": decisions(),
-        "reference/commands.md": commands(),
-        "reference/settings.md": settings(),
         "reference/python.md": names(),
     }
     sources = {"index.md": Path("README.md")}
@@ -172,68 +165,6 @@ def decisions() -> str:
 # ---- reference, from the code ----
 
 
-def commands() -> str:
-    from milldam.cli import main
-
-    context = click.Context(main, info_name="milldam")
-    parts = ["# Commands\n\nEvery command with its options, as `milldam COMMAND --help` tells them.\n"]
-    for name in main.list_commands(context):
-        command = main.get_command(context, name)
-        assert command is not None
-        parts.append(_command(command, click.Context(command, info_name=f"milldam {name}")))
-    return "\n".join(parts)
-
-
-def _command(command: click.Command, context: click.Context) -> str:
-    usage = " ".join([context.info_name or "", *command.collect_usage_pieces(context)])
-    options = (one for one in command.get_params(context) if isinstance(one, click.Option))
-    records = filter(None, (one.get_help_record(context) for one in options))
-    rows = "".join(f"| {_cell(_code(left))} | {_cell(right)} |\n" for left, right in records)
-    table = f"| option | meaning |\n|---|---|\n{rows}"
-    return f"## {context.info_name}\n\n```text\n{usage}\n```\n\n{_help(command)}\n\n{table}"
-
-
-def _help(command: click.Command) -> str:
-    """The help text: paragraphs, and lines that click leaves as they are (examples) as code."""
-    blocks = inspect.cleandoc(command.help or "").split("\n\n")
-    return "\n\n".join(f"```sh\n{block[2:]}\n```" if block.startswith("\b\n") else block for block in blocks)
-
-
-def settings() -> str:
-    from milldam.cli import main
-
-    schema: dict[str, Any] = json.loads(CliRunner().invoke(main, ["schema"], catch_exceptions=False).stdout)
-    parts = ["# Settings\n\nEvery key of a configuration file, from the JSON schema that `milldam schema` prints.\n"]
-    parts.append(_table("The file", schema))
-    parts += [_table(name, schema["$defs"][name]) for name in sorted(schema["$defs"])]
-    return "\n".join(parts)
-
-
-def _table(title: str, schema: dict[str, Any]) -> str:
-    rows = "".join(
-        f"| `{key}` | {_cell(_type(one))} | {_cell(_code(json.dumps(one['default']))) if 'default' in one else ''} "
-        f"| {_cell(one.get('description', ''))} |\n"
-        for key, one in schema.get("properties", {}).items()
-    )
-    if not rows:
-        return ""
-    table = f"| key | value | default | meaning |\n|---|---|---|---|\n{rows}"
-    return f"## {title}\n\n{schema.get('description', '')}\n\n{table}"
-
-
-def _type(schema: dict[str, Any]) -> str:
-    if "$ref" in schema:
-        name = schema["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name.lower()})"
-    if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(_type(one) for one in schema["anyOf"]))
-    if "enum" in schema or "const" in schema:
-        return ", ".join(_code(str(one)) for one in schema.get("enum", [schema.get("const")]))
-    if schema.get("type") == "array":
-        return f"list of {_type(schema.get('items', {}))}"
-    return str(schema.get("type", "any"))
-
-
 def names() -> str:
     """Every public name, under the room it belongs to."""
     import milldam
@@ -254,13 +185,3 @@ def _home(module: Any, name: str) -> str:
     found = getattr(module, name)
     home = getattr(found, "__module__", None)
     return f"{home}.{name}" if home and home.startswith("milldam") else f"{module.__name__}.{name}"
-
-
-def _code(text: str) -> str:
-    return f"`{text}`"
-
-
-def _cell(text: str) -> str:
-    """Text in a table; brackets are no links there."""
-    plain = re.sub(r"\[(?![^\]]*\]\()", r"\\[", text)
-    return " ".join(plain.replace("|", "\\|").split())

@@ -98,31 +98,6 @@ def test_leftovers_of_killed_runs_are_removed_and_nothing_else(tmp_path: Path) -
     assert sorted(path.name for path in tmp_path.iterdir()) == [".hidden", "a.bin", "notes.tmp"]
 
 
-@given(kept=st.binary(), taken_back=st.binary(), after=st.binary())
-def test_rewinding_forgets_what_was_written_since(tmp_path: Path, kept: bytes, taken_back: bytes, after: bytes) -> None:
-    """Bytes, size and hash are as if the rewound part had never been written."""
-    with NewFile(tmp_path / "a.bin") as new:
-        new.write(kept)
-        mark = new.mark()
-        new.write(taken_back)
-        new.rewind(mark)
-        new.write(after)
-        record = new.commit()
-    assert (tmp_path / "a.bin").read_bytes() == kept + after
-    assert record == {"bytes": len(kept + after), "xxh3": hash_bytes(kept + after)}
-
-
-def test_a_mark_can_be_rewound_to_more_than_once(tmp_path: Path) -> None:
-    """A mark stays good after it has been used."""
-    with NewFile(tmp_path / "a.bin") as new:
-        new.write(b"kept")
-        mark = new.mark()
-        for _ in range(3):
-            new.write(b"gone")
-            new.rewind(mark)
-        assert new.commit() == {"bytes": 4, "xxh3": hash_bytes(b"kept")}
-
-
 @given(data=st.binary(max_size=300))
 def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path, data: bytes) -> None:
     """Reading in blocks gives the hash of the whole."""

@@ -39,14 +39,13 @@ if TYPE_CHECKING:
     from milldam.formats.foreign import ForeignFile
     from milldam.hub import pull, push
     from milldam.loader.batches import Batches
-    from milldam.loader.feed_samples import FeedSamples
     from milldam.loader.feeds import Feed
     from milldam.loader.mixing import MixedSamples, Mixture, mix
-    from milldam.loader.packed import PackedRows
+    from milldam.loader.samples import Samples
     from milldam.loader.stores import Store
     from milldam.loader.types import Labelled, PackedBatch, PackedRow, TokenPair
     from milldam.loader.views import Part
-    from milldam.loader.windows import Streams, Windows
+    from milldam.loader.windows import Streams
     from milldam.mapping import map
     from milldam.mapping.text_encoder import TextEncoder
     from milldam.memory import Budget
@@ -57,7 +56,6 @@ __all__ = [
     "Budget",
     "ConfigError",
     "Feed",
-    "FeedSamples",
     "ForeignFile",
     "InputError",
     "Labelled",
@@ -68,10 +66,10 @@ __all__ = [
     "NotReadyError",
     "PackedBatch",
     "PackedRow",
-    "PackedRows",
     "Part",
     "ResourceError",
     "RunHeldError",
+    "Samples",
     "Store",
     "StoreError",
     "Streams",
@@ -79,7 +77,6 @@ __all__ = [
     "TaskHeldError",
     "TextEncoder",
     "TokenPair",
-    "Windows",
     "WorkerError",
     "__version__",
     "contamination",
@@ -105,14 +102,13 @@ _HOMES = {
     "hub": "pull push",
     "loader.batches": "Batches",
     "formats.foreign": "ForeignFile",
-    "loader.feed_samples": "FeedSamples",
     "loader.feeds": "Feed",
     "loader.mixing": "MixedSamples Mixture mix",
-    "loader.packed": "PackedRows",
+    "loader.samples": "Samples",
     "loader.stores": "Store",
     "loader.types": "Labelled PackedBatch PackedRow TokenPair",
     "loader.views": "Part",
-    "loader.windows": "Streams Windows",
+    "loader.windows": "Streams",
     "mapping": "map",
     "mapping.text_encoder": "TextEncoder",
     "memory": "Budget",

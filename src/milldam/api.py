@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from milldam.choices import ChatForm, Documents, Encoder, Executor, InputFormat, InvalidUtf8, SpecialText
-    from milldam.config.settings import Config
     from milldam.feeding.making import Order
     from milldam.formats.foreign import ForeignFile
     from milldam.loader.feeds import Feed
@@ -197,11 +196,11 @@ def _order_by_options(inputs: Any, *, tokenizer: Any = None, store: Any = None, 
         raise ConfigError(Setting("store"), ": missing. Name the folder for the tokens of the text.")
     given = (inputs, Path(in_home(store)), tokenizer, options)
     settings = tokenize_settings(*given)
-    return Order.of(given[1], partial(tokenize_config, *given), settings, None, report=False)
+    return Order.of(given[1], partial(tokenize_config, *given), settings, report=False)
 
 
 def _order_by_config(config: Any, options: dict[str, Any]) -> Order:
-    from milldam.config.loading import read_config
+    from milldam.config.loading import load_config, read_config
     from milldam.feeding.making import Order
 
     chosen = {name: value for name, value in options.items() if value is not None}
@@ -210,10 +209,10 @@ def _order_by_config(config: Any, options: dict[str, Any]) -> Order:
     read = read_config(config, (), chosen)
     for note in read.notes:
         log.info(note)
-    out = read.given.data.get("out")
+    out = read.data.get("out")
     if not isinstance(out, str):
         raise ConfigError(Setting("store"), ": missing. Name the folder for the tokens; in the file its key is out.")
-    if "dedup" not in read.given.data and not _was_deduplicated(Path(out)):
+    if "dedup" not in read.data and not _was_deduplicated(Path(out)):
         log.warning(
             "%s: a feed drops no duplicates, since the configuration does not set dedup. To drop them, run "
             "`milldam preprocess` first and open its store.",
@@ -221,9 +220,7 @@ def _order_by_config(config: Any, options: dict[str, Any]) -> Order:
         )
         chosen["dedup"] = "off"
         read = read_config(config, (), chosen)
-    settings = read.given.data
-    check = partial(_checked_config, config, chosen)
-    return Order.of(Path(in_home(out)), check, settings, read.said[0], report=True)
+    return Order.of(Path(in_home(out)), partial(load_config, config, (), chosen), read.data, report=True)
 
 
 def _was_deduplicated(out: Path) -> bool:
@@ -233,12 +230,6 @@ def _was_deduplicated(out: Path) -> bool:
 
     plan = read_sealed(out / RUN_FOLDER / "plan.json")
     return plan is not None and bool(plan["settings"].get("dedup"))
-
-
-def _checked_config(config: Any, options: dict[str, Any]) -> Config:
-    from milldam.config.loading import read_config
-
-    return read_config(config, (), options).checked().config
 
 
 def _as_feed(opened: object) -> Feed:
@@ -357,7 +348,9 @@ def preprocess(
     """
     given = {"out": out, "memory": memory, "workers": workers, "executor": executor, "address": address}
     chosen = {name: value for name, value in {**given, "overwrite": overwrite}.items() if value is not None}
+    from milldam.config.checking import checked_settings
     from milldam.config.loading import read_config
+    from milldam.config.settings import Config
     from milldam.pipeline.starting import run_checked
 
     release()
@@ -365,7 +358,7 @@ def preprocess(
     read = read_config(config, overrides, chosen)
     for note in read.notes:
         log.info(note)
-    made = run_checked(lambda: read.checked().config, held_bytes=held)
+    made = run_checked(partial(checked_settings, Config, read), held_bytes=held)
     return Store(made.out)
 
 

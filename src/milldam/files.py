@@ -24,7 +24,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -40,14 +39,6 @@ _SYNC_FILE_RANGE_WRITE = 2
 _NUMBERS = itertools.count()
 # Two letters at least: a drive is none. A path has lost one of the slashes.
 _ADDRESS = re.compile(r"([a-zA-Z][a-zA-Z0-9+.:-]+):/+")
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A point in a file that is being written."""
-
-    size: int
-    hash: xxhash.xxh3_128
 
 
 class NewFile:
@@ -81,18 +72,6 @@ class NewFile:
         if self.size - self._begun >= _BEGIN_BYTES:
             _begin_writing(self._file.fileno(), self._begun, self.size)
             self._begun = self.size
-
-    def mark(self) -> Mark:
-        """Remember this point, to come back to it with `rewind`."""
-        return Mark(self.size, self._hash.copy())
-
-    def rewind(self, mark: Mark) -> None:
-        """Forget what was written since the mark."""
-        self.size, self._hash = mark.size, mark.hash.copy()
-        self._begun = min(self._begun, self.size)
-        with explain_os_errors(self.path):
-            self._file.truncate(self.size)
-            self._file.seek(self.size)
 
     @property
     def record(self) -> dict[str, Any]:

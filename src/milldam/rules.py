@@ -1,7 +1,7 @@
-"""What can be set for each step between reading and packing, with defaults: the rules of every room in one place.
+"""Settings of each step between reading and packing, with defaults: the rules of every room in one place.
 
-A docstring under a field is what users read. Ranges are part of a field's type; what fields must not contradict is
-checked by `config/settings.py`, whose `Config` holds these. Types that settings of several jobs have come first.
+The docstring under a field is its description in `--help`, docs/config.md and the JSON schema. Ranges are part of a
+field's type; contradictions between fields are found by `config/settings.py`, whose `Config` holds these classes.
 """
 
 from __future__ import annotations
@@ -43,15 +43,20 @@ class SizeRange:
 
 
 Size = Annotated[str | int, SizeRange()]
-SETTINGS: dict[str, Any] = {"extra": "forbid"}
-"""For `__pydantic_config__` of a dataclass of settings: no other keys."""
+
+
+class Settings:
+    """A dataclass of settings: pydantic refuses keys that it does not have."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
 
 # ---- cleaning ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CleanRules:
+class CleanRules(Settings):
     """How to clean every text before anything else, in this order."""
 
     unicode: Literal["NFC", "NFKC"] | None = None
@@ -66,14 +71,12 @@ class CleanRules:
     function: str | None = None
     """Your own cleaning, `module:function`, last: takes the text and returns it, or None to drop it. Up to 16 MB."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
-
 
 # ---- duplicates ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreferredField:
+class PreferredField(Settings):
     """Which of several similar documents stays, by a field of their records. Those without a value give way to those
     that have one; of equal values, the first in the order of the input stays."""
 
@@ -81,8 +84,6 @@ class PreferredField:
     """Field that holds a number, true or false, or a date as in ISO 8601; dots for nested fields."""
     order: Literal["highest", "lowest"] = "highest"
     """Which value stays: the highest number and the latest date, or the lowest and the earliest."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
 
     def described(self, kind: str) -> str:
         """
@@ -94,7 +95,7 @@ class PreferredField:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NearRules:
+class NearRules(Settings):
     """MinHash-LSH over word n-grams."""
 
     ngram: Annotated[int, Ge(1), Le(100)] = 5
@@ -109,15 +110,13 @@ class NearRules:
     """Which of several similar documents stays: the first in the order of the input, the longest or the shortest, or
     the one with the highest or lowest value of a field."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
-
     @property
     def preferred_field(self) -> PreferredField | None:
         return self.prefer if isinstance(self.prefer, PreferredField) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DedupRules:
+class DedupRules(Settings):
     """Which duplicates to drop. The first one in the order of the input stays."""
 
     method: Literal["exact", "bloom", "index", "off"] = "exact"
@@ -133,8 +132,6 @@ class DedupRules:
     false_positive_rate: Annotated[float, Gt(0), Lt(0.5)] = 1e-6
     """For bloom: the share of new documents that are dropped by mistake."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
-
     @property
     def is_off(self) -> bool:
         """Whether no duplicate is looked for: the first pass is for evaluation sets alone."""
@@ -147,7 +144,7 @@ DROP, REPORT = "drop", "report"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationSet:
+class EvaluationSet(Settings):
     """An evaluation set whose items must not be trained on."""
 
     path: str
@@ -171,8 +168,6 @@ class EvaluationSet:
     action: Action = "drop"
     """Drop the document, or only report it."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
-
     @property
     def paths(self) -> tuple[str, ...]:
         return (self.path,)
@@ -190,7 +185,7 @@ Ratio = Annotated[float, Ge(0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LanguageRules:
+class LanguageRules(Settings):
     """Language by a small offline model: `pip install "milldam[language]"`. Judges by the first 2 KiB."""
 
     keep: tuple[str, ...]
@@ -198,11 +193,9 @@ class LanguageRules:
     min_score: Share = 0.65
     """How sure the model must be, from 0 to 1."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GopherQualityRules:
+class GopherQualityRules(Settings):
     """The quality rules of Gopher (Rae et al. 2021, A.1.1), with its thresholds; null turns one off.
 
     Words are separated by white space. Blank lines do not count.
@@ -229,11 +222,9 @@ class GopherQualityRules:
     stop_words: tuple[str, ...] = ("the", "be", "to", "of", "and", "that", "have", "with")
     """Stop words, in lower case."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GopherRepetitionRules:
+class GopherRepetitionRules(Settings):
     """The repetition rules of Gopher (Rae et al. 2021, table A1), with its thresholds; null turns one off.
 
     Lines and paragraphs (separated by blank lines) are equal if their words are. The first of several equal ones does
@@ -267,11 +258,9 @@ class GopherRepetitionRules:
     max_duplicate_10_grams: Share | None = 0.10
     """The same for ten words."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class C4Rules:
+class C4Rules(Settings):
     """The rules of C4 (Raffel et al. 2020, 2.2) for whole documents, with its thresholds. For English.
 
     C4 itself also removes lines. A filter does not, so here those lines stay, but their sentences do not count: a
@@ -296,11 +285,9 @@ class C4Rules:
     curly_bracket: bool = True
     """Drop documents with a {."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilterRules:
+class FilterRules(Settings):
     """Every rule is off unless it is set. Rules on text look at the first MiB of a document."""
 
     min_characters: Count | None = None
@@ -322,8 +309,6 @@ class FilterRules:
     function: str | None = None
     """Your own filter, `module:function`: takes the text; False drops the document, a text drops it for that reason."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
-
     @property
     def on_text(self) -> bool:
         """Whether any rule looks at the text."""
@@ -335,7 +320,7 @@ class FilterRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRules:
+class ChatRules(Settings):
     """Records are conversations."""
 
     form: ChatForm = "auto"
@@ -368,14 +353,12 @@ class ChatRules:
     date: str | None = None
     """Date for templates that write one (strftime_now), such as 2026-01-31. Default: today."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
-
 
 # ---- packing ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PackingRules:
+class PackingRules(Settings):
     """Rows of seq_len tokens."""
 
     strategy: Literal["wrapped", "best_fit"] = "wrapped"
@@ -388,5 +371,3 @@ class PackingRules:
     """wrapped: pad the last row instead of leaving its tokens out."""
     buffer: int = 10_000
     """best_fit: number of documents to choose from."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS

@@ -56,7 +56,7 @@ def test_status_of_nothing_says_what_to_name(tmp_path: Path) -> None:
     missing = invoke("status", tmp_path / "corpus.mildam")
     assert missing.exit_code == 2 and f'Did you mean "{tmp_path / "corpus.milldam"}"?' in missing.stderr
     empty = invoke("status", tmp_path / "corpus.milldam")
-    assert empty.exit_code == 3 and "no run and no store here.\nName what a run makes" in empty.stderr
+    assert empty.exit_code == 3 and "no run and no store here.\nName the folder or file" in empty.stderr
 
 
 def test_status_of_an_ended_run_shows_the_command_to_resume_it(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_missing_package_names_the_command_that_installs_it(
 def test_memory_tokens_are_not_added_to_a_path() -> None:
     from milldam.qa.compat import configure_memory_tokens
 
-    with pytest.raises(ConfigError, match=r"Path is no fast tokenizer\. Load it with"):
+    with pytest.raises(ConfigError, match=r"Path is not a fast tokenizer\. Load it with"):
         configure_memory_tokens(TOKENIZER, 16)
 
 

@@ -36,7 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "first": "context",
         "padding_side": "left",
     },
-    "xlnet": {"kind": "xlnet", "max_seq_length": 64, "doc_stride": 16},
+    "xlnet": {"kind": "xlnet", "max_seq_length": 64, "overlap": 16},
     "xlnet, memory tokens, three segments": {
         "kind": "xlnet",
         "max_seq_length": 80,
@@ -109,12 +109,10 @@ def test_windows_are_what_they_always_were(name: str, tmp_path: Path) -> None:
 
 def samples_of(store: Any) -> dict[str, Any]:
     chosen = {name: qa.Selection(strategy=name, max_segments=2, seed=3) for name in STRATEGIES}
-    grouped = {"documents, grouped": qa.DocumentSamples(store, group_by_length=True)}
     return {
         "windows": qa.WindowSamples(store, columns=FIELDS),
         "documents": qa.DocumentSamples(store),
         **{f"documents, {name}": qa.DocumentSamples(store, selection=one) for name, one in chosen.items()},
-        **grouped,
     }
 
 

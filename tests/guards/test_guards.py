@@ -7,17 +7,16 @@ import functools
 import importlib
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 from tests.kit.jobs import TOKENIZER, write_lines
 
 import milldam
-from milldam.cli import main
 
 PROJECT = Path(__file__).parents[2]
 PACKAGE = Path(milldam.__file__).parent
@@ -356,7 +355,7 @@ LIGHT = {"psutil", "filelock", "fsspec", "rich", "xxhash"}
 """What takes a while too, though less: no help needs it."""
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["completion", "bash"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     """Asking for help does not load what the work needs."""
     code = "import sys; from milldam.cli import main; main(sys.argv[1:], standalone_mode=False)"
@@ -402,26 +401,10 @@ def test_the_map_of_a_room_names_modules_that_are_there(name: str) -> None:
     assert sorted(word for word in named if f"{name}.{word}" not in MODULES) == []
 
 
-def commands() -> Iterator[tuple[str, click.Command]]:
-    yield from sorted(main.commands.items())
-
-
-@pytest.mark.parametrize("name", [name for name, _ in commands()])
-def test_every_command_and_option_is_documented(name: str) -> None:
-    """docs/cli.md has a section for each command, with every option in it."""
-    text = (PROJECT / "docs" / "cli.md").read_text(encoding="utf-8")
-    sections = re.split(r"^## ", text, flags=re.MULTILINE)
-    (section,) = [one for one in sections if one.splitlines()[0].strip("` ") == f"milldam {name}"]
-    options = [option for one in main.commands[name].params if isinstance(one, click.Option) for option in one.opts]
-    assert [option for option in options if f"`{option}" not in section] == []
-
-
-def test_documented_options_exist() -> None:
-    """docs/cli.md promises no option that no command has."""
-    text = (PROJECT / "docs" / "cli.md").read_text(encoding="utf-8")
-    known = {option for _, command in commands() for one in command.params for option in one.opts}
-    known |= {"--help", "-h", "--version", "--debug"}
-    assert set(re.findall(r"`(--[a-z][\w-]*)", text)) - known == set()
+def test_the_reference_is_that_of_the_code() -> None:
+    """docs/cli.md has every command and option, docs/config.md every key: `python site/reference.py` writes them."""
+    for page, text in runpy.run_path(str(PROJECT / "site/reference.py"))["pages"]().items():
+        assert page.read_text(encoding="utf-8") == text, page.name
 
 
 def test_every_exit_code_is_documented() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from milldam.qa.examples import Answer, Example
 from milldam.qa.settings import QARules
 from milldam.qa.store import NUMBERS
-from milldam.qa.template import add_memory_tokens, template_of, with_memory
+from milldam.qa.template import add_memory_tokens, template_of
 from milldam.qa.windows import Windower, Windows
 
 WORDS = re.split(
@@ -147,7 +147,7 @@ def windower_of(
     made = QARules(memory_tokens=memory, **rules)
     template = template_of(tokenizer, made, facts)
     tokens = add_memory_tokens(tokenizer, memory)
-    template = with_memory(template, tokens) if memory else template
+    template = replace(template, memory=tokens) if memory else template
     windower = Windower(tokenizer, made, template)
 
     def make(examples: list[Example]) -> Any:

@@ -47,7 +47,7 @@ def plan(paths: Path | str | list[Path], rules: TextRules, shard_size: int = ONE
 
 
 def read(paths: Path | str | list[Path], rules: TextRules = TEXT, shard_size: int = ONE_UNIT) -> Result:
-    """All documents of some files, in order, with open batches joined."""
+    """All documents of some files, in order, with the pieces of each joined."""
     result = Result()
     for unit in plan(paths, rules, shard_size):
         result.units += 1
@@ -56,18 +56,12 @@ def read(paths: Path | str | list[Path], rules: TextRules = TEXT, shard_size: in
 
 
 def _join(batches: Iterator[Batch], result: Result) -> Iterator[str]:
-    parts: list[str] = []
     for batch in batches:
         result.batches.append(batch)
-        texts = batch.texts.to_pylist()
-        if batch.open:
-            assert len(texts) == 1, "an open batch is one text"
-            parts += texts
-        elif texts:
-            yield "".join(parts) + texts[0]
-            yield from texts[1:]
-            parts = []
-    assert not parts, "a document stayed open at the end of its unit"
+        if batch.pieces is None:
+            yield from batch.texts.to_pylist()
+        else:
+            yield "".join(text for text, _ in batch.pieces)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 
 from milldam.errors import InputError
 from milldam.run.records import Record
-from milldam.run.tasks import PART, Assigned, Event, Make, Telling
+from milldam.run.tasks import PART, Assigned, Event, Make, Progress
 
 
 def assigned(unit: int) -> Assigned:
@@ -28,10 +28,10 @@ def values(events: list[Event]) -> list[Any]:
     return [event.value.facts["value"] for event in events if event.kind == PART]
 
 
-def telling(make: Callable[[int], Any]) -> Make:
+def recording(make: Callable[[int], Any]) -> Make:
     """A make whose records tell what a function says of a unit."""
 
-    def of_unit(given: Assigned, told: Telling) -> Iterator[Record]:
+    def of_unit(given: Assigned, told: Progress) -> Iterator[Record]:
         yield Record(given.key, facts={"value": make(given.unit)})
 
     return of_unit
@@ -42,7 +42,7 @@ class Square:
     """Tells the square of its unit."""
 
     def load(self) -> Make:
-        return telling(lambda unit: unit**2)
+        return recording(lambda unit: unit**2)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Deadly:
             time.sleep(0.02)
             return unit
 
-        return telling(make)
+        return recording(make)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class DiesAfterwards:
                 threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
             return unit
 
-        return telling(make)
+        return recording(make)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Failing:
     def load(self) -> Make:
         if self.at_start:
             self._fail(0)
-        return telling(self._fail)
+        return recording(self._fail)
 
     def _fail(self, unit: int) -> None:
         if self.kind == "ours":
@@ -136,7 +136,7 @@ class Hoarder:
             _KEPT.append(bytearray(b"x") * self.kept_bytes)
             return os.getpid()
 
-        return telling(make)
+        return recording(make)
 
 
 @dataclass(frozen=True)
@@ -164,4 +164,4 @@ class Loaded:
             seen = {"threads": os.environ.get("RAYON_NUM_THREADS"), "cwd": str(Path.cwd())}
             return {"loaded": loaded_in, "worker": os.getpid(), "parent": os.getppid(), **seen}
 
-        return telling(make)
+        return recording(make)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.kit.preprocess_jobs import assert_holds, fresh_texts, lines_job, preprocess, texts_in, write_parquet
 
 import milldam
-from milldam.pipeline.judging import Chooser, below, split_numbers
+from milldam.pipeline.judging import SAMPLE, SPLIT, below, content_keys, split_numbers
 
 SHARES = st.lists(st.floats(1e-6, 0.9), min_size=1, max_size=4).filter(lambda shares: sum(shares) < 0.999)
 
@@ -56,10 +56,9 @@ def test_the_edges_of_a_share_are_exact() -> None:
 @given(texts=st.lists(st.text(max_size=30), max_size=20), seed=st.integers(0, 2**40), head=st.integers(1, 40))
 def test_keys_are_hashes_of_the_head_whatever_the_batch(texts: list[str], seed: int, head: int) -> None:
     """Neither the position in an array nor an offset into its buffers matters."""
-    chooser = Chooser(seed, head)
     array = pa.array(["before", *texts], pa.large_string())[1:]
-    whole = chooser.split_keys(array).tolist()
-    assert whole == [chooser.split_keys(pa.array([text], pa.large_string()))[0] for text in texts]
+    whole = content_keys(array, seed, SPLIT, head).tolist()
+    assert whole == [content_keys(pa.array([text], pa.large_string()), seed, SPLIT, head)[0] for text in texts]
     heads = {text.encode()[:head].decode(errors="ignore"): key for text, key in zip(texts, whole, strict=True)}
     assert len(set(heads.values())) == len(heads)
 
@@ -67,14 +66,13 @@ def test_keys_are_hashes_of_the_head_whatever_the_batch(texts: list[str], seed: 
 def test_samples_and_splits_are_chosen_apart() -> None:
     """A half that is sampled must not be the half that is validation."""
     texts = pa.array(fresh_texts(2000), pa.large_string())
-    chooser = Chooser(0, 1 << 20)
-    both = below(chooser.sample_keys(texts), 0.5) & below(chooser.split_keys(texts), 0.5)
+    both = below(content_keys(texts, 0, SAMPLE), 0.5) & below(content_keys(texts, 0, SPLIT), 0.5)
     assert 400 < np.count_nonzero(both) < 600
 
 
 def test_the_key_does_not_change_between_versions() -> None:
     """Splits of data that grows over years stay: the hash and its seeding are part of the format."""
-    key = Chooser(3, 4).split_keys(pa.array(["abcdef"], pa.large_string()))[0]
+    key = content_keys(pa.array(["abcdef"], pa.large_string()), 3, SPLIT, 4)[0]
     assert key == xxhash.xxh3_64_intdigest(b"abcd", 3 << 16 ^ 0x591E)
 
 

@@ -108,7 +108,6 @@ def test_answers_are_those_found_pair_by_pair(contexts: list[str], n: int, longe
         assert all(one.text == context[one.start : one.stop] for one in found.n_best if one.text)
     parts = [slice(first, first + chunk) for first in range(0, len(shelf), chunk)]
     options: dict[str, Any] = {"n_best": n, "max_answer_length": longest, "null_threshold": None}
-    assert made(shelf, (start[part] for part in parts), (end[part] for part in parts), **options) == whole
     assert made(shelf, ((start[part], end[part]) for part in parts), **options) == whole
     other = np.random.default_rng(seed + 1).permutation(len(shelf))
     assert made(shelf, start[other], end[other], windows=other, **options) == whole
@@ -214,11 +213,11 @@ def test_logits_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InputError, match="logits for 9 tokens; the windows have 10"):
         made(shelf, right[:, :9], right[:, :9])
     with pytest.raises(InputError, match="logits of 2 windows; there are 3"):
-        made(shelf, [right[:2]], [right[:2]])
+        made(shelf, [(right[:2], right[:2])])
     with pytest.raises(InputError, match="from row 3 on"):
-        made(shelf, [right, right], [right, right])
+        made(shelf, [(right, right), (right, right)])
     with pytest.raises(InputError, match="not ascending"):
-        made(shelf, [right], [right], windows=[2, 1, 0])
+        made(shelf, [(right, right)], windows=[2, 1, 0])
     with pytest.raises(ConfigError, match="n_best: 0"):
         made(shelf, right, right, n_best=0)
 

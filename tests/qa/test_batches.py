@@ -204,13 +204,13 @@ def test_documents_of_1_3_and_2_segments_give_aligned_rows() -> None:
     assert steps.examples.tolist() == [0, 1, 2]
 
 
-@given(documents, st.integers(1, 9), st.integers(1, 3), st.booleans(), st.booleans(), st.integers(0, 3))
+@given(documents, st.integers(1, 9), st.integers(1, 3), st.booleans(), st.integers(0, 3))
 def test_time_steps_are_aligned_and_complete(
-    segments: list[int], batch_size: int, ranks: int, pad_left: bool, grouped: bool, seed: int
+    segments: list[int], batch_size: int, ranks: int, pad_left: bool, seed: int
 ) -> None:
     """Any segment counts, batch sizes and ranks: rows fixed, padding right, every window once an epoch."""
     store = MemoryStore(tuple(segments), pad_left=pad_left)
-    samples = DocumentSamples(store, group_by_length=grouped)
+    samples = DocumentSamples(store)
     found: Counter[tuple[int, int]] = Counter()
     for rank in range(ranks):
         for steps in samples.batches(batch_size, seed=seed, rank=rank, world_size=ranks, epochs=2):
@@ -229,12 +229,12 @@ def test_time_steps_are_not_held_by_the_loader(real: FeatureStore) -> None:
         assert held() is None
 
 
-@given(documents, st.integers(1, 6), st.integers(0, 12), selections, st.booleans())
+@given(documents, st.integers(1, 6), st.integers(0, 12), selections)
 def test_documents_resume_from_json_anywhere_with_other_ranks(
-    segments: list[int], batch_size: int, stop: int, selection: Selection | None, grouped: bool
+    segments: list[int], batch_size: int, stop: int, selection: Selection | None
 ) -> None:
     """One rank up to anywhere, then two from its state: each (epoch, document) once, the same segments."""
-    samples = DocumentSamples(MemoryStore(tuple(segments)), selection=selection, group_by_length=grouped)
+    samples = DocumentSamples(MemoryStore(tuple(segments)), selection=selection)
     whole = Counter(itertools.chain(*map(seen, itertools.chain(*samples.batches(3, seed=4, epochs=2)))))
     first = samples.batches(batch_size, seed=4, epochs=2)
     # What was at the end would begin the next epochs.
@@ -250,7 +250,7 @@ def test_documents_resume_from_json_anywhere_with_other_ranks(
 
 def test_samples_pickle_and_batches_go_on(real: FeatureStore) -> None:
     """A copy in another process stands where the original stands."""
-    for samples in (WindowSamples(real), DocumentSamples(real, group_by_length=True)):
+    for samples in (WindowSamples(real), DocumentSamples(real)):
         batches = samples.batches(3, seed=2)
         next(batches)
         copy = pickle.loads(pickle.dumps(batches))
@@ -259,28 +259,14 @@ def test_samples_pickle_and_batches_go_on(real: FeatureStore) -> None:
     assert same(pickle.loads(pickle.dumps(steps)), steps)
 
 
-# ---- grouped by length ----
-
-
-def padding_share(samples: DocumentSamples, batch_size: int, **options: Any) -> float:
-    masks = [np.stack([step["document_mask"] for step in steps]) for steps in samples.batches(batch_size, **options)]
-    return 1 - sum(int(mask.sum()) for mask in masks) / sum(mask.size for mask in masks)
-
-
-def test_grouping_by_length_saves_padding() -> None:
-    """In every epoch, though an epoch's end is no multiple of a cell, and on every rank."""
-    lengths = np.random.default_rng(1).geometric(0.15, 1500).tolist()
-    store = MemoryStore(tuple(lengths))
-    plain, grouped = (
-        DocumentSamples(store, columns=["example"]),
-        DocumentSamples(store, group_by_length=True, columns=["example"]),
-    )
-    assert padding_share(plain, 16, epochs=3) > 0.5
-    assert padding_share(grouped, 16, epochs=3) < 0.1
-    assert padding_share(grouped, 8, epochs=3, rank=1, world_size=4) < 0.12
-
-
 # ---- which segments ----
+
+
+def stretch(store: Any, selection: Selection, epoch: int) -> tuple[Int64s, Int64s]:
+    """The first segment that is read of each document in an epoch, and how many."""
+    documents = np.arange(store.examples)
+    first, count = DocumentSamples(store, selection=selection).chosen(documents + epoch * store.examples)
+    return first - store.windows_of(documents)[0], count
 
 
 @given(documents, selections, st.integers(0, 3), st.data())
@@ -291,7 +277,7 @@ def test_a_selection_is_a_stretch_of_the_document_with_its_answer(
     selection = selection or Selection(strategy="answer_centered", max_segments=3)
     answers = tuple(data.draw(st.none() | st.integers(0, count - 1)) for count in segments)
     store = MemoryStore(tuple(segments), answers)
-    first, count = selection.choose(store, np.arange(len(segments)), epoch)
+    first, count = stretch(store, selection, epoch)
     most = selection.max_segments
     assert count.tolist() == [min(most, total) for total in segments]
     assert (first >= 0).all() and (first + count <= np.array(segments)).all()
@@ -316,7 +302,7 @@ def test_an_answer_in_several_segments_is_centred_on_the_middle_one() -> None:
             holds = (numbers >= 4) & (numbers <= 6)
             return {"start_positions": np.where(holds, 2, 0), "cls_index": np.zeros(len(numbers), np.int64)}
 
-    first, count = Selection(strategy="answer_centered", max_segments=3).choose(Overlapping((10,)), np.array([0]), 0)
+    first, count = stretch(Overlapping((10,)), Selection(strategy="answer_centered", max_segments=3), 0)
     assert (first.tolist(), count.tolist()) == ([4], [3])
 
 
@@ -330,7 +316,7 @@ def test_random_segments_are_the_same_for_any_batch_size_and_ranks(
     samples = DocumentSamples(store, selection=selection)
     expected: Counter[tuple[int, int]] = Counter()
     for epoch in range(2):
-        first, count = selection.choose(store, np.arange(len(segments)), epoch)
+        first, count = stretch(store, selection, epoch)
         for k, (begin, chosen) in enumerate(zip(first.tolist(), count.tolist(), strict=True)):
             expected.update((k, begin + t) for t in range(chosen))
     found: Counter[tuple[int, int]] = Counter()
@@ -443,31 +429,10 @@ def test_lanes_of_a_real_store_are_busy_where_time_steps_wait(real: FeatureStore
     lanes = Lanes(real, 4, seed=1, epochs=40)
     steps = sum(1 for _ in lanes)
     assert steps == lanes.count_steps()
-    assert padding_share(DocumentSamples(real), 4, seed=1, epochs=40) > 0.3
+    masks = [step["document_mask"] for steps in DocumentSamples(real).batches(4, seed=1, epochs=40) for step in steps]
+    assert np.concatenate(masks).mean() < 0.7
     assert lanes.busy_share == 1.0  # of the loop that has not begun
     lanes = Lanes(real, 4, seed=1, epochs=40)
     for _ in range(steps):
         next(lanes)
     assert lanes.busy_share == 34 * 40 / (steps * 4) > 0.98
-
-
-# ---- tensors ----
-
-
-def test_batches_become_tensors_of_the_same_values(real: FeatureStore) -> None:
-    """Plain batches, time steps and lanes, without a copy."""
-    pytest.importorskip("torch")
-    from milldam.qa.batches import to_tensors
-
-    for batch in (
-        next(WindowSamples(real).batches(3)),
-        next(DocumentSamples(real).batches(3)),
-        next(Lanes(real, 3)),
-    ):
-        tensors = to_tensors(batch)
-        pairs = zip(batch, tensors, strict=True) if isinstance(batch, list) else [(batch, tensors)]
-        for rows, there in pairs:
-            assert {name: tensor.numpy().tolist() for name, tensor in there.items()} == {
-                name: column.tolist() for name, column in rows.items()
-            }
-            assert there["input_ids"].data_ptr() == rows["input_ids"].ctypes.data

@@ -96,19 +96,6 @@ def test_how_examples_are_gathered_changes_no_window(
         assert all(np.array_equal(column, tables[0][0][name]) for name, column in columns.items())
 
 
-def test_doc_stride_means_the_overlap(few: Path, tmp_path: Path) -> None:
-    """As fast tokenizers and seed 003 mean it; the hop is another thing, and two of them at once are refused."""
-    small(few, tmp_path / "overlap", overlap=20)
-    small(few, tmp_path / "stride", overlap=None, doc_stride=20)
-    small(few, tmp_path / "hop", overlap=None, hop=20)
-    assert store_bytes(tmp_path / "stride") == store_bytes(tmp_path / "overlap")
-    assert len(FeatureStore(tmp_path / "hop")) != len(FeatureStore(tmp_path / "overlap"))
-    for options in ({"doc_stride": 1}, {"hop": 1}):
-        with pytest.raises(ConfigError, match="overlap"):
-            small(few, tmp_path / "no", **options)
-    assert not (tmp_path / "no").exists()
-
-
 def test_memory_tokens_are_in_the_stored_tokenizer(few: Path, tmp_path: Path) -> None:
     """tokenizer.json has them, every window too, and the store says where they are."""
     store = small(few, tmp_path / "s", memory_tokens=3)
@@ -353,7 +340,7 @@ def test_a_configuration_file_does_what_the_options_do(few: Path, tmp_path: Path
     (tmp_path / "qa.yaml").write_text(json.dumps(config | {"max_seq_length": 64, "overlap": 99}))
     assert invoke("qa", tmp_path / "qa.yaml", "--overlap", 16).exit_code == 0
     small(few, tmp_path / "call")
-    prepare(**config | {"max_seq_length": 64, "doc_stride": 16, "out": tmp_path / "dict"})
+    prepare(**config | {"max_seq_length": 64, "overlap": 16, "out": tmp_path / "dict"})
     assert store_bytes(tmp_path / "file") == store_bytes(tmp_path / "call") == store_bytes(tmp_path / "dict")
 
 

@@ -89,7 +89,7 @@ def test_equal_contexts_are_stored_once(tmp_path: Path) -> None:
 def test_numbers_and_names_outside_are_refused(store: FeatureStore) -> None:
     """A window, example or column that is not there is an error that says what there is."""
     for read in (lambda: store[99], lambda: store[-99], lambda: store.document(6), lambda: store.example(-7)):
-        with pytest.raises(IndexError, match="of a store of"):
+        with pytest.raises(IndexError, match=r"window|example"):
             read()
     for numbers in ([-1], [99]):
         with pytest.raises(IndexError):

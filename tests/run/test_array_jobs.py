@@ -61,7 +61,7 @@ class Job:
     reference: dict[str, bytes]
 
     def config(self, **changes: Any) -> Config:
-        return load_config(self.path, [f"{name}={json.dumps(value)}" for name, value in changes.items()]).config
+        return load_config(self.path, [f"{name}={json.dumps(value)}" for name, value in changes.items()])
 
     def share(self, stage: str, index: int, of: int) -> None:
         run_task(self.config(), ArrayTask(stage, index, of))
@@ -298,7 +298,7 @@ def test_a_failing_share_leaves_the_others_their_work(tmp_path: Path) -> None:
     settings = {"strict": True, "dedup": "off", "shard_size": "1MB"}
     paths = [str(tmp_path / f"in-{k}.jsonl") for k in range(2)]
     path = write_config(tmp_path / "config.yaml", config_of(tmp_path / "out", paths, **settings))
-    config = load_config(path).config
+    config = load_config(path)
     prepare_job(config)
     with pytest.raises(InputError):
         run_task(config, ArrayTask("tokenize", 1, 2))
@@ -317,7 +317,7 @@ def test_status_shows_shares_at_work(counted: Job) -> None:
     """Each with its machine and how far it is; killed ones as ended; a new round forgets what the last one told."""
     with run_in(counted, "tokenize", 0, 2) as run:
         told = {"units": 6, "units_done": 2, "elapsed": 3.0, "anonymous_bytes": 10**8, "budget_bytes": 10**9}
-        run.presence.tell(told | {"stage": "tokenize", "workers": {}})
+        run.write_status(told | {"stage": "tokenize", "workers": {}})
         found = read_status(counted.out)
         shown = invoke("status", counted.out).output
     assert found["state"] == "working" and found["array_tasks"]["tokenize-0-of-2"]["state"] == "working"

@@ -28,9 +28,8 @@ from tests.kit.jobs import zstd
 from milldam.files import FileSink, NewFile, write_sealed
 from milldam.memory import usage
 from milldam.run import engine
-from milldam.run.engine import Assigned, Make, Options, Stage
+from milldam.run.engine import Assigned, Make, Options, Session, Stage
 from milldam.run.records import RECORDS, Record, Records
-from milldam.run.session import Session
 from milldam.run.units import Identity
 from milldam.stores.kinds import Kind
 
@@ -122,7 +121,7 @@ class Loads:
     dies_at: int | None
 
     def load(self) -> Make:
-        def make(assigned: Assigned, telling: Any) -> Iterator[Record]:
+        def make(assigned: Assigned, progress: Any) -> Iterator[Record]:
             part, after = assigned.next_part, 0 if assigned.begun is None else assigned.begun.facts["after"]
             sink, counts = Sink(self.out, f"{assigned.key}-{part}"), Counter[str]()
             for batch in read(Path(assigned.unit["path"]), after):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.kit.jobs import TOKENIZER, invoke, wait_until, write_lines
 from tests.kit.ray_clusters import NODE, hands, two_nodes
-from tests.kit.worker_loads import Deadly, Hoarder, Square, assigned, telling, values
+from tests.kit.worker_loads import Deadly, Hoarder, Square, assigned, recording, values
 
 import milldam
 from milldam.errors import ConfigError, ResourceError, WorkerError
@@ -85,7 +85,7 @@ class Given:
             time.sleep(0.1)  # so that no worker gets all units
             return ray.get_runtime_context().get_assigned_resources(), Path.cwd(), os.getpid()
 
-        return telling(make)
+        return recording(make)
 
 
 @pytest.mark.slow

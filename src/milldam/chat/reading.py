@@ -22,11 +22,21 @@ import pyarrow as pa
 from milldam.chat.forms import BadRowError, Conversation, Form, Message, Pair, from_table, recognise
 from milldam.chat.loading import TemplateSource
 from milldam.chat.masks import TrainOn
-from milldam.chat.rendering import RenderedBatch, Renderer, prompt_of
+from milldam.chat.rendering import RenderedBatch, Renderer, prompt_of, shared_renderer
 from milldam.errors import InputError
 from milldam.rules import CleanRules
 from milldam.sources.arrays import kept_columns
-from milldam.sources.batch import KEPT_RECORD_CHARS, Batch, OnReject, Place, Places, Reading, Reject, TextRules
+from milldam.sources.batch import (
+    KEPT_RECORD_CHARS,
+    NUMBER_BITS,
+    Batch,
+    OnReject,
+    Place,
+    Places,
+    Reading,
+    Reject,
+    TextRules,
+)
 from milldam.sources.reading import FileReader
 from milldam.sources.rows import Rows, from_records, row_count
 from milldam.sources.units import Slice, Unit
@@ -144,24 +154,26 @@ class ConversationReader:
         self._rules = replace(rules, max_document_bytes=min(MOST_BYTES, rules.max_document_bytes))
         self._cleaner = Cleaner(recipe.clean) if recipe.clean is not None else None
 
-    def read(self, unit: Unit, on_reject: OnReject, kept: Places) -> Iterator[Batch]:
-        """`kept` is told where each conversation is from."""
+    def read(self, unit: Unit, on_reject: OnReject) -> Iterator[Batch]:
         recipe = self._recipe
-        renderer = Renderer(recipe.template, recipe.train_on, special_tokens=recipe.special_tokens)
-        for slice in unit.slices:
-            yield from self._read_slice(slice, renderer, on_reject, kept)
+        with shared_renderer(recipe.template, recipe.train_on, recipe.special_tokens) as renderer:
+            for number, slice in enumerate(unit.slices):
+                for batch in self._read_slice(slice, renderer, on_reject):
+                    assert batch.origins is not None
+                    batch.origins |= number << NUMBER_BITS
+                    yield batch
 
-    def _read_slice(self, slice: Slice, renderer: Renderer, on_reject: OnReject, kept: Places) -> Iterator[Batch]:
-        places, reading = Places(lines=True), Reading(self._rules, on_reject, self._spool)
+    def _read_slice(self, slice: Slice, renderer: Renderer, on_reject: OnReject) -> Iterator[Batch]:
+        places, reading = Places(), Reading(self._rules, on_reject, self._spool)
         files = FileReader(self._rules, None, self._spool or "")
         first = 0
         for rows in files.rows([slice], on_reject, places):
             batch = _Records(slice, places, first, rows, reading, self._recipe.form)
             first += row_count(rows)
-            yield self._batch(batch, renderer, kept)
+            yield self._batch(batch, renderer)
             places.forget(first)
 
-    def _batch(self, records: _Records, renderer: Renderer, kept: Places) -> Batch:
+    def _batch(self, records: _Records, renderer: Renderer) -> Batch:
         numbers: list[int] = []
         conversations: Iterable[Conversation | Pair] = self._conversations(records, renderer, numbers)
         dropped: dict[int, str] = {}
@@ -173,9 +185,7 @@ class ConversationReader:
             records.reject(numbers[refused.number], refused.reason, refused.message)
         batch = _as_batch(done, dropped, self._recipe)
         stay = [numbers[number] for number in done.numbers[:: self._recipe.sides]]
-        for ahead, number in enumerate(stay):
-            place = records.place(number)
-            kept.begin(place.file, place.first, place.origin, ahead)
+        batch.origins = np.array([records.place(number).first for number in stay], np.int64)
         batch.columns = kept_columns(self._keep, [records.record(number) for number in stay])
         return batch
 

@@ -10,7 +10,8 @@ import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -146,6 +147,22 @@ class Renderer:
             if type(text) is str and letter in text and search(text):
                 return True
         return False
+
+
+_idle: dict[str, Renderer] = {}
+"""One at most, by its settings. Taking it out is atomic: a thread that reads ahead may outlive its unit."""
+
+
+@contextmanager
+def shared_renderer(source: TemplateSource, rule: TrainOn, special_tokens: tuple[str, ...]) -> Iterator[Renderer]:
+    """One that nobody else uses: the one that the last unit left, if it has the same settings."""
+    settings = repr((source, rule, special_tokens))
+    renderer = _idle.pop(settings, None) or Renderer(source, rule, special_tokens=special_tokens)
+    try:
+        yield renderer
+    finally:
+        _idle.clear()
+        _idle[settings] = renderer
 
 
 class _Template:

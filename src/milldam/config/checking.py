@@ -1,19 +1,24 @@
-"""The one check of everything that can be set: a dataclass and plain values -> an instance, or errors that say where.
+"""The one check of settings: plain values and where they stand -> an instance of a dataclass, or errors that say where.
 
-The values may come from a YAML file, from options or from keyword arguments. pydantic checks them against the types of
-the fields, with ranges beside them (`Annotated[int, Ge(1)]`); what fields must not contradict is checked by the
-dataclass itself in `__post_init__`, by a ConfigError that begins with the `Setting`. Every problem is told at once,
-where the value was given: file, line and key, or the option, or the argument; with the nearest right word.
+Values come from YAML files, options or keyword arguments. pydantic checks them against the types of the fields, ranges
+included (`Annotated[int, Ge(1)]`); a dataclass finds its contradictions in `__post_init__` and raises a ConfigError
+that begins with the `Setting`. All problems are reported at once, each with its file, line and key, or with the option
+or argument, and with the nearest right word.
 
-Before that, values are taken as they are meant: words that YAML has for booleans and null where a word is wanted
-(`dedup: off`, `packing: null`, `near: on`), one item for a list of one, a path as its text.
-
-`Given` is what was said: plain values, and where each of them comes from, for messages about it.
+Before that, each value is read as its key means it: `off` is a word where a word is wanted and false elsewhere, `1e6`
+is a whole number, one item is a list of one, a path is text.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
+import math
+import os
+import re
 import sys
+import textwrap
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
@@ -21,188 +26,161 @@ from functools import cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from milldam.config.other_words import meant_setting, said_of
 from milldam.errors import ConfigError, Setting, did_you_mean, nearest
-from milldam.files import in_home
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
-    from pydantic_core import ErrorDetails
 
+T = TypeVar("T")
 KeyPath = tuple[str | int, ...]
 Message = tuple[str | Setting, ...]
 OVERRIDES = "overrides"
-"""`--set` on the command line, `overrides=` in Python."""
+"""The place of `--set` on the command line, and of `overrides=` in Python."""
 MOST_PROBLEMS = 10
+_OTHER_WORDS = {
+    "overwrite": "force overwrite_output_dir overwrite_cache clobber",
+    "out": "output output_dir output_path output_prefix out_dir save_path dataset_dir",
+    "executor": "engine runner",
+    "workers": "num_workers num_proc nproc n_jobs num_jobs jobs threads num_threads cpus",
+    "memory": "max_memory memory_limit mem ram",
+    "limit": "max_samples max_docs max_documents num_samples num_documents samples",
+    "datasets.0.path": "data data_path data_files data_dir input inputs train_file dataset",
+    "datasets.0.subset": "config_name dataset_config dataset_config_name",
+    "datasets.0.text_column": "column field key json_key json_keys jsonl_key text_key text_field content_field "
+    "text_column_name dataset_text_field",
+    "tokenizer": "model model_name model_path pretrained tokenizer_name tokenizer_path tokenizer_model tokenizer_type "
+    "tokenizer_name_or_path vocab_file encoding",
+    "tokenizer.bos": "bos_token add_bos add_bos_token prepend_bos",
+    "tokenizer.eos": "eos_token eos_text add_eos add_eos_token append_eos append_eod eod",
+    "seq_len": "max_length max_len max_seq_len max_seq_length sequence_len seq_length sequence_length block_size "
+    "context_length context_size chunk_size",
+    "splits.val": "val_split validation_split val_ratio val_size valid_split test_size test_split split_ratio "
+    "train_split",
+    "dedup": "deduplicate dedupe deduplication minhash",
+    "filters.language": "lang languages",
+    "filters.min_characters": "min_length min_len min_chars",
+}
+"""Settings by their place in a configuration, and their names in other tools."""
+_MEANT = {word: place for place, words in _OTHER_WORDS.items() for word in words.split()}
+
+
+def meant_setting(word: str) -> str | None:
+    """The place of the setting that other tools call so.
+
+    >>> meant_setting("--num-proc"), meant_setting("bos_token"), meant_setting("workers")
+    ('workers', 'tokenizer.bos', None)
+    """
+    return _MEANT.get(word.lstrip("-").replace("-", "_").lower())
 
 
 def dotted(path: KeyPath) -> str:
     """A path as people write it: datasets.0.path"""
-    return ".".join(str(part) for part in path)
+    return ".".join(map(str, path))
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a key and its value stand."""
-
-    source: str
-    """The file, or `OVERRIDES`, or "" for an option or an argument."""
-    key_line: int | None = None
-    value_line: int | None = None
-    text: str | None = None
-    """A scalar as it was written, when it had no quotes."""
+class Plain(str):
+    """A scalar without quotes in a YAML file: its key decides what it means."""
 
 
 @dataclass(slots=True)
-class Given:
-    """What was given: plain values with their places; and what is wrong with them so far.
+class Values:
+    """Plain values, and where they stand. A value without a place is an option or argument."""
 
-    Values without a place are options or arguments: what is said of one names it by a `Setting`.
-    """
-
-    source: str = ""
     data: Any = field(default_factory=dict)
-    places: dict[KeyPath, Place] = field(default_factory=dict)
-    origins: dict[KeyPath, KeyPath] = field(default_factory=dict)
-    """For keys that were moved: where they stood in the file."""
-    problems: list[tuple[int, Message]] = field(default_factory=list)
-    """With their lines."""
+    source: str = ""
+    """The file; empty for options and arguments."""
+    places: dict[KeyPath, tuple[str, int | None]] = field(default_factory=dict)
+    """(file, line) of each key; the file is `OVERRIDES` or "" for what was put over it."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences for the user on how a file was read."""
+    if_missing: str = ""
+    """Advice for when a required key is missing."""
 
     def put(self, name: str, value: Any) -> None:
-        """Put an option over what the file says."""
+        """Put an option over the value of the file."""
         self.forget_places((name,))
         self.data[name] = value
-        self.places[name,] = Place("")
+        self.places[name,] = ("", None)
 
     def forget_places(self, path: KeyPath) -> None:
         for old in [old for old in self.places if old[: len(path)] == path]:
             del self.places[old]
 
-    def text_of(self, path: KeyPath) -> str | None:
-        place = self.places.get(self._original(path))
-        return place.text if place else None
+    def place(self, path: KeyPath) -> tuple[str, int | None]:
+        """The place of a key, or else of the block that it is in."""
+        while path and path not in self.places:
+            path = path[:-1]
+        return self.places.get(path, (self.source, None))
 
-    def add_problem(self, path: KeyPath, *message: str | Setting, at_key: bool = False) -> None:
-        line, _ = self._found(path, at_key=at_key)
-        self.problems.append((line or 0, self.located(path, *message, at_key=at_key)))
-
-    def located(self, path: KeyPath, *message: str | Setting, at_key: bool = False) -> Message:
-        """The message with place and key in front: `config.yaml:12: dedup.treshold: no such key.`"""
-        line, place = self._found(path, at_key=at_key)
-        name = dotted(self._original(path))
-        if place.source:
-            where: str | Setting = f"{place.source}:{line}: " if line else f"{place.source}: "
-            if place.source == OVERRIDES:
-                return (Setting(OVERRIDES), f" {name}: ", *message)
-            return (where, f"{name}: " if name else "", *message)
-        return (Setting(name), ": ", *message) if name else message
-
-    def raise_problems(self) -> None:
-        """Tell all of them, in the order of the file."""
-        if not self.problems:
-            return
-        shown = [message for _, message in sorted(self.problems, key=lambda problem: problem[0])[:MOST_PROBLEMS]]
-        more = len(self.problems) - len(shown)
-        shown += [(f"... and {more} more.",)] if more else []
-        raise ConfigError(*(part for number, one in enumerate(shown) for part in (("\n", *one) if number else one)))
-
-    def _found(self, path: KeyPath, *, at_key: bool) -> tuple[int | None, Place]:
-        """The place of a key, or else of the block that it is in; with the line."""
-        original = known = self._original(path)
-        while known and known not in self.places:
-            known = known[:-1]
-        place = self.places.get(known, Place(self.source))
-        return place.key_line if at_key or known != original else place.value_line, place
-
-    def _original(self, path: KeyPath) -> KeyPath:
-        """The path under which the author wrote it."""
-        if path in self.places:
-            return path
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.origins:
-                return self.origins[path[:length]] + path[length:]
-        return path
+    def message(self, path: KeyPath, *text: str | Setting) -> Message:
+        """A message with place and key in front: `config.yaml:12: dedup.treshold: no such key.`"""
+        (source, line), name = self.place(path), dotted(path)
+        if source == OVERRIDES:
+            return (Setting(OVERRIDES), f" {name}: ", *text)
+        if not source:
+            return (Setting(name), ": ", *text) if name else text
+        return (f"{source}:{line}: " if line else f"{source}: ", f"{name}: " if name else "", *text)
 
 
 # ---- the check ----
 
-T = TypeVar("T")
-_OFF = ("off", "none")
-_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-_LEFT_OUT: Any = object()
-_UNKNOWN, _MISSING = "unexpected_keyword_argument", "missing"
-_RANGES = {
-    "greater_than_equal": "must be at least {ge:g}.",
-    "greater_than": "must be more than {gt:g}.",
-    "less_than_equal": "must be at most {le:g}.",
-    "less_than": "must be less than {lt:g}.",
-    "string_too_short": "is empty.",
-    "too_short": "is empty.",
-    "value_error": "{error}",
-}
-"""What pydantic finds, in our words; anything else is of a kind that the key does not hold."""
 
-
-def checked_settings(kind: type[T], given: Mapping[str, Any] | Given, *, if_missing: str = "") -> T:
-    """The settings of a job from what was given; raises ConfigError.
-
-    given        options or arguments by name, where None means the default; or what a file says (`read_yaml`)
-    if_missing   what to say when a key that is needed is not there
+def checked_settings(kind: type[T], given: Mapping[str, Any] | Values, *, if_missing: str = "") -> T:
+    """The settings of a job from options or arguments by name, where None means the default, or from a file.
 
     >>> from milldam.config.settings import TrainingRules
     >>> checked_settings(TrainingRules, {"vocab_size": 1000, "model": "bep"})
     Traceback (most recent call last):
     milldam.errors.ConfigError: model: must be bpe or unigram, not "bep". Did you mean "bpe"?
     """
-    from pydantic import ValidationError
+    from pydantic import TypeAdapter, ValidationError
 
-    given = given if isinstance(given, Given) else Given("", dict(given))
-    values = as_meant(kind, given)
+    values = given if isinstance(given, Values) else Values(dict(given), if_missing=if_missing)
+    meant = _as_meant(Kinds(block=kind), values.data)
     try:
-        made: T = _adapter(cast("Any", kind)).validate_python(values)
-        given.raise_problems()
-        return made
+        return cast("T", _adapter(TypeAdapter, cast("Any", kind)).validate_python(meant))
     except ConfigError as error:
-        given.raise_problems()
-        raise ConfigError(*_placed(given, error)) from None
+        setting, *text = error.args
+        if not values.source or not isinstance(setting, Setting):
+            raise
+        path = tuple(int(part) if part.isdecimal() else part for part in setting.path.split("."))
+        text[0] = text[0].removeprefix(":").lstrip()
+        raise ConfigError(*values.message(path, *text)) from None
     except ValidationError as error:
-        _Problems(kind, given, values).add(error, if_missing)
-        given.raise_problems()
-        raise
-
-
-def as_meant(kind: type, given: Given) -> dict[str, Any]:
-    """The values as the dataclass wants them. What does not fit is left as it is."""
-    return _Meaning(given).block(kind, given.data, ())
+        problems = sorted(_problems(kind, values, meant, error), key=lambda problem: problem[0])
+        messages = [message for _, message in problems[:MOST_PROBLEMS]]
+        if len(problems) > MOST_PROBLEMS:
+            messages.append((f"... and {len(problems) - MOST_PROBLEMS} more.",))
+        raise ConfigError(*messages[0], *(part for one in messages[1:] for part in ("\n", *one))) from None
 
 
 @cache
-def _adapter(kind: Any) -> Any:
-    """What pydantic makes of a dataclass."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(kind)
+def _adapter(adapter: Any, kind: Any) -> Any:
+    return adapter(kind)
 
 
-# ---- what a key may hold ----
+# ---- the types of keys ----
+
+_OFF = ("off", "none")
+_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """The parts of a key's type; none of them where anything is taken as it is."""
+    """The parts of a key's type; no parts mean that any value is taken as it is."""
 
     choices: tuple[str, ...] = ()
     scalars: frozenset[type] = frozenset()
     item: Any = None
-    """Of a list."""
+    """Type of a list's items."""
     entry: Any = None
-    """Of a block with names of the user's own."""
+    """Type of the values of a block whose keys the user names."""
     block: type | None = None
     optional: bool = False
 
     @property
     def off(self) -> str | None:
-        """The choice that means off, else None."""
+        """The choice that means off."""
         return next((word for word in _OFF if word in self.choices), None)
 
     @property
@@ -215,7 +193,7 @@ class Kinds:
         parts = [*self.choices, *(name for kind, name in _NAMES.items() if kind in self.scalars)]
         parts += ["a list"] if self.item else []
         parts += ["a block of keys"] if self.block or self.entry else []
-        return "".join(_listed(parts, "or")) if parts else "something else"
+        return f"{', '.join(parts[:-1])} or {parts[-1]}" if parts[1:] else "".join(parts) or "something else"
 
 
 @cache
@@ -255,145 +233,123 @@ def defaults_of(block: type) -> dict[str, Any]:
     return made | {one.name: one.default for one in fields(block) if one.default is not MISSING}
 
 
-def _all_keys(block: type, under: str = "") -> Iterator[tuple[str, str]]:
-    """(key, dotted name of the block it is in), from the top to the bottom."""
-    yield from ((key, under) for key in keys_of(block))
+@cache
+def descriptions_of(block: type) -> dict[str, str]:
+    """The docstrings of the fields, each in one line."""
+    body = cast("ast.ClassDef", ast.parse(textwrap.dedent(inspect.getsource(block))).body[0]).body
+    return {
+        key.target.id: " ".join(text.value.value.split())
+        for key, text in itertools.pairwise(body)
+        if isinstance(key, ast.AnnAssign) and isinstance(key.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
+
+
+def blocks_of(block: type, under: str = "") -> Iterator[tuple[str, type]]:
+    """(dotted name, dataclass) of a block and all blocks below it."""
+    yield under, block
     for key, kinds in keys_of(block).items():
         if kinds.inner:
-            yield from _all_keys(kinds.inner, f"{under}.{key}".removeprefix("."))
+            yield from blocks_of(kinds.inner, f"{under}.{key}".removeprefix("."))
 
 
-# ---- values as they are meant ----
+# ---- values as their keys mean them ----
+
+_NUMBER = re.compile(r"[-+]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][-+]?\d+)?")
+_WORDS = dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)
+_WORDS |= dict.fromkeys(("null", "~", ""))  # type: ignore[arg-type]
+_DEFAULT: Any = object()
 
 
-@dataclass(frozen=True, slots=True)
-class _Meaning:
-    given: Given
-
-    def block(self, block: type, data: Mapping[str, Any], path: KeyPath) -> dict[str, Any]:
-        keys, defaults = keys_of(block), defaults_of(block)
-        meant = {
-            key: self._value(keys[key], value, (*path, key), defaults.get(key, MISSING)) if key in keys else value
-            for key, value in data.items()
-        }
-        return {key: value for key, value in meant.items() if value is not _LEFT_OUT}
-
-    def _value(self, kinds: Kinds, value: Any, path: KeyPath, default: Any = MISSING) -> Any:
-        if kinds == Kinds():
-            return value
-        if isinstance(value, Mapping):
-            if kinds.inner:
-                return self.block(kinds.inner, value, path)
-            inner = kinds_of(kinds.entry)
-            return {key: self._value(inner, one, (*path, key)) for key, one in value.items()}
-        if isinstance(value, list | tuple):
-            inner = kinds_of(kinds.item)
-            return [self._value(inner, one, (*path, number)) for number, one in enumerate(value)]
-        if value is None:
-            # `dedup: null` is off; `dedup:` with nothing after it, as when all below is a comment, is the default.
-            if default is MISSING:
-                return None
-            explicit = self.given.text_of(path) != "" and (kinds.off or kinds.optional)
-            return kinds.off if explicit else _LEFT_OUT
-        return self._scalar(kinds, value, path, default)
-
-    def _scalar(self, kinds: Kinds, value: Any, path: KeyPath, default: Any) -> Any:
-        text = shown_text(self.given, value, path)
-        choice = {one.lower(): one for one in kinds.choices}.get(text.lower())
-        if choice is not None:
-            return choice
-        fitted = _fitted(kinds.scalars, value, text)
-        if fitted is not _LEFT_OUT:
-            return fitted
-        if (value is False or text.lower() in _OFF) and (kinds.off or kinds.optional):
-            return kinds.off
-        if value is True and isinstance(default, str) and default not in _OFF:
-            return default  # `on` is what is done by default; where that is nothing, the block with its defaults
-        if value is True and kinds.block and len(defaults_of(kinds.block)) == len(keys_of(kinds.block)):
-            return {}
-        if kinds.item and not kinds.scalars:
-            return [self._value(kinds_of(kinds.item), value, path)]
-        return text if isinstance(value, bool) else value
-
-
-def _fitted(scalars: frozenset[type], value: Any, text: str) -> Any:
-    """The value as one of the types, the narrowest first; left out when it is none."""
-    if isinstance(value, bool) and bool in scalars:
+def _typed(value: Any) -> Any:
+    """A value without a type to go by, as YAML has it: words for booleans and null, numbers of all spellings."""
+    if isinstance(value, dict):
+        return {key: _typed(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_typed(one) for one in value]
+    if not isinstance(value, Plain):
         return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if int in scalars and (isinstance(value, int) or value.is_integer()):
-            return int(value)
-        if float in scalars:
-            return value
-    if str in scalars and isinstance(value, str | bool | int | float | PurePath):
-        return in_home(text) if text.startswith("~/") else text
-    return _LEFT_OUT
+    if value.lower() in _WORDS:
+        return _WORDS[value.lower()]
+    if _NUMBER.fullmatch(value) is None or len(value) > 40:
+        return str(value)
+    digits = value.replace("_", "")
+    number = int(digits) if re.fullmatch(r"[-+]?\d+", digits) else float(digits)
+    return number if math.isfinite(number) else str(value)
 
 
-def shown_text(given: Given, value: Any, path: KeyPath) -> str:
-    """A scalar as it was written."""
-    written = given.text_of(path)
-    return value if isinstance(value, str) else written if written is not None else str(value)
+def _as_meant(kinds: Kinds, value: Any, default: Any = MISSING) -> Any:
+    """A value as its key means it; one that does not fit stays as it is, for pydantic to refuse."""
+    if kinds == Kinds():
+        return _typed(value)
+    if isinstance(value, Mapping) and kinds.inner:
+        keys, defaults = keys_of(kinds.inner), defaults_of(kinds.inner)
+        meant = {key: _as_meant(keys.get(key, Kinds()), one, defaults.get(key, MISSING)) for key, one in value.items()}
+        return {key: one for key, one in meant.items() if one is not _DEFAULT}
+    if isinstance(value, Mapping):
+        return {key: _as_meant(kinds_of(kinds.entry), one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_meant(kinds_of(kinds.item), one) for one in value]
+    typed, text = _typed(value), str(value)
+    if typed is None:
+        # `dedup: null` is off; `dedup:` with nothing after it, as when all below is a comment, is the default.
+        off = value != "" and (kinds.off is not None or kinds.optional)
+        return None if default is MISSING else kinds.off if off else _DEFAULT
+    choice = {one.lower(): one for one in kinds.choices}.get(text.lower())
+    if choice is not None:
+        return choice
+    if isinstance(typed, bool) and bool in kinds.scalars:
+        return typed
+    if isinstance(typed, int | float) and not isinstance(typed, bool):
+        if int in kinds.scalars and float(typed).is_integer():
+            return int(typed)
+        if float in kinds.scalars:
+            return typed
+    if str in kinds.scalars and (isinstance(value, str | PurePath) or type(value) in (int, float)):
+        return os.path.expanduser(text) if text.startswith("~/") else text
+    if (typed is False or text.lower() in _OFF) and (kinds.off or kinds.optional):
+        return kinds.off
+    if typed is True and isinstance(default, str) and default not in _OFF:
+        return default  # `on` is the default; where that is off, the block with its defaults
+    if typed is True and kinds.block and len(defaults_of(kinds.block)) == len(keys_of(kinds.block)):
+        return {}
+    if kinds.item and not kinds.scalars:
+        return [_as_meant(kinds_of(kinds.item), value)]
+    return text if isinstance(typed, bool) else typed
 
 
-# ---- what is wrong with them ----
+# ---- pydantic's errors in our words ----
+
+_RANGES = {
+    "greater_than_equal": "must be at least {ge:g}.",
+    "greater_than": "must be more than {gt:g}.",
+    "less_than_equal": "must be at most {le:g}.",
+    "less_than": "must be less than {lt:g}.",
+    "string_too_short": "is empty.",
+    "too_short": "is empty.",
+    "value_error": "{error}",
+}
+_SHAPES: dict[type, str] = {dict: "a block of keys", list: "a list", tuple: "a list", type(None): "empty"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Problems:
-    """Tells what pydantic found, in the user's words."""
-
-    root: type
-    given: Given
-    values: dict[str, Any]
-
-    def add(self, error: ValidationError, if_missing: str) -> None:
-        found: dict[KeyPath, ErrorDetails] = {}
-        for one in error.errors(include_url=False):
-            path = self._path(one)
-            if path not in found or one["type"] in _RANGES:
-                found[path] = one
-        # Of the branches of a union, the one that comes furthest tells what is wrong.
-        blocks = {path[:length] for path in found for length in range(1, len(path))}
-        missing = {path: one for path, one in found.items() if one["type"] == _MISSING}
-        for path, one in sorted(found.items(), key=lambda pair: pair[0] in missing):
-            if path not in blocks and (path not in missing or path[1:]):
-                self._add_one(path, one)
-        self._add_missing([path[0] for path in missing if not path[1:]], if_missing)
-
-    def _path(self, one: ErrorDetails) -> KeyPath:
-        """The keys alone: pydantic's names for branches of unions are none."""
+def _problems(root: type, values: Values, meant: Any, error: ValidationError) -> Iterator[tuple[int, Message]]:
+    """Each problem with its line. Of the branches of a union, the error that lies deepest says what is wrong."""
+    found: dict[KeyPath, Any] = {}
+    for one in error.errors(include_url=False):
         path: KeyPath = ()
-        here: Any = self.values
-        for part in one["loc"]:
+        here = meant
+        for part in one["loc"]:  # without pydantic's names for the branches of unions
             if part in here if isinstance(here, dict) else isinstance(here, list) and isinstance(part, int):
                 path, here = (*path, part), here[part]
-        return (*path, one["loc"][-1]) if one["type"] == _MISSING else path
-
-    def _add_missing(self, names: list[Any], advice: str) -> None:
-        if names:
-            source = self.given.source
-            listed = _listed([str(name) if source else Setting(name) for name in names], "and")
-            said = f" {'is' if len(names) == 1 else 'are'} missing. {advice}".rstrip()
-            self.given.problems.append((sys.maxsize, (f"{source}: " if source else "", *listed, said)))
-
-    def _add_one(self, path: KeyPath, one: ErrorDetails) -> None:
-        block, kinds = self._expected(path)
-        if one["type"] == _MISSING:
-            self.given.add_problem(path[:-1], f"the key {path[-1]} is missing.", at_key=True)
-        elif one["type"] == _UNKNOWN:
-            self.given.add_problem(path, f"no such key.{self._hint(str(path[-1]), block)}", at_key=True)
-        elif one["type"] in _RANGES:
-            self.given.add_problem(path, _RANGES[one["type"]].format(**one.get("ctx", {})))
-        else:
-            value = _value_at(self.given.data, path)
-            text = "" if isinstance(value, dict | list | tuple) else shown_text(self.given, value, path)
-            shown = _CALLED.get(type(value)) or (text if isinstance(value, bool | int | float) else f'"{text}"')
-            self.given.add_problem(path, f"must be {kinds}, not {shown}.{did_you_mean(text, kinds.choices)}")
-
-    def _expected(self, path: KeyPath) -> tuple[type, Kinds]:
-        """The block that a key is in, and what the key may hold."""
-        block, kinds = self.root, Kinds(block=self.root)
+        path = (*path, one["loc"][-1]) if one["type"] == "missing" else path
+        if path not in found or one["type"] in _RANGES:
+            found[path] = one
+    outer = {path[:length] for path in found for length in range(1, len(path))}
+    missing = [path[0] for path, one in found.items() if one["type"] == "missing" and not path[1:]]
+    for path, one in sorted(found.items(), key=lambda pair: pair[1]["type"] == "missing"):
+        if path in outer or path[0] in missing:
+            continue
+        block, kinds = root, Kinds(block=root)
         for part in path:
             if isinstance(part, int):
                 kinds = kinds_of(kinds.item)
@@ -401,50 +357,41 @@ class _Problems:
                 block, kinds = kinds.inner, keys_of(kinds.inner).get(part, Kinds())
             else:
                 kinds = kinds_of(kinds.entry)
-        return block, kinds
-
-    def _hint(self, key: str, block: type) -> str:
-        """A key of another block, what other tools call so, or the nearest key, here or else in any block."""
-        blocks = dict(reversed(list(_all_keys(self.root))))
-        said, meant = said_of(key), meant_setting(key)
-        if key not in blocks and said is not None:
-            return f" {said}"
-        if key not in blocks and meant is not None and meant.split(".")[0] in blocks:
-            *above, near = (part for part in meant.split(".") if not part.isdecimal())
-            return _meant_key(near, ".".join(above), block)
-        here = nearest(key, keys_of(block))
-        found = key if key in blocks else here or nearest(key, blocks)
-        hint = "" if found is None else _meant_key(found, blocks[found], block)
-        return hint.replace("mean ", f'mean "{here}", or ', 1) if here and here != found else hint
-
-
-_CALLED: dict[type, str] = {dict: "a block of keys", list: "a list", tuple: "a list", type(None): "empty"}
-
-
-def _meant_key(key: str, under: str, block: type) -> str:
-    """A hint at a key, with the block that it is in unless that is this one."""
-    where = "" if key in keys_of(block) else f" under {under}" if under else " at the top level"
-    return f' Did you mean "{key}"{where}?'
+        if one["type"] == "missing":
+            path, text = path[:-1], f"the key {path[-1]} is missing."
+        elif one["type"] == "unexpected_keyword_argument":
+            text = f"no such key.{_hint(str(path[-1]), block, root)}"
+        elif one["type"] in _RANGES:
+            text = _RANGES[one["type"]].format(**one.get("ctx", {}))
+        else:
+            value = values.data
+            for part in path:
+                value = value[part] if isinstance(value, dict | list | tuple) else value  # type: ignore[index]
+            typed = _typed(value) if isinstance(value, Plain) else value
+            shown = f"{value}" if isinstance(typed, bool | int | float) else f'"{value}"'
+            text = f"must be {kinds}, not {_SHAPES.get(type(typed), shown)}.{did_you_mean(str(value), kinds.choices)}"
+        yield values.place(path)[1] or 0, values.message(path, text)
+    if missing:
+        source = values.source
+        names: list[Any] = [str(name) if source else Setting(str(name)) for name in missing]
+        listed = [part for name in names[:-1] for part in (", ", name)][1:]
+        listed += [" and ", names[-1]] if listed else names
+        text = f" {'are' if missing[1:] else 'is'} missing. {values.if_missing}".rstrip()
+        yield sys.maxsize, (f"{source}: " if source else "", *listed, text)
 
 
-def _value_at(data: Any, path: KeyPath) -> Any:
-    """What was given; for the only item of a list that was given without brackets, that item."""
-    for part in path:
-        if isinstance(data, dict | list):
-            data = data[part]  # type: ignore[index]
-    return data
-
-
-def _listed(names: list[Any], word: str) -> list[Any]:
-    """Names with commas and a last word between them."""
-    between = [", "] * (len(names) - 2) + [f" {word} "]
-    return [part for pair in zip(names, [*between[: len(names) - 1], ""], strict=True) for part in pair]
-
-
-def _placed(given: Given, error: ConfigError) -> tuple[str | Setting, ...]:
-    """What a dataclass itself found wrong, with the place of the setting that it begins with."""
-    setting, *said = error.args
-    if not given.source or not isinstance(setting, Setting):
-        return (f"{given.source}: ", *error.args) if given.source else error.args
-    path = tuple(int(part) if part.isdecimal() else part for part in setting.path.split("."))
-    return given.located(path, said[0].removeprefix(":").lstrip(), *said[1:])
+def _hint(key: str, block: type, root: type) -> str:
+    """A key of another block, the name of what other tools call so, or the nearest key, here or else in any block."""
+    blocks = {one: under for under, inner in reversed(list(blocks_of(root))) for one in keys_of(inner)}
+    here, place = nearest(key, keys_of(block)), meant_setting(key)
+    name, under = key, blocks.get(key)
+    if under is None and place is not None and place.split(".")[0] in blocks:
+        *above, name = (part for part in place.split(".") if not part.isdecimal())
+        under, here = ".".join(above), None
+    elif under is None:
+        name = here or nearest(key, blocks) or ""
+        under = blocks.get(name, "")
+    if not name:
+        return ""
+    where = "" if name in keys_of(block) else f" under {under}" if under else " at the top level"
+    return f' Did you mean {f""""{here}", or """ if here not in (None, name) else ""}"{name}"{where}?'

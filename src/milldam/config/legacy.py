@@ -1,20 +1,19 @@
-"""Configuration files of Krill -> ours, by a table of keys. What is in no table is named as ignored.
+"""Configuration files of Krill -> ours, by a table of keys. Keys that are in no table are named as ignored.
 
-Krill knows flat keys (`hub_tokenizer_id`, `preprocess_chunk_size`) and, in newer files, the same ones in blocks
-(`tokenizer`, `preprocess`, `train`). What Krill did without being asked is set as well: rows are packed and written,
-short texts are dropped. A file may mix its keys with ours; ours stay where both are given.
+Krill has flat keys (`hub_tokenizer_id`, `preprocess_chunk_size`) and, in newer files, the same ones in blocks
+(`tokenizer`, `preprocess`, `train`). Krill's implicit steps become settings: rows are packed and written, short texts
+are dropped. A file may mix its keys with ours; ours win.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from typing import Any
 
-from milldam.config.checking import KeyPath, dotted
-from milldam.config.settings import Config
-from milldam.config.yaml_values import spelled_out
+from milldam.config.checking import KeyPath, Values, dotted
+from milldam.config.settings import Config, spelled_out
 
 _DEFAULTS = {"min_characters": 100, "min_tokens": 150}
 _DEFAULT_OUT = "prepared"
@@ -43,120 +42,93 @@ _GONE: tuple[KeyPath, ...] = (
 )
 _LEGACY = (*_MOVED, *_GONE)
 _FLAT = {path[0] for path in _LEGACY if len(path) == 1}
-_OURS = {one.name for one in fields(Config)}
 
 
-@dataclass(slots=True)
-class Conversion:
-    """A file of Krill in our form, and what became of its keys."""
-
-    config: dict[str, Any]
-    notes: list[str] = field(default_factory=list)
-    """Sentences for the user."""
-    origins: dict[KeyPath, KeyPath] = field(default_factory=dict)
-    """Where the keys that moved stood."""
-
-
-def is_legacy(source: dict[str, Any]) -> bool:
+def is_legacy(data: dict[str, Any]) -> bool:
     """Whether a file has keys that only Krill knows.
 
     >>> is_legacy({"hub_tokenizer_id": "gpt2"}), is_legacy({"tokenizer": "gpt2", "sequence_len": 2048})
     (True, False)
     """
-    tokenizer = source.get("tokenizer")
-    only_krills = (_FLAT - {"sequence_len"}) | {"preprocess"}
-    return bool(only_krills & source.keys()) or (isinstance(tokenizer, dict) and "hub_id" in tokenizer)
+    tokenizer = data.get("tokenizer")
+    krills = (_FLAT - {"sequence_len"}) | {"preprocess"}
+    return bool(krills & data.keys()) or (isinstance(tokenizer, dict) and "hub_id" in tokenizer)
 
 
-def drop_superseded(source: dict[str, Any], path: KeyPath) -> None:
-    """Remove the keys of Krill that mean what `--set` with this path is about to say."""
+def drop_superseded(data: dict[str, Any], path: KeyPath) -> None:
+    """Remove the keys of Krill that mean what `--set` with this path is about to set."""
     ours = _MOVED.get(path, path)
-    for old, _ in list(_present(source)):
+    for old, block in list(_present(data)):
         if old != path and _MOVED.get(old, ())[: len(ours)] == ours:
-            block = source if len(old) == 1 else source[str(old[0])]
             del block[str(old[-1])]
 
 
-def convert(source: dict[str, Any]) -> Conversion:
-    """Our form of a file of Krill; the source is left as it is."""
-    made = Conversion({key: deepcopy(source[key]) for key in source if key in _OURS})
-    config = made.config
-    for old, value in _present(source):
+def _present(data: dict[str, Any]) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
+    """Krill's keys that are there, with the block that each is in."""
+    for path in _LEGACY:
+        block = data if len(path) == 1 else data.get(str(path[0]))
+        if isinstance(block, dict) and path[-1] in block:
+            yield path, block
+
+
+def convert(values: Values) -> None:
+    """Turns the values of a Krill file into ours, with notes on the keys that are gone or ignored."""
+    source, notes = values.data, values.notes
+    ours = {one.name for one in fields(Config)}
+    config = {key: deepcopy(source[key]) for key in source if key in ours}
+    for old, block in _present(source):
         if old[0] == "tokenizer":
             config["tokenizer"].pop(old[1], None)
-        if old in _MOVED and value is not None:
-            _move(made, old, _MOVED[old], value)
-    _tidy(made)
-    _add_defaults(made)
-    gone = [dotted(path) for path, _ in _present(source) if path in _GONE]
-    if gone:
-        told = "There is one way of working, within memory, whatever the size."
-        made.notes.append(f"No longer needed: {', '.join(gone)}. {told}")
-    block = source["preprocess"] if isinstance(source.get("preprocess"), dict) else {}
-    ignored: list[KeyPath] = [(key,) for key in source if key not in _FLAT | _OURS | {"preprocess"}]
-    ignored += [("preprocess", key) for key in block if ("preprocess", key) not in _LEGACY]
-    if ignored:
-        made.notes.append(f"Ignored, since preparing data takes no such keys: {', '.join(map(dotted, ignored))}.")
-    return made
-
-
-def _present(source: dict[str, Any]) -> Iterator[tuple[KeyPath, Any]]:
-    for path in _LEGACY:
-        block = source if len(path) == 1 else source.get(str(path[0]))
-        if isinstance(block, dict) and path[-1] in block:
-            yield path, block[str(path[-1])]
-
-
-def _move(made: Conversion, old: KeyPath, new: KeyPath, value: Any) -> None:
-    """Put the value under its new name, unless something is there."""
-    here: Any = made.config
-    for part in new[:-1]:
-        # A word such as `dedup: exact` becomes the block it stands for; `filters:` with nothing after it an empty one.
-        here[part] = {} if here.get(part) is None else spelled_out(str(part), here[part])
-        here = here[part]
-        if not isinstance(here, dict):
-            made.notes.append(f"{dotted(old)} is ignored: {part} says otherwise.")
-            return
-    if here.get(new[-1], value) != value:
-        made.notes.append(f"{dotted(old)} is ignored: {dotted(made.origins.get(new, new))} says otherwise.")
-        return
-    here[new[-1]] = value
-    made.origins.setdefault(new, old)
-
-
-def _tidy(made: Conversion) -> None:
-    """Short forms of a tokenizer, and datasets as Krill understands them."""
-    config = made.config
-    tokenizer = config.get("tokenizer")
-    if isinstance(tokenizer, dict) and "path" not in tokenizer and tokenizer.keys() <= {"train"}:
-        del config["tokenizer"]  # a block without a path is no tokenizer, and is missed as such
+        value = block[str(old[-1])]
+        if old in _MOVED and value is not None and value not in ("", "null", "~"):
+            _move(values, config, old, _MOVED[old], value)
+    tokenizer, data_sets = config.get("tokenizer"), config.get("datasets")
+    if isinstance(tokenizer, dict) and tokenizer.keys() <= {"train"}:
+        del config["tokenizer"]  # without a path it is missing
     elif isinstance(tokenizer, dict) and tokenizer.keys() == {"path"}:
         config["tokenizer"] = tokenizer["path"]
-        made.origins["tokenizer",] = made.origins.pop(("tokenizer", "path"), ("tokenizer",))
-    data_sets = config.get("datasets")
     for number, one in enumerate(data_sets if isinstance(data_sets, list) else []):
         if isinstance(one, dict):
             if "name" in one and "subset" not in one:
                 one["subset"] = one.pop("name")
-                made.origins["datasets", number, "subset"] = ("datasets", number, "name")
+                values.places["datasets", number, "subset"] = values.place(("datasets", number, "name"))
             one.setdefault("split", "train")
-
-
-def _add_defaults(made: Conversion) -> None:
-    """What Krill did without being asked, unless the file says otherwise in our words."""
-    config = made.config
     filters = config["filters"] = config.get("filters") or {}
     for key, default in _DEFAULTS.items():
         if isinstance(filters, dict) and key not in filters:
             filters[key] = default
-            made.notes.append(f"filters.{key}: {default} is set, since Krill drops shorter texts by itself.")
+            notes.append(f"filters.{key}: {default} is set, since Krill drops shorter texts by itself.")
     if "out" not in config:
         config["out"] = _DEFAULT_OUT
-        made.notes.append(f"dataset_prepared_path is not given: the store goes to {_DEFAULT_OUT}/.")
+        notes.append(f"dataset_prepared_path is not set: the store goes to {_DEFAULT_OUT}/.")
     if config.get("seq_len") is None:
-        made.notes.append("sequence_len is not given: no packed rows are written.")
+        notes.append("sequence_len is not set: no packed rows are written.")
     else:
         config.setdefault("packing", {"strategy": "wrapped", "write": True})
     if "shard_size" in config:
-        told = "shard_size is the input that makes one shard."
-        made.notes.append(f"The save shard size was the size of output files; {told}")
+        notes.append("The save shard size was the size of output files; shard_size is the input that makes one shard.")
+    if gone := [dotted(path) for path, _ in _present(source) if path in _GONE]:
+        notes.append(f"No longer needed: {', '.join(gone)}. Every job is bounded in memory.")
+    inner = source["preprocess"] if isinstance(source.get("preprocess"), dict) else {}
+    ignored: list[KeyPath] = [(key,) for key in source if key not in _FLAT | ours | {"preprocess"}]
+    ignored += [("preprocess", key) for key in inner if ("preprocess", key) not in _LEGACY]
+    if ignored:
+        notes.append(f"Ignored, since preparing data takes no such keys: {', '.join(map(dotted, ignored))}.")
+    values.data = config
+
+
+def _move(values: Values, config: dict[str, Any], old: KeyPath, new: KeyPath, value: Any) -> None:
+    """Put the value under its new name, unless something is there; messages keep its line."""
+    here: Any = config
+    for part in new[:-1]:
+        # A word such as `dedup: exact` becomes the block it stands for; `filters:` with nothing after it an empty one.
+        here[part] = {} if here.get(part) in (None, "") else spelled_out(str(part), here[part])
+        here = here[part]
+        if not isinstance(here, dict):
+            values.notes.append(f"{dotted(old)} is ignored: {part} is set otherwise.")
+            return
+    if here.get(new[-1], value) != value:
+        values.notes.append(f"{dotted(old)} is ignored: {dotted(new)} is set otherwise.")
+        return
+    here[new[-1]] = value
+    values.places[new] = values.place(old)

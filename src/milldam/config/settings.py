@@ -1,16 +1,16 @@
-"""The settings of a job: what the user chose, and which of it changes the result.
+"""The settings of `milldam preprocess` (from a YAML file) and `milldam tokenize` (from options).
 
-One `Config` serves `milldam preprocess` (from a YAML file, by loading.py) and `milldam tokenize` (from options).
 `Config.settings` holds exactly what a result depends on besides the input: it goes into the manifest, and a folder
-made from other settings is never taken for this job's. Memory, workers and executor are not in it.
+made with other settings is never taken for this job's. Memory, workers and executor are not in it.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import date
-from typing import Annotated, Any, ClassVar, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, MinLen
 
@@ -18,7 +18,6 @@ from milldam.choices import Documents, Encoder, Executor, InputFormat, InvalidUt
 from milldam.errors import ConfigError, Setting, did_you_mean
 from milldam.memory import parse_size
 from milldam.rules import (
-    SETTINGS,
     AtLeastOne,
     ChatRules,
     CleanRules,
@@ -27,6 +26,7 @@ from milldam.rules import (
     FilterRules,
     NearRules,
     PackingRules,
+    Settings,
     Size,
     SizeRange,
 )
@@ -39,7 +39,7 @@ MOST_VALUES = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataSet:
+class DataSet(Settings):
     """One source of documents."""
 
     path: str | tuple[str, ...]
@@ -64,8 +64,6 @@ class DataSet:
     max_tokens: AtLeastOne | None = None
     """Keep only the first documents, with exactly this many tokens together; the last one is cut."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
-
     @property
     def paths(self) -> tuple[str, ...]:
         return (self.path,) if isinstance(self.path, str) else tuple(self.path)
@@ -86,7 +84,7 @@ class DataSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingRules:
+class TrainingRules(Settings):
     """How `milldam train-tokenizer` makes the tokenizer."""
 
     vocab_size: AtLeastOne = 32_000
@@ -98,11 +96,9 @@ class TrainingRules:
     sample: Size = "100MB"
     """Approximate amount of text to train on, a seeded sample of the documents."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizerRules:
+class TokenizerRules(Settings):
     """The tokenizer, and which tokens begin and end a document."""
 
     path: str
@@ -118,11 +114,9 @@ class TokenizerRules:
     train: TrainingRules | None = None
     """For `milldam train-tokenizer`."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Config(Settings):
     """Raw datasets to a ready store. Only `datasets`, `tokenizer` and `out` are required."""
 
     datasets: str | DataSet | tuple[str | DataSet, ...]
@@ -180,10 +174,9 @@ class Config:
     """Options for the file systems behind addresses, by protocol, such as {s3: {endpoint_url: "http://minio:9000"}}.
     Passed to fsspec; never written to the store. Does not change the result."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
-
     def __post_init__(self) -> None:
-        _check(self)
+        for setting, *problem in _contradictions(self):
+            raise ConfigError(Setting(str(setting)), *problem)
 
     # ---- short forms, spelled out ----
 
@@ -285,16 +278,38 @@ class Config:
         }
 
 
-def _data_sets(given: str | DataSet | tuple[str | DataSet, ...]) -> tuple[DataSet, ...]:
-    several = given if isinstance(given, tuple) else (given,)
+def _data_sets(several: str | DataSet | tuple[str | DataSet, ...]) -> tuple[DataSet, ...]:
+    several = several if isinstance(several, tuple) else (several,)
     return tuple(DataSet(path=one) if isinstance(one, str) else one for one in several)
 
 
 def _set_settings(one: DataSet) -> dict[str, Any]:
-    """Not the path: data that moves to another folder is still the same data."""
-    given = {field.name: getattr(one, field.name) for field in fields(one)}
-    del given["path"]
-    return given | {"documents": one.documents if one.separator is None else "separator"}
+    """Without the path: data that moves to another folder is still the same data."""
+    found = {field.name: getattr(one, field.name) for field in fields(one) if field.name != "path"}
+    return found | {"documents": one.documents if one.separator is None else "separator"}
+
+
+_BLOCKS: dict[tuple[str, str], dict[str, Any]] = {
+    ("dedup", "exact"): {},
+    ("dedup", "bloom"): {"method": "bloom"},
+    ("dedup", "near"): {"near": {}},
+    ("packing", "wrapped"): {"strategy": "wrapped"},
+    ("packing", "best_fit"): {"strategy": "best_fit"},
+    ("clean", "default"): {},
+}
+
+
+def spelled_out(name: str, value: Any) -> Any:
+    """The block that a word stands for, so that keys can be put into it; anything else as it is.
+
+    >>> spelled_out("dedup", "near"), spelled_out("tokenizer", "gpt2/"), spelled_out("dedup", "off")
+    ({'near': {}}, {'path': 'gpt2/'}, 'off')
+    """
+    if not isinstance(value, str):
+        return value
+    if name in ("tokenizer", "datasets", "validation"):
+        return {"path": value}
+    return dict(_BLOCKS.get((name, value), {})) if (name, value) in _BLOCKS else value
 
 
 def text_columns(settings: dict[str, Any]) -> dict[str, str | None]:
@@ -312,43 +327,58 @@ def text_columns(settings: dict[str, Any]) -> dict[str, str | None]:
     }
 
 
-# ---- what contradicts each other, seen without looking at any data ----
+# ---- contradictions, found without a look at the data ----
 
 
-def _check(config: Config) -> None:
+def _contradictions(config: Config) -> Iterator[tuple[str | Setting, ...]]:
+    """(setting, message) of each."""
     if not _data_sets(config.datasets) or any(not one.paths for one in config.sources):
-        raise ConfigError(Setting("datasets"), ": no input. Name a file, folder or glob, or - for standard input.")
-    _check_paths(config)
-    _check_splits(config)
-    _check_limit(config)
-    _check_rules(config)
+        yield "datasets", ": no input. Name a file, folder or glob, or - for standard input."
+    yield from _of_paths(config)
+    yield from _of_splits(config)
+    dedup, index = config.dedup_rules, config.index_rules
+    if config.limit is not None and config.validation_sets:
+        yield "limit", ": would count validation too. Use max_documents of the datasets instead."
+    if config.limit is not None and dedup is not None and dedup.index is not None:
+        yield "limit", ": dedup.index would record documents that are left out. Use max_documents of the datasets."
+    if index is not None and index.index is None:
+        yield "dedup.method", ": index: name the folder of the index as dedup.index."
+    if index is not None and index.near is not None:
+        yield "dedup.near", ": needs a pass of its own, which dedup.method: index does not have. Use exact."
+    if index is not None and config.evaluation_sets:
+        text = ": needs a pass of its own, which dedup.method: index does not have. Use exact, with the same index."
+        yield "decontaminate", text
+    near = dedup.near if dedup is not None else None
+    if near is not None and near.bands * near.rows > MOST_VALUES:
+        yield "dedup.near", f": {near.bands} bands x {near.rows} rows are more than {MOST_VALUES:,} values."
+    for kind in ("characters", "tokens"):
+        least, most = getattr(config.filters, f"min_{kind}"), getattr(config.filters, f"max_{kind}")
+        if least is not None and most is not None and least > most:
+            yield f"filters.min_{kind}", f": {least:,} is more than max_{kind} {most:,}: nothing would be left."
     if config.chat is not None:
-        _check_chat(config, config.chat)
+        yield from _of_chat(config, config.chat)
     for protocol in config.storage_options:
         from fsspec import available_protocols
 
         if protocol not in available_protocols():
-            said = (
-                f": fsspec knows no such protocol.{did_you_mean(protocol, available_protocols())} Use s3, gs, hf, ..."
-            )
-            raise ConfigError(Setting(f"storage_options.{protocol}"), said)
+            hint = did_you_mean(protocol, available_protocols())
+            yield f"storage_options.{protocol}", f": fsspec knows no such protocol.{hint} Use s3, gs, hf, ..."
     if config.executor == "local" and config.address is not None:
-        raise ConfigError(Setting("address"), ": goes with ", Setting("executor", "ray"), ".")
+        yield "address", ": goes with ", Setting("executor", "ray"), "."
     if config.packing_rules is not None and config.seq_len is None:
-        raise ConfigError(Setting("packing"), ": needs ", Setting("seq_len"), ", the number of tokens in a row.")
+        yield "packing", ": needs ", Setting("seq_len"), ", the number of tokens in a row."
 
 
-def _check_paths(config: Config) -> None:
+def _of_paths(config: Config) -> Iterator[tuple[str, str]]:
     paths = [path for one in config.sources for path in one.paths]
-    seen_here_alone = [path for path in paths if path == "-" or path.startswith("memory://")]
-    if config.executor == "ray" and seen_here_alone:
-        said = f": ray can't read {seen_here_alone[0]}, which only this process sees. Save it to a file."
-        raise ConfigError(Setting("executor"), said)
+    local = [path for path in paths if path == "-" or path.startswith("memory://")]
+    if config.executor == "ray" and local:
+        yield "executor", f": ray can't read {local[0]}, which only this process sees. Save it to a file."
     if "-" not in paths:
         return
     if len(paths) > 1:
-        raise ConfigError(Setting("datasets"), ": standard input (-) can't be combined with other inputs.")
-    (one,) = config.sources
+        yield "datasets", ": standard input (-) can't be combined with other inputs."
+    one = config.sources[0]
     twice = {
         "decontaminate": bool(config.evaluation_sets),
         "dedup": config.dedup_rules is not None,
@@ -356,86 +386,44 @@ def _check_paths(config: Config) -> None:
         "datasets.0.max_documents": one.max_documents is not None,
         "datasets.0.split": one.split is not None,
     }
-    for path in (path for path, needed in twice.items() if needed):
-        said = ": reads the input twice, and standard input (-) can be read only once. Save it to a file."
-        raise ConfigError(Setting(path), said)
+    for setting in (name for name, needed in twice.items() if needed):
+        yield setting, ": reads the input twice, and standard input (-) can be read only once. Save it to a file."
 
 
-def _check_limit(config: Config) -> None:
-    """A limit counts what is written, in the order of the plan; it can't tell what comes behind it."""
-    if config.limit is None:
-        return
-    if config.validation_sets:
-        raise ConfigError(Setting("limit"), ": would count validation too. Use max_documents of the datasets instead.")
-    if config.dedup_rules is not None and config.dedup_rules.index is not None:
-        said = ": leaves documents out that dedup.index would know as seen. Use max_documents of the datasets instead."
-        raise ConfigError(Setting("limit"), said)
-
-
-def _check_index(config: Config, rules: DedupRules) -> None:
-    """It is asked while documents are tokenized: what needs a pass before that needs another method."""
-    if rules.index is None:
-        raise ConfigError(Setting("dedup.method"), ": index: name the folder of the index as dedup.index.")
-    if rules.near is not None:
-        said = ": which documents are alike is found in a pass of its own, and dedup.method: index has none. Use exact."
-        raise ConfigError(Setting("dedup.near"), said)
-    if config.evaluation_sets:
-        said = ": is decided in a pass of its own, and dedup.method: index has none. Use exact, with the same index."
-        raise ConfigError(Setting("decontaminate"), said)
-
-
-def _check_rules(config: Config) -> None:
-    if config.index_rules is not None:
-        _check_index(config, config.index_rules)
-    near = config.dedup_rules.near if config.dedup_rules is not None else None
-    if near is not None and near.bands * near.rows > MOST_VALUES:
-        said = f": {near.bands} bands x {near.rows} rows are more than {MOST_VALUES:,} values."
-        raise ConfigError(Setting("dedup.near"), said)
-    for kind in ("characters", "tokens"):
-        least, most = getattr(config.filters, f"min_{kind}"), getattr(config.filters, f"max_{kind}")
-        if least is not None and most is not None and least > most:
-            said = f": {least:,} is more than max_{kind} {most:,}: nothing would be left."
-            raise ConfigError(Setting(f"filters.min_{kind}"), said)
-
-
-def _check_chat(config: Config, chat: ChatRules) -> None:
+def _of_chat(config: Config, chat: ChatRules) -> Iterator[tuple[str, str]]:
     if config.counts_tokens:
         exact = next(iter(config.split_tokens), None)
         name = f"splits.{exact}{TOKENS_SUFFIX}" if exact is not None else "datasets.0.max_tokens"
-        said = ": would cut a conversation to make the number exact. Use shares, or max_documents."
-        raise ConfigError(Setting(name), said)
+        yield name, ": would cut a conversation to make the number exact. Use shares, or max_documents."
     if config.tokenizer_rules.special_text == "plain":
-        said = ": plain would take the template's special tokens for text. Leave it out."
-        raise ConfigError(Setting("tokenizer.special_text"), said)
+        yield "tokenizer.special_text", ": plain would take the template's special tokens for text. Leave it out."
     if config.packing_rules is not None and config.packing_rules.write:
-        said = ": rows that are written do not say what is trained on. Leave it out: conversations are packed when the "
-        raise ConfigError(Setting("packing.write"), f"{said}store is read.")
+        text = ": written rows have no loss mask. Leave it out: conversations are packed when the store is read."
+        yield "packing.write", text
     if not chat.train_on:
-        raise ConfigError(Setting("chat.train_on"), ": no role is named. Nothing would be trained on.")
+        yield "chat.train_on", ": names no role. Nothing would be trained on."
     if chat.date is not None:
         try:
             date.fromisoformat(chat.date)
         except ValueError:
-            raise ConfigError(Setting("chat.date"), f": {chat.date!r} is not a date such as 2026-01-31.") from None
+            yield "chat.date", f": {chat.date!r} is not a date such as 2026-01-31."
 
 
-def _check_splits(config: Config) -> None:
-    def refuse(name: str, said: str) -> NoReturn:
-        raise ConfigError(Setting(f"splits.{name}" if name else "splits"), f": {said}")
-
-    for written, given in config.splits.items():
-        name = written.removesuffix(TOKENS_SUFFIX)
+def _of_splits(config: Config) -> Iterator[tuple[str, str]]:
+    for key, number in config.splits.items():
+        name = key.removesuffix(TOKENS_SUFFIX)
         if name == TRAIN:
-            refuse(written, "train is what the other splits leave; name only those.")
+            yield f"splits.{key}", ": train is what the other splits leave; name only those."
         if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) is None:
-            refuse(written, "can't be the name of a split: use letters and digits.")
+            yield f"splits.{key}", ": can't be the name of a split: use letters and digits."
         if name == VAL and config.validation_sets:
-            refuse(written, "val is made from the datasets under validation; give this split another name.")
-        if written != name and given < 1:
-            refuse(written, "a number of tokens must be at least 1.")
-        if written == name and not 0 < given < 1:
-            refuse(written, f"{given} is not a share; it must be between 0 and 1, or use {name}{TOKENS_SUFFIX}.")
+            yield f"splits.{key}", ": val is made from the datasets under validation; give this split another name."
+        if key != name and number < 1:
+            yield f"splits.{key}", ": a number of tokens must be at least 1."
+        if key == name and not 0 < number < 1:
+            text = f": {number} is not a share; it must be between 0 and 1, or use {name}{TOKENS_SUFFIX}."
+            yield f"splits.{key}", text
     if config.split_shares and config.split_tokens:
-        refuse("", "give all of them as shares, or all in tokens.")
+        yield "splits", ": give all of them as shares, or all in tokens."
     if sum(config.split_shares.values()) >= 1:
-        refuse("", "the shares leave nothing for train.")
+        yield "splits", ": the shares leave nothing for train."

@@ -26,7 +26,7 @@ from milldam.input_files import RUN_FOLDER
 from milldam.loader.stores import Store, token_file
 from milldam.loader.unit_order import FeedFacts, FinishedParts, Part, Parts
 from milldam.prefetch import leave_if_closed
-from milldam.run.folder import Presence
+from milldam.run.folder import read_status
 from milldam.run.records import RECORDS, Record, parse_record
 from milldam.run.units import Identity, Keys, UnitList
 from milldam.stores.kinds import TOKENS
@@ -52,7 +52,7 @@ class GrowingParts:
         # As `TokenJob` has them where nothing is sliced or deduplicated in two passes.
         keys = units.keys().mixed(np.full(planned.units, planned.index_key, np.uint64))
         self._made = MadeParts(run_folder / RECORDS, keys)
-        self._demand, self._presence = Demand(run_folder), Presence(run_folder, None)
+        self._demand = Demand(run_folder)
         self._making = making or Making(order)
         self._owner, self._lock = os.getpid(), threading.RLock()
         self._wanted: Sequence[int] = ()
@@ -139,7 +139,7 @@ class GrowingParts:
         self._notice_fork()
         with self._lock:
             self._made.look()
-            told = self._presence.told()
+            status = read_status(self._order.out / RUN_FOLDER)
             seconds = time.monotonic() - self._began
             return {
                 "units": self._planned.units,
@@ -149,7 +149,7 @@ class GrowingParts:
                 "units_ahead": sum(self._made.is_complete(unit) for unit in self._wanted),
                 "waits": self._waits,
                 "waited_seconds": self._waited,
-                "memory_bytes": told.get("anonymous_bytes", 0),
+                "memory_bytes": status.get("anonymous_bytes", 0),
                 "budget_bytes": self._planned.budget_bytes,
                 "workers": self._planned.workers,
             }

@@ -20,10 +20,9 @@ from milldam.pipeline.fitting import Disk
 from milldam.pipeline.job import TokenJob
 from milldam.pipeline.starting import WORKER_MODULES
 from milldam.pipeline.tokenizing import TokenizeLoad
-from milldam.run.engine import Stage
+from milldam.run.engine import Session, Stage
 from milldam.run.folder import RunFolder
 from milldam.run.records import Records
-from milldam.run.session import Session
 from milldam.run.tasks import NothingYetError
 from milldam.run.units import Identity
 from milldam.sources.compression import STDIN

@@ -27,7 +27,7 @@ from milldam.feeding.maker import FINISHED
 from milldam.files import hash_bytes, read_sealed
 from milldam.input_files import RUN_FOLDER
 from milldam.memory import process_identity
-from milldam.run.folder import Presence
+from milldam.run.folder import is_at_work
 from milldam.run.fork import ADVICE, ERROR, cause_of
 from milldam.run.units import Identity
 from milldam.stores.kinds import TOKENS
@@ -64,12 +64,10 @@ class Order:
     """Make the page about it."""
 
     @classmethod
-    def of(
-        cls, out: Path, check: Callable[[], Config], settings: Mapping[str, Any], said: Any, *, report: bool
-    ) -> Order:
-        """`settings`, before they are checked, and `said`, where they come from: another name for others."""
+    def of(cls, out: Path, check: Callable[[], Config], settings: Mapping[str, Any], *, report: bool) -> Order:
+        """`settings`: as they were written; other ones give another name."""
         of_result = {name: value for name, value in settings.items() if name not in _HOW}
-        return cls(out, check, hash_bytes(repr((of_result, said)).encode("utf-8", "backslashreplace")), report)
+        return cls(out, check, hash_bytes(repr(of_result).encode("utf-8", "backslashreplace")), report)
 
 
 class Making:
@@ -77,7 +75,6 @@ class Making:
 
     def __init__(self, order: Order) -> None:
         self._order, self._run = order, order.out / RUN_FOLDER
-        self._presence = Presence(self._run, None)
         self._process: _MakerProcess | None = None
         self._deaths = 0
         self._made_at_death: int | None = None
@@ -106,7 +103,7 @@ class Making:
         """What the maker that is at work has told; not what one that is gone has left."""
         planned = Planned.read(self._run)
         if self._process is None:
-            return planned if self._presence.is_anybody_here() else None
+            return planned if is_at_work(self._run) else None
         ours = planned is not None and planned.process == process_identity(self._process.process.pid)
         return planned if ours else None
 
@@ -129,7 +126,7 @@ class Making:
         if self._process is not None:
             if not self._process.is_alive():
                 self._bury(self._process, made)
-        elif self._presence.is_anybody_here():
+        elif is_at_work(self._run):
             if made is None:
                 self._refuse_stranger()
         elif self._may_begin():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from milldam.choices import Documents, Executor, InputFormat, InvalidUtf8
 from milldam.config.checking import checked_settings
 from milldam.errors import ConfigError, Setting
 from milldam.memory import parse_size
-from milldam.rules import SETTINGS, AtLeastOne, Size, SizeRange
+from milldam.rules import AtLeastOne, Settings, Size, SizeRange
 from milldam.run.pools import SMALL_INPUT
 
 Format = Literal["python", "numpy", "arrow"]
@@ -38,10 +38,8 @@ _PARAMETERS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MapSettings:
+class MapSettings(Settings):
     """A job of `milldam.map`."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = SETTINGS
 
     source: Any
     """Files, folders, globs, addresses, Hub names; a `datasets.Dataset` or `IterableDataset`; a generator function."""

@@ -31,7 +31,7 @@ from milldam.mapping.schema import fit, inferred, joined, to_array, with_feature
 from milldam.mapping.settings import MapSettings
 from milldam.memory import format_size, inherited, release, usage
 from milldam.pipeline.rejects import RejectFile
-from milldam.run.engine import Assigned, Make, Telling
+from milldam.run.engine import Assigned, Make, Progress
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
 from milldam.sources.batch import Place, Places, Reject, shown
@@ -67,7 +67,7 @@ class MapLoad:
 
     def load(self) -> Make:
         worker = _Worker(self)
-        return lambda assigned, telling: iter([worker.make(assigned, telling)])
+        return lambda assigned, progress: iter([worker.make(assigned, progress)])
 
     def __reduce__(self) -> tuple[Any, ...]:
         # As it is when it is sent: what a call in this process has left in a global is no edit of its code. A worker
@@ -157,20 +157,20 @@ class _Worker:
         self._is_measured = not load.is_away
         """What a batch takes is known, or of no use: what this process holds is the program's."""
 
-    def make(self, assigned: Assigned, telling: Telling) -> Record:
+    def make(self, assigned: Assigned, progress: Progress) -> Record:
         """The rows of a unit through the function; what comes out is durable then."""
         unit, load, settings, places = assigned.unit, self._load, self._load.settings, Places()
         done = 0
         with UnitWriter(load) as writer, RejectFile(load.out / rejects_name(assigned.key)) as rejects:
             read = load.reader.read(unit, rejects.add, places)
             for rows in batches(read, settings.batch_size, settings.most_batch_bytes):
-                telling.lap("read")
+                progress.lap("read")
                 count, size = row_count(rows), byte_size(rows)
                 places.forget(done)
                 with _explained(self._caller.name, unit, places, done, count):
                     first = None if unit.first_row is None else unit.first_row + done
                     results, failed = self._caller.results(rows, first)
-                    telling.lap("call")
+                    progress.lap("call")
                     for columns in results:
                         writer.add(columns, rows)
                 for number, row, message in failed:
@@ -179,12 +179,12 @@ class _Worker:
                     values = {name: values[0] for name, values in record.items()}
                     text = json.dumps(values, ensure_ascii=False, default=repr)
                     rejects.add(Reject(place.file, FAILED, message, text, row=place.first, origin=place.origin))
-                telling.lap("write")
+                progress.lap("write")
                 del rows, results, failed  # not held while the next ones are read
                 done += count
-                telling.add(documents=count, input_bytes=size)
-                self._look(size, telling)
-                telling.lap()
+                progress.add(documents=count, input_bytes=size)
+                self._look(size, progress)
+                progress.lap()
             load.reader.require_unchanged(unit)
             files = {f"{RUN_FOLDER}/{name}": file for name, file in rejects.commit().items()}
             shards = writer.commit()
@@ -202,7 +202,7 @@ class _Worker:
             },
         )
 
-    def _look(self, size: int, telling: Telling) -> None:
+    def _look(self, size: int, progress: Progress) -> None:
         """At the memory, between two batches."""
         self._unreleased += size
         now = time.monotonic()
@@ -213,7 +213,7 @@ class _Worker:
         if not self._is_measured:
             self._is_measured = True
             got, shared = inherited()
-            telling.tell(peak_bytes=max(held, _peak_bytes()) - shared, idle_bytes=held - shared, inherited_bytes=got)
+            progress.report(peak_bytes=max(held, _peak_bytes()) - shared, idle_bytes=held - shared, inherited_bytes=got)
         limit = self._load.limit_bytes
         if held > limit:
             raise ResourceError(

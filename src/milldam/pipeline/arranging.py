@@ -21,11 +21,10 @@ from milldam.config.settings import TRAIN, VAL, Config
 from milldam.errors import InputError
 from milldam.pipeline.judging import FACTS, split_numbers
 from milldam.pipeline.unit_output import FACTS_ENDING, SplitShards
-from milldam.run.engine import Assigned, Make, Stage, Telling
+from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.folder import RunFolder
 from milldam.run.pools import Workers
 from milldam.run.records import Record, Records
-from milldam.run.session import Session
 from milldam.run.units import Keys, UnitList, key_of
 from milldam.sources.batch import Batch
 from milldam.stores.tokens.format import Index
@@ -238,14 +237,14 @@ class Arranging:
     def load(self) -> Make:
         return self._make
 
-    def _make(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+    def _make(self, assigned: Assigned, progress: Progress) -> Iterator[Record]:
         staged: Staged = assigned.unit
         equal, beyond = 0, staged.shard["documents"] - staged.kept
         with SplitShards(self.out, assigned.key, self.splits, self.dtype) as made:
             tokens = np.memmap(self.out / f"{staged.shard['name']}.bin", dtype=self.dtype, mode="r")
             for chunk in _chunks(self.out, staged):
                 equal += self._copy(made, staged, tokens[chunk.start : chunk.start + int(chunk.lengths.sum())], chunk)
-                telling.add(documents=len(chunk.lengths))
+                progress.add(documents=len(chunk.lengths))
             shards, files, _ = made.commit()
         lost = {reason: count for reason, count in ((OVER_MAX_TOKENS, beyond), (EQUAL_TO_CUT, equal)) if count}
         before = staged.record.facts

@@ -26,11 +26,10 @@ from milldam.decontamination.matches import SCANNING_BYTES, Matches, MatchFinder
 from milldam.memory import Budget, usage
 from milldam.pipeline.evaluation_sets import Evaluation
 from milldam.rules import REPORT, EvaluationSet
-from milldam.run.engine import Assigned, Make, Stage, Telling
+from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.folder import RunFolder
 from milldam.run.pools import SMALL_INPUT, TOKENIZER_FACTOR, Pool, Workers, fit_workers, require_room
 from milldam.run.records import Record, Records
-from milldam.run.session import session
 from milldam.run.summary import Observer, Quiet
 from milldam.run.units import Keys
 from milldam.stores.kinds import TOKENS
@@ -65,7 +64,7 @@ def find_contamination(
     with (
         tempfile.TemporaryDirectory(prefix="milldam-contamination-") as place,
         RunFolder(Path(place) / "work", TOKENS) as run_folder,
-        session(run_folder, observer or Quiet(), budget, Pool(budget.limit_bytes)) as work,
+        Session(run_folder, observer or Quiet(), budget, Pool(budget.limit_bytes)) as work,
     ):
         folder, evaluation = Path(place), Evaluation(sets, place)
         require_room(budget, {"evaluation sets": usage().anonymous + evaluation.building_bytes})
@@ -106,14 +105,14 @@ class Scanning:
         _, _ = self.store.tokenizer, letter_tables()  # there before workers are forked
         return functools.partial(self._make, functools.cache(lambda: Scanner(Index(self.index))))
 
-    def _make(self, scanner: Any, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+    def _make(self, scanner: Any, assigned: Assigned, progress: Progress) -> Iterator[Record]:
         store, unit = self.store, assigned.unit
         finder = MatchFinder(scanner(), match_path(self.folder, assigned.key))
         first, stop = (len(store) * edge // self.units for edge in (unit, unit + 1))
         for row, documents in _batches(store, first, stop):
             texts = store.tokenizer.decode_batch(documents, skip_special_tokens=False)
             finder.add(pa.array(texts, pa.large_string()), row, np.ones(len(texts), np.bool_))
-            telling.add(documents=len(documents), tokens=sum(map(len, documents)))
+            progress.add(documents=len(documents), tokens=sum(map(len, documents)))
         yield Record(assigned.key, files=finder.commit())
 
 

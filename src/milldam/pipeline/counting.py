@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from milldam.pipeline.documents import Reading, SetRules, UnitReader
+from milldam.pipeline.documents import SetRules, read_documents
 from milldam.pipeline.preparing import Source, wanted_rows
-from milldam.run.engine import Assigned, Make, Stage, Telling
+from milldam.run.engine import Assigned, Make, Progress, Stage
 from milldam.run.folder import RunFolder
 from milldam.run.pools import Workers
 from milldam.run.records import Record, Records
@@ -33,11 +33,11 @@ class Counting:
     def load(self) -> Make:
         return self._make
 
-    def _make(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+    def _make(self, assigned: Assigned, progress: Progress) -> Iterator[Record]:
         unit, count = assigned.unit, 0
-        for batch in UnitReader(Reading(unit, self.sets[unit.dataset], None, spool=self.spool)):
-            count += 0 if batch.open else len(batch.texts)
-        telling.add(documents=count)
+        for batch in read_documents(unit, self.sets[unit.dataset], spool=self.spool):
+            count += len(batch.texts)
+        progress.add(documents=count)
         yield Record(assigned.key, counts={"documents": count})
 
 

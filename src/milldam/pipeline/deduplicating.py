@@ -62,16 +62,15 @@ from milldam.dedup.shingles import Int64s
 from milldam.errors import InputError
 from milldam.files import record_of
 from milldam.memory import held_bytes, usage
-from milldam.pipeline.documents import found_place
+from milldam.pipeline.documents import recorded_place
 from milldam.pipeline.first_pass import PRINTS, FirstPass, Shingling
 from milldam.pipeline.fitting import Survey, keeps_texts
 from milldam.pipeline.preparing import Prepared
 from milldam.rules import DedupRules, EvaluationSet
-from milldam.run.engine import Assigned, Load, Make, Stage, Telling
+from milldam.run.engine import Assigned, Load, Make, Progress, Session, Stage
 from milldam.run.folder import RunFolder
 from milldam.run.pools import Workers
 from milldam.run.records import Record, Records, sweep
-from milldam.run.session import Session
 from milldam.run.units import KeyArray, Keys, key_of, mixed
 from milldam.sources.units import Unit
 
@@ -125,7 +124,7 @@ class Resolving:
     def load(self) -> Make:
         return self._make
 
-    def _make(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+    def _make(self, assigned: Assigned, progress: Progress) -> Iterator[Record]:
         number, folder = assigned.unit, self.folder
         make = {GROUP: self._group, DECONTAMINATE: self._decontaminate}.get(self.stage, self._near)
         names, found = make(number)
@@ -149,7 +148,7 @@ class Resolving:
                 Index(self.evaluation),
                 self.sets,
                 self._matches,
-                lambda unit, row: found_place(self.folder, unit, row),
+                lambda unit, row: recorded_place(self.folder, unit, row),
                 lambda unit, rows: writer.add(place_of(unit, np.array(rows)), np.full(len(rows), UNKNOWN)),
                 self.folder / FINDINGS,
             )

@@ -1,26 +1,24 @@
-"""A unit -> batches of cleaned documents, numbered: what both passes over the input begin with.
+"""A unit -> batches of cleaned documents, numbered: what both passes over the input begin with. Holds one batch.
 
 A document's row is its position among the readable documents of its unit, from 0; so (unit, row) names it in both
-passes. Holds one batch. A text file larger than a document may be comes in pieces, cut where white space ends, so that
-each is cleaned by itself.
+passes. A text file larger than a document may be is a batch of its own, whose text comes in pieces (`Batch.pieces`).
 
 The first pass keeps its batches for the second, which then neither parses nor cleans again. Only a cache: without it
 the second pass reads the input once more, with the same result. It is written when it takes a small part of the free
 disk, and removed with the run's other intermediate files. Not compressed: that would take longer than reading the input
-again (docs/log.md). Disk: the texts, and 10 bytes a document. A frame for each batch: sizes and a hash, what is told of
-it in JSON, its texts as an Arrow record batch.
+again (docs/log.md). Disk: the texts, and 10 bytes a document: an Arrow stream, and a hash of it.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
-import struct
 import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +27,11 @@ import pyarrow as pa
 import xxhash
 
 from milldam.errors import StoreError
-from milldam.files import NewFile
+from milldam.files import FileSink, NewFile
 from milldam.prefetch import prefetched
 from milldam.rules import CleanRules
-from milldam.sources.batch import Batch, Mark, Places, Reject, TextRules
-from milldam.sources.reading import read_unit
+from milldam.sources.batch import NUMBER_BITS, Batch, Reject, TextRules
+from milldam.sources.reading import TABLES, read_unit
 from milldam.sources.units import Unit
 from milldam.text.arrays import Verdicts, text_offsets
 
@@ -45,7 +43,7 @@ READ_AHEAD = 4
 _PLACES_HELD = 64
 """Units whose places are held."""
 HEAD_BYTES = 1 << 20
-"""What decides on a document from its text alone looks at so much of it."""
+"""So much of a document's text decides on its split and whether it is sampled."""
 EMPTY = "empty"
 
 
@@ -65,241 +63,191 @@ class SetRules:
         by_prompt = self.chat is not None and self.chat.dedup_on_prompt and batch.prompts is not None
         return batch.prompts if by_prompt else batch.texts
 
-    def with_special_tokens(self, tokens: tuple[str, ...]) -> SetRules:
-        """So that conversations which hold the text of one of the tokenizer's can be counted."""
-        return self if self.chat is None else replace(self, chat=replace(self.chat, special_tokens=tokens))
-
     def share(self, copy: int) -> float:
         """The share of the documents that is in a repetition."""
         return min(1.0, self.weight - copy)
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What to read of a unit, and how."""
+def read_documents(
+    unit: Unit,
+    rules: SetRules,
+    clean: CleanRules | None = None,
+    *,
+    rows: Sequence[int] | None = None,
+    skip_batches: int = 0,
+    spool: str | None = None,
+    ahead: bool = False,
+    keep: tuple[str, ...] = (),
+) -> Iterator[Batch]:
+    """The batches of a unit.
 
-    unit: Unit
-    rules: SetRules
-    clean: CleanRules | None
-    rows: Sequence[int] | None = None
-    """Only the documents from, up to; None: all."""
-    skip_batches: int = 0
-    """Batches that were done before."""
-    spool: str | None = None
-    ahead: bool = False
-    """Read in a thread while what was read is worked on."""
-    keep: tuple[str, ...] = ()
-    """Fields to read as well."""
+    `rows`: only the documents from, up to. `skip_batches`: those that were done before. `ahead`: read in a thread while
+    what was read is worked on. `keep`: fields to read as well.
+    """
+    first, stop = rows or (0, sys.maxsize)
+    if first >= stop:
+        return
+    cleaner: Cleaner | None = None
+    if clean is not None and rules.chat is None:  # conversations are cleaned before they are texts
+        from milldam.text.cleaning import Cleaner
 
-
-class UnitReader:
-    """The batches of a unit; iterate over it once."""
-
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
-        self._cleaner: Cleaner | None = None
-        # What is said in conversations is cleaned before they are texts.
-        if reading.clean is not None and reading.rules.chat is None:
-            from milldam.text.cleaning import Cleaner
-
-            self._cleaner = Cleaner(reading.clean)
-        self._tail, self._begun = "", False
-        """Of a document in pieces: what is not cleaned yet, and whether a piece was."""
-
-    def __iter__(self) -> Iterator[Batch]:
-        reading, row, inside = self._reading, 0, False
-        first, stop = reading.rows or (0, sys.maxsize)
-        if first >= stop:
-            return
-        batches = self._read()
-        for batch in prefetched(batches, READ_AHEAD) if reading.ahead else batches:
-            batch.part = batch.open or (inside and len(batch.texts) == 1)
-            batch.rows = row + np.arange(len(batch.texts))
-            row, inside = row + (0 if batch.open else len(batch.texts)), batch.open
-            if batch.number > reading.skip_batches:
-                batch = batch.only((batch.rows >= first) & (batch.rows < stop))
-                self._clean(batch)
-                yield batch
-            if row >= stop and not inside:
-                return
-
-    def _read(self) -> Iterator[Batch]:
-        """Each with its number, its marks and what was rejected on the way to it; at the end one with the last
-        rejects."""
-        rejects: list[Reject] = []
-        reading, places, number = self._reading, Places(lines=True), 0
-        if reading.rules.chat is None:
-            batches = read_unit(reading.unit, reading.rules.text, rejects.append, reading.spool, reading.keep, places)
-        else:
-            from milldam.chat.reading import ConversationReader
-
-            reader = ConversationReader(reading.rules.chat, reading.rules.text, reading.spool, reading.keep)
-            batches = reader.read(reading.unit, rejects.append, places)
-        for number, batch in enumerate(batches, start=1):
-            batch.number, batch.rejects = number, rejects.copy()
-            batch.marks = places.passed(0 if batch.open else len(batch.texts))
-            rejects.clear()
+        cleaner = Cleaner(clean)
+    row, batches = 0, _numbered(unit, rules, spool, keep)
+    for batch in prefetched(batches, READ_AHEAD) if ahead else batches:
+        batch.rows = row + np.arange(len(batch.texts))
+        row += len(batch.texts)
+        if batch.number > skip_batches:
+            batch = batch.only((batch.rows >= first) & (batch.rows < stop))
+            _clean(batch, cleaner)
             yield batch
-        yield Batch(pa.array([], pa.large_string()), number=number + 1, rejects=rejects)
+        if row >= stop:
+            return
 
-    def _clean(self, batch: Batch) -> None:
-        """Clean its texts, and find what is empty."""
-        verdicts = batch.verdicts or Verdicts(len(batch.texts))
-        batch.verdicts = verdicts
-        if self._cleaner is not None and len(batch.texts):
-            if batch.part:
-                text = self._tail + batch.texts[0].as_py()
-                cut = self._cleaner.last_cut(text) if batch.open else len(text)
-                piece = pa.array([text[:cut]], pa.large_string())
-                first, last, self._tail = not self._begun, not batch.open, text[cut:]
-                batch.texts = self._cleaner.clean_piece(piece, verdicts, first=first, last=last)
-                self._begun = batch.open and (self._begun or cut > 0)
-            else:
-                batch.texts = self._cleaner.clean(batch.texts, verdicts)
-        empty = np.diff(text_offsets(batch.texts)) == 0
-        if empty.any() and not batch.part:
-            verdicts.drop(empty, EMPTY)
+
+def _numbered(unit: Unit, rules: SetRules, spool: str | None, keep: tuple[str, ...]) -> Iterator[Batch]:
+    """Each with its number and the records rejected before it; at the end one with the last rejects."""
+    rejects: list[Reject] = []
+    number = 0
+    if rules.chat is None:
+        batches = read_unit(unit, rules.text, rejects.append, spool, keep)
+    else:
+        from milldam.chat.reading import ConversationReader
+
+        batches = ConversationReader(rules.chat, rules.text, spool, keep).read(unit, rejects.append)
+    for number, batch in enumerate(batches, start=1):
+        batch.number, batch.rejects = number, rejects.copy()
+        rejects.clear()
+        yield batch
+    none = np.empty(0, np.int64)
+    yield Batch(pa.array([], pa.large_string()), number=number + 1, rejects=rejects, origins=none)
+
+
+def _clean(batch: Batch, cleaner: Cleaner | None) -> None:
+    """Clean its texts, and find what is empty."""
+    verdicts = batch.verdicts = batch.verdicts or Verdicts(len(batch.texts))
+    if batch.pieces is not None and len(batch.texts):
+        if cleaner is not None:
+            batch.pieces = _cleaned(batch.pieces, cleaner, verdicts)
+        text, size = next(batch.pieces)
+        batch.texts, batch.pieces = pa.array([text], pa.large_string()), itertools.chain([(text, size)], batch.pieces)
+        return
+    if cleaner is not None and len(batch.texts):
+        batch.texts = cleaner.clean(batch.texts, verdicts)
+    empty = np.diff(text_offsets(batch.texts)) == 0
+    if empty.any():
+        verdicts.drop(empty, EMPTY)
+
+
+def _cleaned(pieces: Iterator[tuple[str, int]], cleaner: Cleaner, verdicts: Verdicts) -> Iterator[tuple[str, int]]:
+    """The pieces of a document, cut again where white space ends, so that each is cleaned by itself."""
+    tail, begun = "", False
+
+    def clean(text: str, *, last: bool) -> str:
+        cleaned: str = cleaner.clean_piece(pa.array([text], pa.large_string()), verdicts, first=not begun, last=last)[
+            0
+        ].as_py()
+        return cleaned
+
+    for text, size in pieces:
+        tail += text
+        cut = cleaner.last_cut(tail)
+        yield clean(tail[:cut], last=False), size
+        tail, begun = tail[cut:], begun or cut > 0
+    yield clean(tail, last=True), 0
 
 
 # ---- what the first pass leaves ----
 
 
-def print_paths(folder: Path, key: str) -> tuple[Path, Path, Path]:
-    """What the first pass leaves of a unit: hashes, signatures, texts."""
-    return folder / f"hashes-{key}.bin", folder / f"signatures-{key}.bin", folder / f"texts-{key}.bin"
+def print_path(folder: Path, kind: str, key: str) -> Path:
+    """What the first pass leaves of a unit, by kind: hashes, signatures, preferences, matches, places, texts."""
+    return folder / f"{kind}-{key}.{'jsonl' if kind == 'places' else 'bin'}"
 
 
-def preference_path(folder: Path, key: str) -> Path:
-    """The same, where near-duplicates are kept by more than their order: what decides on each document."""
-    return folder / f"preferences-{key}.bin"
-
-
-def places_path(folder: Path, key: str) -> Path:
-    """The same: which files the rows of a unit are from."""
-    return folder / f"places-{key}.jsonl"
-
-
-def place_of(marks: Sequence[Mark], unit: Unit, row: int) -> dict[str, Any]:
+def place_of(unit: Unit, origin: int) -> dict[str, Any]:
     """The file of a unit's row, and its line or number there, from 1; in a piece of a large file, from a byte on."""
-    mark = marks[bisect_right(marks, row, key=lambda one: one.at) - 1]
-    name = "line" if unit.slices[0].format == "jsonl" else "record"
-    return {"file": mark.file, name: mark.row + row - mark.at + 1} | ({"from_byte": mark.origin} if mark.origin else {})
+    slice = unit.slices[origin >> NUMBER_BITS]
+    name = "line" if slice.format == "jsonl" else "record"
+    from_byte = slice.start if slice.format not in TABLES else 0
+    place = {"file": slice.path, name: (origin & ((1 << NUMBER_BITS) - 1)) + 1}
+    return place | ({"from_byte": from_byte} if from_byte else {})
 
 
-def found_place(folder: Path, unit: int, row: int) -> dict[str, Any]:
-    """The same of any unit, by what the first pass wrote and put under the numbers of units."""
-    path = places_path(folder, f"{unit:07d}")
+def recorded_place(folder: Path, unit: int, row: int) -> dict[str, Any]:
+    """The same of any unit, by the places that the first pass recorded."""
+    path = print_path(folder, "places", f"{unit:07d}")
     status = path.stat()
-    places, ats = _written_places(path, status.st_ino, status.st_mtime_ns)
+    places, ats = _recorded_places(path, status.st_ino, status.st_mtime_ns)
     at, place = places[bisect_right(ats, row) - 1]
     name = "line" if "line" in place else "record"
     return place | {name: place[name] + row - at}
 
 
 @functools.lru_cache(_PLACES_HELD)
-def _written_places(path: Path, inode: int, changed: int) -> tuple[list[tuple[int, dict[str, Any]]], list[int]]:
+def _recorded_places(path: Path, inode: int, changed: int) -> tuple[list[tuple[int, dict[str, Any]]], list[int]]:
     with path.open(encoding="utf-8") as lines:
         places = [(at, place) for at, place in map(json.loads, lines)]
     return places, [at for at, _ in places]
 
 
-class PlacesWriter:
-    """Writes the places of a unit's rows: a line for each file, and each gap."""
-
-    def __init__(self, new: NewFile, unit: Unit) -> None:
-        self._new, self._unit, self._last = new, unit, Mark(-1, "", 0)
-
-    def note(self, batch: Batch) -> None:
-        for mark in batch.marks:
-            if mark != self._last and mark.at >= self._last.at:
-                self._new.write((json.dumps([mark.at, place_of((mark,), self._unit, mark.at)]) + "\n").encode())
-                self._last = mark
-
-    def commit(self) -> dict[str, dict[str, Any]]:
-        return {self._new.path.name: self._new.put_in_place()}
-
-
 # ---- batches that are kept ----
 
-_HEADER = struct.Struct("<QQQ")
-"""Bytes of what is told, of the record batch, and a hash of both."""
-_END = _HEADER.pack(0, 0, 1)
-"""Behind the last one: a file that is cut between two has none."""
-_TOLD = ("number", "open", "part", "bytes_read")
+_HASH_BYTES = 32
+_FIELDS = ("number", "bytes_read")
 
 
-class CacheWriter:
-    """Use it as a context manager; left without a commit, nothing stays."""
-
-    def __init__(self, path: Path) -> None:
-        self._new = NewFile(path)
-
-    def add(self, batch: Batch) -> None:
-        verdicts = batch.verdicts or Verdicts(len(batch.texts))
-        told: dict[str, Any] = {name: getattr(batch, name) for name in _TOLD}
-        told |= {"first_row": batch.first_row, "reasons": verdicts.reasons, "counts": batch.counts}
-        told |= {"marks": batch.marks and [asdict(mark) for mark in batch.marks]}
-        told |= {"rejects": [asdict(reject) for reject in batch.rejects]}
-        told |= {"sides": None if batch.sides is None else batch.sides.as_json()}
-        columns = {"text": batch.texts, "code": pa.array(verdicts.codes)}
-        columns |= {} if batch.prompts is None else {"prompt": batch.prompts}
-        parts = json.dumps(told).encode(), pa.record_batch(columns)
-        frame = pa.BufferOutputStream()
-        with pa.ipc.new_stream(frame, parts[1].schema) as stream:
-            stream.write_batch(parts[1])
-        table = frame.getvalue()
-        digest = xxhash.xxh3_64(parts[0])
-        digest.update(table)
-        for part in (_HEADER.pack(len(parts[0]), table.size, digest.intdigest()), parts[0], table):
-            self._new.write(part)
-
-    def commit(self) -> None:
-        self._new.write(_END)
-        self._new.put_in_place()
-
-    def __enter__(self) -> CacheWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._new.discard()
+def keep_batches(batches: Iterator[Batch], path: Path) -> Iterator[Batch]:
+    """Hand batches on, and write them to a file, which appears when all are written; with a document in pieces, none
+    does."""
+    with NewFile(path) as new:
+        stream, whole = None, True
+        for batch in batches:
+            verdicts = batch.verdicts or Verdicts(len(batch.texts))
+            facts: dict[str, Any] = {name: getattr(batch, name) for name in _FIELDS}
+            facts |= {"first_row": batch.first_row, "reasons": verdicts.reasons, "counts": batch.counts}
+            facts |= {"rejects": [asdict(reject) for reject in batch.rejects]}
+            facts |= {"sides": None if batch.sides is None else batch.sides.as_json()}
+            facts |= {"prompts": batch.prompts is not None}
+            prompts = pa.nulls(len(batch.texts), pa.large_string()) if batch.prompts is None else batch.prompts
+            columns = {"text": batch.texts, "code": pa.array(verdicts.codes), "origin": pa.array(batch.origins)}
+            table = pa.record_batch(columns | {"prompt": prompts})
+            whole = whole and batch.pieces is None
+            if whole:
+                stream = stream or pa.ipc.new_stream(FileSink(new), table.schema)
+                stream.write_batch(table, custom_metadata={"batch": json.dumps(facts)})
+            yield batch
+        if whole and stream is not None:
+            stream.close()
+            new.write(new.record["xxh3"].encode())
+            new.put_in_place()
 
 
-def open_reader(reading: Reading, path: Path | None) -> Iterator[Batch]:
-    """The batches of a unit: from where the first pass kept them, when they are there, else from the input."""
-    return _kept(path, reading) if path is not None and path.exists() else iter(UnitReader(reading))
+def kept_batches(path: Path, skip_batches: int = 0) -> Iterator[Batch]:
+    """The batches in such a file."""
+    with pa.memory_map(str(path)) as file:
+        data = file.read_buffer()
+    body = data.slice(0, max(0, data.size - _HASH_BYTES))
+    if data.slice(body.size).to_pybytes() != xxhash.xxh3_128_hexdigest(body).encode():
+        # Without it, the unit is read from the input.
+        path.unlink(missing_ok=True)
+        raise StoreError(f"{path}: damaged, and now removed. Run the same command again to continue without it.")
+    with pa.ipc.open_stream(body) as stream:
+        while True:
+            try:
+                table, metadata = stream.read_next_batch_with_custom_metadata()
+            except StopIteration:
+                return
+            facts = json.loads(metadata["batch"])
+            if facts["number"] <= skip_batches:
+                continue
+            batch = Batch(table["text"], **{name: facts[name] for name in _FIELDS})
+            batch.rows, batch.verdicts = facts["first_row"] + np.arange(len(table)), Verdicts(len(table))
+            batch.verdicts.reasons, batch.verdicts.codes = facts["reasons"], table["code"].to_numpy()
+            batch.origins = table["origin"].to_numpy()
+            batch.rejects, batch.counts = [Reject(**reject) for reject in facts["rejects"]], Counter(facts["counts"])
+            batch.prompts = table["prompt"] if facts["prompts"] else None
+            if facts["sides"] is not None:
+                from milldam.chat.reading import Sides
 
-
-def _kept(path: Path, reading: Reading) -> Iterator[Batch]:
-    with path.open("rb") as file:
-        while (header := file.read(_HEADER.size)) != _END:
-            size, table_size, wanted = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, 0, 0)
-            left = path.stat().st_size - file.tell()
-            parts = [file.read(size), file.read(table_size)] if size + table_size <= left else [b"", b""]
-            digest = xxhash.xxh3_64(parts[0])
-            digest.update(parts[1])
-            if not size or digest.intdigest() != wanted:
-                # Without it, the unit is read from the input.
-                path.unlink(missing_ok=True)
-                raise StoreError(
-                    f"{path}: damaged, and now removed. Run the same command again to continue without it."
-                )
-            told = json.loads(parts[0])
-            if told["number"] > reading.skip_batches:
-                yield _as_kept(told, parts[1])
-
-
-def _as_kept(told: dict[str, Any], data: bytes) -> Batch:
-    with pa.ipc.open_stream(pa.py_buffer(data)) as stream:
-        table = stream.read_next_batch()
-    batch = Batch(table["text"], **{name: told[name] for name in _TOLD})
-    batch.rows = told["first_row"] + np.arange(len(table))
-    batch.verdicts = Verdicts(len(table))
-    batch.verdicts.reasons, batch.verdicts.codes = told["reasons"], table["code"].to_numpy()
-    batch.marks = tuple(Mark(**mark) for mark in told["marks"])
-    batch.rejects, batch.counts = [Reject(**reject) for reject in told["rejects"]], Counter(told["counts"])
-    if told["sides"] is not None:
-        from milldam.chat.reading import Sides
-
-        batch.sides = Sides.from_json(told["sides"])
-        batch.prompts = table["prompt"] if "prompt" in table.schema.names else None
-    return batch
+                batch.sides = Sides.from_json(facts["sides"])
+            yield batch

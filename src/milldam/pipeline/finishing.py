@@ -20,10 +20,10 @@ from milldam.files import file_blocks, read_sealed, write_sealed
 from milldam.markup import counted
 from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.rejects import DROPPED, REJECTS, Damage, first_reject, reject_lines
+from milldam.run.engine import Session
 from milldam.run.folder import RunFolder
 from milldam.run.pools import WorkPlan
 from milldam.run.records import Records, sweep
-from milldam.run.session import Session
 from milldam.run.summary import SUMMARY, Summary
 from milldam.stores.generations import live_files
 from milldam.stores.kinds import AUDIT_FILES, TOKENS, write_audit

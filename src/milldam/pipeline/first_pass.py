@@ -11,6 +11,7 @@ A worker holds one batch, and a bounded number of hashes.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ import pyarrow as pa
 
 from milldam.decontamination.index import Index
 from milldam.decontamination.letters import letter_tables
-from milldam.decontamination.matches import MatchFinder, Scanner, match_path
+from milldam.decontamination.matches import MatchFinder, Scanner
 from milldam.dedup import candidates
 from milldam.dedup.candidates import NearWork, marked_rows
 from milldam.dedup.fingerprints import FingerprintWriter, fingerprint
@@ -33,24 +34,19 @@ from milldam.dedup.sketches import Sketcher, SketchWriter, sketch_paths
 from milldam.files import NewFile
 from milldam.filters.judging import Filters
 from milldam.pipeline.documents import (
-    HEAD_BYTES,
-    CacheWriter,
-    PlacesWriter,
-    Reading,
     SetRules,
-    UnitReader,
-    open_reader,
-    places_path,
-    preference_path,
-    print_paths,
+    keep_batches,
+    kept_batches,
+    place_of,
+    print_path,
+    read_documents,
 )
-from milldam.pipeline.judging import Chooser, below
+from milldam.pipeline.judging import SAMPLE, below, content_keys
 from milldam.rules import CleanRules, DedupRules, FilterRules, NearRules
-from milldam.run.engine import Assigned, Make, Telling
+from milldam.run.engine import Assigned, Make, Progress
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
 from milldam.sources.batch import Batch
-from milldam.sources.units import Unit
 from milldam.text.arrays import Verdicts, text_offsets
 from milldam.text.cleaning import Cleaner
 
@@ -60,6 +56,14 @@ _SKIPPED_AT_ONCE = 4096
 _LONGEST = (1 << 28) - 1
 """In bytes; longer documents count as this long, so that a length and a number of a document fit into 64 bits."""
 _LAST = np.uint64((1 << 64) - 1)
+
+
+def _whole(batch: Batch) -> Batch:
+    """A document in pieces is compared with none: it has no text here, and is dropped."""
+    if batch.pieces is not None and batch.verdicts is not None and len(batch.texts):
+        batch.texts, batch.pieces = pa.array([""], pa.large_string()), None
+        batch.verdicts.drop_one(0, "not_judged")
+    return batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,76 +94,82 @@ class FirstPass:
         return functools.partial(self._make, hasher, functools.cache(lambda: Scanner(Index(evaluation))))
 
     def _make(
-        self, hasher: MinHasher | None, scanner: Callable[[], Scanner | None], assigned: Assigned, telling: Telling
+        self, hasher: MinHasher | None, scanner: Callable[[], Scanner | None], assigned: Assigned, progress: Progress
     ) -> Iterator[Record]:
-        unit = assigned.unit
-        reader = UnitReader(_reading(self, assigned, keep=() if self.value is None else (self.value.name,)))
+        unit, folder = assigned.unit, self.out / RUN_FOLDER
+        batches = read_documents(
+            unit,
+            self.sets[unit.dataset],
+            self.clean,
+            rows=assigned.facts["rows"],
+            spool=str(folder),
+            ahead=self.threads > 1,
+            keep=() if self.value is None else (self.value.name,),
+        )
+        if self.keep_texts:
+            batches = keep_batches(batches, print_path(folder / PRINTS, "texts", assigned.key))
         with ExitStack() as stack:
             sink = _PrintSink(self, hasher, scanner(), assigned, stack)
-            telling.lap()
-            for documents in reader:
-                telling.lap("read")
-                sink.keep(documents)
-                documents = documents.not_judged if documents.part else documents
-                if len(documents.texts):
-                    sink.add(documents, telling)
-                telling.add(documents=len(documents.texts), input_bytes=unit.input_bytes(documents.bytes_read))
+            progress.lap()
+            for batch in batches:
+                progress.lap("read")
+                sink.add(_whole(batch), progress)
+                progress.add(documents=len(batch.texts), input_bytes=unit.input_bytes(batch.bytes_read))
             files = sink.commit()
         facts = {} if self.value is None else {"values": sink.values.tolist()}
-        yield Record(
-            assigned.key, files={f"{RUN_FOLDER}/{PRINTS}/{name}": file for name, file in files.items()}, facts=facts
-        )
+        files = {f"{RUN_FOLDER}/{PRINTS}/{name}": file for name, file in files.items()}
+        yield Record(assigned.key, files=files, facts=facts)
 
 
 class _PrintSink:
-    """Documents to the files of a unit, a file for each kind of what is asked for; the hashes are committed last."""
+    """Documents to the files of a unit, a file for each kind of what is wanted; the hashes are committed last."""
 
     def __init__(
         self, load: FirstPass, hasher: MinHasher | None, scanner: Scanner | None, assigned: Assigned, stack: ExitStack
     ) -> None:
-        self._set, self._rules, near = load.sets[assigned.unit.dataset], load.rules, load.rules.near
-        self._field = load.value
-        self._chooser, self._share = Chooser(load.seed, HEAD_BYTES), self._set.share(copy=0)
+        self._load, self._unit, self._hasher, near = load, assigned.unit, hasher, load.rules.near
+        self._set = load.sets[self._unit.dataset]
+        self._share, self._last_step = self._set.share(copy=0), -1
         self.values = np.zeros(2, np.int64)
         """Documents without a value of the field that decides on near-duplicates, and with one."""
-        folder, key = load.out / RUN_FOLDER / PRINTS, assigned.key
-        hash_path, signature_path, text_path = print_paths(folder, key)
 
-        def new(path: Path, entry: bytes) -> NewFile:
+        def path(kind: str) -> Path:
+            return print_path(load.out / RUN_FOLDER / PRINTS, kind, assigned.key)
+
+        def new(kind: str, entry: bytes) -> NewFile:
             """A document's place in a file is its row: those that are not wanted take theirs."""
-            file, skipped = stack.enter_context(NewFile(path)), (assigned.facts["rows"] or (0,))[0]
+            file, skipped = stack.enter_context(NewFile(path(kind))), (assigned.facts["rows"] or (0,))[0]
             for start in range(0, skipped, _SKIPPED_AT_ONCE):
                 file.write(entry * min(_SKIPPED_AT_ONCE, skipped - start))
             return file
 
-        self._places = PlacesWriter(stack.enter_context(NewFile(places_path(folder, key))), assigned.unit)
-        self._texts = stack.enter_context(CacheWriter(text_path)) if load.keep_texts else None
+        self._places = stack.enter_context(NewFile(path("places")))
         # Validation sets are used whole.
-        self._finder = MatchFinder(scanner, match_path(folder, key)) if scanner and self._set.split is None else None
-        self._hasher = hasher
-        self._signatures = None if hasher is None else new(signature_path, bytes([NO_WORDS]) * hasher.size)
+        self._finder = MatchFinder(scanner, path("matches")) if scanner and self._set.split is None else None
+        self._signatures = None if hasher is None else new("signatures", bytes([NO_WORDS]) * hasher.size)
         by_order = near is None or near.prefer == "first"
-        self._preferences = None if by_order else new(preference_path(folder, key), bytes(8))
-        self._hashes = None if self._rules.is_off else stack.enter_context(FingerprintWriter(hash_path))
+        self._preferences = None if by_order else new("preferences", bytes(8))
+        self._hashes = None if load.rules.is_off else stack.enter_context(FingerprintWriter(path("hashes")))
 
-    def keep(self, documents: Batch) -> None:
-        """What the second pass needs of documents as they were read."""
-        self._places.note(documents)
-        if self._texts is not None:
-            self._texts.add(documents)
-
-    def add(self, documents: Batch, telling: Telling) -> None:
+    def add(self, batch: Batch, progress: Progress) -> None:
+        if not len(batch.texts) or batch.origins is None:
+            return
+        steps = batch.origins - batch.rows
+        for at in np.flatnonzero(np.diff(steps, prepend=self._last_step)).tolist():  # of each file, and each gap
+            place = place_of(self._unit, int(batch.origins[at]))
+            self._places.write((json.dumps([int(batch.rows[at]), place]) + "\n").encode())
+        self._last_step = int(steps[-1])
         # What is dropped for another reason, or not in the sample, makes no other document a duplicate.
-        assert documents.verdicts is not None
-        wanted, row = documents.verdicts.keep, documents.first_row
+        assert batch.verdicts is not None
+        wanted, row, rules = batch.verdicts.keep, batch.first_row, self._load.rules
         if self._share < 1:
-            wanted &= below(self._chooser.sample_keys(documents.texts), self._share)
-        texts = self._set.compared(documents)
-        if self._preferences is not None and self._rules.near is not None:
+            wanted &= below(content_keys(batch.texts, self._load.seed, SAMPLE), self._share)
+        texts = self._set.compared(batch)
+        if self._preferences is not None and rules.near is not None:
             values = np.full(len(texts), np.nan)
-            if self._field is not None and documents.columns is not None:
-                values = self._field.of_column(documents.columns.column(0))
-            numbers, known = preferred(self._rules.near, texts, values)
+            if self._load.value is not None and batch.columns is not None:
+                values = self._load.value.of_column(batch.columns.column(0))
+            numbers, known = preferred(rules.near, texts, values)
             self._preferences.write(numbers.data)
             self.values += np.bincount(known[wanted], minlength=2)
         if self._signatures is not None and self._hasher is not None:
@@ -167,21 +177,17 @@ class _PrintSink:
             signatures[~wanted] = NO_WORDS
             self._signatures.write(signatures.data)
         if self._hashes is not None:
-            self._hashes.add(fingerprint(texts, normalize=self._rules.normalize), row, wanted)
-        telling.lap("fingerprint")
+            self._hashes.add(fingerprint(texts, normalize=rules.normalize), row, wanted)
+        progress.lap("fingerprint")
         if self._finder is not None:
-            self._finder.add(documents.texts, row, wanted)
-            telling.lap("decontaminate")
+            self._finder.add(batch.texts, row, wanted)
+            progress.lap("decontaminate")
 
     def commit(self) -> dict[str, dict[str, Any]]:
-        if self._texts is not None:
-            self._texts.commit()
-        files = self._places.commit()
-        for made in (self._finder, self._hashes):
-            files |= {} if made is None else made.commit()
-        for new in (self._preferences, self._signatures):
+        files = {} if self._finder is None else self._finder.commit()
+        for new in (self._places, self._preferences, self._signatures):
             files |= {} if new is None else {new.path.name: new.put_in_place()}
-        return files
+        return files if self._hashes is None else files | self._hashes.commit()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,53 +205,47 @@ class Shingling:
         Filters(self.filters)  # what rules load is there before workers are forked
         return functools.partial(self._make, candidates.Documents(self.work).signatures)
 
-    def _make(self, signatures: SignatureFiles, assigned: Assigned, telling: Telling) -> Iterator[Record]:
+    def _make(self, signatures: SignatureFiles, assigned: Assigned, progress: Progress) -> Iterator[Record]:
         folder, number, files = self.work.folder, assigned.unit.index, dict[str, dict[str, Any]]()
         base = signatures.before(number)
         marked = marked_rows(folder, base, signatures.before(number + 1) - base)
         if marked.any():
             with SketchWriter(*sketch_paths(folder, unit_name(number))) as writer:
-                self._shingle(assigned, telling, marked, writer)
+                self._shingle(assigned, progress, marked, writer)
                 files = writer.put_in_place()
         below = folder.relative_to(self.out)
         yield Record(assigned.key, files={f"{below}/{name}": file for name, file in files.items()})
 
     def _shingle(
-        self, assigned: Assigned, telling: Telling, marked: npt.NDArray[np.bool_], writer: SketchWriter
+        self, assigned: Assigned, progress: Progress, marked: npt.NDArray[np.bool_], writer: SketchWriter
     ) -> None:
-        rules, last = self.sets[assigned.unit.dataset], int(np.flatnonzero(marked)[-1])
+        unit, folder, last = assigned.unit, self.out / RUN_FOLDER, int(np.flatnonzero(marked)[-1])
+        rules = self.sets[unit.dataset]
         # A dataset that is a split of its own is used whole.
         filters = Filters(self.filters if rules.split is None else FilterRules())
         sketcher = Sketcher(self.work.rules.ngram)
-        kept = print_paths(self.out / RUN_FOLDER / PRINTS, assigned.facts["prints"])[2]
-        telling.lap()
-        for documents in open_reader(_reading(self, assigned), kept):
-            telling.lap("read")
-            if documents.first_row > last:
+        kept = print_path(folder / PRINTS, "texts", assigned.facts["prints"])
+        reading: dict[str, Any] = {"rows": assigned.facts["rows"], "spool": str(folder), "ahead": self.threads > 1}
+        progress.lap()
+        for batch in kept_batches(kept) if kept.exists() else read_documents(unit, rules, self.clean, **reading):
+            progress.lap("read")
+            if batch.first_row > last:
                 break
-            documents = documents.not_judged if documents.part else documents
-            if not len(documents.texts):
+            if not len(_whole(batch).texts):
                 continue
-            row = documents.first_row
-            rows = np.flatnonzero(marked[row : row + len(documents.texts)])
+            row = batch.first_row
+            rows = np.flatnonzero(marked[row : row + len(batch.texts)])
             verdicts, done = Verdicts(len(rows)), 0
-            filters.judge(documents.texts.take(pa.array(rows)), verdicts)
-            for values, counts in sketcher.sketches(rules.compared(documents).take(pa.array(rows))):
+            filters.judge(batch.texts.take(pa.array(rows)), verdicts)
+            for values, counts in sketcher.sketches(rules.compared(batch).take(pa.array(rows))):
                 part = slice(done, done + len(counts))
                 keep = verdicts.keep[part]
                 if not keep.all():
                     values = values[np.repeat(keep, counts)]
                 writer.add(row + rows[part], values, np.where(keep, counts, 0))
                 done += len(counts)
-            telling.lap("shingle")
-            telling.add(documents=len(documents.texts), input_bytes=assigned.unit.input_bytes(documents.bytes_read))
-
-
-def _reading(rules: FirstPass | Shingling, assigned: Assigned, keep: tuple[str, ...] = ()) -> Reading:
-    unit: Unit = assigned.unit
-    spool, ahead = str(rules.out / RUN_FOLDER), rules.threads > 1
-    chosen = rules.sets[unit.dataset], rules.clean
-    return Reading(unit, *chosen, rows=assigned.facts["rows"], spool=spool, ahead=ahead, keep=keep)
+            progress.lap("shingle")
+            progress.add(documents=len(batch.texts), input_bytes=unit.input_bytes(batch.bytes_read))
 
 
 def preferred(

@@ -30,15 +30,13 @@ from milldam.memory import Budget, release, usage
 from milldam.pipeline.counting import RowCounts
 from milldam.pipeline.finishing import Made, TextSummary, complete, finish
 from milldam.pipeline.fitting import Disk, Fitting, Survey
-from milldam.pipeline.judging import Selection
 from milldam.pipeline.preparing import prepare
 from milldam.pipeline.tokenizing import TokenizeLoad
 from milldam.run import engine
-from milldam.run.engine import ArrayWork, Options, Stage
+from milldam.run.engine import ArrayWork, Options, Session, Stage
 from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
 from milldam.run.pools import Pool, WorkPlan, least_bytes, least_grouping_bytes, require_room
 from milldam.run.records import RECORDS, Records
-from milldam.run.session import Session, session
 from milldam.run.summary import Observer, Quiet
 from milldam.run.units import Identity, KeyArray
 from milldam.sources.compression import STDIN
@@ -234,7 +232,9 @@ class TokenJob(engine.Job[TextSummary]):
         config, prepared, dedup = self._config, self._prepared, self._made.dedup
         choice = self._settle_encoder(run)
         seen = None if prepared.index is None else prepared.index.pin(run.folder, prepared.identity.input["index"])
-        selection = Selection(
+        return TokenizeLoad(
+            out=run.folder.out,
+            sets=prepared.sets,
             clean=config.clean_rules,
             drops=None if dedup is None else dedup.folder,
             seen=seen,
@@ -245,11 +245,6 @@ class TokenJob(engine.Job[TextSummary]):
             staged=config.counts_tokens,
             seed=config.seed,
             write_dropped=config.write_dropped,
-        )
-        return TokenizeLoad(
-            out=run.folder.out,
-            sets=prepared.sets,
-            selection=selection,
             encoder=choice.encoder,
             differing=choice.differing,
             plain_specials=config.tokenizer_rules.special_text == "plain",
@@ -309,12 +304,11 @@ def plan_job(config: Config) -> PlannedJob:
     with (
         tempfile.TemporaryDirectory(prefix="milldam-plan-") as place,
         RunFolder(Path(place) / "plan", TOKENS) as folder,
-        session(folder, Quiet(), budget, Pool(budget.limit_bytes)) as run,
+        Session(folder, Quiet(), budget, Pool(budget.limit_bytes)) as run,
     ):
         identity = job.prepare(run)
         state = _state_of(config, identity)
-        folder.stage(job.units(run))
-        folder.start(identity)
+        folder.start(identity, job.units(run))
         plan = engine.plan_work(run, job)
         assert job._survey is not None
         disk = Disk.of(config, job._prepared, job._survey)

@@ -1,7 +1,7 @@
 """What near-dedup removed, as a person can judge it: pairs side by side, large clusters, and a warning about templates.
 
 Which documents to show follows from the drops (dedup/near_drops.py). The workers that tokenize them set their texts
-aside in the folder of the drop files (`ShownTexts`); at the end they are gathered, before that folder is removed. The
+aside in the folder of the drop files (`set_aside`); at the end they are gathered, before that folder is removed. The
 text of a unit that an earlier run has done is not read again: it is None, and the rest is still told. Memory: a few
 heads of documents.
 """
@@ -20,7 +20,7 @@ from milldam.dedup.near_drops import Place, places_of
 from milldam.dedup.shingles import shingle
 from milldam.files import NewFile
 from milldam.markup import counted, place_words, share
-from milldam.pipeline.documents import SetRules, found_place
+from milldam.pipeline.documents import SetRules, recorded_place
 from milldam.sources.batch import Batch
 
 HEAD_CHARACTERS = 20_000
@@ -32,21 +32,14 @@ TEMPLATE_SIMILARITY = 0.5
 """Documents that stay and are so much alike are copies of one template."""
 
 
-class ShownTexts:
-    """Sets the texts of some documents of a unit aside while it is worked on."""
-
-    def __init__(self, folder: Path, unit: int, places: Iterable[Place], rules: SetRules) -> None:
-        self._folder, self._unit, self._rules = folder, unit, rules
-        self._rows = sorted(row for number, row in places if number == unit)
-
-    def look(self, batch: Batch) -> Batch:
-        """A step: the batch as it is. Documents in pieces are no duplicates."""
-        texts, first = self._rules.compared(batch), batch.first_row
-        for row in (row for row in self._rows if first <= row < first + len(texts)):
-            with NewFile(_shown_path(self._folder, (self._unit, row))) as new:
-                new.write(texts[row - first].as_py()[:HEAD_CHARACTERS].encode("utf-8", "backslashreplace"))
-                new.put_in_place()
-        return batch
+def set_aside(folder: Path, unit: int, shown: Iterable[Place], rules: SetRules, batch: Batch) -> Batch:
+    """A step: writes the texts of some documents of a unit aside; the batch stays as it is."""
+    texts, first = rules.compared(batch), batch.first_row
+    for row in (row for number, row in shown if number == unit and first <= row < first + len(texts)):
+        with NewFile(_shown_path(folder, (unit, row))) as new:
+            new.write(texts[row - first].as_py()[:HEAD_CHARACTERS].encode("utf-8", "backslashreplace"))
+            new.put_in_place()
+    return batch
 
 
 def _shown_path(folder: Path, place: Place) -> Path:
@@ -64,7 +57,7 @@ def near_examples(near: dict[str, Any], folder: Path, ngram: int) -> dict[str, A
         text = texts.get(place)
         shown = None if text is None else text[start : start + SHOWN_CHARACTERS]
         cut = text is not None and len(text) > start + SHOWN_CHARACTERS
-        where = found_place(folder, *place)
+        where = recorded_place(folder, *place)
         return where | {"unit": place[0], "row": place[1], "text": shown, "start": start, "cut": cut}
 
     def pair(one: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +68,7 @@ def near_examples(near: dict[str, Any], folder: Path, ngram: int) -> dict[str, A
     largest, warnings = [{"dropped": one["dropped"], "worst": pair(one["worst"])} for one in found["clusters"]], []
     for place, clusters, copies in _templates(found["clusters"], texts, ngram):
         if copies >= max(LARGE_COUNT, LARGE_SHARE * documents):
-            where = found_place(folder, *place)
+            where = recorded_place(folder, *place)
             many = f"{counted(copies, 'document')} ({share(copies, documents)} of the corpus)"
             stay = "1 stays" if clusters == 1 else f"{clusters} stay"
             said = f"are copies of one text or template, of which {stay}: {where['file']}, {place_words(where)}."

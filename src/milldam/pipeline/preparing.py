@@ -20,7 +20,7 @@ from milldam.errors import InputError
 from milldam.files import hash_bytes, user_cache
 from milldam.input_files import LeftOut
 from milldam.memory import parse_size, release
-from milldam.pipeline.documents import Reading, SetRules, UnitReader
+from milldam.pipeline.documents import SetRules, read_documents
 from milldam.pipeline.judging import preload_rules
 from milldam.run.folder import RunFolder
 from milldam.run.pools import TOKENIZER_FACTOR, WORK_BYTES
@@ -176,7 +176,7 @@ class Input:
             stop = _CHAT_HEAD if chat and file.format == "jsonl" and file.compression is None else None
             head = Unit(0, (Slice(file.path, file.format, file.compression, stop=stop),))
             rules = replace(source.rules, text=lenient)
-            for batch in UnitReader(Reading(head, rules, None, spool=str(self._folder.folder))):
+            for batch in read_documents(head, rules, spool=str(self._folder.folder)):
                 for text in batch.texts:
                     texts.append(text.as_py()[:SAMPLE_BYTES])
                     if sum(map(len, texts)) > SAMPLE_BYTES:
@@ -320,7 +320,12 @@ def prepare(config: Config, folder: RunFolder) -> Prepared:
     text, plain = read_tokenizer(rules.path), rules.special_text == "plain"
     question = Question(text, rules.encoder, rules.bos, rules.eos, plain, input.samples(sources[-1]))
     known = find_out(question, user_cache() / KNOWN_TOKENIZERS)
-    sources = tuple(replace(one, rules=one.rules.with_special_tokens(known.added)) for one in sources)
+    # So that conversations which hold the text of a special token can be counted.
+    sources = tuple(
+        one if (chat := one.rules.chat) is None
+        else replace(one, rules=replace(one.rules, chat=replace(chat, special_tokens=known.added)))
+        for one in sources
+    )  # fmt: skip
     tokenizer_hash = hash_bytes(known.json.encode())
     shard_size = config.shard_bytes or (SHARD_SIZE if config.chat is None else CHAT_SHARD_SIZE)
     special = {"bos": known.special.bos_token, "eos": known.special.eos_token}

@@ -15,8 +15,8 @@ import pyarrow as pa
 from milldam.config.settings import Config, TrainingRules
 from milldam.errors import ConfigError, InputError, ResourceError, Setting
 from milldam.memory import Budget, format_size, parse_size, usage
-from milldam.pipeline.documents import HEAD_BYTES, Reading, UnitReader
-from milldam.pipeline.judging import Chooser, below
+from milldam.pipeline.documents import read_documents
+from milldam.pipeline.judging import SAMPLE, below, content_keys
 from milldam.pipeline.preparing import Input, Source
 from milldam.run.folder import RunFolder
 from milldam.sources.units import SAMPLED_SHARD, Unit
@@ -72,16 +72,17 @@ def _sample(config: Config, run: RunFolder, sample_bytes: int) -> Iterator[pa.La
     units = _spread(input, sources, sample_bytes * READ_PER_SAMPLE)
     available = sum(unit.unpacked_bytes for unit in units)
     share = min(1.0, SAMPLE_SURPLUS * sample_bytes / max(1.0, available))
-    chooser = Chooser(config.seed, HEAD_BYTES)
     taken = 0
     for unit in units:
-        for batch in UnitReader(Reading(unit, sources[unit.dataset].rules, config.clean_rules)):
-            texts = batch.texts.filter(pa.array(below(chooser.sample_keys(batch.texts), share)))
-            taken += byte_count(texts)
-            if len(texts):
-                yield texts
-            if taken >= sample_bytes:
-                return
+        for batch in read_documents(unit, sources[unit.dataset].rules, config.clean_rules):
+            pieces = (pa.array([text], pa.large_string()) for text, _ in batch.pieces or ())
+            for texts in [batch.texts] if batch.pieces is None else pieces:
+                texts = texts.filter(pa.array(below(content_keys(texts, config.seed, SAMPLE), share)))
+                taken += byte_count(texts)
+                if len(texts):
+                    yield texts
+                if taken >= sample_bytes:
+                    return
     if not taken:
         raise InputError("No text in the sample: nothing to train on.")
 

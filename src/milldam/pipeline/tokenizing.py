@@ -1,46 +1,70 @@
 """The second pass, for one unit: read, drop, filter, encode, write. Runs in a worker; holds one batch.
 
 A unit gives one shard per split; a stream that can't be cut beforehand gives several parts, each closed at the first
-batch after `shard_size` bytes of text. A text file larger than a document may be is encoded and written piece by piece:
-it is neither filtered nor compared with others, and counted as `not_judged`.
+batch after `shard_size` bytes of text. The tokens of a document in pieces go through a temporary file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import functools
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from milldam.errors import InputError
 from milldam.memory import allowance, release, usage
-from milldam.pipeline.documents import HEAD_BYTES, Reading, SetRules, open_reader, print_paths
-from milldam.pipeline.judging import Judge, Selection, Step, drop_cleaned, preload_rules
+from milldam.pipeline.documents import SetRules, kept_batches, print_path, read_documents
+from milldam.pipeline.judging import Judge, preload_rules
 from milldam.pipeline.unit_output import STAGED, UnitSink
-from milldam.run.engine import Assigned, Make, Telling
+from milldam.rules import CleanRules, FilterRules
+from milldam.run.engine import Assigned, Make, Progress
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.pools import BATCHES_BYTES
 from milldam.run.records import Record
 from milldam.sources.batch import Batch
 from milldam.sources.units import Unit, is_as_listed
-from milldam.text.arrays import Verdicts
+from milldam.text.arrays import Verdicts, character_counts
 from milldam.tokenizers.document_encoder import EMPTY, NO_WHITE_SPACE, DocumentEncoder, NoWhiteSpaceError
 from milldam.tokenizers.encoders import Encoder, Ranges
 from milldam.tokenizers.loading import SpecialTokens
 
 if TYPE_CHECKING:
     from milldam.chat.token_spans import TokenSpans
+    from milldam.dedup.near_drops import Place
+    from milldam.dedup.seen import PinnedIndex
+
+Step = Callable[[Batch], Batch]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeLoad:
     """What every worker needs to know; it pickles."""
 
     out: Path
     sets: tuple[SetRules, ...]
-    selection: Selection
+    # ---- what is done to the documents between reading and writing ----
+    clean: CleanRules | None = None
+    drops: Path | None = None
+    """Folder of the drop files; None: there was no first pass."""
+    seen: PinnedIndex | None = None
+    """The index whose documents are dropped without a first pass; None: there is none."""
+    seen_by: tuple[str, ...] = ()
+    """Ids of the runs of the index, in the order in which they are numbered."""
+    shown: tuple[Place, ...] = ()
+    """Documents whose texts are set aside beside the drop sets, to be looked at."""
+    filters: FilterRules = field(default_factory=FilterRules)
+    shares: dict[str, float] = field(default_factory=dict)
+    """Splits beside train."""
+    staged: bool = False
+    """Splits are settled later, by tokens."""
+    seed: int = 0
+    write_dropped: bool = False
+    # ---- encoding ----
     encoder: str
     differing: Ranges
     """Characters whose texts are encoded by HF tokenizers."""
@@ -57,210 +81,155 @@ class TokenizeLoad:
     @property
     def splits(self) -> tuple[str, ...]:
         """Their names by number."""
-        if self.selection.staged:
-            return (STAGED,)
         whole = dict.fromkeys(one.split for one in self.sets if one.split is not None)
-        return ("train", *self.selection.shares, *whole)
+        return (STAGED,) if self.staged else ("train", *self.shares, *whole)
 
     def load(self) -> Make:
-        tokenizer_json = (self.out / "tokenizer.json").read_text(encoding="utf-8")
+        text = (self.out / "tokenizer.json").read_text(encoding="utf-8")
         encoder = Encoder(
             self.encoder,
-            tokenizer_json,
+            text,
             plain_specials=self.plain_specials,
             threads=self.threads,
             differing=self.differing,
         )
-        preload_rules(self.selection.filters, self.selection.clean)
-        if self.selection.seen is not None:
-            self.selection.seen.open()  # what it imports is there before workers are forked
-        finder: TokenSpans | None = None
+        finder = None
+        preload_rules(self.filters, self.clean)
+        if self.seen is not None:
+            self.seen.open()  # what it imports is there before workers are forked
         if any(one.chat is not None for one in self.sets):
             from milldam.pipeline.chat_encoding import load_finder
 
-            finder = load_finder(tokenizer_json)
+            finder = load_finder(text)
         release()
         taken = usage().anonymous + BATCHES_BYTES
         encoder.stay_within(lambda: allowance(self.share_bytes) - taken)
-        return UnitTokenizer(self, encoder, finder).make
+        return functools.partial(self._make, encoder, finder)
 
-
-class UnitTokenizer:
-    """A worker's state: the encoder, loaded once."""
-
-    def __init__(self, load: TokenizeLoad, encoder: Encoder, finder: TokenSpans | None) -> None:
-        self._load, self._encoder, self._finder = load, encoder, finder
-
-    def make(self, assigned: Assigned, telling: Telling) -> Iterator[Record]:
-        load, unit, limit = self._load, assigned.unit, assigned.facts["documents"]
-        rules = load.sets[unit.dataset]
+    def _make(
+        self, encoder: Encoder, finder: TokenSpans | None, assigned: Assigned, progress: Progress
+    ) -> Iterator[Record]:
+        unit, limit, prints = assigned.unit, assigned.facts["documents"], assigned.facts["prints"]
+        rules, folder = self.sets[unit.dataset], self.out / RUN_FOLDER
         sides = 1 if rules.chat is None else rules.chat.sides
-        judge = Judge(load.selection, rules, load.splits, unit)
-        special = load.special if rules.chat is None else SpecialTokens(None, None)
-        encoder = DocumentEncoder(self._encoder, special, load.dtype)
-        steps = self._steps(judge, encoder, rules, unit)
-        kept, reader = self._open(assigned, rules)
-        with UnitSink(load, assigned, judge.explain) as sink:
-            pieces, read = _Pieces(judge, encoder, sink), 0
-            telling.lap()
-            for batch in reader:
-                telling.lap("read")
-                if sink.is_full and len(batch.texts) and not pieces.inside:
-                    yield self._commit(sink, unit, telling, last=False)
+        judge = Judge(self, rules, unit)
+        steps = self._steps(judge, encoder, finder, unit, progress)
+        skip = 0 if assigned.begun is None else assigned.begun.facts["batches"]
+        kept = None if prints is None else print_path(folder / "prints", "texts", prints)
+        if kept is not None and kept.exists():
+            batches = kept_batches(kept, skip)
+        else:
+            rows = assigned.facts["rows"]
+            # With cores to spare, reading goes on in a thread while the encoder, which holds no lock, encodes.
+            reading: dict[str, Any] = {"rows": rows, "skip_batches": skip, "spool": str(folder)}
+            batches = read_documents(unit, rules, self.clean, ahead=self.threads > 1, **reading)
+        with UnitSink(self, assigned, judge.explain) as sink:
+            read = 0
+            progress.lap()
+            for batch in batches:
+                progress.lap("read")
+                if sink.is_full and len(batch.texts):
+                    yield self._commit(sink, unit, progress, last=False)
                 sink.begin(batch)
-                if batch.part:
-                    told = pieces.add(batch)
-                    telling.lap("encode")
-                else:
-                    for name, step in steps:
-                        batch = step(batch)
-                        telling.lap(name)
-                    if limit is not None:  # what lies behind it counts as not read
-                        batch = batch.only(np.arange(len(batch.rows)) < (limit - sink.documents) // sides)
-                    told = sink.add(batch)
-                    telling.lap("write")
+                for name, step in steps:
+                    batch = step(batch)
+                    progress.lap(name)
+                if limit is not None:  # what lies behind it counts as not read
+                    batch = batch.only(np.arange(len(batch.rows)) < (limit - sink.documents) // sides)
+                counts = sink.add(batch)
+                progress.lap("write")
                 before, read = read, read + batch.bytes_read
-                telling.add(**told, input_bytes=unit.input_bytes(read) - unit.input_bytes(before))
+                progress.add(**counts, input_bytes=unit.input_bytes(read) - unit.input_bytes(before))
                 if limit is not None and sink.documents + sides > limit:
                     break
-            yield self._commit(sink, unit, telling, last=True)
+            yield self._commit(sink, unit, progress, last=True)
         # Not while a repetition of the unit may want them.
         if kept is not None and rules.weight <= 1:
             kept.unlink(missing_ok=True)
 
-    def _steps(self, judge: Judge, encoder: DocumentEncoder, rules: SetRules, unit: Unit) -> list[tuple[str, Step]]:
+    def _steps(
+        self, judge: Judge, encoder: Encoder, finder: TokenSpans | None, unit: Unit, progress: Progress
+    ) -> list[tuple[str, Step]]:
         """What each batch goes through, and what its time is booked as."""
-        steps: list[tuple[str, Step]] = [("filter", step) for step in judge.steps_on_texts()]
-        selection = self._load.selection
-        if selection.drops is not None and any(number == unit.index for number, _ in selection.shown):
-            from milldam.pipeline.near_examples import ShownTexts
+        rules, steps = self.sets[unit.dataset], list[tuple[str, Step]]()
+        if self.drops is not None and any(number == unit.index for number, _ in self.shown):
+            from milldam.pipeline.near_examples import set_aside
 
-            shown = ShownTexts(selection.drops, unit.index, selection.shown, rules)
-            steps.insert(0, ("filter", shown.look))
+            steps.append(("filter", functools.partial(set_aside, self.drops, unit.index, self.shown, rules)))
+        steps.append(("filter", judge.judge_texts))
         if rules.chat is None:
-            return [*steps, *(("encode", step) for step in (Encode(encoder), judge.judge_tokens, judge.describe))]
-        from milldam.pipeline.chat_encoding import ChatEncoder
+            documents = DocumentEncoder(encoder, self.special, self.dtype)
+            encode = functools.partial(
+                self._encode, documents, lambda size: progress.add(input_bytes=unit.input_bytes(size))
+            )
+            encoding: list[Step] = [encode, judge.judge_tokens, judge.describe]
+        else:
+            from milldam.pipeline.chat_encoding import ChatEncoder
 
-        assert self._finder is not None
-        chat = ChatEncoder(rules.chat, encoder, self._finder, self._load.special)
-        encoding = (chat.encode, judge.judge_tokens, chat.finish, judge.describe)
-        return [*steps, *(("encode", step) for step in encoding)]
+            assert finder is not None
+            documents = DocumentEncoder(encoder, SpecialTokens(None, None), self.dtype)
+            chat = ChatEncoder(rules.chat, documents, finder, self.special)
+            encoding = [chat.encode, judge.judge_tokens, chat.finish, judge.describe]
+        return steps + [("encode", step) for step in encoding]
 
-    def _open(self, assigned: Assigned, rules: SetRules) -> tuple[Path | None, Iterator[Batch]]:
-        """Where the first pass may have kept the batches of the unit, and its batches."""
-        load, begun, facts, kept = self._load, assigned.begun, assigned.facts, None
-        reading = Reading(
-            assigned.unit,
-            rules,
-            load.selection.clean,
-            rows=facts["rows"],
-            skip_batches=0 if begun is None else begun.facts["batches"],
-            spool=str(load.out / RUN_FOLDER),
-            # With cores to spare, reading goes on in a thread while the encoder, which holds no lock, encodes.
-            ahead=load.threads > 1,
-        )
-        if facts["prints"] is not None:
-            from milldam.pipeline.first_pass import PRINTS
+    def _encode(self, encoder: DocumentEncoder, count_read: Callable[[int], None], batch: Batch) -> Batch:
+        """Texts to ids, with the special tokens of documents; what gives no token, or can't be cut, is dropped."""
+        verdicts = Verdicts(len(batch.texts))
+        if batch.pieces is not None and len(batch.texts):
+            batch.ids, uncut = self._encode_pieces(encoder, count_read, batch)
+            batch.lengths, batch.counts["not_judged"] = np.array([len(batch.ids)]), int(len(batch.ids) > 0)
+        else:
+            batch.ids, batch.lengths = ids_of(encoder, batch.texts)
+            uncut = encoder.uncut
+        batch.counts["exact_documents"], encoder.exact_documents = encoder.exact_documents, 0
+        empty = batch.lengths == 0
+        if empty.any():
+            verdicts.drop(np.isin(np.arange(len(empty)), uncut), NO_WHITE_SPACE)
+            verdicts.drop(empty, EMPTY)
+        return batch.narrow(verdicts, "encode")
 
-            kept = print_paths(load.out / RUN_FOLDER / PRINTS, facts["prints"])[2]
-        return kept, open_reader(reading, kept)
+    def _encode_pieces(
+        self, encoder: DocumentEncoder, count_read: Callable[[int], None], batch: Batch
+    ) -> tuple[Any, list[int]]:
+        """The ids of a document in pieces, in a file that is mapped; and [0] where it could not be cut."""
+        assert batch.pieces is not None
+        text_bytes = characters = 0
+        with tempfile.TemporaryFile(dir=self.out / RUN_FOLDER) as file:
+            try:
+                for piece, size in batch.pieces:
+                    texts = pa.array([piece], pa.large_string())
+                    characters += int(character_counts(texts)[0])
+                    text_bytes += len(texts[0].as_buffer())
+                    for tokens in encoder.encode(texts, open=True):
+                        file.write(tokens.flat.data)
+                    count_read(size)
+                for tokens in encoder.encode(pa.array([""], pa.large_string())):
+                    file.write(tokens.flat.data)
+            except NoWhiteSpaceError:
+                encoder.cancel()
+                return np.empty(0, encoder.dtype), [0]
+            batch.text_size = text_bytes, characters
+            return np.memmap(file, encoder.dtype, "r") if file.tell() else np.empty(0, encoder.dtype), []
 
-    def _commit(self, sink: UnitSink, unit: Unit, telling: Telling, *, last: bool) -> Record:
-        for slice in unit.slices if self._load.only_as_listed else ():
+    def _commit(self, sink: UnitSink, unit: Unit, progress: Progress, *, last: bool) -> Record:
+        for slice in unit.slices if self.only_as_listed else ():
             if not is_as_listed(slice.path, slice.state):
                 raise InputError(
                     f"{slice.path}: changed or gone while it was read, so that what was read of it is not used. "
                     "Open the data again to train on the input as it is now."
                 )
-        telling.lap("write")
+        progress.lap("write")
         record = sink.commit(last=last)
         # Apart from writing: most of it is waiting for the disk.
-        telling.lap("commit")
+        progress.lap("commit")
         return record
 
 
-class Encode:
-    """Texts to ids, with the special tokens of documents; what gives no token, and what can't be cut, is dropped."""
-
-    def __init__(self, encoder: DocumentEncoder) -> None:
-        self._encoder = encoder
-
-    def __call__(self, batch: Batch) -> Batch:
-        encoder, texts = self._encoder, batch.texts
-        batch.ids, batch.lengths = ids_of(encoder, texts)
-        batch.counts["exact_documents"], encoder.exact_documents = encoder.exact_documents, 0
-        empty = batch.lengths == 0
-        if not empty.any():
-            return batch
-        verdicts = Verdicts(len(texts))
-        verdicts.drop(np.isin(np.arange(len(texts)), encoder.uncut), NO_WHITE_SPACE)
-        verdicts.drop(empty, EMPTY)
-        return batch.narrow(verdicts, "encode")
-
-
-def ids_of(encoder: DocumentEncoder, texts: Any) -> tuple[Any, Any]:
+def ids_of(encoder: DocumentEncoder, texts: pa.LargeStringArray) -> tuple[Any, Any]:
     """The ids of some texts, end to end, and how many each has."""
-    found, lengths = [np.empty(0, encoder.dtype)], np.zeros(len(texts), np.int64)
+    flat, lengths = [np.empty(0, encoder.dtype)], np.zeros(len(texts), np.int64)
     for tokens in encoder.encode(texts):
         lengths[tokens.positions] = tokens.lengths
-        found.append(tokens.flat)
+        flat.append(tokens.flat)
     encoder.dropped.clear()  # counted by who narrows the batch
-    return found[1] if len(found) == 2 else np.concatenate(found), lengths
-
-
-class _Pieces:
-    """A document that comes in pieces, encoded and written as they come. Holds a piece."""
-
-    def __init__(self, judge: Judge, encoder: DocumentEncoder, sink: UnitSink) -> None:
-        self._judge, self._encoder, self._sink = judge, encoder, sink
-        self.inside = False
-        """Whether the document is not at its end."""
-        self._head = ""
-        self._lost: tuple[str, str] | None = None
-        """Stage and reason, where it is dropped."""
-        self._facts: Any = None
-        self._tokens = 0
-
-    def add(self, batch: Batch) -> dict[str, int]:
-        """The next piece; what is counted of the document with its last one. The first one decides on its split, and
-        whether it is in a sample."""
-        judge, sink, row = self._judge, self._sink, batch.first_row
-        if not self.inside:
-            self._head, self._facts, self._lost = batch.texts[0].as_py()[:HEAD_BYTES], None, None
-            self._tokens = 0
-            judged = judge.sample(drop_cleaned(batch))
-            if judged.dropped:
-                self._lost = judged.dropped[0][:2]
-            else:
-                sink.begin_document(int(judge.describe(batch).splits[0]))
-        self.inside = batch.open
-        if self._lost is None:
-            self._encode(batch)
-        if batch.open:
-            return {}
-        if self._lost is None and not self._tokens:
-            self._lost = "encode", EMPTY
-            sink.take_back()
-        if self._lost is not None:
-            sink.drop(*self._lost, row, self._head)
-            return {}
-        sink.counts["exact_documents"] += self._encoder.exact_documents
-        self._encoder.exact_documents = 0
-        return sink.end_document(self._facts)
-
-    def _encode(self, batch: Batch) -> None:
-        facts = self._judge.describe(batch).facts
-        assert facts is not None
-        if self._facts is not None:
-            facts["key"] = self._facts["key"]
-            for name in ("text_bytes", "characters"):
-                facts[name] += self._facts[name]
-        self._facts = facts
-        try:
-            for tokens in self._encoder.encode(batch.texts, open=batch.open):
-                self._sink.add_piece(tokens)
-                self._tokens += len(tokens.flat)
-        except NoWhiteSpaceError:
-            self._lost = "encode", NO_WHITE_SPACE
-            self._encoder.cancel()
-            self._sink.take_back()
+    return flat[1] if len(flat) == 2 else np.concatenate(flat), lengths

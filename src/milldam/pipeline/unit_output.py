@@ -1,8 +1,7 @@
 """The sink of the second pass: what a unit leaves, part by part.
 
 A part is a shard for each split, opened when the first document for it comes, and the records and documents that were
-set aside. One part is open at a time; left without a commit, nothing of it stays. A document whose tokens come in
-pieces is written as they come.
+set aside. One part is open at a time; left without a commit, nothing of it stays.
 
 Where splits and limits are exact in tokens, documents are first put on one staged shard, with the facts that decide on
 each (see arranging.py): key, bytes and characters of its text.
@@ -19,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from milldam.files import NewFile
-from milldam.pipeline.documents import place_of
+from milldam.pipeline.documents import HEAD_BYTES, place_of
 from milldam.pipeline.rejects import DROPPED, REJECTS, DroppedFile, RejectFile
 from milldam.run.engine import Assigned
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Files, Record
-from milldam.sources.batch import Batch, Mark
-from milldam.stores.tokens.manifest import READ, SHARD_FILES, Shard
+from milldam.sources.batch import Batch
+from milldam.stores.tokens.manifest import READ, SHARD_FILES
 from milldam.stores.tokens.writer import ShardWriter, Tokens
 
 if TYPE_CHECKING:
@@ -41,61 +40,41 @@ class SplitShards:
 
     def __init__(self, folder: Path, name: str, splits: tuple[str, ...], dtype: str) -> None:
         """`name`: of the part, for what is not named after its content. `splits`: their names by number."""
-        self._folder, self._splits, self._dtype = folder, splits, dtype
-        self._writers: dict[str, ShardWriter] = {}
+        self._folder, self._splits, self._dtype, self.text_bytes = folder, splits, dtype, 0
+        self._writers: dict[int, ShardWriter] = {}
         self._facts = NewFile(folder / f"{STAGED}-{name}{FACTS_ENDING}") if splits == (STAGED,) else None
 
-    @property
-    def text_bytes(self) -> int:
-        return sum(writer.text_bytes for writer in self._writers.values())
-
-    def writer(self, split: int) -> ShardWriter:
-        name = self._splits[split]
-        if name not in self._writers:
-            self._writers[name] = ShardWriter(self._folder, name, self._dtype)
-        return self._writers[name]
-
     def add(self, batch: Batch) -> None:
-        """Whole documents, each to its split."""
+        """Documents, each to its split."""
         assert batch.ids is not None and batch.facts is not None
         tokens = Tokens(batch.ids, batch.lengths, spans=batch.spans)
         # Not by np.unique, which loads numpy.ma.
         for split in np.flatnonzero(np.bincount(batch.splits)).tolist():
             which = batch.splits == split
-            writer, facts = self.writer(split), batch.facts[which]
+            if split not in self._writers:
+                self._writers[split] = ShardWriter(self._folder, self._splits[split], self._dtype)
+            writer, facts = self._writers[split], batch.facts[which]
             writer.append(tokens.only(which))
             writer.count_text(int(facts["text_bytes"].sum()), int(facts["characters"].sum()))
-        self.note(batch.facts)
-
-    def note(self, facts: Any) -> None:
-        """Keep the facts of documents that were added, where they are needed later."""
+        self.text_bytes += int(batch.facts["text_bytes"].sum())
         if self._facts is not None:
-            self._facts.write(facts.tobytes())
+            self._facts.write(batch.facts.tobytes())
 
     def commit(self) -> tuple[list[dict[str, Any]], Files, Files]:
-        """Make everything durable: the shards that hold a document; files of the result, and what is read again (all
-        of a staged one)."""
+        """Make everything durable: the shards; files of the result, and what is read again (all of a staged one)."""
         again = {} if self._facts is None else {self._facts.path.name: self._facts.commit()}
-        made = [writer.commit() for writer in self._writers.values() if writer.documents]
-        self.discard()
-        shards = [asdict(shard) for shard in sorted(made, key=self._number)]
+        shards = [asdict(self._writers[split].commit()) for split in sorted(self._writers)]
         files = {f"{one['name']}.{kind}": one[kind] for one in shards for kind in SHARD_FILES if one.get(kind)}
         return (shards, files, {}) if self._facts is None else (shards, {}, again | files)
-
-    def _number(self, shard: Shard) -> int:
-        return self._splits.index(shard.split)
-
-    def discard(self) -> None:
-        for writer in self._writers.values():
-            writer.discard()
-        if self._facts is not None:
-            self._facts.discard()
 
     def __enter__(self) -> SplitShards:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.discard()
+        for writer in self._writers.values():
+            writer.discard()
+        if self._facts is not None:
+            self._facts.discard()
 
 
 class UnitSink:
@@ -105,7 +84,7 @@ class UnitSink:
         self._load, self._assigned, self._explain = load, assigned, explain
         self._part, self.documents = assigned.next_part, 0
         """Documents of all parts."""
-        self._marks: tuple[Mark, ...] = ()
+        self._rows = self._origins = np.empty(0, np.int64)
         self._last_batch = 0
         self._open_part()
 
@@ -113,12 +92,9 @@ class UnitSink:
         name, folder = f"{self._assigned.key}-{self._part:05d}", self._load.out / RUN_FOLDER
         self._shards = SplitShards(self._load.out, name, self._load.splits, self._load.dtype)
         self._rejects = RejectFile(folder / f"{REJECTS}{name}.jsonl")
-        self._dropped = (
-            DroppedFile(folder / f"{DROPPED}{name}.jsonl.zst") if self._load.selection.write_dropped else None
-        )
-        self.counts, self.lost = Counter[str](), dict[str, Counter[str]]()
-        """Of this part: what is written and told of it; what was dropped, by stage and reason."""
-        self._read = 0
+        self._dropped = DroppedFile(folder / f"{DROPPED}{name}.jsonl.zst") if self._load.write_dropped else None
+        self._counts, self._lost, self._read = Counter[str](), dict[str, Counter[str]](), 0
+        """Of this part: what is counted on the way; documents dropped, by stage and reason; documents read."""
 
     @property
     def is_full(self) -> bool:
@@ -126,75 +102,42 @@ class UnitSink:
 
     def begin(self, batch: Batch) -> None:
         """What comes with a batch, whatever becomes of its documents."""
-        self._marks, self._last_batch = batch.marks, batch.number
+        self._last_batch = batch.number
+        if batch.origins is not None:
+            self._rows, self._origins = batch.rows, batch.origins
         for reject in batch.rejects:
             self._rejects.add(reject)
 
     def add(self, batch: Batch) -> dict[str, int]:
-        """Whole documents, and those that were dropped on the way; what is counted of them."""
-        self.counts.update(batch.counts)
+        """Documents, and those that were dropped on the way; what is counted of them."""
+        self._counts.update(batch.counts)
         for dropped in batch.dropped:
             self._read += len(dropped.rows)
-            self.lost.setdefault(dropped.stage, Counter())[dropped.reason] += len(dropped.rows)
+            self._lost.setdefault(dropped.stage, Counter())[dropped.reason] += len(dropped.rows)
         if self._dropped is not None:
-            told = [(row, one, place) for one in batch.dropped for row, place in zip(one.rows, one.places, strict=True)]
-            for row, one, place in sorted(told, key=lambda each: (each[1].stage == "encode", each[0])):
-                self._tell(one.reason, int(row), one.texts[place].as_py())
+            each = [(row, one, place) for one in batch.dropped for row, place in zip(one.rows, one.places, strict=True)]
+            for row, one, place in sorted(each, key=lambda drop: (drop[1].stage == "encode", drop[0])):
+                unit, row, text = self._assigned.unit, int(row), one.texts[place].as_py()
+                origin = int(self._origins[np.searchsorted(self._rows, row)])
+                where = place_of(unit, origin) | {"unit": unit.index, "row": row}
+                entry = {"reason": one.reason, **self._explain(row, one.reason), **where, "text": text}
+                if batch.pieces is not None:
+                    entry |= {"text": text[:HEAD_BYTES], "text_truncated": True}
+                self._dropped.add(entry)
         if batch.ids is None or batch.facts is None or not len(batch.rows):
             return {}
         self._shards.add(batch)
-        self._read += len(batch.rows)
-        sums = int(batch.facts["text_bytes"].sum()), int(batch.facts["characters"].sum())
-        return self._counted(len(batch.lengths), len(batch.ids), *sums)
-
-    def _counted(self, documents: int, tokens: int, text_bytes: int, characters: int) -> dict[str, int]:
-        self.documents += documents
-        return {"documents": documents, "tokens": tokens, "text_bytes": text_bytes, "characters": characters}
-
-    def drop(self, stage: str, reason: str, row: int, text: str) -> None:
-        """A document whose text is only the beginning of it."""
-        self._read += 1
-        self.lost.setdefault(stage, Counter())[reason] += 1
-        if self._dropped is not None:
-            self._tell(reason, row, text, text_truncated=True)
-
-    def _tell(self, reason: str, row: int, text: str, **more: bool) -> None:
-        assert self._dropped is not None
-        unit = self._assigned.unit
-        place = place_of(self._marks, unit, row) | {"unit": unit.index, "row": row}
-        self._dropped.add({"reason": reason, **self._explain(row, reason), **place, "text": text, **more})
-
-    # ---- a document in pieces ----
-
-    def begin_document(self, split: int) -> None:
-        self._open_document, self._open_tokens = self._shards.writer(split), 0
-        self._open_document.mark()
-
-    def add_piece(self, tokens: Tokens) -> None:
-        self._open_document.append(tokens)
-        self._open_tokens += len(tokens.flat)
-
-    def end_document(self, facts: Any) -> dict[str, int]:
-        """`facts`: of the whole document, an entry."""
-        text_bytes, characters = int(facts["text_bytes"][0]), int(facts["characters"][0])
-        self._open_document.count_text(text_bytes, characters)
-        self._shards.note(facts)
-        self._read += 1
-        self.counts["not_judged"] += 1
-        return self._counted(1, self._open_tokens, text_bytes, characters)
-
-    def take_back(self) -> None:
-        """Forget the document that is open."""
-        self._open_document.cancel()
-
-    # ---- parts ----
+        self._read, self.documents = self._read + len(batch.rows), self.documents + len(batch.lengths)
+        sums = {name: int(batch.facts[name].sum()) for name in ("text_bytes", "characters")}
+        return {"documents": len(batch.lengths), "tokens": len(batch.ids), **sums}
 
     def commit(self, *, last: bool) -> Record:
         """Make the open part durable, and open the next one. Of a part that is not the last, the batch at hand is in
         the next one."""
         shards, outputs, files = self._shards.commit()
+        self._shards.__exit__()
         aside = self._rejects.commit() | ({} if self._dropped is None else self._dropped.commit())
-        lost = self.lost | ({READ: self._rejects.counts} if self._rejects.counts else {})
+        lost = self._lost | ({READ: self._rejects.counts} if self._rejects.counts else {})
         facts: dict[str, Any] = {
             "shards": shards,
             "read": self._read,
@@ -202,11 +145,11 @@ class UnitSink:
             "batches": self._last_batch,
             "dataset": self._assigned.unit.dataset,
         }
-        exact = {name: self.counts.pop(name, 0) for name in ("exact_documents", "not_judged")}
-        facts |= {name: count for name, count in exact.items() if count}
+        counts = +self._counts
+        facts |= {name: counts.pop(name) for name in ("exact_documents", "not_judged") if name in counts}
         chat = self._load.sets[self._assigned.unit.dataset].chat
         if chat is not None:
-            facts |= {"chat": dict(+self.counts), "sides": chat.sides}
+            facts |= {"chat": dict(counts), "sides": chat.sides}
         record = Record(
             self._assigned.key,
             self._part,
@@ -224,7 +167,7 @@ class UnitSink:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._shards.discard()
+        self._shards.__exit__()
         for aside in (self._rejects, self._dropped):
             if aside is not None:
                 aside.__exit__()

@@ -5,12 +5,12 @@ settings                  what can be set
 template                  what goes around the texts of a window
 spans, windows            examples -> windows, with the tokens of their answers
 job                       all of it as a job: planned, resumable, in a memory budget
-store, verify             the table that it makes, opened by windows and examples; is it whole?
-selection                 which segments of a document, in which order documents come
+store, verify             the table that it makes, opened by windows and examples, and verified
+selection                 which segments of a document, and in which order documents come
 batches, lanes            windows, documents step by step, lanes that are never idle
 answering                 logits -> the characters of answers
 evaluation                answers -> EM and F1
-compat                    the names that users of MemXLNet know
+compat                    the functions that users of MemXLNet know
 
 >>> import milldam
 >>> features = milldam.qa.prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased/")
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from milldam.qa.answering import Prediction, Predictions, answers
-    from milldam.qa.batches import DocumentSamples, TimeSteps, WindowSamples, to_tensors
+    from milldam.qa.batches import DocumentSamples, TimeSteps, WindowSamples
     from milldam.qa.evaluation import Scores, evaluate
     from milldam.qa.examples import Answer, Example, examples_of
     from milldam.qa.job import prepare
@@ -34,6 +34,19 @@ if TYPE_CHECKING:
     from milldam.qa.spans import stretches
     from milldam.qa.store import FeatureStore
 
+# Loaded on first use: reading features needs only numpy, and not what made them.
+_NAMES = {
+    "answering": ("Prediction", "Predictions", "answers"),
+    "batches": ("DocumentSamples", "TimeSteps", "WindowSamples"),
+    "evaluation": ("Scores", "evaluate"),
+    "examples": ("Answer", "Example", "examples_of"),
+    "job": ("prepare",),
+    "lanes": ("Lanes",),
+    "selection": ("Selection",),
+    "spans": ("stretches",),
+    "store": ("FeatureStore",),
+}
+_HOMES = {name: f"milldam.qa.{home}" for home, names in _NAMES.items() for name in names}
 __all__ = [
     "Answer",
     "DocumentSamples",
@@ -51,22 +64,7 @@ __all__ = [
     "examples_of",
     "prepare",
     "stretches",
-    "to_tensors",
 ]
-
-# Loaded when first used: reading features needs numpy alone, and not what made them.
-_NAMES = {
-    "qa.answering": ("Prediction", "Predictions", "answers"),
-    "qa.batches": ("DocumentSamples", "TimeSteps", "WindowSamples", "to_tensors"),
-    "qa.evaluation": ("Scores", "evaluate"),
-    "qa.job": ("prepare",),
-    "qa.lanes": ("Lanes",),
-    "qa.selection": ("Selection",),
-    "qa.examples": ("Answer", "Example", "examples_of"),
-    "qa.spans": ("stretches",),
-    "qa.store": ("FeatureStore",),
-}
-_HOMES = {name: f"milldam.{home}" for home, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

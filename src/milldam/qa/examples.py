@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from milldam.sources.batch import MalformedError, OnReject, Reading, TextRules
 from milldam.sources.units import whole
 
 _KEPT_CHARS = 4096
-"""Of each text in a rejected record."""
+"""Characters kept of each text in a rejected record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A stretch of the context, by characters.
+    """A span of the context, in characters.
 
     >>> milldam.qa.Answer("1990", 46).stop
     50
@@ -30,7 +30,7 @@ class Answer:
 
     text: str
     start: int
-    """Where the data says that it begins."""
+    """Where it begins, according to the data."""
 
     @property
     def stop(self) -> int:
@@ -49,7 +49,7 @@ class Example:
     question: str
     context: str
     answers: tuple[Answer, ...] = ()
-    """None: the question can't be answered from the context."""
+    """Empty: the question can't be answered from the context."""
     title: str = ""
 
 
@@ -63,31 +63,32 @@ def examples_of(
 ) -> Iterator[Example]:
     """The examples of files, folders, globs, addresses, `save_to_disk` folders and datasets on the Hub, in order.
 
-    `max_examples` counts those that can be used, over all inputs. `strict`: a record that can't be ends it.
+    `max_examples` counts usable ones, over all inputs. `strict`: stop at the first record that can't be used.
 
     >>> next(milldam.qa.examples_of("train-v2.0.json")).question
     'what year did the city pay'
     """
-    given = [inputs] if isinstance(inputs, str | Path) else inputs
-    files = list(list_files([str(one) for one in given], split))
+    names = [inputs] if isinstance(inputs, str | Path) else inputs
+    files = list(list_files([str(name) for name in names], split))
     reading = Reading(TextRules(strict=strict, only_file=len(files) == 1), on_reject or (lambda reject: None))
-    found = (example for file in files for example in read_examples(Piece(whole(file)), reading))
-    return itertools.islice(found, max_examples)
+    examples = (example for file in files for example in read_examples(Piece(whole(file)), reading))
+    return itertools.islice(examples, max_examples)
 
 
 def read_examples(piece: Piece, reading: Reading) -> Iterator[Example]:
     """The examples of a part of a file."""
-    for record in read_records(piece, reading):
-        for where, value in flat_records(record.value, record.title):
+    for record, place, path in read_records(piece, reading):
+        for where, value in flat_records(record, path):
             try:
                 yield _example(value)
             except MalformedError as error:
                 kept = json.dumps(_shortened(value), ensure_ascii=False, default=str)
-                reading.reject(record.rejected(where, error, kept))
+                detail = ": ".join(filter(None, (where.removeprefix("."), error.detail)))
+                reading.reject(replace(place, reason=error.reason, detail=detail, record=kept))
 
 
 def _shortened(value: Any) -> Any:
-    """The begin of its texts and lists."""
+    """The start of its texts and lists."""
     if isinstance(value, dict):
         return {key: _shortened(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -122,18 +123,18 @@ def _example(record: Any) -> Example:
     return made
 
 
-def _answers(given: Any) -> Iterator[Answer]:
+def _answers(answers: Any) -> Iterator[Answer]:
     """HF's {"text": [...], "answer_start": [...]}, or SQuAD's [{"text", "answer_start"}, ...]; null: none."""
-    if given is None:
+    if answers is None:
         return
-    if isinstance(given, dict):
-        texts, starts = given.get("text"), given.get("answer_start")
+    if isinstance(answers, dict):
+        texts, starts = answers.get("text"), answers.get("answer_start")
         if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
             raise MalformedError("bad_answers", '"text" and "answer_start" must be lists of the same length')
-        given = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
-    if not isinstance(given, list):
-        raise MalformedError("bad_answers", f'"answers" must be a list or an object, not {described(given)}')
-    for answer in given:
+        answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+    if not isinstance(answers, list):
+        raise MalformedError("bad_answers", f'"answers" must be a list or an object, not {described(answers)}')
+    for answer in answers:
         text, start = (answer.get("text"), answer.get("answer_start")) if isinstance(answer, dict) else (None, None)
         if not isinstance(text, str) or not isinstance(start, int) or isinstance(start, bool):
             raise MalformedError("bad_answers", f"an answer must have text and answer_start, not {answer!r}"[:200])

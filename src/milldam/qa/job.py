@@ -2,7 +2,7 @@
 
 prepare   tokenizer, memory tokens, template, input listing: everything that can be wrong is found here
 units     pieces of files; a large SQuAD file is read through once to be cut
-window    pieces to a shard of examples with their windows, and lists of rejects and of answers to look at
+window    a unit's examples -> windows -> a shard, and lists of rejects and of answers to check
 finish    these lists gathered, the manifest written last
 
 Memory: this process plans and keeps count; a worker holds a tokenizer, a batch of examples and their windows.
@@ -31,15 +31,13 @@ from milldam.pipeline.rejects import RejectFile, first_reject, gather_rejects
 from milldam.qa.examples import Example, read_examples
 from milldam.qa.records import PIECE_BYTES, Piece, cut_file, list_files
 from milldam.qa.settings import First, PaddingSide, QARules, QASettings
-from milldam.qa.spans import Chosen
 from milldam.qa.store import FeatureStore, Form
 from milldam.qa.template import Template
-from milldam.qa.windows import VERSION, Windower, Windows, load_qa_tokenizer, load_windower
+from milldam.qa.windows import VERSION, Windower, Windows, load_qa_tokenizer
 from milldam.run import engine
-from milldam.run.engine import Assigned, Make, Stage, Telling
+from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.pools import TOKENIZER_FACTOR, WorkPlan, fit_workers
 from milldam.run.records import RECORDS, Record, Records, sweep
-from milldam.run.session import Session
 from milldam.run.summary import Observer, Summary
 from milldam.run.units import Identity, key_of
 from milldam.sources.batch import Reading, TextRules
@@ -60,12 +58,12 @@ WINDOWS_BYTES = 42 * 10**6
 SMALL_INPUT = 8 * 10**6
 """Bytes of input for which starting worker processes takes longer than the work."""
 BATCH_EXAMPLES, BATCH_CONTEXTS, BATCH_WINDOWS = 256, 256_000, 6 << 20
-"""Of a batch: examples, characters of different contexts (what encoding takes), bytes of windows."""
+"""Limits of a batch: examples, characters of distinct contexts (what encoding takes), bytes of windows."""
 _CHARACTERS_A_TOKEN = 3
 
 
 class QAFacts(TypedDict):
-    """What the summary of such a job tells besides."""
+    """What the summary of such a job has besides."""
 
     max_seq_length: int
     memory_tokens: int
@@ -82,7 +80,6 @@ def prepare(
     max_seq_length: int = 384,
     overlap: int | None = None,
     hop: int | None = None,
-    doc_stride: int | None = None,
     memory_tokens: int = 0,
     first: First = "auto",
     padding_side: PaddingSide = "auto",
@@ -98,9 +95,9 @@ def prepare(
 ) -> FeatureStore:
     """Turn question-answering examples into a table of windows and open it; what `milldam qa` does.
 
-    `inputs`: files, folders, globs, names on the Hub. The other arguments are those of `QASettings`; `doc_stride` means
-    overlap. Resumes unfinished work; if the input has changed, only what changed is redone; a table that is up to date
-    is opened as it is. `memory` limits what the job uses beyond what your program already holds.
+    `inputs`: files, folders, globs, names on the Hub. The other arguments are those of `QASettings`. Resumes unfinished
+    work; if the input has changed, only what changed is redone; a table that is up to date is opened as it is. `memory`
+    limits what the job uses beyond what your program already holds.
 
     >>> milldam.qa.prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased/", overlap=128)
     FeatureStore('squad.milldam': 36 windows of 384, 12 examples, 161 KB)
@@ -127,7 +124,7 @@ class QAUnit:
 
     pieces: tuple[Piece, ...]
     most: int | None = None
-    """Examples."""
+    """Limit for its examples."""
 
     @property
     def size(self) -> int:
@@ -144,7 +141,7 @@ class QAUnit:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> QAUnit:
-        pieces = (Piece(**piece | {"slice": Slice(**piece["slice"])}) for piece in value["pieces"])
+        pieces = (Piece(Slice(**piece["slice"]), piece["article"]) for piece in value["pieces"])
         return cls(tuple(pieces), value["most"])
 
 
@@ -160,21 +157,24 @@ class QAJob(engine.Job[QASummary]):
         self._tokenizer = tokenizer = load_qa_tokenizer(self._settings.tokenizer, self._rules)
         self._form, template = tokenizer.form(self._rules), tokenizer.template
         release()
-        self._files = list(list_files(self._settings.inputs, self._settings.split))
-        # Every setting that changes windows, with what "auto" stands for settled.
-        settled = {
+        # Every setting that changes windows, with "auto" resolved.
+        settings = {
+            "version": VERSION,
+            "tokenizer": tokenizer.plain_hash,
+            **asdict(self._rules),
             "first": "context" if template.context_first else "question",
             "padding_side": "left" if template.pad_left else "right",
+            "pad_id": template.pad_id,
+            "pad_type": template.pad_type,
+            "cls_id": template.cls_id,
+            "max_examples": self._settings.max_examples,
+            "split": self._settings.split,
         }
-        special = {"pad_id": template.pad_id, "pad_type": template.pad_type, "cls_id": template.cls_id}
-        kept = {"max_examples": self._settings.max_examples, "split": self._settings.split}
-        rules = self._rules.as_dict() | settled | special | kept
-        self._identity = Identity(
-            {"version": VERSION, "tokenizer": tokenizer.plain_hash, **rules}, self._listed(run), tokenizer.name
-        )
+        self._identity = Identity(settings, self._list_input(run), tokenizer.name)
         return self._identity
 
-    def _listed(self, run: Session) -> dict[str, Any]:
+    def _list_input(self, run: Session) -> dict[str, Any]:
+        self._files = list(list_files(self._settings.inputs, self._settings.split))
         return run.folder.inputs.write((0, file) for file in self._files)
 
     def units(self, run: Session) -> Iterable[QAUnit]:
@@ -182,7 +182,7 @@ class QAJob(engine.Job[QASummary]):
         if most is not None:  # counted over all files, in order
             return [QAUnit(tuple(Piece(whole(file).of_state(file.state)) for file in self._files), most)]
         run.enter("read")
-        pieces = (piece for file in self._files for piece in cut_file(file, TextRules()))
+        pieces = (piece for file in self._files for piece in cut_file(file))
         return (QAUnit(tuple(group)) for group in gather(pieces, PIECE_BYTES, lambda piece: piece.slice))
 
     def files(self, run: Session) -> dict[str, bytes]:
@@ -195,9 +195,8 @@ class QAJob(engine.Job[QASummary]):
         recipe = xxh3_64_intdigest(json.dumps(self._identity.settings, sort_keys=True).encode())
         keys = run.folder.units.keys().mixed(np.full(len(sizes), recipe, np.uint64))
         self._records = records = Records(run.folder.journal, RECORDS, run.folder.out, keys)
-        wanted = settings.workers or run.pool.cores
         small = settings.executor == "local" and settings.workers is None and sizes.sum() < SMALL_INPUT
-        useful = 1 if small else max(1, min(wanted, len(sizes) - records.complete))
+        useful = 1 if small else max(1, min(settings.workers or run.pool.cores, len(sizes) - records.complete))
         worker_bytes = TOKENIZER_FACTOR * len(self._tokenizer.json) + WINDOWS_BYTES + run.pool.overhead_bytes
         step = f"overlap {rules.overlap}" if rules.hop is None else f"hop {rules.hop}"
         release()
@@ -217,11 +216,10 @@ class QAJob(engine.Job[QASummary]):
     # ---- finish ----
 
     def finish(self, run: Session, plan: WorkPlan) -> QASummary:
-        folder, records, settings = run.folder, self._records, self._settings
+        folder, records = run.folder, self._records
         if records.complete != plan.units:
             raise StoreError(f"{folder.out}: {plan.units - records.complete} units are not done.")
-        self._files = list(list_files(settings.inputs, settings.split))
-        if self._listed(run) != self._identity.input:
+        if self._list_input(run) != self._identity.input:
             raise InputError("The input changed while it was read. Run the same command again: it reads what changed.")
         with NewFile(folder.out / ANSWERS) as answers:
             for part in self._parts(folder.out, "answers-"):
@@ -239,7 +237,12 @@ class QAJob(engine.Job[QASummary]):
         for shard in self._shards():
             totals.update(rows=shard.rows, bytes=shard.bytes)
         if not totals["rows"]:
-            raise InputError(_nothing_left(manifest, folder.out))
+            reasons = manifest.counts["rejected"] | manifest.counts["dropped"]
+            if not reasons:
+                raise InputError("No examples in the input: nothing to write.")
+            listed = ", ".join(f"{reason} {count:,}" for reason, count in reasons.items())
+            first = first_reject(folder.out) if manifest.counts["rejected"] else ""
+            raise InputError(f"No examples left: {listed}.{first}")
         folder.tidy()
         summary = replace(
             run.measured(_summary(manifest, totals, folder.out)),
@@ -255,11 +258,11 @@ class QAJob(engine.Job[QASummary]):
         return summary
 
     def _in_order(self) -> Iterator[Record]:
-        """The records of all units; one at a time, since there may be a million."""
+        """The records of all units, one at a time, since there may be a million."""
         return (record for _, record in self._records.in_plan_order())
 
     def _parts(self, out: Path, begin: str) -> Iterator[Path]:
-        """What units have set aside, in files that begin so."""
+        """The lists of all units whose names begin so."""
         names = (name for record in self._in_order() for name in record.files)
         return (out / name for name in names if Path(name).name.startswith(begin))
 
@@ -269,40 +272,33 @@ class QAJob(engine.Job[QASummary]):
                 yield TableShard(name, record.facts["rows"], **file)
 
     def _manifest(self) -> TableManifest:
-        """Of the table, without its shards."""
-        tokenizer, sums = self._tokenizer, Counter[str]()
+        """The manifest without its shards."""
+        tokenizer, sums, units, read = self._tokenizer, Counter[str](), 0, 0
         dropped, rejected = Counter[str](), Counter[str]()
         for record in self._in_order():
             sums.update(record.facts["counts"])
-            sums.update(units=1, read=record.facts["read"])
+            units, read = units + 1, read + record.facts["read"]
             dropped.update(record.facts["dropped"])
             rejected.update(record.facts["rejected"])
         counts = {
-            "units": sums["units"],
-            "read": sums["read"],
+            "units": units,
+            "read": read,
             "answered": sums["ok"] + sums["repaired"],
             "unanswerable": sums["none"],
-            "repaired": sums["repaired"],
-            "unrepairable": sums["unrepairable"],
+            **{name: sums[name] for name in ("repaired", "unrepairable")},
             "dropped": dict(sorted(dropped.items())),
             "rejected": dict(sorted(rejected.items())),
-            "windows": sums["windows"],
-            "windows_with_answers": sums["windows_with_answers"],
-            "tokens": sums["tokens"],
+            **{name: sums[name] for name in ("windows", "windows_with_answers", "tokens")},
         }
-        return TableManifest(
-            TableSchema.of(schema_of(self._form)),
-            self._identity.settings,
-            self._identity.input,
-            counts,
-            tokenizer={
-                "name": tokenizer.name,
-                "xxh3": hash_bytes(tokenizer.json.encode()),
-                "vocab_size": tokenizer.vocab_size,
-                "cls_id": tokenizer.template.cls_id,
-            },
-            qa=json.loads(json.dumps(asdict(self._form))),
-        )
+        facts = {
+            "name": tokenizer.name,
+            "xxh3": hash_bytes(tokenizer.json.encode()),
+            "vocab_size": tokenizer.vocab_size,
+            "cls_id": tokenizer.template.cls_id,
+        }
+        form = json.loads(json.dumps(asdict(self._form)))
+        schema = TableSchema.of(schema_of(self._form))
+        return TableManifest(schema, self._identity.settings, self._identity.input, counts, tokenizer=facts, qa=form)
 
     def up_to_date(self, run: Session) -> QASummary | None:
         if not has_every_file(run.folder.out, TABLE):
@@ -321,27 +317,18 @@ def _clean_up(run: Session) -> None:
 
 
 def _summary(manifest: TableManifest, totals: Mapping[str, int], out: Path) -> QASummary:
-    """What the manifest alone tells."""
     form, counts = Form.of(manifest, str(out)), manifest.counts
-    told = {name: count for name, count in counts.items() if isinstance(count, int) and name != "units"}
+    numbers = {name: count for name, count in counts.items() if isinstance(count, int) and name != "units"}
     return Summary(
         "qa",
         str(out),
         {"max_seq_length": form.max_seq_length, "memory_tokens": len(form.memory)},
         up_to_date=True,
-        counts=told | {"examples": totals["rows"]},
+        counts=numbers | {"examples": totals["rows"]},
         rejected=counts["rejected"],
         dropped=counts["dropped"],
         output_bytes=totals["bytes"],
     )
-
-
-def _nothing_left(manifest: TableManifest, out: Path) -> str:
-    counts = manifest.counts
-    reasons = ", ".join(f"{reason} {count:,}" for reason, count in (counts["rejected"] | counts["dropped"]).items())
-    if not reasons:
-        return "No examples in the input: nothing to write."
-    return f"No examples left: {reasons}.{first_reject(out) if counts['rejected'] else ''}"
 
 
 # ---- in a worker ----
@@ -375,113 +362,102 @@ class WindowLoad:
     form: Form
 
     def load(self) -> Make:
-        windower = load_windower(self.out / "tokenizer.json", self.rules, self.template)
+        from tokenizers import Tokenizer
 
-        def make(assigned: Assigned, telling: Telling) -> Iterator[Record]:
-            yield _make_unit(self, windower, assigned, telling)
+        tokenizer = Tokenizer.from_str((self.out / "tokenizer.json").read_text(encoding="utf-8"))
+        windower = Windower(tokenizer, self.rules, self.template)
+        return lambda assigned, progress: iter([self._make(windower, assigned, progress)])
 
-        return make
+    def _make(self, windower: Windower, assigned: Assigned, progress: Progress) -> Record:
+        """The record of a unit, whose files are durable."""
+        unit, schema = assigned.unit, schema_of(self.form)
+        counts: Counter[str] = Counter()
+        dropped: Counter[str] = Counter()
+        with (
+            TableShardWriter(self.out, schema) as writer,
+            NewFile(self.folder / f"answers-{assigned.key}.jsonl") as answers,
+            RejectFile(self.folder / f"rejects-{assigned.key}.jsonl") as rejects,
+        ):
+            reading = Reading(self.text_rules, rejects.add, str(self.folder))
+            examples = (example for piece in unit.pieces for example in read_examples(piece, reading))
+            read = 0
+            for batch in self._batches(itertools.islice(examples, unit.most)):
+                progress.lap("read")
+                windows = windower(batch)
+                progress.lap("encode")
+                writer.append(_rows(batch, windows, writer.rows, schema))
+                answers.write(b"".join(_answers_to_check(batch, windows)))
+                progress.lap("write")
+                read += len(batch)
+                tokens = int(windows.column("length").sum())
+                answered = int((windows.column("start_positions") != windows.column("cls_index")).sum())
+                dropped.update(windows.dropped.values())
+                counts.update(one.status for k, one in enumerate(windows.chosen) if k not in windows.dropped)
+                counts.update(windows=len(windows.numbers), windows_with_answers=answered, tokens=tokens)
+                size = sum(len(example.question) + len(example.context) for example in batch)
+                progress.add(documents=len(batch), tokens=tokens, characters=size, input_bytes=size)
+            files = rejects.commit()
+            if answers.size:
+                files[answers.path.name] = answers.commit()
+            shard = writer.commit()
+        release()
+        facts = {"read": read, "rows": writer.rows, "counts": dict(counts), "dropped": dict(dropped)}
+        return Record(
+            assigned.key,
+            outputs={} if shard is None else {shard.name: {"bytes": shard.bytes, "xxh3": shard.xxh3}},
+            files={f"{self.folder.name}/{name}": file for name, file in files.items()},
+            counts={"rows": writer.rows},
+            facts=facts | {"rejected": dict(sorted(rejects.counts.items()))},
+        )
 
-
-def _make_unit(load: WindowLoad, windower: Windower, assigned: Assigned, telling: Telling) -> Record:
-    """Its files are durable then."""
-    unit: QAUnit = assigned.unit
-    schema = schema_of(load.form)
-    counts: Counter[str] = Counter()
-    dropped: Counter[str] = Counter()
-    with (
-        TableShardWriter(load.out, schema) as writer,
-        NewFile(load.folder / f"answers-{assigned.key}.jsonl") as answers,
-        RejectFile(load.folder / f"rejects-{assigned.key}.jsonl") as rejects,
-    ):
-        reading = Reading(load.text_rules, rejects.add, str(load.folder))
-        found = (example for piece in unit.pieces for example in read_examples(piece, reading))
-        read = 0
-        for batch in _batches(itertools.islice(found, unit.most), load):
-            telling.lap("read")
-            made = windower(batch)
-            telling.lap("encode")
-            writer.append(_rows(batch, made, writer.rows, schema))
-            answers.write(b"".join(_to_look_at(batch, made)))
-            telling.lap("write")
-            read += len(batch)
-            tokens = int(made.column("length").sum())
-            with_answer = made.column("start_positions") != made.column("cls_index")
-            dropped.update(made.dropped.values())
-            counts.update(one.status for k, one in enumerate(made.chosen) if k not in made.dropped)
-            counts.update(windows=len(made), windows_with_answers=int(with_answer.sum()), tokens=tokens)
-            size = sum(len(example.question) + len(example.context) for example in batch)
-            telling.add(documents=len(batch), tokens=tokens, characters=size, input_bytes=size)
-        files = rejects.commit()
-        if answers.size:
-            files[answers.path.name] = answers.commit()
-        shard = writer.commit()
-    release()
-    facts = {"read": read, "rows": writer.rows, "counts": dict(counts), "dropped": dict(dropped)}
-    return Record(
-        assigned.key,
-        outputs={} if shard is None else {shard.name: {"bytes": shard.bytes, "xxh3": shard.xxh3}},
-        files={f"{load.folder.name}/{name}": file for name, file in files.items()},
-        counts={"rows": writer.rows},
-        facts=facts | {"rejected": dict(sorted(rejects.counts.items()))},
-    )
-
-
-def _batches(examples: Iterator[Example], load: WindowLoad) -> Iterator[list[Example]]:
-    """As many as have about `BATCH_WINDOWS` of windows, or more than that alone."""
-    length = load.form.max_seq_length
-    step = max(1, load.rules.step(length - load.template.taken))
-    row = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in load.form.columns.values())
-    most = max(1, BATCH_WINDOWS // row * step * _CHARACTERS_A_TOKEN)
-    batch: list[Example] = []
-    used = different = 0
-    for example in examples:
-        size = len(example.question) + len(example.context)
-        new = size if not batch or batch[-1].context != example.context else len(example.question)
-        if batch and (len(batch) == BATCH_EXAMPLES or used + size > most or different + new > BATCH_CONTEXTS):
+    def _batches(self, examples: Iterator[Example]) -> Iterator[list[Example]]:
+        """Batches of about `BATCH_WINDOWS`; an example with more windows than that comes alone."""
+        step = max(1, self.rules.step(self.form.max_seq_length - self.template.taken))
+        row = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in self.form.columns.values())
+        most = max(1, BATCH_WINDOWS // row * step * _CHARACTERS_A_TOKEN)
+        batch: list[Example] = []
+        used = different = 0
+        for example in examples:
+            size = len(example.question) + len(example.context)
+            new = size if not batch or batch[-1].context != example.context else len(example.question)
+            if batch and (len(batch) == BATCH_EXAMPLES or used + size > most or different + new > BATCH_CONTEXTS):
+                yield batch
+                batch, used, different, new = [], 0, 0, size
+            batch.append(example)
+            used, different = used + size, different + new
+        if batch:
             yield batch
-            batch, used, different, new = [], 0, 0, size
-        batch.append(example)
-        used, different = used + size, different + new
-    if batch:
-        yield batch
 
 
-def _rows(examples: list[Example], made: Windows, before: int, schema: pa.Schema) -> pa.RecordBatch:
+def _rows(examples: list[Example], windows: Windows, before: int, schema: pa.Schema) -> pa.RecordBatch:
     """A row for each example that has windows. `before`: rows of the shard in front of them."""
-    stored, places, counts = np.unique(made.column("example"), return_inverse=True, return_counts=True)
-    made.numbers[:, -1] = before + places
-    kept = [examples[number] for number in stored.tolist()]
-    contexts = {text: number for number, text in enumerate(dict.fromkeys(example.context for example in kept))}
-    chosen = [made.chosen[number] for number in stored.tolist()]
-    texts = {
-        "id": [example.id for example in kept],
-        "title": [example.title for example in kept],
-        "question": [example.question for example in kept],
-        "answers": [[asdict(answer) for answer in example.answers] for example in kept],
-        "chosen": [_span(one) for one in chosen],
-        "status": [one.status for one in chosen],
+    stored, places, counts = np.unique(windows.column("example"), return_inverse=True, return_counts=True)
+    windows.numbers[:, -1] = before + places
+    kept = [(examples[number], windows.chosen[number]) for number in stored.tolist()]
+    columns: dict[str, Any] = {
+        **{name: [getattr(example, name) for example, _ in kept] for name in ("id", "title", "question")},
+        "answers": [[asdict(answer) for answer in example.answers] for example, _ in kept],
+        "chosen": [{"text": one.text, "start": one.start, "stop": one.stop} if one else None for _, one in kept],
+        "status": [one.status for _, one in kept],
     }
-    columns: dict[str, pa.Array] = {name: pa.array(one, schema.field(name).type) for name, one in texts.items()}
-    indices = pa.array([contexts[example.context] for example in kept], pa.int32())
+    columns = {name: pa.array(values, schema.field(name).type) for name, values in columns.items()}
+    contexts = {text: number for number, text in enumerate(dict.fromkeys(example.context for example, _ in kept))}
+    indices = pa.array([contexts[example.context] for example, _ in kept], pa.int32())
     columns["context"] = pa.DictionaryArray.from_arrays(indices, pa.array(list(contexts), pa.string()))
     lists = pa.array(np.concatenate(([0], counts.cumsum())), pa.int32())
     for name in ("input_ids", "token_type_ids", "offsets", "numbers"):
-        kind = schema.field(name).type
-        flat = np.ascontiguousarray(getattr(made, name), kind.value_type.value_type.to_pandas_dtype()).reshape(-1)
-        values = pa.FixedSizeListArray.from_arrays(pa.array(flat), kind.value_type.list_size)
-        columns[name] = pa.ListArray.from_arrays(lists, values)
+        kind = schema.field(name).type.value_type
+        flat = np.ascontiguousarray(getattr(windows, name), kind.value_type.to_pandas_dtype()).reshape(-1)
+        columns[name] = pa.ListArray.from_arrays(
+            lists, pa.FixedSizeListArray.from_arrays(pa.array(flat), kind.list_size)
+        )
     return pa.record_batch([columns[name] for name in schema.names], schema=schema)
 
 
-def _span(chosen: Chosen) -> dict[str, Any] | None:
-    return {"text": chosen.text, "start": chosen.start, "stop": chosen.stop} if chosen else None
-
-
-def _to_look_at(batch: list[Example], made: Windows) -> Iterator[bytes]:
+def _answers_to_check(batch: list[Example], windows: Windows) -> Iterator[bytes]:
     """A line for each example whose answer is not where the data says, or that was dropped."""
-    for number, (example, chosen) in enumerate(zip(batch, made.chosen, strict=True)):
-        reason = made.dropped.get(number)
+    for number, (example, chosen) in enumerate(zip(batch, windows.chosen, strict=True)):
+        reason = windows.dropped.get(number)
         if reason is None and chosen.status in ("ok", "none"):
             continue
         line = {

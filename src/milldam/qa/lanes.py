@@ -2,9 +2,9 @@
 
     for step in Lanes(store, 16, seed=1): ...       a dict of arrays, one row a lane; `reset` where a document begins
 
-Document i of the global order goes to rank i mod world_size, there to the first lane that is free. A lane is padding
-only at the very end, when there is no document left for it. Ranks end with the same step: those that are through
-before go on with steps of padding. Holds a step, those made ahead, and the places of the next `DOCUMENTS_AT_ONCE`
+Document i of the global order goes to rank i mod world_size, and there to the first free lane. A lane is padding only
+at the very end, when there is no document left for it. All ranks end with the same step: those that finish earlier
+continue with steps of padding. Holds a step, those made ahead, and the places of the next `DOCUMENTS_AT_ONCE`
 documents.
 """
 
@@ -14,7 +14,7 @@ import heapq
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,11 @@ import numpy.typing as npt
 from milldam.checked import checked
 from milldam.errors import MismatchError, StoreError
 from milldam.loader.batches import Delivery, Loop, differences, handed_out, wide_enough
-from milldam.loader.order import Order, Shuffle
-from milldam.loader.permutation import Int64s
+from milldam.loader.order import Shuffle
 from milldam.loader.samples import at_least
 from milldam.loader.types import State
 from milldam.prefetch import prefetched
-from milldam.qa.batches import COLUMNS, DocumentSamples, LaneBatch, placed
+from milldam.qa.batches import COLUMNS, DocumentSamples, Rows
 from milldam.qa.selection import Selection
 
 if TYPE_CHECKING:
@@ -35,120 +34,76 @@ if TYPE_CHECKING:
 
 DOCUMENTS_AT_ONCE = 1024
 """Documents whose order and windows are looked up in one call."""
+STATE_VERSION, _NAME = 1, "The state of lanes"
+
+Document = tuple[int, int, int]
+"""Number with its epoch, first window, number of windows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where lanes stand behind a step: all that is needed to go on."""
+    """Where lanes stand after a step: all that is needed to continue."""
 
     begin: int
     """The place in the global order where this loop began."""
     taken: int
-    """Documents of this loop that this rank went through or has in its lanes."""
+    """Documents of this loop that this rank has read or has in its lanes."""
     steps: int
     windows: int
-    """Rows of these steps that were no padding."""
+    """Rows of these steps that were not padding."""
     documents: tuple[int | Literal[-1], ...]
     """By lane: the document's number, with its epoch; -1: none."""
     segments: tuple[int, ...]
-    """By lane: how many of its segments are through."""
-
-
-class Queue:
-    """A rank's documents of one loop, in order, with the windows chosen of each."""
-
-    def __init__(
-        self, samples: DocumentSamples, order: Order, delivery: Delivery, begin: int, end: int | None, taken: int
-    ) -> None:
-        self._samples, self._order, self._delivery = samples, order, delivery
-        self._begin, self._end = begin, end
-        self._looked_up = taken
-        self._waiting = _none()
-
-    def take(self, most: int) -> Int64s:
-        """(documents, 4): number, first window, windows, and how many documents are taken with it.
-
-        As many as were asked for, unless there are no more.
-        """
-        parts, missing = [_none()], most
-        while missing and (len(self._waiting) or self._look_up()):
-            parts.append(self._waiting[:missing])
-            self._waiting = self._waiting[missing:]
-            missing -= len(parts[-1])
-        return np.concatenate(parts)
-
-    def windows_left(self, documents: Int64s, through: Int64s) -> tuple[Int64s, Int64s]:
-        """The next window of documents of which some segments are through, and how many are left; -1: none."""
-        there = documents >= 0
-        windows, left = self._samples.chosen(np.maximum(documents, 0))
-        return windows + through, (left - through) * there
-
-    def _look_up(self) -> bool:
-        """Whether there were any documents left."""
-        ranks = self._delivery.world_size
-        first = self._begin + self._looked_up * ranks
-        stop = first + DOCUMENTS_AT_ONCE * ranks
-        numbers = self._order.numbers(self._delivery.mine(first, stop if self._end is None else min(stop, self._end)))
-        taken = self._looked_up + 1 + np.arange(len(numbers))
-        self._looked_up += len(numbers)
-        self._waiting = np.column_stack((numbers, *self._samples.chosen(numbers), taken))
-        return len(numbers) > 0
-
-
-def _none() -> Int64s:
-    return np.empty((0, 4), np.int64)
+    """By lane: how many of its segments are read."""
 
 
 class LanePlan:
     """What every lane reads next."""
 
-    def __init__(self, queue: Queue, standing: Standing) -> None:
-        self._queue, self._begin = queue, standing.begin
-        self._taken, self.steps, self._windows = standing.taken, standing.steps, standing.windows
+    def __init__(self, samples: DocumentSamples, queue: Iterator[Document], standing: Standing) -> None:
+        self._queue, self._begin, self._taken = queue, standing.begin, standing.taken
+        self._steps, self._windows = standing.steps, standing.windows
         self._document = np.array(standing.documents, np.int64)
         self.through = np.array(standing.segments, np.int64)
-        """(lanes,): segments of its document that are through."""
-        self.window, self.left = queue.windows_left(self._document, self.through)
+        """(lanes,): segments of its document that are read."""
+        windows, counts = samples.chosen(np.maximum(self._document, 0))
+        self.window, self.left = windows + self.through, (counts - self.through) * (self._document >= 0)
         """(lanes,): the window that comes next, and how many are left of its document."""
 
     def refill(self) -> bool:
         """Give a document to every lane without one; whether any lane has one then."""
-        free = np.flatnonzero(self.left == 0)
-        if len(free) and len(found := self._queue.take(len(free))):
-            lanes = free[: len(found)]
-            self._document[lanes], self.window[lanes], self.left[lanes] = found[:, 0], found[:, 1], found[:, 2]
-            self._taken = int(found[-1, 3])
+        for lane in np.flatnonzero(self.left == 0).tolist():
+            document = next(self._queue, None)
+            if document is None:
+                break
+            self._document[lane], self.window[lane], self.left[lane] = document
+            self._taken += 1
         return bool(self.left.any())
 
-    def advance(self) -> None:
-        """A step is through."""
+    def advance(self) -> Standing:
+        """Go past a step; where the lanes stand then."""
         busy = self.left > 0
-        self.steps += 1
+        self._steps += 1
         self._windows += int(busy.sum())
         for column, change in ((self.window, 1), (self.left, -1), (self.through, 1)):
             column[busy] += change
         ended = self.left == 0
         self._document[ended], self.through[ended] = -1, 0
-
-    def standing(self) -> Standing:
         lanes = tuple(self._document.tolist()), tuple(self.through.tolist())
-        return Standing(self._begin, self._taken, self.steps, self._windows, *lanes)
-
-
-STATE_VERSION, _NAME = 1, "The state of lanes"
+        return Standing(self._begin, self._taken, self._steps, self._windows, *lanes)
 
 
 class Lanes:
-    """Iterate to get steps; `state_dict()` says where it stands, `load_state_dict()` goes on from there.
+    """Iterate to get steps; `state_dict()` says where it stands, `load_state_dict()` continues from there.
 
-    A `for` loop goes on where the last one left off; when all epochs are through, the next loop brings the epochs
-    that follow, in another order.
+    A `for` loop continues where the last one stopped; when all epochs are done, the next loop brings the epochs that
+    follow, in another order.
 
     selection   which segments of each document; None: all
-    epochs      how many times over the documents; None: without end
+    epochs      passes over the documents; None: without end
     prefetch    steps that a thread makes ahead
 
-    A state fits as many lanes and ranks as it was made with, and its own rank: each rank keeps its own.
+    A state fits only the same number of lanes and ranks, and its own rank: each rank keeps its own.
 
     >>> features = milldam.qa.prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased/")
     >>> step = next(milldam.qa.Lanes(features, 4, seed=0))
@@ -176,7 +131,7 @@ class Lanes:
         self._seed, self._shuffle = operator.index(seed), shuffle
         self._prefetch, self._dtype = at_least("prefetch", prefetch, 0, " steps"), wide_enough(dtype, self.samples)
         self._order = self.samples._order(shuffle, self._seed)
-        self._loop: Loop[Standing, LaneBatch] = Loop(self._at_begin(0))
+        self._loop: Loop[Standing, Rows] = Loop(self._at_begin(0))
 
     def _at_begin(self, place: int) -> Standing:
         lanes = self.delivery.batch_size
@@ -188,73 +143,78 @@ class Lanes:
 
     # ---- steps ----
 
-    def __iter__(self) -> Iterator[LaneBatch]:
+    def __iter__(self) -> Iterator[Rows]:
         return self._loop.items(self._begin)
 
-    def __next__(self) -> LaneBatch:
+    def __next__(self) -> Rows:
         return handed_out(self._loop.next(self._begin))
 
-    def _begin(self, standing: Standing) -> tuple[Iterator[tuple[LaneBatch, Standing]], Callable[[], Standing]]:
-        made, end = self._made(standing), self._end(standing.begin)
+    def _begin(self, standing: Standing) -> tuple[Iterator[tuple[Rows, Standing]], Callable[[], Standing]]:
+        made, end = self._steps(standing), self._end(standing.begin)
         steps = prefetched(made, self._prefetch) if self._prefetch else made
         return steps, lambda: self._at_begin(end or 0)
 
-    def _made(self, standing: Standing) -> Iterator[tuple[LaneBatch, Standing]]:
+    def _steps(self, standing: Standing) -> Iterator[tuple[Rows, Standing]]:
         plan = self._plan(standing)
         while plan.refill():
             rows = self._read(plan)
-            plan.advance()
-            yield rows, plan.standing()
-        standing = plan.standing()
+            standing = plan.advance()
+            yield rows, standing
         last = self.count_steps(standing.begin) if self.delivery.world_size > 1 else standing.steps
         while standing.steps < last:
             standing = replace(standing, steps=standing.steps + 1)
             yield self._read(plan), standing
 
     def _plan(self, standing: Standing) -> LanePlan:
-        queue = self._queue(self.delivery.rank, standing.begin, standing.taken)
-        return LanePlan(queue, standing)
+        queue = self._documents(self.delivery.rank, standing.begin, standing.taken)
+        return LanePlan(self.samples, queue, standing)
 
-    def _queue(self, rank: int, begin: int, taken: int) -> Queue:
-        return Queue(self.samples, self._order, replace(self.delivery, rank=rank), begin, self._end(begin), taken)
+    def _documents(self, rank: int, begin: int, taken: int) -> Iterator[Document]:
+        """A rank's documents of one loop, in order, from number `taken` on."""
+        delivery, ranks, end = replace(self.delivery, rank=rank), self.delivery.world_size, self._end(begin)
+        while True:
+            first = begin + taken * ranks
+            stop = first + DOCUMENTS_AT_ONCE * ranks
+            numbers = self._order.numbers(delivery.mine(first, stop if end is None else min(stop, end)))
+            if not len(numbers):
+                return
+            windows, counts = self.samples.chosen(numbers)
+            yield from zip(numbers.tolist(), windows.tolist(), counts.tolist(), strict=True)
+            taken += len(numbers)
 
-    def _read(self, plan: LanePlan) -> LaneBatch:
+    def _read(self, plan: LanePlan) -> Rows:
         columns, store, busy = self.samples.columns, self.samples.store, plan.left > 0
         if busy.all():
             rows = columns.read(store, plan.window, self._dtype) | {"document_mask": busy}
         else:
-            rows = placed(columns, store, plan.window[busy], busy.shape, (busy,), self._dtype)
-        return cast("LaneBatch", rows | {"reset": busy & (plan.through == 0)})
+            rows = columns.placed(store, plan.window[busy], busy.shape, (busy,), self._dtype)
+        return rows | {"reset": busy & (plan.through == 0)}
 
     def count_steps(self, begin: int = 0) -> int:
-        """Steps of one loop over all epochs, the same for every rank; about 1 us a document."""
-        end = self._end(begin)
-        if end is None:
+        """Steps of one loop over all epochs, the same for every rank; takes about 1 us a document."""
+        if self._end(begin) is None:
             raise TypeError("these lanes have no end (epochs=None)")
-        return max(self._steps_of_rank(rank, begin) for rank in range(self.delivery.world_size))
-
-    def _steps_of_rank(self, rank: int, begin: int) -> int:
-        ends = [0] * self.delivery.batch_size
-        queue = self._queue(rank, begin, 0)
-        while len(found := queue.take(DOCUMENTS_AT_ONCE)):
-            for segments in found[:, 2].tolist():
+        longest = 0
+        for rank in range(self.delivery.world_size):
+            ends = [0] * self.delivery.batch_size
+            for _, _, segments in self._documents(rank, begin, 0):
                 heapq.heapreplace(ends, ends[0] + segments)
-        return max(ends)
+            longest = max(longest, *ends)
+        return longest
 
     @property
     def busy_share(self) -> float:
-        """The share of rows of this loop, so far, that were no padding; 1.0 before the first step."""
+        """The share of rows of this loop so far that were not padding; 1.0 before the first step."""
         rows = self._loop.place.steps * self.delivery.batch_size
         return self._loop.place.windows / rows if rows else 1.0
 
     # ---- states ----
 
     def state_dict(self) -> State:
-        """Where it stands, as small JSON: behind the last step that was handed out, not those made ahead."""
-        now = {
-            name: [*value] if isinstance(value, tuple) else value for name, value in asdict(self._loop.place).items()
-        }
-        return {"version": STATE_VERSION, "settings": self._settings(), **now}
+        """Where it stands, as small JSON: after the last step that was handed out, not those made ahead."""
+        place = asdict(self._loop.place)
+        place |= {name: list(place[name]) for name in ("documents", "segments")}
+        return {"version": STATE_VERSION, "settings": self._settings(), **place}
 
     def _settings(self) -> State:
         """All that decides which window is in which lane at which step."""
@@ -262,7 +222,7 @@ class Lanes:
         return own | {"rank": self.delivery.rank, "world_size": self.delivery.world_size} | self.samples.identity
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a state; one of other data, settings or lanes, or of another rank, is refused."""
+        """Continue from a state; one of other data, settings or lanes, or of another rank, is refused."""
         if not isinstance(state, dict) or state.get("version") != STATE_VERSION:
             raise MismatchError(f"{_NAME}: not of version {STATE_VERSION}, which this milldam reads.")
         settings = state.get("settings")
@@ -279,20 +239,16 @@ class Lanes:
 
     def __reduce__(self) -> tuple[Any, ...]:
         own = self.delivery
-        options: dict[str, Any] = {
-            "selection": self.samples.selection,
-            "columns": self.samples.columns.names,
-            "seed": self._seed,
-        }
+        options: dict[str, Any] = {"selection": self.samples.selection, "columns": self.samples.columns.names}
         options |= {"rank": own.rank, "world_size": own.world_size, "epochs": own.epochs, "shuffle": self._shuffle}
-        options |= {"prefetch": self._prefetch, "dtype": self._dtype}
-        return _made_again, (self.samples.store, own.batch_size, options, self.state_dict())
+        options |= {"seed": self._seed, "prefetch": self._prefetch, "dtype": self._dtype}
+        return _lanes_at, (self.samples.store, own.batch_size, options, self.state_dict())
 
     def __repr__(self) -> str:
         return f"Lanes({self.delivery.batch_size:,} lanes over {len(self.samples):,} documents)"
 
 
-def _made_again(store: FeatureStore, batch_size: int, options: dict[str, Any], state: State) -> Lanes:
+def _lanes_at(store: FeatureStore, batch_size: int, options: dict[str, Any], state: State) -> Lanes:
     lanes = Lanes(store, batch_size, **options)
     lanes.load_state_dict(state)
     return lanes

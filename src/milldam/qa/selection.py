@@ -2,24 +2,22 @@
 documents come.
 
 Chosen when loading, from the store, the document's number and the epoch alone: batch sizes, ranks and workers change
-nothing. To find answers it reads three numbers a window, and only of documents that are longer than the stretch.
+nothing. Finding answers reads three numbers a window, and only of documents that are longer than the stretch.
 
-A document's number says in which epoch it is: number = epoch * documents + document. So whoever reads a number knows
-the epoch, which decides the segments that are chosen at random, and needs nothing else: not the place, the rank nor
-the batch.
+A document's number includes its epoch: number = epoch * documents + document. So the number alone decides the segments
+that are chosen at random, whatever the place, the rank or the batch.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
 from milldam.errors import ConfigError, did_you_mean
-from milldam.loader.order import Order, Stateless
+from milldam.loader.order import Order
 from milldam.loader.permutation import Int64s, hashed, mix
 from milldam.loader.reading import ranges
 
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 Strategy = Literal["first_n", "answer_centered", "random_continuous"]
 _RANDOM_KEY = 0x7365_676D_656E_7473
 _WINDOWS_AT_ONCE = 1 << 16
-"""Windows that are searched for answers in one read: this bounds the memory, whatever the documents' lengths."""
+"""Windows to search for answers in one read: this bounds memory, however long the documents are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,64 +55,33 @@ class Selection:
         if self.max_segments < 1:
             raise ConfigError(f"max_segments: {self.max_segments}; use 1 or more.")
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def counts(self, segments: Int64s) -> Int64s:
-        """How many segments are chosen of documents that have so many: the same for every strategy.
-
-        >>> Selection(max_segments=3).counts(np.array([1, 3, 7]))
-        array([1, 3, 3])
-        """
-        return np.minimum(segments, self.max_segments)
-
-    def choose(self, store: FeatureStore, examples: Int64s, epoch: int | Int64s) -> tuple[Int64s, Int64s]:
-        """Of each document: the first segment that is chosen, and how many. `epoch`: one for all, or one for each."""
-        windows, segments = store.windows_of(examples)
-        counts = self.counts(segments)
-        return self._firsts(store, examples, epoch, windows, segments - counts), counts
-
-    def _firsts(
+    def firsts(
         self, store: FeatureStore, examples: Int64s, epoch: int | Int64s, windows: Int64s, room: Int64s
     ) -> Int64s:
-        """`room`: the last segment that a stretch can begin with, of each document."""
+        """The first segment of the stretch. `room`: the last segment that a stretch can begin with."""
         if self.strategy == "random_continuous":
             epochs = np.broadcast_to(np.asarray(epoch, np.uint64), examples.shape)
             hashes = hashed(examples.astype(np.uint64) + hashed(epochs, mix(self.seed, _RANDOM_KEY)), 0)
             scaled = (hashes >> np.uint64(32)) * (room + 1).astype(np.uint64) >> np.uint64(32)
             return scaled.astype(np.int64)
         firsts = np.zeros(len(examples), np.int64)
-        if self.strategy == "answer_centered":
-            longer = np.flatnonzero(room > 0)
-            # The segment with the answer of each document, the middle one where several hold it; 0 where none does.
-            segments = room[longer] + self.max_segments
-            parts = [_search(store, windows[longer][part], segments[part]) for part in _parts(segments)]
-            answers = np.concatenate(parts) if parts else np.empty(0, np.int64)
-            firsts[longer] = np.clip(answers - (self.max_segments - 1) // 2, 0, room[longer])
+        longer = np.flatnonzero(room > 0)
+        if self.strategy == "first_n" or not len(longer):
+            return firsts
+        # Documents in portions of about so many windows as are searched at once.
+        segments = room[longer] + self.max_segments
+        portion = (segments.cumsum() - segments) // _WINDOWS_AT_ONCE
+        cuts = [0, *(np.flatnonzero(np.diff(portion)) + 1).tolist(), len(segments)]
+        parts = [slice(begin, stop) for begin, stop in itertools.pairwise(cuts)]
+        answers = np.concatenate([_answer_segments(store, windows[longer][part], segments[part]) for part in parts])
+        firsts[longer] = np.clip(answers - (self.max_segments - 1) // 2, 0, room[longer])
         return firsts
 
 
-def chosen_windows(
-    store: FeatureStore, selection: Selection | None, examples: Int64s, epoch: int | Int64s
-) -> tuple[Int64s, Int64s]:
-    """Of each document: the number of the first window that is read, and how many; None: all windows."""
-    windows, segments = store.windows_of(examples)
-    if selection is None:
-        return windows, segments
-    counts = selection.counts(segments)
-    return windows + selection._firsts(store, examples, epoch, windows, segments - counts), counts
-
-
-def _parts(segments: Int64s) -> Iterator[slice]:
-    """Documents in portions of about so many windows as are searched at once; one at least."""
-    portion = (segments.cumsum() - segments) // _WINDOWS_AT_ONCE
-    cuts = [0, *(np.flatnonzero(np.diff(portion)) + 1).tolist(), len(segments)]
-    return (slice(begin, stop) for begin, stop in itertools.pairwise(cuts) if stop > begin)
-
-
-def _search(store: FeatureStore, windows: Int64s, segments: Int64s) -> Int64s:
-    found = store.rows(ranges(windows, segments), ("start_positions", "cls_index"))
-    holding = np.flatnonzero(found["start_positions"] != found["cls_index"])
+def _answer_segments(store: FeatureStore, windows: Int64s, segments: Int64s) -> Int64s:
+    """The segment with the answer of each document, the middle one if several hold it; 0 if none does."""
+    rows = store.rows(ranges(windows, segments), ("start_positions", "cls_index"))
+    holding = np.flatnonzero(rows["start_positions"] != rows["cls_index"])
     owner = np.repeat(np.arange(len(segments)), segments)[holding]
     holders = np.bincount(owner, minlength=len(segments))
     begins = segments.cumsum() - segments
@@ -125,11 +92,23 @@ def _search(store: FeatureStore, windows: Int64s, segments: Int64s) -> Int64s:
     return answers
 
 
-class DocumentOrder(Stateless):
+def chosen_windows(
+    store: FeatureStore, selection: Selection | None, examples: Int64s, epoch: int | Int64s
+) -> tuple[Int64s, Int64s]:
+    """Of each document: the number of the first window to read, and how many. `epoch`: one for all, or one for each."""
+    windows, segments = store.windows_of(examples)
+    if selection is None:
+        return windows, segments
+    counts = np.minimum(segments, selection.max_segments)
+    return windows + selection.firsts(store, examples, epoch, windows, segments - counts), counts
+
+
+class DocumentOrder(Order):
     """An order of documents, as numbers that carry their epoch."""
 
     def __init__(self, order: Order, documents: int) -> None:
-        self._order, self._documents = order, documents
+        super().__init__(documents)
+        self._order = order
 
     def numbers(self, places: Int64s) -> Int64s:
-        return self._order.numbers(places) + places // self._documents * self._documents
+        return self._order.numbers(places) + places // self.samples * self.samples

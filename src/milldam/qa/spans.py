@@ -1,13 +1,13 @@
 """Answers as stretches of characters, and as the tokens that overlap them.
 
 A token belongs to an answer when they share a character: exact also where an answer begins or ends inside a token. An
-answer that does not lie where the data says is looked for nearby, and what was done about it is told.
+answer that does not lie where the data says is looked for nearby, and its status says so.
 
-The characters that a token stands for are its offsets, and beside them what the tokenizer dropped: normalisation takes
-off accents and vowel signs, and leaves out what can't be seen (joiners, soft hyphens, control characters). Offsets end
-before them, and an answer cut out by offsets would lack them. Here such a character belongs to the token before it;
-where white space or nothing is before it, to the token behind it. No token gains white space, or a character that
-another token has. Holds the windows asked for, their neighbours and one context. Needs numpy alone.
+A token stands for the characters of its offsets and, beside them, for what the tokenizer dropped: normalization removes
+accents, vowel signs and invisible characters (joiners, soft hyphens, control characters). Offsets end before them, and
+an answer cut out by offsets would lack them. Here such a character belongs to the token before it, or to the one after
+it if white space or nothing comes before it. No token gains white space, or a character that another token has. Holds
+the requested windows, their neighbors and one context. Needs only numpy.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from __future__ import annotations
 import itertools
 import re
 import unicodedata
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
 Status = Literal["ok", "repaired", "unrepairable", "none"]
 NEARBY = 64
-"""Characters around its stated begin in which one of several occurrences of an answer is taken for it."""
+"""Of several occurrences of an answer, one within this many characters of its stated start is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,42 +59,25 @@ def choose_answer(example: Example) -> Chosen:
 
 
 def _repaired(context: str, answer: Answer) -> tuple[int, int] | None:
-    """Where an answer's text really is: near its stated begin, or the only place there is."""
-    for text in _spellings(answer.text):
-        places = list(_places(context, text))
+    """Where an answer's text really is: near its stated start, or the only place there is."""
+
+    def deviation(place: tuple[int, int]) -> tuple[bool, bool, int]:
+        """First in its letters, then in cutting words (as "in" cuts "Berlin"), then in distance."""
+        cuts_word = any(context[at - 1 : at].isalnum() and context[at : at + 1].isalnum() for at in place)
+        return context[slice(*place)] != text, cuts_word, abs(place[0] - answer.start)
+
+    stripped = answer.text.strip()
+    spellings = [answer.text, stripped, *(unicodedata.normalize(form, stripped) for form in ("NFC", "NFD", "NFKC"))]
+    for text in filter(None, dict.fromkeys(spellings)):
+        # Regardless of case and of the kind of white space.
+        pattern = r"\s+".join(re.escape(word) for word in text.split()) or re.escape(text)
+        places = [match.span() for match in re.finditer(pattern, context, re.IGNORECASE)]
         near = [place for place in places if abs(place[0] - answer.start) <= NEARBY]
         if near:
-            return min(near, key=partial(_deviation, context, text, answer.start))
+            return min(near, key=deviation)
         if len(places) == 1:
             return places[0]
     return None
-
-
-def _deviation(context: str, text: str, stated: int, place: tuple[int, int]) -> tuple[bool, bool, int]:
-    """How far a place is from what the data says: first in its letters, then in cutting words, then in distance."""
-    return context[slice(*place)] != text, _cuts_word(context, *place), abs(place[0] - stated)
-
-
-def _cuts_word(context: str, start: int, stop: int) -> bool:
-    """Whether a stretch begins or ends inside a word, as "in" in "Berlin"."""
-    return any(context[at - 1 : at].isalnum() and context[at : at + 1].isalnum() for at in (start, stop))
-
-
-def _spellings(text: str) -> Iterator[str]:
-    """The text as it is, without white space around it, and in other normal forms."""
-    seen = {""}
-    stripped = text.strip()
-    for spelling in (text, stripped, *(unicodedata.normalize(form, stripped) for form in ("NFC", "NFD", "NFKC"))):
-        if spelling not in seen:
-            seen.add(spelling)
-            yield spelling
-
-
-def _places(context: str, text: str) -> Iterator[tuple[int, int]]:
-    """Occurrences of a text, regardless of case and of which white space it has."""
-    pattern = r"\s+".join(re.escape(word) for word in text.split()) or re.escape(text)
-    for match in re.finditer(pattern, context, re.IGNORECASE):
-        yield match.start(), match.end()
 
 
 def overlapping_tokens(offsets: npt.NDArray[np.int32], start: int, stop: int) -> tuple[int, int] | None:

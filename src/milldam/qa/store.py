@@ -1,9 +1,9 @@
 """A table of question answering opened for reading: windows, documents and examples by number.
 
-A row of the table is an example with its texts and, as lists, its windows (docs/format.md). Opening reads the manifest.
-The files are looked at when something is first asked for: the columns of windows lie in them as plain arrays, so that
-any windows of any shards are one gather, from mapped files or, when they are larger than memory, by position
-(milldam.loader.reading). Holds some numbers a record batch, and no row; a store pickles as its path. Windows and
+A row of the table is an example with its texts and, as lists, its windows (docs/format.md). Opening reads only the
+manifest; the files are opened at the first read. The columns of windows lie in them as plain arrays, so that any
+windows of any shards are one gather, from mapped files or, if they are larger than memory, by position
+(milldam.loader.reading). Holds some numbers per record batch, and no row; a store pickles as its path. Windows and
 examples are numbered through the shards in the order of the manifest.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from milldam.errors import ConfigError, StoreError, did_you_mean
 from milldam.files import in_home
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Reader, Way, open_reader
-from milldam.loader.samples import one_of
+from milldam.loader.samples import counted_number, one_of
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.memory import format_size
 from milldam.stores.kinds import TABLE, TokenDtype
@@ -48,13 +48,10 @@ NUMBERS = (
 KNOWN_NAMES = {"offset_mapping": "offsets", "segment_index": "segment", "total_segments": "segments"}
 """Names that users know -> columns."""
 _GATHERED = ("input_ids", "token_type_ids", "offsets")
-WINDOW_FIELDS = (
-    *("input_ids", "attention_mask", "token_type_ids", "start_positions", "end_positions", "cls_index"),
-    *("offset_mapping", "segment_index", "total_segments", "has_answer"),
-)
-"""What a window has, but for its example's id."""
 _WIDE = ("input_ids", "token_type_ids", "start_positions", "end_positions", "cls_index")
-"""Given as int64, which models index with."""
+"""Returned as int64, which models index with."""
+WINDOW_FIELDS = (*_WIDE, "attention_mask", "offset_mapping", "segment_index", "total_segments", "has_answer")
+"""The fields of a window, except its example's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,34 +116,34 @@ class Form:
 
 
 class _Layout:
-    """Where the windows of all record batches lie in the files."""
+    """Where the windows of all record batches lie in the files, which are read as if they lay end to end."""
 
     def __init__(self, folder: Path, manifest: TableManifest, form: Form, way: Way) -> None:
         self.batches: list[pa.RecordBatch] = []
-        self._way, self._folder, self._files = way, folder, dict[Path, int]()
+        self._way, self._folder, self._columns = way, folder, form.columns
+        self._files = {folder / shard.name: shard.bytes for shard in manifest.shards}
         self._readers: dict[np.dtype[Any], Reader] = {}
+        self._ways: dict[str, tuple[Reader, Int64s, int, tuple[int, ...]]] = {}
         starts: dict[str, list[int]] = {name: [] for name in (*form.columns, "lists")}
         shard_begins, counts, before, at = [], [], 0, 0
         for shard in manifest.shards:
             path = folder / shard.name
-            data, batches = _mapped(path, shard.bytes)
+            address, batches = _mapped(path, shard.bytes)
             rows = sum(batch.num_rows for batch in batches)
             if rows != shard.rows:
                 raise damaged(path, f"{rows:,} rows where the manifest says {shard.rows:,}")
             for batch in batches:
                 try:
-                    places = {name: _place(batch, name, *column) for name, column in form.columns.items()}
+                    for name, (dtype, shape) in form.columns.items():
+                        place = _place(batch, name, dtype, shape)
+                        starts[name].append((place - address + at) // dtype.itemsize)
                 except (KeyError, ValueError) as error:
                     raise damaged(path, f"columns that are not those of its manifest: {error}") from None
                 lists = batch.column("numbers")
-                places["lists"] = lists.buffers()[1].address + 4 * lists.offset
-                for name, place in places.items():
-                    width = form.columns[name][0].itemsize if name in form.columns else 4
-                    starts[name].append((place - data.address + at) // width)
+                starts["lists"].append((lists.buffers()[1].address + 4 * lists.offset - address + at) // 4)
                 counts.append((len(lists.values), batch.num_rows))
                 shard_begins.append(before)
             self.batches += batches
-            self._files[path] = shard.bytes
             before, at = before + rows, at + shard.bytes
         sums = np.concatenate((np.zeros((1, 2), np.int64), np.cumsum(counts, axis=0, dtype=np.int64).reshape(-1, 2)))
         self.windows, self.examples = np.ascontiguousarray(sums.T)
@@ -154,10 +151,7 @@ class _Layout:
         self.shard_begins = np.array(shard_begins, np.int64)
         """(batches,): examples before the shard of each batch."""
         self.starts = {name: np.array(places, np.int64) for name, places in starts.items()}
-        """(batches,): where the values of each batch begin in the files, which lie end to end, counted in values."""
-        self.ends = self.windows[1:]
-        self._columns = form.columns
-        self._ways: dict[str, tuple[Reader, Int64s, int, tuple[int, ...]]] = {}
+        """(batches,): where the values of each batch begin, counted in values."""
 
     def reader(self, dtype: np.dtype[Any]) -> Reader:
         """The files end to end, as values of a type."""
@@ -176,13 +170,13 @@ class _Layout:
         reader, shifts, elements, shape = self._ways[name]
         if not len(windows):
             return np.empty((0, *shape), reader.dtype)
-        found = reader.rows(shifts[batch] + windows * elements, elements)
-        # What is read by position lies in a buffer that the next read uses again.
-        return (found if found.flags.owndata else found.copy()).reshape(len(windows), *shape)
+        rows = reader.rows(shifts[batch] + windows * elements, elements)
+        # A positioned reader uses its buffer again for the next read.
+        return (rows if rows.flags.owndata else rows.copy()).reshape(len(windows), *shape)
 
 
-def _mapped(path: Path, size: int) -> tuple[pa.Buffer, list[pa.RecordBatch]]:
-    """A file and the record batches in it."""
+def _mapped(path: Path, size: int) -> tuple[int, list[pa.RecordBatch]]:
+    """The address of a mapped file, and the record batches in it."""
     import pyarrow as pa
 
     try:
@@ -197,16 +191,15 @@ def _mapped(path: Path, size: int) -> tuple[pa.Buffer, list[pa.RecordBatch]]:
         raise StoreError(f"{path}: missing. Make the table again: the same call makes what is missing.") from None
     except (pa.ArrowException, OSError) as error:
         raise damaged(path, str(error)) from None
-    return data, batches
+    return data.address, batches
 
 
 def _place(batch: pa.RecordBatch, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
-    """The address of the values of a column of windows. Raises ValueError when they are others."""
+    """The address of the values of a column of windows. Raises ValueError if the column is another one."""
     import pyarrow as pa
 
     lists = batch.column(name)
-    wanted = pa.list_(pa.list_(pa.from_numpy_dtype(dtype), int(np.prod(shape))))
-    if lists.type != wanted:
+    if lists.type != pa.list_(pa.list_(pa.from_numpy_dtype(dtype), int(np.prod(shape)))):
         raise ValueError(f"{name} is {lists.type}")
     flat = lists.values.values
     whole = lists.offsets[0].as_py() == 0 and lists.offsets[-1].as_py() == len(lists.values)
@@ -274,11 +267,11 @@ class FeatureStore:
     def rows(self, numbers: npt.ArrayLike, columns: Sequence[str]) -> dict[str, Array]:
         """Columns of some windows, in the order asked for, by the names that users know.
 
-        In the dtypes they are stored in, but `attention_mask` and `example` are int64. Costs one gather a column; all
-        that are one number a window take one together.
+        In the dtypes they are stored in, except that `attention_mask` and `example` are int64. Costs one gather per
+        array column; all columns with one number per window share one.
         """
         wanted, layout = _checked(numbers, len(self), "window"), self._layout
-        batch = layout.ends.searchsorted(wanted, side="right")
+        batch = layout.windows[1:].searchsorted(wanted, side="right")
         table: Array | None = None
         found: dict[str, Array] = {}
         for name in columns:
@@ -312,15 +305,15 @@ class FeatureStore:
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         """One window with all its fields: arrays of L, and numbers."""
-        wanted = _one(number, len(self), "window")
-        rows = self.rows(np.array([wanted]), (*WINDOW_FIELDS, "example"))
-        example = int(rows.pop("example")[0])
-        fields = {name: _known(name, array)[0] for name, array in rows.items()}
+        wanted = counted_number(operator.index(number), len(self), "window")
+        example = int(self.rows([wanted], ("example",))["example"][0])
+        fields = {name: array[0] for name, array in self._fields([wanted]).items()}
         window = {name: value if value.ndim else value.item() for name, value in fields.items()}
         return window | {"example_id": self._text(example, "id")}
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (self[number] for number in range(len(self)))
+    def _fields(self, numbers: npt.ArrayLike) -> dict[str, Array]:
+        rows = self.rows(numbers, WINDOW_FIELDS)
+        return {name: array.astype(np.int64) if name in _WIDE else array for name, array in rows.items()}
 
     # ---- examples ----
 
@@ -339,29 +332,27 @@ class FeatureStore:
         return first, counts
 
     def document(self, number: int) -> dict[str, Any]:
-        """All windows of example `number`, in order: as `store[i]`, with a row a window; `example_id` is one string."""
-        wanted = _one(number, self.examples, "example")
-        first, count = (int(found[0]) for found in self.windows_of(np.array([wanted])))
-        rows = self.rows(np.arange(first, first + count), WINDOW_FIELDS)
-        return {name: _known(name, array) for name, array in rows.items()} | {"example_id": self._text(wanted, "id")}
+        """All windows of an example, in order: fields as in `store[i]`, a row a window; `example_id` is one string."""
+        wanted = counted_number(operator.index(number), self.examples, "example")
+        first, count = (int(one[0]) for one in self.windows_of([wanted]))
+        return self._fields(np.arange(first, first + count)) | {"example_id": self._text(wanted, "id")}
 
     def example(self, number: int) -> dict[str, Any]:
         """The texts of one example: id, title, question, context, answers as HF has them, and the answer trained on.
 
-        `chosen_answer_text` is empty and `chosen_answer_char_span` None when there is none, and `status` says why.
+        `chosen_answer_text` is empty and `chosen_answer_char_span` None if there is none; `status` says why.
         """
-        wanted = _one(number, self.examples, "example")
-        found = {name: self._text(wanted, name) for name in TEXTS}
-        chosen, answers = found.pop("chosen"), found["answers"]
-        found["answers"] = {"text": [one["text"] for one in answers], "answer_start": [one["start"] for one in answers]}
-        status = found.pop("status")
-        found["chosen_answer_text"] = chosen["text"] if chosen else ""
-        found["chosen_answer_char_span"] = (chosen["start"], chosen["stop"]) if chosen else None
-        return found | {"status": status}
+        wanted = counted_number(operator.index(number), self.examples, "example")
+        texts = {name: self._text(wanted, name) for name in TEXTS}
+        chosen, answers, status = texts.pop("chosen"), texts["answers"], texts.pop("status")
+        texts["answers"] = {"text": [one["text"] for one in answers], "answer_start": [one["start"] for one in answers]}
+        texts["chosen_answer_text"] = chosen["text"] if chosen else ""
+        texts["chosen_answer_char_span"] = (chosen["start"], chosen["stop"]) if chosen else None
+        return texts | {"status": status}
 
     def _text(self, example: int, column: str) -> Any:
-        """Arrow believes what lies in a file, and would read elsewhere by an offset that is wrong: so the texts of a
-        batch are checked when one is first asked for."""
+        """Arrow trusts the offsets in a file, and would read elsewhere if one is wrong: so the texts of a batch are
+        checked when one is first asked for."""
         layout = self._layout
         number = int(layout.examples[1:].searchsorted(example, side="right"))
         batch = layout.batches[number]
@@ -374,7 +365,7 @@ class FeatureStore:
         return batch.column(column)[example - int(layout.examples[number])].as_py()
 
     def find(self, example_id: str) -> int:
-        """The number of the example with this id, the first one; KeyError without one. Looks through all ids."""
+        """The number of the first example with this id; KeyError without one. Looks through all ids."""
         import pyarrow.compute as pc
 
         for begin, batch in zip(self._layout.examples.tolist(), self._layout.batches, strict=False):
@@ -392,12 +383,12 @@ class FeatureStore:
 
 
 def _reopen_same(kind: type[FeatureStore], place: Folder, way: Way, fingerprint: str) -> FeatureStore:
-    """In another process: the store may have been replaced meanwhile."""
+    """In another process, where the store may have been replaced meanwhile."""
     return kind(same_generation(place, fingerprint, lambda one: read_manifest(one).fingerprint), read=way)
 
 
 def _checked(numbers: npt.ArrayLike, count: int, what: str) -> Int64s:
-    """Numbers as int64, none of them outside."""
+    """Numbers as int64, none of them out of range."""
     wanted = np.asarray(numbers)
     if not len(wanted):
         return np.empty(0, np.int64)
@@ -407,16 +398,3 @@ def _checked(numbers: npt.ArrayLike, count: int, what: str) -> Int64s:
     if least < 0 or most >= count:
         raise IndexError(f"{what} {least if least < 0 else most} of a store of {count:,} {what}s")
     return wanted.astype(np.int64, copy=False)
-
-
-def _one(number: int, count: int, what: str) -> int:
-    """A number, from the end when it is negative."""
-    wanted = operator.index(number)
-    if not -count <= wanted < count:
-        raise IndexError(f"{what} {number} of a store of {count:,} {what}s")
-    return wanted + count if wanted < 0 else wanted
-
-
-def _known(name: str, array: Array) -> Array:
-    """In the dtype that users expect."""
-    return array.astype(np.int64) if name in _WIDE else array

@@ -1,14 +1,13 @@
-"""The frame of every job: lock, plan, records, workers, progress. A job tells what only it knows; the rest is here.
+"""The frame of every job: lock, plan, records, workers, progress. A job implements what only it knows.
 
-engine       a job, and the only loop; the same job as tasks of a job array
-session      what a job works with: has the units of a stage made, reports progress
+engine       a job, and the only loop; a session, in which the units of a stage are made; the same job in a job array
 folder       the run folder, locked: what was planned, what is done, who is at work in it
 units        what a result depends on; the plan on disk: the input and what changed since, units and their keys
 records      what is done of a stage, by key, in lines appended durably
-summary      what a run tells, while it works and when it is done, the same for every job
+summary      what a run reports, while it works and when it is done, the same for every job
 monitor      memory of a process tree over time
 
-tasks        what crosses to workers and comes back; what one of several machines does of a stage
+tasks        what crosses to workers and comes back; array tasks
 pools        who works on a stage, and how many the budget holds: this process, local workers, a Ray cluster
 fork         worker processes here: the loop that hands out units, the server that forks workers, what a worker does
 ray_cluster  units on the machines of a Ray cluster

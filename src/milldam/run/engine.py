@@ -1,4 +1,4 @@
-"""Jobs as units -> read -> steps -> sink -> record: what a job has to say, and the only loop.
+"""Jobs as units -> read -> steps -> sink -> record: what a job implements, and the only loop.
 
     lock       the run folder
     prepare    everything that can be wrong is found; the identity: what the result depends on
@@ -6,53 +6,65 @@
     stages     one after the other, as the job yields them: the keys of a stage may need what an earlier one decided
     finish     the manifest, written last: there is a result if and only if it is there
 
-A stage brings a `Load`, which pickles; a worker builds `make` of it once. `make` takes a unit, reads it batch by batch,
-sends each batch through its steps into a sink, and yields a record for every part whose files are durable. A unit whose
-last record is there is never made again; one that is begun goes on behind its last part, with what that record says. So
-the same call resumes after a kill, redoes what changed of an input that changed, and does nothing when nothing did.
+A stage brings a `Load`, which pickles; each worker builds `make` of it once. `make` takes a unit, reads it batch by
+batch, sends each batch through its steps into a sink, and yields a record for every part whose files are durable. A
+unit whose last record is there is never made again; one that is begun resumes after its last part. So the same call
+resumes after a kill, redoes what changed of an input that changed, and does nothing when nothing did.
 
-What one job can, all can: run on this machine, on a Ray cluster, as tasks of a job array; be interrupted and resumed;
-be watched by `milldam status`; keep to a budget.
+Every job can run on this machine, on a Ray cluster or as tasks of a job array, can be interrupted and resumed, reports
+to `milldam status`, and keeps to a budget.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import os
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import numpy as np
+
+from milldam import memory
 from milldam.errors import ConfigError, MilldamError, NotReadyError, Setting, StoreError, os_error
-from milldam.memory import Budget, usage
-from milldam.run.folder import FINISHED, NEW, PREPARE_FIRST, UNFINISHED, RunFolder
-from milldam.run.pools import SMALL_INPUT, Workers, WorkPlan, fit_workers, pool_for
+from milldam.memory import Budget, release, usage
+from milldam.run.folder import FINISHED, NEW, PREPARE_FIRST, UNFINISHED, RunFolder, read_status
+from milldam.run.monitor import Monitor
+from milldam.run.pools import SMALL_INPUT, Pool, Workers, WorkPlan, fit_workers, pool_for
 from milldam.run.records import RECORDS, Records
-from milldam.run.session import Session, session
-from milldam.run.summary import Observer, Quiet
-from milldam.run.tasks import FINISH, PREPARE, ArrayTask, Assigned, Load, Make, Telling
+from milldam.run.summary import Observer, Quiet, Snapshot, Summary, describe_machine, package_versions
+from milldam.run.tasks import (
+    CRASH,
+    DONE,
+    FINISH,
+    MEMORY,
+    PART,
+    PREPARE,
+    PROGRESS,
+    ArrayTask,
+    Assigned,
+    Event,
+    Load,
+    Make,
+    Progress,
+    cores,
+)
 from milldam.run.units import Identity, PlannedUnit, UnitList
 from milldam.stores.kinds import Kind
 
 if TYPE_CHECKING:
     from milldam.run.fork import ForkedWorkers
 
-__all__ = [
-    "ArrayWork",
-    "Assigned",
-    "Job",
-    "Load",
-    "Make",
-    "Options",
-    "Stage",
-    "Telling",
-    "array_of",
-    "plan_work",
-    "run",
-]
+__all__ = ["ArrayWork", "Assigned", "Job", "Load", "Make", "Options", "Progress", "Session", "Stage", "array_of", "run"]
 
 S = TypeVar("S")
+F = TypeVar("F", bound=Mapping[str, object])
+_REPORT_SECONDS, _STATUS_SECONDS = 0.2, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +75,14 @@ class Stage:
     load: Load
     records: Records
     parse: Callable[[dict[str, Any]], Any] | None = None
-    """The unit of a line of the plan; None: the units are steps, each its number."""
+    """Builds the unit of a line of the plan; None: the units are steps, each its number."""
     workers: Workers | None = None
     """None: as many as are planned."""
     facts: Callable[[int], dict[str, Any]] = lambda number: {}
-    """Of a unit, by its number: `Assigned.facts`, looked up when it is handed out."""
+    """`Assigned.facts` of a unit, by its number; looked up when it is handed out."""
     todo: Iterable[int] | None = None
-    """The units to make, in this order; None: all without a complete record. Of an iterator, some may come later
-    (`NothingYetError`), and not all be wanted."""
+    """The units to make, in this order; None: all without a complete record. An iterator may have none to hand out for
+    a while (`NothingYetError`), and may end before all are made."""
     listed: UnitList | None = None
     """Where the units are listed; None: in the plan."""
 
@@ -83,17 +95,17 @@ class Job(ABC, Generic[S]):
     """In order; tasks of a job array can share each of them."""
     outputs: tuple[str, ...] | None
     """What it leaves in its folder besides the manifest, by pattern: removed when a run begins anew. None: the old
-    result stays until the new manifest takes its place; what is recorded goes."""
+    result stays until the new manifest takes its place; its records go."""
     workers: int | None
     """As many as the user asks for; None: as many as are useful."""
     read_once: bool = False
-    """Its input can't be read again: what an earlier run listed of it says nothing."""
+    """Its input can't be read again, so an earlier list of it is worthless."""
     batch_bytes: int = 0
     """What a batch may take in each worker, where that is more than usual; known when it is prepared."""
 
     @abstractmethod
     def prepare(self, run: Session) -> Identity:
-        """Look at settings and input (`run.folder.inputs.write`)."""
+        """Check settings and input, and list the input (`run.folder.inputs.write`)."""
 
     @abstractmethod
     def units(self, run: Session) -> Iterable[PlannedUnit]:
@@ -104,7 +116,7 @@ class Job(ABC, Generic[S]):
         return {}
 
     def plan_facts(self, run: Session) -> dict[str, Any]:
-        """What this job says of its plan, by the names of `WorkPlan`; the units are listed."""
+        """Fields of `WorkPlan` that only this job knows; the units are listed."""
         return {}
 
     @abstractmethod
@@ -113,11 +125,11 @@ class Job(ABC, Generic[S]):
 
     @abstractmethod
     def finish(self, run: Session, plan: WorkPlan) -> S:
-        """Gather what units left, write the manifest last; the summary."""
+        """Gather what units left, write the manifest last, and return the summary."""
 
     @abstractmethod
     def up_to_date(self, run: Session) -> S | None:
-        """The summary of a result that was made from the same; None: it is not whole, so that something is to do."""
+        """The summary of a result that was made from the same; None: files of it are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +146,13 @@ class Options:
     held_bytes: int = 0
     """Memory that the calling program holds already; the limit comes on top of it."""
     adapts: bool = False
-    """What was made with other settings is not refused: its units have other keys, and are made again."""
+    """A folder made with other settings is not refused: its units have other keys, and are made again."""
     server: ForkedWorkers | None = None
-    """Begun ahead, to start workers."""
+    """Starts workers; begun ahead."""
 
     @classmethod
     def of(cls, settings: Any, out: Path | None = None, **more: Any) -> Options:
-        """As a job's settings say, which have all of these. `out`: when it is made elsewhere."""
+        """From a job's settings, which have all of these. `out`: when it is made elsewhere."""
         chosen = settings.memory, settings.executor, settings.address, settings.overwrite
         return cls(out or Path(settings.out or ""), *chosen, **more)
 
@@ -148,17 +160,14 @@ class Options:
 def run(job: Job[S], options: Options, observer: Observer | None = None) -> S:
     """Do a job, or what is left of it."""
     with _at_work(job, options, observer) as work:
-        identity = job.prepare(work)
-        begin = _where_to_begin(job, work.folder, identity, options)
+        identity, begin = _where_to_begin(job, work, options)
         if begin == FINISHED:
             work.folder.tidy()
-            if (summary := job.up_to_date(work)) is not None:
+            summary = job.up_to_date(work)
+            if summary is not None:
                 return summary
             begin = UNFINISHED
-        plan = _plan(job, work, identity, begin)
-        for stage in job.stages(work):
-            work.work(stage)
-        return _finish(job, work, plan)
+        return _complete(job, work, identity, begin)
 
 
 @contextlib.contextmanager
@@ -170,7 +179,7 @@ def _at_work(
     try:
         with RunFolder(options.out, job.kind, name=options.name, task=task) as folder:
             pool = pool_for(options.executor, options.address, budget.limit_bytes, options.server)
-            with session(folder, observer or Quiet(), budget, pool) as work:
+            with Session(folder, observer or Quiet(), budget, pool) as work:
                 yield work
     except OSError as error:
         if error.errno is None:  # not of the system
@@ -178,29 +187,29 @@ def _at_work(
         raise os_error(error, None if error.filename else options.name or options.out) from error
 
 
-def _where_to_begin(job: Job[S], folder: RunFolder, identity: Identity, options: Options) -> str:
+def _where_to_begin(job: Job[S], work: Session, options: Options) -> tuple[Identity, str]:
+    identity, folder = job.prepare(work), work.folder
     names = (RECORDS, *(f"{stage}.jsonl" for stage in job.stage_names))
     has_results = any(next(folder.journal.read(name), None) is not None for name in names)
-    return folder.where_to_begin(identity, overwrite=options.overwrite, has_results=has_results, adapts=options.adapts)
+    adapts, overwrite = options.adapts, options.overwrite
+    return identity, folder.where_to_begin(identity, overwrite=overwrite, has_results=has_results, adapts=adapts)
 
 
 def _plan(job: Job[S], work: Session, identity: Identity, begin: str) -> WorkPlan:
-    """Have the units listed in the folder, and settle who works on them."""
+    """List the units in the folder, and settle the number of workers."""
     folder = work.folder
     if folder.refusal is not None:
         raise folder.refusal
+    changes: tuple[str, ...] = ()
     if begin == NEW:
         work.monitor.restart()
     else:
         folder.tidy()
-    changes = () if begin == NEW else tuple(folder.inputs.changes())
-    if job.read_once or folder.needs_plan(identity, begin):
-        folder.stage(job.units(work))
-        if begin == NEW and job.outputs is None:
-            folder.journal.forget(RECORDS)
-        folder.start(identity, job.files(work), outputs=job.outputs if begin == NEW else None)
-    else:
+        changes = tuple(folder.inputs.changes())
+    if begin != NEW and not job.read_once and folder.has_plan(identity):
         folder.provide(job.files(work))
+    else:
+        folder.start(identity, job.units(work), job.files(work), anew=begin == NEW, outputs=job.outputs)
     plan = replace(plan_work(work, job), changes=changes)
     work.observer.planned(plan)
     return plan
@@ -229,15 +238,180 @@ def plan_work(work: Session, job: Job[Any]) -> WorkPlan:
     return plan
 
 
-def _finish(job: Job[S], work: Session, plan: WorkPlan) -> S:
+def _complete(job: Job[S], work: Session, identity: Identity, begin: str, *, by_tasks: bool = False) -> S:
+    """Plan, do what is left of every stage, finish. `by_tasks`: array tasks have done the stages that they share."""
+    plan = _plan(job, work, identity, begin)
+    for stage in job.stages(work):
+        if by_tasks and stage.name in job.stage_names:
+            _require_done(stage, FINISH)
+        else:
+            work.work(stage)
     work.pool.close()
     work.enter("finish")
     summary = job.finish(work, plan)
-    work.folder.presence.tell({"stage": "finished", "units": plan.units, "units_done": plan.units})
+    work.folder.write_status({"stage": "finished", "units": plan.units, "units_done": plan.units})
     return summary
 
 
+# ---- a session ----
+
+
+class Session:
+    """A job at work: its run folder, budget and workers. Makes the units of a stage, measures time and memory, and
+    reports progress. Use it as a context manager."""
+
+    def __init__(self, folder: RunFolder, observer: Observer, budget: Budget, pool: Pool) -> None:
+        self.folder, self.observer, self.budget, self.pool = folder, observer, budget, pool
+        self.held = contextlib.ExitStack()
+        """Takes what a job wants closed at the end."""
+        self.workers = 1
+        """As planned, for stages that name no number."""
+        self._snapshot = Snapshot(budget_bytes=budget.limit_bytes)
+        self._running: dict[int, dict[str, Any]] = {}
+        """The last progress report of each unit at work."""
+        self._started = self._stage_started = time.monotonic()
+        self._reported = self._written = 0.0
+        self._work_seconds: Counter[str] = Counter()
+        """By kind, summed over workers."""
+        self._stage_seconds: defaultdict[str, float] = defaultdict(float)
+        """Of the stages that are over."""
+
+    def __enter__(self) -> Session:
+        with self.held:
+            self.held.callback(self.pool.leave)
+            monitor = Monitor(self.folder.own / "memory.csv", stage="prepare", here=self.pool.machine)
+            self.monitor = self.held.enter_context(monitor)
+            self.pool.require_shared(self.folder.folder)
+            if memory.own_process:
+                memory.keep_arrow_lean()
+            self.held = self.held.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.held.__exit__(*error)
+
+    def measured(self, summary: Summary[F]) -> Summary[F]:
+        """A summary with what is known of every job: where and when, time and memory as they are now."""
+        now, stage, past = time.monotonic(), self.monitor.stage, self._stage_seconds
+        return dataclasses.replace(
+            summary,
+            seconds=now - self._started,
+            stages={**past, stage: past[stage] + now - self._stage_started},
+            work=dict(self._work_seconds),
+            memory=self.monitor.use(self.budget.limit_bytes),
+            machine=describe_machine(),
+            versions=package_versions(),
+            started=self.folder.plan().get("started", 0.0),
+            finished=time.time(),
+        )
+
+    def enter(self, stage: str, units: int = 0, done: int = 0, input_bytes: int = 0) -> None:
+        """Book what follows under another stage, and report it."""
+        now = time.monotonic()
+        self._stage_seconds[self.monitor.stage] += now - self._stage_started
+        self._stage_started = now
+        self.monitor.enter_stage(stage)
+        budget = self.budget.limit_bytes
+        self._snapshot = Snapshot(stage, units, units_done=done, input_total=input_bytes, budget_bytes=budget)
+        self._report(force=True)
+
+    def work(self, stage: Stage, task: ArrayTask | None = None) -> None:
+        """Make every unit of a stage, or those of an array task."""
+        records, parse, listed = stage.records, stage.parse, stage.listed or self.folder.units
+        sizes = np.zeros(len(records.keys), np.int64) if parse is None else listed.sizes()
+        total, done, input_bytes = len(records.keys), records.complete, records.pending_bytes(sizes)
+        if isinstance(stage.todo, Sized):
+            total, done, input_bytes = len(stage.todo), 0, int(sizes[list(stage.todo)].sum())
+        units = iter(records.pending() if stage.todo is None else stage.todo)
+        if task is not None:  # about its part of what is left
+            total, done, input_bytes = -(-(total - done) // task.of), 0, input_bytes // task.of
+            units = (unit for unit in units if unit % task.of == task.index)
+        workers = stage.workers or Workers(self.workers, 1)
+
+        def assign(number: int) -> Assigned:
+            unit = number if parse is None else listed.at(number, parse)
+            return Assigned(unit, records.keys[number], int(sizes[number]), records.begun(number), stage.facts(number))
+
+        def on_event(event: Event) -> None:
+            if event.kind == PART:
+                records.add(event.value)
+            self._take(event)
+
+        self.enter(stage.name, total, done, input_bytes)
+        with _thread_limit(workers):
+            self.pool.executor(workers).run(stage.load, units, assign, on_event)
+            self._report(force=True)
+        self.folder.journal.sync()
+        self._work_seconds += self._snapshot.seconds
+        # A stage that ran in this process must not weigh on the next one.
+        release()
+
+    def _take(self, event: Event) -> None:
+        snapshot = self._snapshot
+        if event.kind == PROGRESS:
+            self._running[event.unit] = event.value
+            held = {"anonymous_bytes": event.value["anonymous_bytes"], **event.value["counts"]}
+            snapshot.workers[event.worker] = {"pid": event.pid, "unit": event.unit, "time": time.time(), **held}
+        elif event.kind == MEMORY:
+            self.monitor.note(event.host, event.pid, event.value)
+        elif event.kind == DONE:
+            finished = self._running.pop(event.unit, {"counts": {}, "seconds": {}})
+            snapshot.counts.update(finished["counts"])
+            snapshot.seconds.update(finished["seconds"])
+            snapshot.units_done += 1
+            snapshot.workers.pop(event.worker, None)
+        elif event.kind == CRASH:
+            self._running.pop(event.unit, None)
+            self.observer.warn(f"A worker on unit {event.unit} {event.value}; the unit is tried once more.")
+        self._report()
+
+    def _report(self, *, force: bool = False) -> None:
+        """Show progress, and write it for `milldam status`; not for each of a million small units."""
+        now = time.monotonic()
+        if not force and now - self._reported < _REPORT_SECONDS:
+            return
+        self._reported = now
+        counts, seconds = Counter(self._snapshot.counts), Counter(self._snapshot.seconds)
+        for running in self._running.values():
+            counts.update(running["counts"])
+            seconds.update(running["seconds"])
+        held, elapsed = self.monitor.now.anonymous, now - self._stage_started
+        shown = dataclasses.replace(
+            self._snapshot, counts=counts, seconds=seconds, anonymous_bytes=held, elapsed=elapsed
+        )
+        self.observer.progress(shown)
+        if now - self._written >= _STATUS_SECONDS or force:
+            self._written = now
+            status = {
+                name: getattr(shown, name) for name in ("stage", "units", "units_done", "budget_bytes", "workers")
+            }
+            status |= {"command": self.observer.command, "directory": str(Path.cwd()), "counts": dict(counts)}
+            self.folder.write_status(status | {"elapsed": now - self._started, "anonymous_bytes": held})
+
+
+@contextlib.contextmanager
+def _thread_limit(workers: Workers) -> Iterator[None]:
+    """Keep the encoders' thread pools to the workers asked for; a pool reads this when it is first used."""
+    names = ("RAYON_NUM_THREADS", "TOKENIZERS_PARALLELISM")
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    if workers.count == 1 and workers.threads < cores():
+        os.environ.setdefault("RAYON_NUM_THREADS", str(workers.threads))
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if workers.threads > 1 else "false"
+    try:
+        yield
+    finally:
+        for name in names:
+            os.environ.pop(name, None)
+        os.environ.update(before)
+
+
 # ---- the same job as tasks of a job array, on machines that see its output folder ----
+
+
+def array_of(job: Job[S], options: Options) -> ArrayWork[S]:
+    if options.executor != "local":
+        raise ConfigError(Setting("executor"), f": {options.executor}: array tasks work each on its own machine.")
+    return ArrayWork(job, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,100 +420,61 @@ class ArrayWork(Generic[S]):
 
     job: Job[S]
     options: Options
-    made_before: Callable[[bool], S | None] = lambda anew: None
-    """Tells of a result that is up to date in a place of its own, unless it is to be made anew."""
-    publish: Callable[[], None] = lambda: None
-    """Puts a finished result in its place."""
 
     def run(self, task: ArrayTask, observer: Observer | None = None) -> S | None:
-        """Do what is left of a task. PREPARE plans for the others; FINISH makes the result and gives its summary.
+        """Do what is left of a task. PREPARE plans for the others; FINISH makes the result and returns its summary.
 
-        Raises NotReadyError when the job is not prepared or a stage before is not done, TaskHeldError when somebody is
-        at work on this task.
+        Raises NotReadyError when the job is not prepared or an earlier stage is not done, TaskHeldError when another
+        process is at work on this task.
         """
-        summary = self.made_before(self.options.overwrite and task.stage == PREPARE)
-        if summary is None and task.stage == PREPARE:
-            self._prepare(observer)
-        elif summary is None and task.stage == FINISH:
-            summary = self._finish(observer)
-            self.publish()
-        elif summary is None:
-            self._share(task, observer)
-        return summary if task.stage == FINISH else None
-
-    def _prepare(self, observer: Observer | None) -> None:
-        """Check and plan the job; what is there of it already stays."""
-        with _at_work(self.job, self.options, observer) as work:
-            identity = self.job.prepare(work)
-            begin = _where_to_begin(self.job, work.folder, identity, self.options)
-            if begin != FINISHED:
-                _plan(self.job, work, identity, begin)
-                # What stands before the first stage is settled once, for all tasks.
-                next(self.job.stages(work), None)
-                work.folder.presence.forget_tasks()
-
-    def _share(self, task: ArrayTask, observer: Observer | None) -> None:
-        """Do what is left of a task of a stage, beside others that do theirs."""
-        with _at_work(self.job, self.options, observer, task) as work:
-            presence = work.folder.presence
-            try:
-                identity = self.job.prepare(work)
-                if work.folder.require_same(identity) != FINISHED:
-                    if not work.folder.lists_units():
-                        named = f"{work.folder.folder / 'units.jsonl'} or units.offsets"
-                        raise StoreError(f"{named}: damaged. Make it again: {PREPARE_FIRST}")
-                    work.observer.planned(plan_work(work, self.job))
-                    self._one_stage(work, task)
-            except MilldamError as error:
-                presence.tell(presence.told() | {"stage": task.stage, "state": "failed", "message": str(error)})
-                raise
-            presence.tell(presence.told() | {"stage": task.stage, "state": "done"})
-
-    def _one_stage(self, work: Session, task: ArrayTask) -> None:
-        names = self.job.stage_names
-        if task.stage not in names:
-            raise ConfigError(
-                Setting("stage"),
-                f": {task.stage}: this job has the stages {', '.join(names)}; {PREPARE} before and {FINISH} after.",
-            )
-        for stage in self.job.stages(work):
-            if stage.name == task.stage:
-                work.work(stage, task)
-                return
-            if stage.name in names and names.index(stage.name) > names.index(task.stage):
-                return  # nothing of the stage was left to do
-            _require_done(stage, task.stage)
-
-    def _finish(self, observer: Observer | None) -> S:
-        """Make the store of what array tasks have done. Raises NotReadyError when something of theirs is left."""
-        with _at_work(self.job, self.options, observer) as work:
-            folder = work.folder
-            if folder.is_new():
-                raise NotReadyError(f"{folder.name}: not prepared. First: {PREPARE_FIRST}")
-            identity = self.job.prepare(work)
-            was_finished = folder.require_same(identity) == FINISHED
-            if was_finished and (summary := self.job.up_to_date(work)) is not None:
+        job, options = self.job, self.options
+        if task.stage not in (PREPARE, FINISH):
+            with _at_work(job, options, observer, task) as work:
+                self._share(work, task)
+            return None
+        with _at_work(job, options, observer) as work:
+            if task.stage == PREPARE:
+                identity, begin = _where_to_begin(job, work, options)
+                if begin != FINISHED:
+                    _plan(job, work, identity, begin)
+                    # What stands before the first stage is settled once, for all tasks.
+                    next(job.stages(work), None)
+                    work.folder.forget_tasks()
+                return None
+            if work.folder.is_new():
+                raise NotReadyError(f"{work.folder.name}: not prepared. First: {PREPARE_FIRST}")
+            identity = job.prepare(work)
+            was_finished = work.folder.require_same(identity) == FINISHED
+            summary = job.up_to_date(work) if was_finished else None
+            if summary is not None:
                 return summary
-            plan = _plan(self.job, work, identity, UNFINISHED)
-            for stage in self.job.stages(work):
-                # What a finished store has lost is made again here: tasks leave it alone.
-                if stage.name in self.job.stage_names and not was_finished:
-                    _require_done(stage, FINISH)
-                else:
-                    work.work(stage)
-            return _finish(self.job, work, plan)
+            # What a finished store has lost is made again here: tasks leave it alone.
+            return _complete(job, work, identity, UNFINISHED, by_tasks=not was_finished)
 
-
-def array_of(
-    job: Job[S],
-    options: Options,
-    made_before: Callable[[bool], S | None] = lambda anew: None,
-    publish: Callable[[], None] = lambda: None,
-) -> ArrayWork[S]:
-    """The same for tasks of a job array."""
-    if options.executor != "local":
-        raise ConfigError(Setting("executor"), f": {options.executor}: array tasks work each on its own machine.")
-    return ArrayWork(job, options, made_before, publish)
+    def _share(self, work: Session, task: ArrayTask) -> None:
+        """Do what is left of a task of a stage, beside other tasks."""
+        folder, names = work.folder, self.job.stage_names
+        try:
+            if folder.require_same(self.job.prepare(work)) != FINISHED:
+                if not folder.lists_units():
+                    lists = f"{folder.folder / 'units.jsonl'} or units.offsets"
+                    raise StoreError(f"{lists}: damaged. Make it again: {PREPARE_FIRST}")
+                work.observer.planned(plan_work(work, self.job))
+                if task.stage not in names:
+                    known = f"this job has the stages {', '.join(names)}; {PREPARE} before and {FINISH} after."
+                    raise ConfigError(Setting("stage"), f": {task.stage}: {known}")
+                for stage in self.job.stages(work):
+                    if stage.name == task.stage:
+                        work.work(stage, task)
+                        break
+                    if stage.name in names and names.index(stage.name) > names.index(task.stage):
+                        break  # nothing of the stage was left to do
+                    _require_done(stage, task.stage)
+        except MilldamError as error:
+            failed = {"stage": task.stage, "state": "failed", "message": str(error)}
+            folder.write_status(read_status(folder.own) | failed)
+            raise
+        folder.write_status(read_status(folder.own) | {"stage": task.stage, "state": "done"})
 
 
 def _require_done(stage: Stage, wanted: str) -> None:

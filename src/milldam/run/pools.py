@@ -180,7 +180,7 @@ class Workers:
     worker_bytes: int | None = None
     """After a unit, a worker that holds more than this is replaced by a fresh one; None: none is."""
     fit: Callable[[dict[str, int]], tuple[int, int]] | None = None
-    """Of what the first worker measures (`Telling.tell`), how many workers there may be, and what one may hold after a
+    """Of what the first worker measures (`Progress.tell`), how many workers there may be, and what one may hold after a
     unit; until then there is one."""
 
 

@@ -1,19 +1,18 @@
 """What is done of a stage: records by key, each part of a unit once, a unit's parts in order.
 
-A record is appended after everything that it names is durable; from then on its part is never made again, in this run
+A record is appended once everything that it names is durable; from then on its part is never made again, in this run
 or in a later one whose plan has the same unit. A record stands as long as its unit is in the plan and its files are as
 they were written; what does not stand is made again.
 
+Records are lines of a journal. A line reaches the kernel before `append` returns, so a killed process loses none. It is
+synced to disk at once when the last sync is more than a moment ago, else with the lines that follow: a power failure
+costs at most what was done within that moment, which is then done again. Each line is sealed (`milldam.files`): one
+that was torn by a crash, or damaged since, is passed over, and its part is made again. A task of a job array, which
+works beside others on other machines, appends to a file of its own: `records@<task>.jsonl` beside `records.jsonl`.
+Readers get the lines of all of them.
+
 Memory: a byte a unit, an entry for each unit that is begun; to put records in order, 32 bytes each and as much again
 for a moment. A pass over a million records takes some seconds: most of it is reading JSON.
-
-Records are lines of a journal. A line reaches the kernel before `append` returns, so that a killed process loses none.
-It is synced to disk at once when the last sync is more than a moment ago, else with the lines that follow: a power
-failure costs at most what was done within that moment, which is then done again. A line says itself whether it is whole
-(`milldam.files`): what was torn by a crash, or damaged since, is passed over, and what it told of is done again.
-
-A task of a job array, which works beside others on other machines, appends to files of its own: `records@<task>.jsonl`
-beside `records.jsonl`. Whoever reads gets the lines of all of them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,7 +35,6 @@ from xxhash import xxh3_64_intdigest
 from milldam.errors import StoreError
 from milldam.files import (
     NewFile,
-    ended,
     explain_os_errors,
     has_size,
     is_whole,
@@ -50,39 +49,34 @@ SYNC_SECONDS = 0.2
 
 
 class Journal:
-    """The appended files of a folder; `task`: whose lines these are, when others append too."""
+    """The appended files of a folder. `task`: the label of the array task whose lines these are."""
 
     def __init__(self, folder: Path, task: str | None = None) -> None:
-        self.folder, self._task = folder, task
+        self.folder, self.task = folder, task
         self._open: dict[str, IO[bytes]] = {}
         self._unsynced: set[str] = set()
         self._synced = 0.0
 
     def append(self, name: str, value: dict[str, Any]) -> None:
-        line = seal_line(value)
+        stem, _, ending = name.rpartition(".")
         with explain_os_errors(self.folder / name):
-            file = self._open.get(name) or self._open_file(name)
+            file = self._open.get(name)
+            if file is None:
+                path = self.folder / (name if self.task is None else f"{stem}@{self.task}.{ending}")
+                file = self._open[name] = path.open("a+b", buffering=0)
+                if file.tell():  # a line that was torn by a crash must not take the next one with it
+                    file.seek(-1, os.SEEK_END)
+                    if file.read(1) != b"\n":
+                        write_whole(file.fileno(), b"\n")
             try:
-                write_whole(file.fileno(), line)
+                write_whole(file.fileno(), seal_line(value))
             except OSError:
-                # Opened again, it is seen not to end a line.
-                self._open.pop(name).close()
+                self._open.pop(name).close()  # opened again, its last line is seen to be torn
                 self._unsynced.discard(name)
                 raise
             self._unsynced.add(name)
             if time.monotonic() - self._synced > SYNC_SECONDS:
                 self.sync()
-
-    def _open_file(self, name: str) -> IO[bytes]:
-        path = self.folder / (name if self._task is None else _of_task(name, self._task))
-        file = path.open("a+b", buffering=0)
-        self._open[name] = file
-        # A line that was torn by a crash must not take the next one with it.
-        if file.tell():
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                write_whole(file.fileno(), b"\n")
-        return file
 
     def sync(self) -> None:
         """Make every line durable."""
@@ -93,7 +87,7 @@ class Journal:
         self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Close the files, for a while or for good: they may be replaced now."""
+        """Close the files; they may be replaced now, and are opened again when something is appended."""
         try:
             self.sync()
         finally:
@@ -102,15 +96,11 @@ class Journal:
             self._open.clear()
             self._unsynced.clear()
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether others append too."""
-        return self._task is not None
-
     def paths(self, name: str) -> list[Path]:
-        """The files of that name: of who works alone, then those of tasks."""
-        tasks = sorted(names_matching(self.folder, _of_task(name, "*")))
-        return [self.folder / found for found in (name, *tasks) if (self.folder / found).exists()]
+        """The files of that name: the run's own, then those of array tasks."""
+        stem, _, ending = name.rpartition(".")
+        names = [name, *sorted(names_matching(self.folder, f"{stem}@*.{ending}"))]
+        return [path for path in map(self.folder.joinpath, names) if path.exists()]
 
     def forget(self, name: str) -> None:
         """Remove the files of that name."""
@@ -119,35 +109,26 @@ class Journal:
             path.unlink()
 
     def rewrite(self, name: str, lines: Iterable[bytes]) -> None:
-        """Have these lines, and no others, in one file."""
+        """Replace the files of that name by one with these lines."""
         self.close()
         before, path = self.paths(name), self.folder / name
         with NewFile(path) as new:
             for line in lines:
-                new.write(ended(line))
+                new.write(line if line.endswith(b"\n") else line + b"\n")
             new.commit()
         for other in before:
             if other != path:
                 other.unlink()
 
     def lines(self, name: str) -> Iterator[bytes]:
-        """Every line, also one that was torn or damaged."""
+        """Every line, including torn and damaged ones."""
         for path in self.paths(name):
             with path.open("rb") as lines:
                 yield from lines
 
     def read(self, name: str) -> Iterator[dict[str, Any]]:
-        """What was appended; a torn or damaged line is left out."""
+        """What was appended, without torn and damaged lines."""
         return (value for line in self.lines(name) if (value := unseal_line(line)) is not None)
-
-
-def _of_task(name: str, task: str) -> str:
-    """
-    >>> _of_task("records.jsonl", "tokenize-3-of-8")
-    'records@tokenize-3-of-8.jsonl'
-    """
-    stem, _, ending = name.rpartition(".")
-    return f"{stem}@{task}.{ending}"
 
 
 RECORDS = "records.jsonl"
@@ -167,22 +148,18 @@ class Record:
     outputs: Files = field(default_factory=dict)
     """Files of the result: their sizes are compared when a run resumes, their hashes by `milldam verify`."""
     files: Files = field(default_factory=dict)
-    """What the job reads again: hashes are compared too."""
+    """Files that the job reads again: hashes are compared too."""
     counts: dict[str, int] = field(default_factory=dict)
     """What is safe with it: documents, tokens, rows."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What else the job wants to know of it."""
 
     def as_json(self) -> dict[str, Any]:
-        # Not by asdict, which copies all that is in it.
-        return {name: getattr(self, name) for name in _FIELDS}
-
-
-_FIELDS = tuple(one.name for one in fields(Record))
+        return {name: getattr(self, name) for name in Record.__slots__}  # not by asdict, which copies
 
 
 def parse_record(line: bytes) -> Record | None:
-    """A record, unless its line is not as it was written."""
+    """The record of a line, or None if the line is torn or damaged."""
     value = unseal_line(line)
     return None if value is None else Record(**value)
 
@@ -192,49 +169,36 @@ class Records:
 
     def __init__(self, journal: Journal, name: str, out: Path, keys: Keys) -> None:
         self.keys, self.out = keys, out
-        self._journal, self._name, self._out = journal, name, str(out)
-        self._begin()
-        is_in_one_file = len(journal.paths(name)) <= 1
-        dropped = sum(not stands for _, stands in self._book_standing())
-        if not journal.is_shared and (dropped or not is_in_one_file):
-            # Who works alone leaves none but the records that stand, in one file.
-            self._begin()
-            journal.rewrite(name, (line for line, stands in self._book_standing() if stands))
-        self.reused, self.before = self.complete, self.counts.copy()
-        """Units that were complete, and what was recorded, when the run began."""
-
-    def _begin(self) -> None:
-        self._is_complete = bytearray(len(self.keys))
-        self._partial: dict[int, Record] = {}
+        self._journal, self._name = journal, name
+        self._is_complete = bytearray(len(keys))
+        self._begun: dict[int, Record] = {}
         """The last record of each unit that is begun and not complete."""
         self.complete = self._booked = 0
         """Units that are complete; records."""
         self.counts: Counter[str] = Counter()
-        """Of what is recorded."""
-
-    def _book_standing(self) -> Iterator[tuple[bytes, bool]]:
-        """Every line, and whether its record stands. With a record falls what follows it in its unit."""
-        for line in self._journal.lines(self._name):
-            record = parse_record(line)
-            stands = record is not None and self._is_next(record) and self.holds(record)
-            if record is not None and stands:
+        stands = bytearray()  # a record falls with the one before it in its unit
+        for record in map(parse_record, journal.lines(name)):
+            stands.append(record is not None and self._is_next(record) and self._has_files(record))
+            if record is not None and stands[-1]:
                 self._book(record)
-            yield line, stands
+        if journal.task is None and (not all(stands) or len(journal.paths(name)) > 1):
+            journal.rewrite(name, compress(journal.lines(name), stands))
+        self.reused, self.before = self.complete, self.counts.copy()
+        """Units that were complete, and what was recorded, when the run began."""
 
     def _is_next(self, record: Record) -> bool:
         """Whether it is of the plan, and of the part of its unit that is to be made next."""
         number = self.keys.number_of(record.key)
         if number is None or self._is_complete[number]:
             return False
-        begun = self._partial.get(number)
+        begun = self._begun.get(number)
         return record.part == (0 if begun is None else begun.part + 1)
 
-    def holds(self, record: Record) -> bool:
-        """Whether the files of a record are as they were written."""
+    def _has_files(self, record: Record) -> bool:
         # By plain strings: pathlib takes longer than the system, and there may be millions of files.
-        sizes = ((f"{self._out}/{name}", file["bytes"]) for name, file in record.outputs.items())
-        return all(has_size(*one) for one in sizes) and all(
-            is_whole(f"{self._out}/{name}", file) for name, file in record.files.items()
+        out = str(self.out)
+        return all(has_size(f"{out}/{name}", file["bytes"]) for name, file in record.outputs.items()) and all(
+            is_whole(f"{out}/{name}", file) for name, file in record.files.items()
         )
 
     def _book(self, record: Record) -> None:
@@ -245,14 +209,14 @@ class Records:
         if record.last:
             self._is_complete[number] = 1
             self.complete += 1
-            self._partial.pop(number, None)
+            self._begun.pop(number, None)
         else:
-            self._partial[number] = record
+            self._begun[number] = record
 
     def add(self, record: Record) -> None:
-        """Record a part whose files are durable: from here on it is never made again.
+        """Record a part whose files are durable, so that it is never made again.
 
-        Once, though a worker that died before it could say that it is done is made up for by another.
+        A part that is recorded already is left out: its worker may have died before it reported the end of its unit.
         """
         if self._is_next(record):
             self._journal.append(self._name, record.as_json())
@@ -264,7 +228,7 @@ class Records:
 
     def begun(self, number: int) -> Record | None:
         """The last record of a unit that is begun and not complete."""
-        return self._partial.get(number)
+        return self._begun.get(number)
 
     def pending(self) -> Iterator[int]:
         """Every unit that is not complete, in plan order."""
@@ -274,39 +238,12 @@ class Records:
         """Input of the units that are not complete."""
         return int(sizes[np.frombuffer(self._is_complete, np.uint8) == 0].sum())
 
-    def all(self) -> Iterator[Record]:
-        """In the order they were written."""
-        return (record for line in self._journal.lines(self._name) if (record := parse_record(line)) is not None)
-
     def in_plan_order(self) -> Iterator[tuple[int, Record]]:
         """The records of the plan's units with their numbers, by unit and part, whatever the order of work.
 
-        Raises StoreError when fewer are there than were recorded.
+        Raises StoreError when fewer can be read than were recorded.
         """
-        paths = self._journal.paths(self._name)
-        table = self._places(paths)
-        there = len(table) - int((table[1:, 2:] == table[:-1, 2:]).all(axis=1).sum())
-        if there < self._booked:
-            raise StoreError(
-                f"{self._journal.folder / self._name}: damaged: {there:,} of {self._booked:,} records can be read.\n"
-                "Run the same command again: it makes what is missing."
-            )
-        with ExitStack() as stack:
-            opened = [stack.enter_context(path.open("rb", buffering=1 << 18)) for path in paths]
-            done = (-1, -1)
-            for row in table:
-                file, at, unit, part = row.tolist()
-                if (unit, part) == done:
-                    continue  # made twice, by tasks that were cut in different ways: the same bytes
-                opened[file].seek(at)
-                record = parse_record(opened[file].readline())
-                if record is not None:
-                    done = unit, part
-                    yield unit, record
-
-    def _places(self, paths: list[Path]) -> npt.NDArray[np.int64]:
-        """(file, byte, unit, part) of every record, in plan order."""
-        places = array("q")
+        paths, places = self._journal.paths(self._name), array("q")
         for file, path in enumerate(paths):
             with path.open("rb") as lines:
                 at = 0
@@ -314,27 +251,39 @@ class Records:
                     record = parse_record(line)
                     number = None if record is None else self.keys.number_of(record.key)
                     if record is not None and number is not None:
-                        places.extend((file, at, number, record.part))
+                        places.extend((number, record.part, file, at))
                     at += len(line)
-        table = np.frombuffer(places, np.int64).reshape(-1, 4)
-        return table[np.lexsort((table[:, 3], table[:, 2]))]
+        table = np.frombuffer(places, np.int64).reshape(-1, 4)  # (unit, part, file, byte)
+        table = table[np.lexsort((table[:, 1], table[:, 0]))]
+        # Tasks that were cut in different ways may have made a part twice, with the same bytes.
+        is_first = np.concatenate(([True], (table[1:, :2] != table[:-1, :2]).any(axis=1)))[: len(table)]
+        if is_first.sum() < self._booked:
+            raise StoreError(
+                f"{self._journal.folder / self._name}: damaged: {is_first.sum():,} of {self._booked:,} records can be "
+                "read.\nRun the same command again: it makes what is missing."
+            )
+        with ExitStack() as stack:
+            opened = [stack.enter_context(path.open("rb", buffering=1 << 18)) for path in paths]
+            for unit, _, file, at in map(np.ndarray.tolist, table[is_first]):
+                opened[file].seek(at)
+                if (record := parse_record(opened[file].readline())) is not None:
+                    yield unit, record
 
 
 def safe_counts(journal: Journal, name: str) -> dict[str, int]:
     """What is recorded as done, seen from another process."""
     done: Counter[str] = Counter(units_done=0)
-    seen: set[tuple[str, int]] = set()
-    for line in journal.lines(name):
-        record = parse_record(line)
-        if record is not None and (record.key, record.part) not in seen:
-            seen.add((record.key, record.part))
+    parts: set[tuple[str, int]] = set()
+    for record in map(parse_record, journal.lines(name)):
+        if record is not None and (record.key, record.part) not in parts:
+            parts.add((record.key, record.part))
             done.update(record.counts)
             done["units_done"] += record.last
     return dict(done)
 
 
 def sweep(folder: Path, patterns: Iterable[str], live: Iterable[str]) -> None:
-    """Remove the files of a folder that match a pattern and that nobody names. 8 bytes a live name."""
+    """Remove the files of a folder that match a pattern and are not in `live`. 8 bytes a live name."""
     known = np.sort(np.fromiter((xxh3_64_intdigest(name.encode()) for name in live), np.uint64))
     for name in list(names_matching(folder, *patterns)):
         digest = np.uint64(xxh3_64_intdigest(name.encode()))

@@ -55,14 +55,14 @@ class Assigned:
         return 0 if self.begun is None else self.begun.part + 1
 
 
-class Telling:
-    """Tells now and then how a unit gets on, and where its time goes."""
+class Progress:
+    """Reports how far a unit is, now and then, and where its time goes."""
 
     def __init__(self, report: Report, size: int) -> None:
         self._report, self._size = report, size
         self._counts: Counter[str] = Counter(documents=0, tokens=0, input_bytes=0)
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._last, self._lap = time.monotonic(), time.perf_counter()
+        self._reported, self._lap = time.monotonic(), time.perf_counter()
 
     def lap(self, step: str | None = None) -> None:
         """Book the time since the last lap under a step, or leave it out."""
@@ -73,23 +73,23 @@ class Telling:
 
     def add(self, **counts: int) -> None:
         self._counts.update(counts)
-        # Of what is compressed, what comes out of it is more than what it takes.
+        # Compressed input gives more bytes than it takes.
         self._counts["input_bytes"] = min(self._size, self._counts["input_bytes"])
-        if time.monotonic() - self._last > REPORT_SECONDS:
-            self.tell()
+        if time.monotonic() - self._reported > REPORT_SECONDS:
+            self.report()
 
-    def reached(self, input_bytes: int) -> None:
-        """So much of its input is through."""
-        self._counts["input_bytes"] = input_bytes
-        self.tell()
+    def finish(self) -> None:
+        """Report that all of the input is read."""
+        self._counts["input_bytes"] = self._size
+        self.report()
 
-    def tell(self, **measured: int) -> None:
-        self._last = time.monotonic()
-        told = {"counts": dict(self._counts), "seconds": dict(self.seconds)}
-        self._report(PROGRESS, told | {"anonymous_bytes": usage().anonymous} | measured)
+    def report(self, **measured: int) -> None:
+        self._reported = time.monotonic()
+        value = {"counts": dict(self._counts), "seconds": dict(self.seconds)}
+        self._report(PROGRESS, value | {"anonymous_bytes": usage().anonymous} | measured)
 
 
-Make = Callable[[Assigned, Telling], Iterator["Record"]]
+Make = Callable[[Assigned, Progress], Iterator["Record"]]
 
 
 class Load(Protocol):
@@ -109,10 +109,10 @@ def begin(load: Load) -> Work:
     make = load.load()
 
     def work(assigned: Assigned, report: Report) -> None:
-        telling = Telling(report, assigned.size)
-        for record in make(assigned, telling):
+        progress = Progress(report, assigned.size)
+        for record in make(assigned, progress):
             report(PART, record)
-        telling.reached(assigned.size)
+        progress.finish()
 
     return work
 
@@ -182,16 +182,3 @@ class ArrayTask:
         'tokenize-3-of-8'
         """
         return f"{self.stage}-{self.index}-of-{self.of}"
-
-    def overlaps(self, label: str) -> bool:
-        """Whether a task of that label is of the same stage, cut into another number of tasks.
-
-        >>> task = ArrayTask("tokenize", 3, 8)
-        >>> task.overlaps("tokenize-1-of-2"), task.overlaps("tokenize-1-of-8"), task.overlaps("arrange-1-of-2")
-        (True, False, False)
-        """
-        stage, _, rest = label.partition("-")
-        return stage == self.stage and not rest.endswith(f"-of-{self.of}")
-
-    def holds(self, unit: int) -> bool:
-        return unit % self.of == self.index

@@ -1,15 +1,12 @@
-"""The plan: what it is made from, and on disk its input and its units, written once, read in order or by number, never
-held. `Identity` is what a result depends on.
+"""The plan of a run: what its result depends on (`Identity`), and on disk its input files and its units.
 
-`units.jsonl` has a unit a line; `units.offsets` for each the byte where its line begins, its size in bytes of input and
-its key, so that any unit is found by one read, and the sizes and keys of a million are read at once.
+`units.jsonl` has a unit a line; `units.offsets` has for each the byte where its line begins, its size in bytes of input
+and its key, so that one read finds any unit, and the sizes and keys of a million are read at once. A key says what a
+unit is made from: equal keys mean equal results. Numbers are places in the plan and shift when the input grows; what
+is kept from one plan to the next is kept by key.
 
-A key says what a unit is made from: equal keys mean equal results. Numbers are places in the plan and shift when the
-input grows; what is kept from one plan to the next is kept by key.
-
-The input is listed file by file, to tell what changed since: `inputs.jsonl` is the input of the plan,
-`inputs.new.jsonl` the input as it is now. Nothing of it is held in memory but, for a message, the first files that
-differ.
+`inputs.jsonl` lists the input of the plan file by file, `inputs.new.jsonl` the input as it is now. Neither list is held
+in memory.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +28,8 @@ from milldam.markup import counted
 from milldam.stores.kinds import Kind, result_id
 from milldam.stores.place import Folder
 
-_ENTRY = np.dtype([("offset", "<i8"), ("size", "<i8"), ("key", "<u8")])
-_BUFFER_BYTES = 1 << 16
 KeyArray = npt.NDArray[np.uint64]
-UnitT = TypeVar("UnitT")
+_ENTRY = np.dtype([("offset", "<i8"), ("size", "<i8"), ("key", "<u8")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,49 +40,38 @@ class Identity:
     input: dict[str, Any]
     """Number of files, bytes, and a fingerprint of names, sizes and versions."""
     tokenizer_name: str | None = field(default=None, compare=False)
-    """What people call the tokenizer, which the settings hold as a hash: the same one may have another name."""
+    """The tokenizer's name for messages; the settings hold its hash."""
 
     @classmethod
     def of_store(cls, out: Path, kind: Kind) -> Identity:
-        """Of a finished store. Raises StoreError when that can't be told."""
+        """The identity of a finished store. Raises StoreError when it can't be read."""
         head = kind.head(Folder(out))
         return cls(head["settings"], head["input"], head.get("tokenizer", {}).get("name"))
 
     @property
     def run_id(self) -> str:
-        """Names the result."""
         return result_id(self.settings, self.input)
 
     def differences(self, other: Identity) -> list[str]:
-        """What differs, a line each; empty when nothing does."""
+        """What differs, a line each."""
         before, now = _flat(self.settings), _flat(other.settings)
-        lone = {name: told for name in {**self.settings, **other.settings} if (told := self._alone(name, other))}
-        found = [f"{name}: {told}" for name, told in lone.items()]
-        found += [
-            f"{name}: {other._shown(name, now)} (made with {self._shown(name, before)})"
-            for name in dict.fromkeys([*before, *now])
-            if before.get(name) != now.get(name) and name.partition(".")[0] not in lone
-        ]
-        # What else the input has, such as evaluation sets, is in the settings where only one of both has it.
-        if self.input != other.input and (not found or self._files() != other._files()):
-            same = "other content" if self._files() == other._files() else other._files()
-            found.append(f"input: {same} (made from {self._files()})")
-        return found
-
-    def _alone(self, name: str, other: Identity) -> str:
-        """Of a list of parts, such as evaluation sets, that only one of both has."""
-        before, now = self.settings.get(name), other.settings.get(name)
-        if (before is None) is (now is None) or not isinstance(now if before is None else before, list):
-            return ""
-        return "given (made without)" if before is None else "not given (made with it)"
-
-    def _files(self) -> str:
-        return f"{counted(self.input['files'], 'file')}, {self.input['bytes']:,} bytes"
-
-    def _shown(self, name: str, flat: dict[str, Any]) -> str:
-        shown = _short(flat.get(name))
-        is_tokenizer = name.rpartition(".")[2] == "tokenizer" and self.tokenizer_name is not None
-        return f'"{self.tokenizer_name}", hash {shown}' if is_tokenizer else shown
+        lines, listed = [], set()
+        for name in {**self.settings, **other.settings}:
+            old, new = self.settings.get(name), other.settings.get(name)
+            if (old is None) != (new is None) and isinstance(
+                old if new is None else new, list
+            ):  # such as evaluation sets
+                listed.add(name)
+                lines.append(f"{name}: {'given (made without)' if old is None else 'not given (made with it)'}")
+        for name in dict.fromkeys([*before, *now]):
+            if before.get(name) != now.get(name) and name.partition(".")[0] not in listed:
+                shown = [_shown(name, flat, one) for flat, one in ((now, other), (before, self))]
+                lines.append(f"{name}: {shown[0]} (made with {shown[1]})")
+        files = [f"{counted(one.input['files'], 'file')}, {one.input['bytes']:,} bytes" for one in (self, other)]
+        # The input also has a state for settings such as evaluation sets: where those differ, they are named already.
+        if self.input != other.input and (not lines or files[0] != files[1]):
+            lines.append(f"input: {'other content' if files[0] == files[1] else files[1]} (made from {files[0]})")
+        return lines
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
@@ -96,32 +80,22 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
     >>> _flat({"a": 1, "b": {"c": [2, {"d": 3}]}})
     {'a': 1, 'b.c.0': 2, 'b.c.1.d': 3}
     """
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else None
-    if items is None:
+    if not isinstance(value, dict | list | tuple):
         return {name: value}
-    found: dict[str, Any] = {}
-    for key, inner in items:
-        found |= _flat(inner, f"{name}.{key}" if name else str(key))
-    return found
+    flat: dict[str, Any] = {}
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        flat |= _flat(inner, f"{name}.{key}" if name else str(key))
+    return flat
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _shown(name: str, flat: dict[str, Any], identity: Identity) -> str:
+    text = json.dumps(flat.get(name), ensure_ascii=False)
+    text = text if len(text) <= 60 else text[:57] + "..."
+    is_tokenizer = name.rpartition(".")[2] == "tokenizer" and identity.tokenizer_name is not None
+    return f'"{identity.tokenizer_name}", hash {text}' if is_tokenizer else text
 
 
-class PlannedUnit(Protocol):
-    @property
-    def size(self) -> int:
-        """Bytes of input."""
-        ...
-
-    @property
-    def key(self) -> str:
-        """What it is made from: 16 hexadecimal digits or more, of which the first 16 count."""
-        ...
-
-    def as_json(self) -> dict[str, Any]: ...
+# ---- keys ----
 
 
 def key_of(*parts: Any) -> str:
@@ -147,7 +121,7 @@ class Keys:
 
     def mixed(self, more: KeyArray) -> Keys:
         """The keys of what is made from these units and something else, a number for each."""
-        return Keys(_mix(self._values, more))
+        return Keys(mixed(self._values ^ mixed(more)))
 
     def __len__(self) -> int:
         return len(self._values)
@@ -159,15 +133,10 @@ class Keys:
         return f"{int(self._values[number]):016x}"
 
     def number_of(self, key: str) -> int | None:
-        """The unit of a key; None: there is none in this plan."""
+        """The number of the unit with this key; None when the plan has none."""
         value = np.uint64(int(key, 16))
         place = int(np.searchsorted(self._sorted, value))
         return int(self._order[place]) if place < len(self._sorted) and self._sorted[place] == value else None
-
-
-def _mix(keys: KeyArray, more: KeyArray) -> KeyArray:
-    """Other keys, evenly spread, that depend on both."""
-    return mixed(keys ^ mixed(more))
 
 
 def mixed(values: KeyArray) -> KeyArray:
@@ -178,15 +147,27 @@ def mixed(values: KeyArray) -> KeyArray:
 
 
 def _distinct(keys: KeyArray) -> KeyArray:
-    """What is named twice has two keys: the first one's, and one that says that it comes again."""
+    """Distinct keys: of equal ones the first stays, the others are mixed with how often it came before."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     begins = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
     again = np.arange(len(keys)) - np.repeat(begins, np.diff(np.append(begins, len(keys))))
-    distinct = keys.copy()
-    repeated = order[again > 0]
-    distinct[repeated] = _mix(keys[repeated], again[again > 0].astype(np.uint64))
+    distinct, repeated = keys.copy(), order[again > 0]
+    distinct[repeated] = mixed(keys[repeated] ^ mixed(again[again > 0].astype(np.uint64)))
     return distinct
+
+
+# ---- units and input files on disk ----
+
+
+class PlannedUnit(Protocol):
+    """A unit as the plan lists it. `key`: 16 hexadecimal digits or more, of which the first 16 count."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def key(self) -> str: ...
+    def as_json(self) -> dict[str, Any]: ...
 
 
 class UnitList:
@@ -194,16 +175,11 @@ class UnitList:
 
     def __init__(self, folder: Path, name: str) -> None:
         self._lines, self._entries = folder / f"{name}.jsonl", folder / f"{name}.offsets"
-        self._opened: IO[bytes] | None = None
-        """The lines, open from the first unit that is asked for on: units come one after the other."""
-        self._begins: npt.NDArray[np.int64] | None = None
-
-    def records(self) -> dict[str, dict[str, Any]]:
-        """Size and hash of both files, by their names."""
-        return {path.name: record_of(path) for path in (self._lines, self._entries)}
+        self._open: tuple[IO[bytes], npt.NDArray[np.int64]] | None = None
+        """The lines and where each begins, from the first unit that is asked for on."""
 
     def write(self, units: Iterable[PlannedUnit]) -> int:
-        """Write the units of a plan; how many there are. 24 bytes a unit are held."""
+        """Write the units of a plan and return their number. Holds 24 bytes a unit."""
         begins, sizes, keys, at = array("q"), array("q"), array("Q"), 0
         with explain_os_errors(self._lines):
             with self._lines.open("w", encoding="utf-8") as lines:
@@ -224,6 +200,10 @@ class UnitList:
                 os.fsync(file.fileno())
         return len(entries)
 
+    def records(self) -> dict[str, dict[str, Any]]:
+        """Size and hash of both files, by name."""
+        return {path.name: record_of(path) for path in (self._lines, self._entries)}
+
     def replace(self, other: UnitList) -> None:
         """Take the place of another list. The lines last: they are the plan."""
         self.close()
@@ -237,26 +217,24 @@ class UnitList:
         self._entries.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let go of the files; they are opened again when a unit is asked for."""
-        if self._opened is not None:
-            self._opened.close()
-        self._opened = self._begins = None
+        """Close the files; they are opened again when a unit is asked for."""
+        if self._open is not None:
+            self._open[0].close()
+        self._open = None
 
     def __len__(self) -> int:
-        """0 where nothing is planned."""
         return self._entries.stat().st_size // _ENTRY.itemsize if self._entries.exists() else 0
+
+    def entries(self) -> npt.NDArray[np.void]:
+        """Offset, size and key of every unit. Not by np.fromfile, which takes an error for the end of the file."""
+        return np.frombuffer(self._entries.read_bytes(), _ENTRY)
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes of input of each unit."""
-        sizes: npt.NDArray[np.int64] = self._read_entries()["size"]
-        return sizes
+        return np.asarray(self.entries()["size"])
 
     def keys(self) -> Keys:
-        return Keys(self._read_entries()["key"])
-
-    def _read_entries(self) -> npt.NDArray[np.void]:
-        """Not by np.fromfile, which takes an error for the end of the file."""
-        return np.frombuffer(self._entries.read_bytes(), _ENTRY)
+        return Keys(self.entries()["key"])
 
     def all(self, parse: Callable[[dict[str, Any]], Any]) -> Iterator[Any]:
         """Every unit, in order."""
@@ -264,51 +242,50 @@ class UnitList:
             for line in lines:
                 yield parse(json.loads(line))
 
-    def at(self, number: int, parse: Callable[[dict[str, Any]], UnitT]) -> UnitT:
-        """One unit, by a read, which for units in order is mostly from a buffer."""
-        if self._opened is None or self._begins is None:
-            self._begins = self._read_entries()["offset"]
-            self._opened = self._lines.open("rb", buffering=_BUFFER_BYTES)
-        self._opened.seek(int(self._begins[number]))
-        return parse(json.loads(self._opened.readline()))
+    def at(self, number: int, parse: Callable[[dict[str, Any]], Any]) -> Any:
+        """One unit, by a read; units in order come mostly from a buffer."""
+        if self._open is None:
+            self._open = self._lines.open("rb", buffering=1 << 16), self.entries()["offset"]
+        lines, begins = self._open
+        lines.seek(int(begins[number]))
+        return parse(json.loads(lines.readline()))
 
 
 class InputList:
-    """The input file by file: of the plan, and as it is now. `own`: where this process lists what is there now."""
+    """The input file by file: that of the plan, and as it is now. `own`: the folder in which this process lists it."""
 
     def __init__(self, folder: Path, own: Path) -> None:
-        self._planned, self._now = folder / "inputs.jsonl", own / "inputs.new.jsonl"
-        self._listed_at: dict[int, int] = {}
-        """Where the files of each dataset begin in what was just listed."""
+        self.path, self.new = folder / "inputs.jsonl", own / "inputs.new.jsonl"
+        self._begins: dict[int, int] = {}
+        """Where the files of each dataset begin in the new list."""
 
     def write(self, files: Iterable[tuple[int, Any]]) -> dict[str, Any]:
-        """List the input (number of the dataset, file) as it is now; its number, size and fingerprint.
+        """List the input as it is now (number of the dataset, file); return its number, size and fingerprint.
 
         The files of a dataset come one after the other.
         """
         state, at = InputState(), 0
-        self._listed_at.clear()
-        with explain_os_errors(self._now), self._now.open("w", encoding="utf-8") as listing:
+        self._begins.clear()
+        with explain_os_errors(self.new), self.new.open("w", encoding="utf-8") as listing:
             for dataset, file in files:
                 # Not by asdict, which copies: it would take longer than all the rest. ASCII: see above.
                 entry = {name: getattr(file, name) for name in file.__dataclass_fields__}
-                line = json.dumps(entry | ({"dataset": dataset} if dataset else {})) + "\n"
-                self._listed_at.setdefault(dataset, at)
-                at += listing.write(line)
+                self._begins.setdefault(dataset, at)
+                at += listing.write(json.dumps(entry | ({"dataset": dataset} if dataset else {})) + "\n")
                 state.add(file.path, file.size, file.version, dataset)
         return state.as_json()
 
     def planned(self) -> Iterator[dict[str, Any]]:
         """The files of the plan."""
-        with self._planned.open("rb") as listing:
+        with self.path.open("rb") as listing:
             yield from map(json.loads, listing)
 
     def listed(self, dataset: int = 0) -> Iterator[dict[str, Any]]:
-        """The files of a dataset, as `write` has just listed them; those of others are not read."""
-        if dataset not in self._listed_at:
+        """The files of a dataset, as just listed; those of others are not read."""
+        if dataset not in self._begins:
             return
-        with self._now.open("rb") as listing:
-            listing.seek(self._listed_at[dataset])
+        with self.new.open("rb") as listing:
+            listing.seek(self._begins[dataset])
             for file in map(json.loads, listing):
                 if file.pop("dataset", 0) != dataset:
                     return
@@ -316,18 +293,8 @@ class InputList:
 
     def differs(self) -> bool:
         """Whether the input as it is now is not that of the plan, in content or in place."""
-        return not self._planned.exists() or hash_file(self._planned) != hash_file(self._now)
+        return not self.path.exists() or hash_file(self.path) != hash_file(self.new)
 
     def changes(self) -> list[str]:
         """The files that are new, gone or changed since the plan, in words; of very many files not all are compared."""
-        if not self._planned.exists() or not self._now.exists():
-            return []
-        return changed_files(self._planned, self._now)
-
-    def take(self) -> None:
-        """Make the input as it is now that of the plan."""
-        self._now.replace(self._planned)
-
-    def forget(self) -> None:
-        """Remove what was listed and did not become a plan."""
-        self._now.unlink(missing_ok=True)
+        return changed_files(self.path, self.new) if self.path.exists() and self.new.exists() else []

@@ -18,29 +18,28 @@ from milldam.text.arrays import text_offsets
 BATCH_BYTES = 2 << 20
 
 Bytes = npt.NDArray[np.uint8]
+Int64s = npt.NDArray[np.int64]
 _INK = ~np.isin(np.arange(256), list(b" \t\r\n"))
 MakeReject = Callable[[int, str, str, bytes], Reject]
 """(position in the array, reason, detail, the record's bytes) -> a reject that says where."""
 
 
-def from_offsets(data: Bytes, offsets: npt.NDArray[np.int64]) -> pa.LargeBinaryArray:
+def _from_offsets(data: Bytes, offsets: npt.NDArray[Any]) -> pa.LargeBinaryArray:
     """An array of byte strings that lie end to end in `data`."""
-    buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets)), pa.py_buffer(np.ascontiguousarray(data))]
+    buffers = [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(np.ascontiguousarray(data))]
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
 
 
 def split_at(data: bytes, separator: bytes) -> pa.LargeBinaryArray:
     """The pieces between separators, empty ones included."""
-    array = np.frombuffer(data, dtype=np.uint8)
-    if len(separator) == 1:
+    array, width = np.frombuffer(data, dtype=np.uint8), len(separator)
+    if width == 1:
         starts = np.flatnonzero(array == separator[0])
-        texts = array[array != separator[0]]
     else:
         starts = np.array([match.start() for match in re.finditer(re.escape(separator), data)], dtype=np.int64)
-        texts = np.delete(array, (starts[:, None] + np.arange(len(separator))).ravel())
+    texts = np.delete(array, (starts[:, None] + np.arange(width)).ravel())
     # Taking out separators moves everything behind them.
-    moved = len(separator) * np.arange(len(starts))
-    return from_offsets(texts, np.concatenate(([0], starts - moved, [len(texts)])).astype(np.int64))
+    return _from_offsets(texts, np.concatenate(([0], starts - width * np.arange(len(starts)), [len(texts)])))
 
 
 def split_paragraphs(data: bytes) -> pa.LargeBinaryArray:
@@ -55,55 +54,55 @@ def split_paragraphs(data: bytes) -> pa.LargeBinaryArray:
     keep = np.repeat(~blank, stops - starts)
     kept = np.concatenate(([0], np.cumsum(keep)))
     begins = ~blank & np.concatenate(([True], blank[:-1]))
-    return from_offsets(array[keep], np.append(kept[starts[begins]], kept[-1]).astype(np.int64))
+    return _from_offsets(array[keep], np.append(kept[starts[begins]], kept[-1]))
 
 
-def checked_text(array: pa.Array, reading: Reading, make_reject: MakeReject) -> pa.LargeStringArray:
-    """The same documents as valid UTF-8 without nulls; what is neither, or too large, goes to the rejects."""
+def checked_text(array: pa.Array, reading: Reading, make_reject: MakeReject) -> tuple[pa.LargeStringArray, Int64s]:
+    """The same documents as valid UTF-8 without nulls, and which these are; what is neither, or too large, goes to the
+    rejects."""
     raw, most = array.cast(pa.large_binary()), reading.rules.max_document_bytes
     offsets = text_offsets(raw)
     sizes = np.diff(offsets)
     if array.null_count == 0 and sizes.max(initial=0) <= most:
         try:
-            return array.cast(pa.large_string())
+            return array.cast(pa.large_string()), np.arange(len(array))
         except pa.ArrowInvalid:
             pass
     kept: list[str] = []
+    positions: list[int] = []
     for position, size in enumerate(sizes.tolist()):
         text, reason = None, "not_utf8"
         if size > most:
             begin = int(offsets[position])
-            reason, problem = TOO_LARGE, too_large(size, reading.rules)
-            shown = raw.buffers()[2][begin : begin + HEAD_BYTES].to_pybytes()
-        elif (shown := raw[position].as_py()) is None:
-            reason, problem, shown = "no_text", "the text is null", b""
+            reason, problem = TOO_LARGE, too_large(size, most)
+            record = raw.buffers()[2][begin : begin + HEAD_BYTES].to_pybytes()
+        elif (record := raw[position].as_py()) is None:
+            reason, problem, record = "no_text", "the text is null", b""
         else:
-            text, problem = decode_text(shown, reading.rules)
+            text, problem = decode_text(record, reading.rules)
         if text is None:
-            reading.reject(make_reject(position, reason, problem, shown), ahead=len(kept))
+            reading.reject(make_reject(position, reason, problem, record))
         else:
             kept.append(text)
-    return pa.array(kept, pa.large_string())
+            positions.append(position)
+    return pa.array(kept, pa.large_string()), np.array(positions, np.int64)
 
 
-def bounded(array: pa.Array) -> Iterator[pa.Array]:
-    """Slices of about `BATCH_BYTES`, without a copy; a larger document stands alone."""
-    if array.nbytes <= BATCH_BYTES or len(array) <= 1:
-        if len(array):
-            yield array
-        return
-    half = len(array) // 2
-    yield from bounded(array[:half])
-    yield from bounded(array[half:])
-
-
-def batches_of(texts: pa.LargeStringArray, bytes_read: int, columns: pa.RecordBatch | None = None) -> Iterator[Batch]:
-    """The texts of a block in bounded batches; an empty one when there are none, so that rejects do not pile up."""
-    parts, at = list(bounded(texts)) or [texts], 0
+def batches_of(batch: Batch) -> Iterator[Batch]:
+    """The texts of a block in slices of about `BATCH_BYTES`, without a copy; a larger document stands alone. One batch
+    without texts when there are none, so that rejects do not pile up."""
+    pending, parts = [slice(0, len(batch.texts))], list[slice]()
+    while pending:
+        part = pending.pop()
+        if part.stop - part.start > 1 and batch.texts[part].nbytes > BATCH_BYTES:
+            half = (part.start + part.stop) // 2
+            pending += slice(half, part.stop), slice(part.start, half)
+        else:
+            parts.append(part)
     for part in parts:
-        some = None if columns is None else columns.slice(at, len(part))
-        yield Batch(part, bytes_read=bytes_read // len(parts), columns=some)
-        at += len(part)
+        columns = None if batch.columns is None else batch.columns[part]
+        origins = None if batch.origins is None else batch.origins[part]
+        yield Batch(batch.texts[part], bytes_read=batch.bytes_read // len(parts), columns=columns, origins=origins)
 
 
 def kept_columns(names: tuple[str, ...], records: Sequence[Any]) -> pa.RecordBatch | None:
@@ -113,6 +112,10 @@ def kept_columns(names: tuple[str, ...], records: Sequence[Any]) -> pa.RecordBat
     >>> kept_columns(("id", "meta.by"), [{"id": 1, "meta": {"by": "me"}}, {"id": 2}]).to_pylist()
     [{'id': 1, 'meta.by': 'me'}, {'id': 2, 'meta.by': None}]
     """
+
+    def as_text(value: Any) -> str:
+        return value.encode("utf-8", "replace").decode() if isinstance(value, str) else json.dumps(value)
+
     columns = []
     for name in names:
         values = list(records)
@@ -121,10 +124,6 @@ def kept_columns(names: tuple[str, ...], records: Sequence[Any]) -> pa.RecordBat
         try:
             column = pa.array(values)
         except (ValueError, OverflowError, TypeError):  # as Arrow's errors are
-            column = pa.array([None if value is None else _as_text(value) for value in values], pa.large_string())
+            column = pa.array([None if value is None else as_text(value) for value in values], pa.large_string())
         columns.append(column.cast(pa.large_string()) if pa.types.is_string(column.type) else column)
     return pa.record_batch(columns, names=list(names)) if names else None
-
-
-def _as_text(value: Any) -> str:
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else json.dumps(value)

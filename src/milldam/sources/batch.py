@@ -1,19 +1,13 @@
 """What flows from a source to a sink: batches of valid UTF-8 text; and, aside, the records that could not be read.
 
-`Reading` is what every reader is told: the rules, who gets the rejects; and for rows which columns, who is told where
-they come from, and what may be held.
-
-Where the rows of a unit come from: the file of each, and its number there.
-
-A reader says where a file begins and which records it leaves out; who works on the rows asks for the place of some.
-What lies before the rows that are worked on is forgotten: it holds a mark for each file and each gap of about a batch.
+`Reading` is what every reader gets: the rules, who takes the rejects, and which columns are wanted. Every row carries
+its origin: the file of the unit and its number there.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,6 +32,8 @@ def _none() -> Int64s:
 KEPT_RECORD_CHARS = 65_536
 MAX_DOCUMENT_BYTES = 32 << 20
 TOO_LARGE = "too_large"
+NUMBER_BITS = 40
+"""A unit has fewer files than 2**23, and a file fewer records than 2**40."""
 _NAMES_SHOWN, _PLACES_SHOWN = 20, 3
 
 
@@ -60,25 +56,25 @@ class Batch:
 
     texts: pa.LargeStringArray
     """Of conversations one for each, the sides of a pair end to end."""
-    open: bool = False
-    """The batch is one text, and its document goes on in the next batch: a text file larger than a document may be."""
+    pieces: Iterator[tuple[str, int]] | None = None
+    """The batch is one document larger than a document may be, a text file; its whole text, piece by piece, each with
+    the input bytes that it took. `texts` holds the beginning of it at most."""
     bytes_read: int = 0
     """Input bytes consumed since the batch before, for progress."""
     columns: pa.RecordBatch | None = None
     """The fields that `Reading.keep` asks for, a row for each text; None where there are none."""
+    origins: Int64s | None = None
+    """Of each text: number of its slice in the unit << `NUMBER_BITS` | its number in that slice, from 0; records that
+    could not be read are counted too. A reader sets the numbers, or nothing where it rejects none."""
 
     rows: Int64s = field(default_factory=_none)
     """Where each document stands among the readable ones of its unit, from 0: (unit, row) names it in every pass."""
     number: int = 0
     """Which batch of the unit it is, from 1."""
-    part: bool = False
-    """Its text is a piece of one document: the last one, unless it is open."""
     verdicts: Verdicts | None = None
     """What cleaning decided, and what is empty: dropped by the first step."""
     rejects: list[Reject] = field(default_factory=list)
     """Records on the way to it that could not be read."""
-    marks: tuple[Mark, ...] = ()
-    """Which file each row is from, and its number there."""
     sides: Sides | None = None
     """Of conversations: what is trained on."""
     prompts: pa.LargeStringArray | None = None
@@ -95,6 +91,8 @@ class Batch:
     """The number of each document's split."""
     facts: npt.NDArray[Any] | None = None
     """What shards, splits and limits need to know of each document (judging.FACTS)."""
+    text_size: tuple[int, int] | None = None
+    """Bytes and characters of a document in pieces."""
     dropped: list[Dropped] = field(default_factory=list)
 
     def narrow(self, verdicts: Verdicts, stage: str) -> Batch:
@@ -111,6 +109,7 @@ class Batch:
             return self
         mask = pa.array(keep)
         self.texts, self.rows = self.texts.filter(mask), self.rows[keep]
+        self.origins = None if self.origins is None else self.origins[keep]
         self.columns = None if self.columns is None else self.columns.filter(mask)
         self.prompts = None if self.prompts is None else self.prompts.filter(mask)
         self.verdicts = None if self.verdicts is None else self.verdicts.only(keep)
@@ -127,14 +126,6 @@ class Batch:
     @property
     def first_row(self) -> int:
         return int(self.rows[0]) if len(self.rows) else 0
-
-    @property
-    def not_judged(self) -> Batch:
-        """What who looks at documents whole gets for a piece of one: nothing, and a dropped row with the last piece."""
-        verdicts = Verdicts(int(not self.open))
-        verdicts.drop(np.ones(len(verdicts.codes), bool), "not_judged")
-        texts = pa.array([""] * len(verdicts.codes), pa.large_string())
-        return replace(self, texts=texts, rows=self.rows[: len(texts)], verdicts=verdicts, columns=None, part=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +197,8 @@ class MalformedError(Exception):
         self.reason, self.detail = reason, detail
 
 
-def too_large(size: int, rules: TextRules) -> str:
-    return f"{size:,} bytes; the limit is {rules.max_document_bytes:,} (max_document_bytes)"
+def too_large(size: int, most: int) -> str:
+    return f"{size:,} bytes; the limit is {most:,} (max_document_bytes)"
 
 
 def no_such_column(path: str, wanted: str, there: Iterable[str], setting: str = "text_column") -> InputError:
@@ -263,88 +254,47 @@ class Place:
         return f"{rows} of {self.file}" + (f", counted from byte {self.origin:,}" if self.origin else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    at: int
-    """From this row of the unit on."""
-    file: str
-    row: int
-    origin: int = 0
-
-    def row_at(self, at: int) -> int:
-        """The number in the file of a row of the unit, no mark between."""
-        return self.row + at - self.at
-
-
-@dataclass(slots=True)
 class Places:
-    """Of one unit, while it is read."""
+    """Where the rows of a unit are from, for a job that cuts them anew: kept until they are worked on."""
 
-    before: int = 0
-    """Rows that are read and passed over before the unit begins."""
-    lines: bool = False
-    """Blank lines count: numbers of rows are those of lines."""
-    _marks: list[Mark] = field(default_factory=list)
-    _read: int = 0
+    def __init__(self) -> None:
+        self.before = 0
+        """Rows that are read and passed over before the unit begins."""
+        self._first, self._parts = 0, deque[tuple[str, int, Int64s]]()
 
-    def begin(self, file: str, row: int = 0, origin: int = 0, ahead: int = 0) -> None:
-        """The next row to come, or the one `ahead` of it, is this one of this file. `origin`: the byte from which its
-        rows are counted."""
-        at, last = self._read + ahead, self._marks[-1] if self._marks else None
-        if last is None or (last.file, last.row_at(at), last.origin) != (file, row, origin):
-            self._marks.append(Mark(at, file, row, origin))
-
-    def skip(self, ahead: int) -> None:
-        """A record is left out, behind `ahead` more rows."""
-        if self._marks:
-            at, last = self._read + ahead, self._marks[-1]
-            self._marks.append(Mark(at, last.file, last.row_at(at) + 1, last.origin))
-
-    def count(self, rows: int) -> None:
-        """So many rows came."""
-        self._read += rows
+    def add(self, file: str, origin: int, numbers: Int64s) -> None:
+        """The next rows are these of a file; their numbers are counted from byte `origin`."""
+        self._parts.append((file, origin, numbers))
 
     def forget(self, begin: int) -> None:
         """No row before this one of the unit will be asked for."""
-        first = bisect_right(self._marks, begin + self.before, key=lambda mark: mark.at) - 1
-        del self._marks[: max(0, first)]
-
-    def passed(self, rows: int) -> tuple[Mark, ...]:
-        """So many rows came: their marks, for who asks for places later than they are read."""
-        end = self._read + max(1, rows)
-        self.forget(self._read - self.before)
-        self._read += rows
-        return tuple(mark for mark in self._marks if mark.at < end)
+        while self._parts and self._first + len(self._parts[0][2]) <= begin + self.before:
+            self._first += len(self._parts.popleft()[2])
 
     def of(self, begin: int, end: int) -> list[Place]:
-        """The places of rows `begin` to `end` of the unit; none where its reader does not say."""
-        begin, end = begin + self.before, end + self.before
-        stops = [mark.at for mark in self._marks[1:]] + [end]
-        found: list[Place] = []
-        for mark, stop in zip(self._marks, stops, strict=False):
-            first, last = max(begin, mark.at), min(end, stop)
-            if first < last:
-                found.append(Place(mark.file, mark.row_at(first), mark.row_at(last - 1), mark.origin))
-        return found
+        """Where rows `begin` to `end` of the unit are from, a place for each file; none if they come from no file."""
+        places, at = list[Place](), self._first - self.before
+        for file, origin, numbers in self._parts:
+            some = numbers[max(0, begin - at) : max(0, end - at)]
+            at += len(numbers)
+            if len(some):
+                same = bool(places) and (places[-1].file, places[-1].origin) == (file, origin)
+                first = places.pop().first if same else int(some[0])
+                places.append(Place(file, first, int(some[-1]), origin))
+        return places
 
 
 def shown(places: list[Place]) -> str:
-    """For a message: rows of one file together, and the first few files.
+    """For a message: the rows of the first few files.
 
-    >>> shown([Place("a", 5, 6), Place("a", 8, 9), Place("b", 0, 3)])
+    >>> shown([Place("a", 5, 9), Place("b", 0, 3)])
     'rows 6 to 10 of a; rows 1 to 4 of b'
     """
-    joined: list[Place] = []
-    for place in places:
-        if joined and (joined[-1].file, joined[-1].origin) == (place.file, place.origin):
-            joined[-1] = Place(place.file, joined[-1].first, place.last, place.origin)
-        else:
-            joined.append(place)
-    more = f"; and of further files: {len(joined) - _PLACES_SHOWN}" if len(joined) > _PLACES_SHOWN else ""
-    return "; ".join(map(str, joined[:_PLACES_SHOWN])) + more
+    more = f"; and of further files: {len(places) - _PLACES_SHOWN}" if len(places) > _PLACES_SHOWN else ""
+    return "; ".join(map(str, places[:_PLACES_SHOWN])) + more
 
 
-# ---- what every reader is told ----
+# ---- what every reader gets ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,19 +307,14 @@ class Reading:
     """A folder for what must go through the disk."""
     columns: tuple[str, ...] | None = None
     """Of rows: those that are wanted; None: all."""
-    places: Places = field(default_factory=Places)
-    """Is told where rows come from."""
     name: Callable[[str], str] = str
     """Path -> what the file is called in rows and messages."""
     keep: tuple[str, ...] = ()
     """Fields that are read beside texts, dots for nested ones; null where a record has none. They change neither the
     texts nor how these are cut into batches."""
 
-    def reject(self, reject: Reject, ahead: int | None = None) -> None:
-        """Set a record aside, or end the run where the user asked for that.
-
-        `ahead`: it would have been a row, behind so many that are still to be counted.
-        """
+    def reject(self, reject: Reject) -> None:
+        """Set a record aside, or end the run where the user asked for that."""
         reject, rules = replace(reject, file=self.name(reject.file)), self.rules
         if rules.strict or (rules.invalid_utf8 == "strict" and reject.reason == "not_utf8"):
             number = reject.as_json().get("row", reject.line)
@@ -377,8 +322,6 @@ class Reading:
             if reject.origin:
                 place += f" (counted from byte {reject.origin:,})"
             setting = Setting("strict", True) if rules.strict else Setting("invalid_utf8", "strict")
-            said = f"{place}: {reject.reason}: {reject.detail}\nLeave out "
-            raise InputError(said, setting, " to set such records aside.")
+            message = f"{place}: {reject.reason}: {reject.detail}\nLeave out "
+            raise InputError(message, setting, " to set such records aside.")
         self.on_reject(reject)
-        if ahead is not None:
-            self.places.skip(ahead)

@@ -17,17 +17,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from milldam.errors import InputError
-from milldam.sources.arrays import BATCH_BYTES
+from milldam.sources.arrays import BATCH_BYTES, Int64s
 from milldam.sources.batch import (
     KEPT_RECORD_CHARS,
     MAX_DOCUMENT_BYTES,
     TOO_LARGE,
     Batch,
-    MalformedError,
     Reading,
     Reject,
     no_such_column,
@@ -36,16 +34,13 @@ from milldam.sources.batch import (
 )
 from milldam.sources.compression import DamagedError, open_bytes, open_head, read_blocks
 from milldam.sources.decoding import decode_text
-from milldam.sources.records import BLOCK_BYTES, make_damage_reject
+from milldam.sources.records import BLOCK_BYTES, limited, make_damage_reject
 from milldam.sources.units import InputFile, Slice, whole
 
 _LARGEST_FIELD = 1 << 30
 _LOST = 8
 _ROW_BYTES = 100
 DELIMITERS = {"csv": ",", "tsv": "\t"}
-_CSV_ERRORS = {
-    "new-line character seen in unquoted field": "a carriage return (\\r) in a field without quotes",
-}
 _QUOTE, _NEWLINE, _RETURN = 34, 10, 13
 _BETWEEN_QUOTES = re.compile(rb'[^"](?=[^"])')
 _limit_lock = threading.Lock()
@@ -59,47 +54,39 @@ def slice_csv(file: InputFile, shard_size: int) -> Iterator[Slice]:
 
     A file with stray quotes can be read only from its start: it stays whole.
     """
-    if file.compression is not None or file.size <= shard_size * 1.25:
+    is_small = file.compression is not None or file.size <= shard_size * 1.25
+    cuts = [] if is_small else _find_cuts(file, shard_size)
+    if not cuts:
         yield whole(file)
         return
-    cuts = _find_cuts(file, shard_size)
-    edges = [0, *cuts, None] if cuts is not None else [0, None]
-    for start, stop in itertools.pairwise(edges):
-        assert start is not None
-        size = (file.size if stop is None else stop) - start
-        yield Slice(file.path, file.format, None, start, stop, size)
+    for start, stop in itertools.pairwise([0, *cuts, file.size]):
+        yield Slice(file.path, file.format, None, start, None if stop == file.size else stop, stop - start)
 
 
-def _find_cuts(file: InputFile, shard_size: int) -> list[int] | None:
-    """Where to cut: the first record end after each `shard_size` bytes; None when quotes are not as they should be."""
+def _find_cuts(file: InputFile, shard_size: int) -> list[int]:
+    """Where to cut: the first record end after each `shard_size` bytes; nowhere when a quote neither opens a field, nor
+    closes one, nor is doubled inside one."""
     cuts: list[int] = []
-    position, inside, wanted = 0, False, shard_size
+    position, inside, wanted = 0, 0, shard_size
+    edges = np.zeros(256, dtype=bool)
+    edges[[ord(DELIMITERS[file.format]), _NEWLINE, _RETURN, _QUOTE]] = True
     with open_bytes(file.path) as source:
         for lines in _stretches(read_blocks(source, None, BLOCK_BYTES), 2 * BLOCK_BYTES):
             array = np.frombuffer(lines, dtype=np.uint8)
             quotes = np.flatnonzero(array == _QUOTE)
-            if not _well_placed(array, quotes, ord(DELIMITERS[file.format]), inside):
-                return None
+            padded = np.concatenate(([_NEWLINE], array, [_NEWLINE]))
+            before_opening, behind_closing = padded[quotes[inside::2]], padded[quotes[1 - inside :: 2] + 2]
+            if not (edges[before_opening].all() and edges[behind_closing].all()):
+                return []
             newlines = np.flatnonzero(array == _NEWLINE)
             # Records end at line ends with an even number of quotes before them.
             ends = position + newlines[(np.searchsorted(quotes, newlines) + inside) % 2 == 0] + 1
-            after = ends[ends >= wanted]
-            while len(after) and int(after[0]) < file.size:
-                cuts.append(int(after[0]))
+            while len(ends := ends[ends >= wanted]) and int(ends[0]) < file.size:
+                cuts.append(int(ends[0]))
                 wanted = cuts[-1] + shard_size
-                after = after[after >= wanted]
-            inside ^= bool(len(quotes) % 2)
+            inside ^= len(quotes) % 2
             position += len(lines)
     return cuts
-
-
-def _well_placed(array: npt.NDArray[np.uint8], quotes: npt.NDArray[np.int64], delimiter: int, inside: bool) -> bool:
-    """Whether every quote opens a field, closes one, or is doubled inside one."""
-    padded = np.concatenate(([_NEWLINE], array, [_NEWLINE]))
-    opening, closing = quotes[int(inside) :: 2], quotes[1 - int(inside) :: 2]
-    edges = np.zeros(256, dtype=bool)
-    edges[[delimiter, _NEWLINE, _RETURN, _QUOTE]] = True
-    return bool(edges[padded[opening]].all() and edges[padded[closing + 2]].all())
 
 
 def _stretches(blocks: Iterator[bytes], most: int) -> Iterator[bytes]:
@@ -110,8 +97,8 @@ def _stretches(blocks: Iterator[bytes], most: int) -> Iterator[bytes]:
             held += block
             end = held.rfind(b"\n") + 1
             if not end and len(held) > most:
-                cuts = _BETWEEN_QUOTES.search(held, most)
-                end = cuts.end() if cuts is not None else 0
+                cut = _BETWEEN_QUOTES.search(held, most)
+                end = cut.end() if cut is not None else 0
             if end:
                 yield held[:end]
                 held = held[end:]
@@ -130,10 +117,9 @@ class Record(NamedTuple):
 
     line: int
     fields: list[str]
-    problem: str = ""
-    """Why it is none; then its one field is the record as it stands there."""
-    too_large: int = 0
-    """Its bytes, where these are more than may be; then its one field is the head of the record."""
+    reason: str = ""
+    """Why it is none, where it is none; then its one field is the record as it stands there, or the head of it."""
+    detail: str = ""
 
 
 class _TooLargeError(Exception):
@@ -158,14 +144,14 @@ class _Lines:
     def __next__(self) -> str:
         line = next(self._pieces)
         self.record.append(line)
-        self.size += len(line) if line.isascii() else len(line.encode("utf-8", "surrogateescape"))
-        self.count += line.endswith("\n")
+        self._measure(line)
         if self.size > self._most:
             raise _TooLargeError
         return line
 
-    def begin_record(self) -> None:
-        self.record, self.size = [], 0
+    def _measure(self, piece: str) -> None:
+        self.size += len(piece) if piece.isascii() else len(piece.encode("utf-8", "surrogateescape"))
+        self.count += piece.endswith("\n")
 
     @property
     def taken(self) -> str:
@@ -179,32 +165,31 @@ class _Lines:
         """
         piece, quotes = self.record[-1], sum(piece.count('"') for piece in self.record)
         while not piece.endswith("\n") or (quotes % 2 and self.size < _LOST * self._most):
-            try:
-                piece = next(self._pieces)
-            except StopIteration:
+            if not (piece := next(self._pieces, "")):
                 return
-            self.size += len(piece) if piece.isascii() else len(piece.encode("utf-8", "surrogateescape"))
-            self.count += piece.endswith("\n")
+            self._measure(piece)
             quotes += piece.count('"')
 
 
-def records(blocks: Iterator[bytes], delimiter: str, most: int = MAX_DOCUMENT_BYTES) -> Iterator[Record]:
+def _records(blocks: Iterator[bytes], delimiter: str, most: int) -> Iterator[Record]:
     """The records of bytes that begin with one, in order."""
     lines, line = _Lines(blocks, most), 1
     reader = csv.reader(lines, delimiter=delimiter)
     try:
         while True:
-            lines.begin_record()
+            lines.record, lines.size = [], 0
             line = lines.count + 1
             try:
                 row = _next_row(reader)
             except csv.Error as error:
-                problem = _CSV_ERRORS.get(str(error).split(" - ")[0], str(error))
-                yield Record(line, [lines.taken.rstrip("\r\n")], problem)
+                detail = str(error)
+                if detail.startswith("new-line character seen"):
+                    detail = "a carriage return (\\r) in a field without quotes"
+                yield Record(line, [lines.taken.rstrip("\r\n")], "bad_row", detail)
             except _TooLargeError:
                 head = lines.taken
                 lines.pass_over()
-                yield Record(line, [head], too_large=lines.size)
+                yield Record(line, [head], TOO_LARGE, too_large(lines.size, most))
                 reader = csv.reader(lines, delimiter=delimiter)
             else:
                 if row is None:
@@ -233,25 +218,20 @@ def csv_head(slice: Slice) -> Iterator[list[str]]:
     """The first records, column names first: of standard input only what can be seen without using it up."""
     with open_head(slice.path) as file, contextlib.suppress(DamagedError):
         blocks = read_blocks(file, slice.compression, BLOCK_BYTES)
-        for number, record in enumerate(records(blocks, DELIMITERS[slice.format])):
-            if not (record.problem or record.too_large):
+        for number, record in enumerate(_records(blocks, DELIMITERS[slice.format], MAX_DOCUMENT_BYTES)):
+            if not record.reason:
                 yield record.fields
             elif number == 0:
-                head, problem = record.fields[0], record.problem or f"{record.too_large:,} bytes"
-                hint = " Do its lines end with it? Convert it: tr '\\r' '\\n' < OLD > NEW" if "\r" in head else ""
+                hint = " Do its lines end with it? Convert it: tr '\\r' '\\n' < OLD > NEW"
                 raise InputError(
-                    f"{slice.path}: its first record, which names the columns, can't be read: {problem}.{hint}"
+                    f"{slice.path}: its first record, which names the columns, can't be read: {record.detail}."
+                    + (hint if "\r" in record.fields[0] else "")
                 )
 
 
-def csv_header(slice: Slice) -> list[str]:
-    """The column names in the first record."""
-    return next(csv_head(slice), [])
-
-
-def csv_columns(slice: Slice) -> list[str]:
-    """The same, for rows: raises InputError where a name stands twice."""
-    names = csv_header(slice)
+def columns_of(slice: Slice, spool: str | None = None) -> list[str]:
+    """The column names in the first record; raises InputError where a name stands twice."""
+    names = next(csv_head(slice), [])
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InputError(f'{slice.path}: two columns are called "{twice}". Give each a name of its own.')
@@ -263,82 +243,76 @@ def csv_columns(slice: Slice) -> list[str]:
 
 def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
     """The texts of one column, and the columns that are kept."""
-    wanted, names = str(reading.rules.text_column), csv_header(slice)
+    wanted, names = str(reading.rules.text_column), next(csv_head(slice), [])
     if wanted not in names:
         raise no_such_column(slice.path, wanted, names)
-    for batch in _batches(slice, reading, names, (wanted, *reading.keep)):
-        texts, kept = batch.column(0), range(1, batch.num_columns)
-        yield Batch(texts, bytes_read=texts.nbytes, columns=batch.select(list(kept)) if reading.keep else None)
+    for batch, numbers in _batches(slice, reading, names, (wanted, *reading.keep)):
+        columns = batch.select(list(range(1, batch.num_columns))) if reading.keep else None
+        yield Batch(batch.column(0), bytes_read=batch.column(0).nbytes, columns=columns, origins=numbers)
 
 
-def read_rows(slice: Slice, reading: Reading) -> Iterator[pa.RecordBatch]:
+def read_rows(slice: Slice, reading: Reading) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
     """Text columns as the header names them."""
-    names = csv_columns(slice)
+    names = columns_of(slice)
     require_columns(reading.columns, names, reading.name(slice.path))
     wanted = tuple(names) if reading.columns is None else reading.columns
-    return (rows for rows in _batches(slice, reading, names, wanted) if rows.num_rows)
+    return (rows for rows in _batches(slice, reading, names, wanted) if len(rows[1]))
 
 
-def _batches(slice: Slice, reading: Reading, names: list[str], wanted: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    """Record batches of the wanted columns, null where there is none of that name.
+def _batches(
+    slice: Slice, reading: Reading, names: list[str], wanted: tuple[str, ...]
+) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
+    """Record batches of the wanted columns, null where there is none of that name; and the numbers of the records.
 
     A row with too few or too many fields is rejected with its line, as is one that is too large or no UTF-8.
     """
-    held, size = list[Record](), 0
+    held, size, first = list[Record](), 0, 0
     with open_bytes(slice.path) as file:
         if slice.start:
             file.seek(slice.start)
-        blocks = _limited(read_blocks(file, slice.compression, BLOCK_BYTES), slice)
-        found = records(blocks, DELIMITERS[slice.format], reading.rules.max_document_bytes)
+        left = None if slice.stop is None else slice.stop - slice.start
+        blocks = limited(read_blocks(file, slice.compression, BLOCK_BYTES), left)
+        records = _records(blocks, DELIMITERS[slice.format], reading.rules.max_document_bytes)
+        damage = None
         try:
-            for number, record in enumerate(found):
-                if number == 0 and slice.start == 0:
-                    continue  # the header
+            if slice.start == 0:
+                next(records, None)  # the header
+            for record in records:
                 held.append(record)
                 # A row counts for something even without text: neither texts nor rejects may pile up.
                 size += sum(map(len, record.fields)) + _ROW_BYTES
                 if size >= BATCH_BYTES // 2:
-                    yield _as_batch(held, slice, reading, names, wanted)
-                    held, size = [], 0
+                    yield _as_batch(held, first, slice, reading, names, wanted)
+                    held, size, first = [], 0, first + len(held)
         except DamagedError as error:
-            yield _as_batch(held, slice, reading, names, wanted)
-            held = []
-            reading.reject(make_damage_reject(slice, error))
-        yield _as_batch(held, slice, reading, names, wanted)
-
-
-def _limited(blocks: Iterator[bytes], slice: Slice) -> Iterator[bytes]:
-    """The bytes of a slice, of those from its start on."""
-    left = None if slice.stop is None else slice.stop - slice.start
-    for block in blocks:
-        yield block if left is None else block[:left]
-        if left is not None:
-            left -= len(block)
-            if left <= 0:
-                return
+            damage = error
+        yield _as_batch(held, first, slice, reading, names, wanted)
+        if damage is not None:
+            reading.reject(make_damage_reject(slice, damage))
 
 
 def _as_batch(
-    held: list[Record], slice: Slice, reading: Reading, names: list[str], wanted: tuple[str, ...]
-) -> pa.RecordBatch:
+    held: list[Record], first: int, slice: Slice, reading: Reading, names: list[str], wanted: tuple[str, ...]
+) -> tuple[pa.RecordBatch, Int64s]:
     at = [names.index(name) if name in names else None for name in wanted]
-    rows = [record.fields for record in held]
+    rows, numbers = [record.fields for record in held], first + np.arange(len(held))
     try:
-        if any(record.problem or record.too_large or len(record.fields) != len(names) for record in held):
+        if any(record.reason or len(record.fields) != len(names) for record in held):
             raise ValueError
         columns = _columns(rows, at)
     except ValueError:  # UnicodeEncodeError is one
-        rows = []
-        for record in held:
-            try:
-                rows.append(_sound(record, reading, names, wanted))
-            except MalformedError as error:
-                shown = DELIMITERS[slice.format].join(record.fields)
-                shown = shown.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-                reject = Reject(slice.path, error.reason, error.detail, shown, line=record.line, origin=slice.start)
-                reading.reject(reject, len(rows))
-        columns = _columns(rows, at)
-    return pa.record_batch(columns, names=list(wanted))
+        rows, kept = [], list[int]()
+        for number, record in enumerate(held, start=first):
+            fields, reason, detail = _sound(record, reading, names, at)
+            if not reason:
+                rows.append(fields)
+                kept.append(number)
+                continue
+            shown = DELIMITERS[slice.format].join(record.fields)
+            shown = shown.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+            reading.reject(Reject(slice.path, reason, detail, shown, line=record.line, origin=slice.start))
+        columns, numbers = _columns(rows, at), np.array(kept, np.int64)
+    return pa.record_batch(columns, names=list(wanted)), numbers
 
 
 def _columns(rows: list[list[str]], at: list[int | None]) -> list[pa.Array]:
@@ -348,19 +322,17 @@ def _columns(rows: list[list[str]], at: list[int | None]) -> list[pa.Array]:
     ]
 
 
-def _sound(record: Record, reading: Reading, names: list[str], wanted: tuple[str, ...]) -> list[str]:
-    """The fields of a record, as text those that are wanted; raises MalformedError with what is wrong."""
-    if record.too_large:
-        raise MalformedError(TOO_LARGE, too_large(record.too_large, reading.rules))
-    if record.problem or len(record.fields) != len(names):
-        problem = record.problem or f"{len(record.fields)} fields where the header has {len(names)}"
-        raise MalformedError("bad_row", problem)
+def _sound(record: Record, reading: Reading, names: list[str], at: list[int | None]) -> tuple[list[str], str, str]:
+    """The fields of a record, as text those that are wanted; or the reason and the detail of a reject."""
+    if record.reason:
+        return [], record.reason, record.detail
+    if len(record.fields) != len(names):
+        return [], "bad_row", f"{len(record.fields)} fields where the header has {len(names)}"
     fields = list(record.fields)
-    for name in wanted:
-        if name in names:
-            at = names.index(name)
-            text, problem = decode_text(fields[at].encode("utf-8", "surrogateescape"), reading.rules)
+    for k in at:
+        if k is not None:
+            text, problem = decode_text(fields[k].encode("utf-8", "surrogateescape"), reading.rules)
             if text is None:
-                raise MalformedError("not_utf8", f'"{name}": {problem}' if len(wanted) > 1 else problem)
-            fields[at] = text
-    return fields
+                return [], "not_utf8", f'"{names[k]}": {problem}' if len(at) > 1 else problem
+            fields[k] = text
+    return fields, "", ""

@@ -60,11 +60,9 @@ def describe_encoding(data: bytes, error: UnicodeDecodeError, before: int = 0) -
     other = other_encoding(data)
     if other is not None:
         return other
-    sample = data[:4096]
     latin = f"byte 0x{error.object[error.start]:02x} at {before + error.start}: not UTF-8"
-    if all(byte >= 0x20 or byte in b"\t\n\r\f" for byte in sample):
-        return f"{latin}; perhaps Latin-1: iconv -f ISO-8859-1 -t UTF-8"
-    return latin
+    is_printable = all(byte >= 0x20 or byte in b"\t\n\r\f" for byte in data[:4096])
+    return f"{latin}; perhaps Latin-1: iconv -f ISO-8859-1 -t UTF-8" if is_printable else latin
 
 
 def other_encoding(data: bytes) -> str | None:
@@ -95,17 +93,11 @@ def parse_json(data: bytes, rules: TextRules) -> Any:
             return json.loads(text)
         except json.JSONDecodeError:
             raise
-        except ValueError:  # no fault of the text: it has a number with more digits than Python reads
-            return json.loads(text, parse_int=number_or_digits)
+        except ValueError:  # a number has more digits than Python reads: it stays as it is written
+            return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= _MOST_DIGITS else digits)
     except (ValueError, RecursionError) as error:
         problem = decode_text(data, rules)[1] if drop else ""  # what is no JSON may be no text either
-        reason = ("not_utf8", problem) if problem else ("bad_json", str(error))
-        raise MalformedError(*reason) from None
-
-
-def number_or_digits(digits: str) -> int | str:
-    """A whole number; one that is longer than Python reads stays as it is written."""
-    return int(digits) if len(digits) <= _MOST_DIGITS else digits
+        raise MalformedError(*(("not_utf8", problem) if problem else ("bad_json", str(error)))) from None
 
 
 def mended(text: str, rules: TextRules) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from milldam.native import kernel
-from milldam.sources.arrays import Bytes, batches_of, kept_columns
+from milldam.sources.arrays import Bytes, Int64s, batches_of, kept_columns
 from milldam.sources.batch import MAX_DOCUMENT_BYTES, Batch, MalformedError, Reading, TextRules
 from milldam.sources.compression import DamagedError, open_bytes, open_head, read_blocks
 from milldam.sources.decoding import mended, parse_json
@@ -44,7 +44,7 @@ Value = TypeVar("Value")
 # ---- lines ----
 
 
-def json_blocks(file: IO[bytes], slice: Slice, most: int = MAX_DOCUMENT_BYTES) -> Iterator[Block]:
+def _json_blocks(file: IO[bytes], slice: Slice, most: int = MAX_DOCUMENT_BYTES) -> Iterator[Block]:
     """Blocks of records, one a line: those of JSON lines, or of whatever a .json file holds.
 
     Where the file is damaged, DamagedError comes behind every whole record before the damage.
@@ -64,7 +64,7 @@ def _blocks(slice: Slice, reading: Reading) -> Iterator[Block]:
     """The blocks of a slice; a record that is too large is rejected, and its block is empty but for its size."""
     with open_bytes(slice.path) as file:
         try:
-            for block in json_blocks(file, slice, reading.rules.max_document_bytes):
+            for block in _json_blocks(file, slice, reading.rules.max_document_bytes):
                 if block.too_large:
                     reject_too_large(block, slice, reading)
                     block = replace(block, data=b"")
@@ -73,20 +73,19 @@ def _blocks(slice: Slice, reading: Reading) -> Iterator[Block]:
             reading.reject(make_damage_reject(slice, error))
 
 
-def _parsed(block: Block, slice: Slice, reading: Reading, parse: Callable[[bytes], Value]) -> list[Value]:
-    """What `parse` makes of each line; those of which it makes nothing are rejected."""
-    values: list[Value] = []
-    lines = block.data.split(b"\n")
-    for number, line in enumerate(lines, start=block.line):
-        if not line.strip():
-            if reading.places.lines and number < block.line + len(lines) - 1:
-                reading.places.skip(len(values))
-            continue
-        try:
-            values.append(parse(line))
-        except MalformedError as error:
-            reading.reject(make_line_reject(slice, block, number, error.reason, error.detail, line), len(values))
-    return values
+def _parsed(
+    block: Block, slice: Slice, reading: Reading, parse: Callable[[bytes], Value]
+) -> tuple[list[Value], Int64s]:
+    """What `parse` makes of each line, and the lines' numbers from 0; those of which it makes nothing are rejected."""
+    values, numbers = list[Value](), list[int]()
+    for number, line in enumerate(block.data.split(b"\n"), start=block.line):
+        if line.strip():
+            try:
+                values.append(parse(line))
+                numbers.append(number - 1)
+            except MalformedError as error:
+                reading.reject(make_line_reject(slice, block, number, error.reason, error.detail, line))
+    return values, np.array(numbers, np.int64)
 
 
 # ---- texts ----
@@ -103,16 +102,18 @@ def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
 
     def parse(line: bytes) -> tuple[str, Any]:
         record = parse_json(line, rules)
-        return text_of(record, path, rules), record
+        return _text_of(record, path, rules), record
 
     for block in _blocks(slice, reading):
-        texts = _take_block(block, name, take) if take is not None else None
-        columns = None
-        if texts is None:
-            pairs = _parsed(block, slice, reading, parse)
+        texts = None if take is None or block.too_large else _take_block(block, name, take)
+        if texts is not None:
+            batch = Batch(texts, bytes_read=block.size, origins=block.line - 1 + np.arange(len(texts)))
+        else:
+            pairs, numbers = _parsed(block, slice, reading, parse)
             texts = pa.array([text for text, _ in pairs], pa.large_string())
             columns = kept_columns(keep, [record for _, record in pairs])
-        yield from batches_of(texts, block.size, columns)
+            batch = Batch(texts, bytes_read=block.size, columns=columns, origins=numbers)
+        yield from batches_of(batch)
 
 
 def _take_block(block: Block, name: Bytes, take: Callable[..., int]) -> pa.LargeStringArray | None:
@@ -120,21 +121,21 @@ def _take_block(block: Block, name: Bytes, take: Callable[..., int]) -> pa.Large
     data, lines = np.frombuffer(block.data, np.uint8), block.line_ends + (not block.data.endswith(b"\n"))
     texts, offsets = pa.allocate_buffer(len(data), resizable=True), pa.allocate_buffer(8 * (lines + 1))
     ends, room = np.frombuffer(offsets, np.int64), np.frombuffer(texts, np.uint8)
-    if block.too_large or take(data, name, room, ends) < 0:
+    if take(data, name, room, ends) < 0:
         return None
     del room  # numpy holds the buffer until then
     texts.resize(int(ends[-1]), shrink_to_fit=True)
     return pa.LargeStringArray.from_buffers(lines, offsets, texts)
 
 
-def text_of(record: Any, path: list[str], rules: TextRules) -> str:
+def _text_of(record: Any, path: list[str], rules: TextRules) -> str:
     """The document of a record; raises MalformedError with what is wrong."""
     text = record
     for name in path:
         text = text.get(name, _MISSING) if isinstance(text, dict) else _MISSING
     if text is _MISSING:
-        found = ", ".join(f'"{key}"' for key in record) if isinstance(record, dict) else type(record).__name__
-        raise MalformedError("no_field", f'no field "{".".join(path)}"; found {found or "none"}')
+        fields = ", ".join(f'"{key}"' for key in record) if isinstance(record, dict) else type(record).__name__
+        raise MalformedError("no_field", f'no field "{".".join(path)}"; found {fields or "none"}')
     if not isinstance(text, str):
         kind = "null" if text is None else type(text).__name__
         raise MalformedError("no_text", f'"{".".join(path)}" is {kind}, not text')
@@ -144,26 +145,25 @@ def text_of(record: Any, path: list[str], rules: TextRules) -> str:
 # ---- rows ----
 
 
-def read_rows(slice: Slice, reading: Reading) -> Iterator[dict[str, list[Any]]]:
+def read_rows(slice: Slice, reading: Reading) -> Iterator[tuple[dict[str, list[Any]], Int64s]]:
     """Dicts as they are, a list for each column; a column that a row lacks is None."""
     from milldam.sources.rows import from_records
 
     for block in _blocks(slice, reading):
-        records = _parsed(block, slice, reading, lambda line: record_of_line(line, reading.rules))
+        records, numbers = _parsed(block, slice, reading, lambda line: _record_of(line, reading.rules))
         if records:
-            yield from_records(records, reading.columns)
+            yield from_records(records, reading.columns), numbers
 
 
-def record_of_line(line: bytes, rules: TextRules) -> dict[str, Any]:
+def _record_of(line: bytes, rules: TextRules) -> dict[str, Any]:
     """The object on one line; raises MalformedError with what is wrong."""
     record = parse_json(line, rules)
     if not isinstance(record, dict):
         raise MalformedError("no_object", f"{type(record).__name__} where an object should be: a row is {{...}}")
     # Only bytes that are no UTF-8, and escapes, leave halves of surrogate pairs: look for them no further.
     if rules.invalid_utf8 == "drop" or _SURROGATE.search(line) is not None:
-        mended_record: dict[str, Any] = _mended(record, rules)
-        return mended_record
-    return record
+        record = _mended(record, rules)
+    return record  # type: ignore[no-any-return]
 
 
 def _mended(value: Any, rules: TextRules) -> Any:
@@ -179,22 +179,22 @@ def _mended(value: Any, rules: TextRules) -> Any:
 # ---- fields ----
 
 
-def first_records(slice: Slice, limit: int) -> list[dict[str, Any]]:
+def first_records(slice: Slice, limit: int = _LINES_SEEN) -> list[dict[str, Any]]:
     """The records at a file's head; those with bytes that are no UTF-8 only where there are no others."""
     try:
         with open_head(slice.path) as file:
-            block = next((block for block in json_blocks(file, slice) if not block.too_large), None)
+            block = next((block for block in _json_blocks(file, slice) if not block.too_large), None)
     except (DamagedError, ValueError, RecursionError):
         block = None
     lines = [] if block is None else [line for line in block.data.split(b"\n") if line.strip()][:limit]
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     for rules in (TextRules(), TextRules(invalid_utf8="replace")):
-        for line in lines if not found else ():
+        for line in lines if not records else ():
             with suppress(MalformedError):
-                found.append(record_of_line(line, rules))
-    return found
+                records.append(_record_of(line, rules))
+    return records
 
 
-def json_columns(slice: Slice) -> list[str]:
+def columns_of(slice: Slice, spool: str | None) -> list[str]:
     """The fields of the records at a file's head; empty when there are none."""
-    return list(dict.fromkeys(name for record in first_records(slice, _LINES_SEEN) for name in record))
+    return list(dict.fromkeys(name for record in first_records(slice) for name in record))

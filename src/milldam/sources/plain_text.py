@@ -1,7 +1,7 @@
 """Plain text files (.txt) -> documents: a file, a line, a paragraph or a stretch between separators.
 
-A file that is one document may be of any size. Above `max_document_bytes` it comes in open batches of about a
-megabyte, after it was read through once: so nothing that was handed on is ever taken back.
+A file that is one document may be of any size. Above `max_document_bytes` it is a batch of its own, whose text comes in
+pieces of about a megabyte, after it was read through once: so nothing that was handed on is ever taken back.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import itertools
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import IO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from milldam.sources.arrays import batches_of, checked_text, split_at, split_paragraphs
-from milldam.sources.batch import TOO_LARGE, Batch, Reading, Reject, TextRules, too_large
+from milldam.sources.arrays import Int64s, batches_of, checked_text, split_at, split_paragraphs
+from milldam.sources.batch import NUMBER_BITS, TOO_LARGE, Batch, Reading, Reject, TextRules, too_large
 from milldam.sources.compression import STDIN, DamagedError, open_bytes, read_blocks
 from milldam.sources.decoding import HEAD_BYTES, decode_text, describe_encoding
 from milldam.sources.records import (
     BLOCK_BYTES,
     BOM,
     LINE,
-    BlankLine,
+    PARAGRAPH,
     Block,
     Boundary,
     make_damage_reject,
@@ -36,7 +36,6 @@ from milldam.sources.records import (
 )
 from milldam.sources.units import Slice
 
-PARAGRAPH = BlankLine()
 TEXT_COLUMNS = ("text", "file")
 _MOST_FILES = 4096
 """In one batch."""
@@ -49,7 +48,7 @@ _ERRORS = {"drop": "ignore", "replace": "replace"}
 def boundary_of(rules: TextRules) -> Boundary | None:
     """Where documents end inside a file; None when a file is one document."""
     if rules.separator is not None:
-        return Boundary(rules.separator.encode())
+        return Boundary.of(rules.separator.encode())
     return {"line": LINE, "paragraph": PARAGRAPH}.get(rules.documents)
 
 
@@ -59,30 +58,29 @@ def can_cut(rules: TextRules) -> bool:
     return boundary is not None and boundary.splittable
 
 
-def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
-    """The documents of a file, or of a slice of one."""
-    boundary = boundary_of(reading.rules)
-    if boundary is None:
-        return read_whole_files((slice,), reading)
-    return _read_separated(slice, reading, boundary)
+def columns_of(slice: Slice, spool: str | None) -> list[str]:
+    return list(TEXT_COLUMNS)
 
 
-def read_rows(slice: Slice, reading: Reading) -> Iterator[pa.RecordBatch]:
+def read_rows(slice: Slice, reading: Reading) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
     """Documents as rows, with the name of their file."""
     wanted = reading.columns if reading.columns is not None else TEXT_COLUMNS
     # a file's name need not be UTF-8
     name = reading.name(slice.path).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     several = boundary_of(reading.rules) is not None
     for batch in read_texts(slice, reading) if several else read_whole_files((slice,), reading, pieces=False):
-        if len(batch.texts):
+        if len(batch.texts) and batch.origins is not None:
             columns = {"text": batch.texts, "file": pa.repeat(name, len(batch.texts)) if "file" in wanted else None}
-            yield pa.record_batch([columns[column] for column in wanted], names=list(wanted))
+            yield pa.record_batch([columns[column] for column in wanted], names=list(wanted)), batch.origins
 
 
 # ---- several documents in a file ----
 
 
-def _read_separated(slice: Slice, reading: Reading, boundary: Boundary) -> Iterator[Batch]:
+def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
+    """The documents of a file, or of a slice of one; lines and stretches of nothing but white space are none."""
+    boundary, count = boundary_of(reading.rules), 0
+    assert boundary is not None
     with open_bytes(slice.path) as file:
         most = reading.rules.max_document_bytes
         blocks = record_blocks(file, slice.compression, boundary, slice.start, slice.stop, most)
@@ -91,19 +89,22 @@ def _read_separated(slice: Slice, reading: Reading, boundary: Boundary) -> Itera
                 if block.too_large:
                     reject_too_large(block, slice, reading)
                     yield Batch(pa.array([], pa.large_string()), bytes_read=block.size)
+                    count += 1
                     continue
-                if number == 0 and slice.start == 0:
+                if number == slice.start == 0:
                     block = replace(block, data=block.data.removeprefix(BOM))
-                texts = _split(block, slice, reading, boundary)
-                # Lines and stretches of nothing but white space are no documents.
+                texts, positions, pieces = _split(block, slice, reading, boundary)
                 blank = pc.or_(pc.utf8_is_space(texts), pc.equal(pc.binary_length(texts), 0))
-                texts = texts.filter(pc.invert(blank)) if pc.any(blank).as_py() else texts
-                yield from batches_of(texts, block.size)
+                if pc.any(blank).as_py():
+                    texts, positions = texts.filter(pc.invert(blank)), positions[~np.asarray(blank)]
+                yield from batches_of(Batch(texts, bytes_read=block.size, origins=count + positions))
+                count += pieces
         except DamagedError as error:
             reading.reject(make_damage_reject(slice, error))
 
 
-def _split(block: Block, slice: Slice, reading: Reading, boundary: Boundary) -> pa.LargeStringArray:
+def _split(block: Block, slice: Slice, reading: Reading, boundary: Boundary) -> tuple[pa.LargeStringArray, Int64s, int]:
+    """The documents of a block, their numbers in it, and how many there are with those that are rejected."""
     data, searched = block.data, 0
 
     def make_reject(position: int, reason: str, detail: str, raw: bytes) -> Reject:
@@ -114,9 +115,13 @@ def _split(block: Block, slice: Slice, reading: Reading, boundary: Boundary) -> 
         return make_line_reject(slice, block, block.line + data.count(b"\n", 0, at), reason, detail, raw)
 
     if boundary is PARAGRAPH:
-        return pc.utf8_trim(checked_text(split_paragraphs(data), reading, make_reject), characters="\r\n")
+        paragraphs = split_paragraphs(data)
+        texts, positions = checked_text(paragraphs, reading, make_reject)
+        return pc.utf8_trim(texts, characters="\r\n"), positions, len(paragraphs)
     unix = data.replace(b"\r\n", b"\n") if boundary is LINE else data
-    return checked_text(split_at(unix, boundary.separator), reading, make_reject)
+    pieces = split_at(unix, boundary.separator)
+    # Behind the last separator of a block is nothing.
+    return *checked_text(pieces, reading, make_reject), len(pieces) - data.endswith(boundary.separator)
 
 
 # ---- a document per file ----
@@ -124,39 +129,35 @@ def _split(block: Block, slice: Slice, reading: Reading, boundary: Boundary) -> 
 
 def read_whole_files(slices: tuple[Slice, ...], reading: Reading, *, pieces: bool = True) -> Iterator[Batch]:
     """One document a file; many small files make one batch. `pieces`: a file larger than a document may be comes in
-    open batches; else it is rejected as any other record."""
-    small, held, most = list[tuple[str, bytes]](), 0, reading.rules.max_document_bytes
-    for slice in slices:
+    pieces; else it is rejected as any other record."""
+    small, held, most = list[tuple[int, bytes]](), 0, reading.rules.max_document_bytes
+    for number, slice in enumerate(slices):
         with open_bytes(slice.path) as file:
             blocks = read_blocks(file, slice.compression, BLOCK_BYTES)
-            head, damage = _read_head(blocks, most)
-            size = sum(map(len, head))
+            head, size, damage = list[bytes](), 0, None
+            try:
+                while size <= most and (block := next(blocks, b"")):
+                    head.append(block)
+                    size += len(block)
+            except DamagedError as error:
+                damage = error
             if small and (damage is not None or held + size > BLOCK_BYTES or len(small) == _MOST_FILES):
-                yield _gathered(small, reading)
+                yield _gathered(small, slices, reading)
                 small, held = [], 0
             if damage is not None:
                 _reject_damaged(slice, damage, reading)
             elif size <= most:
-                small.append((slice.path, b"".join(head).removeprefix(BOM)))
+                small.append((number, b"".join(head).removeprefix(BOM)))
                 held += size
             elif pieces:
-                yield from _in_pieces(slice, itertools.chain(head, blocks), reading)
+                for batch in _in_pieces(slice, itertools.chain(head, blocks), reading):
+                    batch.origins = np.array([number << NUMBER_BITS])
+                    yield batch
             else:
-                detail = too_large(size + sum(map(len, blocks)), reading.rules)
+                detail = too_large(size + sum(map(len, blocks)), most)
                 reading.reject(Reject(slice.path, TOO_LARGE, detail, head[0].decode("utf-8", "backslashreplace")))
     if small:
-        yield _gathered(small, reading)
-
-
-def _read_head(blocks: Iterator[bytes], most: int) -> tuple[list[bytes], DamagedError | None]:
-    """The first blocks, until they are more than so many bytes."""
-    head: list[bytes] = []
-    try:
-        while sum(map(len, head)) <= most and (block := next(blocks, b"")):
-            head.append(block)
-    except DamagedError as error:
-        return head, error
-    return head, None
+        yield _gathered(small, slices, reading)
 
 
 def _reject_damaged(slice: Slice, damage: DamagedError, reading: Reading) -> None:
@@ -164,19 +165,14 @@ def _reject_damaged(slice: Slice, damage: DamagedError, reading: Reading) -> Non
     reading.reject(make_damage_reject(slice, damage))
 
 
-def _gathered(small: list[tuple[str, bytes]], reading: Reading) -> Batch:
-    lost: set[int] = set()
-
+def _gathered(small: list[tuple[int, bytes]], slices: tuple[Slice, ...], reading: Reading) -> Batch:
     def make_reject(position: int, reason: str, detail: str, raw: bytes) -> Reject:
-        lost.add(position)
-        return Reject(small[position][0], reason, detail, raw.decode("utf-8", "backslashreplace"))
+        return Reject(slices[small[position][0]].path, reason, detail, raw.decode("utf-8", "backslashreplace"))
 
     data = [data for _, data in small]
-    texts = checked_text(pa.array(data, pa.large_binary()), reading, make_reject)
-    kept = (path for position, (path, _) in enumerate(small) if position not in lost)
-    for ahead, path in enumerate(kept):
-        reading.places.begin(path, ahead=ahead)
-    return Batch(texts, bytes_read=sum(map(len, data)))
+    texts, positions = checked_text(pa.array(data, pa.large_binary()), reading, make_reject)
+    origins = np.array([number << NUMBER_BITS for number, _ in small], np.int64)[positions]
+    return Batch(texts, bytes_read=sum(map(len, data)), origins=origins)
 
 
 # ---- a document of any size ----
@@ -184,28 +180,28 @@ def _gathered(small: list[tuple[str, bytes]], reading: Reading) -> Batch:
 
 def _in_pieces(slice: Slice, blocks: Iterator[bytes], reading: Reading) -> Iterator[Batch]:
     """Read it through for whatever is wrong with it, then hand it on. Only standard input goes through the disk."""
-    with ExitStack() as opened:
-        copy = opened.enter_context(tempfile.TemporaryFile(dir=reading.spool)) if slice.path == STDIN else None
-        try:
-            problem = _problem_of(blocks, copy, reading.rules)
-        except DamagedError as error:
-            _reject_damaged(slice, error, reading)
-            return
-        if problem is not None:
-            reading.reject(Reject(slice.path, *problem, line=1))
-            return
-        reading.places.begin(slice.path)
-        file, compression = copy or opened.enter_context(open_bytes(slice.path)), slice.compression
+    copy = tempfile.TemporaryFile(dir=reading.spool) if slice.path == STDIN else None  # noqa: SIM115 - read by _pieces
+    try:
+        problem = _problem_of(blocks, copy, reading.rules)
+    except DamagedError as error:
+        _reject_damaged(slice, error, reading)
+        return
+    if problem is not None:
+        reading.reject(Reject(slice.path, *problem, line=1))
+        return
+    yield Batch(pa.array([""], pa.large_string()), pieces=_pieces(slice, copy, reading.rules))
+
+
+def _pieces(slice: Slice, copy: IO[bytes] | None, rules: TextRules) -> Iterator[tuple[str, int]]:
+    """Its text, and how many bytes of input each piece took."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")(_ERRORS.get(rules.invalid_utf8, "strict"))
+    with copy or open_bytes(slice.path) as file:
         file.seek(0)
-        decoder = codecs.getincrementaldecoder("utf-8-sig")(_ERRORS.get(reading.rules.invalid_utf8, "strict"))
-        waiting, size = "", 0
-        for block in read_blocks(file, None if copy else compression, BLOCK_BYTES):
-            text = decoder.decode(block)
-            if text and waiting:
-                yield Batch(pa.array([waiting], pa.large_string()), open=True, bytes_read=size)
-                size = 0
-            waiting, size = text or waiting, size + len(block)
-        yield Batch(pa.array([waiting + decoder.decode(b"", final=True)], pa.large_string()), bytes_read=size)
+        for block in read_blocks(file, None if copy else slice.compression, BLOCK_BYTES):
+            if text := decoder.decode(block):
+                yield text, len(block)
+    if text := decoder.decode(b"", final=True):
+        yield text, 0
 
 
 def _problem_of(blocks: Iterator[bytes], copy: IO[bytes] | None, rules: TextRules) -> tuple[str, str] | None:
@@ -215,13 +211,13 @@ def _problem_of(blocks: Iterator[bytes], copy: IO[bytes] | None, rules: TextRule
     for block in itertools.chain(blocks, [b""]):
         if copy is not None:
             copy.write(block)
-        if not read:
-            head = block[:HEAD_BYTES]
+        if not read and rules.invalid_utf8 == "drop":
             # Its whole characters: the last one may be cut off.
-            text = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode(head)
+            text = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode(block[:HEAD_BYTES])
             problem = decode_text(text.encode("utf-8", "surrogateescape"), rules)[1]
-            if rules.invalid_utf8 == "drop" and problem:
+            if problem:
                 return "not_utf8", problem
+        head = head or block[:HEAD_BYTES]
         try:
             decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:

@@ -2,8 +2,8 @@
 
     txt             what a document is, `documents` and `separator` say      plain_text.py
     jsonl, json     an object a line, or the items of an array               jsonl.py
-    csv, tsv        as the header names its columns                          csv_records.py, csv_records.py
-    parquet, arrow  record batches                                           tables.py, tables.py
+    csv, tsv        as the header names its columns                          csv_records.py
+    parquet, arrow  record batches                                           tables.py
 
 Texts are those of one column, rows are Arrow record batches, of JSON dicts of lists; both in batches of about two
 megabytes, a larger one alone. What can't be read, and what is larger than `max_document_bytes`, goes to the rejects.
@@ -17,11 +17,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from milldam.errors import InputError
 from milldam.input_files import is_address, without_secrets
-from milldam.sources.batch import Batch, OnReject, Places, Reading, TextRules
+from milldam.sources.batch import NUMBER_BITS, Batch, OnReject, Places, Reading, TextRules
 from milldam.sources.compression import STDIN, open_bytes
 from milldam.sources.units import InputFile, Slice, Unit, by_bytes, whole
 
@@ -38,15 +39,12 @@ _READERS = {
     "parquet": "tables",
     "arrow": "tables",
 }
-"""Modules, loaded when a file of their format comes. Each has `read_texts(slice, reading)` and `read_rows(slice,
-reading)`."""
+"""Modules, loaded when a file of their format comes. Each has `read_texts(slice, reading)`, which gives batches,
+`read_rows(slice, reading)`, which gives rows and their numbers in the slice, and `columns_of(slice, spool)`."""
 
 
 def _reader(format: str) -> Any:
     return import_module(f"milldam.sources.{_READERS[format]}")
-
-
-# ---- slices ----
 
 
 def slice_file(file: InputFile, shard_size: int, rules: TextRules) -> Iterator[Slice]:
@@ -70,27 +68,15 @@ def slice_file(file: InputFile, shard_size: int, rules: TextRules) -> Iterator[S
 
 def columns_of(slice: Slice, spool: str | None) -> list[str]:
     """The columns that the rows of a file have; of JSON, as far as its first records show."""
-    reader = _reader(slice.format)
-    if slice.format in ("jsonl", "json"):
-        return list(reader.json_columns(slice))
-    if slice.format in ("csv", "tsv"):
-        return list(reader.csv_columns(slice))
-    return list(reader.open_schema(slice, spool).names if slice.format in TABLES else reader.TEXT_COLUMNS)
-
-
-# ---- texts ----
+    columns: list[str] = _reader(slice.format).columns_of(slice, spool)
+    return columns
 
 
 def read_unit(
-    unit: Unit,
-    rules: TextRules,
-    on_reject: OnReject,
-    spool: str | None = None,
-    keep: tuple[str, ...] = (),
-    places: Places | None = None,
+    unit: Unit, rules: TextRules, on_reject: OnReject, spool: str | None = None, keep: tuple[str, ...] = ()
 ) -> Iterator[Batch]:
     """All documents of a unit. `spool`: a folder for what must go through the disk; `keep`: as in `Reading`."""
-    reading = Reading(rules, on_reject, spool, places=places or Places(), keep=keep)
+    reading = Reading(rules, on_reject, spool, keep=keep)
     try:
         for batch in _batches(unit, reading):
             if keep and batch.columns is None:  # plain text has no fields
@@ -108,13 +94,12 @@ def _batches(unit: Unit, reading: Reading) -> Iterator[Batch]:
     if unit.slices[0].format == "txt" and _reader("txt").boundary_of(reading.rules) is None:
         yield from _reader("txt").read_whole_files(unit.slices, reading)
         return
-    for slice in unit.slices:
-        if slice.format not in TABLES:
-            reading.places.begin(slice.path, origin=slice.start)
-        yield from _reader(slice.format).read_texts(slice, reading)
-
-
-# ---- rows ----
+    for number, slice in enumerate(unit.slices):
+        count = 0
+        for batch in _reader(slice.format).read_texts(slice, reading):
+            numbers = count + np.arange(len(batch.texts)) if batch.origins is None else batch.origins
+            batch.origins, count = number << NUMBER_BITS | numbers, count + len(batch.texts)
+            yield batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,32 +114,26 @@ class FileReader:
     """(path, what it is called instead) of input that was spooled."""
 
     def rows(self, slices: Iterable[Slice], on_reject: OnReject, places: Places) -> Iterator[Rows]:
-        """`places` is told which file they come from."""
-        from milldam.sources.rows import row_count
-
-        reading = Reading(self.rules, on_reject, self.spool, self.columns, places, self._name)
-        before: Slice | None = None
+        """`places` gets where they come from."""
+        reading = Reading(self.rules, on_reject, self.spool, self.columns, self._name)
         for slice in slices:
-            is_next = before is not None and (before.path, before.stop) == (slice.path, slice.start)
-            if not is_next and slice.format not in TABLES:
-                places.begin(self._name(slice.path), origin=slice.start)
-            before = slice
-            for rows in _reader(slice.format).read_rows(slice, reading):
-                # Counted before they are handed on: who gets them asks where they are from.
-                places.count(row_count(rows))
+            origin = 0 if slice.format in TABLES else slice.start
+            for rows, numbers in _reader(slice.format).read_rows(slice, reading):
+                # Before they are handed on: who gets them asks where they are from.
+                places.add(self._name(slice.path), origin, numbers)
                 yield rows
 
     def count(self, slices: Iterable[Slice]) -> int:
         """How many rows slices have. Files of lines are read for it, tables only looked at."""
         from milldam.sources.rows import row_count
 
-        found = 0
+        count = 0
         for slice in slices:
             if slice.format in TABLES:
-                found += _reader(slice.format).count_rows(slice, self.spool)
+                count += _reader(slice.format).count_rows(slice, self.spool)
             else:
-                found += sum(map(row_count, self.rows([slice], lambda reject: None, Places())))
-        return found
+                count += sum(map(row_count, self.rows([slice], lambda reject: None, Places())))
+        return count
 
     def _name(self, path: str) -> str:
         """What a file is called in rows and messages."""

@@ -8,7 +8,6 @@ memory is bounded for any record: `most` bytes and a block.
 from __future__ import annotations
 
 import codecs
-import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ BLOCK_BYTES = 1 << 20
 HEAD_BYTES = 4 * KEPT_RECORD_CHARS
 """Of a record that is too large: what a reject shows of it."""
 BOM = codecs.BOM_UTF8
+_LOOK_BYTES = 1 << 16
 _LINE_END = 10
 
 
@@ -51,71 +51,32 @@ def count_line_ends(data: bytes) -> int:
 
 
 class Boundary:
-    """Where records end: after any occurrence of a separator."""
+    """Where records end: after any match of a pattern."""
 
-    def __init__(self, separator: bytes) -> None:
-        self.separator, self.longest = separator, len(separator)
-        # A separator that overlaps itself ("abab" in "ababab") can be told only by reading from the start.
+    def __init__(self, pattern: bytes, longest: int, separator: bytes = b"") -> None:
+        self.separator, self.longest, self._pattern = separator, longest, re.compile(pattern)
+        # A separator that overlaps itself ("abab" in "ababab") can be found only by reading from the start.
         self.splittable = not any(separator[:k] == separator[-k:] for k in range(1, len(separator)))
 
-    def first(self, data: bytes, start: int, *, at_record: bool = False) -> int | None:
-        """End of the first separator that ends at or after `start`. `at_record`: the data begins where a record may."""
-        at = data.find(self.separator, max(0, start - self.longest))
-        return None if at < 0 else at + self.longest
+    @classmethod
+    def of(cls, separator: bytes) -> Boundary:
+        return cls(re.escape(separator), len(separator), separator)
 
-    def last(self, data: bytes, searched: int = 0) -> int | None:
-        """End of the last separator. `searched`: none begins before this byte."""
-        if not self.splittable:
-            return max(self.ends(data), default=None)
-        at = data.rfind(self.separator, searched)
-        return None if at < 0 else at + self.longest
+    def ends(self, data: bytes, start: int = 0) -> Iterator[int]:
+        """The ends of records from `start` on, in data that begins with a record."""
+        return (end.end() for end in self._pattern.finditer(data, max(0, start - self.longest)) if end.end() >= start)
 
-    def ends(self, data: bytes) -> list[int]:
-        """Ends of all separators in data that begins with a record."""
-        return [match.end() for match in re.finditer(re.escape(self.separator), data)]
-
-
-LINE = Boundary(b"\n")
+    def last(self, data: bytes, searched: int = 0) -> int:
+        """The end of the last whole record, 0 where there is none. `searched`: no record ends before this byte."""
+        if self.separator and self.splittable:
+            at = data.rfind(self.separator, searched)
+            return 0 if at < 0 else at + self.longest
+        return max(self.ends(data), default=0)
 
 
-class BlankLine(Boundary):
-    """Records end after a line of nothing but white space (of a length that people write)."""
-
-    _LONGEST = 256
-    _BLANK = re.compile(rb"\n[ \t\r]{0,%d}\n" % _LONGEST)
-    _BLANK_FIRST = re.compile(rb"(?:[ \t\r]{0,%d}\n)+" % _LONGEST)
-    _BLANK_BEFORE = re.compile(rb"\n[ \t\r]{0,%d}\Z" % _LONGEST)
-
-    def __init__(self) -> None:
-        super().__init__(b"\n\n")
-        self.longest = self._LONGEST + 2
-        self.splittable = True
-
-    def first(self, data: bytes, start: int, *, at_record: bool = False) -> int | None:
-        if at_record and (leading := self._BLANK_FIRST.match(data)) and leading.end() >= start:
-            return leading.end()
-        match = self._BLANK.search(data, max(0, start - self.longest))
-        while match is not None and match.end() < start:
-            match = self._BLANK.search(data, match.start() + 1)
-        if match is None:
-            return None
-        # A record begins after the last of several blank lines, so that it has one place and no other.
-        further = self._BLANK_FIRST.match(data, match.end())
-        return further.end() if further is not None else match.end()
-
-    def last(self, data: bytes, searched: int = 0) -> int | None:
-        newline = data.rfind(b"\n", searched)
-        while newline >= 0:
-            if self._BLANK_BEFORE.search(data, max(0, newline - self.longest), newline):
-                return newline + 1
-            newline = data.rfind(b"\n", searched, newline)
-        return None
-
-    def ends(self, data: bytes) -> list[int]:
-        ends = [0]
-        while (end := self.first(data, ends[-1] + 1)) is not None and end > ends[-1]:
-            ends.append(end)
-        return ends[1:]
+LINE = Boundary.of(b"\n")
+PARAGRAPH = Boundary(rb"\n(?:[ \t\r]{0,256}\n)+", 258)
+"""Paragraphs end after lines of nothing but white space (of a length that people write)."""
 
 
 # ---- blocks ----
@@ -125,102 +86,93 @@ def record_blocks(
     file: IO[bytes], compression: str | None, boundary: Boundary, start: int, stop: int | None, most: int
 ) -> Iterator[Block]:
     """Blocks of the records that begin in [start, stop) of a file."""
-    if not start:
-        yield from split_records(read_blocks(file, compression, BLOCK_BYTES), boundary, most, 0, stop)
+    if not start and stop is None:
+        yield from split_records(read_blocks(file, compression, BLOCK_BYTES), boundary, most)
         return
-    # The end of a record that belongs to the slice before is dropped.
+    end = None if stop is None else _record_start(file, boundary, stop)
+    begin = _record_start(file, boundary, start)
+    file.seek(begin)
+    yield from split_records(limited(read_blocks(file, None, BLOCK_BYTES), end and end - begin), boundary, most, begin)
+
+
+def _record_start(file: IO[bytes], boundary: Boundary, start: int) -> int:
+    """Where the first record begins that begins at this byte or behind it; the end of the file where none does."""
     position, held = max(0, start - boundary.longest), b""
     file.seek(position)
-    blocks = read_blocks(file, None, BLOCK_BYTES)
-    for block in blocks:
-        held += block
-        end = boundary.first(held, start - position, at_record=position == 0)
+    while start and (data := file.read(_LOOK_BYTES)):
+        held += data
+        end = next(boundary.ends(held, start - position), None)
         if end is not None:
-            if stop is None or position + end < stop:
-                rest = itertools.chain([held[end:]], blocks)
-                yield from split_records(rest, boundary, most, position + end, stop)
-            return
+            return position + end
         kept = held[-boundary.longest :]
         position, held = position + len(held) - len(kept), kept
+    return position + len(held)
 
 
-def split_records(
-    blocks: Iterator[bytes], boundary: Boundary, most: int, origin: int = 0, stop: int | None = None
-) -> Iterator[Block]:
-    """Blocks of the records that begin before `stop`, of bytes that lie at `origin` of their file and begin with a
-    record. Where the bytes are damaged, the error takes what there is of the next record along."""
-    line, head, size, line_ends = 1, b"", 0, 0  # of a record that is too large: its head, its size, its lines
-    try:
-        for data, is_whole in _pieces(blocks, boundary, most, origin, stop):
-            if not is_whole or size:
-                head, size = head + data[: HEAD_BYTES - len(head)], size + len(data)
-                line_ends += count_line_ends(data)
-            if is_whole:
-                large = iter([Block(head, line, origin, line_ends, size)])
-                for block in large if size else _whole_records(data, boundary, most, line, origin):
-                    line += block.line_ends
-                    yield block
-                head, size, line_ends = b"", 0, 0
-    except DamagedError as error:
-        error.cut = head or error.cut
-        error.line = None if error.cut is None else line
-        raise
+def limited(blocks: Iterator[bytes], size: int | None) -> Iterator[bytes]:
+    """The first bytes of blocks; None: all."""
+    for block in blocks:
+        if size is None or len(block) < size:
+            yield block
+            size = None if size is None else size - len(block)
+        else:
+            yield block[:size]
+            return
 
 
-def _pieces(
-    blocks: Iterator[bytes], boundary: Boundary, most: int, position: int, stop: int | None
-) -> Iterator[tuple[bytes, bool]]:
-    """The bytes in pieces of whole records; or, with False, a part of a record that is larger than `most`."""
-    held, searched, inside = b"", 0, False
-    """What is not handed on yet; how much of it surely has no end of a record; a part of its record was handed on."""
+def split_records(blocks: Iterator[bytes], boundary: Boundary, most: int, origin: int = 0) -> Iterator[Block]:
+    """Blocks of whole records, of bytes that lie at `origin` of their file and begin with a record. Where the bytes are
+    damaged, the error takes what there is of the next record along."""
+    line, held, searched = 1, b"", 0  # held: what is not handed on; searched: how much of it has no end of a record
+    head, size, line_ends = b"", 0, 0  # of a record that is too large: the head, and what was passed over
     try:
         for data in blocks:
-            reach = position + len(held) + len(data)
-            simple = boundary.splittable and not inside and (stop is None or reach < stop)
-            if simple and (cut := boundary.last(data) or 0) >= boundary.longest:
-                yield b"".join((held, memoryview(data)[:cut])), True  # with one copy of each byte
-                position, held, searched = position + len(held) + cut, data[cut:], 0
-                continue
-            held += data
-            while (end := _end_of_records(held, boundary, searched, inside, stop and stop - position)) is not None:
-                yield held[:end], True
-                position, held, searched, inside = position + end, held[end:], 0, False
-                if stop is not None and position >= stop:
-                    return
-            searched = max(0, len(held) - boundary.longest)  # a separator may straddle the end
-            if inside or (searched and len(held) > most):
-                yield held[:searched], False
-                position, held, searched, inside = position + searched, held[searched:], 0, True
+            if not size and boundary.splittable and (cut := boundary.last(data)):
+                whole, held, searched = b"".join((held, memoryview(data)[:cut])), data[cut:], 0  # a copy of each byte
+            else:
+                held += data
+                cut = next(boundary.ends(held, 1), 0) if size else boundary.last(held, searched)
+                searched = 0 if cut else max(0, len(held) - boundary.longest)  # a separator may straddle the end
+                if not cut and (size or len(held) > most):
+                    cut, searched = searched, 0
+                    head, size = head + held[: min(cut, HEAD_BYTES - len(head))], size + cut
+                    line_ends += count_line_ends(held[:cut])
+                    held = held[cut:]
+                    continue
+                whole, held = held[:cut], held[cut:]
+            if size:
+                head, size = head + whole[: HEAD_BYTES - len(head)], size + len(whole)
+                yield (block := Block(head, line, origin, line_ends + count_line_ends(whole), size))
+                line, head, size, line_ends, whole = line + block.line_ends, b"", 0, 0, b""
+            for block in _whole_records(whole, boundary, most, line, origin):
+                line += block.line_ends
+                yield block
     except DamagedError as error:
-        error.cut = held or None
+        error.cut = (head + held)[:HEAD_BYTES] or None
+        error.line = line if error.cut else None
         raise
-    if held or inside:
-        yield held, True
-
-
-def _end_of_records(held: bytes, boundary: Boundary, searched: int, inside: bool, stop: int | None) -> int | None:
-    """Where the last whole record ends, of those that begin before `stop`; or the one that the bytes are a part of."""
-    if inside:
-        return boundary.first(held, 1)
-    if stop is not None and len(held) >= stop and (end := boundary.first(held, stop, at_record=True)) is not None:
-        return end
-    return boundary.last(held, searched)
+    if size:
+        head = head + held[: HEAD_BYTES - len(head)]
+        yield Block(head, line, origin, line_ends + count_line_ends(held), size + len(held))
+    else:
+        yield from _whole_records(held, boundary, most, line, origin)
 
 
 def _whole_records(data: bytes, boundary: Boundary, most: int, line: int, origin: int) -> Iterator[Block]:
     """One block; but a record that is too large for itself."""
     if len(data) <= most:
-        yield Block(data, line, origin, count_line_ends(data))
+        if data:
+            yield Block(data, line, origin, count_line_ends(data))
         return
     start = at = 0
     for end in (*boundary.ends(data), len(data)):
         if end - at > most or end == len(data):
             stop = at if end - at > most else end
             if stop > start:
-                yield (block := Block(data[start:stop], line, origin, data.count(b"\n", start, stop)))
+                yield (block := Block(data[start:stop], line, origin, count_line_ends(data[start:stop])))
                 line += block.line_ends
             if stop < end:
-                lines = data.count(b"\n", at, end)
+                lines = count_line_ends(data[at:end])
                 yield Block(data[at : min(end, at + HEAD_BYTES)], line, origin, lines, end - at)
                 line += lines
             start = end
@@ -231,31 +183,22 @@ def _whole_records(data: bytes, boundary: Boundary, most: int, line: int, origin
 
 
 def make_line_reject(slice: Slice, block: Block, line: int, reason: str, detail: str, raw: bytes) -> Reject:
+    """The items of a .json file come a line each, and are counted as rows are."""
     record = raw.decode("utf-8", "backslashreplace")
-    return _placed(Reject(slice.path, reason, detail, record, line=line, origin=block.origin), slice)
+    if slice.format == "json":
+        return Reject(slice.path, reason, detail, record, row=line - 1)
+    return Reject(slice.path, reason, detail, record, line=line, origin=block.origin)
 
 
 def reject_too_large(block: Block, slice: Slice, reading: Reading) -> None:
-    detail = too_large(block.too_large, reading.rules)
-    reading.reject(make_line_reject(slice, block, block.line, TOO_LARGE, detail, block.data), ahead=0)
-
-
-def _placed(reject: Reject, slice: Slice) -> Reject:
-    """The items of a .json file come a line each, and are counted as rows are."""
-    if slice.format != "json" or reject.line is None:
-        return reject
-    return replace(reject, line=None, row=reject.line - 1)
+    detail = too_large(block.too_large, reading.rules.max_document_bytes)
+    reading.reject(make_line_reject(slice, block, block.line, TOO_LARGE, detail, block.data))
 
 
 def make_damage_reject(slice: Slice, error: DamagedError) -> Reject:
     """What a damaged file lost: the record that was cut off, if one was, and all that may follow."""
-    reject = Reject(
-        slice.path,
-        error.reason,
-        str(error),
-        (error.cut or b"")[: 4 * KEPT_RECORD_CHARS].decode("utf-8", "backslashreplace"),
-        line=error.line,
-        records=0 if error.cut is None else 1,
-        damaged=True,
-    )
-    return _placed(reject, slice)
+    record, lost = (error.cut or b"")[:HEAD_BYTES].decode("utf-8", "backslashreplace"), int(error.cut is not None)
+    reject = Reject(slice.path, error.reason, str(error), record, line=error.line, records=lost, damaged=True)
+    if slice.format != "json" or error.line is None:
+        return reject
+    return replace(reject, line=None, row=error.line - 1)

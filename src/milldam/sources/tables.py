@@ -1,8 +1,8 @@
 """Parquet and Arrow files -> record batches of the wanted columns, about two megabytes at a time.
 
-Parquet is read page by page, row group after row group; a page is unpacked whole, and about what that takes is told
-beforehand (`Slice.unpacking`). Arrow files are mapped. A compressed file (.parquet.zst) is unpacked to disk first,
-since these formats are read from their end.
+Parquet is read page by page, row group after row group; a page is unpacked whole, and about what that takes is
+estimated beforehand (`Slice.unpacking`). Arrow files are mapped. A compressed file (.parquet.zst) is unpacked to disk
+first, since these formats are read from their end.
 
 Texts are those of one column; a larger one than a batch comes alone, as a larger row. What is no UTF-8 is mended or
 rejected by the rules, with its row. A damaged file may hold offsets that lead anywhere: they are looked at before they
@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from milldam.errors import InputError
 from milldam.input_files import is_address
-from milldam.sources.arrays import BATCH_BYTES, checked_text
+from milldam.sources.arrays import BATCH_BYTES, Int64s, checked_text
 from milldam.sources.batch import TOO_LARGE, Batch, Reading, Reject, no_such_column, require_columns, too_large
 from milldam.sources.compression import DamagedError, open_bytes, read_blocks
 from milldam.sources.decoding import decode_text
@@ -54,32 +54,7 @@ AS_BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
 
 
 @contextmanager
-def open_seekable(path: str, compression: str | None, spool: str | None) -> Iterator[Any]:
-    """Something Arrow can seek in."""
-    if compression is None and not is_address(path):
-        with pa.memory_map(path) as mapped:
-            yield mapped
-        return
-    with open_bytes(path) as file:
-        if compression is None:
-            yield pa.PythonFile(file, mode="r")
-            return
-        with tempfile.TemporaryFile(dir=spool) as unpacked:
-            _unpack(file, compression, unpacked)
-            yield pa.PythonFile(unpacked, mode="r")
-
-
-def _unpack(file: IO[bytes], compression: str, unpacked: IO[bytes]) -> None:
-    try:
-        for block in read_blocks(file, compression, _BUFFER):
-            unpacked.write(block)
-    except DamagedError as error:
-        raise DamagedError("damaged_table", str(error)) from None
-    unpacked.seek(0)
-
-
-@contextmanager
-def damage_told(format: str) -> Iterator[None]:
+def _damage_explained(format: str) -> Iterator[None]:
     """What Arrow finds wrong, as damage of the input."""
     try:
         yield
@@ -91,11 +66,24 @@ def damage_told(format: str) -> Iterator[None]:
 
 
 @contextmanager
-def open_table(path: str, format: str, compression: str | None, spool: str | None) -> Iterator[Any]:
+def _open_table(file: Slice | InputFile, spool: str | None) -> Iterator[Any]:
     """A `ParquetFile`; of Arrow a reader of the file format, or of the stream format that HF datasets writes."""
-    with open_seekable(path, compression, spool) as source:
-        with damage_told(format):
-            if format == "parquet":
+    with contextlib.ExitStack() as stack:
+        if file.compression is None and not is_address(file.path):
+            source = stack.enter_context(pa.memory_map(file.path))
+        else:
+            opened = stack.enter_context(open_bytes(file.path))
+            if file.compression is not None:
+                unpacked = stack.enter_context(tempfile.TemporaryFile(dir=spool))
+                try:
+                    unpacked.writelines(read_blocks(opened, file.compression, _BUFFER))
+                except DamagedError as error:
+                    raise DamagedError("damaged_table", str(error)) from None
+                unpacked.seek(0)
+                opened = unpacked
+            source = pa.PythonFile(opened, mode="r")
+        with _damage_explained(file.format):
+            if file.format == "parquet":
                 reader = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)
             else:
                 is_file = source.read(6) == b"ARROW1"
@@ -112,7 +100,7 @@ def slice_table(file: InputFile, shard_size: int, column: str | None = None) -> 
     known only by reading through it, as is done of a large local file. `column`: the one that will be read."""
     slices = [whole(file)]
     if file.compression is None:
-        with contextlib.suppress(DamagedError), open_table(file.path, file.format, None, None) as reader:
+        with contextlib.suppress(DamagedError), _open_table(file, None) as reader:
             if file.format == "parquet":
                 groups = map(reader.metadata.row_group, range(reader.num_row_groups))
                 cut = by_parts(file, (group.total_byte_size for group in groups), shard_size)
@@ -158,29 +146,31 @@ def table_batches(
 
     Raises DamagedError where the file is damaged.
     """
-    with damage_told(slice.format):
-        yield from (_parquet_batches if slice.format == "parquet" else _arrow_batches)(slice, choose, spool, keep)
-
-
-def _all_columns(schema: pa.Schema, columns: Sequence[str] | None, keep: tuple[str, ...]) -> list[str] | None:
-    if columns is None:
-        return None
-    there = {*schema.names, *leaf_types(schema)}
-    return [*columns, *(name for name in keep if name in there and name not in columns)]
-
-
-def _parquet_batches(slice: Slice, choose: Choose, spool: str | None, keep: tuple[str, ...]) -> Iterator[Numbered]:
-    with open_table(slice.path, slice.format, slice.compression, spool) as parquet:
-        columns, metadata = choose(parquet.schema_arrow), parquet.metadata
-        wanted = _all_columns(parquet.schema_arrow, columns, keep)
-        row = sum(metadata.row_group(k).num_rows for k in range(slice.start))
-        for number in _numbers(slice, metadata.num_row_groups):
-            rows = _rows_at_a_time(metadata.row_group(number), columns)
-            # Large texts that are stored once and repeated: each repetition takes its whole size.
-            size = 1 if slice.unpacking and rows <= _REPEATED else rows
-            for batch in parquet.iter_batches(size, row_groups=[number], columns=wanted, use_threads=False):
-                yield row, _selected(batch, wanted)
-                row += batch.num_rows
+    with _damage_explained(slice.format), _open_table(slice, spool) as reader:
+        schema = reader.schema_arrow if slice.format == "parquet" else reader.schema
+        columns, wanted = choose(schema), None
+        if columns is not None:
+            there = {*schema.names, *leaf_types(schema)}
+            wanted = [*columns, *(name for name in keep if name in there and name not in columns)]
+        if slice.format == "parquet":
+            metadata = reader.metadata
+            row = sum(metadata.row_group(k).num_rows for k in range(slice.start))
+            for number in _numbers(slice, metadata.num_row_groups):
+                rows = _rows_at_a_time(metadata.row_group(number), columns)
+                # Large texts that are stored once and repeated: each repetition takes its whole size.
+                size = 1 if slice.unpacking and rows <= _REPEATED else rows
+                for batch in reader.iter_batches(size, row_groups=[number], columns=wanted, use_threads=False):
+                    yield row, _selected(batch, wanted)
+                    row += batch.num_rows
+            return
+        row, count = 0, getattr(reader, "num_record_batches", None)
+        batches = iter(reader) if count is None else map(reader.get_batch, range(count))
+        for number, batch in enumerate(itertools.islice(batches, slice.stop)):
+            if number >= slice.start:  # those before are passed over; mapped, they are not read
+                some = _selected(batch, wanted)
+                some.validate()
+                yield row, some
+            row += batch.num_rows
 
 
 def _rows_at_a_time(group: pq.RowGroupMetaData, columns: Sequence[str] | None) -> int:
@@ -205,32 +195,15 @@ def _chunks(group: pq.RowGroupMetaData, columns: Sequence[str] | None) -> list[p
     return [one for one in chunks if columns is None or f"{one.path_in_schema}.".startswith(tuple(within))]
 
 
-def _arrow_batches(slice: Slice, choose: Choose, spool: str | None, keep: tuple[str, ...]) -> Iterator[Numbered]:
-    """The batches before the slice are passed over; mapped, they are not read."""
-    with open_table(slice.path, slice.format, slice.compression, spool) as reader:
-        columns, row = _all_columns(reader.schema, choose(reader.schema), keep), 0
-        count = getattr(reader, "num_record_batches", None)
-        batches = iter(reader) if count is None else map(reader.get_batch, range(count))
-        for number, batch in enumerate(itertools.islice(batches, slice.stop)):
-            if number >= slice.start:
-                some = _selected(batch, columns)
-                some.validate()
-                yield row, some
-            row += batch.num_rows
-
-
-def _selected(batch: pa.RecordBatch, columns: Sequence[str] | None) -> pa.RecordBatch:
-    if columns is None or set(columns) <= set(batch.schema.names):
-        return batch if columns is None else batch.select(list(columns))
-    return pa.record_batch([_column(batch, name) for name in columns], names=list(columns))
-
-
-def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """A column by its name, or by dots into structs."""
-    if name in batch.schema.names:
-        return batch.column(name)
-    first, *path = name.split(".")
-    return pc.struct_field(batch.column(first), path)
+def _selected(batch: pa.RecordBatch, names: list[str] | None) -> pa.RecordBatch:
+    """Columns by their names, or by dots into structs."""
+    if names is None or set(names) <= set(batch.schema.names):
+        return batch if names is None else batch.select(names)
+    columns = []
+    for name in names:
+        first, *path = [name] if name in batch.schema.names else name.split(".")
+        columns.append(pc.struct_field(batch.column(first), path) if path else batch.column(first))
+    return pa.record_batch(columns, names=names)
 
 
 def count_rows(slice: Slice, spool: str | None) -> int:
@@ -238,7 +211,7 @@ def count_rows(slice: Slice, spool: str | None) -> int:
     count = 0
     with contextlib.suppress(DamagedError):
         if slice.format == "parquet":
-            with open_table(slice.path, slice.format, slice.compression, spool) as parquet:
+            with _open_table(slice, spool) as parquet:
                 groups = _numbers(slice, parquet.metadata.num_row_groups)
                 return sum(parquet.metadata.row_group(k).num_rows for k in groups)
         for _, batch in table_batches(slice, lambda schema: None, spool):
@@ -251,23 +224,27 @@ def count_rows(slice: Slice, spool: str | None) -> int:
 
 def open_schema(slice: Slice, spool: str | None) -> pa.Schema:
     """The schema of a parquet or Arrow file."""
-    with open_table(slice.path, slice.format, slice.compression, spool) as reader:
+    with _open_table(slice, spool) as reader:
         schema: pa.Schema = reader.schema_arrow if slice.format == "parquet" else reader.schema
         return schema
+
+
+def columns_of(slice: Slice, spool: str | None) -> list[str]:
+    return list(open_schema(slice, spool).names)
 
 
 def leaf_types(schema: pa.Schema) -> dict[str, pa.DataType]:
     """Dotted names and types of all columns, structs opened; of what is encoded by a dictionary, the type of its
     values."""
-    found: dict[str, pa.DataType] = {}
+    types: dict[str, pa.DataType] = {}
     fields = list(schema)
     while fields:
         field = fields.pop(0)
         if pa.types.is_struct(field.type):
             fields[:0] = [inner.with_name(f"{field.name}.{inner.name}") for inner in field.type]
         else:
-            found[field.name] = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-    return found
+            types[field.name] = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    return types
 
 
 def text_columns(schema: pa.Schema) -> dict[str, pa.DataType]:
@@ -311,7 +288,7 @@ def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
             raise no_such_column(slice.path, wanted, there)
         return [wanted]
 
-    with _rejecting_damage(slice, reading), damage_told(slice.format):
+    with _rejecting_damage(slice, reading):
         for row, batch in _gathered(table_batches(slice, choose, reading.spool, reading.keep)):
             # A string column is not checked by its reader: as bytes, what is no UTF-8 is found here.
             if pa.types.is_dictionary(batch.column(0).type):
@@ -329,7 +306,8 @@ def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
 def _rejecting_damage(slice: Slice, reading: Reading) -> Iterator[None]:
     """What comes behind the damage is set aside as one reject."""
     try:
-        yield
+        with _damage_explained(slice.format):
+            yield
     except DamagedError as error:
         if reading.rules.only_file:
             raise InputError(f"{reading.name(slice.path)}: {error}. Get or make it again.") from None
@@ -340,44 +318,44 @@ def _gathered(batches: Iterator[Numbered]) -> Iterator[Numbered]:
     """Small batches put together, by the size of their texts."""
     held: list[pa.RecordBatch] = []
     first = size = 0
-    try:
-        for row, batch in batches:
+    damage: Exception | None = None
+    while True:
+        try:
+            row, batch = next(batches)
             _as_bytes(batch.column(0)).validate(full=True)
-            nbytes = batch.column(0).nbytes
-            if held and size + nbytes > BATCH_BYTES:
-                yield first, pa.concat_batches(held)
-                held, size = [], 0
-            first = first if held else row
-            held.append(batch)
-            size += nbytes
-            if size >= BATCH_BYTES // 2:
-                yield first, pa.concat_batches(held) if len(held) > 1 else batch
-                held, size = [], 0
-    except (DamagedError, pa.ArrowInvalid):
-        if held:
+        except (StopIteration, DamagedError, pa.ArrowInvalid) as error:
+            damage = error
+            break
+        nbytes = batch.column(0).nbytes
+        if held and size + nbytes > BATCH_BYTES:
             yield first, pa.concat_batches(held)
-        raise
+            held, size = [], 0
+        first = first if held else row
+        held.append(batch)
+        size += nbytes
+        if size >= BATCH_BYTES // 2:
+            yield first, pa.concat_batches(held) if len(held) > 1 else batch
+            held, size = [], 0
     if held:
         yield first, pa.concat_batches(held)
+    if not isinstance(damage, StopIteration):
+        raise damage
 
 
 def _batch(part: pa.RecordBatch, row: int, slice: Slice, reading: Reading) -> Batch:
     """`row`: the number of the first in its file."""
-    lost: list[int] = []
 
     def make_reject(position: int, reason: str, detail: str, raw: bytes) -> Reject:
-        lost.append(position)
         return Reject(slice.path, reason, detail, raw.decode("utf-8", "backslashreplace"), row=row + position)
 
-    reading.places.begin(slice.path, row)
-    texts = checked_text(part.column(0).cast(pa.large_binary()), reading, make_reject)
+    texts, positions = checked_text(part.column(0).cast(pa.large_binary()), reading, make_reject)
     columns = None
     if reading.keep:
         there, count = part.schema.names, part.num_rows
         kept = [_valid(part.column(name)) if name in there else pa.nulls(count) for name in reading.keep]
         columns = pa.record_batch(kept, names=list(reading.keep))
-        columns = columns.take(pa.array(np.delete(np.arange(count), lost))) if lost else columns
-    return Batch(texts, bytes_read=part.column(0).nbytes, columns=columns)
+        columns = columns.take(pa.array(positions)) if len(positions) < count else columns
+    return Batch(texts, bytes_read=part.column(0).nbytes, columns=columns, origins=row + positions)
 
 
 def _valid(column: pa.Array) -> pa.Array:
@@ -403,22 +381,21 @@ def _as_bytes(column: pa.Array) -> pa.Array:
 # ---- rows ----
 
 
-def read_rows(slice: Slice, reading: Reading) -> Iterator[pa.RecordBatch]:
+def read_rows(slice: Slice, reading: Reading) -> Iterator[tuple[pa.RecordBatch, Int64s]]:
     """Record batches as they are; nulls stay nulls. Rows that are too large are rejected; those with a string that is
     no UTF-8 are mended or rejected."""
-    name = reading.name(slice.path)
 
     def choose(schema: pa.Schema) -> Sequence[str] | None:
         require_columns(reading.columns, schema.names, slice.path)
         return reading.columns
 
-    with _rejecting_damage(slice, reading), damage_told(slice.format):
+    with _rejecting_damage(slice, reading):
         for row, batch in table_batches(slice, choose, reading.spool):
             for first, rows in _sound(batch, row, slice, reading):
-                reading.places.begin(name, first)
                 for part in cut_by_size(rows, BATCH_BYTES):
                     assert isinstance(part, pa.RecordBatch)
-                    yield _plain(part)
+                    yield _plain(part), first + np.arange(part.num_rows)
+                    first += part.num_rows
 
 
 def _sound(batch: pa.RecordBatch, row: int, slice: Slice, reading: Reading) -> Iterator[Numbered]:
@@ -433,18 +410,17 @@ def _sound(batch: pa.RecordBatch, row: int, slice: Slice, reading: Reading) -> I
     for column in batch.columns:
         if not _holds_text(column.type):
             _as_bytes(column).validate(full=True)
-    for position in range(batch.num_rows):
-        one = batch.take(pa.array([position]))  # not a slice, whose lists would still lead to all their values
+    for number in range(row, row + batch.num_rows):
+        one = batch.take(pa.array([number - row]))  # not a slice, whose lists would still lead to all their values
         columns, problem = (one.columns, "") if _is_valid(one) else _mended(one, reading)
         if problem:
-            reading.reject(Reject(slice.path, "not_utf8", problem, row=row + position))
+            reading.reject(Reject(slice.path, "not_utf8", problem, row=number))
             continue
         sound = pa.record_batch(columns, schema=one.schema)
-        if byte_size(sound) > most:
-            detail = too_large(byte_size(sound), reading.rules)
-            reading.reject(Reject(slice.path, TOO_LARGE, detail, row=row + position))
+        if (size := byte_size(sound)) > most:
+            reading.reject(Reject(slice.path, TOO_LARGE, too_large(size, most), row=number))
         else:
-            yield row + position, sound
+            yield number, sound
 
 
 def _is_valid(rows: pa.RecordBatch | pa.Array) -> bool:

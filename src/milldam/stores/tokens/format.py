@@ -52,15 +52,10 @@ def token_dtype(vocab_size: int) -> str:
     return "uint16" if vocab_size <= 2**16 else "int32"
 
 
-@dataclass(frozen=True, slots=True)
-class IndexCounts:
-    sequences: int
-    documents: int
-
-
-def write_index(new: NewFile, lengths: IO[bytes], dtype: str, counts: IndexCounts) -> None:
-    """Write the index of `counts.documents` documents whose token counts lie in `lengths` as int64."""
-    new.write(HEADER.pack(MAGIC, VERSION, DTYPE_CODES[dtype], counts.sequences, counts.documents + 1))
+def write_index(new: NewFile, lengths: IO[bytes], dtype: str) -> None:
+    """Write the index of documents whose token counts lie in `lengths` as int64."""
+    sequences = sum(len(chunk) for chunk in _sequence_lengths(lengths))
+    new.write(HEADER.pack(MAGIC, VERSION, DTYPE_CODES[dtype], sequences, lengths.tell() // 8 + 1))
     width = np.dtype(dtype).itemsize
     for chunk in _sequence_lengths(lengths):
         new.write(chunk.astype("<i4").data)
@@ -92,10 +87,6 @@ def _sequence_lengths(lengths: IO[bytes]) -> Iterator[Int64s]:
 def _sequences_of(documents: Int64s) -> Int64s:
     """How many sequences each document takes: one, until it exceeds an int32."""
     return np.maximum(1, -(-documents // MAX_SEQUENCE))
-
-
-def count_sequences(documents: Int64s) -> int:
-    return int(_sequences_of(documents).sum())
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import numpy as np
 
 from milldam.files import NewFile, commit_together, explain_os_errors
 from milldam.stores.kinds import shard_name
-from milldam.stores.tokens.format import IndexCounts, Int64s, SpanFiles, Spans, count_sequences, write_index
+from milldam.stores.tokens.format import Int64s, SpanFiles, Spans, write_index
 from milldam.stores.tokens.manifest import SHARD_FILES, Shard
 
 
@@ -63,7 +63,6 @@ class ShardWriter:
         self.split, self.dtype = split, dtype
         self.documents = self.tokens = self.text_bytes = self.characters = 0
         self._folder = folder
-        self._sequences = 0
         self._open_length = 0
         self._spans: SpanFiles | None = None
         self._bin = NewFile(folder / f"{split}.bin")
@@ -87,7 +86,6 @@ class ShardWriter:
             self._spans.append(tokens.spans)
         assert self._spans is None or tokens.spans is not None
         self.documents += len(lengths)
-        self._sequences += count_sequences(lengths)
         with explain_os_errors(self._bin.path):
             self._lengths.write(lengths.astype("<i8").tobytes())
 
@@ -96,25 +94,13 @@ class ShardWriter:
         self.text_bytes += text_bytes
         self.characters += characters
 
-    def mark(self) -> None:
-        """Remember this point, the start of a document that may have to be taken back."""
-        counted = (self.tokens, self.text_bytes, self.characters)
-        self._mark = (self._bin.mark(), counted)
-
-    def cancel(self) -> None:
-        """Take back the open document: everything since the mark."""
-        at, (self.tokens, self.text_bytes, self.characters) = self._mark
-        self._bin.rewind(at)
-        self._open_length = 0
-
     def commit(self) -> Shard:
         """Make all files durable under their names, the index last."""
         with contextlib.ExitStack() as stack:
             new = stack.enter_context(NewFile(self._folder / f"{self.split}.idx"))
-            counts = IndexCounts(self._sequences, self.documents)
             with explain_os_errors(new.path):
                 self._lengths.flush()
-            write_index(new, self._lengths, self.dtype, counts)
+            write_index(new, self._lengths, self.dtype)
             beside = {} if self._spans is None else self._spans.write(stack)
             name, records = commit_shard(self.split, {"bin": self._bin, "idx": new} | beside)
         self._close()

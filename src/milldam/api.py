@@ -363,7 +363,7 @@ def contamination(
     >>> [(one["set"], one["items_found"] > 0, one["documents"] > 0) for one in found["sets"]]
     [(..., True, True)]
     """
-    from milldam.pipeline.contamination import find_contamination
+    from milldam.pipeline.decontaminating import find_contamination
 
     paths = [against] if isinstance(against, str | Path) else against
     return find_contamination(

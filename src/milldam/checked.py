@@ -44,9 +44,8 @@ class _WrongError(Exception):
     def inside(self, name: str | int) -> _WrongError:
         """The same, as seen from the value that this one is part of."""
         between = "." if self.field and not self.field.startswith("[") else ""
-        return _WrongError(
-            self.expected, self.found, f"{name if isinstance(name, str) else [name]}{between}{self.field}"
-        )
+        place = name if isinstance(name, str) else f"[{name}]"
+        return _WrongError(self.expected, self.found, f"{place}{between}{self.field}")
 
 
 def parse_json(data: bytes, name: str | Path) -> Any:
@@ -121,10 +120,8 @@ def _checker(kind: Any) -> Check:
     """The check of a type."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind in _PLAIN or origin is Literal:
-        literal = (
-            " or ".join(map(json.dumps, inner)),
-            lambda value: (type(value), value) in [(type(a), a) for a in inner],
-        )
+        words = [(type(one), one) for one in inner]
+        literal = " or ".join(json.dumps(one) for one in inner), lambda value: (type(value), value) in words
         expected, holds = _PLAIN.get(kind, literal)
 
         def check_plain(value: Any) -> Any:

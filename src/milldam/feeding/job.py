@@ -37,6 +37,7 @@ from milldam.run.records import Records
 from milldam.run.tasks import DONE, ERROR, NothingYetError
 from milldam.run.units import Identity
 from milldam.sources.compression import STDIN, storage_options
+from milldam.stores.tokens.format import token_dtype
 from milldam.tokenizers.proof import Choice
 
 log = logging.getLogger("milldam")

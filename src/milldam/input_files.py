@@ -47,8 +47,8 @@ _BOOKKEEPING = {
     "vocab.json",
 }
 """What lies beside the data in our folders, and in those of HF datasets and models: no input, unless it is named."""
-_OUR_RECORDS = (".npy.json", "milldam-export.json")
-"""How the names of our files end that tell what an .npy file or an export was made from."""
+_OUR_RECORDS = ".npy.json"
+"""How the names of our files end that tell what an .npy file was made from."""
 RUN_FOLDER = "run"
 _ENDINGS_COUNTED, _ENDINGS_SHOWN, _LEFT_OUT_SHOWN = 100, 5, 3
 _NAMES_COMPARED, _FILES_COMPARED = 10_000, 200_000

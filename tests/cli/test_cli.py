@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import shlex
-import shutil
 import signal
 import struct
 import subprocess
@@ -67,7 +66,7 @@ def job(lines: Path, out: Path, *options: object) -> list[object]:
 
 
 COMMANDS = (
-    "cache", "chat-check", "completion", "contamination", "dedup-index", "demo", "export", "feed", "import", "inspect",
+    "cache", "chat-check", "contamination", "dedup-index", "demo", "export", "feed", "import", "inspect",
     "map", "plan", "preprocess", "pull", "push", "qa", "qa-eval", "report", "run-units", "schema", "slurm",
     "stats", "status",
     "tokenize", "train-tokenizer", "verify"
@@ -93,7 +92,7 @@ def test_help_lists_every_command_once_by_what_it_is_for() -> None:
     """In groups, each with a summary that fits on its line."""
     listed = [name for names in GROUPS.values() for name in names if name in main.commands]
     assert sorted(listed) == sorted(main.commands)
-    assert "..." not in invoke("--help").stdout.partition("Prepare:")[2]
+    assert "..." not in invoke("--help").stdout.partition("Every day:")[2]
 
 
 def test_version_is_that_of_the_package() -> None:
@@ -122,7 +121,6 @@ def test_version_is_that_of_the_package() -> None:
         (["feed", "missing", "--store", "here"], 2),
         (["status", "missing"], 2),
         (["status", "."], 3),
-        (["completion", "tcsh"], 2),
         (["preprocess"], 2),
         (["preprocess", "missing.yaml"], 2),
         (["preprocess", "missing.yaml", "--workers", "many"], 2),
@@ -210,10 +208,13 @@ def test_results_on_standard_output_the_rest_on_standard_error(tmp_path: Path, l
     assert "in 1 unit of about 64 MB" in done.stderr and "Encoder: gigatoken" in done.stderr
     assert f"{tmp_path / 's'}: 4 documents, " in done.stdout
     characters, size = sum(map(len, TEXTS)), sum(len(text.encode()) for text in TEXTS)
-    assert f"from {size} B of text, {characters} characters (" in done.stdout
+    assert f"{size} B of text in " in done.stdout
     kept = (path for path in (tmp_path / "s").iterdir() if path.is_file())
     assert f"{format_size(sum(path.stat().st_size for path in kept))} on disk" in done.stdout
-    assert re.search(r"^Memory \(.*\): peak [\d.]+ MB of 4 GB \(\d+%\); file-backed", done.stdout, re.MULTILINE)
+    assert re.search(r"^Memory: peak [\d.]+ MB of 4 GB \(\d+%\); file-backed", done.stdout, re.MULTILINE)
+    assert done.stdout.splitlines()[-1].startswith(f"{tmp_path / 's'}: 4 documents, ")  # the headline
+    done = invoke(*job(lines, tmp_path / "t"), "--verbose")
+    assert f"{characters} characters, " in done.stdout and "── document 0: " in done.stdout
     for stage in ("prepare", "tokenize", "finish"):
         assert re.search(rf"^  {stage}(  +[\d.]+ MB){{3}}$", done.stdout, re.MULTILINE), stage
 
@@ -252,21 +253,6 @@ def test_a_terminal_gets_a_live_display(tmp_path: Path, lines: Path) -> None:
     code, seen = in_terminal(*job(lines, tmp_path / "s"))
     assert code == 0
     assert b"Memory: 4 GB" in seen and b"4 documents, " in seen and b"\x1b[" in seen
-
-
-# ---- a sample at the end ----
-
-
-@pytest.mark.slow
-def test_preprocess_ends_with_a_coloured_sample_on_a_terminal(tmp_path: Path, lines: Path) -> None:
-    """The first document, token by token; not when nothing was done."""
-    config = tmp_path / "c.yaml"
-    settings = {"datasets": str(lines), "tokenizer": str(TOKENIZER), "out": str(tmp_path / "s")}
-    config.write_text(json.dumps(settings | {"clean": "off", "dedup": "off"}))
-    code, seen = in_terminal("preprocess", config)
-    head, _, sample = seen.rpartition(b"document 0: ")
-    assert code == 0 and b"Report: " in head and len(set(re.findall(rb"48;5;(\d+)m", sample))) > 2
-    assert b"document 0: " not in in_terminal("preprocess", config)[1]
 
 
 # ---- verify, stats, inspect ----
@@ -448,16 +434,6 @@ def test_status_can_read_torn_records(tmp_path: Path) -> None:
 
 
 # ---- completion and demo ----
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts_are_valid_and_ours(tmp_path: Path, shell: str) -> None:
-    """Each script is one that its shell can read, and asks milldam for the words."""
-    script = invoke("completion", shell).stdout
-    assert "_MILLDAM_COMPLETE" in script and f"{shell}_complete" in script
-    if shutil.which(shell) is not None:
-        (tmp_path / "script").write_text(script)
-        subprocess.run([shell, "-n", str(tmp_path / "script")], check=True)
 
 
 @pytest.mark.parametrize(("words", "word"), [("milldam tok", "tokenize"), ("milldam tokenize --sep", "--separator")])

@@ -81,7 +81,7 @@ def test_rows_columns_and_json(work: Path) -> None:
     ("function", "options", "code", "told"),
     [
         ("lenths", [], 2, 'Did you mean "lengths"'),
-        ("lengths", ["--args", "add"], 2, "name=value"),
+        ("lengths", ["--args", "add"], 2, "NAME=VALUE"),
         ("lengths", ["--columns", "txt"], 3, "txt"),
         ("broken", [], 3, "ZeroDivisionError"),
         ("lengths", ["--batch-size", "0"], 2, "--batch-size: must be at least 1"),

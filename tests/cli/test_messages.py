@@ -56,7 +56,7 @@ def test_status_of_nothing_says_what_to_name(tmp_path: Path) -> None:
     missing = invoke("status", tmp_path / "corpus.mildam")
     assert missing.exit_code == 2 and f'Did you mean "{tmp_path / "corpus.milldam"}"?' in missing.stderr
     empty = invoke("status", tmp_path / "corpus.milldam")
-    assert empty.exit_code == 3 and "no run and no store here.\nName what a run makes" in empty.stderr
+    assert empty.exit_code == 3 and "no run and no store here.\nName the folder or file" in empty.stderr
 
 
 def test_status_of_an_ended_run_shows_the_command_to_resume_it(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_setting_is_an_option_on_the_command_line_and_an_argument_in_python(tm
         ("--input=x", "Name the input without an option."),
         ("--dedup=near", "It is dedup in a file for `milldam preprocess`."),
         ("--block-size=128", "It is seq_len in a file for `milldam preprocess`."),
-        ("--verbose", ""),
+        ("--colour", ""),
         ("--block", ""),
     ],
 )

@@ -37,7 +37,7 @@ def test_a_file_is_called_a_file(tmp_path: Path) -> None:
     """What is no folder has no run in it: said in a sentence, not as a bug."""
     (tmp_path / "x.npy").write_bytes(b"")
     result = invoke("status", tmp_path / "x.npy")
-    assert result.exit_code == 3 and "x.npy: a file; status is of what a run makes" in result.stderr
+    assert result.exit_code == 3 and "x.npy: a file that no run makes" in result.stderr
 
 
 def test_an_npy_file_is_known_by_its_name_before_it_appears(tmp_path: Path) -> None:

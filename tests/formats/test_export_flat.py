@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import shutil
 import signal
-import subprocess
-import sys
 import tracemalloc
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.kit.damage import edit_manifest
-from tests.kit.jobs import wait_until
 from tests.kit.quick import first_quick
 from tests.kit.token_stores import EOS, flat_tokens, shard_file, write_store
 
@@ -55,8 +55,9 @@ def indexed_dataset() -> Any:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """Every file below a folder, but for what lies in work folders."""
+    paths = (path for path in folder.rglob("*") if path.is_file() and "milldam-export" not in str(path))
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 # ---- what the consumers see ----
@@ -71,17 +72,6 @@ def test_npy_is_one_array_that_numpy_maps(store: Store, tmp_path: Path, small_st
     np.testing.assert_array_equal(array, flat_tokens(store))
     assert summary.counts == {"documents": 8, "tokens": 1052, "files": 1}
     assert summary.output_bytes == (tmp_path / "out.npy").stat().st_size
-
-
-def test_nanogpt_reads_its_file_as_it_reads_its_own(store: Store, tmp_path: Path, small_steps: None) -> None:
-    """nanoGPT's get_batch: a memmap of uint16, x and y cut from it."""
-    export(store.path, "nanogpt", tmp_path / "train.bin")
-    data = np.memmap(tmp_path / "train.bin", dtype=np.uint16, mode="r")
-    tokens = flat_tokens(store)
-    np.testing.assert_array_equal(data, tokens)
-    x, y = (data[start : start + 64].astype(np.int64) for start in (100, 101))
-    np.testing.assert_array_equal(x, tokens[100:164])
-    np.testing.assert_array_equal(y, tokens[101:165])
 
 
 def test_nanogpt_makes_a_file_of_every_split(tmp_path: Path) -> None:
@@ -214,6 +204,10 @@ def test_another_store_replaces_an_export_only_when_asked(store: Store, tmp_path
     assert export(other, to, out, overwrite=True).counts["tokens"] == 15
     assert milldam.open(out).tokens == 15
     assert export(other, to, out).up_to_date
+    changed = next(path for path in out.parent.iterdir() if path.suffix in (".npy", ".bin"))
+    changed.write_bytes(b"mine")
+    with pytest.raises(MismatchError, match="changed since it was exported"):
+        export(other, to, out)
 
 
 def test_a_folder_of_somebody_else_is_never_replaced(tmp_path: Path) -> None:
@@ -231,106 +225,30 @@ def test_a_folder_of_somebody_else_is_never_replaced(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "data").glob("*.bin")) == ["test.bin", "train.bin"]
 
 
-# ---- killed, and gone on with ----
-
-RUNNER = """
-import os, signal, sys, time
-from pathlib import Path
-from milldam.formats import export
-from milldam.run.records import Records
-from milldam.files import read_sealed, write_sealed
-from milldam.stores.tokens import reader
-
-store, to, out, where, *options = sys.argv[1:]
-reader.BLOCK_TOKENS = 64
-steps = 0
-
-def dying(function, name):
-    def call(*arguments, **options):
-        global steps
-        steps += name == where.split(":")[0]
-        if where == f"{name}:{steps}":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments, **options)
-    return call
-
-os.write, os.fsync, os.rename = (dying(getattr(os, name), name) for name in ("write", "fsync", "rename"))
-Path.rename = dying(Path.rename, "Path.rename")
-if where == "slowly":
-    add = Records.add
-    Records.add = lambda *arguments: (add(*arguments), time.sleep(0.2))
-export(store, to, out, shard_size="200B", overwrite="overwrite" in options)
-"""
+# ---- killed ----
 
 
-def runner(store: Store, to: str, out: Path, where: str, *options: str) -> list[str]:
-    return [sys.executable, "-c", RUNNER, str(store.path), to, str(out), where, *options]
-
-
-def killed(store: Store, to: str, out: Path, where: str, *options: str) -> None:
-    """An export in a process of its own, ended by SIGKILL at a point."""
-    done = subprocess.run(runner(store, to, out, where, *options), capture_output=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
-
-
-def test_killed_from_outside_an_export_goes_on_from_its_last_record(store: Store, tmp_path: Path) -> None:
-    """What is recorded is not written again; the result is that of a run that nobody killed."""
-    out, work = tmp_path / "out", tmp_path / ".out.milldam-export"
-    process = subprocess.Popen(runner(store, "parquet", out, "slowly"))
-    ledger = work / "run" / "records.jsonl"
-    wait_until(lambda: ledger.exists() and ledger.read_bytes().count(b"\n") >= 2)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not out.exists()
-    with ledger.open("ab") as file:
-        file.write(b'{"key": "0123456789abcdef", "pa')
-    (work / "files" / "part-00000.parquet").write_bytes(b"cut")
-    assert 0 < export(store, "parquet", out, shard_size="200B").reused < 7
-    export(store, "parquet", tmp_path / "whole", shard_size="200B")
-    assert contents(out) == contents(tmp_path / "whole")
-
-
-STEPPED = """
-import os, shutil, signal, sys
-from pathlib import Path
-from milldam.formats import export, import_tokens
-folder, to, name, dtype = Path(sys.argv[1]), *sys.argv[2:]
-export(folder / "store", to, folder / "warm" / name)  # imports, once
-real = {name: getattr(os, name) for name in ("rename", "unlink", "rmdir", "mkdir")}
-# A kill loses nothing that is in the page cache: a sync is a step, and costs nothing.
-real["fsync"] = lambda descriptor: None
-
-def dying(function, number):
-    def call(*arguments, **options):
-        global steps
-        steps += 1
-        if steps == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments, **options)
-    return call
-
-def begin(number, place):
+def replaced_and_killed(store: Store, to: str, out: Path, dtype: str, at: int) -> bool:
+    """An export in a process of its own, killed at its call of the system of this number; whether it was."""
     child = os.fork()
     if child == 0:
-        global steps
-        steps = 0
-        for one, function in real.items():
-            setattr(os, one, dying(function, number))
+        step = itertools.count(1)
+
+        def dying(function: Callable[..., object]) -> Callable[..., object]:
+            def call(*arguments: object, **options: object) -> object:
+                if next(step) == at:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return function(*arguments, **options)
+
+            return call
+
+        for name in ("rename", "unlink", "rmdir", "mkdir", "fsync"):
+            setattr(os, name, dying(getattr(os, name)))
         try:
-            export(folder / "store", to, place / name, dtype=dtype, overwrite=True)
+            export(store, to, out, dtype=dtype, overwrite=True)
         finally:
             os._exit(0)
-    return os.WTERMSIG(os.waitpid(child, 0)[1])
-
-number = 0
-while True:
-    number += 1
-    place = folder / f"killed-{number}"
-    shutil.copytree(folder / "before", place)
-    if begin(number, place) == 0:
-        shutil.rmtree(place)
-        break
-"""
+    return os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
 
 
 @pytest.mark.slow
@@ -339,21 +257,22 @@ def test_killed_at_any_step_of_replacing_a_second_call_makes_the_new_export(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
 ) -> None:
     """At every rename, removal and sync: what is there is old, new or nothing, and the same call makes it all new."""
+    # A kill loses nothing that is in the page cache: a sync is a step, and costs nothing.
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     name, dtype = SINGLE.get(to, "out"), "int32" if to in SINGLE else "uint16"
     export(store, to, tmp_path / "before" / name)
     export(store, to, tmp_path / "whole" / name, dtype=dtype)
     old, new = contents(tmp_path / "before"), contents(tmp_path / "whole")
-    subprocess.run([sys.executable, "-c", STEPPED, str(tmp_path), to, name, dtype], check=True, timeout=60)
-    killed_at = sorted(tmp_path.glob("killed-*"))
-    assert len(killed_at) > 20
-    for place in killed_at:
-        seen = {name: data for name, data in contents(place).items() if not name.startswith(".out")}
-        assert all(data in (old.get(name), new.get(name)) for name, data in seen.items()), place
-        summary = export(store, to, place / name, dtype=dtype, overwrite=True)
-        assert summary.counts["files"] and summary.output_bytes, place
+    for step in itertools.count(1):
+        place = tmp_path / f"killed-{step}"
+        shutil.copytree(tmp_path / "before", place)
+        if not replaced_and_killed(store, to, place / name, dtype, step):
+            break
+        assert all(data in (old.get(name), new.get(name)) for name, data in contents(place).items()), place
+        export(store, to, place / name, dtype=dtype, overwrite=True)
         assert contents(place) == new, place
         assert export(store, to, place / name, dtype=dtype).up_to_date, place
+    assert step > 20
 
 
 def test_a_split_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:

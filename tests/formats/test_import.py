@@ -152,7 +152,7 @@ def write_rows(path: Path, *tokens: int) -> None:
 
 
 def test_nothing_in_a_folder_is_passed_over_in_silence(tmp_path: Path) -> None:
-    """Files beside folders, folders with an index beside folders without one: all is read, or named in an error."""
+    """Files beside folders, folders with an index beside folders without one, folders in them: all is read."""
     mixed = tmp_path / "mixed"
     write_rows(mixed / "a.parquet", 1)
     write_rows(mixed / "sub" / "b.parquet", 2)
@@ -160,8 +160,8 @@ def test_nothing_in_a_folder_is_passed_over_in_silence(tmp_path: Path) -> None:
     assert documents_of(mixed / "made") == [[1], [2]]
     assert import_tokens(mixed, mixed / "made").tokens == 2  # what we made is no input
     write_rows(mixed / "sub" / "deep" / "c.parquet", 3)
-    with pytest.raises(InputError, match=r"sub/deep/c\.parquet is more than one folder deep and would be left out"):
-        import_tokens(mixed, tmp_path / "none")
+    import_tokens(mixed, tmp_path / "deep")
+    assert documents_of(tmp_path / "deep") == [[1], [2], [3]]
     folders = tmp_path / "folders"
     export(store_of(tmp_path / "store", {"train": [[4, 5]]}), "hf", folders / "train")
     write_rows(folders / "val" / "d.parquet", 6)

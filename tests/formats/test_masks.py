@@ -151,7 +151,7 @@ def test_pairs_and_conversations_are_not_mixed_in_an_import(tmp_path: Path) -> N
 
 def test_a_format_without_masks_says_so(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     milldam.export(store, "nanogpt", tmp_path / "out.bin", workers=1)
-    assert "nanogpt has no place for what is trained on" in caplog.text
+    assert "nanogpt can't hold what is trained on" in caplog.text
 
 
 def table(path: Path, **columns: Any) -> Path:

@@ -355,7 +355,7 @@ LIGHT = {"psutil", "filelock", "fsspec", "rich", "xxhash"}
 """What takes a while too, though less: no help needs it."""
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["completion", "bash"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     """Asking for help does not load what the work needs."""
     code = "import sys; from milldam.cli import main; main(sys.argv[1:], standalone_mode=False)"

@@ -66,9 +66,9 @@ class Case:
 
     def traces(self, out: str) -> list[Path]:
         """Files that only a run at work may have, wherever it puts them."""
-        path = self.path(out)
-        inside = path.rglob("*") if path.is_dir() else iter(())
-        return [*path.parent.glob(f".{path.name}*"), *(one for one in inside if one.suffix == ".tmp")]
+        path, kept = self.path(out), self.kept(out)
+        beside = [one for one in path.parent.glob(f".{path.name}*") if one != kept]
+        return [*beside, *(one for folder in (path, kept) for one in folder.rglob("*.tmp"))]
 
     def task(self, out: str, stage: str, *which: object) -> tuple[object, ...]:
         return ("run-units", "--stage", stage, *which, *self.to(out))

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from inspect import cleandoc
 from typing import Any
 
 import click
@@ -23,57 +24,86 @@ from milldam.cli.naming import DESCRIBED, as_option, explained, visible
 from milldam.errors import EXIT_INTERRUPTED, MilldamError, os_error
 
 GROUPS = {
-    "Prepare": (
-        *("tokenize", "preprocess", "plan", "qa", "map", "train-tokenizer", "chat-check", "dedup-index"),
-        "schema",
-    ),
-    "Look": ("inspect", "stats", "verify", "contamination", "report", "status", "cache"),
-    "Train": ("feed", "qa-eval"),
-    "Move": ("export", "import", "push", "pull"),
-    "Run elsewhere": ("slurm", "run-units"),
-    "Try and set up": ("demo", "completion"),
+    "Every day": {
+        "tokenize": "Turn text into a token store, or one .npy file.",
+        "preprocess": "Clean, deduplicate, filter, tokenize, split and pack.",
+        "inspect": "Show documents token by token, with their boundaries.",
+        "stats": "Show counts, sizes and document lengths.",
+        "verify": "Check a store: hashes, counts, indexes and token ids.",
+        "status": "Show whether a run is working, stuck, ended or finished.",
+        "feed": "Measure what a loader delivers on this machine.",
+    },
+    "Prepare": {
+        "plan": "Check a configuration and show what a run would do.",
+        "map": "Apply a Python function to every row; make a table.",
+        "qa": "Turn question-answering examples into windows.",
+        "train-tokenizer": "Train a tokenizer on a sample of the datasets.",
+        "chat-check": "Show what a chat template makes of conversations.",
+        "schema": "Print the JSON schema of configuration files.",
+    },
+    "Look": {
+        "report": "Rebuild a finished run's report and print its path.",
+        "contamination": "Look for items of evaluation sets in a finished store.",
+        "qa-eval": "Compute exact match and F1 of answers.",
+        "cache": "List or remove the cached tables of `milldam map`.",
+        "dedup-index": "List or remove the runs that a dedup index has seen.",
+    },
+    "Move": {
+        "export": "Write a store as files that other tools read.",
+        "import": "Make a store from tokens that another tool wrote.",
+        "push": "Push a store to the Hugging Face Hub, with a card.",
+        "pull": "Fetch a store from the Hugging Face Hub.",
+    },
+    "Run elsewhere": {
+        "slurm": "Write a script that queues a job on Slurm.",
+        "run-units": "Run one array task of a stage, on any scheduler.",
+    },
+    "Try": {"demo": "Take a small corpus from text to training batches."},
 }
-"""Commands as `milldam --help` lists them."""
+"""Commands as `milldam --help` lists them, which imports none of them."""
+_SUMMARIES = {name: summary for names in GROUPS.values() for name, summary in names.items()}
 _MODULES = (
     dict.fromkeys(("plan", "train-tokenizer", "schema"), "preprocess")
     | dict.fromkeys(("verify", "report"), "inspect")
     | dict.fromkeys(("export", "import", "push", "pull"), "moving")
     | dict.fromkeys(("slurm", "run-units"), "arrays")
+    | dict.fromkeys(("cache", "dedup-index"), "keeping")
     | {"qa-eval": "qa"}
 )
-"""Where a command is, when its module is not called as it is."""
+"""Where a command is, if its module has another name."""
 
 
 class _Commands(Mapping[str, click.Command]):
-    """The commands by name, each imported when it is asked for: a run needs one of them."""
+    """The commands by name, each imported when it is needed: a run needs one of them."""
 
     def __getitem__(self, name: str) -> click.Command:
-        if name not in list(self):
+        if name not in _SUMMARIES:
             raise KeyError(name)
         word = name.replace("-", "_")
         module = import_module(f"milldam.cli.{_MODULES.get(name, word)}")
         command: click.Command = getattr(module, "import_" if name == "import" else word)
         # Its own too: click remembers the names that it first saw, also where a command is called without this group.
         command.context_settings["help_option_names"] = ["-h", "--help"]
+        if command.short_help is None:
+            command.short_help = _SUMMARIES[name]
+            command.help = f"{_SUMMARIES[name]}\n\n{cleandoc(command.help or '')}"
         return command
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(name for names in GROUPS.values() for name in names))
+        return iter(_SUMMARIES)
 
     def __len__(self) -> int:
-        # Not by `map`: that is a module of this package.
-        return sum(len(names) for names in GROUPS.values())
+        return len(_SUMMARIES)
 
 
 class _Group(click.Group):
     """Turns milldam's errors into a few lines and an exit code; a traceback only with --debug."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        width = max(len(name) for name in self.commands)
+        width = max(len(name) for name in _SUMMARIES)  # not by `map`: that is a module of this package
         for title, names in GROUPS.items():
-            found = [(name.ljust(width), self.commands[name]) for name in names]
             with formatter.section(title):
-                formatter.write_dl([(name, one.get_short_help_str(formatter.width - width - 6)) for name, one in found])
+                formatter.write_dl([(name.ljust(width), summary) for name, summary in names.items()])
 
     def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:
         memory.own_process = args is None
@@ -113,14 +143,14 @@ class _Group(click.Group):
 
 
 def _leave() -> None:
-    """End the process that is `milldam`, without the tenth of a second that it takes to give everything back first.
+    """End the process at once, without the tenth of a second that it takes to free everything first.
 
-    Not while a thread is at work, which is waited for, or a profiler, which has yet to tell.
+    Not while a thread is at work, which is waited for, or a profiler.
     """
     if sys.getprofile() is sys.gettrace() is None and all(
         thread.daemon or thread is threading.main_thread() for thread in threading.enumerate()
     ):
-        # Who reads our output may have gone: then it ends as ever.
+        # The reader of our output may have gone: then it ends as usual.
         with contextlib.suppress(OSError):
             atexit._run_exitfuncs()
             sys.stdout.flush()

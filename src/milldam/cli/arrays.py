@@ -1,8 +1,7 @@
-"""A job as arrays of tasks for a scheduler: `slurm` queues its stages, each behind the one before; `run-units` is what
-a task runs, which any scheduler can start.
+"""A job as arrays of tasks for a scheduler: `slurm` queues its stages, `run-units` is one task on any scheduler.
 
-`prepare` is one task, then each stage that can be cut into pieces is a job array, then `finish` is one task. The
-stages, their order and their pieces are those of the job's plan.
+`prepare` is one task, then each stage of the job's plan is a job array that waits for the previous stage, then `finish`
+is one task.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -32,18 +31,12 @@ if TYPE_CHECKING:
 @click.option("--nodes", type=click.IntRange(min=1), required=True, help="Machines that run at the same time.")
 @click.option("--tasks", type=click.IntRange(min=1), help="Most tasks per array. [default: as many as nodes]")
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="Write the script here. [default: standard output]")
-@click.option("--cpus", type=click.IntRange(min=1), help="Cores per task (sbatch --cpus-per-task).")
+@click.option("--cpus", "cpus_per_task", type=click.IntRange(min=1), help="Cores per task (sbatch --cpus-per-task).")
 @click.option("--mem", metavar="SIZE", help="Memory per task (sbatch --mem), such as 64G.")
-@click.option("--time", "time_limit", metavar="TIME", help="Time limit per task (sbatch --time).")
+@click.option("--time", metavar="TIME", help="Time limit per task (sbatch --time).")
 @click.option("--partition", metavar="NAME", help="Partition to queue in (sbatch --partition).")
 @click.option("--account", metavar="NAME", help="Account to charge (sbatch --account).")
-@click.option(
-    "--sbatch",
-    "more",
-    multiple=True,
-    metavar="OPTION",
-    help="Any other sbatch option, passed on as is; may be repeated.",
-)
+@click.option("--sbatch", "more", multiple=True, metavar="OPTION", help="Any other sbatch option; may be repeated.")
 @click.option("--setup", default="", metavar="COMMANDS", help="Shell commands to run first: source .venv/bin/activate")
 @click.option("--milldam", "program", default="milldam", show_default=True, help="Command that starts milldam there.")
 def slurm(
@@ -51,17 +44,12 @@ def slurm(
     nodes: int,
     tasks: int | None,
     out: Path | None,
-    cpus: int | None,
-    mem: str | None,
-    time_limit: str | None,
-    partition: str | None,
-    account: str | None,
     more: tuple[str, ...],
     setup: str,
     program: str,
+    **named: Any,
 ) -> None:
-    """Write a script that queues a job on Slurm.
-
+    """
     Each stage is a job array that waits for the previous stage.
 
     COMMAND: any job as you would run it: tokenize, preprocess, qa, map, import or export, with its options. It is
@@ -77,8 +65,8 @@ def slurm(
     from milldam.files import write_file
 
     work, _ = array_of_command(command)
-    named = {"cpus-per-task": cpus, "mem": mem, "time": time_limit, "partition": partition, "account": account}
-    options = [*ALWAYS, *(f"--{name}={value}" for name, value in named.items() if value is not None), *more]
+    given = {name.replace("_", "-"): value for name, value in named.items() if value is not None}
+    options = [*ALWAYS, *(f"--{name}={value}" for name, value in given.items()), *more]
     stages = work.job.stage_names
     script = slurm_script(command, stages, nodes, tasks, options=options, setup=setup, program=program)
     if out is None:
@@ -108,8 +96,7 @@ _LOOK_AGAIN_SECONDS = 2.0
     help="How long to wait for results of earlier stages that a slow file system shows late. [default: 0]",
 )
 def run_units(command: tuple[str, ...], stage: str, index: int | None, of: int | None, wait: float) -> None:
-    """Run one array task of a stage, on any scheduler.
-
+    """
     COMMAND: the job as you would run it on one machine. Does every N-th unit of the stage, starting with unit I. If
     it is run again, it does only the rest; if the same task is already running, it waits for it. All tasks of earlier
     stages must be done; `prepare` comes first and `finish` last, each as one task. `milldam slurm` writes a script of
@@ -145,15 +132,15 @@ def run_units(command: tuple[str, ...], stage: str, index: int | None, of: int |
 
 
 def _patiently(work: Callable[[Observer], S], observer: Observer, seconds: float) -> S:
-    """Where the same task is running already, wait for it, then do what it left, if anything."""
-    begun, told = time.monotonic(), False
+    """If the same task is running already, wait for it, then do the rest."""
+    begun, warned = time.monotonic(), False
     while True:
         try:
             return work(observer)
         except TaskHeldError as error:
-            if not told:
+            if not warned:
                 observer.warn(f"{error} Waiting for it.")
-                told = True
+                warned = True
         except NotReadyError:
             if time.monotonic() - begun >= seconds:
                 raise
@@ -163,19 +150,19 @@ def _patiently(work: Callable[[Observer], S], observer: Observer, seconds: float
 # ---- the script ----
 
 WAIT_SECONDS = 120
-"""NFS may hide from a machine for a minute what another has written."""
+"""NFS may hide new files of another machine for a minute."""
 ALWAYS = ("--requeue", "--open-mode=append", "--kill-on-invalid-dep=yes")
-"""A task may run again, its messages follow those of the first time, and what can't begin any more leaves the queue."""
+"""A task may run again and append to its log; a task whose dependency failed leaves the queue."""
 _HEAD = """\
 #!/bin/bash
-# Made by `milldam slurm`: queues a job stage by stage, each behind the one before. Run it with bash.
-# Run it again after a failure, when nothing of it is queued any more: what is done is found and left alone.
+# Made by `milldam slurm`: queues a job stage by stage; each stage waits for the previous one. Run it with bash.
+# After a failure, run it again when nothing of it is queued any more: only the rest is done.
 set -euo pipefail
 cd {folder}
 
-# What every task does first.
+# Every task runs this first,
 setup={setup}
-# What it does: $run_units, its options, then the command that describes the job.
+# then $run_units, its options, and the command that describes the job.
 run_units={run_units}
 job={job}
 options=({options})
@@ -201,10 +188,9 @@ def slurm_script(
     setup: str = "",
     program: str = "milldam",
 ) -> str:
-    """The script: an array for each stage, with the one before as its dependency. The tasks run in this folder.
+    """The script: an array for each stage, which depends on the previous one. The tasks run in this folder.
 
-    `command`: the words that describe the job, as after `milldam`. `nodes`: tasks of an array that work at the same
-    time, a machine each; `tasks`: of an array, as many as nodes where that is None. `options`: for sbatch, as they are.
+    `nodes`: tasks of an array that work at the same time, a machine each. `options`: passed to sbatch as they are.
     `setup`: shell commands that come first on every machine. `program`: how milldam is started there.
     """
     lines = [
@@ -220,7 +206,7 @@ def slurm_script(
     for stage in (PREPARE, *stages, FINISH):
         task, queued = f"$run_units --stage {stage}", [f"--job-name=milldam-{stage}"]
         if stage in stages:
-            # Put in on the machine that runs the task.
+            # expanded on the machine that runs the task
             task += f" --index \\$SLURM_ARRAY_TASK_ID --of {count}"
             queued.append(f"--array=0-{count - 1}" + (f"%{nodes}" if count > nodes else ""))
         if before:

@@ -51,8 +51,7 @@ _MOST = 5
 @click.option("--characters", default=2000, show_default=True, help="Characters to show of the first conversation.")
 @json_option
 def chat_check(template: str, data: tuple[str, ...], **options: Any) -> None:
-    """Show what a chat template makes of conversations.
-
+    """
     Shows the first conversation of DATA as TEMPLATE renders it, marks what would be trained on, and counts the
     conversations that would be refused.
 

@@ -1,7 +1,7 @@
-"""What commands share: options that several have, each written once, and how a job is run.
+"""Options that several commands have, each written once, and how a job is run, shown, interrupted and resumed.
 
-The function of a job's command tells what is asked for; that is run here, with progress while it runs, then its
-summary, or how to resume it; or by `run-units` task by task, or queued by `slurm`.
+The function of a job's command returns a `Request`, which runs here with progress and a summary, or in `run-units` task
+by task. The help of an option that is a key of a configuration is the docstring of that key.
 """
 
 from __future__ import annotations
@@ -26,91 +26,8 @@ if TYPE_CHECKING:
     from milldam.run.engine import ArrayWork
     from milldam.run.summary import Observer, Summary
 
-_SHOWING = ("as_json", "quiet")
-_SAMPLE_TOKENS = 120
+_SHOWING = ("as_json", "quiet", "verbose")
 S = TypeVar("S", bound="Summary[Any]")
-
-
-@dataclass(frozen=True, slots=True)
-class Request(Generic[S]):
-    """What a command asks for."""
-
-    run: Callable[[Observer], S]
-    array: Callable[[], ArrayWork[S]]
-    """The same for tasks of a job array; raises ConfigError where they can't do it."""
-
-
-class JobCommand(click.Command):
-    """A command whose function returns what is asked for: a request, one for each split, or None: it is answered."""
-
-    def request(self, ctx: click.Context) -> Request[Any] | dict[str, Request[Any]] | None:
-        options = {name: value for name, value in ctx.params.items() if name not in _SHOWING}
-        assert self.callback is not None
-        found: Request[Any] | dict[str, Request[Any]] | None = ctx.invoke(self.callback, **options)
-        return found
-
-    def invoke(self, ctx: click.Context) -> None:
-        asked, as_json, quiet = self.request(ctx), ctx.params["as_json"], ctx.params["quiet"]
-        if isinstance(asked, dict):
-            told = {
-                name: run_and_show(one.run, as_json=False, quiet=quiet or as_json).as_json()
-                for name, one in asked.items()
-            }
-            if as_json:
-                click.echo(json.dumps(told))
-        elif asked is not None:
-            summary = run_and_show(asked.run, as_json=as_json, quiet=quiet)
-            if summary.job == "preprocess" and sys.stdout.isatty() and not (as_json or quiet or summary.up_to_date):
-                # What a model will see first.
-                from milldam.cli.inspect import show_tokens
-                from milldam.stores.tokens.reader import Store
-
-                show_tokens(Store(summary.out), 0, _SAMPLE_TOKENS)
-
-
-def array_of_command(words: Sequence[str]) -> tuple[ArrayWork[Any], dict[str, Any]]:
-    """The job of a command line, for array tasks, and how it is to be shown."""
-    here = click.get_current_context()
-    root = here.find_root()
-    assert isinstance(root.command, click.Group)
-    command = root.command.get_command(root, words[0])
-    if not isinstance(command, JobCommand):
-        jobs = [name for name, one in root.command.commands.items() if isinstance(one, JobCommand)]
-        raise ConfigError(f"{words[0]}: not a job that array tasks can do; name one of {', '.join(jobs)}.")
-    here.meta[DESCRIBED] = command
-    with command.make_context(words[0], list(words[1:]), parent=root) as ctx:
-        asked = command.request(ctx)
-    if isinstance(asked, dict):
-        raise ConfigError(Setting("split"), f": name one of {', '.join(asked)}: each is a job of its own.")
-    if asked is None:
-        raise ConfigError(f"{shlex.join(words)}: runs no job.")
-    work = asked.array()
-    return work, {name: ctx.params[name] for name in _SHOWING}
-
-
-def run_and_show(job: Callable[[Observer], S], *, as_json: bool, quiet: bool) -> S:
-    """Run a job, show its progress and its summary; interrupted, say how to resume and exit."""
-    from milldam.cli.summaries import make_observer, show_summary
-
-    signal.signal(signal.SIGTERM, as_interrupt)
-    try:
-        with make_observer(quiet=quiet) as observer:
-            summary = job(observer)
-    except KeyboardInterrupt:
-        end_interrupted()
-    show_summary(summary, as_json=as_json, quiet=quiet)
-    return summary
-
-
-def as_interrupt(number: int, frame: FrameType | None) -> None:
-    """For `signal.signal`: SIGTERM means what Ctrl-C does."""
-    raise KeyboardInterrupt
-
-
-def end_interrupted() -> NoReturn:
-    click.echo("\nInterrupted. Everything finished is safe. To resume, run the same command again:", err=True)
-    click.echo(f"  milldam {shlex.join(sys.argv[1:])}", err=True)
-    sys.exit(EXIT_INTERRUPTED)
 
 
 # ---- options ----
@@ -119,113 +36,110 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 Add = Callable[[_Command], _Command]
 
 
-def _together(*options: Add[Any]) -> Add[Any]:
-    """Options in the order in which the help shows them."""
+class SettingOption(click.Option):
+    """An option for a key of a configuration; the text of its help is read when it is shown."""
+
+    def __init__(self, *names: Any, of: str, key: str = "", shown: str = "", **more: Any):
+        super().__init__(*names, **more)
+        self._of, self._key, self._shown = of, key, shown
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        if self.help is None:
+            from milldam.config import settings
+            from milldam.config.checking import defaults_of, descriptions_of
+
+            block, key = getattr(settings, self._of), self._key or str(self.name)
+            default = self._shown or defaults_of(block).get(key)
+            ends = f" [default: {default}]" if isinstance(default, str | int | float) and default else ""
+            more = " May be repeated." if self.multiple else ""
+            self.help = f"{descriptions_of(block)[key]}{more}{ends}"
+        return super().get_help_record(ctx)
+
+
+def setting(*names: str, of: str = "Config", **more: Any) -> Add[Any]:
+    """An option for a key of the block `of`; `shown`: its default, if it is not that of the key."""
+    return click.option(*names, cls=SettingOption, of=of, **more)
+
+
+def together(section: str, *options: Add[Any]) -> Add[Any]:
+    """Options in the order in which the help shows them, under the name of a section."""
 
     def add(command: Any) -> Any:
+        before = len(getattr(command, "__click_params__", ()))
         for option in reversed(options):
             command = option(command)
+        for param in command.__click_params__[before:]:
+            param.section = getattr(param, "section", "") or section
         return command
 
     return add
 
 
-def given(options: dict[str, Any]) -> dict[str, Any]:
-    """What was said; by identity, since 0 is a value, if a wrong one."""
-    return {name: value for name, value in options.items() if value is not None and value is not False and value != ()}
-
-
-def named_values(pairs: Sequence[str], option: str) -> dict[str, str]:
-    """What was given as NAME=VALUE, any number of times."""
-    found = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ConfigError(f"--{option} {pair}: write NAME=VALUE.")
-        found[name] = value
-    return found
-
-
-def json_values(pairs: Sequence[str], option: str) -> dict[str, Any]:
-    """The same; what is JSON (true, 3, "a") is taken as such, anything else as text."""
-    found: dict[str, Any] = {}
-    for name, text in named_values(pairs, option).items():
-        try:
-            found[name] = json.loads(text)
-        except ValueError:
-            found[name] = text
-    return found
-
-
 def choice(kind: Any) -> click.Choice[str]:
-    """What a setting of this type may be."""
+    """The words of a type."""
     return click.Choice(get_args(kind))
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-config_file = _together(
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="No plan, progress or summary.")
+config_file = together(
+    "",
     click.argument("config", type=click.Path(path_type=Path), metavar="CONFIG"),
     click.option(
         "--set",
         "overrides",
         multiple=True,
         metavar="KEY=VALUE",
-        help="Change a key of the file: --set dedup.near.rows=8.",
+        help="Change a key of the file, such as dedup.near.rows=8. May be repeated.",
     ),
 )
 """CONFIG and `--set`, for commands that read a configuration."""
 described_job = click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
-"""A job as the words that follow `milldam`, for commands that start its parts; their own options come before it."""
+"""A job as the words that follow `milldam`; the options of the command that takes it come before it."""
 
 
 def machine_options(*, in_file: bool = False) -> Add[Any]:
     """`--memory` and `--workers`; `in_file`: a configuration has them too."""
-    memory, cores = ("memory of the file", "workers of the file") if in_file else ("half of what is free", "all")
-    return _together(
-        click.option(
-            "--memory", metavar="SIZE", help=f"Limit for the whole process tree, such as 512MB. [default: {memory}]"
-        ),
-        click.option("--workers", type=int, metavar="N", help=f"Cores to use. [default: {cores}]"),
+    shown = "that of the file" if in_file else ""
+    return together(
+        "Resources",
+        setting("--memory", metavar="SIZE", shown=shown),
+        setting("--workers", type=int, metavar="N", shown=shown),
     )
 
 
 def job_options(*, in_file: bool = False) -> Add[Any]:
-    """How a job runs and what it tells: the same for every command that runs one."""
-    return _together(
-        machine_options(in_file=in_file),
-        click.option(
-            "--executor", type=choice(Executor), help="Where to run: this machine or a Ray cluster. [default: local]"
-        ),
-        click.option("--address", metavar="HOST:PORT", help="The Ray cluster. [default: the one running here]"),
-        click.option("--overwrite", is_flag=True, help="Replace a result that was made with other settings or input."),
-        json_option,
-        click.option("-q", "--quiet", is_flag=True, help="No plan, progress or summary."),
+    """How a job runs and what it shows: the same for every job."""
+    shown = "that of the file" if in_file else ""
+    resources = together(
+        "Resources",
+        setting("--executor", type=choice(Executor), shown=shown),
+        setting("--address", metavar="HOST:PORT", shown=shown),
+        setting("--overwrite", is_flag=True),
     )
+    display = together(
+        "Display",
+        click.option(
+            "-v", "--verbose", is_flag=True, help="Also show time by step, memory by stage and a sample document."
+        ),
+        json_option,
+        quiet_option,
+    )
+    return together("", machine_options(in_file=in_file), resources, display)
 
 
-evaluation_options = _together(
+evaluation_options = together(
+    "Evaluation sets",
+    setting("--decontaminate", multiple=True, metavar="PATH"),
     click.option(
-        "--decontaminate",
-        multiple=True,
-        metavar="PATH",
-        help="Keep the items of this evaluation set out of the data; may be repeated.",
+        "--decontaminate-columns", metavar="NAMES", help="Its fields: a,b,c. [default: every field that holds text]"
     ),
-    click.option(
-        "--decontaminate-columns",
-        metavar="NAMES",
-        help="Its fields, separated by commas. [default: every field with text]",
-    ),
-    click.option(
-        "--decontaminate-action",
-        type=choice(Action),
-        help="What to do with a document that contains an item: drop it, or only report it. [default: drop]",
-    ),
+    setting("--decontaminate-action", of="EvaluationSet", key="action", type=choice(Action)),
 )
-"""Which evaluation sets are kept out of the data."""
 
 
 def evaluation_sets(options: dict[str, Any]) -> dict[str, Any]:
-    """The options without those of evaluation sets, and the sets as a configuration has them."""
+    """The options with the evaluation sets as a configuration has them."""
     paths, columns, action = (options.pop(f"decontaminate{name}") for name in ("", "_columns", "_action"))
     if not paths:
         if columns or action:
@@ -240,28 +154,128 @@ def _unescaped(ctx: click.Context, param: click.Parameter, text: str | None) -> 
     return None if text is None else text.replace("\\n", "\n").replace("\\t", "\t")
 
 
-text_options = _together(
-    click.option(
-        "--documents", type=choice(Documents), help="In .txt files: what one document or row is. [default: file]"
-    ),
-    click.option(
-        "--separator",
-        metavar="TEXT",
-        callback=_unescaped,
-        help="In .txt files: text between two documents. \\n and \\t are understood.",
-    ),
-    click.option("--input-format", type=choice(InputFormat), help="Format of the input, if its name does not say."),
-    click.option(
-        "--invalid-utf8",
-        type=choice(InvalidUtf8),
-        help="Bytes that are not UTF-8: drop them, reject the record, replace them with U+FFFD, or stop. "
-        "[default: reject]",
-    ),
-    click.option(
-        "--max-document-bytes",
-        metavar="SIZE",
-        help="Reject larger records. A .txt file that is one document may be of any size. [default: 32MiB]",
-    ),
-    click.option("--strict", is_flag=True, help="Stop at the first record that can't be read."),
+text_options = together(
+    "Input",
+    setting("--documents", of="DataSet", type=choice(Documents)),
+    setting("--separator", of="DataSet", metavar="TEXT", callback=_unescaped),
+    setting("--input-format", of="DataSet", type=choice(InputFormat)),
+    setting("--invalid-utf8", type=choice(InvalidUtf8), shown="reject"),
+    setting("--max-document-bytes", metavar="SIZE"),
+    setting("--strict", is_flag=True),
 )
 """How text files are read."""
+
+
+def present(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that were used; by identity, since 0 is a value, if a wrong one."""
+    return {name: value for name, value in options.items() if value is not None and value is not False and value != ()}
+
+
+def named_values(pairs: Sequence[str], option: str) -> dict[str, str]:
+    """The values of an option NAME=VALUE that may be repeated."""
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--{option} {pair}: write it as NAME=VALUE.")
+        found[name] = value
+    return found
+
+
+def json_values(pairs: Sequence[str], option: str) -> dict[str, Any]:
+    """The same; values that are JSON (true, 3, "a") are taken as such, others as text."""
+    found: dict[str, Any] = {}
+    for name, text in named_values(pairs, option).items():
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
+
+
+# ---- jobs ----
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Generic[S]):
+    """The job of a command: run here, or as tasks of a job array, which may raise ConfigError."""
+
+    run: Callable[[Observer], S]
+    array: Callable[[], ArrayWork[S]]
+
+
+class JobCommand(click.Command):
+    """A command whose function returns a request, one for each split, or None when it has answered by itself."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Options under their sections."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None:
+                sections.setdefault(getattr(param, "section", "") or "Display", []).append(record)
+        for name, records in sections.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
+
+    def request(self, ctx: click.Context) -> Request[Any] | dict[str, Request[Any]] | None:
+        options = {name: value for name, value in ctx.params.items() if name not in _SHOWING}
+        assert self.callback is not None
+        found: Request[Any] | dict[str, Request[Any]] | None = ctx.invoke(self.callback, **options)
+        return found
+
+    def invoke(self, ctx: click.Context) -> None:
+        from milldam.cli.summaries import show_summary
+
+        request, as_json, quiet = self.request(ctx), ctx.params["as_json"], ctx.params["quiet"]
+        several = request if isinstance(request, dict) else {"": request} if request is not None else {}
+        summaries = {}
+        for name, one in several.items():
+            summaries[name] = _run(one.run, quiet=quiet)
+            if not as_json:
+                show_summary(summaries[name], as_json=False, quiet=quiet, verbose=ctx.params["verbose"])
+        if as_json and several:
+            found = {name: summary.as_json() for name, summary in summaries.items()}
+            click.echo(json.dumps(found if isinstance(request, dict) else found[""]))
+
+
+def _run(job: Callable[[Observer], S], *, quiet: bool) -> S:
+    """Run a job with progress; interrupted, say how to resume and exit."""
+    from milldam.cli.summaries import make_observer
+
+    signal.signal(signal.SIGTERM, as_interrupt)
+    try:
+        with make_observer(quiet=quiet) as observer:
+            return job(observer)
+    except KeyboardInterrupt:
+        end_interrupted()
+
+
+def array_of_command(words: Sequence[str]) -> tuple[ArrayWork[Any], dict[str, Any]]:
+    """The job of a command line, for array tasks, and how to show it."""
+    here = click.get_current_context()
+    root = here.find_root()
+    assert isinstance(root.command, click.Group)
+    command = root.command.get_command(root, words[0])
+    if not isinstance(command, JobCommand):
+        jobs = [name for name, one in root.command.commands.items() if isinstance(one, JobCommand)]
+        raise ConfigError(f"{words[0]}: not a job that array tasks can do; name one of {', '.join(jobs)}.")
+    here.meta[DESCRIBED] = command
+    with command.make_context(words[0], list(words[1:]), parent=root) as ctx:
+        request = command.request(ctx)
+    if isinstance(request, dict):
+        raise ConfigError(Setting("split"), f": name one of {', '.join(request)}: each is a job of its own.")
+    if request is None:
+        raise ConfigError(f"{shlex.join(words)}: runs no job.")
+    return request.array(), {name: ctx.params[name] for name in _SHOWING}
+
+
+def as_interrupt(number: int, frame: FrameType | None) -> None:
+    """For `signal.signal`: SIGTERM means what Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def end_interrupted() -> NoReturn:
+    click.echo("\nInterrupted. Everything finished is safe. To resume, run the same command again:", err=True)
+    click.echo(f"  milldam {shlex.join(sys.argv[1:])}", err=True)
+    sys.exit(EXIT_INTERRUPTED)

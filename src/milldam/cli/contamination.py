@@ -1,4 +1,4 @@
-"""`milldam contamination`: what a finished store holds of evaluation sets."""
+"""`milldam contamination`: items of evaluation sets in a finished store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from milldam.cli.commands import json_option, machine_options
+from milldam.cli.commands import as_interrupt, json_option, machine_options, quiet_option, setting
 from milldam.cli.naming import visible
 from milldam.markup import counted, place_words
 
@@ -19,74 +19,56 @@ _SHOWN = 3
 
 @click.command()
 @click.argument("store", type=click.Path(path_type=Path))
-@click.option("--against", multiple=True, required=True, metavar="PATH", help="An evaluation set; may be repeated.")
-@click.option(
-    "--columns",
-    metavar="NAMES",
-    help="Fields of the evaluation set, separated by commas. [default: every field with text]",
-)
-@click.option("--ngram", type=int, metavar="N", help="Words in an n-gram. [default: 13]")
-@click.option(
-    "--min-share", type=float, metavar="SHARE", help="Share of a passage's n-grams that makes a match. [default: 0.5]"
-)
+@click.option("--against", multiple=True, required=True, metavar="PATH", help="An evaluation set. May be repeated.")
+@setting("--columns", of="EvaluationSet", metavar="NAMES")
+@setting("--ngram", of="EvaluationSet", type=int, metavar="N")
+@setting("--min-share", of="EvaluationSet", type=float, metavar="SHARE")
 @click.option("--findings", type=click.Path(path_type=Path), help="File for all findings, one JSON object per line.")
 @machine_options()
 @json_option
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@quiet_option
 def contamination(
-    store: Path,
-    against: tuple[str, ...],
-    findings: Path | None,
-    as_json: bool,
-    quiet: bool,
-    memory: str | None,
-    workers: int | None,
-    **rules: Any,
+    store: Path, against: tuple[str, ...], columns: str | None, as_json: bool, quiet: bool, **options: Any
 ) -> None:
-    """Look for items of evaluation sets in a finished store.
-
+    """
     Decodes the store and searches its text. Exits with 1 if an item is found.
 
     \b
     milldam contamination corpus.milldam --against evals/gsm8k.jsonl --columns question,answer
     """
-    from milldam.cli.commands import as_interrupt
     from milldam.cli.summaries import make_observer
     from milldam.decontamination.deciding import warning_of
     from milldam.errors import EXIT_INTERRUPTED
-    from milldam.pipeline.contamination import find_contamination
+    from milldam.pipeline.decontaminating import find_contamination
     from milldam.stores.tokens.reader import Store
 
-    rules["columns"] = None if rules["columns"] is None else rules["columns"].split(",")
+    options["columns"] = columns.split(",") if columns else None
     signal.signal(signal.SIGTERM, as_interrupt)
     try:
         with make_observer(quiet=quiet) as observer:
-            machine: dict[str, Any] = {"memory": memory, "workers": workers, "observer": observer}
-            figures = find_contamination(Store(store), against, findings=findings, **machine, **rules)
+            figures = find_contamination(Store(store), against, observer=observer, **options)
     except KeyboardInterrupt:
         click.echo("\nInterrupted. Nothing was kept.", err=True)
         sys.exit(EXIT_INTERRUPTED)
-    if as_json:
-        click.echo(json.dumps(figures))
-    else:
-        for line in contamination_lines(figures):
-            click.echo(line)
+    click.echo(json.dumps(figures) if as_json else "\n".join(contamination_lines(figures)))
     for warning in filter(None, (warning_of(one["set"], one["searched"]) for one in figures["sets"])):
         click.echo(visible(f"Warning: {warning}"), err=True)
     sys.exit(1 if any(one["findings"] for one in figures["sets"]) else 0)
 
 
 def contamination_lines(figures: dict[str, Any]) -> list[str]:
-    """What was found of each evaluation set, a line each, and the worst of it."""
+    """The findings of each evaluation set: a line, and the worst ones."""
     from milldam.decontamination.deciding import left_out
 
     lines = []
     for one in figures["sets"]:
         searched, found = one["searched"], one["items_found"]
-        not_searched = left_out(searched | {"everywhere": one["common"]})
-        shown = f" (passages not searched: {not_searched})" if not_searched else ""
+        left = left_out(searched | {"everywhere": one["common"]})
         where = f" in {counted(one['documents'], 'document')}, action: {one['action']}" if found else ""
-        lines.append(f"{one['set']}: {found:,} of {counted(searched['items'], 'item')} found{where}{shown}")
+        lines.append(
+            f"{one['set']}: {found:,} of {counted(searched['items'], 'item')} found{where}"
+            + (f" (passages not searched: {left})" if left else "")
+        )
         lines += [
             f"  item {line['item']}, {line['column']}: {100 * line['share']:.0f} % in {line['file']}, "
             + place_words(line)

@@ -12,8 +12,7 @@ import click
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), help="Put the store here. [default: a new temporary folder]")
 def demo(out: Path | None) -> None:
-    """Take a small corpus from text to training batches.
-
+    """
     Preprocesses and verifies it, shows documents, draws batches from the store and straight from its text, resumes a
     loader, measures it and makes the report.
 
@@ -21,47 +20,38 @@ def demo(out: Path | None) -> None:
     milldam demo
     milldam demo --out demo.milldam
     """
-    from milldam.cli.feed import feed
-    from milldam.cli.inspect import inspect, report, verify
-    from milldam.cli.preprocess import preprocess
-    from milldam.cli.stats import stats
+    import milldam
+    from milldam.cli import main
 
-    # It stays: the last line shows where its report is.
+    # A temporary folder stays: the last line shows where its report is.
     out = out or Path(tempfile.mkdtemp(prefix="milldam-demo-")) / "demo.milldam"
     data = Path(__file__).parent.parent / "demo_data"
-    paths = [f"datasets.0.path={data / 'corpus.jsonl'}", f"datasets.1.path={data / 'notes.txt'}"]
-    paths.append(f"tokenizer={data / 'tokenizer.json'}")
-    given = [argument for path in paths for argument in ("--set", path)]
-    _step(preprocess, [str(data / "preprocess.yaml"), *given, "-o", str(out)])
-    _step(verify, [str(out)])
-    _step(stats, [str(out)])
-    _step(inspect, [str(out), "--documents", "1", "--tokens", "60"])
-    _show_batches(out)
-    sizes = ["--seq-len", "128", "--batch-size", "32"]
-    _step(feed, [str(out), "--split", "train", *sizes, "--epochs", "10000", "--seconds", "1"])
-    _step(feed, [str(data / "corpus.jsonl"), "--tokenizer", str(data / "tokenizer.json"), *sizes, "--seconds", "1"])
-    _step(report, [str(out)])
+    tokenizer, sizes = str(data / "tokenizer.json"), ["--seq-len", "128", "--batch-size", "32", "--seconds", "1"]
+    settings = {
+        "datasets.0.path": data / "corpus.jsonl",
+        "datasets.1.path": data / "notes.txt",
+        "tokenizer": data / "tokenizer.json",
+    }
+    overrides = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
 
+    def step(*words: str) -> None:
+        click.secho(f"\n$ milldam {' '.join(words)}", bold=True)
+        try:
+            main.commands[words[0]].main(list(words[1:]), standalone_mode=False)
+        except SystemExit as end:
+            if end.code:
+                raise
 
-def _step(command: click.Command, arguments: list[str]) -> None:
-    click.secho(f"\n$ milldam {command.name} {' '.join(arguments)}", bold=True)
-    try:
-        command.main(arguments, standalone_mode=False)
-    except SystemExit as ended:
-        if ended.code:
-            raise
-
-
-def _show_batches(out: Path) -> None:
-    """Shuffled batches as a training loop takes them, and a second loop that goes on where the first one stopped."""
-    import milldam
-
+    step("preprocess", str(data / "preprocess.yaml"), *overrides, "-o", str(out))
+    step("verify", str(out))
+    step("stats", str(out))
+    step("inspect", str(out), "--documents", "1", "--tokens", "60")
     click.secho('\n>>> batches = milldam.open(out, split="train").windows(64).batches(4, seed=0)', bold=True)
     windows = milldam.open(out, split="train").windows(64)
     batches = windows.batches(4, seed=0)
-    for step in range(3):
+    for number in range(3):
         x, y = next(batches)
-        click.echo(f"batch {step}: x {x.shape}, y {y.shape}, first row {x[0, :6].tolist()} -> {y[0, :6].tolist()}")
+        click.echo(f"batch {number}: x {x.shape}, y {y.shape}, first row {x[0, :6].tolist()} -> {y[0, :6].tolist()}")
     state = json.dumps(batches.state_dict())
     click.secho("\n>>> state = batches.state_dict()", bold=True)
     click.echo(state)
@@ -71,3 +61,6 @@ def _show_batches(out: Path) -> None:
     (x, _), (expected, _) = next(resumed), next(batches)
     same = "the same" if (x == expected).all() else "NOT the same"
     click.echo(f"batch 3: first row {x[0, :6].tolist()}, {same} as without a break")
+    step("feed", str(out), "--split", "train", *sizes, "--epochs", "10000")
+    step("feed", str(data / "corpus.jsonl"), "--tokenizer", tokenizer, *sizes)
+    step("report", str(out))

@@ -1,6 +1,6 @@
 """`milldam feed`: what a loader delivers on this machine: time to the first batch, rate, memory.
 
-The clock runs while a batch is asked for. Nothing is done with a batch, so the rate is the most that training can get.
+The clock runs while a batch is waited for. Nothing is done with a batch, so training gets at most this rate.
 """
 
 from __future__ import annotations
@@ -9,50 +9,42 @@ import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from milldam.cli.commands import json_option
 from milldam.cli.naming import visible
 from milldam.errors import EXIT_INTERRUPTED, ConfigError
 from milldam.markup import counted
 from milldam.memory import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from milldam.loader.batches import Batches
 
-_SHUFFLES: dict[str, Any] = {"full": True, "block": "block", "shard": "shard", "none": False}
-_ORDERS = {
-    "full": "any order",
-    "block": "blocks in any order",
-    "shard": "any order in some shards",
-    "none": "in sequence",
+_SHUFFLES: dict[str, tuple[Any, str]] = {
+    "full": (True, "any order"),
+    "block": ("block", "blocks in any order"),
+    "shard": ("shard", "any order in some shards"),
+    "none": (False, "in sequence"),
 }
-_TRAINING_RATES = (100_000, 1_000_000)
-"""Tokens/s. A GPU that does 400 TFLOP/s trains 1B parameters at 67,000 tokens/s and 100M at 670,000 (6 FLOP each)."""
 _MEMORY_SECONDS = 0.25
-"""From one look at the memory to the next."""
+"""Between two samples of the memory."""
 
 
 @click.command()
 @click.argument("data", nargs=-1, required=True, metavar="STORE|INPUT...")
 @click.option("--tokenizer", help="For text: folder, file or Hub name of the tokenizer.")
-@click.option(
-    "--store", metavar="FOLDER", help="For text: keep the tokens in this store. [default: remove them at the end]"
-)
+@click.option("--store", metavar="FOLDER", help="For text: keep the tokens in this store. [default: remove them]")
 @click.option("--memory", metavar="SIZE", help="For text: limit for tokenizing. [default: half of what is free]")
 @click.option("--cores", type=int, metavar="N", help="For text: cores for tokenizing. [default: all]")
 @click.option("--seq-len", type=int, default=1024, show_default=True, metavar="N", help="Tokens per sample.")
 @click.option("--batch-size", type=int, default=16, show_default=True, metavar="N", help="Samples per batch.")
 @click.option("--split", metavar="NAME", help="Read only this split.")
-@click.option(
-    "--packed", type=click.Choice(["wrapped", "best_fit"]), help="Packed rows of documents instead of windows."
-)
+@click.option("--packed", type=click.Choice(["wrapped", "best_fit"]), help="Packed rows instead of windows.")
 @click.option(
     "--shuffle",
     type=click.Choice(list(_SHUFFLES)),
@@ -73,10 +65,9 @@ _MEMORY_SECONDS = 0.25
     metavar="SIZE",
     help="For a store at an address: size of the local cache. [default: 50GB, or half of the disk]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@json_option
 def feed(data: tuple[str, ...], as_json: bool, seconds: float, **options: Any) -> None:
-    """Measure what a loader delivers on this machine.
-
+    """
     Shows the time to the first batch, tokens/s and memory.
 
     STORE: anything that `milldam.open` opens. INPUT: text, with --tokenizer, or a configuration (.yaml); text is
@@ -89,29 +80,36 @@ def feed(data: tuple[str, ...], as_json: bool, seconds: float, **options: Any) -
     """
     if seconds <= 0:
         raise ConfigError(f"--seconds {seconds}: use more than 0.")
-    # What is imported while the clock runs would be counted.
+    # Imports while the clock runs would be counted.
     import milldam.loader.batches
 
     if options["packed"]:
         import milldam.loader.packed  # noqa: F401
+    length, view, shuffle = options["seq_len"], options["packed"] or "windows", options["shuffle"] or "full"
+
+    def batches() -> Batches[Any]:
+        opened = opener()
+        make = partial(opened.packed, strategy=view) if options["packed"] else opened.windows
+        order = {} if options["shuffle"] is None else {"shuffle": _SHUFFLES[shuffle][0]}
+        made: Batches[Any] = make(length, read=options["read"]).batches(
+            options["batch_size"], epochs=options["epochs"], **order
+        )
+        return made
+
     with _opener(data, options) as opener:
-        figures = _measure(partial(_batches, opener, options), seconds)
-    size, length = options["batch_size"], options["seq_len"]
-    figures |= {"data": data[0] if len(data) == 1 else list(data), "seq_len": length, "batch_size": size}
-    figures["view"], figures["shuffle"] = options["packed"] or "windows", options["shuffle"] or "full"
+        figures = _measure(batches, seconds)
+    figures |= {"data": data[0] if len(data) == 1 else list(data), "seq_len": length, "view": view, "shuffle": shuffle}
+    figures |= {"batch_size": options["batch_size"]}
     if figures["steady"]:
         figures["samples_per_second"] = figures["steady"] / figures["steady_seconds"]
         figures["tokens_per_second"] = length * figures["samples_per_second"]
     if as_json:
         click.echo(json.dumps(figures))
     else:
-        kind = "windows" if options["packed"] is None else f"rows ({options['packed']})"
-        order = (
-            _ORDERS.get(options["shuffle"] or "full", "in sequence")
-            if not figures["making"]
-            else "any order in some units"
-        )
+        kind = f"rows ({view})" if options["packed"] else "windows"
+        order = "any order in some units" if figures["making"] else _SHUFFLES[shuffle][1]
         named = data[0] if len(data) == 1 else f"{data[0]} and {len(data) - 1} more"
+        size = options["batch_size"]
         click.echo(visible(f"{named}: {kind} of {length:,} tokens, {order}, batches of {size:,}"))
         for name, text in _lines(figures).items():
             click.echo(visible(f"{name + ':':<14}{text}"))
@@ -121,7 +119,7 @@ def feed(data: tuple[str, ...], as_json: bool, seconds: float, **options: Any) -
 
 @contextlib.contextmanager
 def _opener(data: tuple[str, ...], options: dict[str, Any]) -> Iterator[Callable[[], Any]]:
-    """What opens the data; where text is, and no place for its tokens is named, they go at the end."""
+    """Opens the data; the tokens of text for which no store is named are removed at the end."""
     from milldam.api import open
     from milldam.feeding import is_config, is_raw
 
@@ -141,46 +139,37 @@ def _opener(data: tuple[str, ...], options: dict[str, Any]) -> Iterator[Callable
         yield lambda: stack.enter_context(contextlib.closing(open(inputs, split=options["split"], **text)))
 
 
-def _batches(opener: Callable[[], Any], options: dict[str, Any]) -> Batches[Any]:
-    """Open the data and make its loader: what is measured."""
-    data, length = opener(), options["seq_len"]
-    if options["packed"]:
-        samples = data.packed(length, strategy=options["packed"], read=options["read"])
-    else:
-        samples = data.windows(length, read=options["read"])
-    order = {} if options["shuffle"] is None else {"shuffle": _SHUFFLES[options["shuffle"]]}
-    batches: Batches[Any] = samples.batches(options["batch_size"], epochs=options["epochs"], **order)
-    return batches
-
-
 def _measure(make: Callable[[], Batches[Any]], seconds: float) -> dict[str, Any]:
-    """Open data, ask for batches until the time is up or they end, and say what came.
+    """Opens the data and takes batches until the time is up or they end.
 
     An interrupt after the first batch ends it early, with the figures so far.
     """
     from milldam.memory import release, usage
 
+    def rows(batch: Any) -> int:
+        return len(next(iter(batch.values())) if isinstance(batch, dict) else batch[0])
+
     release()
     before, begun = usage(), perf_counter()
     batches = make()
     delivered = iter(batches)
-    first = _rows(next(delivered))
+    first = rows(next(delivered))
     first_seconds = perf_counter() - begun
     count, steady, waited, slowest, ended = 1, 0, 0.0, 0.0, "epochs"
-    used, looked = usage(), perf_counter()
-    deadline = asked = perf_counter()
+    used, sampled = usage(), perf_counter()
+    deadline = start = perf_counter()
     deadline += seconds
     try:
         for batch in delivered:
-            came = perf_counter()
-            count, steady, waited = count + 1, steady + _rows(batch), waited + came - asked
-            slowest = max(slowest, came - asked)
-            if came >= deadline:
+            end = perf_counter()
+            count, steady, waited = count + 1, steady + rows(batch), waited + end - start
+            slowest = max(slowest, end - start)
+            if end >= deadline:
                 ended = "seconds"
                 break
-            if came >= looked + _MEMORY_SECONDS:
-                used, looked = max(used, usage(), key=lambda one: one.anonymous), came
-            asked = perf_counter()
+            if end >= sampled + _MEMORY_SECONDS:
+                used, sampled = max(used, usage(), key=lambda one: one.anonymous), end
+            start = perf_counter()
     except KeyboardInterrupt:
         ended = "interrupted"
     used = max(used, usage(), key=lambda one: one.anonymous)
@@ -201,30 +190,25 @@ def _measure(make: Callable[[], Batches[Any]], seconds: float) -> dict[str, Any]
     }
 
 
-def _rows(batch: Any) -> int:
-    """Samples in a batch: the rows of its first array."""
-    return len(next(iter(batch.values())) if isinstance(batch, dict) else batch[0])
-
-
 def _lines(figures: dict[str, Any]) -> dict[str, str]:
-    """What people want to know, the names of the lines in front."""
+    """The figures for people, by the name of the line."""
+
+    def rounded(number: float) -> str:
+        return f"{float(f'{number:.3g}'):,.0f}"
+
     lines = {"First batch": f"{1000 * figures['first_batch_seconds']:.1f} ms from opening; imports not counted"}
     if "tokens_per_second" not in figures:
         lines["Rate"] = "none: there is one batch only"
     else:
-        rate, each = figures["tokens_per_second"], figures["steady_seconds"] / (figures["batches"] - 1)
-        slow, fast = (f"{_rounded(100 * training / rate, 2)} %" for training in _TRAINING_RATES)
-        slowest = f"slowest batch {1000 * figures['slowest_seconds']:.2f} ms"
-        lines["Rate"] = f"{_rounded(rate)} tokens/s, {_rounded(figures['samples_per_second'])} samples/s; {slowest}"
-        at = f"adds {slow} to a step at {_TRAINING_RATES[0]:,} tokens/s of training, {fast} at {_TRAINING_RATES[1]:,}"
-        lines["Training"] = f"a batch takes {1000 * each:.3f} ms, which {at}"
+        each = figures["steady_seconds"] / (figures["batches"] - 1)
+        rates = f"{rounded(figures['tokens_per_second'])} tokens/s, {rounded(figures['samples_per_second'])} samples/s"
+        lines["Rate"] = f"{rates}; {1000 * each:.3f} ms a batch, at most {1000 * figures['slowest_seconds']:.2f} ms"
     held = format_size(figures["anonymous_bytes"])
     how = "pread, announced ahead" if figures["announced"] else "mapped files (reclaimable)"
     lines["Memory"] = f"{held} beyond imports; {how} {format_size(figures['file_bytes'])}"
     if making := figures["making"]:
         units = f"{making['units_made']:,.0f} of {counted(int(making['units']), 'unit')}"
-        workers = counted(int(making["workers"]), "worker")
-        rate = f"{_rounded(making['tokens_made_per_second'])} tokens/s by {workers}"
+        rate = f"{rounded(making['tokens_made_per_second'])} tokens/s by {counted(int(making['workers']), 'worker')}"
         held, budget = (format_size(int(making[name])) for name in ("memory_bytes", "budget_bytes"))
         lines["Made"] = f"{units}, {making['units_ahead']:,.0f} ahead; {rate}; {held} of {budget}"
         waited = f"{counted(int(making['waits']), 'time')}, {making['waited_seconds']:.2f} s"
@@ -232,13 +216,3 @@ def _lines(figures: dict[str, Any]) -> dict[str, str]:
     samples, batches = counted(figures["delivered"], "sample"), counted(figures["batches"], "batch", "batches")
     lines["Delivered"] = f"{samples} in {batches}, {figures['steady_seconds']:.2f} s; ended by {figures['ended']}"
     return lines
-
-
-def _rounded(number: float, digits: int = 3) -> str:
-    """The digits that count: those behind are others every time.
-
-    >>> _rounded(243_116_021.4), _rounded(0.04123, 2)
-    ('243,000,000', '0.041')
-    """
-    rounded = float(f"{number:.{digits}g}")
-    return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:g}"

@@ -1,17 +1,16 @@
-"""A finished store: `inspect` shows documents as people and as the model see them, `verify` whether it is whole,
-`report` the page that tells how its run went.
-"""
+"""A finished store: `inspect` shows its documents, `verify` checks it, `report` rebuilds the page about its run."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from milldam.cli.commands import json_option
 from milldam.cli.naming import TRAINED_MARKS, has_colours, visible
 from milldam.errors import ConfigError
 from milldam.markup import counted
@@ -22,10 +21,10 @@ if TYPE_CHECKING:
     from milldam.stores.tokens.format import Int64s
     from milldam.stores.tokens.reader import Store
 
-# Of the 256 that terminals have: others would be rounded to these, several to the same.
+# Of the 256 colours that terminals have: others would be rounded to these, several to the same.
 _COLOURS = ("white on color(24)", "white on color(94)", "white on color(22)", "white on color(53)")
 _MARK = "▕"
-"""Behind each token where there are no colours; no tokenizer has it in a special token, as they have the plain bar."""
+"""After each token where there are no colours; special tokens have the plain bar, but not this."""
 _UNTRAINED = ("white on color(236)", "white on color(240)")
 _TRAINED = ("black on color(34)", "black on color(40)")
 _SPECIAL, _TRAINED_SPECIAL = "bold red", "bold white on color(22)"
@@ -48,8 +47,7 @@ _LONGEST_CHARACTER = 6
 @click.option("--ids", is_flag=True, help="Show each token's id after it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per document.")
 def inspect(store: str, split: str | None, start: int, documents: int, tokens: int, ids: bool, as_json: bool) -> None:
-    """Show documents token by token, with their boundaries.
-
+    """
     In conversations, tokens that are trained on are green, or in ⟦ ⟧ if there are no colours.
 
     STORE: a token store: its folder, or an address such as s3://bucket/corpus.milldam, from which only the
@@ -85,13 +83,9 @@ def _as_dict(store: Store, number: int) -> dict[str, Any]:
     found = {"document": number, "tokens": row.tolist(), "text": store.decode(row)}
     if store.has_spans:
         found["spans"] = store.spans(number).tolist()
-    if _has_labels(store):
+    if any(shard.labels is not None for shard in store.shards):
         found["label"] = store.label(number)
     return found
-
-
-def _has_labels(store: Store) -> bool:
-    return any(shard.labels is not None for shard in store.shards)
 
 
 def show_tokens(store: Store, number: int, shown: int, *, ids: bool = False) -> None:
@@ -101,52 +95,56 @@ def show_tokens(store: Store, number: int, shown: int, *, ids: bool = False) -> 
     row = store[number]
     console = Console(highlight=False, soft_wrap=True)
     coloured = has_colours(console)
-    told = [counted(len(row), "token"), *_told(store, number, coloured=coloured)]
-    console.print(f"── document {number:,}: {', '.join(told)} ──", style="bold")
-    spans = store.spans(number) if store.has_spans else None
+    facts, spans = [counted(len(row), "token")], None
+    if store.has_spans:
+        spans = store.spans(number)
+        trained = sum(end - begin for begin, end in spans.tolist())
+        facts.append(f"{trained:,} trained on ({'green' if coloured else f'in {_OPEN} {_CLOSE}'})")
+        if store.manifest.chat is not None and store.manifest.chat["pairs"]:
+            facts.append(f"{'rejected' if number % 2 else 'chosen'} side of pair {number // 2:,}")
+        if any(shard.labels is not None for shard in store.shards):
+            facts.append(f"label {store.label(number)}")
+    console.print(f"── document {number:,}: {', '.join(facts)} ──", style="bold")
     pieces = _pieces(store, row[: shown + _LONGEST_CHARACTER].tolist(), shown, spans)
     console.print(_coloured(pieces, ids=ids) if coloured else _marked(pieces, ids=ids))
     if len(row) > shown:
         console.print(f"... {counted(len(row) - shown, 'more token')}", style="dim")
 
 
-def _told(store: Store, number: int, *, coloured: bool) -> Iterator[str]:
-    """What a store of conversations says of a document."""
-    if not store.has_spans:
-        return
-    trained = sum(end - begin for begin, end in store.spans(number).tolist())
-    yield f"{trained:,} trained on ({'green' if coloured else f'in {_OPEN} {_CLOSE}'})"
-    if store.manifest.chat is not None and store.manifest.chat["pairs"]:
-        yield f"{'rejected' if number % 2 else 'chosen'} side of pair {number // 2:,}"
-    if _has_labels(store):
-        yield f"label {store.label(number)}"
-
-
 class _Piece(NamedTuple):
     """A token, or several that share a character."""
 
     text: str
-    ids: Sequence[int]
+    ids: str
     special: bool
     trained: bool | None
     """None: the store does not say."""
 
 
 def _pieces(store: Store, tokens: list[int], shown: int, spans: Int64s | None) -> Iterator[_Piece]:
-    """What begins in the first `shown` tokens."""
+    """The tokens that begin in the first `shown` ones; those that share a character are one piece."""
     added = store.tokenizer.get_added_tokens_decoder()
     special: set[int | None] = {id for id, token in added.items() if token.special}
     special |= {store.manifest.tokenizer.get("eos"), store.manifest.tokenizer.get("bos")}
-    for start, together in _by_character(store, tokens):
-        if start >= shown:
-            break
-        trained = None if spans is None else bool(((spans[:, 0] < start + len(together)) & (spans[:, 1] > start)).any())
+    start = 0
+    while start < min(shown, len(tokens)):
+        lost, length = 0, 1
+        for count, token in enumerate(tokens[start : start + _LONGEST_CHARACTER], 1):
+            lost += store.decode([token]).count(_LOST)
+            text = store.decode(tokens[start : start + count])
+            if not text.endswith(_LOST):
+                # A document may hold the sign itself: then nothing is gained by joining.
+                length = count if text.count(_LOST) < lost else 1
+                break
+        together = tokens[start : start + length]
+        trained = None if spans is None else bool(((spans[:, 0] < start + length) & (spans[:, 1] > start)).any())
         text = visible(store.decode(together)).replace("\n", "⏎\n")
-        yield _Piece(text, together, together[0] in special, trained)
+        yield _Piece(text, f"[{' '.join(map(str, together))}]", together[0] in special, trained)
+        start += length
 
 
 def _coloured(pieces: Iterable[_Piece], *, ids: bool) -> Text:
-    """Each token on another ground than the one before it."""
+    """Each token on another background than the one before it."""
     from rich.text import Text
 
     text = Text()
@@ -156,13 +154,12 @@ def _coloured(pieces: Iterable[_Piece], *, ids: bool) -> Text:
         if piece.special:
             style = _TRAINED_SPECIAL if piece.trained else _SPECIAL
         text.append(piece.text, style=style)
-        if ids:
-            text.append(_ids(piece), style="dim")
+        text.append(piece.ids if ids else "", style="dim")
     return text
 
 
 def _marked(pieces: Iterable[_Piece], *, ids: bool) -> Text:
-    """With a mark behind each token, and others around what is trained on."""
+    """A mark after each token, and others around those that are trained on."""
     from rich.text import Text
 
     text, inside = Text(), False
@@ -170,47 +167,20 @@ def _marked(pieces: Iterable[_Piece], *, ids: bool) -> Text:
         if inside != bool(piece.trained):
             inside = not inside
             text.append(_OPEN if inside else _CLOSE)
-        text.append(f"{piece.text}{_ids(piece) if ids else ''}{_MARK}")
+        text.append(f"{piece.text}{piece.ids if ids else ''}{_MARK}")
     return text.append(_CLOSE if inside else "")
-
-
-def _ids(piece: _Piece) -> str:
-    return f"[{' '.join(map(str, piece.ids))}]"
-
-
-def _by_character(store: Store, tokens: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
-    """Where each token begins, and the token; with it those that hold the rest of a character it begins."""
-    start = 0
-    while start < len(tokens):
-        stop = start + _shared(store, tokens[start : start + _LONGEST_CHARACTER])
-        yield start, tokens[start:stop]
-        start = stop
-
-
-def _shared(store: Store, tokens: Sequence[int]) -> int:
-    """How many of some tokens it takes to have the characters of the first one whole; 1 when they never are."""
-    lost = 0
-    for count, token in enumerate(tokens, 1):
-        lost += store.decode([token]).count(_LOST)
-        text = store.decode(tokens[:count])
-        if not text.endswith(_LOST):
-            # A document may hold the sign itself: then nothing is gained.
-            return count if text.count(_LOST) < lost else 1
-    return 1
 
 
 @click.command()
 @click.argument("store", type=click.Path(path_type=Path))
 @click.option("--open-path", is_flag=True, help="Print the page as a file:// address, to be opened in a browser.")
 def report(store: Path, open_path: bool) -> None:
-    """Rebuild a finished run's report and print its path.
-
+    """
     The report is run/report.html in the store.
 
     \b
     milldam report corpus.milldam
     """
-    from milldam.cli.naming import visible
     from milldam.report import write_report
 
     path = write_report(store)
@@ -219,10 +189,9 @@ def report(store: Path, open_path: bool) -> None:
 
 @click.command()
 @click.argument("store")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
 def verify(store: str, as_json: bool) -> None:
-    """Check a store: hashes, counts, indexes and token ids.
-
+    """
     Reads every file. Exits with 1 if something is wrong.
 
     STORE: tokens, question-answering features or a table. At an address, every file is streamed once.

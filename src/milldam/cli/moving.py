@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from milldam.choices import Side
-from milldam.cli.commands import JobCommand, Request, choice, end_interrupted, job_options, json_option
+from milldam.cli.commands import (
+    JobCommand,
+    Request,
+    choice,
+    end_interrupted,
+    job_options,
+    json_option,
+    quiet_option,
+    together,
+)
 from milldam.cli.summaries import show_summary
 from milldam.errors import EXIT_INTERRUPTED
 from milldam.formats import FORMATS, READ
@@ -27,21 +36,25 @@ if TYPE_CHECKING:
     from milldam.run.summary import Summary
 
 
+def _out(what: str, metavar: str = "PATH") -> Callable[..., Any]:
+    return click.option("-o", "--out", type=click.Path(path_type=Path), required=True, metavar=metavar, help=what)
+
+
 @click.command(cls=JobCommand)
 @click.argument("store")
-@click.option("--to", type=click.Choice(FORMATS), required=True, help="Format to write.")
-@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="File, file pair or folder to write.")
-@click.option("--split", metavar="NAME", help="Write only this split. [default: all, if the format can hold them]")
-@click.option("--seq-len", type=int, metavar="N", help="Rows of N tokens, end to end. [default: one document per row]")
-@click.option("--side", type=choice(Side), help="Of preference pairs, write only this side. [default: pairs]")
-@click.option("--dtype", metavar="D", help="Type of the tokens, such as uint16 or int32. [default: by format]")
-@click.option(
-    "--shard-size", default="256MB", metavar="SIZE", show_default=True, help="Size of the files, if there are several."
+@together(
+    "Format",
+    click.option("--to", type=click.Choice(FORMATS), required=True, help="Format to write."),
+    _out("File, file pair or folder to write."),
+    click.option("--split", metavar="NAME", help="Write only this split. [default: all, if the format can hold them]"),
+    click.option("--seq-len", type=int, metavar="N", help="Rows of N tokens. [default: one document per row]"),
+    click.option("--side", type=choice(Side), help="Of preference pairs, write only this side. [default: pairs]"),
+    click.option("--dtype", metavar="D", help="Type of the tokens, such as uint16 or int32. [default: by format]"),
+    click.option("--shard-size", default="256MB", metavar="SIZE", show_default=True, help="Size of several files."),
 )
 @job_options()
 def export(store: str, to: str, out: Path, **options: Any) -> Request[ExportSummary]:
-    """Write a store as files that other tools read.
-
+    """
     Memory is bounded. If it is interrupted or killed, run the same command to resume. Files appear when
     they are complete.
 
@@ -59,36 +72,32 @@ def export(store: str, to: str, out: Path, **options: Any) -> Request[ExportSumm
 
 @click.command("import", cls=JobCommand)
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@click.option(
-    "-o", "--out", type=click.Path(path_type=Path), required=True, metavar="STORE", help="Folder for the store."
+@together(
+    "Format",
+    _out("Folder for the store.", "STORE"),
+    click.option("--from", "format", type=click.Choice(READ), help="Format of SOURCE. [default: that of the files]"),
+    click.option("--tokenizer", metavar="NAME", help="Folder, file or Hub name of the tokenizer. [default: none]"),
+    click.option("--column", metavar="NAME", help="Column with the token ids. [default: input_ids or tokens]"),
+    click.option(
+        "--masks",
+        metavar="NAME",
+        help="Column with the loss mask, or none. [default: labels, assistant_masks or completion_mask]",
+    ),
+    click.option("--eos", type=int, metavar="ID", help="Join all rows and cut documents after this id."),
+    click.option("--bos", type=int, metavar="ID", help="The same, but cut before this id, as in llm.c's files."),
+    click.option("--dtype", metavar="DTYPE", help="Type of the tokens in .bin files. [default: uint16]"),
+    click.option("--split", metavar="NAME", help="Split to read, and its name in the store. [default: all, or train]"),
+    click.option(
+        "--vocab-size",
+        type=int,
+        metavar="N",
+        help="Size of the vocabulary. [default: by tokenizer or ids]",
+    ),
+    click.option("--shard-size", default="256MB", metavar="SIZE", show_default=True, help="Size of the store's files."),
 )
-@click.option(
-    "--from", "format", type=click.Choice(READ), help="Format of SOURCE. [default: recognised from the files]"
-)
-@click.option(
-    "--tokenizer", metavar="NAME", help="Tokenizer that made the tokens: a folder, file or Hub name. [default: none]"
-)
-@click.option("--column", metavar="NAME", help="Column with the token ids. [default: input_ids or tokens]")
-@click.option(
-    "--masks",
-    metavar="NAME",
-    help="Column with the loss mask, or none. [default: labels, assistant_masks or completion_mask]",
-)
-@click.option("--eos", type=int, metavar="ID", help="Join all rows and cut documents after this id.")
-@click.option("--bos", type=int, metavar="ID", help="The same, but cut before this id, as in llm.c's files.")
-@click.option("--dtype", metavar="DTYPE", help="Type of the tokens in .bin files. [default: uint16]")
-@click.option("--split", metavar="NAME", help="Split to read, and its name in the store. [default: all, or train]")
-@click.option(
-    "--vocab-size",
-    type=int,
-    metavar="N",
-    help="Size of the vocabulary, if there is no tokenizer. [default: the largest id + 1]",
-)
-@click.option("--shard-size", default="256MB", metavar="SIZE", show_default=True, help="Size of the store's files.")
 @job_options()
 def import_(sources: tuple[str, ...], out: Path, **options: Any) -> Request[ImportSummary]:
-    """Make a store from tokens that another tool wrote.
-
+    """
     SOURCE: .npy, .bin of nanoGPT or llm.c, a .bin/.idx pair of Megatron, Parquet, Arrow, or a folder of save_to_disk.
     Each row, or each flat file, becomes one document. With --eos all are joined and cut after each such
     token, with --bos before it. If it is interrupted or killed, run the same command to resume; if the source has
@@ -105,9 +114,6 @@ def import_(sources: tuple[str, ...], out: Path, **options: Any) -> Request[Impo
     return Request(partial(run_import, settings), partial(array_of, settings))
 
 
-_quiet = click.option("-q", "--quiet", is_flag=True, help="No progress or summary.")
-
-
 @click.command()
 @click.argument("store", type=click.Path(path_type=Path))
 @click.argument("repo", metavar="USER/NAME")
@@ -116,19 +122,9 @@ _quiet = click.option("-q", "--quiet", is_flag=True, help="No progress or summar
 @click.option("--message", help="Commit message.")
 @click.option("--dry-run", is_flag=True, help="Show what would be sent and removed; change nothing.")
 @json_option
-@_quiet
-def push(
-    store: Path,
-    repo: str,
-    public: bool,
-    revision: str | None,
-    message: str | None,
-    dry_run: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
-    """Push a store to the Hugging Face Hub, with a card.
-
+@quiet_option
+def push(store: Path, repo: str, as_json: bool, quiet: bool, **options: Any) -> None:
+    """
     STORE: tokens or a table. Private unless --public. Files that are already
     there are not sent again; if it is interrupted or killed, run the same command to resume. The access token comes
     from the variable HF_TOKEN or `hf auth login`. Only the files of the store and its card are sent: no run folder, no
@@ -140,8 +136,7 @@ def push(
     """
     from milldam.hub.pushing import push_store
 
-    call = partial(push_store, store, repo, public=public, revision=revision, message=message, dry_run=dry_run)
-    _move(call, as_json=as_json, quiet=quiet)
+    _move(partial(push_store, store, repo, **options), as_json=as_json, quiet=quiet)
 
 
 @click.command()
@@ -150,10 +145,9 @@ def push(
 @click.option("--revision", metavar="REVISION", help="Branch, tag or commit. [default: main]")
 @click.option("--split", metavar="NAME", help="Fetch only this split of a token store.")
 @json_option
-@_quiet
-def pull(repo: str, out: Path | None, revision: str | None, split: str | None, as_json: bool, quiet: bool) -> None:
-    """Fetch a store from the Hugging Face Hub.
-
+@quiet_option
+def pull(repo: str, out: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
+    """
     Fetches what `milldam push` sent, and compares every file with the manifest. Files that are here and complete are
     kept; if it is interrupted or killed, run the same command to resume. The store then opens memory-mapped, like any
     local one.
@@ -164,7 +158,7 @@ def pull(repo: str, out: Path | None, revision: str | None, split: str | None, a
     """
     from milldam.hub.pulling import pull_store
 
-    _move(partial(pull_store, repo, out, revision=revision, split=split), as_json=as_json, quiet=quiet)
+    _move(partial(pull_store, repo, out, **options), as_json=as_json, quiet=quiet)
 
 
 def _move(call: Callable[..., Summary[Any]], *, as_json: bool, quiet: bool) -> None:
@@ -172,18 +166,18 @@ def _move(call: Callable[..., Summary[Any]], *, as_json: bool, quiet: bool) -> N
 
     Interrupted, it does not wait for the threads of huggingface_hub, which wait for the network: a kill does no harm.
     """
-    before = {number: signal.signal(number, _end_at_once) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def end_at_once(number: int, frame: FrameType | None) -> None:
+        try:
+            end_interrupted()
+        finally:
+            sys.stderr.flush()
+            os._exit(EXIT_INTERRUPTED)
+
+    before = {number: signal.signal(number, end_at_once) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         summary = call(progress=not quiet and sys.stderr.isatty())
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     show_summary(summary, as_json=as_json, quiet=quiet)
-
-
-def _end_at_once(number: int, frame: FrameType | None) -> None:
-    try:
-        end_interrupted()
-    finally:
-        sys.stderr.flush()
-        os._exit(EXIT_INTERRUPTED)

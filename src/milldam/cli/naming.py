@@ -1,6 +1,5 @@
-"""Settings in messages as the options of a command, and what an option that does not exist may have meant.
-
-Text made fit to be printed: harmless whatever its origin, and in columns.
+"""Settings in messages as the options of a command, the likely meaning of an unknown option, and text that is safe to
+print.
 """
 
 from __future__ import annotations
@@ -18,18 +17,22 @@ if TYPE_CHECKING:
 
 _SET = "overrides"
 DESCRIBED = "milldam.described"
-"""Where the context of `run-units` and `slurm` keeps the command that they were given."""
+"""Where the context of `run-units` and `slurm` keeps the command that they describe."""
 
 
 def as_option(command: click.Command, setting: Setting, within: click.Command | None = None) -> str:
     """A setting as the command takes it: --text-column body, or --set datasets.0.text_column=body.
 
-    `within`: a command that was given the other one.
+    `within`: the command that describes it.
     """
     known = {**({} if within is None else _options(within)), **_options(command)}
-    # Of what has several options, such as chat.template, these are named for it: --chat-template.
+    # Options of a block are named for it: chat.template is --chat-template.
     option = known.get(setting.path.replace(".", "_")) or known.get(setting.name)
-    value = _text(setting.value)
+    value = "" if setting.value is None else str(setting.value)
+    if isinstance(setting.value, dict):
+        value = ",".join(f"{name}={one}" for name, one in setting.value.items())
+    elif isinstance(setting.value, list | tuple):
+        value = ",".join(map(str, setting.value))
     if option is not None:
         long = max(option.opts, key=len)
         return long if option.is_flag or not value else f"{long} {shlex.quote(value)}"
@@ -37,54 +40,41 @@ def as_option(command: click.Command, setting: Setting, within: click.Command | 
         return setting.name.upper()
     if _SET not in _options(command):
         return str(setting)
-    if isinstance(setting.value, dict):
-        return f"--set {shlex.quote(f'{setting.path}.{value}')}"
-    return f"--set {shlex.quote(f'{setting.path}={value}')}" if value else setting.path
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, dict):
-        return ",".join(f"{name}={one}" for name, one in value.items())
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    equals = "." if isinstance(setting.value, dict) else "="
+    return f"--set {shlex.quote(f'{setting.path}{equals}{value}')}" if value else setting.path
 
 
 def explained(error: click.NoSuchOption) -> click.NoSuchOption:
-    """The same error with a hint that helps, or none."""
-    hint = "" if error.ctx is None else _hint(error.option_name, error.ctx.command)
+    """The same error with a hint: the option that means it, or where its setting is."""
+    from milldam.config.checking import keys_of, meant_setting
+
+    hint = ""
+    if error.ctx is not None:
+        command, word = error.ctx.command, error.option_name.lstrip("-")
+        options, place, by_file = _options(command), meant_setting(word), False
+        by_file = _SET in options
+        names = [max(option.opts, key=len).lstrip("-") for option in options.values()]
+        near = nearest(word.replace("_", "-"), names)
+        if (by_file or command.name == "tokenize") and place is None:
+            from milldam.config.settings import Config
+
+            key = word.replace("-", "_")
+            place = key if key in keys_of(Config) else None
+        if place is not None and Setting(place).name in options:
+            hint = f" Did you mean {as_option(command, Setting(place))}?"
+        elif place == "datasets.0.path" and (by_file or command.name == "tokenize"):
+            hint = " Name the input without an option."
+        elif place is not None and by_file:
+            hint = f" Did you mean --set {place}=...?"
+        elif place is not None and command.name == "tokenize":
+            hint = f" It is {place} in a file for `milldam preprocess`."
+        elif near:
+            hint = f" Did you mean --{near}?"
     return click.NoSuchOption(error.option_name, f"No such option: {error.option_name}.{hint}", ctx=error.ctx)
 
 
-def _hint(word: str, command: click.Command) -> str:
-    from milldam.config.checking import meant_setting
-
-    options = _options(command)
-    meant = meant_setting(word)
-    if meant is not None and Setting(meant).name in options:
-        return f" Did you mean {as_option(command, Setting(meant))}?"
-    hint = _of_a_job(word, meant, by_file=_SET in options) if _SET in options or command.name == "tokenize" else ""
-    known = [max(option.opts, key=len).lstrip("-") for option in options.values()]
-    near = nearest(word.lstrip("-").replace("_", "-"), known)
-    return hint or (f" Did you mean --{near}?" if near else "")
-
-
-def _of_a_job(word: str, meant: str | None, *, by_file: bool) -> str:
-    """Of what a job that makes tokens does, but has no option for: it is elsewhere, or in a file."""
-    from milldam.config.checking import keys_of
-    from milldam.config.settings import Config
-
-    key = word.lstrip("-").replace("-", "_")
-    path = meant or (key if key in keys_of(Config) else None)
-    if path == "datasets.0.path":
-        return " Name the input without an option."
-    if path is None:
-        return ""
-    return f" Did you mean --set {path}=...?" if by_file else f" It is {path} in a file for `milldam preprocess`."
-
-
 def _options(command: click.Command) -> dict[str, click.Option]:
-    """The options of a command by the settings that they give."""
+    """The options of a command by their settings."""
     return {str(option.name): option for option in command.params if isinstance(option, click.Option)}
 
 
@@ -93,7 +83,7 @@ _VISIBLE = _PICTURES | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
 def visible(text: str) -> str:
-    """Control characters as pictures, line ends apart: what we print must not steer the terminal."""
+    """Control characters as pictures, except line ends: printed text must not steer the terminal."""
     return text.translate(_VISIBLE)
 
 
@@ -111,7 +101,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 TRAINED_MARKS = "⟦", "⟧"
-"""Around what is trained on where there are no colours."""
+"""Around text that is trained on where there are no colours."""
 
 
 def has_colours(console: Console) -> bool:

@@ -10,23 +10,23 @@ from typing import Any
 
 import click
 
+from milldam.cli.commands import json_option
 from milldam.errors import ConfigError, StoreError
 from milldam.markup import counted
 from milldam.memory import format_size
 
 _STUCK_SECONDS = 120
 _COUNTED = {"tokens": ("documents", "tokens"), "table": ("rows",)}
-"""What is safe, by kind of store; told also while it is nothing."""
+"""Counts of what is safe, by kind of store; shown while they are 0 too."""
+_NAME_IT = "Name the folder or file that a run makes: its -o or out."
 
 
 @click.command()
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print the status as JSON.")
+@json_option
 def status(out: Path, as_json: bool) -> None:
-    """Show whether a run is working, stuck, ended or finished.
-
-    Also shows the unit of each worker and how much of the result is safe. OUT is what the run makes: a folder or an
-    export.
+    """
+    Also shows the unit of each worker and how much of the result is safe. OUT: the folder or file that the run makes.
 
     \b
     milldam status corpus.milldam
@@ -36,113 +36,94 @@ def status(out: Path, as_json: bool) -> None:
 
 
 def read_status(out: Path) -> dict[str, Any]:
-    """The state of a result and, where there is a run, what it last wrote down; so do its array tasks."""
-    from milldam.formats.exporting import exported
+    """The state of a result and, if there is a run, its last report and those of its array tasks."""
+    from milldam.formats.exporting import EXPORT
     from milldam.input_files import nearby
-    from milldam.run.folder import (
-        FINISHED,
-        NEW,
-        RunFolder,
-        find_work_folder,
-        is_at_work,
-        kind_in,
-        read_status,
-        task_statuses,
-    )
+    from milldam.run import folder as runs
     from milldam.run.records import RECORDS, safe_counts
     from milldam.stores.kinds import TOKENS
 
-    work = find_work_folder(out)  # in or beside it
+    work = runs.find_work_folder(out)  # in or beside it
     if work is None and not out.exists():
-        raise ConfigError(
-            f"{out}: no such file or folder.{nearby(str(out))}\n"
-            "Name what a run makes: what was given to it as -o or out."
-        )
-    if work is None and (sizes := exported(out).get("sizes")):
-        return {"state": FINISHED, "safe": {"files": len(sizes)}}
+        raise ConfigError(f"{out}: no such file or folder.{nearby(str(out))}\n{_NAME_IT}")
     folder = work or out
     if folder.is_file():
-        raise StoreError(f"{out}: a file; status is of what a run makes. `milldam stats` tells of files.")
-    kind = kind_in(folder) or TOKENS
-    run = RunFolder(folder, kind)
-    state, is_running = run.state(), is_at_work(run.folder)
-    if state == NEW and not is_running:
-        raise StoreError(f"{out}: no run and no store here.\nName what a run makes: what was given to it as -o or out.")
-    last = read_status(run.folder)
+        raise StoreError(f"{out}: a file that no run makes. `milldam stats` shows what is in files.")
+    kind = EXPORT if (folder / EXPORT.manifest).exists() else runs.kind_in(folder) or TOKENS
+    run = runs.RunFolder(folder, kind)
+    state, is_running = run.state(), runs.is_at_work(run.folder)
+    if state == runs.NEW and not is_running:
+        raise StoreError(f"{out}: no run and no store here.\n{_NAME_IT}")
+    last = runs.read_status(run.folder)
     safe = dict.fromkeys(_COUNTED.get(run.plan().get("kind", kind.name), ()), 0) | safe_counts(run.journal, RECORDS)
-    if state == FINISHED:
+    if state == runs.FINISHED:
         return {"state": state, "safe": safe, **last}
     tasks = {}
-    for label, told in task_statuses(run.folder).items():
-        of_task = ("stuck" if _is_silent(told) else "working") if told["held"] else str(told.get("state", "ended"))
-        tasks[label] = told | {"state": of_task}
+    for label, report in runs.task_statuses(run.folder).items():
+        held = "stuck" if _is_silent(report) else "working"
+        tasks[label] = report | {"state": held if report["held"] else str(report.get("state", "ended"))}
     state = "ended"
     if is_running:
-        at_work = [told for told in tasks.values() if told["held"]] or [last]
+        at_work = [report for report in tasks.values() if report["held"]] or [last]
         state = "stuck" if all(map(_is_silent, at_work)) else "working"
-    # Those of the plan, where it has them: a stage such as a probe has units of its own.
+    # The units of the plan, if it has them: a stage such as a probe has units of its own.
     found = {"safe": safe, **last, "units": len(run.units) or last.get("units"), "state": state}
     return found | ({"array_tasks": tasks} if tasks else {})
 
 
-def _is_silent(told: dict[str, Any]) -> bool:
-    """Whether nothing was heard for a while, neither of a run or array task nor of its workers."""
-    heard = max([told.get("time", time.time()), *(worker["time"] for worker in told.get("workers", {}).values())])
-    return bool(time.time() - heard > _STUCK_SECONDS)
+def _is_silent(report: dict[str, Any]) -> bool:
+    """Whether neither a run or array task nor its workers have reported for a while."""
+    times = [report.get("time", time.time()), *(worker["time"] for worker in report.get("workers", {}).values())]
+    return bool(time.time() - max(times) > _STUCK_SECONDS)
 
 
 def _lines(out: Path, found: dict[str, Any]) -> list[str]:
-    safe, state = found["safe"], found["state"]
+    safe, state, tasks = found["safe"], found["state"], found.get("array_tasks", {})
     done, all_units = safe.get("units_done", 0), found.get("units")
     kept = [counted(done, "unit")] if "units_done" in safe else []
-    shown = ("documents", "tokens", "rows", "files")
-    kept += [counted(count, name.removesuffix("s")) for name, count in safe.items() if name in shown]
+    names = ("documents", "tokens", "rows", "files")
+    kept += [counted(count, name.removesuffix("s")) for name, count in safe.items() if name in names]
     if state == "finished":
         return [f"{out}: finished; {', '.join(kept)}."]
     units = f"{done}/{counted(all_units, 'unit')}" if all_units else counted(done, "unit")
-    tasks, safe_line = _task_lines(found.get("array_tasks", {})), f"Safe: {', '.join(kept)}."
+    lines = [f"Safe: {', '.join(kept)}."]
     if state == "ended":
-        lines = [f"{out}: ended before it was done ({units}).", safe_line, *tasks]
+        lines.insert(0, f"{out}: ended before it was done ({units}).")
+        resume = ["Make the same call, or run the same command, again to resume."]
         if tasks:
-            return [*lines, "Queue the job again to resume."]
-        if not found.get("command"):
-            return [*lines, "Make the same call, or run the same command, again to resume."]
-        there = "" if Path.cwd() == Path(found["directory"]) else f" in {shlex.quote(found['directory'])}"
-        return [*lines, f"To resume, run the same command again{there}:", f"  {shlex.join(found['command'])}"]
+            resume = ["Queue the job again to resume."]
+        elif found.get("command"):
+            there = "" if Path.cwd() == Path(found["directory"]) else f" in {shlex.quote(found['directory'])}"
+            resume = [f"To resume, run the same command again{there}:", f"  {shlex.join(found['command'])}"]
+        return [*lines, *_task_lines(tasks), *resume]
     if tasks and not found.get("pid"):
-        return [f"{out}: {state}, in array tasks, {units}", safe_line, *tasks]
-    lines = [
-        f"{out}: {state}, process {found.get('pid')} on {found.get('host')}, stage {found.get('stage')}, "
-        f"{units}, {found.get('elapsed', 0):.0f} s",
-        f"Memory: {format_size(found.get('anonymous_bytes', 0))} of {format_size(found.get('budget_bytes', 0))}",
-        safe_line,
-    ]
-    noun = "row" if "rows" in safe else "document"
+        return [f"{out}: {state}, in array tasks, {units}", *lines, *_task_lines(tasks)]
+    process = f"process {found.get('pid')} on {found.get('host')}, stage {found.get('stage')}"
+    memory = f"{format_size(found.get('anonymous_bytes', 0))} of {format_size(found.get('budget_bytes', 0))}"
+    lines[:0] = [f"{out}: {state}, {process}, {units}, {found.get('elapsed', 0):.0f} s", f"Memory: {memory}"]
     for number, worker in sorted(found.get("workers", {}).items()):
         moved = f"{format_size(worker.get('input_bytes', 0))} of it"
+        if "documents" in worker:
+            moved = counted(worker["documents"], "row" if "rows" in safe else "document")
         lines.append(
-            f"  worker {number} (process {worker['pid']}): unit {worker['unit']}, "
-            f"{counted(worker['documents'], noun) if 'documents' in worker else moved}, "
+            f"  worker {number} (process {worker['pid']}): unit {worker['unit']}, {moved}, "
             f"{format_size(worker.get('anonymous_bytes', 0))}, last seen {time.time() - worker['time']:.0f} s ago"
         )
-    return lines + tasks
+    return lines + _task_lines(tasks)
 
 
 def _task_lines(tasks: dict[str, Any]) -> list[str]:
     """A line for each array task that is not done, and one for all that are."""
     lines, done = [], 0
-    for label, told in tasks.items():
-        line = f"  {label}: {told['state']}"
-        if told["state"] == "done":
-            done += 1
-        elif told["state"] == "failed":
-            lines.append(f"{line} on {told.get('host')}: {told.get('message')}")
-        elif "units" not in told:
+    for label, task in tasks.items():
+        line = f"  {label}: {task['state']}"
+        done += task["state"] == "done"
+        if task["state"] == "failed":
+            lines.append(f"{line} on {task.get('host')}: {task.get('message')}")
+        elif task["state"] != "done" and "units" in task:
+            held = f"{format_size(task['anonymous_bytes'])} of {format_size(task['budget_bytes'])}"
+            units = f"{task['units_done']} of about {counted(task['units'], 'unit')}"
+            lines.append(f"{line}, process {task['pid']} on {task['host']}, {units}, {task['elapsed']:.0f} s, {held}")
+        elif task["state"] != "done":
             lines.append(line)
-        else:
-            held = f"{format_size(told['anonymous_bytes'])} of {format_size(told['budget_bytes'])}"
-            lines.append(
-                f"{line}, process {told['pid']} on {told['host']}, {told['units_done']} of about "
-                f"{counted(told['units'], 'unit')}, {told['elapsed']:.0f} s, {held}"
-            )
     return lines + ([f"  {counted(done, 'array task')} done"] if done else [])

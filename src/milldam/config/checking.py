@@ -15,6 +15,7 @@ import ast
 import inspect
 import itertools
 import math
+import os
 import re
 import sys
 import textwrap
@@ -26,7 +27,6 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from milldam.errors import ConfigError, Setting, did_you_mean, nearest
-from milldam.files import in_home
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -306,7 +306,7 @@ def _as_meant(kinds: Kinds, value: Any, default: Any = MISSING) -> Any:
         if float in kinds.scalars:
             return typed
     if str in kinds.scalars and (isinstance(value, str | PurePath) or type(value) in (int, float)):
-        return in_home(text) if text.startswith("~/") else text
+        return os.path.expanduser(text) if text.startswith("~/") else text
     if (typed is False or text.lower() in _OFF) and (kinds.off or kinds.optional):
         return kinds.off
     if typed is True and isinstance(default, str) and default not in _OFF:

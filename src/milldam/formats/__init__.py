@@ -1,16 +1,16 @@
 """The files of other tools: a store -> their files, their tokens -> a store, and their files opened where they lie.
 
-npy, nanogpt, megatron, hf, parquet     a tool each: how it is opened, read and written; mds: written alone
-foreign      a file as training sees it where it lies
-rows         what hf, parquet and mds have in common when they are written: rows in files of about a size
-columns      what hf and parquet have in common: a column of Arrow, and those that say what is trained on
-writing      a file to export, and what writing it needs to know; flat files
-finding      what the user names -> the files to import, and what an index or the user says of them
+npy, nanogpt, megatron, hf, parquet     a tool each: how its files are opened, read and written; mds: only written
+foreign      a flat file, read by training where it lies
+columns      documents from columns of Arrow and Parquet files: what hf and parquet read
+rows         files of rows of about a size: what hf, parquet and mds write
+writing      a file to export, and tokens in one large file: what npy, nanogpt and megatron write
+finding      what the user names -> the files to import
 importing    the job of import: tokens -> documents -> shards
 exporting    the job of export, and where its files go
 
-Streamed both ways: memory does not grow with the data. Killed anywhere, the same call goes on where it stopped and
-makes the same bytes. What was made from something else or with other options is never mixed in.
+Streamed both ways: memory does not grow with the data. Killed anywhere, the same call resumes and makes the same bytes.
+What was made from something else or with other options is never mixed in.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
 
 from milldam.choices import Side
 
@@ -41,23 +41,21 @@ FORMATS: tuple[str, ...] = get_args(FormatName)
 
 
 class Format(Protocol):
-    """A module that writes the files of one tool, and reads them unless it is not in `READ`. It may also have
+    """A module that writes the files of one tool, and reads them if it is in `READ`. It may also have
 
     open_file(path, asked) -> ForeignFile           opens a file where it lies; its ending is in `foreign.OPENERS`
     indexed(folder, split) -> list of SourceFile    the files of a folder that its index describes; None: no index
-    check_out(store, out) -> None                   refuses names that it can't write
     complete_folder(export, split, folder, made)    what makes a folder complete; of each file: file, rows, bytes, xxh3
-    outdated(out) -> tuple of paths                 what others wrote beside OUT, which would be wrong of the new file
     """
 
     SUFFIXES: tuple[str, ...]
-    """How the names of plain files end that it reads."""
+    """Endings of the files that it reads."""
     SHAPE: str
-    """ "file": OUT;  "pair": OUT.bin and OUT.idx;  "folder": OUT/"""
+    """ "file": OUT, with one of the endings;  "pair": OUT.bin and OUT.idx;  "folder": OUT/"""
     ALL_SPLITS: bool
     """A store of several splits is written whole, as a folder with a part for each."""
     OPTIONS: tuple[str, ...]
-    """Which of seq_len, dtype and shard_size it knows; others are refused."""
+    """Which of seq_len, dtype, shard_size and side it knows; others are refused."""
     DTYPES: tuple[str, ...]
     """That it can write; of those that hold the vocabulary the first is the default."""
 
@@ -77,8 +75,7 @@ def load_format(name: str) -> Format:
     if name not in FORMATS:
         raise ConfigError(f'No format "{name}"; there are {", ".join(FORMATS)}.{did_you_mean(name, FORMATS)}')
     module: Any = importlib.import_module(f"milldam.formats.{name}")
-    found: Format = module
-    return found
+    return cast("Format", module)
 
 
 def export(
@@ -108,11 +105,11 @@ def export(
     >>> milldam.export("corpus.milldam", "nanogpt", "train.bin").counts["tokens"] == store.tokens
     True
     """
-    given = {name: value for name, value in locals().items() if name != "store"}
+    settings = {name: value for name, value in locals().items() if name != "store"}
     from milldam.config.checking import checked_settings
     from milldam.formats.exporting import ExportSettings, run_export
 
-    return run_export(store, checked_settings(ExportSettings, given))
+    return run_export(store, checked_settings(ExportSettings, settings))
 
 
 def import_tokens(
@@ -150,10 +147,10 @@ def import_tokens(
     >>> milldam.import_tokens("train.bin", "imported.milldam", eos=0, tokenizer="tokenizer/")
     Store('imported.milldam': 91 documents, 23,862 tokens, uint16)
     """
-    given = {**locals()}
+    settings = {**locals()}
     from milldam.config.checking import checked_settings
     from milldam.formats.importing import ImportSettings, run_import
     from milldam.loader.stores import Store
 
-    run_import(checked_settings(ImportSettings, given))
+    run_import(checked_settings(ImportSettings, settings))
     return Store(Path(out))

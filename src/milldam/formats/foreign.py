@@ -9,17 +9,24 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError, InputError, Setting
 from milldam.files import hash_bytes
+from milldam.loader.reading import Reader, open_reader
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.loader.views import Trainable
 from milldam.stores.kinds import TokenizerFacts
+from milldam.stores.tokens.reader import in_blocks
+from milldam.stores.tokens.writer import Tokens
+
+if TYPE_CHECKING:
+    from milldam.formats.finding import ReadRules, SourceFile
 
 OPENERS = {".npy": "npy", ".bin": "nanogpt", ".idx": "megatron"}
 """How the name of a file ends -> the module here that opens it. A .bin with an .idx beside it is Megatron's."""
@@ -48,9 +55,7 @@ class ForeignFile(Trainable):
     ) -> None:
         """`asked`: the dtype that the user says it has; `vocab_size`, `tokenizer`: where the file says them."""
         if asked is not None and asked != dtype:
-            raise ConfigError(
-                f"{file.path}: says itself that it holds {dtype}, and dtype={asked} is asked for. Leave dtype out."
-            )
+            raise ConfigError(f"{file.path}: holds {dtype}, as its header says, not {asked}. Leave dtype out.")
         if file.tokens == 0:
             raise InputError(f"{file.path}: no tokens in it. There is nothing to train on.")
         self.kind, self.dtype, self.vocab_size = kind, dtype, vocab_size
@@ -84,7 +89,7 @@ class ForeignFile(Trainable):
         beside = self.path.with_name(f"{name}{self.path.suffix}")
         other = f": open {beside}" if beside.exists() else ", such as train.bin and val.bin"
         raise ConfigError(
-            f'{self.path}: has no splits, and "{name}" is asked for. Here each split is a file of its own{other}.\n'
+            f'{self.path}: has no split "{name}". Here each split is a file of its own{other}.\n'
             "Or cut this one by tokens: .split(train=0.9, val=...)"
         )
 
@@ -123,6 +128,19 @@ def open_foreign(path: Path, dtype: npt.DTypeLike | None = None) -> ForeignFile:
         return opened
     except OSError as error:
         raise InputError(f"{path}: can't be read ({error.strerror}).") from None
+
+
+def read_flat(source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
+    """All of a file as one document, in blocks: `read` of a format."""
+    file = open_foreign(source.path, rules.dtype)
+    yield from stretch(open_reader(file.stream(), "pread"), 0, file.tokens)
+
+
+def stretch(reader: Reader, start: int, count: int) -> Iterator[Tokens]:
+    """One document in blocks, open until its last."""
+    for begin, end in in_blocks(start, count):
+        length = np.array([end - begin])
+        yield Tokens(reader.runs(np.array([begin]), length), length, open=end < start + count)
 
 
 def token_dtype_of(given: npt.DTypeLike) -> np.dtype[Any]:

@@ -19,7 +19,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -48,10 +47,11 @@ from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import (
     SHARD_FILES,
     Manifest,
-    ManifestText,
     Shard,
     ShardSpool,
     Totals,
+    read_facts,
+    read_shards,
     totals_by_split,
 )
 from milldam.stores.tokens.writer import ShardWriter, Tokens
@@ -143,10 +143,11 @@ class ImportUnit:
     """Files that are read one after the other."""
 
     split: str
-    files: tuple[SourceFile, ...]
+    files: tuple[tuple[str, str], ...]
+    """Format and path."""
     size: int
     key: str
-    """Changes when a file changes, or what is said of it."""
+    """Changes when a file changes, or is read as another format."""
 
     @classmethod
     def of(cls, files: list[SourceFile]) -> ImportUnit:
@@ -154,15 +155,19 @@ class ImportUnit:
         # By its name: data that moves to another folder is still the same data.
         states = [[(Path(one.path).name, one.size, one.version) for one in each] for each in listed]
         split, size = str(files[0].split), sum(one.size for each in listed for one in each)
-        return cls(split, tuple(files), size, key_of(split, key_of(states, [file.format for file in files])))
+        key = key_of(split, key_of(states, [file.format for file in files]))
+        return cls(split, tuple((file.format, str(file.path)) for file in files), size, key)
+
+    @property
+    def sources(self) -> list[SourceFile]:
+        return [SourceFile(format, Path(path), self.split) for format, path in self.files]
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"files": [(file.format, str(file.path)) for file in self.files]}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> ImportUnit:
-        files = (SourceFile(format, Path(path), value["split"]) for format, path in value["files"])
-        return cls(**value | {"files": tuple(files)})
+        return cls(**value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +180,7 @@ class _ListedFile:
 
 
 def _listed(file: SourceFile) -> Iterator[_ListedFile]:
-    """What a file is read from, as it is now."""
+    """The files that a source is read from, as they are now."""
     for path in (file.path, file.path.with_suffix(".idx")) if file.format == "megatron" else (file.path,):
         try:
             status = os.stat(path)
@@ -195,26 +200,27 @@ class ImportJob(engine.Job[ImportSummary]):
     def __init__(self, settings: ImportSettings) -> None:
         self._settings, self.workers = settings, settings.workers
         self._vocab_size = settings.vocab_size
-        found = settings.tokenizer is None and settings.vocab_size is None
-        self.stage_names = ("scan", "import") if found else ("import",)
-
-    # ---- before ----
+        scans = settings.tokenizer is None and settings.vocab_size is None
+        self.stage_names = ("scan", "import") if scans else ("import",)
+        # A stream that is cut at an id has no rows that a mask could belong to.
+        masks = settings.masks if settings.border is None else "none"
+        self._rules = ReadRules(settings.column, settings.dtype, masks)
 
     def prepare(self, run: Session) -> Identity:
         settings = self._settings
         sources = [Path(source).expanduser() for source in settings.source]
         self._files = find_files(sources, settings.format, settings.split)
-        self._tokenizer, self._tokenizer_json = self._look_up_tokenizer()
-        self._units = self._cut_units()
-        self.batch_bytes = max((_row_bytes(file, settings) for file in self._files), default=0)
+        self._tokenizer, self._tokenizer_json = self._load_tokenizer()
+        self.batch_bytes = max((_row_bytes(file, self._rules) for file in self._files), default=0)
         require_room(run.budget, {"the rows of these files": usage().anonymous + self.batch_bytes})
-        asked = {name: getattr(settings, name) for name in ("column", "eos", "dtype", "split", "vocab_size")}
-        asked |= {"shard_size": parse_size(settings.shard_size), "tokenizer": self._tokenizer["xxh3"]}
-        asked |= {name: value for name in ("bos", "masks") if (value := getattr(settings, name)) is not None}
-        self._identity = Identity({"import": asked}, self._input(run, self._units), self._tokenizer["name"])
+        recipe = {name: getattr(settings, name) for name in ("column", "eos", "dtype", "split", "vocab_size")}
+        recipe |= {"shard_size": parse_size(settings.shard_size), "tokenizer": self._tokenizer["xxh3"]}
+        recipe |= {name: value for name in ("bos", "masks") if (value := getattr(settings, name)) is not None}
+        self._units, input = self._look_at_input(run)
+        self._identity = Identity({"import": recipe}, input, self._tokenizer["name"])
         return self._identity
 
-    def _look_up_tokenizer(self) -> tuple[dict[str, Any], str | None]:
+    def _load_tokenizer(self) -> tuple[dict[str, Any], str | None]:
         """What the manifest says of the tokenizer, and its JSON."""
         settings = self._settings
         facts: dict[str, Any] = {"bos": settings.bos, "eos": settings.eos, "bos_token": None, "eos_token": None}
@@ -224,26 +230,25 @@ class ImportJob(engine.Job[ImportSummary]):
 
         loaded = load_tokenizer(settings.tokenizer)
         for name in ("bos", "eos"):
-            if facts[name] is None:
-                continue
-            token = loaded.huggingface.id_to_token(facts[name])
-            if token is None:
-                what = f": the tokenizer {loaded.name} has no such id; it has {loaded.vocab_size:,}."
-                raise ConfigError(Setting(name, facts[name]), what)
-            facts[f"{name}_token"] = str(token)
+            if facts[name] is not None:
+                token = loaded.huggingface.id_to_token(facts[name])
+                if token is None:
+                    problem = f": the tokenizer {loaded.name} has no such id; it has {loaded.vocab_size:,}."
+                    raise ConfigError(Setting(name, facts[name]), problem)
+                facts[f"{name}_token"] = str(token)
         self._vocab_size = loaded.vocab_size
         return {"name": loaded.name, "xxh3": hash_bytes(loaded.json.encode())} | facts, loaded.json
 
-    def _cut_units(self) -> list[ImportUnit]:
+    def _look_at_input(self, run: Session) -> tuple[list[ImportUnit], dict[str, Any]]:
+        """The units, and the input's state: its files, and what they are taken for."""
         if self._settings.border is None:
-            return [ImportUnit.of([file]) for file in self._files]
-        splits = dict.fromkeys(file.split for file in self._files)
-        return [ImportUnit.of([file for file in self._files if file.split == split]) for split in splits]
-
-    def _input(self, run: Session, units: list[ImportUnit]) -> dict[str, Any]:
-        """The input's state: its files, and what they are taken for."""
+            units = [ImportUnit.of([file]) for file in self._files]
+        else:  # documents may cross files
+            splits = dict.fromkeys(file.split for file in self._files)
+            units = [ImportUnit.of([file for file in self._files if file.split == split]) for split in splits]
         state = run.folder.inputs.write((0, one) for file in self._files for one in _listed(file))
-        return state | {"fingerprint": hash_bytes(f"{state['fingerprint']} {[unit.key for unit in units]}".encode())}
+        digest = hash_bytes(f"{state['fingerprint']} {[unit.key for unit in units]}".encode())
+        return units, state | {"fingerprint": digest}
 
     def units(self, run: Session) -> Iterable[ImportUnit]:
         return self._units
@@ -251,17 +256,22 @@ class ImportJob(engine.Job[ImportSummary]):
     def files(self, run: Session) -> dict[str, bytes]:
         return {} if self._tokenizer_json is None else {"tokenizer.json": self._tokenizer_json.encode()}
 
-    # ---- the work ----
-
     def stages(self, run: Session) -> Iterator[Stage]:
         settings, folder = self._settings, run.folder
         keys = folder.units.keys()
-        # A stream that is cut at an id has no rows that a mask could belong to.
-        rules = ReadRules(settings.column, settings.dtype, settings.masks if settings.border is None else "none")
         if self._vocab_size is None:
             scans = Records(folder.journal, SCANS, folder.out, keys)
-            yield Stage("scan", _Scan(rules), scans, ImportUnit.from_json)
-            self._vocab_size = self._vocabulary(scans)
+            yield Stage("scan", _Scan(self._rules), scans, ImportUnit.from_json)
+            largest = max((record.facts["largest"] for _, record in scans.in_plan_order()), default=-1)
+            if largest >= _LARGEST_BELIEVED:
+                dtype = "the dtype" if settings.dtype is None else f"the dtype {settings.dtype}"
+                raise InputError(
+                    f"{', '.join(settings.source)}: the largest token id is {largest:,}, and no vocabulary is that "
+                    f"large. Is {dtype} right, and the column? If it is, set ",
+                    Setting("vocab_size"),
+                    ".",
+                )
+            self._vocab_size = max(largest, settings.border or 0) + 1
         dtype = token_dtype(self._vocab_size)
         width = np.dtype(dtype).itemsize
         # Ids beyond 65,536 that come with a new file make all shards wider.
@@ -269,29 +279,13 @@ class ImportJob(engine.Job[ImportSummary]):
         self._records = Records(folder.journal, RECORDS, folder.out, mixed)
         shard_tokens = max(1, parse_size(settings.shard_size) // width)
         begins = settings.eos is None
-        load = _Import(folder.out, rules, settings.border, begins, dtype, self._vocab_size, shard_tokens)
+        load = _Import(folder.out, self._rules, settings.border, begins, dtype, self._vocab_size, shard_tokens)
         yield Stage("import", load, self._records, ImportUnit.from_json)
-
-    def _vocabulary(self, scans: Records) -> int:
-        """One more than the largest id."""
-        largest = max((record.facts["largest"] for _, record in scans.in_plan_order()), default=-1)
-        settings = self._settings
-        if largest >= _LARGEST_BELIEVED:
-            doubted = "the dtype" if settings.dtype is None else f"the dtype {settings.dtype}"
-            raise InputError(
-                f"{', '.join(settings.source)}: the largest token id is {largest:,}, and no vocabulary is that large. "
-                f"Is {doubted} right, and the column? If it is, say ",
-                Setting("vocab_size"),
-                ".",
-            )
-        return max(largest, settings.border or 0) + 1
-
-    # ---- after ----
 
     def finish(self, run: Session, plan: WorkPlan) -> ImportSummary:
         folder, identity = run.folder, self._identity
         folder.tidy()
-        if self._input(run, self._cut_units()) != identity.input:
+        if self._look_at_input(run)[1] != identity.input:
             raise InputError("The source changed while it was read. Run the same command again: it reads what changed.")
         shards = ShardSpool(folder.folder)
         shards.fill(
@@ -323,28 +317,27 @@ class ImportJob(engine.Job[ImportSummary]):
 
     def _chat_facts(self) -> dict[str, Any] | None:
         """What is known of conversations, where a column said what is trained on."""
-        made = [record for _, record in self._records.in_plan_order() if not record.last]
-        found = [record.facts["chat"] for record in made]
-        kinds = {chat if chat is None else (chat["pairs"] > 0, chat["labels"] > 0) for chat in found}
+        kinds, sums = set[tuple[bool, ...]](), Counter[str]()
+        for _, record in self._records.in_plan_order():
+            if not record.last:
+                chat = record.facts["chat"]
+                kinds.add(() if chat is None else (chat["pairs"] > 0, chat["labels"] > 0))
+                sums.update(chat or {}, documents=record.counts["documents"])
         if len(kinds) > 1:
-            what = "say what is trained on" if None in kinds else "have pairs, or labels of documents,"
-            raise InputError(
-                f"Some files {what} and others don't. Import each kind separately, or use ",
-                Setting("masks", "none"), "."
-            )  # fmt: skip
-        if kinds <= {None}:
+            what = "say what is trained on" if () in kinds else "have pairs, or labels of documents,"
+            problem = f"Some files {what} and others don't. Import each kind separately, or use "
+            raise InputError(problem, Setting("masks", "none"), ".")
+        if kinds <= {()}:
             return None
-        trained, pairs = (sum(chat[name] for chat in found) for name in ("trained", "pairs"))
-        documents = sum(record.counts["documents"] for record in made)
-        known = {"form": "tokens", "pairs": pairs > 0, "conversations": documents, "turns": 0}
-        return known | {"trained_tokens": trained}
+        known = {"form": "tokens", "pairs": sums["pairs"] > 0, "conversations": sums["documents"], "turns": 0}
+        return known | {"trained_tokens": sums["trained"]}
 
     def up_to_date(self, run: Session) -> ImportSummary | None:
         out = run.folder.out
         if not has_every_file(out, TOKENS):
             return None
-        manifest = ManifestText.at(Folder(out))
-        return self._summary(out, manifest.facts(), totals_by_split(manifest.shards()))
+        place = Folder(out)
+        return self._summary(out, read_facts(place), totals_by_split(read_shards(place)))
 
     def _summary(self, out: Path, manifest: Manifest, splits: dict[str, Totals]) -> ImportSummary:
         documents = {name: {"documents": one.documents, "tokens": one.tokens} for name, one in splits.items()}
@@ -358,7 +351,7 @@ class ImportJob(engine.Job[ImportSummary]):
         return Summary("import", str(out), facts, up_to_date=True, counts=counts | {"files": len(self._files)})
 
 
-def _row_bytes(file: SourceFile, settings: ImportSettings) -> int:
+def _row_bytes(file: SourceFile, rules: ReadRules) -> int:
     """What the rows of a Parquet file take: read, decoded and as tokens. A few bytes on disk may be millions of ids."""
     if file.format != "parquet":
         return 0
@@ -370,7 +363,7 @@ def _row_bytes(file: SourceFile, settings: ImportSettings) -> int:
     most = 0
     try:
         with pq.ParquetFile(file.path) as parquet:
-            names = choose_columns(parquet.schema_arrow, settings.column, settings.masks, file.path).names
+            names = choose_columns(parquet.schema_arrow, rules, file.path).names
             for group in map(parquet.metadata.row_group, range(parquet.metadata.num_row_groups)):
                 chunks = [group.column(number) for number in range(group.num_columns)]
                 values = sum(one.num_values for one in chunks if one.path_in_schema.split(".")[0] in names)
@@ -394,10 +387,10 @@ class _Scan:
 
     def _scan(self, assigned: Assigned, progress: Progress) -> Iterator[Record]:
         largest = -1
-        for file in assigned.unit.files:
+        for file in assigned.unit.sources:
             for tokens in load_format(file.format).read(file, self.rules):
                 largest = max(largest, _largest(tokens, file))
-                _tell(progress, tokens)
+                progress.add(tokens=len(tokens.flat), input_bytes=tokens.flat.nbytes)
         yield Record(assigned.key, facts={"largest": largest})
 
 
@@ -418,55 +411,55 @@ class _Import:
         return self._import
 
     def _import(self, assigned: Assigned, progress: Progress) -> Iterator[Record]:
-        part, blocks = assigned.next_part, self._shards(assigned)
-        for first in blocks:
-            chat: Counter[str] = Counter(trained=0, pairs=0, labels=0)
-            with ShardWriter(self.out, assigned.unit.split, self.dtype) as writer:
-                for block in chain([first], blocks):
-                    tokens, position, full = block
-                    writer.append(tokens)
-                    _count_chat(chat, tokens)
-                    _tell(progress, tokens)
-                    if full:
-                        break
-                shard = writer.commit()
-            yield Record(
-                assigned.key,
-                part,
-                last=False,
-                outputs={f"{shard.name}.{ending}": file for ending, file in shard.files.items()},
-                counts={"documents": shard.documents, "tokens": shard.tokens},
-                facts={"shard": asdict(shard), "position": position, "chat": dict(chat) if shard.spans else None},
-            )
-            part += 1
-        yield Record(assigned.key, part)
-
-    def _shards(self, assigned: Assigned) -> Iterator[tuple[Tokens, tuple[int, int], bool]]:
-        """Documents in order: the position behind them, and whether the shard is full with them.
-
-        A position is the number of a file, and how many documents have ended in it.
-        """
+        """A record for each shard, with its position: the number of a file, and how many documents have ended in it.
+        The record that ends the unit names no shard."""
+        files, part = assigned.unit.sources, assigned.next_part
         first, taken = (0, 0) if assigned.begun is None else assigned.begun.facts["position"]
-        held, is_open = 0, False
-        for number, file in [*enumerate(assigned.unit.files)][first:]:
-            for tokens in _after(taken, self._documents(file)):
-                if self.border is not None and not is_open and tokens.lengths[0] == 0:
-                    # A border before which there is nothing.
-                    tokens, taken = tokens.pieces(1, len(tokens.lengths)), taken + 1
-                while len(tokens.lengths):
-                    closed = len(tokens.lengths) - tokens.open
-                    last = int(tokens.lengths.cumsum()[:closed].searchsorted(self.shard_tokens - held))
-                    full = last < closed
-                    # Both of a pair go into one shard.
-                    every, each = len(tokens.lengths), tokens.documents_each
-                    stop = (last // each + 1) * each if full else every
-                    some, tokens = tokens.pieces(0, stop), tokens.pieces(stop, every)
-                    taken += len(some.lengths) - some.open
-                    held, is_open = 0 if full else held + len(some.flat), some.open
-                    yield some, (number, taken), full
-            taken = 0
-        if is_open:
-            yield Tokens(np.empty(0, np.int64), np.zeros(1, np.int64)), (len(assigned.unit.files), 0), False
+        writer: ShardWriter | None = None
+        chat, is_open = Counter[str](), False
+
+        def record(writer: ShardWriter, position: tuple[int, int]) -> Record:
+            shard = writer.commit()
+            counts = {"documents": shard.documents, "tokens": shard.tokens}
+            known = {name: chat[name] for name in ("trained", "pairs", "labels")} if shard.spans else None
+            facts = {"shard": asdict(shard), "position": position, "chat": known}
+            outputs = {f"{shard.name}.{ending}": file for ending, file in shard.files.items()}
+            return Record(assigned.key, part, last=False, outputs=outputs, counts=counts, facts=facts)
+
+        try:
+            for number in range(first, len(files)):
+                for tokens in _after(taken, self._documents(files[number])):
+                    if self.border is not None and not is_open and tokens.lengths[0] == 0:
+                        # A border before which there is nothing.
+                        tokens, taken = tokens.pieces(1, len(tokens.lengths)), taken + 1
+                    while len(tokens.lengths):
+                        writer = writer or ShardWriter(self.out, assigned.unit.split, self.dtype)
+                        every, closed = len(tokens.lengths), len(tokens.lengths) - tokens.open
+                        room = self.shard_tokens - writer.tokens
+                        last = int(tokens.lengths.cumsum()[:closed].searchsorted(room))
+                        full, each = last < closed, tokens.documents_each
+                        # Both of a pair go into one shard.
+                        stop = (last // each + 1) * each if full else every
+                        some, tokens = tokens.pieces(0, stop), tokens.pieces(stop, every)
+                        writer.append(some)
+                        documents, is_open = len(some.lengths) - some.open, some.open
+                        chat.update(_chat_counts(some))
+                        taken += documents
+                        progress.add(documents=documents, tokens=len(some.flat), input_bytes=some.flat.nbytes)
+                        if full:
+                            yield record(writer, (number, taken))
+                            part, writer = part + 1, None
+                            chat.clear()
+                taken = 0
+            if writer is not None:
+                if is_open:
+                    writer.append(Tokens(np.empty(0, np.int64), np.zeros(1, np.int64)))
+                yield record(writer, (len(files), 0))
+                part += 1
+        finally:
+            if writer is not None:
+                writer.discard()
+        yield Record(assigned.key, part)
 
     def _documents(self, file: SourceFile) -> Iterator[Tokens]:
         """The documents of a file; those of a stream may have begun before it, and go on behind it."""
@@ -485,6 +478,15 @@ class _Import:
                 yield Tokens(tokens.flat, np.diff(edges).astype(np.int64), open=is_open)
 
 
+def _chat_counts(tokens: Tokens) -> dict[str, int]:
+    """Tokens that are trained on, pairs and labels of a block."""
+    spans = tokens.spans
+    if spans is None:
+        return {}
+    pairs = len(tokens.lengths) // 2 if tokens.documents_each == 2 else 0
+    return {"trained": spans.trained_tokens, "pairs": pairs, "labels": 0 if spans.labels is None else len(spans.labels)}
+
+
 def _after(taken: int, blocks: Iterator[Tokens]) -> Iterator[Tokens]:
     """Without the documents that were taken before."""
     for tokens in blocks:
@@ -492,19 +494,6 @@ def _after(taken: int, blocks: Iterator[Tokens]) -> Iterator[Tokens]:
         if taken <= closed and taken < len(tokens.lengths):
             yield tokens.pieces(taken, len(tokens.lengths))
         taken = max(0, taken - closed)
-
-
-def _count_chat(chat: Counter[str], tokens: Tokens) -> None:
-    """Tokens that are trained on, pairs and labels of a block."""
-    spans = tokens.spans
-    if spans is not None:
-        pairs = len(tokens.lengths) // 2 if tokens.documents_each == 2 else 0
-        chat.update(trained=spans.trained_tokens, pairs=pairs, labels=0 if spans.labels is None else len(spans.labels))
-
-
-def _tell(progress: Progress, tokens: Tokens) -> None:
-    documents = len(tokens.lengths) - tokens.open
-    progress.add(documents=documents, tokens=len(tokens.flat), input_bytes=tokens.flat.nbytes)
 
 
 def _largest(tokens: Tokens, file: SourceFile) -> int:

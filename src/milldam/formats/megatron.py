@@ -10,41 +10,29 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from milldam.errors import ConfigError, InputError
+from milldam.errors import InputError
 from milldam.files import NewFile, explain_os_errors
 from milldam.formats.finding import ReadRules, SourceFile
-from milldam.formats.foreign import ForeignFile, open_foreign
-from milldam.formats.writing import (
-    Export,
-    FileRecord,
-    OutputFile,
-    document_lengths,
-    flat_file,
-    split_parts,
-    stretch,
-    write_flat,
-)
+from milldam.formats.foreign import ForeignFile, open_foreign, stretch
+from milldam.formats.writing import Export, FileRecord, OutputFile, document_lengths, flat_files, write_flat
 from milldam.loader.reading import TokenArray, open_reader
 from milldam.loader.stream import TokenFile
-from milldam.stores.tokens.format import DTYPE_CODES, Index, IndexCounts, count_sequences, write_index
+from milldam.stores.tokens.format import DTYPE_CODES, Index, write_index
 from milldam.stores.tokens.reader import cut_blocks, is_giant
 from milldam.stores.tokens.writer import Tokens
 
 if TYPE_CHECKING:
-    from milldam.loader.stores import Store
     from milldam.run.engine import Progress
 
 SUFFIXES = (".idx",)
 SHAPE, ALL_SPLITS, OPTIONS = "pair", False, ("dtype",)
 DTYPES = tuple(sorted(DTYPE_CODES, reverse=True))
-
-
-# ---- open, read ----
 
 
 class MegatronFile(ForeignFile):
@@ -105,31 +93,19 @@ def read(source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
             position += count
 
 
-# ---- write ----
-
-
-def check_out(store: Store, out: Path) -> None:
-    if out.suffix in (".bin", ".idx"):
-        raise ConfigError(f"{out}: a pair is named without its endings: {out.with_suffix('')}.")
-
-
 def files(export: Export) -> Iterator[OutputFile]:
-    for split, store in split_parts(export.store).items():
-        yield flat_file(export, f"{export.out.name}.bin", split)
-        yield OutputFile(f"{export.out.name}.idx", split, 0, 20 * len(store))
+    for file in flat_files(export):
+        yield replace(file, name=f"{file.name}.bin")
+        yield OutputFile(f"{file.name}.idx", file.split, 0, 20 * len(export.parts[file.split]))
 
 
 def write_file(export: Export, file: OutputFile, progress: Progress) -> FileRecord:
     if file.name.endswith(".bin"):
         return write_flat(export, file, progress)
-    store = split_parts(export.store)[file.split]
     with NewFile(export.folder / file.name) as new:
-        sequences = 0
         # The index has three arrays that each need all lengths: spooled once, so that no shard is opened three times.
         with explain_os_errors(new.path), tempfile.TemporaryFile(dir=new.path.parent) as lengths:
-            for block in document_lengths(store):
+            for block in document_lengths(export.parts[file.split]):
                 lengths.write(block.astype("<i8").data)
-                sequences += count_sequences(block)
-            lengths.flush()
-            write_index(new, lengths, export.dtype.name, IndexCounts(sequences, len(store)))
+            write_index(new, lengths, export.dtype.name)
         return new.commit()

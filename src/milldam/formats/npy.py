@@ -1,13 +1,12 @@
 """numpy's .npy: all tokens as one 1-D array of integers, for `np.load(mmap_mode="r")`.
 
-The header says byte order and dtype; numpy reads it as a literal, nothing in it is run. What milldam writes down of an
-.npy file of `tokenize --format npy` lies in X.npy.json beside it. Holds a block of tokens at a time.
+The header says byte order and dtype; numpy reads it as a literal, nothing in it is run. `tokenize --format npy` leaves
+X.npy.json beside its file, with what a manifest says of a store. Holds a block of tokens at a time.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -15,29 +14,32 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from milldam.checked import checked, read_json
-from milldam.errors import ConfigError, InputError, StoreError
-from milldam.formats.finding import ReadRules, SourceFile
-from milldam.formats.foreign import ForeignFile, open_foreign
-from milldam.formats.writing import Export, FileRecord, OutputFile, flat_file, one_document, split_parts, write_flat
+from milldam.errors import InputError, StoreError
+from milldam.formats.foreign import ForeignFile, read_flat
+from milldam.formats.writing import Export, FileRecord, OutputFile, flat_files, write_flat
 from milldam.loader.stream import TokenFile
 from milldam.stores.kinds import InputFacts, TokenizerFacts
-from milldam.stores.tokens.writer import Tokens
 
 if TYPE_CHECKING:
-    from milldam.loader.stores import Store
     from milldam.run.engine import Progress
 
 SUFFIXES = (".npy",)
 SHAPE, ALL_SPLITS, OPTIONS = "file", False, ("dtype",)
 DTYPES = ("uint16", "int32", "uint32", "int64")
 _HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
-
-
-# ---- open, read ----
+read, files = read_flat, flat_files
 
 
 def open_file(path: Path, asked: np.dtype[Any] | None) -> ForeignFile:
-    shape, dtype, first = _read_header(path)
+    with path.open("rb") as opened:
+        try:
+            version = npy_format.read_magic(opened)
+            shape, _, dtype = _HEADERS[version](opened)
+        except KeyError:
+            raise InputError(f"{path}: .npy version {version}, which plain integers do not need.") from None
+        except Exception as error:  # a damaged header may fail anywhere in numpy's parsers
+            raise InputError(f"{path}: not a .npy file ({error}).") from None
+        first = opened.tell()
     if dtype.kind not in "iu":
         what = "Python objects, which are never loaded" if dtype.hasobject else str(dtype)
         raise InputError(f"{path}: holds {what}. Tokens are a 1-D array of integers.")
@@ -62,35 +64,6 @@ def open_file(path: Path, asked: np.dtype[Any] | None) -> ForeignFile:
     return ForeignFile("numpy", file, dtype, asked, vocab_size=facts["vocab_size"], tokenizer=facts["tokenizer"])
 
 
-def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """(shape, dtype, byte where the array begins)."""
-    with path.open("rb") as file:
-        try:
-            version = npy_format.read_magic(file)
-            shape, _, dtype = _HEADERS[version](file)
-        except KeyError:
-            raise InputError(f"{path}: .npy version {version}, which plain integers do not need.") from None
-        except Exception as error:  # a damaged header may fail anywhere in numpy's parsers
-            raise InputError(f"{path}: not a .npy file ({error}).") from None
-        return shape, dtype, file.tell()
-
-
-def read(source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
-    yield from one_document(open_foreign(source.path))
-
-
-# ---- write ----
-
-
-def check_out(store: Store, out: Path) -> None:
-    if out.suffix != ".npy":
-        raise ConfigError(f"{out}: npy is a file that ends in .npy.")
-
-
-def files(export: Export) -> Iterator[OutputFile]:
-    yield from (flat_file(export, export.out.name, split) for split in split_parts(export.store))
-
-
 def write_file(export: Export, file: OutputFile, progress: Progress) -> FileRecord:
     return write_flat(export, file, progress, npy_header(export.dtype, file.tokens))
 
@@ -103,11 +76,8 @@ def npy_header(dtype: np.dtype[Any], count: int) -> bytes:
     return header.getvalue()
 
 
-# ---- what `tokenize --format npy` says of its file ----
-
-
 class Sidecar(TypedDict):
-    """What is read of it; it has more, as the manifest of a store."""
+    """What is read of X.npy.json; it has more, as the manifest of a store."""
 
     dtype: str
     tokens: int
@@ -131,8 +101,3 @@ def read_sidecar(npy: Path) -> Sidecar | None:
     if not isinstance(facts, dict) or facts.get("format") != "milldam npy":
         return None
     return checked(Sidecar, facts, path)
-
-
-def outdated(out: Path) -> tuple[Path, ...]:
-    """What `tokenize --format npy` said of the file that is replaced."""
-    return (sidecar_path(out),) if read_sidecar(out) is not None else ()

@@ -1,4 +1,4 @@
-"""What an export writes: its files, each a unit of the job; tokens of a store in blocks; one large file.
+"""What an export writes: its files, each a unit of the job, and the tokens of a store in one large file.
 
 Files are read, not mapped, so nothing stays resident: a block holds at most a million tokens.
 """
@@ -17,13 +17,11 @@ import numpy as np
 from milldam.choices import Side
 from milldam.errors import StoreError
 from milldam.files import NewFile, hash_bytes
-from milldam.loader.reading import Reader, TokenArray, open_reader
+from milldam.loader.reading import TokenArray, open_reader
 from milldam.stores.tokens.format import Int64s
 from milldam.stores.tokens.reader import in_blocks
-from milldam.stores.tokens.writer import Tokens
 
 if TYPE_CHECKING:
-    from milldam.formats.foreign import ForeignFile
     from milldam.loader.stores import Store
     from milldam.run.engine import Progress
 
@@ -53,6 +51,23 @@ class Export:
     side: Side | None = None
     """Of preference pairs: the documents to write."""
 
+    @property
+    def has_splits(self) -> bool:
+        return has_splits(self.store)
+
+    @property
+    def parts(self) -> dict[str, Store]:
+        """The splits to write, by name: the chosen one, or all of a store that has several."""
+        store = self.store
+        if has_splits(store):
+            return {name: store.named_part(name) for name in store.splits}
+        return {store.split_name or next(iter(store.splits), "train"): store}
+
+
+def has_splits(store: Store) -> bool:
+    """Whether a store has several splits, none of which was chosen."""
+    return store.split_name is None and len(store.splits) > 1
+
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
@@ -69,8 +84,6 @@ class OutputFile:
     rows: int = 0
     first: int = 0
     """Number of its first row in the split."""
-    documents_each: int = 1
-    """Documents of a row, where it has whole ones: two of a pair."""
 
     @property
     def key(self) -> str:
@@ -84,43 +97,19 @@ class OutputFile:
         return cls(**value)
 
 
-def split_parts(store: Store) -> dict[str, Store]:
-    """The splits that are meant, by name: the one that was chosen, or all of a store that has several."""
-    if has_splits(store):
-        return {name: store.named_part(name) for name in store.splits}
-    return {store.split_name or next(iter(store.splits), "train"): store}
-
-
-def has_splits(store: Store) -> bool:
-    """Whether several are meant."""
-    return store.split_name is None and len(store.splits) > 1
-
-
-# ---- tokens in blocks ----
-
-
-def one_document(file: ForeignFile) -> Iterator[Tokens]:
-    """All of a file as one document, in blocks."""
-    yield from stretch(open_reader(file.stream(), "pread"), 0, file.tokens)
-
-
-def stretch(reader: Reader, start: int, count: int) -> Iterator[Tokens]:
-    """One document, open until its last block."""
-    for begin, end in in_blocks(start, count):
-        length = np.array([end - begin])
-        yield Tokens(reader.runs(np.array([begin]), length), length, open=end < start + count)
+# ---- tokens ----
 
 
 def token_blocks(store: Store) -> Iterator[TokenArray]:
     """The tokens of a store. A block is valid until the next is asked for."""
     reader = open_reader(store.stream(), "pread")
-    blocks, ahead = itertools.tee(in_blocks(0, store.tokens))
+    extents = ((np.array([start]), np.array([end - start])) for start, end in in_blocks(0, store.tokens))
+    blocks, ahead = itertools.tee(extents)
     next(ahead, None)
     for block, following in itertools.zip_longest(blocks, ahead):
         if reader.announces and following is not None:
-            # The disk reads the next block while this one is written.
-            reader.announce(*_extent(*following))
-        yield reader.runs(*_extent(*block))
+            reader.announce(*following)  # the disk reads the next block while this one is written
+        yield reader.runs(*block)
 
 
 def document_lengths(store: Store) -> Iterator[Int64s]:
@@ -129,51 +118,34 @@ def document_lengths(store: Store) -> Iterator[Int64s]:
         yield from store.open_index(shard).length_blocks()
 
 
-def lengths_of(store: Store, first: int, count: int) -> Int64s:
-    """Tokens of so many documents from one on."""
-    found = []
-    for shard in store.shards:
-        if first < shard.documents and count:
-            stop = min(shard.documents, first + count)
-            found.append(store.open_index(shard).document_lengths(first, stop))
-            count -= stop - first
-        first = max(0, first - shard.documents)
-    return np.concatenate(found)
-
-
-def _extent(start: int, end: int) -> tuple[Int64s, Int64s]:
-    return np.array([start]), np.array([end - start])
-
-
 def block_as(block: TokenArray, dtype: np.dtype[Any]) -> TokenArray:
     """The same tokens in another dtype. An id that it can't hold is an error, never another id."""
     if block.dtype == dtype:
         return block
     limits = np.iinfo(dtype)
-    smallest, largest = int(block.min(initial=0)), int(block.max(initial=0))
-    if smallest < limits.min or largest > limits.max:
-        wrong = largest if largest > limits.max else smallest
-        raise StoreError(
-            f"Token id {wrong:,} does not fit {dtype.name}, though the vocabulary says that all do: the store is "
-            "damaged. `milldam verify` says where."
-        )
+    for id in (int(block.max(initial=0)), int(block.min(initial=0))):
+        if not limits.min <= id <= limits.max:
+            raise StoreError(
+                f"Token id {id:,} does not fit {dtype.name}, though the vocabulary says that all do: the store is "
+                "damaged. `milldam verify` says where."
+            )
     return block.astype(dtype)
 
 
 # ---- one large file ----
 
 
-def flat_file(export: Export, name: str, split: str) -> OutputFile:
-    """The file with all tokens of a split."""
-    store = split_parts(export.store)[split]
-    return OutputFile(name, split, store.tokens, store.tokens * store.dtype.itemsize)
+def flat_files(export: Export) -> Iterator[OutputFile]:
+    """One file with all tokens of the chosen split: `files` of a format."""
+    for split, store in export.parts.items():
+        yield OutputFile(export.out.name, split, store.tokens, store.tokens * store.dtype.itemsize)
 
 
 def write_flat(export: Export, file: OutputFile, progress: Progress, header: bytes = b"") -> FileRecord:
-    """Write such a file behind a header, durably."""
+    """Write all tokens of a split after a header, durably: `write_file` of a format."""
     with NewFile(export.folder / file.name) as new:
         new.write(header)
-        for block in token_blocks(split_parts(export.store)[file.split]):
+        for block in token_blocks(export.parts[file.split]):
             data = block_as(block, export.dtype).data.cast("B")
             for at in range(0, len(data), _WRITE_BYTES):
                 new.write(data[at : at + _WRITE_BYTES])

@@ -17,7 +17,7 @@ from milldam.checked import checked, read_json
 from milldam.config.settings import Config
 from milldam.errors import ConfigError, MilldamError, MismatchError, Setting, StoreError
 from milldam.files import NewFile, json_bytes, write_file
-from milldam.formats.exporting import RECORD_NAME as EXPORT_RECORD
+from milldam.formats.exporting import work_folder as export_folder
 from milldam.formats.npy import npy_header
 from milldam.formats.writing import token_blocks
 from milldam.loader.stores import Store
@@ -126,7 +126,7 @@ def _restore_identity(sidecar: Path, npy: Path, work: Path) -> None:
 def _join(work: Path, npy: Path) -> None:
     store = Store(work)
     # What `milldam export --to npy` said of a file that is replaced now.
-    npy.with_name(f"{npy.name}.{EXPORT_RECORD}").unlink(missing_ok=True)
+    shutil.rmtree(export_folder(npy), ignore_errors=True)
     with NewFile(npy) as new:
         new.write(npy_header(store.dtype, store.tokens))
         for block in token_blocks(store):

@@ -131,13 +131,6 @@ class Job(ABC, Generic[S]):
     def up_to_date(self, run: Session) -> S | None:
         """The summary of a result that was made from the same; None: files of it are missing."""
 
-    def made_before(self, anew: bool) -> S | None:
-        """The summary of a result that is up to date outside the run folder. `anew`: it is to be replaced."""
-        return None
-
-    def publish(self) -> None:
-        """Put a finished result in its place, if that is outside the run folder."""
-
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -166,18 +159,15 @@ class Options:
 
 def run(job: Job[S], options: Options, observer: Observer | None = None) -> S:
     """Do a job, or what is left of it."""
-    summary = job.made_before(options.overwrite)
-    if summary is None:
-        with _at_work(job, options, observer) as work:
-            identity, begin = _where_to_begin(job, work, options)
-            if begin == FINISHED:
-                work.folder.tidy()
-                summary = job.up_to_date(work)
-                begin = UNFINISHED
-            if summary is None:
-                summary = _complete(job, work, identity, begin)
-        job.publish()
-    return summary
+    with _at_work(job, options, observer) as work:
+        identity, begin = _where_to_begin(job, work, options)
+        if begin == FINISHED:
+            work.folder.tidy()
+            summary = job.up_to_date(work)
+            if summary is not None:
+                return summary
+            begin = UNFINISHED
+        return _complete(job, work, identity, begin)
 
 
 @contextlib.contextmanager
@@ -438,9 +428,6 @@ class ArrayWork(Generic[S]):
         process is at work on this task.
         """
         job, options = self.job, self.options
-        summary = job.made_before(options.overwrite and task.stage == PREPARE)
-        if summary is not None:
-            return summary if task.stage == FINISH else None
         if task.stage not in (PREPARE, FINISH):
             with _at_work(job, options, observer, task) as work:
                 self._share(work, task)
@@ -459,11 +446,10 @@ class ArrayWork(Generic[S]):
             identity = job.prepare(work)
             was_finished = work.folder.require_same(identity) == FINISHED
             summary = job.up_to_date(work) if was_finished else None
-            if summary is None:
-                # What a finished store has lost is made again here: tasks leave it alone.
-                summary = _complete(job, work, identity, UNFINISHED, by_tasks=not was_finished)
-        job.publish()
-        return summary
+            if summary is not None:
+                return summary
+            # What a finished store has lost is made again here: tasks leave it alone.
+            return _complete(job, work, identity, UNFINISHED, by_tasks=not was_finished)
 
     def _share(self, work: Session, task: ArrayTask) -> None:
         """Do what is left of a task of a stage, beside other tasks."""

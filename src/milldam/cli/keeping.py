@@ -1,0 +1,101 @@
+"""`milldam cache`: the tables that `milldam map` made without `-o`; `milldam dedup-index`: the runs of an index."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from milldam.cli.commands import json_option
+from milldam.cli.naming import visible
+from milldam.markup import counted
+from milldam.memory import format_size
+
+if TYPE_CHECKING:
+    from milldam.mapping.cache import CachedTable
+
+
+@click.command()
+@click.option("--remove", metavar="KEY", help="Remove a table; the beginning of its key is enough.")
+@click.option("--clear", is_flag=True, help="Remove all tables that are not in use.")
+@json_option
+def cache(remove: str | None, clear: bool, as_json: bool) -> None:
+    """
+    The cache is MILLDAM_CACHE, or else ~/.cache/milldam. When it grows beyond MILLDAM_MAP_CACHE_SIZE, such as 100GB,
+    the tables that have not been used for longest are removed.
+
+    \b
+    milldam cache
+    milldam cache --remove 3f0c
+    """
+    from milldam.errors import ResourceError
+    from milldam.mapping import cache as tables
+
+    if remove is not None:
+        chosen = tables.table_of(remove)
+        if not tables.remove(chosen):
+            raise ResourceError(f"{chosen.path}: in use. It can be removed when what reads or makes it has ended.")
+        click.echo(f"{chosen.path} is removed.", err=True)
+    if clear:
+        tables.remove_leftovers()
+        removed = [tables.remove(one) for one in tables.cached_tables()]
+        rest = "" if all(removed) else "; the others are in use"
+        click.echo(f"{sum(removed)} of {len(removed)} tables are removed{rest}.", err=True)
+    found = {one.key: one for one in tables.cached_tables()}
+    facts = [_facts(one) for one in found.values()]
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    for one in facts:
+        what = f"{one['function']}, {one['rows']:,} rows" if one["finished"] else "unfinished"
+        table, in_use = found[str(one["key"])], ", in use" if one["in_use"] else ""
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(table.used))
+        click.echo(visible(f"{table.key}  {used}  {format_size(table.bytes)}  {what}{in_use}"))
+    total, limit = sum(one.bytes for one in found.values()), tables.cache_limit()
+    click.echo(f"{tables.cache_folder()}: {counted(len(found), 'table')}, {format_size(total)} of {format_size(limit)}")
+
+
+def _facts(table: CachedTable) -> dict[str, object]:
+    from milldam.errors import StoreError
+    from milldam.stores.table.manifest import TableManifest
+
+    facts: dict[str, object] = {"key": table.key, "path": str(table.path), "bytes": table.bytes, "used": table.used}
+    facts |= {"function": None, "rows": None, "finished": False, "in_use": table.in_use}
+    try:
+        manifest = TableManifest.read(table.path)
+    except StoreError:
+        return facts
+    return facts | {"function": manifest.settings["function"]["name"], "rows": manifest.rows, "finished": True}
+
+
+@click.command("dedup-index")
+@click.argument("index", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option("--remove", metavar="RUN", help="Remove a run: its documents no longer count as seen.")
+@json_option
+def dedup_index(index: Path, remove: str | None, as_json: bool) -> None:
+    """
+    INDEX: the folder that `dedup.index` of a configuration names. The oldest run comes first.
+
+    \b
+    milldam dedup-index seen/
+    milldam dedup-index seen/ --remove 5f0c6a1e9b3d2748
+    """
+    from milldam.dedup.index import DedupIndex
+
+    opened = DedupIndex(index)
+    if remove is not None:
+        opened.remove(remove)
+        click.echo(f"{remove} is removed.", err=True)
+    runs = opened.runs()
+    if as_json:
+        click.echo(json.dumps([asdict(run) for run in runs]))
+        return
+    for run in runs:
+        near = ", with near-dedup" if run.near is not None else ""
+        click.echo(f"{run.id}  {counted(run.documents, 'document')}, {run.hashes:,} new{near}  {run.out}")
+    if not runs:
+        click.echo(f"{index}: no runs.")

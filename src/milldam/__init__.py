@@ -7,7 +7,7 @@ Store('corpus.milldam': 91 documents, 23,862 tokens, uint16)
 >>> x.shape
 (16, 128)
 
-What it offers is loaded when first used: `import milldam` and `milldam --help` stay quick, and training needs numpy
+Names are loaded when they are first used: `import milldam` and `milldam --help` stay quick, and training needs numpy
 alone. `milldam.torch` has to be imported by its name.
 """
 
@@ -52,45 +52,12 @@ if TYPE_CHECKING:
     from milldam.stores.table.reader import Table
 
 __all__ = [
-    "Batches",
-    "Budget",
-    "ConfigError",
-    "Feed",
-    "ForeignFile",
-    "InputError",
-    "Labelled",
-    "MilldamError",
-    "MismatchError",
-    "MixedSamples",
-    "Mixture",
-    "NotReadyError",
-    "PackedBatch",
-    "PackedRow",
-    "Part",
-    "ResourceError",
-    "RunHeldError",
-    "Samples",
-    "Store",
-    "StoreError",
-    "Streams",
-    "Table",
-    "TaskHeldError",
-    "TextEncoder",
-    "TokenPair",
-    "WorkerError",
-    "__version__",
-    "contamination",
-    "export",
-    "import_tokens",
-    "map",
-    "mix",
-    "open",
-    "preprocess",
-    "pull",
-    "push",
-    "qa",
-    "tokenize",
-]
+    "Batches", "Budget", "ConfigError", "Feed", "ForeignFile", "InputError", "Labelled", "MilldamError",
+    "MismatchError", "MixedSamples", "Mixture", "NotReadyError", "PackedBatch", "PackedRow", "Part",
+    "ResourceError", "RunHeldError", "Samples", "Store", "StoreError", "Streams", "Table", "TaskHeldError",
+    "TextEncoder", "TokenPair", "WorkerError", "__version__", "contamination", "export", "import_tokens", "map",
+    "mix", "open", "preprocess", "pull", "push", "qa", "tokenize",
+]  # fmt: skip
 
 __version__ = "0.1.0"
 
@@ -114,7 +81,7 @@ _HOMES = {
     "memory": "Budget",
     "stores.table.reader": "Table",
 }
-"""Modules, and what they are loaded for."""
+"""Modules, and the names that are loaded from them."""
 
 if not TYPE_CHECKING:  # With it, any name at all would pass for ours.
 

@@ -161,7 +161,7 @@ def test_verify_compares_rows_and_columns(table: Table) -> None:
     [
         (lambda value: value | {"format": "other"}, "not the manifest of a table"),
         (lambda value: value | {"format_version": 9}, "format_version is 9"),
-        (lambda value: value | {"shards": 5}, "shards is 5, where a list"),
+        (lambda value: value | {"shards": 5}, "shards: damaged: it is 5, where a list"),
         (lambda value: (value["shards"][0].update(name="../x"), value)[1], "leaves the folder"),
         (lambda value: (value["shards"][0].update(rows=-1), value)[1], "rows is -1"),
     ],

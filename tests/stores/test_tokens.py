@@ -311,7 +311,7 @@ def test_what_is_no_store_is_told_apart(tmp_path: Path) -> None:
         (b"MMIDIDX", "not a token index"),
         (b"x" * 100, "not a token index"),
         (struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 2, 8, 0, 1) + bytes(8), "index version 2"),
-        (struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 7, 0, 1) + bytes(8), "an index of float32 numbers"),
+        (struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 7, 0, 1) + bytes(8), "dtype code 7"),
         (struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 9, 0, 1) + bytes(8), "dtype code 9"),
         (struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, 2**62, 1) + bytes(8), "bytes where its header says"),
     ],

@@ -35,8 +35,8 @@ from milldam.tokenizers.loading import SpecialTokens
 
 if TYPE_CHECKING:
     from milldam.chat.token_spans import TokenSpans
-    from milldam.dedup.near_drops import Place
-    from milldam.dedup.seen import PinnedIndex
+    from milldam.dedup.index import PinnedIndex
+    from milldam.dedup.near import Place
 
 Step = Callable[[Batch], Batch]
 

@@ -196,8 +196,6 @@ class Page(HTMLParser):
 
 
 ACTIVE = re.compile("script|iframe|img|object|embed|link|base|form|input|video|audio|foreignobject")
-    ["script", "iframe", "img", "object", "embed", "link", "base", "form", "input", "video", "audio", "foreignobject"]
-)
 
 
 def check_harmless(page: Page) -> None:

@@ -39,11 +39,11 @@ from milldam.config.settings import Config
 from milldam.files import hash_bytes
 from milldam.pipeline.documents import SetRules
 from milldam.pipeline.finishing import Made, TextSummary, complete, finish
-from milldam.pipeline.preparing import Input, Prepared, Source
+from milldam.pipeline.preparing import Input, Prepared
 from milldam.run import engine
+from milldam.run.budget import WorkPlan
 from milldam.run.engine import Assigned, Make, Options, Progress, Session
 from milldam.run.folder import RunFolder
-from milldam.run.pools import WorkPlan
 from milldam.run.records import Record, Records
 from milldam.run.tasks import ArrayTask
 from milldam.run.units import Identity
@@ -59,7 +59,7 @@ FILE_BYTES = 15 * 10**6
 SPLITS = ("train", "val")
 STEPS = ("plan", "serial", "resume", "local", "finish", "again", "open")
 MOST = "MANY_UNITS_LOCAL"
-SOURCES = (Source(SetRules(TextRules(text_column="text")), None, None),)
+SETS = (SetRules(TextRules(text_column="text")),)
 
 # A class of the module that is run would not be found by worker processes: each step imports this one.
 RUN_STEP = "import sys, many_units; many_units.run_step(*sys.argv[1:])"
@@ -123,7 +123,7 @@ class SimulatedInput(Input):
     """Lists what is not there."""
 
     def __init__(self, config: Config, folder: RunFolder, units: int) -> None:
-        self.config, self._folder, self._count = config, folder, units
+        self._config, self._folder, self._count = config, folder, units
 
     def look(self) -> dict[str, Any]:
         return self._folder.inputs.write(listing(self._count))
@@ -165,20 +165,19 @@ class SimulatedJob(engine.Job[TextSummary]):
 
     def prepare(self, run: Session) -> Identity:
         input = SimulatedInput(self._config, run.folder, self._units)
-        identity = Identity(self._config.settings(), input.look())
+        identity = Identity(self._config.settings() | {"tokenizer": hash_bytes(b"")}, input.look())
         self._clock("list")
         known = KnownTokenizer("{}", SpecialTokens(None, 50256, None, "<|endoftext|>"), 50257, ())
         text = TokenizerText("simulated", "{}", NamedTokens(), "")
         question = Question(text, "huggingface", "none", "auto", False, [])
-        named = ("simulated", hash_bytes(b""))
-        self._prepared = Prepared(input, SOURCES, identity, FILE_BYTES, *named, question, known, None)
+        self._prepared = Prepared(input, SETS, identity, FILE_BYTES, question, known, None)
         return identity
 
     def files(self, run: Session) -> dict[str, bytes]:
         return {"tokenizer.json": b"{}"}
 
     def units(self, run: Session) -> Iterator[Unit]:
-        yield from self._prepared.units()
+        yield from self._prepared.input.units(SETS, FILE_BYTES)
         self._clock("units")
 
     def plan_facts(self, run: Session) -> dict[str, Any]:

@@ -7,7 +7,7 @@ Store('corpus.milldam': 91 documents, 23,862 tokens, uint16)
 >>> x.shape
 (16, 128)
 
-What it offers is loaded when first used: `import milldam` and `milldam --help` stay quick, and training needs numpy
+Names are loaded when they are first used: `import milldam` and `milldam --help` stay quick, and training needs numpy
 alone. `milldam.torch` has to be imported by its name.
 """
 
@@ -39,61 +39,25 @@ if TYPE_CHECKING:
     from milldam.formats.foreign import ForeignFile
     from milldam.hub import pull, push
     from milldam.loader.batches import Batches
-    from milldam.loader.feed_samples import FeedSamples
     from milldam.loader.feeds import Feed
     from milldam.loader.mixing import MixedSamples, Mixture, mix
-    from milldam.loader.packed import PackedRows
+    from milldam.loader.samples import Samples
     from milldam.loader.stores import Store
     from milldam.loader.types import Labelled, PackedBatch, PackedRow, TokenPair
     from milldam.loader.views import Part
-    from milldam.loader.windows import Streams, Windows
+    from milldam.loader.windows import Streams
     from milldam.mapping import map
     from milldam.mapping.text_encoder import TextEncoder
     from milldam.memory import Budget
     from milldam.stores.table.reader import Table
 
 __all__ = [
-    "Batches",
-    "Budget",
-    "ConfigError",
-    "Feed",
-    "FeedSamples",
-    "ForeignFile",
-    "InputError",
-    "Labelled",
-    "MilldamError",
-    "MismatchError",
-    "MixedSamples",
-    "Mixture",
-    "NotReadyError",
-    "PackedBatch",
-    "PackedRow",
-    "PackedRows",
-    "Part",
-    "ResourceError",
-    "RunHeldError",
-    "Store",
-    "StoreError",
-    "Streams",
-    "Table",
-    "TaskHeldError",
-    "TextEncoder",
-    "TokenPair",
-    "Windows",
-    "WorkerError",
-    "__version__",
-    "contamination",
-    "export",
-    "import_tokens",
-    "map",
-    "mix",
-    "open",
-    "preprocess",
-    "pull",
-    "push",
-    "qa",
-    "tokenize",
-]
+    "Batches", "Budget", "ConfigError", "Feed", "ForeignFile", "InputError", "Labelled", "MilldamError",
+    "MismatchError", "MixedSamples", "Mixture", "NotReadyError", "PackedBatch", "PackedRow", "Part",
+    "ResourceError", "RunHeldError", "Samples", "Store", "StoreError", "Streams", "Table", "TaskHeldError",
+    "TextEncoder", "TokenPair", "WorkerError", "__version__", "contamination", "export", "import_tokens", "map",
+    "mix", "open", "preprocess", "pull", "push", "qa", "tokenize",
+]  # fmt: skip
 
 __version__ = "0.1.0"
 
@@ -105,20 +69,19 @@ _HOMES = {
     "hub": "pull push",
     "loader.batches": "Batches",
     "formats.foreign": "ForeignFile",
-    "loader.feed_samples": "FeedSamples",
     "loader.feeds": "Feed",
     "loader.mixing": "MixedSamples Mixture mix",
-    "loader.packed": "PackedRows",
+    "loader.samples": "Samples",
     "loader.stores": "Store",
     "loader.types": "Labelled PackedBatch PackedRow TokenPair",
     "loader.views": "Part",
-    "loader.windows": "Streams Windows",
+    "loader.windows": "Streams",
     "mapping": "map",
     "mapping.text_encoder": "TextEncoder",
     "memory": "Budget",
     "stores.table.reader": "Table",
 }
-"""Modules, and what they are loaded for."""
+"""Modules, and the names that are loaded from them."""
 
 if not TYPE_CHECKING:  # With it, any name at all would pass for ours.
 

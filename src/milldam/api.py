@@ -150,89 +150,29 @@ def open(
         raise ConfigError(f"{name}: only for text that becomes tokens while training runs: name tokenizer= and store=.")
     if not isinstance(path, str | Path):
         raise ConfigError(f"{path!r}: several inputs are text: name tokenizer= and store=.")
-    remote = {"cache": cache, "cache_dir": cache_dir, "storage_options": storage_options}
-    asked: dict[str, Any] = {name: value for name, value in remote.items() if value is not None}
-    asked |= {} if dtype is None else {"dtype": dtype}
+    choices = {"dtype": dtype, "cache": cache, "cache_dir": cache_dir, "storage_options": storage_options}
+    chosen: dict[str, Any] = {name: value for name, value in choices.items() if value is not None}
     opened: Any
-    found = store_kind(path)
-    if found is TOKENS and not asked:
+    stored = store_kind(path)
+    if stored is TOKENS and not chosen:
         opened = Store(path, split=split)
-    elif found is not None and found is not TOKENS:
-        for name in asked if split is None else ("split", *asked):
-            raise ConfigError(f"{path}: {found.phrase} has no {name} to choose. Leave it out.")
+    elif stored is not None and stored is not TOKENS:
+        for name in chosen if split is None else ("split", *chosen):
+            raise ConfigError(f"{path}: {stored.phrase} has no {name} to choose. Leave it out.")
         from milldam.stores.table.reader import Table
 
         opened = Table(path)
     else:
         from milldam.loader.opening import open_data
 
-        opened = open_data(path, split=split, **asked)
-    _require_kind(opened, kind)
-    if units:
-        return _as_feed(opened)
-    return opened  # type: ignore[no-any-return]
-
-
-def _open_feed(inputs: Any, split: str | None, text: dict[str, Any]) -> Feed:
-    from milldam.feeding import is_config
-    from milldam.feeding.growing import open_parts
-    from milldam.loader.feeds import Feed
-
-    parts = open_parts(_order_by_config(inputs, text) if is_config(inputs) else _order_by_options(inputs, **text))
-    try:
-        return Feed(parts, split=split)
-    except ConfigError:
-        parts.close()
-        raise
-
-
-def _order_by_options(inputs: Any, *, tokenizer: Any = None, store: Any = None, **options: Any) -> Order:
-    from milldam.feeding.making import Order
-    from milldam.pipeline.starting import tokenize_config, tokenize_settings
-
-    if tokenizer is None:
-        raise ConfigError(Setting("tokenizer"), ": missing. Text needs one: a folder, file or Hub name.")
-    if store is None:
-        raise ConfigError(Setting("store"), ": missing. Name the folder for the tokens of the text.")
-    given = (inputs, Path(in_home(store)), tokenizer, options)
-    settings = tokenize_settings(*given)
-    return Order.of(given[1], partial(tokenize_config, *given), settings, report=False)
-
-
-def _order_by_config(config: Any, options: dict[str, Any]) -> Order:
-    from milldam.config.loading import load_config, read_config
-    from milldam.feeding.making import Order
-
-    chosen = {name: value for name, value in options.items() if value is not None}
-    if "store" in chosen:
-        chosen["out"] = str(chosen.pop("store"))
-    read = read_config(config, (), chosen)
-    for note in read.notes:
-        log.info(note)
-    out = read.data.get("out")
-    if not isinstance(out, str):
-        raise ConfigError(Setting("store"), ": missing. Name the folder for the tokens; in the file its key is out.")
-    if "dedup" not in read.data and not _was_deduplicated(Path(out)):
-        log.warning(
-            "%s: a feed drops no duplicates, since the configuration does not set dedup. To drop them, run "
-            "`milldam preprocess` first and open its store.",
-            out,
-        )
-        chosen["dedup"] = "off"
-        read = read_config(config, (), chosen)
-    return Order.of(Path(in_home(out)), partial(load_config, config, (), chosen), read.data, report=True)
-
-
-def _was_deduplicated(out: Path) -> bool:
-    """Whether a store, finished or not, is there that `milldam preprocess` made, whose default drops duplicates."""
-    from milldam.files import read_sealed
-    from milldam.input_files import RUN_FOLDER
-
-    plan = read_sealed(out / RUN_FOLDER / "plan.json")
-    return plan is not None and bool(plan["settings"].get("dedup"))
-
-
-def _as_feed(opened: object) -> Feed:
+        opened = open_data(path, split=split, **chosen)
+    found = {"Store": "tokens", "Table": "table"}.get(type(opened).__name__, "file")
+    if kind not in (None, "tokens", "table", "file"):
+        raise ConfigError(f'kind: "{kind}"; use tokens, table or file.')
+    if kind not in (None, found):
+        raise StoreError(f'{opened!r}: its kind is "{found}", not "{kind}".')
+    if not units:
+        return opened  # type: ignore[no-any-return]
     from milldam.loader.feeds import Feed
     from milldam.loader.unit_order import FinishedParts
 
@@ -241,17 +181,57 @@ def _as_feed(opened: object) -> Feed:
     return Feed(FinishedParts(Store(opened.place)), split=opened.split_name)
 
 
-_KINDS = {"Store": "tokens", "Table": "table"}
-"""Others are files of other tools."""
+def _open_feed(inputs: Any, split: str | None, text: dict[str, Any]) -> Feed:
+    """A feed of text, by options or by a configuration."""
+    from milldam.feeding import is_config
+    from milldam.feeding.growing import open_parts
+    from milldam.feeding.making import Order
+    from milldam.loader.feeds import Feed
+    from milldam.pipeline.starting import tokenize_config, tokenize_settings
+
+    if is_config(inputs):
+        order = _order_by_config(inputs, {name: value for name, value in text.items() if value is not None})
+    else:
+        tokenizer, store = text.pop("tokenizer", None), text.pop("store", None)
+        if tokenizer is None:
+            raise ConfigError(Setting("tokenizer"), ": missing. Text needs one: a folder, file or Hub name.")
+        if store is None:
+            raise ConfigError(Setting("store"), ": missing. Name the folder for the tokens of the text.")
+        options = (inputs, Path(in_home(store)), tokenizer, text)
+        order = Order.of(options[1], partial(tokenize_config, *options), tokenize_settings(*options), report=False)
+    parts = open_parts(order)
+    try:
+        return Feed(parts, split=split)
+    except ConfigError:
+        parts.close()
+        raise
 
 
-def _require_kind(opened: object, kind: str | None) -> None:
-    found = _KINDS.get(type(opened).__name__, "file")
-    if kind is None or kind == found:
-        return
-    if kind not in (*_KINDS.values(), "file"):
-        raise ConfigError(f'kind: "{kind}"; use tokens, table or file.')
-    raise StoreError(f'{opened!r}: its kind is "{found}", and "{kind}" is asked for.')
+def _order_by_config(config: Any, chosen: dict[str, Any]) -> Order:
+    from milldam.config.loading import load_config, read_config
+    from milldam.feeding.making import Order
+    from milldam.files import read_sealed
+    from milldam.input_files import RUN_FOLDER
+
+    if "store" in chosen:
+        chosen["out"] = str(chosen.pop("store"))
+    read = read_config(config, (), chosen)
+    for note in read.notes:
+        log.info(note)
+    out = read.data.get("out")
+    if not isinstance(out, str):
+        raise ConfigError(Setting("store"), ": missing. Name the folder for the tokens; in the file its key is out.")
+    # A run of `milldam preprocess`, whose default drops duplicates, may have begun the store.
+    plan = read_sealed(Path(out) / RUN_FOLDER / "plan.json")
+    if "dedup" not in read.data and not (plan and plan["settings"].get("dedup")):
+        log.warning(
+            "%s: a feed drops no duplicates, since the configuration does not set dedup. To drop them, run "
+            "`milldam preprocess` first and open its store.",
+            out,
+        )
+        chosen["dedup"] = "off"
+        read = read_config(config, (), chosen)
+    return Order.of(Path(in_home(out)), partial(load_config, config, (), chosen), read.data, report=True)
 
 
 def tokenize(
@@ -383,7 +363,7 @@ def contamination(
     >>> [(one["set"], one["items_found"] > 0, one["documents"] > 0) for one in found["sets"]]
     [(..., True, True)]
     """
-    from milldam.pipeline.contamination import find_contamination
+    from milldam.pipeline.decontaminating import find_contamination
 
     paths = [against] if isinstance(against, str | Path) else against
     return find_contamination(

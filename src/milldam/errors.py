@@ -3,8 +3,8 @@
     MilldamError                exit code 1
     ├── ConfigError                       2   a setting is wrong or contradicts another
     │   ├── MismatchError                 2   the folder was made from other settings or input
-    │   ├── NotReadyError                 2   what comes before an array task is not done
-    │   ├── RunHeldError                  2   another run is at work on the folder
+    │   ├── NotReadyError                 2   an earlier stage that an array task needs is not done
+    │   ├── RunHeldError                  2   another run is using the folder
     │   └── TaskHeldError                 2   the same array task is running already
     ├── InputError                        3   a file, column or tokenizer can't be used
     ├── StoreError                        3   the folder is no store, or it is damaged
@@ -12,8 +12,8 @@
     └── WorkerError                       4   a worker process died twice on the same unit
 
 A message says what, where and what to do, in a few lines; the command line prints it and exits with the code. A
-setting in it is a `Setting`, which the command line spells as an option and the library as an argument. What the
-operating system refuses becomes one of them by `os_error`. Anything else that escapes is a bug in milldam.
+setting in it is a `Setting`, which the command line spells as an option and the library as an argument. Errors of the
+operating system become one of these by `os_error`. Any other exception is a bug in milldam.
 """
 
 from __future__ import annotations
@@ -26,13 +26,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-_NEAR = 0.75
-"""Of the letters of two words: so many in common, in order, are a slip. Fewer are another word."""
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting in a message, by its place in a configuration, with the value to give it; whoever shows it spells it.
+    """A setting in a message, by its place in a configuration, and perhaps a value for it.
 
     >>> str(Setting("datasets.0.text_column", "body")), str(Setting("limit"))
     ("text_column='body'", 'limit')
@@ -50,7 +47,7 @@ class Setting:
 
 
 EXIT_INTERRUPTED = 130
-"""Exit code after Ctrl-C or SIGTERM; those of errors are theirs."""
+"""Exit code after Ctrl-C or SIGTERM."""
 
 
 class MilldamError(Exception):
@@ -171,10 +168,9 @@ class WorkerError(MilldamError):
     exit_code = 4
 
 
-# ---- what the operating system refuses ----
+# ---- errors of the operating system ----
 
 _AGAIN = "Everything finished so far is safe. {} and run the same command again."
-_PLACE = "{path}: can't be made ({error}). Choose another place."
 _REFUSALS: dict[tuple[int, ...], tuple[type[MilldamError], str]] = {
     (errno.ENOSPC, errno.EDQUOT): (
         ResourceError,
@@ -195,7 +191,7 @@ _REFUSALS: dict[tuple[int, ...], tuple[type[MilldamError], str]] = {
     ),
     (errno.ENOMEM,): (
         ResourceError,
-        "{path}: the system has no memory left for it ({error}).\n"
+        "{path}: the system has no memory left ({error}).\n"
         + _AGAIN.format("End other programs, or use fewer workers,"),
     ),
     (errno.ENOLCK,): (
@@ -206,20 +202,21 @@ _REFUSALS: dict[tuple[int, ...], tuple[type[MilldamError], str]] = {
         ResourceError,
         "{path}: can't be opened ({error}).\n" + _AGAIN.format("Raise the limit of open files (ulimit -n)"),
     ),
-    (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EISDIR): (ConfigError, _PLACE),
+    (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EISDIR): (
+        ConfigError,
+        "{path}: can't be made ({error}). Choose another place.",
+    ),
     (errno.ENOENT,): (InputError, "{path}: not there, or removed meanwhile ({error}). Put it back, or name another."),
     (errno.EACCES, errno.EPERM, errno.EROFS): (
         ResourceError,
-        "{path}: not allowed ({error}). Ask for the right to use it, or name another.",
+        "{path}: permission denied ({error}). Change its permissions, or name another.",
     ),
 }
-_FAILS = "{path}: the disk, or its file system, reports an error ({error}).\n" + _AGAIN.format(
-    "See what `dmesg` says of it,"
-)
+_OTHER = "{path}: the disk or its file system reports an error ({error}).\n" + _AGAIN.format("See `dmesg`,")
 
 
 def os_error(error: OSError, path: str | os.PathLike[str] | None = None) -> MilldamError:
-    """What the operating system refused, where, and what to do. `path`: where, if the error does not say it better.
+    """The error of the operating system, where, and what to do. `path`: where, if the error does not say it better.
 
     >>> print(os_error(OSError(28, "No space left on device"), "corpus.milldam"))
     The disk is full: corpus.milldam could not be written.
@@ -228,7 +225,7 @@ def os_error(error: OSError, path: str | os.PathLike[str] | None = None) -> Mill
     found = path or error.filename2 or error.filename
     where = os.fsdecode(found) if isinstance(found, str | bytes | os.PathLike) else "A file of this command"
     number = error.errno or 0
-    kind, message = next((told for numbers, told in _REFUSALS.items() if number in numbers), (ResourceError, _FAILS))
+    kind, message = next((one for numbers, one in _REFUSALS.items() if number in numbers), (ResourceError, _OTHER))
     return kind(message.format(path=where, error=f"{error.strerror}, {errno.errorcode.get(number, number)}"))
 
 
@@ -250,20 +247,17 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     >>> nearest("npz", ["npy"]), nearest("shuffle", ["buffer"])
     ('npy', None)
     """
+
+    def parts(word: str) -> set[str]:
+        return set(re.findall(r"[^\W_]+", word.lower())) or {word}
+
     names = list(known)
-    near = difflib.get_close_matches(word, names, n=1, cutoff=_NEAR)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.75)
     if not near:
-        parts = _parts(word)
-        alike = [name for name in names if parts <= _parts(name) or _parts(name) <= parts]
-        alike += [name for name in names if sorted(name) == sorted(word) or _one_letter_off(name, word)]
+        # In short words one letter is too much of the whole to be near otherwise.
+        alike = [name for name in names if parts(word) <= parts(name) or parts(name) <= parts(word)]
+        alike += [name for name in names if sorted(name) == sorted(word)]
+        short = [name for name in names if 3 <= len(name) == len(word)]
+        alike += [name for name in short if sum(a != b for a, b in zip(name, word, strict=True)) == 1]
         near = difflib.get_close_matches(word, alike, n=1, cutoff=0.0)
     return near[0] if near else None
-
-
-def _one_letter_off(name: str, word: str) -> bool:
-    """Of short words, where one letter is too much of the whole to be near otherwise."""
-    return 3 <= len(name) == len(word) and sum(a != b for a, b in zip(name, word, strict=True)) == 1
-
-
-def _parts(word: str) -> set[str]:
-    return set(re.findall(r"[^\W_]+", word.lower())) or {word}

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from milldam.chat.masks import Masks, NothingToTrainError, NotProvenError, train_on
-from milldam.chat.template import ChatTemplate
+from milldam.chat.forms import BadRowError, Conversation
+from milldam.chat.loading import TemplateSource
+from milldam.chat.masks import train_on
+from milldam.chat.rendering import Renderer
 from milldam.errors import ConfigError
 
 CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
@@ -26,10 +28,13 @@ TALK = [
 def _trained(
     template: str, messages: list[dict[str, Any]], words: Any = "assistant", *, turn_end: bool = True, **variables: Any
 ) -> list[str]:
-    compiled = ChatTemplate(template)
-    rendering = compiled.render(messages, **variables)
-    found = Masks(compiled, train_on(words, turn_end=turn_end)).find(messages, rendering, variables)
-    return [rendering.text[begin:end] for begin, end in found]
+    renderer = Renderer(TemplateSource(template, "test"), train_on(words, turn_end=turn_end))
+    rendering, stretches = renderer.show(Conversation(messages, variables=variables))
+    return [rendering.text[begin:end] for begin, end in stretches]
+
+
+def _refused(reason: str, match: str = ".") -> Any:
+    return pytest.raises(BadRowError, match=match, check=lambda error: error.reason == reason)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +54,8 @@ def test_what_is_to_be_trained_on_is_found(words: Any, trained: list[str]) -> No
 
 def test_everything_is_everything() -> None:
     """Headers too, as asked."""
-    assert _trained(CHATML, TALK, "all") == [ChatTemplate(CHATML).render(TALK).text]
+    said = "".join(f"<|im_start|>{one['role']}\n{one['content']}<|im_end|>\n" for one in TALK)
+    assert _trained(CHATML, TALK, "all") == [said]
 
 
 def test_the_end_of_a_turn_can_be_left_out() -> None:
@@ -61,15 +67,16 @@ def test_the_end_of_a_turn_can_be_left_out() -> None:
 
 
 def test_what_is_written_behind_all_turns_ends_the_last_one() -> None:
-    """Such as an end token."""
+    """Such as an end token; but not a prompt that the template writes whether it is asked or not."""
     assert _trained(CHATML.replace("{% endif %}", "{% else %}<eos>{% endif %}"), TALK)[-1] == "Dos.<|im_end|>\n<eos>"
+    assert _trained(CHATML.replace("if add_generation_prompt", "if true"), TALK)[-1] == "Dos.<|im_end|>\n"
 
 
 def test_fields_of_messages_choose_among_answers() -> None:
     """0 and 1; one that says neither is refused."""
     some = [*TALK[:2], TALK[2] | {"weight": 0}, *TALK[3:]]
     assert _trained(CHATML, some, "weight") == ["Dos.<|im_end|>\n"]
-    with pytest.raises(NotProvenError, match=r"0\.5"):
+    with _refused("mask_not_proven", r"0\.5"):
         _trained(CHATML, [*TALK[:2], TALK[2] | {"weight": 0.5}], "weight")
 
 
@@ -86,6 +93,42 @@ def test_a_template_whose_questions_end_with_the_header_trains_on_whole_turns() 
     """As Llama 2's does: nothing stands between [/INST] and what the model writes."""
     template = "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %} {{ m.content }} </s>{% endif %}{% endfor %}"  # noqa: E501
     assert _trained(template, TALK[1:]) == [" Uno. </s>", " Dos. </s>"]
+
+
+BY_PLACE = """{% for n in range(messages | length) %}{% set m = messages[n] %}<{{ m.role }}>{{ m.content }}</s>\
+{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+APART = """{% for m in messages[:-1] %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}\
+{% set m = messages[-1] %}<{{ m.role }}>{{ m.content }}</s>{% if add_generation_prompt %}<assistant>{% endif %}"""
+WITH_RESULTS = """{% for m in messages %}{% if m.role != 'tool' %}<{{ m.role }}>{{ m.content }}{% if m.tool_calls %}\
+<call>{{ m.tool_calls[0].function.name }}</call>{% for n in range(loop.index, messages | length) %}\
+{% if messages[n].role == 'tool' %}<result>{{ messages[n].content }}</result>{% endif %}{% endfor %}{% endif %}</s>\
+{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+UNHEADED = """{% for m in messages %}{% if m.role == 'assistant' %}\
+{% if loop.previtem.role != 'tool' %}<assistant>{% endif %}{{ m.content }}</s>\
+{% else %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}\
+{% if add_generation_prompt and messages[-1].role != 'tool' %}<assistant>{% endif %}"""
+CALLS = [
+    {"role": "user", "content": "Two?"},
+    {"role": "assistant", "content": "Hm.", "tool_calls": [{"type": "function", "function": {"name": "look"}}]},
+    {"role": "tool", "content": "It."},
+    {"role": "assistant", "content": "Dos."},
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "trained"),
+    [
+        (BY_PLACE, TALK, ["Uno.</s>", "Dos.</s>"]),
+        (APART, TALK[1:], ["Uno.</s>", "Dos.</s>"]),
+        (WITH_RESULTS, CALLS, ["Hm.<call>look</call>", "</s>", "Dos.</s>"]),
+        (UNHEADED, CALLS, ["Hm.</s>", "Dos.</s>"]),
+    ],
+)
+def test_turns_are_found_however_a_template_goes_over_messages(
+    template: str, messages: list[dict[str, Any]], trained: list[str]
+) -> None:
+    """By their places, the last one apart, results of tools within a call's turn, or no header behind them."""
+    assert _trained(template, messages) == trained
 
 
 def test_variables_of_a_conversation_have_headers_of_their_own() -> None:
@@ -117,7 +160,6 @@ _LONG = "{% if messages | length > 3 %}"
             CHATML.replace("<|im_end|>", _LONG + "{% for n in messages %}{{ n.content }}{% endfor %}{% endif %}"),
             "times",
         ),
-        (CHATML.replace(_ASKED, "{% if true %}<|im_start|>assistant\n"), "begins another turn"),
         (CHATML.replace(_ASKED, "{% if false %}"), "generation prompt"),
         (CHATML.replace("{{ m.role }}", "{{ 'x' if messages | length > 3 else m.role }}"), "does not begin with"),
         (CHATML + CHATML, "written 2 times"),
@@ -127,13 +169,13 @@ _LONG = "{% if messages | length > 3 %}"
 )
 def test_what_can_not_be_proven_is_refused_with_the_reason(template: str, reason: str) -> None:
     """Never all, never none without a word."""
-    with pytest.raises(NotProvenError, match=reason):
+    with _refused("mask_not_proven", reason):
         _trained(template, TALK)
 
 
 def test_a_conversation_without_what_is_trained_on_is_refused() -> None:
     """By a name of its own."""
-    with pytest.raises(NothingToTrainError):
+    with _refused("no_assistant"):
         _trained(CHATML, TALK[:2])
     with pytest.raises(ConfigError):
         train_on([])
@@ -141,13 +183,11 @@ def test_a_conversation_without_what_is_trained_on_is_refused() -> None:
 
 def test_tags_within_a_macro_are_refused() -> None:
     """Transformers would put them in another place."""
-    from milldam.chat.sandbox import TemplateRefusedError
-
     template = (
         "{% macro turn(m) %}<{{ m.role }}>{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}"
         "{% for m in messages %}{{ turn(m) }}{% endfor %}"
     )
-    with pytest.raises(TemplateRefusedError, match="macro"):
+    with _refused("template_refused", "macro"):
         _trained(template, TALK)
 
 
@@ -211,5 +251,5 @@ def test_where_nothing_is_left_of_all_fields_it_is_said() -> None:
     """As a setting, and for a conversation that has nothing else."""
     with pytest.raises(ConfigError, match="all false"):
         train_on({"content": False, "reasoning": False, "tool_calls": False})
-    with pytest.raises(NothingToTrainError):
+    with _refused("nothing_to_train_on"):
         _trained(CHATML, TALK, {"content": False})

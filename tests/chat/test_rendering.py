@@ -14,7 +14,7 @@ import tokenizers
 from milldam.chat.forms import Conversation, Pair
 from milldam.chat.loading import TemplateSource
 from milldam.chat.masks import train_on
-from milldam.chat.rendering import RenderedBatch, Renderer, prompt_of, shared_renderer
+from milldam.chat.rendering import RenderedBatch, Renderer, prompt_of
 from milldam.chat.token_spans import TokenSpans
 
 CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
@@ -94,19 +94,6 @@ def test_conversations_with_special_tokens_are_counted_once() -> None:
     ]
     assert _render(*talks, special_tokens=["<|a|>", "<|b|>"]).with_special_tokens == 3
     assert _render(*talks).with_special_tokens == 0
-
-
-def test_a_renderer_that_is_free_is_taken_with_what_it_has_learned() -> None:
-    """By one who asks for the same; one that is in use, or made from something else, is left alone."""
-    source, other, rule = TemplateSource(CHATML, "test"), TemplateSource("x" + CHATML, "test"), train_on("assistant")
-    with shared_renderer(source, rule, ()) as first, shared_renderer(source, rule, ()) as second:
-        assert first is not second
-    with shared_renderer(source, rule, ()) as third:
-        assert third is first
-    with shared_renderer(other, rule, ()) as fourth:
-        assert fourth.render([_talk("Hi", "Hello")]).texts[0].startswith("x<|im_start|>")
-    with shared_renderer(source, rule, ()) as fifth:
-        assert fifth is not first
 
 
 def test_the_prompt_is_what_was_said_before_the_last_answer() -> None:

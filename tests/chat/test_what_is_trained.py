@@ -146,10 +146,10 @@ def _joining(folder: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize("kind", ["bytes", "characters"])
 def test_the_first_token_of_the_next_turn_is_not_trained_on(tmp_path: Path, kind: str) -> None:
-    """Where a turn ends in a space that the tokenizer joins to what follows, such as Mistral's; nor is the space."""
+    """Where a turn ends in a space that the tokenizer joins to what follows, such as Mistral's."""
     talk = [USER, _answer(), USER | {"content": "Two?"}, _answer(content="Dos.")]
     (trained,) = _trained(tmp_path, {"messages": talk}, template=SPACED, tokenizer=_joining(tmp_path, kind))
-    assert trained == [" Uno.</s>", " Dos.</s>"]
+    assert trained == [" Uno.</s>", " Dos.</s> "]
 
 
 # ---- one example a turn ----
@@ -159,14 +159,20 @@ REWRITES = """{% for m in messages %}<{{ m.role }}>{% if loop.last and m.reasoni
 </think>{% endif %}{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
 
 
-@pytest.mark.parametrize(("thinks", "examples"), [(True, 2), (False, 1)])
-def test_turns_that_a_template_rewrites_are_examples_of_their_own(tmp_path: Path, thinks: bool, examples: int) -> None:
-    """Each with its thinking, as a model writes it; what comes before it is not trained on."""
-    thought = {"reasoning_content": "Hm."} if thinks else {}
-    talk = [USER, _answer(**thought), USER | {"content": "Two?"}, _answer(content="Dos.", **thought)]
-    found = _trained(tmp_path, {"messages": talk}, template=REWRITES, per_turn=True)
-    thinking = "<think>Hm.\n</think>" if thinks else ""
-    assert found == [[f"{thinking}Uno.</s>"], [f"{thinking}Dos.</s>"]] if examples == 2 else [["Uno.</s>", "Dos.</s>"]]
+def test_turns_that_a_template_rewrites_are_examples_of_their_own(tmp_path: Path) -> None:
+    """Each with its thinking, as a model writes it; turns that share what comes before them are one example."""
+    thought, question = {"reasoning_content": "Hm."}, USER | {"content": "Two?"}
+    plain = [USER, _answer(), question, _answer(content="Dos.")]
+    thinking = [USER, _answer(**thought), question, _answer(content="Dos.", **thought)]
+    in_part = [USER, _answer(), question, _answer(content="Dos.", **thought), USER, _answer(content="Tres.")]
+    rows = [{"messages": talk} for talk in (plain, thinking, in_part)]
+    assert _trained(tmp_path, *rows, template=REWRITES, per_turn=True) == [
+        ["Uno.</s>", "Dos.</s>"],
+        ["<think>Hm.\n</think>Uno.</s>"],
+        ["<think>Hm.\n</think>Dos.</s>"],
+        ["Uno.</s>", "<think>Hm.\n</think>Dos.</s>"],
+        ["Tres.</s>"],
+    ]
 
 
 # ---- giants ----

@@ -17,7 +17,7 @@ from tests.kit.preprocess_jobs import cleaned, lines_job, preprocess, summary_of
 from tests.kit.quick import first_quick
 
 from milldam import ConfigError, ResourceError
-from milldam.dedup.bloom import BloomFilter, filter_bytes
+from milldam.dedup.exact import BloomFilter, filter_bytes
 
 # ---- exact ----
 

@@ -28,7 +28,7 @@ SHOWN = {
     'store.split("val")': "Store",
     "store.split(train=0.9, val=...)": "dict[str, Part]",
     "store.split(train=0.9, val=...)['val'].windows(8)[0]": "tuple[ndarray, ndarray]",
-    "store.windows(8)": "Windows[tuple[ndarray, ndarray]]",
+    "store.windows(8)": "Samples[tuple[ndarray, ndarray], tuple[ndarray, ndarray]]",
     'store.windows(8, form="hf", stride=4)[0]': "Labelled",
     'store.windows(8, form="hf").batches(2)': "Batches[Labelled]",
     "store.windows(8).batches(2, shuffle='block').state_dict()": "dict[str, object]",
@@ -43,7 +43,7 @@ SHOWN = {
     'milldam.mix({"a": 0.7, "b": 3}).windows(8, split="train").batches(2)': "Batches[tuple[ndarray, ndarray]]",
     "milldam.mix({store: 1, other: 2}).packed(8)[0]": "PackedRow",
     "milldam.mix({store.windows(8): 1, other.windows(8): 2})[0]": "tuple[ndarray, ndarray]",
-    "milldam.mix({store.packed(8): 1, other.packed(8): 2}).epochs_of(10)": "tuple[float, ...]",
+    "milldam.mix({store.packed(8): 1, other.packed(8): 2}).drawn(10)": "tuple[int, ...]",
     "milldam.ConfigError('x').exit_code": "int",
 }
 """Expressions, and their types as one would say them."""

@@ -27,8 +27,8 @@ from milldam.loader import order
 from milldam.loader.batches import Batches
 from milldam.loader.order import Shuffle
 from milldam.loader.reading import Way
+from milldam.loader.samples import Samples
 from milldam.loader.stores import Store
-from milldam.loader.windows import Windows
 
 SAMPLES = 97
 SHUFFLES: list[Shuffle] = [True, False, "block"]
@@ -58,9 +58,9 @@ def numbered(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return store
 
 
-def samples_of(store: Store, count: int = SAMPLES, read: Way = "map") -> Windows:
+def samples_of(store: Store, count: int = SAMPLES, read: Way = "map") -> Samples[Any, Any]:
     """`count` samples; sample i is [i]."""
-    return store.windows(1, form="hf", tokens=count, read=read)
+    return store.split(first=count)["first"].windows(1, form="hf", read=read)
 
 
 def seen(batches: Iterable[Any]) -> list[list[int]]:
@@ -95,7 +95,7 @@ shuffles = st.sampled_from(SHUFFLES)
 counts = st.integers(1, SAMPLES)
 
 
-def start(samples: Windows, layout: Layout, **options: Any) -> list[Batches]:
+def start(samples: Samples[Any, Any], layout: Layout, **options: Any) -> list[Batches]:
     """The loaders of all ranks."""
     return [
         samples.batches(layout.batch_size, rank=rank, world_size=layout.world_size, prefetch=layout.prefetch, **options)
@@ -247,7 +247,6 @@ def test_a_state_counts_what_was_delivered(numbered: Store, read: Way, prefetch:
         ({"shuffle": "block"}, "shuffle was True, is block"),
         ({"seq_len": 6}, "seq_len was 5, is 6"),
         ({"stride": 4}, "stride was 5, is 4"),
-        ({"tokens": 60}, "tokens was None, is 60"),
         ({"form": "hf"}, "form was xy, is hf"),
     ],
 )

@@ -89,7 +89,6 @@ def test_best_fit_rows_have_each_conversation_whole_and_labels_for_what_is_train
             store.packed(seq_len, form=form)
         return
     rows = store.packed(seq_len, form=form, read=way)
-    assert rows.rules.strategy == "best_fit"
     assert rows.too_long.documents == len(every) - len(fitting)
     batch = rows.read(np.arange(len(rows)))
     found = [piece for row in rows.__getitems__(range(len(rows))) for piece in check_row(every, row, form)]

@@ -204,20 +204,6 @@ def test_conversations_and_pairs_come_one_by_one(tmp_path: Path, pairs: bool, le
     assert rows(ours.batches(7)) == rows(theirs.batches(7))
 
 
-def test_full_shuffle_is_that_of_the_finished_store(store: Store, late: Callable[..., Feed]) -> None:
-    """It says so in its state, and is refused while anything is missing."""
-    full = finished(store).windows(SEQ_LEN, split="train").batches(5, seed=2, shuffle="full")
-    plain = milldam.open(store.path, split="train").windows(SEQ_LEN).batches(5, seed=2)
-    assert [x.tolist() for x, _ in full] == [x.tolist() for x, _ in plain]
-    with pytest.raises(ConfigError, match="not all of it is made"):
-        late().windows(SEQ_LEN, split="train").batches(5, shuffle="full")
-    by_units = finished(store).windows(SEQ_LEN, split="train").batches(5, seed=2)
-    with pytest.raises(MismatchError, match="order was None, is units"):
-        by_units.load_state_dict(full.state_dict())
-    with pytest.raises(ConfigError, match="a feed has True"):
-        finished(store).windows(SEQ_LEN, split="train").batches(5, shuffle="block")
-
-
 def test_a_feed_can_be_mixed(store: Store, late: Callable[..., Feed], tmp_path: Path) -> None:
     """With a store, when it is said where an epoch ends; its own order stays, and the state resumes."""
     plain = write_store(tmp_path / "b.milldam", [[5000]], dtype="int32")
@@ -247,7 +233,7 @@ def test_a_state_of_other_data_or_a_damaged_one_is_refused(store: Store, tmp_pat
         finished(other).windows(SEQ_LEN, split="train").batches(5).load_state_dict(state)
     with pytest.raises(MismatchError, match="seq_len was 16, is 8"):
         finished(store).windows(8, split="train").batches(5).load_state_dict(state)
-    for damage in ({"samples": 10_000}, {"parts": [[1]]}, {"next": [99, 0]}, {"begin": 10**9}):
+    for damage in ({"samples": 10_000}, {"parts": [[1]]}, {"next_unit": 99}, {"begin": 10**9}):
         with pytest.raises((MismatchError, StoreError)):
             batches.load_state_dict(state | {"order": state["order"] | damage})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +48,12 @@ def test_windows_are_those_found_by_trying_every_place(
 ) -> None:
     """Their number and every token of each, the last one included; too few tokens for one are an error."""
     rules = WindowRules(seq_len=seq_len, stride=stride, form=form, tail=tail)
-    starts = brute_force(tokens, rules)
+    starts, part = brute_force(tokens, rules), store.split(part=tokens)["part"]
     if not starts:
         with pytest.raises(ConfigError, match=f"{tokens:,} tokens are too few .* which takes {rules.span:,}"):
-            store.windows(seq_len, stride=stride, form=form, tail=tail, tokens=tokens)
+            part.windows(seq_len, stride=stride, form=form, tail=tail)
         return
-    windows = store.windows(seq_len, stride=stride, form=form, tail=tail, tokens=tokens)
+    windows = part.windows(seq_len, stride=stride, form=form, tail=tail)
     assert len(windows) == len(starts)
     flat, shift = flat_tokens(store).tolist(), int(form == "xy")
     expected = [(flat[s : s + seq_len], flat[s + shift : s + shift + seq_len]) for s in starts]
@@ -89,35 +88,12 @@ def test_an_empty_store_is_an_error(tmp_path: Path) -> None:
         write_store(tmp_path / "s.milldam", [[]]).windows(1)
 
 
-def test_more_tokens_than_there_are_is_an_error(store: Store) -> None:
-    """It says how many there are, and how to go over them again."""
-    with pytest.raises(ConfigError, match=r"1,000 tokens are asked for, and there are 140\. .*repeat=True"):
-        store.windows(8, tokens=1000)
-
-
-@given(st.integers(20, 2000), st.integers(1, 19), st.none() | st.integers(1, 30), forms, st.booleans())
-def test_repeated_windows_come_equally_often(
-    store: Store, tokens: int, seq_len: int, stride: int | None, form: Form, tail: bool
-) -> None:
-    """With repeat the count is that of the tokens asked for, and each window comes floor or ceil times, in order."""
-    windows = store.windows(seq_len, stride=stride, form=form, tail=tail, tokens=tokens, repeat=True)
-    rules = windows.rules
-    assert len(windows) == len(brute_force(tokens, rules))
-    own = brute_force(min(tokens, 140), rules)
-    flat = flat_tokens(store)
-    rows = windows.read(np.arange(len(windows)))
-    x = rows[0] if form == "xy" else rows["input_ids"]
-    expected = [own[number % len(own)] for number in range(len(windows))]
-    assert x.tolist() == [flat[start : start + seq_len].tolist() for start in expected]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"seq_len": 0}, "seq_len: 0; use 1 or more"),
         ({"seq_len": -5}, "seq_len: -5; use 1 or more"),
         ({"seq_len": 5, "stride": 0}, "stride: 0; use 1 or more"),
-        ({"seq_len": 5, "tokens": 0}, "tokens: 0; use 1 or more"),
         ({"seq_len": 5, "form": "torch"}, 'form: "torch"; use xy or hf'),
     ],
 )
@@ -125,20 +101,6 @@ def test_bad_settings_are_refused(store: Store, options: dict[str, Any], message
     """Which setting, what it is, and what can be meant."""
     with pytest.raises(ConfigError, match=message):
         store.windows(**options)
-
-
-def test_what_decides_the_samples_is_in_the_identity(store: Store) -> None:
-    """Windows that lie elsewhere have another identity, even when there are as many; the way of reading has no part."""
-    kinds: list[dict[str, Any]] = [
-        {"tokens": 95, "tail": True},
-        {"tokens": 94, "tail": True},
-        {"tokens": 100},
-        {"tokens": 100, "stride": 9},
-        {"tokens": 95, "tail": True, "form": "hf"},
-    ]
-    made = [store.windows(10, **kind) for kind in kinds]
-    assert len({json.dumps(windows.identity, sort_keys=True) for windows in made}) == len(kinds)
-    assert store.windows(10, read="map").identity == store.windows(10, read="pread").identity
 
 
 def test_an_unknown_way_of_reading_is_refused(tmp_path: Path) -> None:

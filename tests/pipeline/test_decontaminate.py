@@ -30,7 +30,7 @@ from tests.kit.quick import first_quick
 
 import milldam
 from milldam.errors import ConfigError, InputError
-from milldam.pipeline import contamination
+from milldam.pipeline import decontaminating
 
 RNG = random.Random(19)
 QUESTIONS = [f"Which {make_words(RNG, 14)} is meant?" for _ in range(30)]
@@ -324,7 +324,7 @@ def test_a_store_is_looked_through_by_any_workers_alike(
     evals = write_evals(tmp_path / "evals.jsonl")
     store = lines_job(tmp_path, [f"{text} {number}" for number in range(4) for text in planted()])
     whole = milldam.contamination(store.path, evals, columns="question", findings=tmp_path / "whole.jsonl")
-    monkeypatch.setattr(contamination, "UNIT_TOKENS", 2000)
+    monkeypatch.setattr(decontaminating, "UNIT_TOKENS", 2000)
     parts = milldam.contamination(
         store.path, evals, columns="question", findings=tmp_path / "parts.jsonl", workers=2, memory="600MB"
     )

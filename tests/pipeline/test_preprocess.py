@@ -650,7 +650,7 @@ def test_the_flow_adds_up_under_a_limit(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({"limit": 5, "validation": "v.jsonl"}, "limit: would count validation"),
-        ({"limit": 5, "dedup": {"index": "seen"}}, "limit: leaves documents out"),
+        ({"limit": 5, "dedup": {"index": "seen"}}, "limit: dedup.index would record documents that are left out"),
         ({"datasets": [{"path": "-", "weight": 2}], "dedup": "off"}, "weight: reads the input twice"),
         ({"datasets": [{"path": "-", "max_documents": 2}], "dedup": "off"}, "max_documents: reads the input twice"),
         ({"datasets": [{"path": "a.jsonl", "max_tokens": 0}]}, "max_tokens: must be at least 1"),

@@ -429,7 +429,7 @@ def test_what_a_data_loader_can_not_take_is_refused_with_the_line_to_write(tmp_p
         (store, r"\.windows\(1024\) or \.packed\(1024\)"),
         (windows.batches(4), r"milldam\.torch\.tensors\(batches\)"),
         (streams, r"DataLoader\(streams, batch_size=None\)"),
-        (mixed, r"DataLoader\(BatchDataset\(mixed, batch_size\), batch_size=None\)"),
+        (mixed, r"DataLoader\(BatchDataset\(samples, batch_size\), batch_size=None\)"),
     ):
         with pytest.raises(ConfigError, match=line):
             next(iter(DataLoader(handed, batch_size=4)))

@@ -1,20 +1,20 @@
 """Which stretches of a rendered conversation are trained on: taken from the template's own tags, or derived and proven.
 
 A template with `{% generation %}` says itself what the assistant wrote, and that is taken as it stands. For one
-without, a turn is what was written while the template's loop was at its message, less what was written there for other
+without, a turn is what was written while the template's loop was at the message, less what was written there for other
 messages (tool results within a turn), and less its header:
 
-    <|im_start|>assistant            header: what the model is given, the generation prompt: never trained on
-    <think>                          a tag that is closed in the turn is the model's, also where the prompt begins it
+    <|im_start|>assistant            header: the generation prompt, which the model is given: never trained on
+    <think>                          a tag that is closed in the turn is the model's, even where the prompt begins it
     \\nParis.                         what the assistant wrote
-    <|im_end|>\\n                     the turn's end: trained on unless `turn_end` is off
+    <|im_end|>\\n                     the end of the turn: trained on unless `turn_end` is off
 
 Where no turn begins as the prompt does (DeepSeek's), or a turn goes on with a channel or a recipient, so that several
-such headers may stand in it (gpt-oss), the model is to write the header too: all of the turn is trained on.
+such headers may stand in it (gpt-oss), the model has to write the header too: all of the turn is trained on.
 
-The rendering says whose words each piece of the text is (said.py). So what is trained on is proven for each
+The rendering says whose words each piece of the text is (words.py). So what is trained on is proven for each
 conversation: every trained message is written in its own turn, its words stand there alone, and no others do. What is
-not proven raises NotProvenError, with the reason: never all, never none without a word.
+not proven raises NotProvenError with the reason; nothing is ever trained on in full, or left out, silently.
 """
 
 from __future__ import annotations
@@ -23,36 +23,38 @@ import contextlib
 import itertools
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from milldam.chat.forms import WEIGHT_FIELDS
 from milldam.chat.sandbox import TemplateRefusedError
 from milldam.chat.template import ChatTemplate, Message, Rendering, Stretch, joined
+from milldam.chat.words import Source
 from milldam.errors import ConfigError, MilldamError
 
 ASSISTANT, LAST, ALL = "assistant", "last", "all"
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""What a message's reasoning may be called."""
-_SAID = ("content", "tool_calls", *REASONING)
+"""Names of the field that holds a message's reasoning."""
+FIELDS = ("content", "reasoning", "tool_calls")
+"""Parts of a message that can be left out."""
+_WEIGHT_FIELDS = frozenset(WEIGHT_FIELDS)
 _TAG = re.compile(r"<[^<>\s]{1,64}>|\[/?[A-Z_]{1,32}\]")
-_OPENING = re.compile(r"<(\w+)>\s*$|\[([A-Z_]+)\]\s*$")
+_OPENING = re.compile(r"<([\w:]+)>\s*$|\[([A-Z_]+)\]\s*$")
 """A tag of words alone, such as <think> or [THINK], which </think> or [/THINK] closes."""
-
-
 _CLOSING = re.compile(r"(?:</[^<>\s]{1,64}>|\[/[A-Z_]{1,32}\]|<[a-z_]+\|>|<\|[a-z_▁]*end[a-z_▁]*\|>(?=.*<))\s*", re.S)
 _END_OF_THOUGHT = re.compile(r"\s*(?:</(?:think|thinking|thought|reasoning)>|\[/THINK\])\s*")
-FIELDS = ("content", "reasoning", "tool_calls")
-"""What of a message can be left out."""
 
 
 class NotProvenError(MilldamError):
-    """What is trained on can't be told for certain."""
+    """The trained parts of a conversation are not certain."""
 
 
 class NothingToTrainError(NotProvenError):
     """None of the messages is to be trained on."""
+
+
+# ---- the rule ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,44 +69,47 @@ class TrainOn:
     turn_end: bool = True
     """Also on what ends a turn, such as <|im_end|>. Where a template has tags, they decide."""
     left_out: frozenset[str] = frozenset()
-    """Of these messages, what is not trained on: content, reasoning, tool_calls."""
+    """Parts of these messages that are not trained on, of FIELDS."""
 
-    def messages(self, messages: Sequence[Message]) -> list[int]:
-        """The numbers of the messages that are trained on."""
+    def messages(self, messages: Sequence[Message], prompt_messages: int = 0) -> list[int]:
+        """The numbers of the messages that are trained on, none of them in the prompt."""
         if self.field is not None:
             chosen = [n for n, one in enumerate(messages) if _weight(one, self.field, one["role"] == ASSISTANT)]
         else:
             chosen = [n for n, one in enumerate(messages) if one["role"] in self.roles]
         chosen = chosen[-1:] if self.last else chosen
-        return [n for n in chosen if all(_weight(messages[n], name, True) for name in WEIGHT_FIELDS)]
+        chosen = [n for n in chosen if n >= prompt_messages and _weighs(messages[n])]
+        if not chosen:
+            raise NothingToTrainError("none of its messages is one to train on")
+        return chosen
 
 
 def train_on(words: str | Sequence[str] | Mapping[str, bool], *, turn_end: bool = True) -> TrainOn:
-    """`assistant`, `last`, `all`, the name of a weight field, a role, a list of roles, or what of them by field.
+    """`assistant`, `last`, `all`, the name of a weight field, a role, a list of roles, or roles and fields by name.
 
     >>> train_on("last").last, train_on(["user", "assistant"]).roles, train_on("weight").field
     (True, ('user', 'assistant'), 'weight')
     >>> train_on({"assistant": True, "reasoning": False}).left_out
     frozenset({'reasoning'})
     """
-    if isinstance(words, Mapping):
-        roles = [name for name, wanted in words.items() if wanted and name not in (*FIELDS, LAST)]
-        left_out = frozenset(name for name in FIELDS if not words.get(name, True))
-        if left_out == set(FIELDS):
-            raise ConfigError("train_on: content, reasoning and tool_calls are all false. Nothing would be trained on.")
-        rule = train_on(roles or ASSISTANT, turn_end=turn_end)
-        return replace(rule, last=bool(words.get(LAST)), left_out=left_out)
-    if not isinstance(words, str) and any(name.startswith("-") for name in words):
-        return train_on({name.removeprefix("-"): not name.startswith("-") for name in words}, turn_end=turn_end)
-    if not isinstance(words, str):
+    if isinstance(words, str):
+        if words == ALL:
+            return TrainOn(everything=True)
+        if words in WEIGHT_FIELDS:
+            return TrainOn(field=words, turn_end=turn_end)
+        return TrainOn((ASSISTANT if words == LAST else words,), last=words == LAST, turn_end=turn_end)
+    if not isinstance(words, Mapping):
         if not words:
             raise ConfigError("train_on: no role is named. Nothing would be trained on.")
-        return TrainOn(tuple(words), turn_end=turn_end)
-    if words == ALL:
-        return TrainOn(everything=True)
-    if words in WEIGHT_FIELDS:
-        return TrainOn(field=words, turn_end=turn_end)
-    return TrainOn((ASSISTANT if words == LAST else words,), last=words == LAST, turn_end=turn_end)
+        if not any(name.startswith("-") for name in words):
+            return TrainOn(tuple(words), turn_end=turn_end)
+        words = {name.removeprefix("-"): not name.startswith("-") for name in words}
+    roles = [name for name, wanted in words.items() if wanted and name not in (*FIELDS, LAST)]
+    left_out = frozenset(name for name in FIELDS if not words.get(name, True))
+    if left_out == set(FIELDS):
+        raise ConfigError("train_on: content, reasoning and tool_calls are all false. Nothing would be trained on.")
+    rule = train_on(roles or ASSISTANT, turn_end=turn_end)
+    return replace(rule, last=bool(words.get(LAST)), left_out=left_out)
 
 
 def _weight(message: Message, field: str, default: bool) -> bool:
@@ -113,16 +118,23 @@ def _weight(message: Message, field: str, default: bool) -> bool:
         return default
     if isinstance(value, (bool, int, float)) and value in (0, 1):
         return bool(value)
-    raise NotProvenError(f"{field} is {value!r}, and only 0 and 1 can be trained by")
+    raise NotProvenError(f"{field} is {value!r}, but only 0 and 1 are supported")
+
+
+def _weighs(message: Message) -> bool:
+    return _WEIGHT_FIELDS.isdisjoint(message) or all(_weight(message, name, True) for name in WEIGHT_FIELDS)
+
+
+# ---- the trained stretches of a conversation ----
 
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """What every turn of a role begins with, and what it ends with, before another one and as the last."""
+    """How every turn of a role begins, and how it ends, before another one and as the last."""
 
     text: str
-    tail: str
-    last_tail: str
+    tail: str = ""
+    last_tail: str = ""
 
 
 class Masks:
@@ -133,84 +145,86 @@ class Masks:
         self._template, self.rule, self._in_parts = template, rule, in_parts
         self._headers: dict[tuple[str, str], _Header | str] = {}
 
+    def tagged(self, messages: Sequence[Message], prompt_messages: int = 0) -> bool:
+        """Whether the template's tags tell what is trained on."""
+        if not self._template.tagged or self.rule.everything:
+            return False
+        if self.rule.field is None and self.rule.roles == (ASSISTANT,):
+            return True
+        return all(messages[n]["role"] == ASSISTANT for n in self.rule.messages(messages, prompt_messages))
+
     def find(
-        self, messages: Sequence[Message], rendering: Rendering, variables: dict[str, Any], *, prompt_messages: int = 0
-    ) -> list[Stretch]:
-        """Stretches of characters, in order, none empty; NotProvenError where they can't be told.
+        self,
+        messages: Sequence[Message],
+        tools: Any = None,
+        variables: Mapping[str, Any] | None = None,
+        *,
+        prompt_messages: int = 0,
+    ) -> tuple[Rendering, list[Stretch]]:
+        """The rendering, and its trained stretches of characters in order; NotProvenError where they are not certain.
 
         The first `prompt_messages` are never trained on, unless everything is.
         """
-        if self.rule.everything:
-            if not all(_weight(one, name, True) for one in messages for name in WEIGHT_FIELDS):
-                raise NotProvenError("a message has a weight of 0, and all is to be trained on")
-            return joined([(0, len(rendering.text))])
-        wanted = self.wanted(messages, prompt_messages)
-        if self.tagged(messages, wanted):
+        rule, variables = self.rule, variables or {}
+        if rule.everything:
+            if not all(map(_weighs, messages)):
+                raise NotProvenError("a message has a weight of 0, but everything is to be trained on")
+            rendering = self._template.render(messages, tools, **variables)
+            return rendering, joined([(0, len(rendering.text))])
+        tagged = self.tagged(messages, prompt_messages)
+        follow = not tagged or bool(rule.left_out)
+        rendering = self._template.render(messages, tools, follow=follow, **variables)
+        wanted = rule.messages(messages, prompt_messages)
+        if tagged:
             stretches = self._by_tags(messages, wanted, rendering)
         else:
-            found = {number: self._turn(messages, number, rendering, variables) for number in wanted}
-            _prove(rendering, found, messages)
-            stretches = joined(one for several in found.values() for one in several)
-        return _without_fields(rendering, stretches, self.rule.left_out) if self.rule.left_out else stretches
-
-    def wanted(self, messages: Sequence[Message], prompt_messages: int) -> list[int]:
-        """The numbers of the messages to train on."""
-        wanted = [n for n in self.rule.messages(messages) if n >= prompt_messages]
-        if not wanted:
-            raise NothingToTrainError("none of its messages is one to train on")
-        return wanted
-
-    # ---- by the template's tags ----
-
-    def tagged(self, messages: Sequence[Message], wanted: list[int]) -> bool:
-        """Whether the template's tags tell what is trained on."""
-        return self._template.tagged and all(messages[n]["role"] == ASSISTANT for n in wanted)
+            turns = {number: self._turn(messages, number, rendering, tools, variables) for number in wanted}
+            _prove(rendering, turns, messages)
+            stretches = joined(one for several in turns.values() for one in several)
+        if rule.left_out:
+            stretches = _without_fields(rendering, stretches, rule.left_out)
+        return rendering, stretches
 
     def _by_tags(self, messages: Sequence[Message], wanted: list[int], rendering: Rendering) -> list[Stretch]:
-        found = rendering.generated
+        generated = rendering.generated
         if wanted != [n for n, one in enumerate(messages) if one["role"] == ASSISTANT]:
             blocks = [_block_of(rendering, n, messages) for n in wanted]
-            found = [one for begin, end in blocks for one in found if begin <= one[0] and one[1] <= end]
-        found = joined(found)
-        if not found:
+            generated = [one for begin, end in blocks for one in generated if begin <= one[0] and one[1] <= end]
+        generated = joined(generated)
+        if not generated:
             raise NotProvenError("the template's {% generation %} blocks hold nothing of it")
-        return found
-
-    # ---- by what was written for each message ----
+        return generated
 
     def _turn(
-        self, messages: Sequence[Message], number: int, rendering: Rendering, variables: dict[str, Any]
+        self, messages: Sequence[Message], number: int, rendering: Rendering, tools: Any, variables: Mapping[str, Any]
     ) -> list[Stretch]:
-        """What is trained on of a turn."""
+        """The trained stretches of a turn, where the template has no tags."""
         text, (begin, end) = rendering.text, _block_of(rendering, number, messages)
         header, is_last = self._header(str(messages[number]["role"]), variables), number == len(messages) - 1
         # The first turn may come behind what begins the text, such as a default system prompt.
         at = text.find(header.text, begin, end) if begin == 0 or number == 0 else begin
         if at < 0 or not text.startswith(header.text, at, end):
-            raise NotProvenError(f"message {number} does not begin with {header.text!r} as others of its role do")
+            at = begin
+            header = self._asked_header(messages, number, rendering, tools, variables, header)
         begin = at + len(header.text)
         if not self.rule.turn_end:
             tail = header.last_tail if is_last else header.tail
             if not text.endswith(tail, begin, end):
                 raise NotProvenError(f"message {number} does not end with {tail!r} as others of its role do")
             end -= len(tail)
-        elif is_last:
-            # What is written behind all turns, such as an end token, ends the last one.
-            if header.text.strip() and header.text.strip() in text[end:]:
-                raise NotProvenError("the template begins another turn after the last one")
+        elif is_last and not (header.text.strip() and header.text.strip() in text[end:]):
+            # What is written behind all turns, such as an end token, ends the last one; but not the next prompt.
             end = len(text)
-        inner = [
-            one for other, blocks in rendering.turns.items() if other != number for one in blocks
-            if begin <= one[0] and one[1] <= end
-        ]  # fmt: skip
-        ends, begins = [begin, *(stop for _, stop in joined(inner))], [*(start for start, _ in joined(inner)), end]
-        pairs = [(a, b) for a, b in zip(ends, begins, strict=True) if a < b]
-        if pairs:
-            pairs[-1] = pairs[-1][0], _without_spaces(rendering, *pairs[-1])
-        return pairs
+        others = joined(
+            one
+            for other, blocks in rendering.turns.items()
+            for one in blocks
+            if other != number and begin <= one[0] and one[1] <= end
+        )
+        ends, begins = [begin, *(stop for _, stop in others)], [*(start for start, _ in others), end]
+        return [(start, stop) for start, stop in zip(ends, begins, strict=True) if start < stop]
 
-    def _header(self, role: str, variables: dict[str, Any]) -> _Header:
-        """What turns of a role begin and end with."""
+    def _header(self, role: str, variables: Mapping[str, Any]) -> _Header:
         key = role, repr(variables) if variables else ""
         known = self._headers.get(key)
         if known is None:
@@ -224,45 +238,65 @@ class Masks:
             raise NotProvenError(known)
         return known
 
+    def _asked_header(
+        self,
+        messages: Sequence[Message],
+        number: int,
+        rendering: Rendering,
+        tools: Any,
+        variables: Mapping[str, Any],
+        usual: _Header,
+    ) -> _Header:
+        """The header of a turn that does not begin as others do: what the template writes to ask for this one."""
+        begin, end = _block_of(rendering, number, messages)
+        if messages[number]["role"] == ASSISTANT:
+            asked = self._template.render(messages[:number], tools, generation_prompt=True, **variables).text
+            prompt = asked[begin:]
+            while (tag := _OPENING.search(prompt)) and _closing(tag) in rendering.text[begin:end]:
+                prompt = prompt[: tag.start()]
+            if asked[:begin] == rendering.text[:begin] and rendering.text.startswith(prompt, begin, end):
+                return replace(usual, text=prompt)
+        raise NotProvenError(f"message {number} does not begin with {usual.text!r} as others of its role do")
+
 
 def _block_of(rendering: Rendering, number: int, messages: Sequence[Message]) -> Stretch:
     """What was written for a message, and nowhere else."""
-    found = rendering.turns.get(number, [])
-    if len(found) != 1:
-        count = "nowhere" if not found else f"{len(found)} times"
+    blocks = rendering.turns.get(number, [])
+    if len(blocks) != 1:
+        count = "nowhere" if not blocks else f"{len(blocks)} times"
         raise NotProvenError(f"message {number} ({messages[number]['role']}) is written {count}")
-    return found[0]
+    return blocks[0]
 
 
-def _without_spaces(rendering: Rendering, begin: int, end: int) -> int:
-    """Behind a turn's end token spaces are no part of it: they stand before what comes next."""
-    said = max((stop for _, stop, _ in rendering.said() if stop <= end), default=0)
-    shorter = max(begin, said) + len(rendering.text[max(begin, said) : end].rstrip(" "))
-    return shorter if shorter > said and rendering.text[shorter - 1] in ">]" else end
-
-
-def _prove(rendering: Rendering, found: dict[int, list[Stretch]], messages: Sequence[Message]) -> None:
+def _prove(rendering: Rendering, turns: dict[int, list[Stretch]], messages: Sequence[Message]) -> None:
     """Words of trained messages stand in their own stretches, and no others do."""
-    stretches = sorted((*one, number) for number, several in found.items() for one in several)
+    stretches = sorted((*one, number) for number, several in turns.items() for one in several)
     if any(one[1] > other[0] for one, other in itertools.pairwise(stretches)):
         raise NotProvenError("the template writes a turn within another one, or turns in another order")
     begins, heard = [begin for begin, _, _ in stretches], set[int]()
-    for begin, at, words in rendering.said():
+    for begin, end, source in rendering.words:
+        message = _message_of(source)
         where = bisect_right(begins, begin) - 1
-        if where >= 0 and at <= stretches[where][1]:
+        if where >= 0 and end <= stretches[where][1]:
             number = stretches[where][2]
-            if words.message != number:
+            if message != number:
                 raise NotProvenError(f"the turn of message {number} holds what other messages say")
-            heard |= {number} if not rendering.text[begin:at].isspace() else set()
+            if number not in heard and not rendering.text[begin:end].isspace():
+                heard.add(number)
             continue
         # Results of tools may name the call that they answer.
-        names_a_call = words.path[2:3] == ("tool_calls",) and words.path[-1] in ("name", "id")
-        touches = at > min(begins[where + 1 :], default=at) or (where >= 0 and begin < stretches[where][1])
-        if touches or (words.message in found and not names_a_call):
+        names_a_call = source[2:3] == ("tool_calls",) and source[-1] in ("name", "id")
+        touches = (where + 1 < len(begins) and end > begins[where + 1]) or (where >= 0 and begin < stretches[where][1])
+        if touches or (message in turns and not names_a_call):
             raise NotProvenError("what is trained on is also written outside its own turn")
-    for number in found.keys() - heard:
-        if any(map(_is_said, (messages[number].get(name) for name in _SAID))):
+    for number in turns.keys() - heard:
+        if any(map(_is_said, (messages[number].get(name) for name in ("content", "tool_calls", *REASONING)))):
             raise NotProvenError(f"nothing that message {number} says is written by the template")
+
+
+def _message_of(source: Source) -> int | None:
+    number: int | None = source[1] if source[0] == "messages" else None
+    return number
 
 
 def _is_said(value: Any) -> bool:
@@ -283,18 +317,20 @@ def _without_fields(rendering: Rendering, stretches: list[Stretch], left_out: fr
     What stands in front of a field's words opens it (<think>, <tool_call>), a closing tag behind them closes it; the
     rest behind the last one ends the turn. A stretch that has no words left is left out.
     """
+
+    def closed(begin: int, end: int) -> int:
+        """Where the last closing tag of a text ends, with the white space behind it."""
+        return begin + max((tag.end() for tag in _CLOSING.finditer(rendering.text[begin:end])), default=0)
+
     kept: list[Stretch] = []
     for begin, end in stretches:
         parts, at, before = list[tuple[int, int, str]](), begin, ""
-        for start, stop, field in _fields_in(rendering, begin, end):
-            closes = at + _closing_end(rendering.text[at:start]) if before not in ("", field) else at
+        for start, stop, field in [*_fields_in(rendering, begin, end), (end, end, "")]:
+            closes = closed(at, start) if before and before != field else at
             parts += [(at, closes, before), (closes, stop, field)]
             at, before = stop, field
-        closes = at + _closing_end(rendering.text[at:end])
-        parts += [(at, closes, before), (closes, end, "")]
-        wanted = [(start, stop) for start, stop, field in parts if field not in left_out]
         if any(field and field not in left_out and start < stop for start, stop, field in parts):
-            kept += wanted
+            kept += [(start, stop) for start, stop, field in parts if field not in left_out]
     if not kept:
         raise NothingToTrainError("its messages say nothing of what is to be trained on")
     return joined(kept)
@@ -302,15 +338,15 @@ def _without_fields(rendering: Rendering, stretches: list[Stretch], left_out: fr
 
 def _fields_in(rendering: Rendering, begin: int, end: int) -> Iterator[tuple[int, int, str]]:
     """Words in a stretch with their field; thinking within a content is reasoning."""
-    for start, stop, words in rendering.said():
+    for start, stop, source in rendering.words:
         if not begin <= start < end:
             continue
-        if len(words.path) < 3:
-            raise NotProvenError(f"the template mixes the fields of message {words.message}")
-        name = "reasoning" if words.path[2] in REASONING else str(words.path[2])
+        if len(source) < 3:
+            raise NotProvenError(f"the template mixes the fields of message {_message_of(source)}")
+        name = "reasoning" if source[2] in REASONING else str(source[2])
         if name == "content":
             # Thinking that the content holds, or that the template has cut out of it.
-            ends = [found.end() for found in _END_OF_THOUGHT.finditer(rendering.text, start, stop)]
+            ends = [tag.end() for tag in _END_OF_THOUGHT.finditer(rendering.text, start, stop)]
             if ends:
                 yield start, ends[-1], "reasoning"
                 start = ends[-1]
@@ -318,11 +354,6 @@ def _fields_in(rendering: Rendering, begin: int, end: int) -> Iterator[tuple[int
                 name = "reasoning"
         if start < stop:
             yield start, stop, name
-
-
-def _closing_end(literal: str) -> int:
-    """Where the last closing tag of a literal ends, with the white space behind it."""
-    return max((found.end() for found in _CLOSING.finditer(literal)), default=0)
 
 
 # ---- what a template writes around what is said ----
@@ -340,35 +371,38 @@ class _ButEmpty(list[Any]):
         return True
 
 
-def _probed(template: ChatTemplate, role: str, variables: dict[str, Any], *, in_parts: bool) -> _Header:
-    """Turns of a role with all kinds of things said in them -> what they have in common."""
+def _probed(template: ChatTemplate, role: str, variables: Mapping[str, Any], *, in_parts: bool) -> _Header:
+    """What turns of a role have in common, whatever is said in them."""
 
     def says(who: str, text: str) -> Message:
-        # Each an object of its own: positions are told by it.
         return {"role": who, "content": [{"type": "text", "text": text}] if in_parts else text}
 
-    def turns(said: Message) -> Iterator[tuple[bool, _Turn]]:
-        """What is written for a message before another one, and as the last one."""
+    def turns(said: Message) -> Iterator[tuple[bool, str, str]]:
+        """What is written for a message before another one, and as the last one: the block, and its text up to words"""
         for dialogue in _dialogues(said, says):
             number = next(n for n, one in enumerate(dialogue) if one is said)
             with contextlib.suppress(TemplateRefusedError):
-                rendering = template.render(dialogue, **variables)
+                rendering = template.render(dialogue, follow=True, **variables)
                 if len(rendering.turns.get(number, ())) == 1:
-                    yield number == len(dialogue) - 1, _turn_of(rendering, number)
+                    begin, end = rendering.turns[number][0]
+                    own = (at for at, _, source in rendering.words if _message_of(source) == number and at >= begin)
+                    yield number == len(dialogue) - 1, rendering.text[begin:end], rendering.text[begin : next(own, end)]
 
-    plain = [turn for text in ("Aq7", "Zk3w", "") for turn in turns(says(role, text))]
+    plain = [turn for text in ("Aq7", "") for turn in turns(says(role, text))]
     if not plain:
         raise NotProvenError(f'the template does not go over messages of role "{role}" one by one')
-    header = _common_start([turn.lead for _, turn in plain])
+    header = _common_start([lead for _, _, lead in plain])
     if role == ASSISTANT:
         odd = [says(role, "Aq7") | dict.fromkeys(REASONING, "Rx9"), says(role, "") | {"tool_calls": _ButEmpty()}]
-        everything = [turn for _, turn in (*plain, *(turn for one in odd for turn in turns(one)))]
+        everything = [*plain, *(turn for one in odd for turn in turns(one))]
         header = _given_header(header, everything, _prompt(template, says, variables))
     elif not header.strip():
         raise NotProvenError(f'the template writes nothing in front of what "{role}" says')
-    inner, last = ([turn for is_last, turn in plain if is_last == wanted] for wanted in (False, True))
-    tails = [_common_end([turn.block[len(header) :] for turn in some]) for some in (inner or last, last or inner)]
-    return _Header(header, tails[0], tails[1])
+    ends = [
+        [block[len(header) :][::-1] for is_last, block, _ in plain if is_last == at_end] for at_end in (False, True)
+    ]
+    tail, last_tail = (_common_start(some)[::-1] for some in (ends[0] or ends[1], ends[1] or ends[0]))
+    return _Header(header, tail, last_tail)
 
 
 def _dialogues(message: Message, says: Callable[[str, str], Message]) -> list[list[Message]]:
@@ -382,23 +416,7 @@ def _dialogues(message: Message, says: Callable[[str, str], Message]) -> list[li
     return [[says("user", "q"), message], [says("user", "q"), message, says("user", "q")]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    block: str
-    lead: str
-    """What stands before the first words."""
-
-
-def _turn_of(rendering: Rendering, number: int) -> _Turn:
-    (begin, end), at = rendering.turns[number][0], 0
-    for piece, words in rendering.pieces:
-        if words is not None and words.message == number and at >= begin:
-            break
-        at += len(piece)
-    return _Turn(rendering.text[begin:end], rendering.text[begin : min(at, end)])
-
-
-def _prompt(template: ChatTemplate, says: Callable[[str, str], Message], variables: dict[str, Any]) -> str:
+def _prompt(template: ChatTemplate, says: Callable[[str, str], Message], variables: Mapping[str, Any]) -> str:
     """What the template writes where the assistant is to go on."""
     ask = says("user", "q")
     whole = template.render([ask, says(ASSISTANT, "Aq7")], **variables)
@@ -411,20 +429,25 @@ def _prompt(template: ChatTemplate, says: Callable[[str, str], Message], variabl
     return asked[begin:]
 
 
-def _given_header(shared: str, turns: list[_Turn], prompt: str) -> str:
+def _given_header(shared: str, turns: Iterable[tuple[bool, str, str]], prompt: str) -> str:
     """What the model is given of a turn, by what plain turns share, by all turns, and by the generation prompt."""
-    leads = [turn.lead for turn in turns]
+    blocks, leads = [block for _, block, _ in turns], [lead for _, _, lead in turns]
     if not prompt and shared.strip():
         raise NotProvenError(f"the template has no generation prompt, so that nothing tells whose {shared!r} is")
     if not any(lead.startswith(prompt) for lead in leads):
         return ""
     header = _common_start([prompt, *leads])
-    beyond = shared[len(prompt) :] if shared.startswith(prompt) else ""
-    while (tag := _OPENING.search(header)) and any(_closing(tag) in turn.block for turn in turns):
+    while (tag := _OPENING.search(header)) and any(_closing(tag) in block for block in blocks):
         header = header[: tag.start()]
-    if any(not _is_pair(tag, shared) for tag in _TAG.findall(beyond)):
-        return ""
-    return header
+    beyond = shared[len(prompt) :] if shared.startswith(prompt) else ""
+    return header if all(_is_pair(tag, shared) for tag in _TAG.findall(beyond)) else ""
+
+
+def _common_start(texts: Sequence[str]) -> str:
+    """What all texts begin with: what the first and the last of them in order do."""
+    low, high = min(texts), max(texts)
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(low, high, strict=False))
+    return low[: sum(1 for _ in same)]
 
 
 def _closing(tag: re.Match[str]) -> str:
@@ -435,14 +458,3 @@ def _is_pair(tag: str, text: str) -> bool:
     """Whether a tag is one of a pair that a text opens and closes, such as <think></think>."""
     name = tag.strip("<>[]/")
     return (f"<{name}>" in text and f"</{name}>" in text) or (f"[{name}]" in text and f"[/{name}]" in text)
-
-
-def _common_start(texts: Sequence[str]) -> str:
-    """What all texts begin with: what the first and the last of them in order do."""
-    low, high = min(texts), max(texts)
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(low, high, strict=False))
-    return low[: sum(1 for _ in same)]
-
-
-def _common_end(texts: Sequence[str]) -> str:
-    return _common_start([text[::-1] for text in texts])[::-1]

@@ -1,9 +1,7 @@
 """Conversations -> texts with the stretches of bytes that are trained on.
 
 A batch goes in, and comes out as flat arrays; what a template refuses, and what can't be proven, comes out as rejects,
-each with its number, a reason to count by and the words for it. Of a pair both sides come out, or neither. Nothing is
-kept between batches but what is known of the template. Conversations of a shape that is known (shapes.py) are not
-rendered. A process keeps one renderer that is not in use, with the shapes that it has learned.
+each with its number, a reason to count by and a message. Of a pair both sides come out, or neither.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from milldam.chat.forms import BadRowError, Conversation, Message, Pair
 from milldam.chat.loading import TemplateSource
 from milldam.chat.masks import ASSISTANT, REASONING, Masks, NothingToTrainError, NotProvenError, TrainOn, in_parts
 from milldam.chat.sandbox import TemplateRefusedError
-from milldam.chat.shapes import Done, Shapes, form_of, require_same
 from milldam.chat.template import ChatTemplate, Rendering, Stretch
 
 Int64s = npt.NDArray[np.int64]
@@ -80,24 +77,20 @@ class Renderer:
         """Whether the template says itself what the assistant writes."""
         return self._plain.template.tagged
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no more shapes can be learned."""
-        return self._plain.shapes.is_full or self._with_tools.shapes.is_full
-
     def render(self, batch: Iterable[Conversation | Pair]) -> RenderedBatch:
-        """Looks at each once: what is read as it is asked for is rendered while it is in the processor's caches."""
+        """The texts of a batch, of which each conversation is rendered as soon as it is read."""
         done = RenderedBatch()
         pairs: list[Stretch] = []
         ends, derived = [0], []
         for number, one in enumerate(batch):
             sides = (one.chosen, one.rejected) if isinstance(one, Pair) else (one,)
             try:
-                texts = [self._text(side) for side in sides]
+                shown = [self.show(side) for side in sides]
             except BadRowError as error:
                 done.rejects.append(Rejected(number, error.reason, str(error)))
                 continue
-            for side, (text, stretches) in zip(sides, texts, strict=True):
+            for side, (rendering, stretches) in zip(sides, shown, strict=True):
+                text = rendering.text
                 pairs += stretches if text.isascii() else in_bytes(text, stretches)
                 ends.append(len(pairs))
                 done.texts.append(text)
@@ -109,21 +102,15 @@ class Renderer:
         done.offsets, done.derived = np.array(ends, np.int64), np.array(derived, np.bool_)
         return done
 
-    def _text(self, conversation: Conversation) -> Done:
-        """The text and its stretches of characters; BadRowError if it is refused."""
-        done = self._template_for(conversation).fill(conversation)
-        if done is None:
-            rendering, stretches = self.show(conversation)
-            done = rendering.text, stretches
-        if not done[0].isascii():
-            _require_unicode(done[0])
-        return done
-
     def show(self, conversation: Conversation) -> tuple[Rendering, list[Stretch]]:
         """One conversation with its stretches of characters; BadRowError if it is refused."""
-        template = self._template_for(conversation)
         try:
-            return template.render(conversation)
+            rendering, stretches = self._template_for(conversation).render(conversation)
+            if not rendering.text.isascii():
+                rendering.text.encode()
+            return rendering, stretches
+        except UnicodeEncodeError as error:
+            raise BadRowError(BAD_UNICODE, f"half a character: {error}") from None
         except TemplateRefusedError as error:
             raise BadRowError(REFUSED, str(error)) from None
         except NothingToTrainError as error:
@@ -163,20 +150,19 @@ class Renderer:
 
 
 _idle: dict[str, Renderer] = {}
-"""By what it was made from; one at most. Taking it out is atomic: a thread that reads ahead may outlive its unit."""
+"""One at most, by its settings. Taking it out is atomic: a thread that reads ahead may outlive its unit."""
 
 
 @contextmanager
 def shared_renderer(source: TemplateSource, rule: TrainOn, special_tokens: tuple[str, ...]) -> Iterator[Renderer]:
-    """One that nobody else uses, with what the last one learned if it was made from the same."""
-    made_from = repr((source, rule, special_tokens))
-    renderer = _idle.pop(made_from, None) or Renderer(source, rule, special_tokens=special_tokens)
+    """One that nobody else uses: the one that the last unit left, if it has the same settings."""
+    settings = repr((source, rule, special_tokens))
+    renderer = _idle.pop(settings, None) or Renderer(source, rule, special_tokens=special_tokens)
     try:
         yield renderer
     finally:
         _idle.clear()
-        if not renderer.is_full:
-            _idle[made_from] = renderer
+        _idle[settings] = renderer
 
 
 class _Template:
@@ -188,7 +174,6 @@ class _Template:
             [{"role": "user", "content": in_parts("Aq7")}], "Aq7"
         )
         self._masks = Masks(self.template, rule, in_parts=self._in_parts)
-        self.shapes = Shapes()
         call = {"type": "function", "function": {"name": "f", "arguments": '{"k9": 1}'}}
         asked: list[Message] = [
             {"role": "user", "content": "q"},
@@ -203,56 +188,30 @@ class _Template:
         except TemplateRefusedError:
             return False
 
-    def fill(self, conversation: Conversation) -> Done | None:
-        """What the shape of a conversation makes of it; None: it has to be rendered."""
-        if conversation.variables:
-            return None
-        messages, roles = conversation.messages, conversation.roles
-        if roles is None or self._in_parts:
-            messages, roles = self._fitting(messages), None
-        form = form_of(messages, conversation.tools, conversation.prompt_messages, roles)
-        done, to_check = self.shapes.fill(form, messages, conversation.tools)
-        if to_check:
-            rendering, stretches = self._rendered(messages, conversation)
-            require_same(done, (rendering.text, stretches))
-        return done
-
     def render(self, conversation: Conversation) -> tuple[Rendering, list[Stretch]]:
-        messages = self._fitting(conversation.messages)
-        rendering, stretches = self._rendered(messages, conversation)
-        if not conversation.variables:
-            tools, prompt = conversation.tools, conversation.prompt_messages
-            derived = self.derives(conversation)
-            self.shapes.learn(messages, tools, prompt, rendering, stretches, derived=derived)
-        return rendering, stretches
+        messages, prompt = self._fitting(conversation.messages), conversation.prompt_messages
+        return self._masks.find(messages, conversation.tools, conversation.variables, prompt_messages=prompt)
+
+    def derives(self, conversation: Conversation) -> bool:
+        """Whether its stretches are derived, not everything or tagged."""
+        if self._masks.rule.everything:
+            return False
+        return not self._masks.tagged(conversation.messages, conversation.prompt_messages)
 
     def by_turn(self, conversation: Conversation) -> list[Conversation]:
         messages, tools = self._fitting(conversation.messages), conversation.tools
-        wanted = self._masks.wanted(messages, conversation.prompt_messages)
-        whole = self.template.render(messages, tools, **conversation.variables).text
-        for number in wanted[:-1]:
+        wanted = self._masks.rule.messages(messages, conversation.prompt_messages)
+        examples: list[Conversation] = []
+        first = wanted[0]
+        for number, after in zip(wanted, [*wanted[1:], len(messages)], strict=True):
             asked = self.template.render(messages[: number + 1], tools, **conversation.variables)
             end = max((end for _, end in asked.turns.get(number, ())), default=len(asked.text))
-            if not whole.startswith(asked.text[:end]):
-                several = [(conversation.messages[: one + 1], one) for one in wanted]
-                return [replace(conversation, messages=some, prompt_messages=one, roles=None) for some, one in several]
-        return [conversation]
-
-    def derives(self, conversation: Conversation) -> bool:
-        """Whether its stretches are derived."""
-        rule = self._masks.rule
-        if not self.template.tagged or rule.everything:
-            return not rule.everything
-        if rule.field is None and rule.roles == (ASSISTANT,):
-            return False
-        messages = conversation.messages
-        return not self._masks.tagged(messages, self._masks.wanted(messages, conversation.prompt_messages))
-
-    def _rendered(self, messages: list[Message], conversation: Conversation) -> tuple[Rendering, list[Stretch]]:
-        tools, variables = conversation.tools, conversation.variables
-        rendering = self.template.render(messages, tools, **variables)
-        prompt = conversation.prompt_messages
-        return rendering, self._masks.find(messages, rendering, variables, prompt_messages=prompt)
+            longer = self.template.render(messages[: after + 1], tools, **conversation.variables).text
+            if number == wanted[-1] or not longer.startswith(asked.text[:end]):
+                some = conversation.messages[: number + 1] if number < wanted[-1] else conversation.messages
+                examples.append(replace(conversation, messages=some, prompt_messages=first, roles=None))
+                first = after
+        return examples if len(examples) > 1 else [conversation]
 
     def _fitting(self, messages: list[Message]) -> list[Message]:
         """As the template takes them: some that know of images take texts in parts alone."""
@@ -288,13 +247,6 @@ def _with_parsed_arguments(message: Message) -> Message:
                 raise BadRowError("bad_tool_call", "the arguments of a tool call are not JSON") from None
         calls.append(call)
     return message | {"tool_calls": calls}
-
-
-def _require_unicode(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BadRowError(BAD_UNICODE, f"half a character: {error}") from None
 
 
 def _contents(messages: Iterable[Message]) -> list[str]:

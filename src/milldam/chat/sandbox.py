@@ -1,24 +1,24 @@
-"""Where chat templates run: what they may take is bounded, and what they do with words is followed.
+"""Where chat templates run: what they may take is bounded, and what they make of words stays theirs.
 
 Templates are programs of strangers. Jinja's immutable sandbox keeps them from files and attributes; it does not keep
-them from running for ever (`range` in `range` in `range`) or from eating memory (`'x' * 10**9`). Here each step and
-each text, list or dict that a template makes counts against an `Effort`, before it is made where its size can be told.
-What goes beyond raises TemplateRefusedError. The bounds grow with the conversation, so that none is refused for
-being long.
+them from running forever (`range` in `range` in `range`) or from eating memory (`'x' * 10**9`). Here each step and each
+text, list or dict that a template makes counts against an `Effort`, before it is made where its size is known. What
+exceeds the bounds raises TemplateRefusedError. They grow with the conversation, so that none is refused for its length.
 
-Texts of the conversation are words that know who said them (said.py). What is made of them by a filter, a call or an
-operator that does not know words is told to their `Log`, so that nobody's words are taken for the template's own.
+Texts of the conversation may be words that know who said them (words.py). What a filter, a call or an operator makes of
+them is marked as theirs.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import re
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from milldam.chat.said import Log, Op, Said, raw, said_json, words_in
+from milldam.chat.words import Words, blurred, joined_words, pieces_of
 from milldam.errors import ConfigError, MilldamError
 
 try:
@@ -56,17 +56,11 @@ _NUMBERED = frozenset(("batch", "center", "indent", "round", "slice", "tojson", 
 """Filters that make as much as a number says."""
 _GROWING = frozenset(("center", "expandtabs", "indent", "ljust", "replace", "rjust", "tojson", "zfill"))
 """Filters and methods that make of a text at most so many times as a number or a text that they are given is large."""
-_KINDS = frozenset(
-    {"boolean", "callable", "defined", "false", "filter", "float", "integer", "iterable", "mapping", "none"}
-    | {"number", "sequence", "string", "test", "true", "undefined"}
-)
-"""Tests that tell the kind of a value, whatever words it is."""
-_FOLLOWED = frozenset(
-    {"batch", "d", "default", "dictsort", "first", "groupby", "items", "join", "last", "list", "map", "max", "min"}
-    | {"reject", "rejectattr", "reverse", "select", "selectattr", "slice", "sort", "string", "tojson", "trim"}
-)
-"""Filters that ask nothing of words but by their methods, or by tests and filters that are followed."""
-_COUNTS = ("count", "length")
+_TEXTS = frozenset((str, Words))
+_KEEPING = frozenset(("d", "default", "first", "join", "last", "max", "min", "string", "trim"))
+"""Filters that keep what is known of words in mixed texts."""
+_JSON = json.JSONEncoder(ensure_ascii=False)
+"""`json.dumps` makes one for every call."""
 
 
 class TemplateRefusedError(MilldamError):
@@ -208,7 +202,7 @@ class _Code(CodeGenerator):
 
 
 class Counting(NodeTransformer):
-    """Has macros, joined texts and what is put together from variables counted, and texts told when they are asked."""
+    """Has macros, joined texts and what is put together from variables counted."""
 
     def generic_visit(self, node: nodes.Node, *arguments: Any, **named: Any) -> Any:
         node = super().generic_visit(node, *arguments, **named)
@@ -216,9 +210,6 @@ class Counting(NodeTransformer):
             node.body = [statement("step"), *node.body]
         elif isinstance(node, nodes.Concat):
             return call("join", *node.nodes)
-        elif isinstance(node, nodes.Compare) and len(node.ops) == 1 and node.ops[0].op in ("in", "notin"):
-            holds = call("holds", node.expr, node.ops[0].expr)
-            return nodes.Not(holds) if node.ops[0].op == "notin" else holds
         elif isinstance(node, (nodes.List, nodes.Dict)) or (isinstance(node, nodes.Tuple) and node.ctx == "load"):
             return node if _is_constant(node) else call("made", node)
         return node
@@ -248,17 +239,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def __init__(self, effort: Effort, **options: Any) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, cache_size=0, **options)
-        self.effort, self.step, self.log = effort, effort.step, Log()
-        self.filters["tojson"] = lambda value, **how: said_json(value, self.log, **how)
-        self.filters["join"] = self._join
+        self.effort, self.step, self.concat = effort, effort.step, joined_words  # type: ignore[method-assign]
+        self.filters |= {"tojson": to_json, "join": self._join}
         self.filters = {name: self._filter(name, one) for name, one in self.filters.items() if name not in _LEFT_OUT}
-        tests: dict[str, Any] = self.tests
-        self.tests = {name: one if name in _KINDS else self._test(one) for name, one in tests.items()}
         self.globals.pop("lipsum", None)
         self.globals |= {"dict": _Dict(), "namespace": _Namespace}
 
     def _filter(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """A filter that is counted, and whose result tells of the words that went in."""
+        """A filter that is counted, and whose result is marked as words if words went in."""
         at = 1 if hasattr(plain, "jinja_pass_arg") else 0
 
         @functools.wraps(plain)
@@ -272,29 +260,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 self.effort.charge_format(str(given[0]), "%", given[1:])
             result = plain(*arguments, **named)
             self.effort.charge_value(result)
-            if name in _COUNTS and given and isinstance(given[0], Said):
-                return self.log.result(given[0], Op("__len__"), result)
-            return self._told(result, given, asked=name not in _FOLLOWED | set(_COUNTS))
+            if not isinstance(result, str) or (name in _KEEPING and isinstance(result, Words)):
+                return result
+            is_mixed = any(source is None for _, source in pieces_of(result))
+            return blurred(str.__str__(result), given) if is_mixed else result
 
         return counted
-
-    def _test(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        at = 1 if hasattr(plain, "jinja_pass_arg") else 0
-
-        @functools.wraps(plain)
-        def told(*arguments: Any, **named: Any) -> Any:
-            return self._told(plain(*arguments, **named), [*arguments[at:], *named.values()], asked=True)
-
-        return told
-
-    def _told(self, result: Any, given: Iterable[Any], *, asked: bool) -> Any:
-        """What was made of values: a text without words that was made of some is theirs. `asked`: it tells of them."""
-        if isinstance(result, Said) or next(words_in(list(given)), None) is None:
-            return result
-        if isinstance(result, str) and result:
-            return self.log.blurred(raw(result), list(given))
-        self.log.lost |= asked
-        return result
 
     def call(self, context: Any, called: Any, /, *arguments: Any, **named: Any) -> Any:
         self.effort.step()
@@ -307,13 +278,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
             if called.__name__ == "join" and arguments and isinstance(receiver, str):
                 return self._join(arguments[0], receiver)
             if called.__name__ in ("format", "format_map"):
-                self.effort.charge_format(raw(receiver), "{", given)
+                self.effort.charge_format(str(receiver), "{", given)
         result = super().call(context, called, *arguments, **named)
         self.effort.charge_value(result)
-        if isinstance(called, Macro) or isinstance(result, (dict, Namespace)):
-            return result
-        said = [receiver] if isinstance(receiver, Said) else []
-        return self._told(result, [*said, *given], asked=not said)
+        is_made = isinstance(result, str) and not isinstance(called, Macro)
+        return blurred(result, receiver, given) if is_made else result
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "+" and isinstance(left, (list, tuple)):
@@ -324,18 +293,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
         elif operator == "%" and isinstance(left, str):
             self.effort.charge_format(left, "%", right if isinstance(right, tuple) else (right,))
         elif operator == "*":
-            self._charge_product(left, right)
+            times, of = (left, right) if isinstance(left, int) else (right, left)
+            if isinstance(times, int) and isinstance(of, int):
+                _require_small_number(times.bit_length() + of.bit_length())
+            elif isinstance(times, int) and isinstance(of, (str, bytes, list, tuple)):
+                self.effort.charge(max(times, 0) * tree_size(of, _MOST_MADE))
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             _require_small_number(left.bit_length() * abs(right))
         result = super().call_binop(context, operator, left, right)
-        return result if isinstance(left, Said) else self._told(result, (left, right), asked=False)
-
-    def _charge_product(self, left: Any, right: Any) -> None:
-        times, of = (left, right) if isinstance(left, int) else (right, left)
-        if isinstance(times, int) and isinstance(of, int):
-            _require_small_number(times.bit_length() + of.bit_length())
-        elif isinstance(times, int) and isinstance(of, (str, bytes, list, tuple)):
-            self.effort.charge(max(times, 0) * tree_size(of, _MOST_MADE))
+        return blurred(result, left, right) if isinstance(result, str) else result
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is dict and attribute not in _OF_DICTS:
@@ -345,38 +311,26 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
-    def getitem(self, obj: Any, argument: Any) -> Any:
-        self.log.lost |= isinstance(argument, Said)
-        return super().getitem(obj, argument)
-
     # ---- what templates call without a name for it ----
-
-    def holds(self, item: Any, container: Any) -> bool:
-        """`item in container`, which a plain text would answer without asking the item."""
-        self.log.lost |= isinstance(item, Said) and not isinstance(container, (list, tuple))
-        return item in container
 
     def add(self, *parts: Any) -> Any:
         """What `+` makes of them, from left to right."""
-        if all(isinstance(part, str) for part in parts):
+        if _TEXTS.issuperset(map(type, parts)):
             self.effort.charge(sum(map(len, parts)))
-            return self.log.put_together(parts)
+            return joined_words(parts)
         return functools.reduce(lambda left, right: self.call_binop(None, "+", left, right), parts)
 
     def join(self, *parts: Any) -> str:
         """What `~` makes of them."""
         texts = [self.written(False, part) for part in parts]
         self.effort.charge(sum(map(len, texts)))
-        return self.log.put_together(texts)
+        return joined_words(texts)
 
     def _join(self, value: Any, d: Any = "", attribute: Any = None) -> str:
         """The filter, as Jinja has it where nothing is escaped."""
         items = list(value if attribute is None else map(make_attrgetter(self, attribute), value))
         self.effort.charge(len(items) * len(str(d)))
         return self.join(*[part for item in items for part in (d, item)][1:])
-
-    def concat(self, parts: Any) -> str:
-        return self.log.put_together(parts)
 
     def made(self, value: Any) -> Any:
         self.effort.charge_value(value)
@@ -386,8 +340,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """A value as text."""
         if isinstance(value, str) and not escapes:
             return value
-        text: str = self._told(str(escape(value) if escapes else value), (value,), asked=True)
-        return text
+        return blurred(str(escape(value) if escapes else value), value)
+
+
+def to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """As transformers writes it: HTML is not escaped."""
+    if (ensure_ascii, indent, separators, sort_keys) == (False, None, None, False):
+        return _JSON.encode(value)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _require_small_number(bits: int) -> None:

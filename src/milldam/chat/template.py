@@ -1,14 +1,14 @@
 """Chat templates: a conversation -> its text, and where in it messages, `{% generation %}` blocks and words lie.
 
 Templates are those that models ship (Jinja), with what transformers offers them; they run within bounds (sandbox.py),
-on words that know who said them (said.py). Positions are taken while the text is written: one rendering, linear in the
-number of messages.
+and, if asked, on words that know who said them (words.py). Positions are taken while the text is written: one
+rendering, linear in the number of messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -17,8 +17,8 @@ import jinja2.ext
 from jinja2 import nodes
 from jinja2.runtime import Context
 
-from milldam.chat.said import Log, Piece, Words, pieces_of, raw
 from milldam.chat.sandbox import MOST_CHARACTERS, Counting, Effort, Sandbox, TemplateRefusedError, statement
+from milldam.chat.words import Source, joined_words, marked, pieces_of
 from milldam.errors import ConfigError
 
 GIVEN = ("messages", "tools", "add_generation_prompt")
@@ -43,18 +43,8 @@ class Rendering:
     """What stands in `{% generation %}` blocks."""
     turns: dict[int, list[Stretch]]
     """What was written for each message: one stretch, or several where a template goes over the messages again."""
-    pieces: list[Piece]
-    """The text in pieces: whose words each is."""
-    log: Log
-    """What the template asked."""
-
-    def said(self) -> Iterator[tuple[int, int, Words]]:
-        """Where words lie: begin, end, and whose they are."""
-        at = 0
-        for piece, words in self.pieces:
-            if words is not None:
-                yield at, at + len(piece), words
-            at += len(piece)
+    words: list[tuple[int, int, Source]]
+    """Where words of the conversation lie, and whose they are, in order; empty unless they were followed."""
 
 
 class ChatTemplate:
@@ -83,22 +73,29 @@ class ChatTemplate:
         """Whether it has `{% generation %}` blocks."""
 
     def render(
-        self, messages: Sequence[Message], tools: Any = None, *, generation_prompt: bool = False, **variables: Any
+        self,
+        messages: Sequence[Message],
+        tools: Any = None,
+        *,
+        generation_prompt: bool = False,
+        follow: bool = False,
+        **variables: Any,
     ) -> Rendering:
-        """The text, or TemplateRefusedError with the template's own words."""
-        track, log = self._track, Log()
-        said, said_tools = log.told(list(messages), ("messages",)), log.told(tools, ("tools",))
-        self._sandbox.log = log
-        track.begin(said)
+        """The text, or TemplateRefusedError with the template's own words. `follow`: tell whose words it writes."""
+        # Each message is an object of its own: where the template is with it is told by that.
+        track, given = self._track, ([message.copy() for message in messages], tools)
+        if follow:
+            given = marked(given[0], ("messages",)), marked(tools, ("tools",))
+        track.begin(given[0])
         track.effort.begin([*messages, tools])
-        given = dict(zip(GIVEN, (said, said_tools, generation_prompt), strict=True))
         template = self._template
         # As `Template.generate` does it, which takes twice the time.
-        context = Context(template.environment, self._variables | variables | given, template.name, template.blocks)
-        pieces: list[Piece] = []
+        names = self._variables | variables | dict(zip(GIVEN, (*given, generation_prompt), strict=True))
+        chunks: list[str] = []
         try:
+            context = Context(template.environment, names, template.name, template.blocks)
             for chunk in template.root_render_func(context):
-                pieces += pieces_of(chunk)
+                chunks.append(chunk)
                 track.position += len(chunk)
                 if track.position > MOST_CHARACTERS:
                     raise TemplateRefusedError(f"the text has more than {MOST_CHARACTERS:,} characters")
@@ -106,36 +103,41 @@ class ChatTemplate:
             raise
         except _FAILURES as error:
             raise TemplateRefusedError(_words_of(error)) from None
-        text = "".join([piece for piece, _ in pieces])
-        return Rendering(text, track.generated_in(text), track.turns(), pieces, log)
+        text = "".join(chunks)
+        words: list[tuple[int, int, Source]] = []
+        at = 0
+        for piece, source in pieces_of(joined_words(chunks)) if follow else ():
+            if source is not None:
+                words.append((at, at + len(piece), source))
+            at += len(piece)
+        return Rendering(text, track.generated_in(text), track.turns(), words)
 
 
-@dataclass(slots=True)
 class Track:
     """Where the rendering is, and how much it took."""
 
-    position: int = 0
-    effort: Effort = field(default_factory=Effort)
-    _generated: list[tuple[int, str]] = field(default_factory=list)
-    _numbers: dict[int, int] = field(default_factory=dict)
-    _loops: list[tuple[int, int] | None] = field(default_factory=list)
-    """For each loop that is open: the message it is at, and where its turn began."""
-    _turns: list[tuple[int, int, int]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.effort = Effort()
+        self.begin(())
 
     def begin(self, messages: Sequence[Message]) -> None:
         self.position = 0
-        self._generated, self._turns, self._loops = [], [], []
+        self._count = len(messages)
         self._numbers = {id(message): number for number, message in enumerate(messages)}
+        self._generated: list[tuple[int, str]] = []
+        self._loops: list[tuple[int | None, int, Any]] = []
+        """For each loop that is open: the message it is at, where its turn began, and its item."""
+        self._turns: list[tuple[int, int, int]] = []
 
     def note(self, written: str) -> str:
         """What a `{% generation %}` block wrote."""
         self.effort.step()
         self.effort.charge(len(written))
-        self._generated.append((self.position, raw(written)))
+        self._generated.append((self.position, written))
         return written
 
     def generated_in(self, text: str) -> list[Stretch]:
-        """Where the blocks lie; a block of which the place can't be told is refused: transformers would misplace it."""
+        """Where the blocks lie; a block whose place is unknown is refused: transformers would misplace it."""
         for begin, written in self._generated:
             if not text.startswith(written, begin):
                 raise TemplateRefusedError(
@@ -144,25 +146,35 @@ class Track:
         return [(begin, begin + len(written)) for begin, written in self._generated]
 
     def loop(self) -> None:
-        self._loops.append(None)
+        self._loops.append((None, 0, None))
 
     def turn(self, item: Any) -> None:
-        """The innermost loop goes on with an item, which may be a message."""
+        """The innermost loop goes on with an item, which may be a message or the place of one."""
         self.effort.step()
         self.loop_end()
-        number = self._numbers.get(id(item))
-        self._loops.append(None if number is None else (number, self.position))
+        self._loops.append((self._numbers.get(id(item)), self.position, item))
+
+    def looked_up(self, place: int, value: Any) -> None:
+        """A loop over places looks up what is there, which may be a message."""
+        if self._loops:
+            number, begin, item = self._loops[-1]
+            if number is None and type(item) is int and item == place:
+                self._loops[-1] = (self._numbers.get(id(value)), begin, item)
 
     def loop_end(self) -> None:
-        at = self._loops.pop()
-        if at is not None and self.position > at[1]:
-            self._turns.append((*at, self.position))
+        number, begin, _ = self._loops.pop()
+        if number is not None and self.position > begin:
+            self._turns.append((number, begin, self.position))
 
     def turns(self) -> dict[int, list[Stretch]]:
-        found: dict[int, list[Stretch]] = {}
+        """What was written for each message. The last one may be written behind the loop."""
+        turns: dict[int, list[Stretch]] = {}
         for number, begin, end in self._turns:
-            found.setdefault(number, []).append((begin, end))
-        return found
+            turns.setdefault(number, []).append((begin, end))
+        end = max((end for _, _, end in self._turns), default=0)
+        if turns and self._count - 1 not in turns and end < self.position:
+            turns[self._count - 1] = [(end, self.position)]
+        return turns
 
 
 class _Generation(jinja2.ext.Extension):
@@ -185,9 +197,15 @@ class _Sandbox(Sandbox):
     def __init__(self, track: Track, date: datetime) -> None:
         super().__init__(track.effort, extensions=[_Generation, "jinja2.ext.loopcontrols"])
         self.tagged = False
-        self.loop, self.turn, self.loop_end = track.loop, track.turn, track.loop_end
+        self.loop, self.turn, self.loop_end, self._track = track.loop, track.turn, track.loop_end, track
         self.globals |= {"raise_exception": _raise, "strftime_now": date.strftime}
         self.filters[_GENERATION] = track.note
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        value = super().getitem(obj, argument)
+        if type(argument) is int:
+            self._track.looked_up(argument, value)
+        return value
 
 
 class _Marking(Counting):
@@ -212,7 +230,7 @@ def _words_of(error: BaseException) -> str:
 
 
 def _raise(message: str) -> str:
-    raise TemplateRefusedError(raw(str(message))[:300])
+    raise TemplateRefusedError(str.__str__(str(message))[:300])
 
 
 def joined(stretches: Iterable[Stretch]) -> list[Stretch]:

@@ -39,7 +39,7 @@ def contamination(
     from milldam.cli.summaries import make_observer
     from milldam.decontamination.deciding import warning_of
     from milldam.errors import EXIT_INTERRUPTED
-    from milldam.pipeline.contamination import find_contamination
+    from milldam.pipeline.decontaminating import find_contamination
     from milldam.stores.tokens.reader import Store
 
     options["columns"] = columns.split(",") if columns else None

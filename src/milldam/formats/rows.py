@@ -33,12 +33,12 @@ from milldam.files import NewFile
 from milldam.formats.columns import NO_LOSS, spans_of
 from milldam.formats.writing import Export, FileRecord, OutputFile, block_as, document_lengths
 from milldam.loader.reading import open_reader, ranges
-from milldam.loader.types import Array, Bools
+from milldam.loader.types import Array, Bools, PackedBatch, PackedRow
 from milldam.stores.tokens.format import Int64s
 from milldam.stores.tokens.reader import cut_blocks
 
 if TYPE_CHECKING:
-    from milldam.loader.packed import PackedRows
+    from milldam.loader.samples import Samples
     from milldam.run.engine import Progress
 
 OPTIONS = ("seq_len", "dtype", "shard_size")
@@ -81,7 +81,7 @@ class Rows:
                     self.types["label"] = np.dtype(np.bool_), False
 
     @cached_property
-    def packed(self) -> PackedRows:
+    def packed(self) -> Samples[PackedRow, PackedBatch]:
         assert self.seq_len is not None
         return self.store.packed(self.seq_len, form="hf", side=self._side, read="pread")
 

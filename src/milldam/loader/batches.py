@@ -1,36 +1,42 @@
 """Samples -> batches: ranks, epochs, state, reading ahead.
 
 The global order is one sequence of places: epoch after epoch, without a seam. Place i goes to rank i mod world_size;
-`world_size` times `batch_size` places are one step, the same for all ranks. So where a loader stands is one number,
+`world_size` times `batch_size` places are one step, the same for all ranks. So the position of a loader is one number,
 which means the same for any number of ranks and any batch size. Only the very last batch can be short.
 
-Holds one batch, those made ahead, and some thousands of numbers.
+Samples are looked up some thousands at a time, announced some time before they are needed, and read a batch at a time
+into arrays of earlier batches: memory that was just used costs nothing, new memory a fault for every page. Holds one
+batch, those made ahead, and some thousands of numbers.
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
+import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Generic, NoReturn, TypedDict, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError
-from milldam.loader.order import Shuffle
+from milldam.loader.order import Order, Shuffle, Stretches, Until
 from milldam.loader.permutation import Int64s
-from milldam.loader.samples import Samples, Until, at_least
-from milldam.loader.steps import InTurn, Recycled, Work
+from milldam.loader.samples import ReadPart, Samples, at_least
 from milldam.loader.types import BatchT, State
-from milldam.markup import in_notebook
 from milldam.prefetch import prefetched
 
 STATE_VERSION, STATE_NAME = 1, "The state of a loader"
 NEVER = 1 << 62
 """A place that is never reached."""
+_NUMBERS_AT_ONCE = 4096
+"""Places whose samples are computed in one call: the permutation's cost a number falls until about here."""
+_ANNOUNCED_SAMPLES, _ANNOUNCED_BYTES = 1024, 1 << 25
 ItemT = TypeVar("ItemT")
 PlaceT = TypeVar("PlaceT")
 
@@ -60,14 +66,6 @@ class Delivery:
     def step(self) -> int:
         """Places that all ranks together take for one batch each."""
         return self.batch_size * self.world_size
-
-    def require_a_step(self, places: int) -> None:
-        """Nothing would ever come of fewer places than a step has, when what fills none is left out."""
-        if places < self.step:
-            raise ConfigError(
-                f"drop_last: {places:,} samples give no full batch on every rank: batch_size={self.batch_size:,} times "
-                f"world_size={self.world_size:,} is {self.step:,}. Use smaller batches, or drop_last=False."
-            )
 
     def mine(self, first: int, stop: int) -> Int64s:
         """This rank's places in [first, stop); `first` is where a step begins."""
@@ -110,10 +108,17 @@ class Batches(Generic[BatchT]):
         self.samples, self.delivery = samples, delivery
         self._seed, self._shuffle = operator.index(seed), shuffle
         self._prefetch, self._copy = at_least("prefetch", prefetch, 0, " batches"), copy
-        self._dtype = wide_enough(dtype, samples)
+        self.dtype = wide_enough(dtype, samples)
+        """Type of the delivered tokens."""
         self._order = samples._order(shuffle, self._seed)
         if delivery.drop_last and delivery.epochs is not None and samples._length_known:
-            delivery.require_a_step(delivery.epochs * samples.epoch_samples)
+            places = delivery.epochs * samples.epoch_samples
+            if places < delivery.step:
+                raise ConfigError(
+                    f"drop_last: {places:,} samples give no full batch on every rank: batch_size="
+                    f"{delivery.batch_size:,} times world_size={delivery.world_size:,} is {delivery.step:,}. Use "
+                    "smaller batches, or drop_last=False."
+                )
         self._loop: Loop[int, BatchT] = Loop(0)
         self._began: tuple[int, float] | None = None
         """Where and when the first loop began."""
@@ -128,22 +133,12 @@ class Batches(Generic[BatchT]):
     @property
     def epoch(self) -> int:
         """Number of finished epochs; after a mixture took new weights, counted from there."""
-        return self.samples._loops(self._order).epoch_at(self.samples_seen)
+        return self._order.epoch_at(self.samples_seen)
 
     @property
     def samples_seen(self) -> int:
         """Samples delivered to all ranks together since the very first epoch."""
         return self._loop.place
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the delivered tokens; it can be changed at any time."""
-        return self._dtype
-
-    @dtype.setter
-    def dtype(self, dtype: npt.DTypeLike) -> None:
-        self._dtype = wide_enough(dtype, self.samples)
-        self._loop.move(self.samples_seen)
 
     def __getitem__(self, number: int) -> NoReturn:
         """torch's DataLoader asks; batches come in their own order."""
@@ -162,21 +157,20 @@ class Batches(Generic[BatchT]):
 
     def _until(self, place: int) -> Until:
         """How far the loop goes that a place belongs to."""
-        epochs = self.delivery.epochs
-        return _without_end if epochs is None else self.samples._loops(self._order).until(place, epochs)
+        return self._order.until(place, self.delivery.epochs)
 
     def _loop_at(self) -> tuple[int, bool]:
-        """How many loops over all epochs are through, and whether one begins here."""
-        return self.samples._loops(self._order).loop_at(self.samples_seen, self.delivery.epochs or 1)
+        """Number of loops over all epochs that are over, and whether one begins here."""
+        return self._order.loop_at(self.samples_seen, self.delivery.epochs or 1)
 
     def _loop_begin(self, number: int) -> State:
-        """What a state says differently that stands at the begin of a loop."""
-        return self.samples._loops(self._order).epoch_begin(number * (self.delivery.epochs or 1))
+        """The part of a state that differs where a loop begins."""
+        return self._order.epoch_begin(number * (self.delivery.epochs or 1))
 
     def _every(self, turns: int, first: int) -> Iterator[BatchT]:
         """Of the batches that follow from here, number `first` and every `turns`-th after it: a worker's share.
 
-        The others are not read, and where this loader stands does not change.
+        The others are not read, and the position of this loader does not change.
         """
         place = self.samples_seen + first * self.delivery.step
         return (batch for batch, _ in self._made(place, self._until(self.samples_seen), turns))
@@ -184,10 +178,9 @@ class Batches(Generic[BatchT]):
     def _made(self, place: int, until: Until, turns: int = 1) -> Iterator[tuple[BatchT, int]]:
         ahead = self._prefetch
         # Enough for those that wait, one that is being made, and one or two that the user holds.
-        spare: Recycled[BatchT] | InTurn[BatchT] = Recycled(ahead + 3) if self._copy else InTurn(ahead + 2)
-        if not self.samples._reusable:
-            spare = Recycled(0)
-        work = Work(self.samples, self._order, self.delivery, self._dtype, spare)
+        spare: Spare[BatchT] = Spare(ahead + 2 + self._copy if self.samples._reusable else 0, in_turn=not self._copy)
+        # Knows nothing of this object, so that a thread that runs it does not keep it alive.
+        work = Work(self.samples, self._order, self.delivery, self.dtype, spare)
         made = work.batches(place, until, turns)
         return prefetched(made, ahead) if ahead else made
 
@@ -209,13 +202,13 @@ class Batches(Generic[BatchT]):
         A state of other data, another seed or another sample length is refused. `new_weights`: use the weights of this
         mixture from here on, even if the state was made with others.
         """
-        found = _checked_state(state, self.state_dict())
-        self._order = self._order.restored(found["order"], found["samples_seen"], new_weights=new_weights)
-        self._loop.move(found["samples_seen"])
+        loaded = _checked_state(state, self.state_dict())
+        self._order = self._order.restored(loaded["order"], loaded["samples_seen"], new_weights=new_weights)
+        self._loop.move(loaded["samples_seen"])
         self._began = None
 
     def stats(self) -> dict[str, float]:
-        """What was delivered to all ranks together since the first batch; for a feed, also what tokenizing took.
+        """Samples and tokens delivered to all ranks since the first batch; for a feed, also the cost of tokenizing.
 
         >>> batches = store.windows(128).batches(16, seed=0)
         >>> x, y = next(batches)
@@ -232,43 +225,13 @@ class Batches(Generic[BatchT]):
         of = f"{self.delivery.batch_size:,} x {self.samples!r}"
         return f"Batches({of}: {self.samples_seen:,} samples seen, epoch {self.epoch:,})"
 
-    _repr_html_ = in_notebook(lambda batches: ("Batches", _facts(batches)))
-
     def __reduce__(self) -> tuple[object, ...]:
         options: dict[str, Any] = {"seed": self._seed, "shuffle": self._shuffle, "prefetch": self._prefetch}
-        options |= {"copy": self._copy, "dtype": self._dtype}
-        return _made_again, (self.samples, self.delivery, options, self.state_dict())
+        options |= {"copy": self._copy, "dtype": self.dtype}
+        return _unpickled, (self.samples, self.delivery, options, self.state_dict())
 
 
-def _facts(batches: Batches[Any]) -> list[tuple[str, str]]:
-    """What a notebook shows."""
-    delivery = batches.delivery
-    return [
-        ("samples", repr(batches.samples)),
-        ("batch size", f"{delivery.batch_size:,}"),
-        ("tokens a batch", f"{delivery.batch_size * batches.samples.sample_tokens:,}"),
-        ("rank", f"{delivery.rank} of {delivery.world_size}"),
-        ("samples seen", f"{batches.samples_seen:,}"),
-        ("epoch", f"{batches.epoch:,}"),
-    ]
-
-
-def wide_enough(dtype: npt.DTypeLike, samples: Samples[object, BatchT]) -> np.dtype[Any]:
-    """The dtype, which must hold every token."""
-    wanted, stored = np.dtype(dtype), samples.token_dtype
-    if wanted.kind not in "iu" or wanted.itemsize < stored.itemsize or np.iinfo(wanted).max < _largest(stored):
-        raise ConfigError(f"dtype: {wanted} can't hold every token that is stored as {stored}; use int64.")
-    if samples._signed and wanted.kind == "u":
-        raise ConfigError(f"dtype: {wanted} can't hold the -100 of labels without a target; use int64.")
-    return wanted
-
-
-def _largest(stored: np.dtype[Any]) -> int:
-    """The largest token there can be: no vocabulary needs the upper half of 64 bits."""
-    return min(np.iinfo(stored).max, np.iinfo(np.int64).max)
-
-
-def _made_again(
+def _unpickled(
     samples: Samples[object, BatchT], delivery: Delivery, options: dict[str, Any], state: State
 ) -> Batches[BatchT]:
     batches = Batches(samples, delivery, **options)
@@ -276,8 +239,20 @@ def _made_again(
     return batches
 
 
+def wide_enough(dtype: npt.DTypeLike, samples: Samples[object, BatchT]) -> np.dtype[Any]:
+    """The dtype, which must hold every token."""
+    wanted, stored = np.dtype(dtype), samples.token_dtype
+    # No vocabulary needs the upper half of 64 bits.
+    largest = min(np.iinfo(stored).max, np.iinfo(np.int64).max)
+    if wanted.kind not in "iu" or wanted.itemsize < stored.itemsize or np.iinfo(wanted).max < largest:
+        raise ConfigError(f"dtype: {wanted} can't hold every token that is stored as {stored}; use int64.")
+    if samples._signed and wanted.kind == "u":
+        raise ConfigError(f"dtype: {wanted} can't hold the -100 of labels without a target; use int64.")
+    return wanted
+
+
 def differences(was: State, now: State) -> str:
-    """What differs between the settings of a state and one's own, in words; empty when nothing does.
+    """The settings in which a state differs from one's own, in words; empty when there are none.
 
     >>> differences({"seed": 0, "seq_len": 8}, {"seed": 1, "seq_len": 8})
     'seed was 0, is 1'
@@ -297,34 +272,33 @@ class _State(TypedDict):
 
 
 def _checked_state(state: State, own: State) -> _State:
-    """A state, unless it would go on with other samples, or in another order."""
-    found: _State = checked(_State, state, STATE_NAME)
-    if found["version"] != STATE_VERSION:
+    """A state, unless it would continue with other samples, or in another order."""
+    loaded: _State = checked(_State, state, STATE_NAME)
+    if loaded["version"] != STATE_VERSION:
         raise MismatchError(
-            f"A loader's state of version {found['version']}; this milldam reads version {STATE_VERSION}."
+            f"A loader's state of version {loaded['version']}; this milldam reads version {STATE_VERSION}."
         )
     mine: _State = checked(_State, own, STATE_NAME)
-    was, now = (one["samples"] | {"seed": one["seed"], "shuffle": one["shuffle"]} for one in (found, mine))
+    was, now = (one["samples"] | {"seed": one["seed"], "shuffle": one["shuffle"]} for one in (loaded, mine))
     # Of another kind of samples all the rest differs, too.
-    kinds = ["kind"] if was.get("kind") != now.get("kind") else was | now
-    changed = differences({name: was.get(name) for name in kinds}, {name: now.get(name) for name in kinds})
-    if changed:
+    if was.get("kind") != now.get("kind"):
+        was, now = ({"kind": settings.get("kind")} for settings in (was, now))
+    if changed := differences(was, now):
         raise MismatchError(f"This state is another loader's: {changed}. Make the loader as it was, or start over.")
-    return found
+    return loaded
 
 
-def _without_end(stop: int) -> int:
-    return stop
+# ---- loops that can be left and continued ----
 
 
 Begin = Callable[[PlaceT], "tuple[Iterator[tuple[ItemT, PlaceT]], Callable[[], PlaceT]]"]
-"""From a place on: what follows, each item with the place behind it; and what gives the place where that ended."""
+"""From a place on: items, each with the place behind it; and a function that gives the place where they ended."""
 
 
 class Loop(Generic[PlaceT, ItemT]):
-    """The place behind the last item that was handed out, and what follows.
+    """The place behind the last item that was handed out, and the items that follow.
 
-    Who has a loop says with each call how to begin one, so that the loop does not hold its owner.
+    Each call says how to begin a loop, so that this object does not hold its owner.
     """
 
     def __init__(self, place: PlaceT) -> None:
@@ -334,15 +308,15 @@ class Loop(Generic[PlaceT, ItemT]):
         self._inside = False
 
     def move(self, place: PlaceT, *, inside: bool = False) -> None:
-        """Go on from another place. `inside`: a loop was left there, maybe with its last item in hand."""
+        """Continue from another place. `inside`: a loop was left there, maybe with its last item in hand."""
         self.place, self._running, self._inside = place, None, inside
 
     def items(self, begin: Begin[PlaceT, ItemT]) -> Iterator[ItemT]:
-        """What is left of a loop; when that is nothing, the next one."""
+        """The rest of a loop; when that is nothing, the next one."""
         left_open = self._running is not None or self._inside
         item = self.next(begin)
         if item is None and left_open:
-            # The loop before was left with its last item in hand: it was through.
+            # The loop before was left with its last item in hand: it was over.
             item = self.next(begin)
         while item is not None:
             running = self._running
@@ -361,7 +335,7 @@ class Loop(Generic[PlaceT, ItemT]):
                 self.place = place
                 return item
         except BaseException:
-            # What failed or was interrupted is tried again from where it stands, not taken for the end.
+            # What failed or was interrupted is tried again from here, not taken for the end.
             self._running = None
             raise
         # Also behind the places at the end that gave this rank nothing.
@@ -370,7 +344,163 @@ class Loop(Generic[PlaceT, ItemT]):
 
 
 def handed_out(item: ItemT | None) -> ItemT:
-    """What `__next__` gives."""
+    """The result of `__next__`."""
     if item is None:
         raise StopIteration
     return item
+
+
+# ---- making batches ----
+
+
+class _Step(NamedTuple):
+    """This rank's samples of one step: a part of those that were looked up together."""
+
+    numbers: Int64s
+    read: ReadPart[Any]
+    part: slice
+    behind: int
+    """The place behind the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work(Generic[BatchT]):
+    """Makes batches."""
+
+    samples: Samples[object, BatchT]
+    order: Order
+    delivery: Delivery
+    dtype: np.dtype[Any]
+    spare: Spare[BatchT]
+
+    def batches(self, place: int, until: Until, turns: int) -> Iterator[tuple[BatchT, int]]:
+        """(batch, the place behind it), of every `turns`-th step."""
+        steps: Iterator[_Step] = itertools.islice(self._steps(place, until), 0, None, turns)
+        if any(reader.announces for reader in self.samples._readers):
+            in_windows = self.order.stretches(place) is not None
+            steps = self._announced_windows(steps, place) if in_windows else self._announced(steps)
+        for step in steps:
+            # Nothing here may hold a batch while its user has it: its arrays could not be used again.
+            yield self._read(step), step.behind
+
+    def _read(self, step: _Step) -> BatchT:
+        out = self.spare.take()
+        batch: BatchT = step.read(step.part, out)
+        if out is None and step.part.stop <= len(step.numbers):
+            self.spare.keep(batch)
+        return batch
+
+    def _steps(self, place: int, until: Until) -> Iterator[_Step]:
+        size, step = self.delivery.batch_size, self.delivery.step
+        # Few at first, for an early first batch.
+        steps, most = 1, max(1, _NUMBERS_AT_ONCE // size)
+        # Whether a full step is the last one shows only when one looks beyond it.
+        beyond = step if self.delivery.drop_last else 0
+        ended = False
+        while not ended:
+            wanted = place + steps * step + beyond
+            end = until(wanted)
+            ended = end < wanted
+            stop = wanted - beyond if not ended else end - ((end - place) % step if beyond else 0)
+            if stop == place:
+                return
+            steps = min(2 * steps, most)
+            numbers = self.order.numbers(self.delivery.mine(place, stop))
+            read = self.samples._look_up(numbers, self.dtype)
+            for first in range(0, len(numbers), size):
+                place = min(place + step, stop)
+                # What is left out at the end counts as seen with the last batch: nothing follows it.
+                behind = end if ended and place == stop else place
+                yield _Step(numbers, read, slice(first, first + size), behind)
+            place = stop
+
+    def _announce(self, stretches: Stretches) -> None:
+        """Tell the readers that these samples are read soon."""
+        for reader, starts, lengths in self.samples._spans(stretches):
+            reader.announce(starts, lengths)
+
+    def _announced(self, steps: Iterator[_Step]) -> Iterator[_Step]:
+        """The same steps, each announced some time before it comes."""
+        # Many at a time, since a call costs as much as several samples; few at first, for an early first batch.
+        sample_bytes = self.samples.token_dtype.itemsize * self.samples.sample_tokens
+        samples = min(_ANNOUNCED_SAMPLES, _ANNOUNCED_BYTES // sample_bytes)
+        ahead, most = 1, max(1, samples // self.delivery.batch_size)
+        announced: list[_Step] = []
+        while coming := list(itertools.islice(steps, ahead)):
+            self._announce(Stretches.single(np.concatenate([step.numbers[step.part] for step in coming])))
+            yield from announced
+            announced, ahead = coming, min(2 * ahead, most)
+        yield from announced
+
+    def _announced_windows(self, steps: Iterator[_Step], place: int) -> Iterator[_Step]:
+        """The same steps. The window that comes next is announced little by little while one is read, and the one
+        before it given back."""
+
+        def window_at(place: int) -> tuple[int, Stretches]:
+            window = self.order.stretches(place)
+            assert window is not None
+            return window
+
+        begin, (end, now) = place, window_at(place)
+        self._announce(now)
+        (next_end, following), announced = window_at(end), 0
+        for step in steps:
+            yield step
+            share = min(1.0, (step.behind - begin) / max(1, end - begin))
+            due = max(announced, int(len(following.firsts) * share))
+            self._announce(following[announced:due])
+            announced = due
+            if step.behind >= end:
+                for reader, starts, lengths in self.samples._spans(now):
+                    reader.release(starts, lengths)
+                begin, end, now = end, next_end, following
+                (next_end, following), announced = window_at(end), 0
+
+
+class Spare(Generic[BatchT]):
+    """Up to `most` batches whose arrays are used again when nothing refers to them or to views of them, so a batch
+    stays what it is for as long as it is kept. `in_turn`: one after the other, whoever holds them."""
+
+    def __init__(self, most: int, *, in_turn: bool) -> None:
+        # Where references are not counted exactly, nothing is known to be free.
+        counted = hasattr(sys, "getrefcount") and getattr(sys, "_is_gil_enabled", lambda: True)()
+        self._most, self._in_turn = most if counted or in_turn else 0, in_turn
+        self._kept: deque[_Kept] = deque()
+
+    def take(self) -> BatchT | None:
+        """A batch to overwrite; None: there is none."""
+        batch: BatchT | None = None
+        if self._in_turn and len(self._kept) == self._most > 0:
+            self._kept.rotate(-1)
+            batch = self._kept[-1].batch
+        elif not self._in_turn:
+            for kept in self._kept:
+                if kept.is_free():
+                    batch = kept.batch
+                    break
+        return batch
+
+    def keep(self, batch: BatchT) -> None:
+        """A full batch of new arrays, which may serve again."""
+        if len(self._kept) < self._most:
+            self._kept.append(_Kept(batch))
+
+
+class _Kept:
+    """A batch of our own, whose arrays others may hold."""
+
+    def __init__(self, batch: Any) -> None:
+        # Another tuple or dict than the one that is handed out: who holds that one holds the arrays.
+        self.batch: Any = dict(batch) if isinstance(batch, dict) else [*batch]
+        values = batch.values() if isinstance(batch, dict) else batch
+        arrays = [value for value in values if isinstance(value, np.ndarray)]
+        # Views of a view refer to the array that owns the memory: both are looked at.
+        owners = [array.base for array in arrays if array.base is not None]
+        self._watched = [*arrays, *{id(owner): owner for owner in owners}.values()]
+        # This list and the call that asks; our batch where the array is in it; our arrays where they are views of it.
+        self._own = [2 + sum(one is other for other in (*arrays, *owners)) for one in self._watched]
+
+    def is_free(self) -> bool:
+        """Whether all references are our own."""
+        # By number: a loop over the objects would hold them too.
+        return all(sys.getrefcount(self._watched[at]) <= own for at, own in enumerate(self._own))

@@ -2,14 +2,13 @@
 
 Reads as `PositionedReader` does, from files that are held open while they are in use, and given back when the last
 batches did not need them, or something else needs the room. What is announced is fetched in the background, and the
-file behind it too. When every file has come and all of them can stay, they are mapped, and reading is as fast as for a
+file behind it too. Where every file is here and all of them can stay, they are mapped, and reading is as fast as for a
 store that lies here.
 """
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import numpy as np
 
@@ -27,7 +26,6 @@ from milldam.loader.reading import (
 )
 from milldam.loader.stream import TokenStream
 from milldam.memory import format_size
-from milldam.stores.place import Origin
 
 _KEPT_BATCHES = 32
 """A file that so many batches did not need is given back."""
@@ -36,38 +34,23 @@ _TOO_MANY = 3
 
 
 def open_cached(stream: TokenStream, way: Way) -> Reader:
-    """Mapped when all files are here and may stay; `way="map"` waits for them."""
-    if way == "map":
-        if not stream.fits_cache:
-            raise ConfigError(f'{stream.name}: read="map" needs all of it here, which its cache does not hold.')
-        return _mapped(stream)
-    if way == "auto" and _may_map(stream):
-        try:
-            return _mapped(stream)
-        except MappingError:
-            pass
-    return CachedReader(stream, may_map=way == "auto")
-
-
-def _origin(stream: TokenStream) -> Origin:
+    """Mapped when all files are here, and cache and memory hold them; `way="map"` waits for them."""
     assert stream.origin is not None
-    return stream.origin
-
-
-def _paths(stream: TokenStream) -> list[Path]:
-    return [file.path for file in stream.files if file.tokens]
-
-
-def _mapped(stream: TokenStream) -> MappedReader:
-    held = _origin(stream).hold(_paths(stream))
-    reader = MappedReader(stream)
-    reader.held = held
-    return reader
-
-
-def _may_map(stream: TokenStream) -> bool:
-    """Whether all files are here already, and both cache and memory hold them."""
-    return stream.fits_cache and fits_memory(stream) and _origin(stream).has(_paths(stream))
+    paths = [file.path for file in stream.files if file.tokens]
+    if way == "map" and not stream.fits_cache:
+        raise ConfigError(f'{stream.name}: read="map" needs all of it here, which its cache does not hold.')
+    may_map = way == "auto" and stream.fits_cache and fits_memory(stream) and stream.origin.has(paths)
+    if way == "map" or may_map:
+        held = stream.origin.hold(paths)
+        try:
+            reader = MappedReader(stream)
+        except MappingError:
+            if way == "map":
+                raise
+        else:
+            reader.held = held
+            return reader
+    return CachedReader(stream)
 
 
 class CachedReader(PositionedReader):
@@ -75,31 +58,22 @@ class CachedReader(PositionedReader):
 
     announces = True
 
-    def __init__(self, stream: TokenStream, *, may_map: bool = True) -> None:
+    def __init__(self, stream: TokenStream) -> None:
         super().__init__(stream)
-        self._stream, self._from = stream, _origin(stream)
+        assert stream.origin is not None
+        self._name, self._from = stream.name, stream.origin
         self._sizes = np.array([file.tokens * stream.dtype.itemsize for file in self._layout.files], np.int64)
         self._batch = 0
         self._used: dict[int, int] = {}
         """The last batch that needed each file."""
         self._too_much = 0
         """Batches in a row that needed more than the cache holds."""
-        self._opened: set[int] = set()
-        self._may_map = may_map and stream.fits_cache
-        self._all: MappedReader | None = None
-
-    def rows(self, starts: Int64s, length: int) -> TokenArray:
-        return super().rows(starts, length) if self._all is None else self._all.rows(starts, length)
 
     def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
-        if self._all is not None:
-            return self._all.runs(starts, lengths)
         self._require_room(starts, starts + np.maximum(lengths, 1) - 1)
         return super().runs(starts, lengths)
 
     def announce(self, starts: Int64s, lengths: Int64s) -> None:
-        if self._all is not None:
-            return
         files = list(dict.fromkeys(file for file, _, _ in self._layout.parts(starts, lengths)))
         # Samples side by side go on in the next file.
         following = [files[-1] + 1] if files and files[-1] + 1 < len(self._layout.files) else []
@@ -128,7 +102,7 @@ class CachedReader(PositionedReader):
         self._too_much = self._too_much + 1 if needed > self._from.cache_bytes else 0
         if self._too_much >= _TOO_MANY:
             raise ResourceError(
-                f"{self._stream.name}: one batch reads from {len(files):,} shards of {format_size(needed)}, and "
+                f"{self._name}: one batch reads from {len(files):,} shards of {format_size(needed)}, and "
                 f"the cache holds {format_size(self._from.cache_bytes)}, so that each batch would fetch them all.\n"
                 "Use a larger cache=..., fewer streams or smaller batches, or bring the store here with `milldam pull`."
             )
@@ -147,16 +121,4 @@ class CachedReader(PositionedReader):
         if descriptor is None:
             descriptor = self._from.open(path)
         self._descriptors[file] = descriptor
-        self._opened.add(file)
-        if self._may_map and len(self._opened) == len(self._layout.files):
-            self._map_all()
         return descriptor
-
-    def _map_all(self) -> None:
-        """Every file has been here: from the next batch on they are mapped, if they all still are."""
-        self._opened.clear()
-        if _may_map(self._stream):
-            try:
-                self._all = _mapped(self._stream)
-            except MappingError:
-                self._may_map = False

@@ -2,8 +2,7 @@
 
 Labels are as HF has them: `labels[t]` is `input_ids[t]` where that token is trained on, else -100, and models shift by
 themselves; form="shifted": the token behind, for loops that do not shift. Of data that does not say what is trained on
-(text) all is. A batch is some three dozen numpy calls. Holds the batch, and 8 bytes for each document
-that is left out.
+(text) all is. A batch is some three dozen numpy calls. Holds the batch, and 8 bytes for each document that is left out.
 
 A batch of conversations is a dict. Each of these is (rows, tokens of the longest):
 
@@ -27,33 +26,21 @@ import numpy.typing as npt
 
 from milldam.choices import Side
 from milldam.errors import ConfigError
-from milldam.loader.boundaries import (
+from milldam.loader.documents import (
     NO_LOSS,
     Documents,
     Labels,
     Losses,
     TrainedTokens,
-    Wanted,
-    all_trained,
+    mark,
     mask_labels,
     require_documents,
 )
 from milldam.loader.order import LengthGrouped, Order, Shuffle, Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way, ranges
-from milldam.loader.row_pieces import TooLongDocuments, count_too_long
-from milldam.loader.samples import NoSamplesError, StreamSamples, at_least, one_of
-from milldam.loader.stream import TokenStream
-from milldam.loader.types import (
-    Array,
-    Bools,
-    Conversation,
-    ConversationBatch,
-    LabelForm,
-    PairBatch,
-    State,
-    TokenizedPair,
-)
+from milldam.loader.samples import NoSamplesError, StreamSamples, TooLongDocuments, at_least, counted_number, one_of
+from milldam.loader.types import Array, Bools, ConversationBatch, LabelForm, PairBatch, State, TokenizedPair
 
 if TYPE_CHECKING:
     from milldam.loader.views import Trainable
@@ -87,13 +74,13 @@ class ConversationRules:
 
     @property
     def facts(self) -> State:
-        """What decides which document has which number, and where it comes."""
+        """All that decides which document has which number, and where it comes."""
         own: State = {} if self.side is None else {"side": self.side}
         return own | {"max_tokens": self.max_tokens, "too_long": self.too_long, "length_groups": self.length_groups}
 
 
 class WholeDocuments(StreamSamples[SampleT, BatchT]):
-    """Samples of one or two whole documents each."""
+    """Samples of one or two whole documents each: all that a stream has as a whole, but for those left out."""
 
     _signed = True
     # Every batch has its own width.
@@ -101,23 +88,60 @@ class WholeDocuments(StreamSamples[SampleT, BatchT]):
 
     def __init__(self, data: Trainable, rules: ConversationRules, way: Way = "auto") -> None:
         super().__init__(data, rules, way)
-        self.rules = rules
-        require_documents(self._stream)
-        self._documents = Documents(self._stream)
-        self._numbering = _Numbering(self._stream, self._documents, rules, self._rows_each)
+        self.rules, stream = rules, self._stream
+        require_documents(stream)
+        self._documents = Documents(stream)
+        first, stop = self._in_stream()
+        side, each = rules.side, self._rows_each
+        if (each > 1 or side is not None) and (first % 2 or stop % 2):
+            raise ConfigError(
+                f"{stream.name}: a pair is cut. Split it by `milldam.open(...).split(train=0.9, val=...)`."
+            )
+        self._wanted = range(first, stop) if side is None else range(first + get_args(Side).index(side), stop, 2)
+        self._left_out = np.empty(0, np.int64)
+        most = rules.max_tokens
+        if self.too_long.documents and rules.too_long == "refuse":
+            raise ConfigError(f"{stream.name}: {self._too_long_message()}")
+        if most is not None and self.too_long.documents and rules.too_long == "drop":
+            long = [
+                np.flatnonzero(lengths > most) + block * _DOCUMENTS_AT_ONCE
+                for block, lengths in enumerate(self._length_blocks())
+            ]
+            self._left_out = np.unique(np.concatenate(long) // each)
         if not len(self):
             raise NoSamplesError(
-                f"{self._stream.name}: has no documents to make samples of. {self.told_too_long()}".rstrip()
+                f"{stream.name}: has no documents to make samples of. {self._too_long_message()}".rstrip()
             )
 
-    @property
+    def _in_stream(self) -> tuple[int, int]:
+        """[first, stop): the documents that lie in the stream as a whole."""
+        stream, documents = self._stream, self._documents
+        if not stream.tokens:
+            return 0, 0
+        first, last = documents.find(np.array([stream.first, stream.stop - 1])).tolist()
+        begins, lengths = documents.extents(np.array([first, last]))
+        first += int(begins[0]) < stream.first
+        last -= int(begins[1] + lengths[1]) > stream.stop
+        return first, last + 1
+
+    def _length_blocks(self) -> Iterator[Int64s]:
+        for begin in range(0, len(self._wanted), _DOCUMENTS_AT_ONCE):
+            yield self._documents.extents(np.array(self._wanted[begin : begin + _DOCUMENTS_AT_ONCE]))[1]
+
+    @cached_property
     def too_long(self) -> TooLongDocuments:
         """The documents that are longer than `max_tokens`."""
-        return self._numbering.too_long
+        if self.rules.max_tokens is None:
+            return TooLongDocuments(of_documents=len(self._wanted))
+        return TooLongDocuments.count(self._length_blocks(), self.rules.max_tokens)
 
-    def told_too_long(self) -> str:
+    def _too_long_message(self) -> str:
         """How many documents are too long, and what becomes of them; empty when there are none."""
-        return self._numbering.told_too_long()
+        rules = self.rules
+        pairs = ", with the pairs that they are of" if self._rows_each > 1 and rules.too_long == "drop" else ""
+        if not self.too_long.documents:
+            return ""
+        return self.too_long.message("max_tokens", rules.max_tokens, rules.too_long, also=pairs)
 
     @property
     def sample_tokens(self) -> int:
@@ -126,31 +150,35 @@ class WholeDocuments(StreamSamples[SampleT, BatchT]):
         return max(1, self._stream.tokens // (sides * len(self)))
 
     def __len__(self) -> int:
-        return len(self._numbering)
+        return len(self._wanted) // self._rows_each - len(self._left_out)
 
-    @cached_property
-    def _trained(self) -> TrainedTokens | None:
-        return TrainedTokens(self._stream, self._documents) if self._stream.has_spans else None
+    def _documents_of(self, numbers: Int64s) -> Int64s:
+        """(len(numbers) * documents of each,): the documents of each sample, side by side."""
+        each = self._rows_each
+        if len(self._left_out):
+            # Before the k-th that is left out, there are so many that are not.
+            numbers = numbers + (self._left_out - np.arange(len(self._left_out))).searchsorted(numbers, side="right")
+        places: Int64s = (numbers[:, None] * each + np.arange(each)).reshape(-1)
+        return places * self._wanted.step + self._wanted.start
 
     def _extents(self, documents: Int64s) -> tuple[Int64s, Int64s]:
         begins, lengths = self._documents.extents(documents)
         return begins, lengths if self.rules.max_tokens is None else np.minimum(lengths, self.rules.max_tokens)
 
-    def _padded(self, documents: Int64s, dtype: npt.DTypeLike) -> _Padded:
-        begins, lengths = self._extents(documents)
-        return _Padded(self._reader.runs(begins, lengths), lengths, self.rules.pad_to, self._stream.pad_id, dtype)
+    def _lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
+        return self._extents(self._documents_of(stretches.numbers))
+
+    @cached_property
+    def _trained(self) -> TrainedTokens | None:
+        return TrainedTokens(self._stream, self._documents) if self._stream.has_spans else None
 
     def _losses(self, documents: Int64s, lengths: Int64s) -> Losses:
         shifted = self.rules.form == "shifted"
         # Models that shift never look at the label of a row's first token; HF has one there all the same.
         reach, first = lengths - shifted, int(shifted)
         if self._trained is None:
-            return all_trained(lengths, reach, shifted=shifted, first=first)
-        wanted = Wanted(documents, np.zeros_like(documents), lengths)
-        return self._trained.losses(wanted, reach=reach, shifted=shifted, first=first)
-
-    def _lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
-        return self._extents(self._numbering.documents(stretches.numbers))
+            return Losses.everywhere(reach, shifted=shifted, first=first)
+        return self._trained.losses(documents, np.zeros_like(documents), reach, shifted=shifted, first=first)
 
     def _order(self, shuffle: Shuffle, seed: int) -> Order:
         order = super()._order(shuffle, seed)
@@ -158,8 +186,8 @@ class WholeDocuments(StreamSamples[SampleT, BatchT]):
         return order if group is None else LengthGrouped(order, len(self), seed, group, self._longest_of)
 
     def lengths(self, numbers: Int64s) -> Int64s:
-        """(samples, documents of each): how many tokens they have."""
-        return self._extents(self._numbering.documents(numbers))[1].reshape(-1, self._rows_each)
+        """(samples, documents of each): their tokens."""
+        return self._extents(self._documents_of(numbers))[1].reshape(-1, self._rows_each)
 
     def _longest_of(self, numbers: Int64s) -> Int64s:
         """The tokens of each sample, of its longer document."""
@@ -171,30 +199,28 @@ class WholeDocuments(StreamSamples[SampleT, BatchT]):
 
 
 class _Padded:
-    """Documents as rows of one width."""
+    """Documents of samples as rows of one width."""
 
-    def __init__(self, tokens: Array, lengths: Int64s, multiple: int, pad_id: int, dtype: npt.DTypeLike) -> None:
-        self.lengths = lengths
-        self.width = max(1, -(-int(lengths.max(initial=0)) // multiple)) * multiple
-        self.rows_at = np.arange(len(lengths)) * self.width
-        self.where = ranges(self.rows_at, lengths)
-        """Where tokens lie when rows lie end to end."""
-        self.ids = np.full((len(lengths), self.width), pad_id, dtype)
-        self.ids.reshape(-1)[self.where] = tokens
+    def __init__(self, samples: WholeDocuments[SampleT, BatchT], documents: Int64s, dtype: npt.DTypeLike) -> None:
+        begins, self.lengths = samples._extents(documents)
+        multiple = samples.rules.pad_to
+        self.width = max(1, -(-int(self.lengths.max(initial=0)) // multiple)) * multiple
+        self._rows_at = np.arange(len(documents)) * self.width
+        # Where tokens lie when rows lie end to end.
+        where = ranges(self._rows_at, self.lengths)
+        self.ids = np.full((len(documents), self.width), samples._stream.pad_id, dtype)
+        self.ids.reshape(-1)[where] = samples._reader.runs(begins, self.lengths)
+        self.attention_mask = np.zeros(self.ids.shape, np.int64)
+        self.attention_mask.reshape(-1)[where] = 1
+        self.losses = samples._losses(documents, self.lengths)
 
-    @property
-    def attention_mask(self) -> Int64s:
-        mask = np.zeros(self.ids.shape, np.int64)
-        mask.reshape(-1)[self.where] = 1
-        return mask
-
-    def marked(self, losses: Losses) -> Bools:
+    def loss_mask(self) -> Bools:
         mask = np.empty(self.ids.shape, np.bool_)
-        losses.write(self.rows_at, mask.reshape(-1))
+        mark(*self.losses.at(self._rows_at), mask.reshape(-1))
         return mask
 
 
-class Conversations(WholeDocuments[Conversation, ConversationBatch]):
+class Conversations(WholeDocuments[ConversationBatch, ConversationBatch]):
     """Documents one by one: `conversations[k]`, `len(conversations)`, `conversations.batches(16)`."""
 
     _kind = "conversations"
@@ -210,26 +236,26 @@ class Conversations(WholeDocuments[Conversation, ConversationBatch]):
     def labels_of(self, numbers: Int64s) -> Bools:
         """The label of each document, of data that has some."""
         assert self._labels is not None
-        return self._labels.find(self._numbering.documents(numbers))
+        return self._labels.find(self._documents_of(numbers))
 
     def flat(self, numbers: Int64s) -> tuple[Array, Bools, Int64s]:
         """Documents end to end without padding: tokens, which of them are trained on, and how many each has."""
-        documents = self._numbering.documents(numbers)
+        documents = self._documents_of(numbers)
         begins, lengths = self._extents(documents)
         tokens = self._reader.runs(begins, lengths)
         trained = np.empty(len(tokens), np.bool_)
-        self._losses(documents, lengths).write(lengths.cumsum() - lengths, trained)
+        mark(*self._losses(documents, lengths).at(lengths.cumsum() - lengths), trained)
         return tokens, trained, lengths
 
     def read(
         self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: ConversationBatch | None = None
     ) -> ConversationBatch:
-        documents = self._numbering.documents(numbers)
-        padded = self._padded(documents, dtype)
+        documents = self._documents_of(numbers)
+        padded = _Padded(self, documents, dtype)
         labels = padded.ids.copy()
         if self.rules.form == "shifted":
             labels.reshape(-1)[:-1] = padded.ids.reshape(-1)[1:]
-        mask_labels(labels, padded.marked(self._losses(documents, padded.lengths)))
+        mask_labels(labels, padded.loss_mask())
         batch: ConversationBatch = {
             "input_ids": padded.ids,
             "attention_mask": padded.attention_mask,
@@ -259,12 +285,28 @@ class Pairs(WholeDocuments[TokenizedPair, PairBatch]):
     def padding_with(cls, pad_id: int) -> Mapping[str, int]:
         return {"input_ids": pad_id, "attention_mask": 0, "completion_mask": 0}
 
+    def _rows(self, numbers: Int64s, dtype: npt.DTypeLike) -> tuple[Int64s, _Padded, Int64s]:
+        """(2n,) documents, all chosen ones first; these as rows; and the tokens of the prompt of each, the same for
+        both of a pair."""
+        documents = self._documents_of(numbers).reshape(-1, 2).T.reshape(-1)
+        padded = _Padded(self, documents, dtype)
+        losses = padded.losses
+        # How many tokens both of each pair begin with.
+        chosen, rejected = padded.ids.reshape(2, -1, padded.width)
+        unlike = np.concatenate((chosen != rejected, np.ones((len(chosen), 1), np.bool_)), axis=1)
+        shared = np.minimum(unlike.argmax(axis=1), padded.lengths.reshape(2, -1).min(axis=0))
+        both = np.concatenate((shared, shared))
+        owners = np.arange(len(both)).repeat(losses.counts)
+        # Begins of stretches that go beyond what is shared; where there is none, all of the row is prompt.
+        begins = np.where(losses.ends > both[owners], losses.begins, padded.width)
+        first = padded.lengths.copy()
+        np.minimum.at(first, owners, begins)
+        prompts = np.minimum(first.reshape(2, -1).min(axis=0), shared)
+        return documents, padded, np.concatenate((prompts, prompts))
+
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: PairBatch | None = None) -> PairBatch:
-        # documents: (2n,), all chosen ones first
-        documents = self._numbering.documents(numbers).reshape(-1, 2).T.reshape(-1)
-        padded = self._padded(documents, dtype)
-        losses = self._losses(documents, padded.lengths)
-        mask = padded.marked(losses) & (np.arange(padded.width) >= self._prompts(padded, losses)[:, None])
+        documents, padded, prompts = self._rows(numbers, dtype)
+        mask = padded.loss_mask() & (np.arange(padded.width) >= prompts[:, None])
         return {
             "input_ids": padded.ids,
             "attention_mask": padded.attention_mask,
@@ -272,97 +314,11 @@ class Pairs(WholeDocuments[TokenizedPair, PairBatch]):
             "document_ids": documents,
         }
 
-    def _prompts(self, padded: _Padded, losses: Losses) -> Int64s:
-        """Tokens of the prompt of each row, the same for both of a pair."""
-        shared = _shared(padded)
-        both = np.concatenate((shared, shared))
-        owners = np.arange(len(both)).repeat(losses.counts)
-        # Begins of stretches that go beyond what is shared; where there is none, all of the row is prompt.
-        begins = np.where(losses.ends > both[owners], losses.begins, padded.width)
-        first = padded.lengths.copy()
-        np.minimum.at(first, owners, begins)
-        of_pair = np.minimum(first.reshape(2, -1).min(axis=0), shared)
-        return np.concatenate((of_pair, of_pair))
-
     def __getitems__(self, numbers: Sequence[int]) -> list[TokenizedPair]:
-        wanted = np.array([self._number(number) for number in numbers], np.int64)
-        documents = self._numbering.documents(wanted).reshape(-1, 2).T.reshape(-1)
-        padded = self._padded(documents, np.int64)
-        prompts = self._prompts(padded, self._losses(documents, padded.lengths))
-        rows = [row[:length] for row, length in zip(padded.ids, padded.lengths, strict=True)]
-        half = len(wanted)
+        wanted = np.array([counted_number(number, len(self)) for number in numbers], np.int64)
+        _, padded, prompts = self._rows(wanted, np.int64)
+        rows, half = [row[:length] for row, length in zip(padded.ids, padded.lengths, strict=True)], len(numbers)
         return [
-            {
-                "prompt_ids": chosen[:prompt],
-                "chosen_ids": chosen[prompt:],
-                "rejected_ids": rejected[prompt:],
-            }
+            {"prompt_ids": chosen[:prompt], "chosen_ids": chosen[prompt:], "rejected_ids": rejected[prompt:]}
             for chosen, rejected, prompt in zip(rows[:half], rows[half:], prompts[:half].tolist(), strict=True)
         ]
-
-
-def _shared(padded: _Padded) -> Int64s:
-    """How many tokens both of each pair begin with."""
-    chosen, rejected = padded.ids.reshape(2, -1, padded.width)
-    unlike = np.concatenate((chosen != rejected, np.ones((len(chosen), 1), np.bool_)), axis=1)
-    shared: Int64s = np.minimum(unlike.argmax(axis=1), padded.lengths.reshape(2, -1).min(axis=0))
-    return shared
-
-
-class _Numbering:
-    """Samples by number -> documents: all that a stream has as a whole, but for those that are left out."""
-
-    def __init__(self, stream: TokenStream, documents: Documents, rules: ConversationRules, each: int) -> None:
-        self._rules, self._each, self._name = rules, each, stream.name
-        first, stop = _whole_documents(stream, documents)
-        side = rules.side
-        self._wanted = range(first, stop) if side is None else range(first + get_args(Side).index(side), stop, 2)
-        self.too_long = TooLongDocuments(of_documents=len(self._wanted))
-        self._left_out = np.empty(0, np.int64)
-        if (each > 1 or side is not None) and (first % 2 or stop % 2):
-            raise ConfigError(
-                f"{stream.name}: a pair is cut. Split it by `milldam.open(...).split(train=0.9, val=...)`."
-            )
-        if rules.max_tokens is not None:
-            self._find_too_long(documents, rules.max_tokens)
-
-    def _find_too_long(self, documents: Documents, most: int) -> None:
-        self.too_long = count_too_long(_length_blocks(documents, self._wanted), most)
-        if self.too_long.documents and self._rules.too_long == "refuse":
-            raise ConfigError(f"{self._name}: {self.told_too_long()}")
-        if self.too_long.documents and self._rules.too_long == "drop":
-            blocks = enumerate(_length_blocks(documents, self._wanted))
-            long = [np.flatnonzero(lengths > most) + block * _DOCUMENTS_AT_ONCE for block, lengths in blocks]
-            self._left_out = np.unique(np.concatenate(long) // self._each)
-
-    def told_too_long(self) -> str:
-        rules = self._rules
-        pairs = ", with the pairs that they are of" if self._each > 1 and rules.too_long == "drop" else ""
-        found = self.too_long
-        return found.told("max_tokens", rules.max_tokens, rules.too_long, also=pairs) if found.documents else ""
-
-    def __len__(self) -> int:
-        return len(self._wanted) // self._each - len(self._left_out)
-
-    def documents(self, numbers: Int64s) -> Int64s:
-        """(len(numbers) * each,): the documents of each sample, side by side."""
-        if len(self._left_out):
-            # Before the k-th that is left out, there are so many that are not.
-            numbers = numbers + (self._left_out - np.arange(len(self._left_out))).searchsorted(numbers, side="right")
-        places: Int64s = (numbers[:, None] * self._each + np.arange(self._each)).reshape(-1)
-        return places * self._wanted.step + self._wanted.start
-
-
-def _whole_documents(stream: TokenStream, documents: Documents) -> tuple[int, int]:
-    """[first, stop): the documents that lie in a stream as a whole."""
-    first, last = documents.find(np.array([stream.first, stream.stop - 1])).tolist() if stream.tokens else (0, -1)
-    if stream.tokens:
-        begins, lengths = documents.extents(np.array([first, last]))
-        first += int(begins[0]) < stream.first
-        last -= int(begins[1] + lengths[1]) > stream.stop
-    return first, last + 1
-
-
-def _length_blocks(documents: Documents, wanted: range) -> Iterator[Int64s]:
-    for begin in range(0, len(wanted), _DOCUMENTS_AT_ONCE):
-        yield documents.extents(np.array(wanted[begin : begin + _DOCUMENTS_AT_ONCE]))[1]

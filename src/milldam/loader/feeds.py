@@ -3,32 +3,48 @@
 `milldam.open("corpus.milldam", units=True)` is the feed of a finished store; `milldam.open("data/*.jsonl",
 tokenizer="gpt2", store="corpus.milldam")` that of text, which makes the store while it is read. Both bring the same
 batches: their order is defined over the units of the plan (`unit_order`), not over what is there.
+
+A sample never goes over the end of a part of a unit. The samples of a group of parts are read in one gather, as those
+of a mixture are. A number says the group and the sample in it, and means something only to the object that gave it:
+states hold places. Holds what the last groups need: their mappings, and what packing looks up.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, cast
 
-from milldam.errors import ConfigError
-from milldam.loader.feed_samples import Cut, FeedSamples
+import numpy as np
+import numpy.typing as npt
+
+from milldam.errors import ConfigError, ResourceError
+from milldam.loader.conversations import WholeDocuments
+from milldam.loader.mixed_order import groups
+from milldam.loader.mixing import Sources, read_by_source
+from milldam.loader.order import Shuffle
+from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way
-from milldam.loader.samples import one_of
+from milldam.loader.samples import NoSamplesError, ReadPart, Rules, Samples, StreamSamples, one_of
 from milldam.loader.stores import require_choice, require_opened_for
-from milldam.loader.types import ConversationBatch, PackedBatch, PackedRow, PairBatch, TokenizedPair, TokenPair
-from milldam.loader.unit_order import Parts
-from milldam.loader.views import ConversationForms, PairForms, RowForms, require_side, warn_unmasked
-from milldam.loader.windows import Form, StepRules, Steps, StreamBatches, WindowRules, Windows
+from milldam.loader.stream import TokenFile, TokenStream
+from milldam.loader.types import BatchT, SampleT, State
+from milldam.loader.unit_order import Key, Parts, UnitOrder
+from milldam.loader.views import Cuttable, Trainable
 from milldam.stores.tokens.reader import require_split
 
-if TYPE_CHECKING:
-    from milldam.loader.types import Conversation
-
+log = logging.getLogger("milldam")
 _USUAL_TOKENS = 1024
-"""Of a sample, before the first was seen."""
+"""Of a document, before the first was seen."""
+_INDEX_BITS, _GROUP_BITS = 36, 20
+_OPEN_GROUPS = 8
 
 
-class Feed:
+class Feed(Cuttable):
     """Data to train on while it is still being tokenized; a context manager, which stops tokenizing at its end.
 
     feed.windows(1024), .packed(1024), .streams(16, 128), .conversations(), .pairs()
@@ -39,9 +55,11 @@ class Feed:
     (16, 128)
     """
 
-    def __init__(self, parts: Parts, *, split: str | None = None) -> None:
+    def __init__(self, parts: Parts, split: str | None = None) -> None:
         self._parts = parts
-        self.split_name = None if split is None else self._known(split)
+        if split is not None:
+            require_split(self.name, split, self.splits)
+        self.split_name = split
 
     @property
     def name(self) -> str:
@@ -77,115 +95,228 @@ class Feed:
     ) -> None:
         self.close()
 
-    # ---- verbs ----
-
-    def windows(
-        self,
-        seq_len: int,
-        *,
-        stride: int | None = None,
-        split: str | None = None,
-        form: Form = "xy",
-        tail: bool = False,
-        read: Way = "auto",
-    ) -> FeedSamples[Any, Any]:
-        """Windows of seq_len tokens, none across the end of a unit; options as for `Store.windows`."""
-        self._warn_unmasked("windows")
-        rules = WindowRules(seq_len=seq_len, stride=stride, form=form, tail=tail)
-        return self._samples(Windows, rules, seq_len, split, read)
-
-    def packed(
-        self, seq_len: int, *, split: str | None = None, read: Way = "auto", **options: Unpack[RowForms]
-    ) -> FeedSamples[PackedRow, PackedBatch]:
-        """Packed rows with document boundaries, each from one unit; options as for `Store.packed`.
-
-        `document_ids` count the documents of a unit.
-        """
-        from milldam.loader.packed import PackedRows, RowRules
-
-        require_side(self.name, options.get("side"), pairs=self._parts.facts.pairs, verb="packed")
-        rules = RowRules.chosen(chat=self._parts.facts.chat, seq_len=seq_len, **options)
-        return self._samples(PackedRows, rules, seq_len, split, read)
-
-    def conversations(
-        self, *, split: str | None = None, read: Way = "auto", **options: Unpack[ConversationForms]
-    ) -> FeedSamples[Conversation, ConversationBatch]:
-        """Documents one by one; options as for `Store.conversations`. `document_ids` count the documents of a group."""
-        from milldam.loader.conversations import ConversationRules, Conversations
-
-        require_side(self.name, options.get("side"), pairs=self._parts.facts.pairs, verb="conversations")
-        rules = ConversationRules(**options)
-        return self._samples(Conversations, rules, rules.max_tokens or _USUAL_TOKENS, split, read)
-
-    def pairs(
-        self, *, split: str | None = None, read: Way = "auto", **options: Unpack[PairForms]
-    ) -> FeedSamples[TokenizedPair, PairBatch]:
-        """Preference pairs; options as for `Store.pairs`."""
-        from milldam.loader.conversations import ConversationRules, Pairs
-
-        if not self._parts.facts.pairs:
-            raise ConfigError(f"{self.name}: has no pairs. Records with `chosen` and `rejected` give some.")
-        rules = ConversationRules(**options)
-        return self._samples(Pairs, rules, rules.max_tokens or _USUAL_TOKENS, split, read)
-
-    def streams(self, batch_size: int, seq_len: int, *, split: str | None = None, read: Way = "auto") -> FeedStreams:
-        """batch_size contiguous streams, in the order of the input: each unit is cut into that many.
-
-        Row b of a batch continues where row b of the previous batch ended, up to the end of the unit.
-        """
-        self._warn_unmasked("streams")
-        return FeedStreams(self, batch_size, seq_len, self._chosen(split), read)
-
-    # ---- what they have in common ----
-
-    def _samples(
-        self, kind: type[Any], rules: Any, sample_tokens: int, split: str | None, read: Way
-    ) -> FeedSamples[Any, Any]:
+    def _cut(self, kind: type[Any], rules: Any, split: str | None, read: Way) -> FeedSamples[Any, Any]:
         one_of("read", read, Way)
-        cut = Cut(kind, rules, read, sample_tokens)
-        return FeedSamples(self._parts, self._chosen(split), cut)
-
-    def _chosen(self, split: str | None) -> str:
-        """The split that is meant."""
         if split is not None:
             require_opened_for(self.name, self.split_name, split)
+            require_split(self.name, split, self.splits)
         chosen = split or self.split_name
         require_choice(self.name, chosen, self.splits)
-        return self.splits[0] if chosen is None else self._known(chosen)
+        return FeedSamples(self._parts, chosen or self.splits[0], Cut(kind, rules, read))
 
-    def _known(self, split: str) -> str:
-        require_split(self.name, split, self.splits)
-        return split
-
-    def _warn_unmasked(self, verb: str) -> None:
-        if self._parts.facts.chat:
-            warn_unmasked(self.name, verb, pairs=self._parts.facts.pairs)
+    def _conversations(self, split: str | None) -> tuple[str, bool, bool]:
+        return self.name, self._parts.facts.chat, self._parts.facts.pairs
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened_again, (self._parts, self.split_name)
+        return Feed, (self._parts, self.split_name)
 
     def __repr__(self) -> str:
         state = "finished" if self.finished else "in the making"
         return f"Feed({self.name!r}: {self._parts.facts.units:,} units, {state})"
 
 
-def _opened_again(parts: Parts, split: str | None) -> Feed:
-    return Feed(parts, split=split)
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How data is cut into samples."""
+
+    kind: type[Any]
+    """Of `StreamSamples`."""
+    rules: Rules
+    way: Way
+    """How files are read."""
+
+    @property
+    def facts(self) -> State:
+        """All that decides which sample has which number in a part: what a state must agree with."""
+        own: State = {"kind": self.kind._kind}
+        return own | self.rules.facts
+
+    @property
+    def whole_documents(self) -> bool:
+        return issubclass(self.kind, WholeDocuments)
+
+    @property
+    def sample_tokens(self) -> int:
+        """Tokens of a sample; of a whole document, a guess."""
+        rules: Any = self.rules
+        return rules.max_tokens or _USUAL_TOKENS if self.whole_documents else rules.seq_len
 
 
-class FeedStreams(StreamBatches):
-    """`for x, y in feed.streams(batch_size, seq_len)`: (x, y) of shape (batch_size, seq_len)."""
+class _PartData(Trainable):
+    """A stream by itself."""
 
-    def __init__(self, feed: Feed, batch_size: int, seq_len: int, split: str, way: Way) -> None:
-        super().__init__(batch_size, seq_len)
-        self._feed, self._split, self._way = feed, split, way
+    def __init__(self, stream: TokenStream) -> None:
+        self._stream = stream
 
-    def _steps_of(self, lanes: int) -> FeedSamples[TokenPair, TokenPair]:
-        cut = Cut(Steps, StepRules(lanes, self.seq_len), self._way, self.seq_len)
-        return FeedSamples(self._feed._parts, self._split, cut)
+    def stream(self) -> TokenStream:
+        return self._stream
+
+
+class FeedSamples(Samples[SampleT, BatchT]):
+    """Samples of a feed: `samples.batches(16)`. Their number is known once all units are tokenized.
+
+    Groups of parts are opened when they are needed; threads may share them.
+
+    >>> samples = milldam.open("corpus.milldam", units=True).windows(128)
+    >>> next(samples.batches(16, seed=0))[0].shape
+    (16, 128)
+    """
+
+    _length_known = False
+    _no_sampler = "a sampler of torch can't draw from a feed, whose end is not known."
+
+    def __init__(self, parts: Parts, split: str, cut: Cut) -> None:
+        self.parts, self.split, self.cut = parts, split, cut
+        self.name, self.units = parts.facts.name, parts.facts.units
+        self._signed, self._reusable, self._rows_each = cut.kind._signed, cut.kind._reusable, cut.kind._rows_each
+        self._padding = cut.kind.padding_with(parts.facts.pad_id)
+        self._label_form = getattr(cut.rules, "form", None)
+        self._counted: int | None = None
+        self._lock = threading.RLock()
+        self._serials: dict[Key, int] = {}
+        self._keys: list[Key] = []
+        self._opened: OrderedDict[Key, Sources] = OrderedDict()
+        self._warned = False
+
+    @property
+    def identity(self) -> State:
+        return self.cut.facts | {"order": "units", "data": self.parts.facts.identity, "split": self.split}
+
+    @property
+    def sample_tokens(self) -> int:
+        """If samples differ in length, the mean of the group that was opened last."""
+        group = next(reversed(self._opened.values()), None) if self.cut.whole_documents else None
+        return group.sources[0].sample_tokens if group is not None and group.sources else self.cut.sample_tokens
+
+    @property
+    def token_dtype(self) -> np.dtype[Any]:
+        return self.parts.facts.dtype
+
+    @property
+    def tokenizer(self) -> str | None:
+        return self.parts.facts.tokenizer
+
+    @property
+    def epoch_samples(self) -> int:
+        """Samples per epoch; TypeError while the number is unknown."""
+        if self._counted is None:
+            if self.parts.finished() is None:
+                raise TypeError(
+                    f"{self.name}: how many samples an epoch has is known once all of it is made. Train for a number "
+                    "of steps, or until the loop ends."
+                )
+            count = 0
+            for unit in range(self.units):
+                number, last = 0, False
+                while not last:
+                    part = self.parts.part(unit, number)
+                    if self.split in part.files:
+                        count += sum(map(len, self._samples_of([part.files[self.split]])))
+                    number, last = number + 1, part.last
+            self._counted = count
+        return self._counted
+
+    def __len__(self) -> int:
+        return self.epoch_samples
+
+    def __getitem__(self, number: int) -> SampleT:
+        """Sample k of the first epoch, in sequence."""
+        if number < 0:
+            raise IndexError(f"sample {number} of a feed; its end is not known. Count from 0.")
+        return self._sample(int(self._order(False, 0).numbers(np.array([number]))[0]))
+
+    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
+        return self._look_up(numbers, dtype)(slice(0, len(numbers)), out)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FeedStreams, (self._feed, self.batch_size, self.seq_len, self._split, self._way)
+        return FeedSamples, (self.parts, self.split, self.cut)
 
     def __repr__(self) -> str:
-        return f"FeedStreams({self._feed.name}: {self.batch_size:,} x {self.seq_len:,} tokens)"
+        return f"FeedSamples({self.name}: {self.cut.facts['kind']} of {self.units:,} units)"
+
+    # ---- for code that makes batches ----
+
+    def _order(self, shuffle: Shuffle, seed: int) -> UnitOrder:
+        if not isinstance(shuffle, bool):
+            raise ConfigError(
+                f"shuffle: {shuffle!r}; a feed has True (over units and groups of parts) or False. For other orders, "
+                "open the finished store without units."
+            )
+        return UnitOrder(self, seed, shuffled=shuffle)
+
+    def _stats(self) -> dict[str, float]:
+        return self.parts.stats()
+
+    @property
+    def _numbered(self) -> int:
+        return 1 << (_INDEX_BITS + _GROUP_BITS)
+
+    def _sample(self, number: int) -> SampleT:
+        serial, inside = divmod(number, 1 << _INDEX_BITS)
+        return cast(SampleT, self.open_group(self._keys[serial]).sample(inside))
+
+    def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[BatchT]:
+        serials, inside = numbers >> _INDEX_BITS, numbers & ((1 << _INDEX_BITS) - 1)
+        there, which = np.unique(serials, return_inverse=True)
+        opened = [self.open_group(self._keys[serial]) for serial in there.tolist()]
+        if len(opened) == 1:
+            return opened[0].look_up(inside, dtype)
+        parts = [(where, opened[one].look_up(inside[where], dtype)) for one, where in groups(which, len(opened))]
+        return lambda part, out: read_by_source(parts, part, out, self._padding, self._rows_each)
+
+    # ---- groups of parts, for `unit_order` ----
+
+    def group_base(self, key: Key) -> int:
+        """The number of the first sample of a group."""
+        with self._lock:
+            if key not in self._serials:
+                if len(self._keys) >> _GROUP_BITS:
+                    raise ResourceError(f"{self.name}: more than {len(self._keys):,} groups of units. Open it again.")
+                self._serials[key] = len(self._keys)
+                self._keys.append(key)
+            return self._serials[key] << _INDEX_BITS
+
+    def open_group(self, key: Key) -> Sources:
+        """The samples of a group of parts."""
+        with self._lock:
+            group = self._opened.get(key)
+            if group is None:
+                files = [self.parts.part(unit, number).files[self.split] for unit, number in key]
+                samples = self._samples_of(files)
+                group = self._opened[key] = Sources(samples)
+                too_long = getattr(self.cut.rules, "too_long", None) in ("drop", "cut") and not self._warned
+                for one in (one for one in samples if too_long and one.too_long.documents):
+                    # Once: how many there are in all is not known.
+                    log.warning(f"{one._stream.name}: {one._too_long_message()} So it is in all other parts.")
+                    self._warned = True
+                    break
+                if len(self._opened) > _OPEN_GROUPS:
+                    self._opened.popitem(last=False)
+            self._opened.move_to_end(key)
+            return group
+
+    def _samples_of(self, files: Sequence[TokenFile]) -> list[Any]:
+        """Samples of each file that has any; of whole documents, which never go over the end of a file, of all."""
+        facts, place = self.parts.facts, self.parts.finished()
+        samples: list[StreamSamples[Any, Any]] = []
+        for some in [tuple(files)] if self.cut.whole_documents else [(file,) for file in files]:
+            # The name of a shard says its content.
+            names = "+".join(file.path.stem for file in some)
+            stream = TokenStream(
+                name=f"{facts.name}/{names}",
+                files=some,
+                dtype=facts.dtype,
+                first=0,
+                stop=sum(file.tokens for file in some),
+                fingerprint=names,
+                cache=facts.rows,
+                pad_id=facts.pad_id,
+                tokenizer=facts.tokenizer,
+                pairs=facts.pairs,
+                origin=None if place is None else place.origin,
+            )
+            try:
+                samples.append(self.cut.kind(_PartData(stream), self.cut.rules, self.cut.way))
+            except NoSamplesError:
+                continue
+        return samples

@@ -14,18 +14,19 @@ import heapq
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 from numbers import Real
 from typing import Any, Literal, TypedDict
 
 import numpy as np
+import numpy.typing as npt
 
 from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError, StoreError
-from milldam.loader.mixed_reading import groups
 from milldam.loader.order import Order, by_group
 from milldam.loader.permutation import Int64s, hashed, mix
 
@@ -56,11 +57,19 @@ def shares_of(weights: Sequence[object]) -> tuple[Fraction, ...]:
             exact.append(Fraction(0))
         if exact[-1] <= 0:
             raise ConfigError(f"A weight of {weight!r}; use a number above 0.")
-    total = sum(exact)
-    shares = tuple(weight / total for weight in exact)
+    shares = tuple(weight / sum(exact) for weight in exact)
     if min(shares) < _SMALLEST_SHARE:
         raise ConfigError("mix: a source would come less than once in 10^12 samples. Leave it out, or weigh it more.")
     return shares
+
+
+def groups(sources: npt.NDArray[Any], count: int) -> Iterator[tuple[int, Int64s]]:
+    """(source, its places, ascending) of each source that comes."""
+    places = sources.argsort(kind="stable")
+    ends = np.bincount(sources, minlength=count).cumsum()
+    for source, (first, end) in enumerate(pairwise([0, *ends.tolist()])):
+        if first < end:
+            yield source, places[first:end]
 
 
 class Schedule:
@@ -156,11 +165,11 @@ class _State(TypedDict):
     orders: list[Any]
 
 
-class MixedOrder:
-    """Places of a mixture to numbers of samples; see `Order`.
+class MixedOrder(Order):
+    """Places of a mixture to numbers of samples.
 
     The schedule begins at place 0. It begins again, with other weights, where a state is taken up with `new_weights`;
-    then every source goes on exactly where it stood.
+    then every source continues exactly where it was.
     """
 
     def __init__(
@@ -170,10 +179,12 @@ class MixedOrder:
         weights: tuple[Fraction, ...],
         epochs: Int64s,
         stop: Stop,
+        samples: int,
         began: int = 0,
         drawn: Int64s | None = None,
     ) -> None:
         """`epochs`: samples in an epoch of each source; `began`: where the schedule began, behind `drawn` of each."""
+        super().__init__(samples)
         self._orders, self._begins, self._epochs, self._stop = orders, begins, epochs, stop
         self._weights, self._schedule = weights, Schedule(weights)
         self._began, self._drawn = began, np.zeros(len(orders), np.int64) if drawn is None else drawn
@@ -186,8 +197,11 @@ class MixedOrder:
             numbers[where] = own + self._begins[source]
         return numbers
 
-    def stretches(self, place: int) -> None:
-        """None: what comes next is in many places, whatever the order within a source."""
+    @property
+    def first_end(self) -> int:
+        if not self._began:
+            return self.samples
+        return self._began + self._schedule.epoch_end(self._drawn, self._epochs, self._stop)
 
     def state(self, place: int) -> dict[str, Any]:
         drawn = self._drawn + self._schedule.drawn(place - self._began)
@@ -199,32 +213,20 @@ class MixedOrder:
             "orders": [order.state(count) for order, count in zip(self._orders, drawn.tolist(), strict=True)],
         }
 
-    @property
-    def first_end(self) -> int | None:
-        return self._began + self._schedule.epoch_end(self._drawn, self._epochs, self._stop) if self._began else None
-
     def restored(self, state: Any, place: int, *, new_weights: bool) -> MixedOrder:
         if isinstance(state, dict) and (version := state.get("version", 1)) != _STATE_VERSION:
-            raise MismatchError(
-                f"{_STATE_NAME}, of version {version}; this milldam reads version {_STATE_VERSION}, in which other "
-                "samples come at the same place. Go on with the milldam that wrote it, or start over."
-            )
-        found: _State = checked(_State, state, _STATE_NAME)
-        if (
-            any(len(found[part]) != len(self._orders) for part in ("weights", "drawn", "orders"))
-            or found["began"] > place
-        ):
+            raise MismatchError(f"{_STATE_NAME}, of version {version}; this milldam reads version {_STATE_VERSION}.")
+        loaded: _State = checked(_State, state, _STATE_NAME)
+        lengths = {len(loaded["weights"]), len(loaded["drawn"]), len(loaded["orders"])}
+        if lengths != {len(self._orders)} or loaded["began"] > place:
             raise StoreError(
                 f"{_STATE_NAME}: damaged: it is not that of {len(self._orders):,} sources at sample {place:,}."
             )
-        if not all(len(weight) < _LONGEST_WEIGHT and _WEIGHT.fullmatch(weight) for weight in found["weights"]):
-            listed = ", ".join(found["weights"])[:80]
+        if not all(len(weight) < _LONGEST_WEIGHT and _WEIGHT.fullmatch(weight) for weight in loaded["weights"]):
+            listed = ", ".join(loaded["weights"])[:80]
             raise StoreError(f"{_STATE_NAME}: damaged: weights are {listed}, which are not fractions.")
-        weights, began, before = (
-            tuple(map(Fraction, found["weights"])),
-            found["began"],
-            np.array(found["drawn"], np.int64),
-        )
+        weights, began = tuple(map(Fraction, loaded["weights"])), loaded["began"]
+        before = np.array(loaded["drawn"], np.int64)
         drawn = before + Schedule(weights).drawn(place - began)
         if weights != self._weights:
             if not new_weights:
@@ -236,6 +238,6 @@ class MixedOrder:
             began, before = place, drawn
         orders = [
             order.restored(own, count, new_weights=new_weights)
-            for order, own, count in zip(self._orders, found["orders"], drawn.tolist(), strict=True)
+            for order, own, count in zip(self._orders, loaded["orders"], drawn.tolist(), strict=True)
         ]
-        return MixedOrder(orders, self._begins, self._weights, self._epochs, self._stop, began, before)
+        return MixedOrder(orders, self._begins, self._weights, self._epochs, self._stop, self.samples, began, before)

@@ -4,46 +4,44 @@ Which source comes at a place follows from the weights (`mixed_order`); which sa
 goes on for ever: a source is shuffled anew in each of its own epochs, and no sample of it comes twice within one,
 whatever the others do. Nothing is drawn by chance, so a mixture can be entered anywhere, on any number of ranks.
 
-Holds a schedule of some blocks (1 MB) beside what the sources hold. A batch is one read where all sources are
-read in the same way (`mixed_reading`), else one for each source in it.
+The files of all sources are read as one stream, so that a batch is one gather, as that of one source is. Where sources
+differ in kind, dtype, way of reading or place, a batch is one read for each source in it. Holds a schedule of some
+blocks (1 MB) beside what the sources hold.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar, Unpack, overload
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError
 from milldam.loader import permutation
-from milldam.loader.feed_samples import FeedSamples
-from milldam.loader.feeds import Feed
-from milldam.loader.mixed_order import MixedOrder, Schedule, Stop, shares_of
-from milldam.loader.mixed_reading import Sources, open_mixed
+from milldam.loader.documents import Losses
+from milldam.loader.mixed_order import MixedOrder, Schedule, Stop, groups, shares_of
 from milldam.loader.opening import open_data
 from milldam.loader.order import Shuffle, Stretches
-from milldam.loader.packed import PackedRows
+from milldam.loader.packed import PADDING, PackedRows, RowPieces, RowReading
 from milldam.loader.permutation import Int64s
-from milldam.loader.reading import Reader
-from milldam.loader.samples import ReadPart, Samples
-from milldam.loader.stream import TokenStream
-from milldam.loader.types import BatchT, Labelled, PackedBatch, PackedRow, SampleT, State, TokenPair
-from milldam.loader.views import RowOptions, Trainable, WindowOptions
-from milldam.loader.windows import Form, Windows
-from milldam.markup import in_notebook
-from milldam.memory import available_bytes
+from milldam.loader.reading import OPEN_FILES, Reader, open_reader, ranges
+from milldam.loader.samples import OF_A_WHOLE_BATCH, ReadPart, Samples, counted_number
+from milldam.loader.stream import TokenFile
+from milldam.loader.types import Array, BatchT, Labelled, PackedBatch, PackedRow, SampleT, State, TokenPair
+from milldam.loader.views import Cuttable, RowOptions, WindowOptions
+from milldam.loader.windows import Form, Windows, read_windows
 
 Weight = float | Fraction | Decimal
-SourceT = TypeVar("SourceT", bound="str | Path | Trainable | Mixture | Feed")
-
+SourceT = TypeVar("SourceT", bound="str | Path | Cuttable | Mixture")
 _SOURCE_SEED = 4
 """Apart from the numbers that orders mix into their seeds."""
 
@@ -70,17 +68,17 @@ def mix(sources: Mapping[Any, Weight], *, stop: Stop = "first_exhausted") -> Mix
     """
     if not isinstance(sources, Mapping) or not sources:
         raise ConfigError("mix: give it the sources with their weights, such as mix({web: 0.7, code: 0.3}).")
-    found: list[Any] = [open_data(source) if isinstance(source, str | Path) else source for source in sources]
+    opened: list[Any] = [open_data(source) if isinstance(source, str | Path) else source for source in sources]
     shares = shares_of(list(sources.values()))
     number = isinstance(stop, Integral) and not isinstance(stop, bool) and stop >= 1
     if not number and stop not in ("first_exhausted", "all_exhausted"):
         raise ConfigError(f"stop: {stop!r}; use first_exhausted, all_exhausted, or a number of samples from 1 on.")
     stop = stop if isinstance(stop, str) else int(stop)
-    if all(isinstance(source, Samples) for source in found):
-        return MixedSamples(found, shares, stop)
-    if all(isinstance(source, Trainable | Mixture | Feed) for source in found):
-        return Mixture(found, shares, stop)
-    kinds = ", ".join(dict.fromkeys(type(source).__name__ for source in found))
+    if all(isinstance(source, Samples) for source in opened):
+        return MixedSamples(opened, shares, stop)
+    if all(isinstance(source, Cuttable | Mixture) for source in opened):
+        return Mixture(opened, shares, stop)
+    kinds = ", ".join(dict.fromkeys(type(source).__name__ for source in opened))
     raise ConfigError(
         f"mix: got {kinds}. Use stores, parts of stores and paths, or else samples such as store.windows(1024); "
         "not both, and nothing else."
@@ -95,7 +93,7 @@ class Mixture:
     Mixture(0.75 Part(...), 0.25 Part(...))
     """
 
-    def __init__(self, sources: Sequence[Trainable | Mixture | Feed], shares: Sequence[Fraction], stop: Stop) -> None:
+    def __init__(self, sources: Sequence[Cuttable | Mixture], shares: Sequence[Fraction], stop: Stop) -> None:
         self.sources, self.weights, self._stop = tuple(sources), tuple(shares), stop
 
     @overload
@@ -108,34 +106,25 @@ class Mixture:
     ) -> MixedSamples[Labelled, Labelled]: ...
     def windows(self, seq_len: int, *, form: Form = "xy", **options: Unpack[WindowOptions]) -> MixedSamples[Any, Any]:
         """Windows of every source; options as for `store.windows`."""
-        return self._cut("windows", seq_len, {"form": form, **options})
+        return self._all_cut("windows", seq_len, {"form": form, **options})
 
     def packed(self, seq_len: int, **options: Unpack[RowOptions]) -> MixedSamples[PackedRow, PackedBatch]:
         """Packed rows of every source; options as for `store.packed`."""
-        return self._cut("packed", seq_len, {**options})
+        return self._all_cut("packed", seq_len, options)
 
-    def _cut(self, verb: str, seq_len: int, options: dict[str, Any]) -> MixedSamples[Any, Any]:
-        sizes = {(stream.name, stream.first): stream.size_bytes for stream in self._streams(options.get("split"))}
-        if sum(sizes.values()) > available_bytes()[0] // 2:
-            # Each source alone may fit in memory where all of them together do not.
-            options = {"read": "pread"} | options
+    def _all_cut(self, verb: str, seq_len: int, options: Mapping[str, Any]) -> MixedSamples[Any, Any]:
         samples = [getattr(source, verb)(seq_len, **options) for source in self.sources]
         return MixedSamples(samples, self.weights, self._stop)
-
-    def _streams(self, split: str | None) -> Iterator[TokenStream]:
-        for source in self.sources:
-            if isinstance(source, Mixture):
-                yield from source._streams(split)
-            elif not isinstance(source, Feed):
-                yield (source if split is None else source.named_part(split)).stream()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Mixture, (self.sources, self.weights, self._stop)
 
-    _repr_html_ = in_notebook(lambda mixture: ("Mixture", _shares(mixture)))
-
     def __repr__(self) -> str:
         return f"Mixture({_described(self.sources, self.weights)})"
+
+
+def _described(sources: Sequence[object], weights: Sequence[Fraction]) -> str:
+    return ", ".join(f"{float(weight):.4g} {source!r}" for source, weight in zip(sources, weights, strict=True))
 
 
 class MixedSamples(Samples[SampleT, BatchT]):
@@ -151,21 +140,31 @@ class MixedSamples(Samples[SampleT, BatchT]):
     (3072, 1024)
     """
 
+    _no_sampler = "a sampler of torch would never get beyond the first epoch of a mixture."
+
     def __init__(self, sources: Sequence[Samples[SampleT, BatchT]], shares: Sequence[Fraction], stop: Stop) -> None:
         self.sources, self.weights, self._stop = tuple(sources), tuple(shares), stop
         _refuse_unlike(self.sources)
-        _refuse_other_tokenizers(self.sources)
         self._schedule = Schedule(self.weights)
         # begins: (sources + 1,), the number of the first sample of each, and the end
         self._begins = np.array([0, *accumulate(source._numbered for source in self.sources)], np.int64)
-        self._rows_each = self.sources[0]._rows_each
-        self._epochs = _epoch_sizes(self.sources, stop)
+        first = self.sources[0]
+        self._rows_each, self._padding, self._label_form = first._rows_each, first._padding, first._label_form
         self._signed = any(source._signed for source in sources)
         self._reusable = all(source._reusable for source in sources)
+        self._epochs = np.zeros(0, np.int64)
+        """Samples in an epoch of each source, where `stop` needs them."""
+        if isinstance(stop, str):
+            if not all(source._length_known for source in self.sources):
+                raise ConfigError(
+                    f"mix: stop={stop} needs the number of samples of every source, and that of a feed is not known "
+                    "before it is made. Say after how many samples an epoch of the mixture ends: stop=1_000_000."
+                )
+            self._epochs = np.array([source.epoch_samples for source in self.sources], np.int64)
 
     @property
     def identity(self) -> State:
-        """The identity of every source in turn. Not the weights: those may change, if asked for."""
+        """The identity of every source in turn. Not the weights: those may change on request."""
         sources = {f"source {number}": source.identity for number, source in enumerate(self.sources)}
         return {"kind": "mixture", **sources}
 
@@ -191,18 +190,6 @@ class MixedSamples(Samples[SampleT, BatchT]):
         """How many samples of each source are among the first samples of the mixture."""
         return tuple(self._schedule.drawn(samples).tolist())
 
-    def epochs_of(self, samples: int) -> tuple[float, ...]:
-        """How many epochs of each source are in the first samples of the mixture.
-
-        >>> parts = store.split(web=0.8, code=...)
-        >>> web, code = milldam.mix({parts["web"]: 0.5, parts["code"]: 0.5}).windows(32).epochs_of(400)
-        >>> web < code
-        True
-        """
-        return tuple(
-            count / source.epoch_samples for count, source in zip(self.drawn(samples), self.sources, strict=True)
-        )
-
     def __len__(self) -> int:
         return self.epoch_samples
 
@@ -211,15 +198,11 @@ class MixedSamples(Samples[SampleT, BatchT]):
         return int(self._begins[-1])
 
     def __getitem__(self, number: int) -> SampleT:
-        wanted: SampleT = self._all.sample(int(self._order(False, 0).numbers(np.array([self._number(number)]))[0]))
-        return wanted
+        return self._sample(int(self._order(False, 0).numbers(np.array([counted_number(number, len(self))]))[0]))
 
-    def __getitems__(self, numbers: Sequence[int]) -> NoReturn:
-        """torch's DataLoader asks: it would come back to the same samples in every epoch."""
-        raise ConfigError(
-            "mix: a sampler of torch would never get beyond the first epoch of a mixture. Use milldam.torch: "
-            "DataLoader(BatchDataset(mixed, batch_size), batch_size=None)."
-        )
+    def _sample(self, number: int) -> SampleT:
+        sample: SampleT = self._all.sample(number)
+        return sample
 
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
         return self._look_up(numbers, dtype)(slice(0, len(numbers)), out)
@@ -229,13 +212,13 @@ class MixedSamples(Samples[SampleT, BatchT]):
 
     @cached_property
     def _all(self) -> Sources:
-        return Sources(list(_leaves(self)), open_mixed)
+        return Sources(self.sources)
 
     def _order(self, shuffle: Shuffle, seed: int) -> MixedOrder:
         # Each source with a seed of its own, else sources of one size would come in one order.
         seeds = [permutation.mix(seed, number, _SOURCE_SEED) for number in range(len(self.sources))]
         orders = [source._order(shuffle, seed) for source, seed in zip(self.sources, seeds, strict=True)]
-        return MixedOrder(orders, self._begins[:-1], self.weights, self._epochs, self._stop)
+        return MixedOrder(orders, self._begins[:-1], self.weights, self._epochs, self._stop, self.epoch_samples)
 
     @property
     def _readers(self) -> tuple[Reader, ...]:
@@ -247,48 +230,16 @@ class MixedSamples(Samples[SampleT, BatchT]):
     def __reduce__(self) -> tuple[Any, ...]:
         return MixedSamples, (self.sources, self.weights, self._stop)
 
-    _repr_html_ = in_notebook(lambda mixed: (f"MixedSamples: {len(mixed):,} an epoch", _shares(mixed)))
-
     def __repr__(self) -> str:
         return f"MixedSamples({_described(self.sources, self.weights)}: {len(self):,} samples an epoch)"
 
 
-def _epoch_sizes(sources: Sequence[Samples[Any, Any]], stop: Stop) -> Int64s:
-    """Samples of an epoch of each source, where anybody asks for them."""
-    if isinstance(stop, int):
-        return np.zeros(0, np.int64)
-    if not all(source._length_known for source in sources):
-        raise ConfigError(
-            f"mix: stop={stop} needs the number of samples of every source, and that of a feed is not known before it "
-            "is made. Say after how many samples an epoch of the mixture ends: stop=1_000_000."
-        )
-    return np.array([source.epoch_samples for source in sources], np.int64)
-
-
-def _leaves(samples: Samples[SampleT, BatchT]) -> Iterator[Samples[SampleT, BatchT]]:
-    """The samples themselves, or the sources that a mixture of mixtures ends in."""
-    if isinstance(samples, MixedSamples):
-        for source in samples.sources:
-            yield from _leaves(source)
-    else:
-        yield samples
-
-
-def _shares(mixture: Mixture | MixedSamples[Any, Any]) -> list[tuple[str, str]]:
-    """What a notebook shows: each source with its share of the samples."""
-    weights = (f"{100 * float(weight):.4g} %" for weight in mixture.weights)
-    return [(repr(source), weight) for source, weight in zip(mixture.sources, weights, strict=True)]
-
-
-def _described(sources: Sequence[object], weights: Sequence[Fraction]) -> str:
-    return ", ".join(f"{float(weight):.4g} {source!r}" for source, weight in zip(sources, weights, strict=True))
-
-
 def _refuse_unlike(sources: Sequence[Samples[object, Any]]) -> None:
-    """Samples that can't be rows of one batch."""
+    """Refuse samples that can't be rows of one batch, or in which the same number means different words."""
     first, *others = sources
+    known = next((source for source in sources if source.tokenizer), first)
     for other in others:
-        if next(_leaves(first))._padding is None and other.sample_tokens != first.sample_tokens:
+        if first._padding is None and other.sample_tokens != first.sample_tokens:
             raise ConfigError(
                 f"mix: {first!r} has samples of {first.sample_tokens:,} tokens, {other!r} of "
                 f"{other.sample_tokens:,}. Use one length for all."
@@ -297,28 +248,160 @@ def _refuse_unlike(sources: Sequence[Samples[object, Any]]) -> None:
             raise ConfigError(
                 f"mix: {first!r} gives {_form(first)}, {other!r} gives {_form(other)}. Cut all sources in the same way."
             )
-
-
-def _refuse_other_tokenizers(sources: Sequence[Samples[object, Any]]) -> None:
-    """The same number would mean another word in each."""
-    known = [source for source in sources if source.tokenizer]
-    for other in known[1:]:
-        if other.tokenizer != known[0].tokenizer:
+        if other.tokenizer and other.tokenizer != known.tokenizer:
             raise ConfigError(
-                f"mix: {known[0]!r} and {other!r} were made with different tokenizers. Tokenize one of them again."
+                f"mix: {known!r} and {other!r} were made with different tokenizers. Tokenize one of them again."
             )
 
 
 def _form(samples: Samples[object, Any]) -> str:
-    """What a batch is, in words: its arrays, and what the labels are."""
-    samples = next(_leaves(samples))
+    """The arrays of a sample, and the form of its labels, in words."""
     sample: Any = samples[0]
     arrays = f"a dict of {', '.join(sample)}" if isinstance(sample, dict) else f"a tuple of {len(sample)}"
-    kind, rules = _kind_and_rules(samples)
-    return f'{arrays} (form="{rules.form}")' if issubclass(kind, Windows | PackedRows) else arrays
+    return arrays if samples._label_form is None else f'{arrays} (form="{samples._label_form}")'
 
 
-def _kind_and_rules(samples: Any) -> tuple[type[Any], Any]:
-    if isinstance(samples, FeedSamples):
-        return samples.cut.kind, samples.cut.rules
-    return type(samples), getattr(samples, "rules", None)
+# ---- reading ----
+
+
+class Sources:
+    """Samples of several sources by number, counted through all of them end to end."""
+
+    def __init__(self, sources: Sequence[Samples[Any, Any]]) -> None:
+        self.sources: Sequence[Any] = sources
+        # begins: (sources + 1,), the number of the first sample of each, and the end
+        self.begins: Int64s = np.array([0, *accumulate(source._numbered for source in sources)], np.int64)
+        self._shifts: list[int] = []
+        """Where the stream of each source begins among all."""
+
+    @cached_property
+    def _reader(self) -> Reader | None:
+        """The reader of all sources at once; None where they are not of one kind, dtype and way of reading."""
+        sources, first = self.sources, self.sources[0] if self.sources else None
+        if not isinstance(first, Windows | PackedRows):
+            return None
+        if len({(type(one), one.token_dtype, one._way, id(one._stream.origin)) for one in sources}) > 1:
+            return None
+        # Parts of one store have the same files.
+        begins: dict[tuple[TokenFile, ...], int] = {}
+        tokens = 0
+        for source in sources:
+            files = source._stream.files
+            if files not in begins:
+                begins[files], tokens = tokens, tokens + sum(file.tokens for file in files)
+            self._shifts.append(begins[files])
+        stream = replace(first._stream, files=tuple(itertools.chain(*begins)), first=0, stop=tokens)
+        return open_reader(stream, first._way, OPEN_FILES * len(begins))
+
+    @property
+    def readers(self) -> tuple[Reader, ...]:
+        if self._reader is not None:
+            return (self._reader,)
+        return tuple(reader for source in self.sources for reader in source._readers)
+
+    def groups(self, numbers: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
+        """(source, its places among the numbers, ascending, numbers in the source) of each source that comes."""
+        sources = self.begins.searchsorted(numbers, side="right") - 1
+        for source, where in groups(sources, len(self.sources)):
+            yield source, where, numbers[where] - self.begins[source]
+
+    def sample(self, number: int) -> Any:
+        ((source, _, local),) = self.groups(np.array([number]))
+        return self.sources[source]._sample(int(local[0]))
+
+    def look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[Any]:
+        """Look up samples: all together, or each source by itself."""
+        first = self.sources[0]
+        if self._reader is None:
+            parts = [(where, self.sources[one]._look_up(local, dtype)) for one, where, local in self.groups(numbers)]
+            return lambda part, out: read_by_source(parts, part, out, first._padding, first._rows_each)
+        if isinstance(first, Windows):
+            starts = np.empty_like(numbers)
+            for number, where, local in self.groups(numbers):
+                starts[where] = self.sources[number]._starts(local) + self._shifts[number]
+            return read_windows(self._reader, starts, first.rules, dtype)
+        rows_at_once = min(source.rows_at_once for source in self.sources)
+        return RowReading(self._pieces, rows_at_once, self._reader, numbers, first.rules, dtype)
+
+    def _pieces(self, numbers: Int64s) -> RowPieces:
+        """Pieces of packed rows of all sources, with positions in the stream of all of them."""
+        parts: list[RowPieces] = []
+        placed: list[Int64s] = []
+        for number, where, local in self.groups(numbers):
+            own = self.sources[number].pieces(local)
+            begins = own.table[:, 0]
+            begins[begins >= 0] += self._shifts[number]
+            parts.append(own)
+            placed.append(where)
+        order = np.concatenate(placed).argsort()
+        pieces, counts = _in_order(np.concatenate([part.counts for part in parts]), order)
+        table = np.concatenate([part.table for part in parts])[pieces]
+        if all(part.losses is None for part in parts):
+            return RowPieces(table, counts)
+        shifted = self.sources[0].rules.form == "shifted"
+        losses = [part.losses or _losses_of_text(part.table, shifted=shifted) for part in parts]
+        which, loss_counts = _in_order(np.concatenate([one.counts for one in losses]), pieces)
+        begins, ends = (np.concatenate([getattr(one, name) for one in losses]) for name in ("begins", "ends"))
+        return RowPieces(table, counts, Losses(loss_counts, begins[which], ends[which]))
+
+    def spans(self, stretches: Stretches) -> Iterator[tuple[Reader, Int64s, Int64s]]:
+        """Where samples lie, source by source: as `Samples._spans`."""
+        for number, _, local in self.groups(stretches.numbers):
+            for reader, starts, lengths in self.sources[number]._spans(Stretches.single(local)):
+                if self._reader is None:
+                    yield reader, starts, lengths
+                else:
+                    yield self._reader, starts + self._shifts[number], lengths
+
+
+def _in_order(counts: Int64s, order: Int64s) -> tuple[Int64s, Int64s]:
+    """The numbers of what rows have, row after row in an order, and how many each row has then."""
+    firsts = counts.cumsum() - counts
+    return ranges(firsts[order], counts[order]), counts[order]
+
+
+def _losses_of_text(table: Int64s, *, shifted: bool) -> Losses:
+    """Losses of pieces that are trained on as a whole."""
+    _, lengths, documents, goes_on = table.T
+    reach = np.where(documents == PADDING, 0, lengths - (shifted & (goes_on == 0)))
+    return Losses.everywhere(reach, shifted=shifted)
+
+
+def read_by_source(
+    sources: list[tuple[Int64s, ReadPart[Any]]],
+    part: slice,
+    out: Any,
+    padding: Mapping[str, int] | None,
+    rows_each: int = 1,
+) -> Any:
+    """Read a part of the samples that were looked up. `sources`: the places of each one's, with what reads them."""
+    parts: list[tuple[ReadPart[Any], slice, Int64s]] = []
+    for where, read in sources:
+        first, stop = where.searchsorted((part.start, part.stop)).tolist()
+        if first < stop:
+            parts.append((read, slice(first, stop), where[first:stop] - part.start))
+    if len(parts) == 1:
+        (read, own, _) = parts[0]
+        return read(own, out)
+    count = sum(len(rows) for _, _, rows in parts)
+    # order: of the rows that the parts give, end to end
+    order = np.concatenate([rows + half * count for _, _, rows in parts for half in range(rows_each)]).argsort()
+    batches = [read(own, None) for read, own, _ in parts]
+
+    def joined(name: Any) -> Array:
+        """An array of the batch, as wide as the widest."""
+        arrays = [batch[name] for batch in batches]
+        if padding and name in padding:
+            widest = max(array.shape[1] for array in arrays)
+            missing = [((0, 0), (0, widest - array.shape[1])) for array in arrays]
+            arrays = [np.pad(*each, constant_values=padding[name]) for each in zip(arrays, missing, strict=True)]
+        return np.concatenate(arrays)[order]
+
+    if isinstance(batches[0], tuple):
+        return tuple(map(joined, range(len(batches[0]))))
+    batch: dict[str, Any] = {name: joined(name) for name in batches[0] if name not in OF_A_WHOLE_BATCH}
+    if "cu_seqlens" in batches[0]:
+        positions = batch["position_ids"].reshape(-1)
+        batch["cu_seqlens"] = np.append(np.flatnonzero(positions == 0), len(positions)).astype(np.int32)
+        batch["max_seqlen"] = max(one["max_seqlen"] for one in batches)
+    return batch

@@ -2,17 +2,17 @@
 
 Every order is a function of seed, epoch and place, so it can be entered anywhere and holds next to nothing. In every
 epoch each sample comes exactly once.
-
 """
 
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -20,11 +20,19 @@ from milldam.errors import ConfigError, ResourceError
 from milldam.loader.permutation import Int64s, Permutation, mix
 from milldam.loader.reading import ranges
 from milldam.loader.stream import TokenFile, TokenStream
+from milldam.loader.types import State
 from milldam.memory import format_size
 
 Shuffle = bool | Literal["block", "shard"]
+Until = Callable[[int], int]
+"""How far a loop goes: asked for a place, that place, or the end of the loop where that comes before it."""
 BLOCK_BYTES = 128 * 1024
 WINDOW_BLOCKS = 512
+WINDOW_SHARDS = 4
+_PIECES = 64
+"""A shard's samples are announced in so many pieces, so that reading ahead goes with reading."""
+_GROUPS, _GROUP_SEED = 64, 5
+"""Groups that are sorted together; a number apart from those that other orders mix into their seeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,41 +55,56 @@ class Stretches:
         return Stretches(self.firsts[part], self.counts[part])
 
 
-class Order(Protocol):
-    """Which sample comes at a place."""
+class Order(ABC):
+    """Which sample comes at a place, and where epochs and loops over some of them end."""
 
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+        """Samples of an epoch."""
+
+    @abstractmethod
     def numbers(self, places: Int64s) -> Int64s:
         """Numbers of the samples at ascending places."""
 
     def stretches(self, place: int) -> tuple[int, Stretches] | None:
         """Where the window that a place lies in ends, and what of the data it is made of; None: no windows."""
+        return None
 
     def state(self, place: int) -> Any:
         """What must be kept besides the place, as JSON."""
-
-    def restored(self, state: Any, place: int, *, new_weights: bool) -> Order:
-        """The order that goes on from a state."""
-
-    @property
-    def first_end(self) -> int | None:
-        """Where the first epoch ends, when it is shorter than the others."""
-
-
-class Stateless:
-    """An order that follows from its settings alone."""
-
-    def stretches(self, place: int) -> tuple[int, Stretches] | None:
-        return None
-
-    def state(self, place: int) -> Any:
         return None
 
     def restored(self, state: Any, place: int, *, new_weights: bool) -> Self:
+        """The order that continues from a state."""
         return self
 
     @property
-    def first_end(self) -> int | None:
-        return None
+    def first_end(self) -> int:
+        """Where the first epoch ends."""
+        return self.samples
+
+    def epoch_at(self, place: int) -> int:
+        """Number of epochs that are over at a place."""
+        behind = place - self.first_end
+        return 0 if behind < 0 else 1 + behind // self.samples
+
+    def until(self, place: int, epochs: int | None) -> Until:
+        """How far the loop over so many epochs goes that a place belongs to."""
+        if epochs is None:
+            return lambda stop: stop
+        length = epochs * self.samples
+        first = self.first_end + length - self.samples
+        end = first if place < first else first + ((place - first) // length + 1) * length
+        return lambda stop: min(stop, end)
+
+    def loop_at(self, place: int, epochs: int) -> tuple[int, bool]:
+        """Number of loops over so many epochs that are over at a place, and whether one begins there."""
+        number, rest = divmod(place, epochs * self.samples)
+        return number, rest == 0
+
+    def epoch_begin(self, epoch: int) -> State:
+        """The part of a state that differs where an epoch begins."""
+        return {"samples_seen": epoch * self.samples}
 
 
 def make_order(shuffle: Shuffle, samples: int, seed: int, sample_bytes: int) -> Order:
@@ -96,100 +119,6 @@ def make_order(shuffle: Shuffle, samples: int, seed: int, sample_bytes: int) -> 
     raise ConfigError(f'shuffle: {shuffle!r}; use True, "block", "shard" or False.')
 
 
-class InSequence(Stateless):
-    """As the samples lie."""
-
-    def __init__(self, samples: int) -> None:
-        self._samples = samples
-
-    def numbers(self, places: Int64s) -> Int64s:
-        return places % self._samples
-
-
-class Shuffled(Stateless):
-    """Anywhere from anywhere, by a keyed permutation that is another one in every epoch."""
-
-    def __init__(self, samples: int, seed: int) -> None:
-        self._samples = samples
-        self._permutations = _kept(lambda epoch: Permutation(samples, mix(seed, epoch)))
-
-    def numbers(self, places: Int64s) -> Int64s:
-        return by_group(places, self._samples, lambda epoch, inside: self._permutations(epoch)(inside))
-
-
-class BlockShuffled(Stateless):
-    """Blocks of neighbouring samples in random order; of the samples of `WINDOW_BLOCKS` blocks, any order.
-
-    So a window reads whole blocks, for media where many small reads are slow. Where blocks begin is another place
-    in every epoch. The samples that fill no block are in the last window.
-    """
-
-    def __init__(self, samples: int, seed: int, block: int) -> None:
-        self._samples, self._seed, self._block = samples, seed, block
-        self._blocks = samples // block
-        self._in_window = block * WINDOW_BLOCKS
-        """Samples of a window."""
-        self._block_orders = _kept(lambda epoch: Permutation(self._blocks, mix(seed, epoch, 1)))
-        self._window_orders = _kept(self._order_inside)
-
-    def numbers(self, places: Int64s) -> Int64s:
-        return by_group(places, self._samples, self._in_epoch)
-
-    def _in_epoch(self, epoch: int, places: Int64s) -> Int64s:
-        windows = self._windows()
-
-        def in_window(window: int, inside: Int64s) -> Int64s:
-            window, inside = self._join_last(window, inside, windows)
-            return self._sample(epoch, window * self._in_window + self._window_orders(epoch * windows + window)(inside))
-
-        return by_group(places, self._in_window, in_window)
-
-    def _windows(self) -> int:
-        """How many windows an epoch has; what is too little for one joins the last."""
-        return max(1, self._samples // self._in_window)
-
-    def _join_last(self, window: int, inside: Int64s, windows: int) -> tuple[int, Int64s]:
-        beyond = window - (windows - 1)
-        return (window, inside) if beyond <= 0 else (windows - 1, inside + beyond * self._in_window)
-
-    def _order_inside(self, key: int) -> Permutation:
-        epoch, window = divmod(key, self._windows())
-        return Permutation(self._window_size(window), mix(self._seed, epoch, 2, window))
-
-    def _window_size(self, window: int) -> int:
-        last = window == self._windows() - 1
-        return self._samples - window * self._in_window if last else self._in_window
-
-    def _sample(self, epoch: int, slots: Int64s) -> Int64s:
-        """The sample in each slot of the shuffled row of blocks."""
-        block, inside = np.divmod(slots, self._block)
-        in_block = block < self._blocks
-        block[in_block] = self._block_orders(epoch)(block[in_block])
-        return (block * self._block + inside + self._offset(epoch)) % self._samples
-
-    def _offset(self, epoch: int) -> int:
-        return mix(self._seed, epoch, 3) % self._samples
-
-    def stretches(self, place: int) -> tuple[int, Stretches] | None:
-        epoch, inside = divmod(place, self._samples)
-        window = min(inside // self._in_window, self._windows() - 1)
-        first = window * self._in_window
-        stop = first + self._window_size(window)
-        begins = np.arange(first, stop, self._block)
-        counts = np.minimum(begins + self._block, stop) - begins
-        # Cut the stretch that goes over the last sample to the first.
-        firsts = self._sample(epoch, begins)
-        over = np.maximum(firsts + counts - self._samples, 0)
-        wrapped = over > 0
-        firsts = np.concatenate((firsts, np.zeros(int(wrapped.sum()), np.int64)))
-        return epoch * self._samples + stop, Stretches(firsts, np.concatenate((counts - over, over[wrapped])))
-
-
-def _kept(make: Callable[[int], Permutation]) -> Callable[[int], Permutation]:
-    """Keeps the permutations used last: those of this epoch or window and of the one before."""
-    return lru_cache(maxsize=2)(make)
-
-
 def by_group(places: Int64s, size: int, numbers: Callable[[int, Int64s], Int64s]) -> Int64s:
     """Ascending places to numbers, a call for each group of `size` places that they lie in."""
     if not len(places):
@@ -202,12 +131,25 @@ def by_group(places: Int64s, size: int, numbers: Callable[[int, Int64s], Int64s]
     return np.concatenate([numbers(group, part - group * size) for group, part in parts])
 
 
-_GROUPS = 64
-_GROUP_SEED = 5
-"""Apart from the numbers that other orders mix into their seeds."""
+class InSequence(Order):
+    """Samples as they are stored."""
+
+    def numbers(self, places: Int64s) -> Int64s:
+        return places % self.samples
 
 
-class LengthGrouped(Stateless):
+class Shuffled(Order):
+    """Anywhere from anywhere, by a keyed permutation that is another one in every epoch."""
+
+    def __init__(self, samples: int, seed: int) -> None:
+        super().__init__(samples)
+        self._permutations = lru_cache(maxsize=2)(lambda epoch: Permutation(samples, mix(seed, epoch)))
+
+    def numbers(self, places: Int64s) -> Int64s:
+        return by_group(places, self.samples, lambda epoch, inside: self._permutations(epoch)(inside))
+
+
+class LengthGrouped(Order):
     """An order with samples of like length together, so that batches padded to their longest sample waste little.
 
     The samples of every `_GROUPS` groups of places are sorted by length and cut into groups of `group`, which come in
@@ -219,27 +161,27 @@ class LengthGrouped(Stateless):
     def __init__(
         self, order: Order, samples: int, seed: int | None, group: int, lengths: Callable[[Int64s], Int64s]
     ) -> None:
-        self._order, self._samples, self._seed, self._group = order, samples, seed, group
-        self._lengths = lengths
+        super().__init__(samples)
+        self._order, self._seed, self._group, self._lengths = order, seed, group, lengths
         self._windows = lru_cache(maxsize=4)(self._sorted)
 
     def numbers(self, places: Int64s) -> Int64s:
-        return by_group(places, self._samples, self._in_epoch)
-
-    def _in_epoch(self, epoch: int, places: Int64s) -> Int64s:
         size = _GROUPS * self._group
 
-        def in_window(window: int, inside: Int64s) -> Int64s:
-            first, numbers = self._windows(epoch, window)
-            return numbers[inside + window * size - first]
+        def in_epoch(epoch: int, inside: Int64s) -> Int64s:
+            def in_window(window: int, inside: Int64s) -> Int64s:
+                first, numbers = self._windows(epoch, window)
+                return numbers[inside + window * size - first]
 
-        return by_group(places + epoch * self._samples, size, in_window)
+            return by_group(inside + epoch * self.samples, size, in_window)
+
+        return by_group(places, self.samples, in_epoch)
 
     def _sorted(self, epoch: int, window: int) -> tuple[int, Int64s]:
         """The first place of a window in an epoch, and its numbers."""
         size, group = _GROUPS * self._group, self._group
-        first = max(epoch * self._samples, window * size)
-        numbers = self._order.numbers(np.arange(first, min((epoch + 1) * self._samples, (window + 1) * size)))
+        first = max(epoch * self.samples, window * size)
+        numbers = self._order.numbers(np.arange(first, min((epoch + 1) * self.samples, (window + 1) * size)))
         lead = min(-first % group, len(numbers))
         groups = (len(numbers) - lead) // group
         inside = slice(lead, lead + groups * group)
@@ -250,11 +192,84 @@ class LengthGrouped(Stateless):
         return first, numbers
 
 
-WINDOW_SHARDS = 4
-_PIECES = 64
-"""A shard's samples are announced in so many pieces, so that reading ahead goes with reading."""
-Extent = Callable[[int], tuple[int, int]]
-"""A sample's number -> where it begins, and where the last token that it needs lies."""
+class _Windowed(Order):
+    """Windows of an epoch one after the other, the samples of each in an order of their own."""
+
+    def numbers(self, places: Int64s) -> Int64s:
+        return by_group(places, self.samples, self._in_epoch)
+
+    def _in_epoch(self, epoch: int, places: Int64s) -> Int64s:
+        ends = self._ends(epoch)
+        windows = ends.searchsorted(places, side="right")
+        numbers = np.empty_like(places)
+        for window in np.unique(windows).tolist():
+            here = windows == window
+            begin = int(ends[window - 1]) if window else 0
+            numbers[here] = self._in_window(epoch, window, places[here] - begin)
+        return numbers
+
+    @abstractmethod
+    def _ends(self, epoch: int) -> Int64s:
+        """Places in an epoch behind each window."""
+
+    @abstractmethod
+    def _in_window(self, epoch: int, window: int, inside: Int64s) -> Int64s:
+        """The samples at places of a window."""
+
+    def stretches(self, place: int) -> tuple[int, Stretches] | None:
+        epoch, inside = divmod(place, self.samples)
+        ends = self._ends(epoch)
+        window = int(ends.searchsorted(inside, side="right"))
+        return epoch * self.samples + int(ends[window]), self._stretches_of(epoch, window)
+
+    @abstractmethod
+    def _stretches_of(self, epoch: int, window: int) -> Stretches:
+        """What of the data a window is made of."""
+
+
+class BlockShuffled(_Windowed):
+    """Blocks of neighbouring samples in random order; of the samples of `WINDOW_BLOCKS` blocks, any order.
+
+    So a window reads whole blocks, for media where many small reads are slow. Where blocks begin is another place
+    in every epoch. The samples that fill no block are in the last window. Holds a number for each window.
+    """
+
+    def __init__(self, samples: int, seed: int, block: int) -> None:
+        super().__init__(samples)
+        self._seed, self._block, self._blocks = seed, block, samples // block
+        # What is too little for a window joins the last one.
+        count, size = max(1, samples // (block * WINDOW_BLOCKS)), block * WINDOW_BLOCKS
+        self._borders = np.array([*range(0, count * size, size), samples])
+        self._block_orders = lru_cache(maxsize=2)(lambda epoch: Permutation(self._blocks, mix(seed, epoch, 1)))
+        self._inside = lru_cache(maxsize=2)(self._order_inside)
+
+    def _ends(self, epoch: int) -> Int64s:
+        return self._borders[1:]
+
+    def _order_inside(self, epoch: int, window: int) -> Permutation:
+        size = int(self._borders[window + 1] - self._borders[window])
+        return Permutation(size, mix(self._seed, epoch, 2, window))
+
+    def _in_window(self, epoch: int, window: int, inside: Int64s) -> Int64s:
+        return self._sample(epoch, self._borders[window] + self._inside(epoch, window)(inside))
+
+    def _sample(self, epoch: int, slots: Int64s) -> Int64s:
+        """The sample in each slot of the shuffled row of blocks."""
+        block, inside = np.divmod(slots, self._block)
+        in_block = block < self._blocks
+        block[in_block] = self._block_orders(epoch)(block[in_block])
+        return (block * self._block + inside + mix(self._seed, epoch, 3) % self.samples) % self.samples
+
+    def _stretches_of(self, epoch: int, window: int) -> Stretches:
+        stop = int(self._borders[window + 1])
+        begins = np.arange(int(self._borders[window]), stop, self._block)
+        counts = np.minimum(begins + self._block, stop) - begins
+        # Cut the stretch that goes over the last sample to the first.
+        firsts = self._sample(epoch, begins)
+        over = np.maximum(firsts + counts - self.samples, 0)
+        wrapped = over > 0
+        firsts = np.concatenate((firsts, np.zeros(int(wrapped.sum()), np.int64)))
+        return Stretches(firsts, np.concatenate((counts - over, over[wrapped])))
 
 
 def require_cache(stream: TokenStream, shuffle: Shuffle) -> None:
@@ -292,7 +307,7 @@ class _Epoch:
     """Places behind each."""
 
 
-class ShardShuffled(Stateless):
+class ShardShuffled(_Windowed):
     """Windows of neighbouring shards in random order; of the samples of a window, any order: for data that comes
     through a cache.
 
@@ -302,12 +317,15 @@ class ShardShuffled(Stateless):
     Holds two numbers for each shard; about 0.2 ms for each when it is made.
     """
 
-    def __init__(self, files: Sequence[TokenFile], samples: int, seed: int, extent: Extent) -> None:
-        self._samples, self._seed, self._extent = samples, seed, extent
-        self._ends = np.cumsum([file.tokens for file in files if file.tokens])
+    def __init__(
+        self, files: Sequence[TokenFile], samples: int, seed: int, extent: Callable[[int], tuple[int, int]]
+    ) -> None:
+        """`extent`: a sample's number -> where it begins, and where the last token that it needs lies."""
+        super().__init__(samples)
+        self._seed, self._extent = seed, extent
+        self._file_ends = np.cumsum([file.tokens for file in files if file.tokens])
         """Positions behind the last token of each file."""
-        begins = [0, *self._ends[:-1].tolist()]
-        firsts = [self._first(begin, 0) for begin in begins[1:]]
+        firsts = [self._first(begin, 0) for begin in self._file_ends[:-1].tolist()]
         # Samples of a packing need not begin in order; each belongs to exactly one file all the same.
         self._firsts = np.maximum.accumulate(np.array([0, *firsts, samples]))
         self._epochs = lru_cache(maxsize=2)(self._plan)
@@ -315,10 +333,10 @@ class ShardShuffled(Stateless):
 
     def _first(self, position: int, side: int) -> int:
         """The first sample whose begin (side 0) or last token (side 1) lies at a position or behind it."""
-        return bisect_left(range(self._samples), position, key=lambda number: self._extent(number)[side])
+        return bisect_left(range(self.samples), position, key=lambda number: self._extent(number)[side])
 
     def _plan(self, epoch: int) -> _Epoch:
-        count = len(self._ends)
+        count = len(self._file_ends)
         begin = mix(self._seed, epoch, 3) % min(WINDOW_SHARDS, count)
         cuts = sorted({0, *range(begin, count, WINDOW_SHARDS), count})
         pairs = [(a, b) for a, b in itertools.pairwise(cuts) if self._firsts[a] < self._firsts[b]]
@@ -326,46 +344,29 @@ class ShardShuffled(Stateless):
         files = [pairs[number] for number in order.tolist()]
         firsts = np.array([self._firsts[a] for a, _ in files])
         stops = np.array([self._firsts[b] for _, b in files])
-        over = np.array([self._first(int(self._ends[b - 1]), 1) for _, b in files])
+        over = np.array([self._first(int(self._file_ends[b - 1]), 1) for _, b in files])
         return _Epoch(files, firsts, np.clip(over, firsts, stops) - firsts, (stops - firsts).cumsum())
 
     def _order_inside(self, epoch: int, window: int) -> Permutation:
         return Permutation(int(self._epochs(epoch).inside[window]), mix(self._seed, epoch, 2, window))
 
-    def numbers(self, places: Int64s) -> Int64s:
-        return by_group(places, self._samples, self._in_epoch)
+    def _ends(self, epoch: int) -> Int64s:
+        return self._epochs(epoch).ends
 
-    def _in_epoch(self, epoch: int, places: Int64s) -> Int64s:
+    def _in_window(self, epoch: int, window: int, inside: Int64s) -> Int64s:
         plan = self._epochs(epoch)
-        windows = plan.ends.searchsorted(places, side="right")
-        numbers = np.empty_like(places)
-        for window in np.unique(windows).tolist():
-            here = windows == window
-            begin = int(plan.ends[window - 1]) if window else 0
-            numbers[here] = self._in_window(epoch, window, places[here] - begin)
-        return numbers
-
-    def _in_window(self, epoch: int, window: int, places: Int64s) -> Int64s:
-        plan = self._epochs(epoch)
-        shuffled = places < plan.inside[window]
-        numbers = places.copy()
+        shuffled = inside < plan.inside[window]
         if shuffled.any():
-            numbers[shuffled] = self._orders(epoch, window)(places[shuffled])
-        numbers += plan.firsts[window]
-        return numbers
+            inside[shuffled] = self._orders(epoch, window)(inside[shuffled])
+        inside += plan.firsts[window]
+        return inside
 
-    def stretches(self, place: int) -> tuple[int, Stretches] | None:
-        epoch, inside = divmod(place, self._samples)
-        plan = self._epochs(epoch)
-        window = int(plan.ends.searchsorted(inside, side="right"))
-        first, stop = plan.files[window]
-        parts = [_pieces(int(self._firsts[file]), int(self._firsts[file + 1])) for file in range(first, stop)]
-        begins = np.concatenate([begin for begin, _ in parts])
-        counts = np.concatenate([count for _, count in parts])
-        return epoch * self._samples + int(plan.ends[window]), Stretches(begins, counts)
-
-
-def _pieces(first: int, stop: int) -> tuple[Int64s, Int64s]:
-    step = max(1, -(-(stop - first) // _PIECES))
-    begins = np.arange(first, stop, step)
-    return begins, np.minimum(begins + step, stop) - begins
+    def _stretches_of(self, epoch: int, window: int) -> Stretches:
+        begins: list[int] = []
+        counts: list[int] = []
+        for file in range(*self._epochs(epoch).files[window]):
+            first, stop = int(self._firsts[file]), int(self._firsts[file + 1])
+            step = max(1, -(-(stop - first) // _PIECES))
+            begins += range(first, stop, step)
+            counts += (min(step, stop - begin) for begin in range(first, stop, step))
+        return Stretches(np.array(begins, np.int64), np.array(counts, np.int64))

@@ -2,14 +2,13 @@
 
 wrapped    row k is tokens [k * seq_len, (k + 1) * seq_len) of the stream: nothing is made before it is read
 best_fit   a document is cut only when it is longer than a row, or left out then; what stays free is padded: see
-           `row_pieces`
+           `row_index`
 
-Where the data says which tokens are trained on (conversations), all others have no loss: see `boundaries`.
+Where the data says which tokens are trained on (conversations), all others have no loss: see `documents`.
 
-Which pieces rows are made of is looked up for thousands of them at once (`row_pieces`); a batch is then written by a
-kernel (native/rows.c), out of mapped tokens, or of those that are read for it. Holds the batch,
-and what was looked up: some 130 bytes for each of 65,536 pieces, or for those of one batch where that has more; of
-conversations 8,192, and 16 bytes for each trained stretch.
+The pieces of thousands of rows are looked up together, some dozens of numpy calls; a batch is then written by a kernel
+(native/rows.c), out of mapped tokens, or of those that are read for it. Holds the batch, and some 130 bytes for each of
+about 65,536 pieces; of conversations 8,192, and 16 bytes for each trained stretch.
 
 A batch is a dict. Each of these is (rows, seq_len):
 
@@ -26,40 +25,49 @@ own), and `max_seqlen`, the longest of them. A row never holds two pieces of a d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from milldam.choices import Side
-from milldam.errors import ConfigError
-from milldam.loader.boundaries import document_extents, mark, mask_labels, require_documents
+from milldam.errors import ConfigError, StoreError
+from milldam.loader.documents import (
+    Documents,
+    Losses,
+    TrainedTokens,
+    damaged_index,
+    document_extents,
+    mark,
+    mask_labels,
+    require_documents,
+)
 from milldam.loader.order import Stretches
 from milldam.loader.permutation import Int64s
-from milldam.loader.reading import MappedReader, Reader, TokenArray, Way, end_to_end
-from milldam.loader.row_pieces import (
-    ALGORITHM,
-    BestFitRows,
-    RowFinder,
-    RowPieces,
-    StreamRows,
-    TooLong,
-    TooLongDocuments,
-    WrappedRows,
-    count_too_long,
-)
-from milldam.loader.samples import NoSamplesError, ReadPart, StreamSamples, at_least, one_of
+from milldam.loader.reading import MappedReader, Reader, TokenArray, Way, end_to_end, ranges
+from milldam.loader.row_index import ALGORITHM, open_row_index
+from milldam.loader.samples import NoSamplesError, ReadPart, StreamSamples, TooLongDocuments, at_least, one_of
 from milldam.loader.types import Bools, LabelForm, PackedBatch, PackedRow, State
 from milldam.native import kernel
+from milldam.stores.tokens.format import Index
 
 if TYPE_CHECKING:
-    from milldam.loader.views import RowForms, Trainable
+    from milldam.loader.views import Trainable
 
 Strategy = Literal["wrapped", "best_fit"]
+TooLong = Literal["drop", "cut", "split", "refuse"]
+"""A document that is longer than a row: no row has it, one row has its begin, several rows have pieces of it, or it is
+an error."""
 
+PADDING = -1
+"""The document of padding."""
 _LONGEST_ROW = 2**31 - 1
+_PIECES_AT_ONCE, _MASKED_PIECES_AT_ONCE = 1 << 16, 1 << 13
+"""Pieces that are looked up together, if rows have as many as on average; masked ones come with the stretches that are
+trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,18 +100,17 @@ class RowRules:
             raise ConfigError("pad_last: best_fit pads every row that is not full; leave it out.")
 
     @classmethod
-    def chosen(cls, *, chat: bool, seq_len: int, **options: Unpack[RowForms]) -> RowRules:
-        """The rules with what is not said as suits the data: conversations are neither cut nor split."""
-        given: dict[str, Any] = {**options}
-        best_fit = chat and not options.get("pad_last")
-        given["strategy"] = options.get("strategy") or ("best_fit" if best_fit else "wrapped")
-        whole = chat and given["strategy"] == "best_fit"
-        given["too_long"] = options.get("too_long") or ("drop" if whole else "split")
-        return cls(seq_len=seq_len, **given)
+    def chosen(
+        cls, *, chat: bool, strategy: Strategy | None, too_long: TooLong | None, pad_last: bool, **options: Any
+    ) -> RowRules:
+        """The rules, with defaults that suit the data: conversations are neither cut nor split."""
+        strategy = strategy or ("best_fit" if chat and not pad_last else "wrapped")
+        too_long = too_long or ("drop" if chat and strategy == "best_fit" else "split")
+        return cls(strategy=strategy, too_long=too_long, pad_last=pad_last, **options)
 
     @property
     def facts(self) -> State:
-        """What decides which row has which number."""
+        """All that decides which row has which number."""
         own: State = {"strategy": self.strategy, "seq_len": self.seq_len}
         if self.side is not None:
             own["side"] = self.side
@@ -112,8 +119,21 @@ class RowRules:
         return own | {"buffer": self.buffer, "algorithm": ALGORITHM, "too_long": self.too_long}
 
 
+@dataclass(frozen=True, slots=True)
+class RowPieces:
+    """The pieces of some rows, row after row, padding among them: each row's lengths add up to seq_len."""
+
+    table: Int64s
+    """(pieces, 4): where a piece begins in the stream, or -1 - the id that it is padding of; its length; its document,
+    PADDING for padding; whether the token behind it is of the same document: then it ends with its row."""
+    counts: Int64s
+    """How many each row has."""
+    losses: Losses | None = None
+    """Where each piece has a loss; None: wherever its next token is known."""
+
+
 class PackedRows(StreamSamples[PackedRow, PackedBatch]):
-    """Rows of a stream: `rows[k]`, `len(rows)`, `rows.batches(16)`; what is in a batch: see the module.
+    """Rows of a stream: `rows[k]`, `len(rows)`, `rows.batches(16)`; for the arrays of a batch see the module.
 
     >>> rows = store.packed(128, strategy="best_fit", too_long="cut")
     >>> batch = next(rows.batches(4, seed=0))
@@ -125,164 +145,191 @@ class PackedRows(StreamSamples[PackedRow, PackedBatch]):
 
     def __init__(self, data: Trainable, rules: RowRules, way: Way = "auto") -> None:
         super().__init__(data, rules, way)
-        self.rules = rules
-        require_documents(self._stream)
-        if not self._stream.tokens:
-            raise NoSamplesError(f"{self._stream.name}: has no tokens to make rows of.")
+        self.rules, stream, row = rules, self._stream, rules.seq_len
+        require_documents(stream)
+        if not stream.tokens:
+            raise NoSamplesError(f"{stream.name}: has no tokens to make rows of.")
         if rules.too_long in ("drop", "refuse"):
-            self._refuse_too_long()
-        made_by = WrappedRows if rules.strategy == "wrapped" else BestFitRows
-        self._rows: StreamRows = made_by(self._stream, rules)
+            if self.too_long.documents and rules.too_long == "refuse":
+                raise ConfigError(f"{stream.name}: {self._too_long_message()}")
+            if self.too_long.documents == self.too_long.of_documents:
+                raise NoSamplesError(f"{stream.name}: {self._too_long_message()}")
+        self._index: Index | None = None
+        if rules.strategy == "best_fit":
+            self._index = open_row_index(stream, rules)
+            self._count = len(self._index.documents) - 1
+        else:
+            full, rest = divmod(stream.tokens, row)
+            self._count = full + (rules.pad_last and rest > 0)
+            if not self._count:
+                raise NoSamplesError(
+                    f"{stream.name}: {stream.tokens:,} tokens are too few for one row of seq_len={row:,}. "
+                    "Use a shorter seq_len, or pad_last=True."
+                )
 
     @cached_property
     def too_long(self) -> TooLongDocuments:
         """The documents that are longer than a row."""
         documents = document_extents(self._stream, self.rules.side)
-        return count_too_long((ends - begins for begins, ends in documents), self.rules.seq_len)
+        return TooLongDocuments.count((ends - begins for begins, ends in documents), self.rules.seq_len)
 
-    def _refuse_too_long(self) -> None:
-        found = self.too_long
-        if found.documents and self.rules.too_long == "refuse":
-            raise ConfigError(f"{self._stream.name}: {self.told_too_long()}")
-        if found.documents == found.of_documents:
-            raise NoSamplesError(f"{self._stream.name}: {self.told_too_long()}")
-
-    def told_too_long(self) -> str:
-        """How many documents are too long, and what to do about it."""
-        return self.too_long.told("seq_len", self.rules.seq_len, self.rules.too_long)
+    def _too_long_message(self) -> str:
+        return self.too_long.message("seq_len", self.rules.seq_len, self.rules.too_long)
 
     @property
     def sample_tokens(self) -> int:
         return self.rules.seq_len
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return self._count
 
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: PackedBatch | None = None) -> PackedBatch:
         return self._look_up(numbers, dtype)(slice(0, len(numbers)), out)
 
     def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[PackedBatch]:
-        return RowReading(self._rows, self._reader, numbers, RowForm(self.rules.seq_len, self.rules.form, dtype))
-
-    def _lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
-        return self._rows.lie(stretches)
+        return RowReading(self.pieces, self.rows_at_once, self._reader, numbers, self.rules, dtype)
 
     def __repr__(self) -> str:
         rules = self.rules
         return f"PackedRows({self._stream.name}: {len(self):,} of {rules.seq_len:,} tokens, {rules.strategy})"
 
+    # ---- the pieces of rows ----
+
+    @cached_property
+    def _documents(self) -> Documents:
+        return Documents(self._stream)
+
+    @cached_property
+    def _trained(self) -> TrainedTokens | None:
+        return TrainedTokens(self._stream, self._documents) if self._stream.has_spans else None
+
+    @cached_property
+    def rows_at_once(self) -> int:
+        """Rows whose pieces are looked up together."""
+        documents = len(self._documents) if self._index is None else len(self._index.lengths)
+        pieces = _MASKED_PIECES_AT_ONCE if self._stream.has_spans else _PIECES_AT_ONCE
+        return max(1, pieces // (documents // self._count + 1))
+
+    def pieces(self, numbers: Int64s) -> RowPieces:
+        """Everything about rows but their tokens."""
+        table, counts, padding = self._wrapped(numbers) if self._index is None else self._best_fit(numbers, self._index)
+        losses = None
+        if self._trained is not None:
+            begins, lengths, documents, goes_on = table.T
+            shifted = self.rules.form == "shifted"
+            reach = lengths - (shifted & (goes_on == 0))
+            begins = begins - self._documents.begins(documents)
+            losses = self._trained.losses(documents, begins, reach, shifted=shifted)
+        some = padding > 0
+        if some.any():
+            # One more piece behind the others of each row that is not full.
+            at, last = counts.cumsum()[some], np.zeros((some.sum(), 4), np.int64)
+            last[:] = -1 - self._stream.pad_id, 0, PADDING, False
+            last[:, 1] = padding[some]
+            table, counts = np.insert(table, at, last, axis=0), counts + some
+            losses = losses and replace(losses, counts=np.insert(losses.counts, at, 0))
+        return RowPieces(table, counts, losses)
+
+    def _wrapped(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """The pieces of rows, how many each row has, and its padding."""
+        row, stop, starts = self.rules.seq_len, self._stream.stop, self._starts(numbers)
+        behind = starts + row
+        # The token behind a row tells whether its last document goes on; behind the stream there is none.
+        places = np.concatenate((starts, np.minimum(behind, stop - 1)))
+        first_document, last_document = self._documents.find(places).reshape(2, -1)
+        counts = last_document - first_document + 1
+        if (counts < 1).any():
+            raise damaged_index(self._stream.name)
+        last = counts.cumsum() - 1
+        # begins, lengths, documents, goes_on
+        table = np.zeros((int(last[-1]) + 1, 4), np.int64)
+        table[:, 2] = ranges(first_document, counts)
+        table[:, 0] = self._documents.begins(table[:, 2])
+        table[last - counts + 1, 0] = starts
+        table[:-1, 1] = np.diff(table[:, 0])
+        table[last, 1] = np.minimum(behind, stop) - table[last, 0]
+        table[last, 3] = behind < stop
+        if (table[:, 1] < 0).any():
+            raise damaged_index(self._stream.name)
+        # A document that begins right behind the row, and documents without tokens.
+        some = table[:, 1] > 0
+        if not some.all():
+            counts, table = np.add.reduceat(some, last - counts + 1, dtype=np.int64), table[some]
+        return table, counts, np.maximum(behind - stop, 0)
+
+    def _starts(self, numbers: Int64s) -> Int64s:
+        starts: Int64s = numbers * self.rules.seq_len + self._stream.first
+        return starts
+
+    def _best_fit(self, numbers: Int64s, index: Index) -> tuple[Int64s, Int64s, Int64s]:
+        """The same, from the index of rows."""
+        row, first, stop = self.rules.seq_len, self._stream.first, self._stream.stop
+        begins, lengths, counts = self._runs(numbers, index)
+        padding = row - np.add.reduceat(lengths, counts.cumsum() - counts)
+        # Only the head of the file was checked when it was opened.
+        if begins.min() < first or (begins + lengths).max() > stop or lengths.min() < 1 or padding.min() < 0:
+            raise self._damaged(index)
+        # A document that fills its row may go on behind it.
+        full = np.flatnonzero(lengths == row)
+        behind = begins[full] + row
+        places = np.concatenate((begins, np.minimum(behind, stop - 1)))
+        documents, documents_behind = np.split(self._documents.find(places), [len(begins)])
+        goes_on = np.zeros(len(begins), np.bool_)
+        goes_on[full] = (documents_behind == documents[full]) & (behind < stop)
+        return np.stack((begins, lengths, documents, goes_on), axis=1), counts, padding
+
+    def _runs(self, numbers: Int64s, index: Index) -> tuple[Int64s, Int64s, Int64s]:
+        """Begins and lengths of the pieces of rows, and how many each row has."""
+        first = index.documents[numbers]
+        counts = index.documents[numbers + 1] - first
+        if (first < 0).any() or (counts < 1).any() or (first + counts > len(index.lengths)).any():
+            raise self._damaged(index)
+        which = ranges(first, counts)
+        return index.offsets[which], index.lengths[which].astype(np.int64), counts
+
+    def _damaged(self, index: Index) -> StoreError:
+        return StoreError(f"{index.path}: is damaged. Remove it, and it is rebuilt.")
+
+    def _lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
+        if self._index is not None:
+            return self._runs(stretches.numbers, self._index)[:2]
+        starts = self._starts(stretches.firsts)
+        ends = starts + stretches.counts * self.rules.seq_len + (self.rules.form == "shifted")
+        return starts, np.minimum(ends, self._stream.stop) - starts
+
 
 _PER_TOKEN = ("input_ids", "labels", "position_ids", "document_ids", "loss_mask")
-
-
-@dataclass(frozen=True, slots=True)
-class RowForm:
-    """What a batch looks like, whatever rows are in it."""
-
-    seq_len: int
-    labels: LabelForm
-    dtype: npt.DTypeLike
-
-    def empty_batch(self, rows: int, out: Any) -> dict[str, Any]:
-        """Arrays to be written: the first rows of those that may be overwritten, or new ones."""
-        if out is not None:
-            return {name: out[name][:rows] for name in _PER_TOKEN}
-        number = np.dtype(self.dtype)
-        if number not in (np.int32, np.int64):
-            raise ConfigError(f"dtype: {number}; labels of packed rows need int32 or int64.")
-        # One block for all: the C library gives smaller ones back to the system after every batch, and getting their
-        # pages anew costs more than what is written there.
-        size = rows * self.seq_len
-        block = np.empty(size * (8 + 3 * number.itemsize + 1), np.uint8)
-        wide, narrow = 8 * size, number.itemsize * size
-        numbers = block[wide : wide + 3 * narrow].view(number).reshape(3, rows, self.seq_len)
-        return {
-            "input_ids": numbers[0],
-            "labels": numbers[1],
-            "position_ids": numbers[2],
-            "document_ids": block[:wide].view(np.int64).reshape(rows, self.seq_len),
-            "loss_mask": block[wide + 3 * narrow :].view(np.bool_).reshape(rows, self.seq_len),
-        }
+_SHIFTED, _SAME, _SAME_UNMASKED = range(3)
+"""Labels, as the kernel (native/rows.c) knows them."""
 
 
 class RowReading:
     """Batches of rows that are looked up together: `reading(slice(16, 32), out)`."""
 
-    def __init__(self, rows: RowFinder, reader: Reader, numbers: Int64s, form: RowForm) -> None:
-        self._rows, self._reader, self._form = rows, reader, form
-        self._outline = rows.outline(numbers)
-        # (rows + 1,): pieces of all rows before
-        self._pieces_before = np.concatenate(([0], self._outline.counts.cumsum()))
-        self._first, self._stop = 0, 0
-        self._found: _Found | None = None
-
-    def __call__(self, part: slice, out: PackedBatch | None) -> PackedBatch:
-        first, stop = part.start, min(part.stop, len(self._outline))
-        batch = self._form.empty_batch(stop - first, out)
-        found = self._found
-        if found is None or first < self._first or stop > self._stop:
-            found = self._look_up(first, stop)
-        found.write(batch, first - self._first, stop - self._first)
-        return cast(PackedBatch, batch)
-
-    def _look_up(self, first: int, stop: int) -> _Found:
-        """Look up the rows of a batch and of those that follow, as long as these are no more than so many pieces."""
-        most = int(self._pieces_before[first]) + self._rows.pieces_at_once
-        rows = int(self._pieces_before.searchsorted(most, side="right")) - 1 - first
-        size = stop - first
-        self._first, self._stop = first, first + max(1, rows // size) * size
-        # What was looked up before is let go first.
-        self._found = None
-        self._found = _Found(self._rows.pieces(self._outline[self._first : self._stop]), self._reader, self._form)
-        return self._found
-
-
-_SHIFTED, _SAME, _SAME_UNMASKED = range(3)
-"""Labels, as the kernel (native/rows.c) knows them."""
-
-
-class _Found:
-    """Rows that were looked up, from which batches are written."""
-
-    def __init__(self, pieces: RowPieces, reader: Reader, form: RowForm) -> None:
-        self._table, self._reader, self._seq_len = pieces.table, reader, form.seq_len
-        same = _SAME if pieces.losses is None else _SAME_UNMASKED
-        self._labels = _SHIFTED if form.labels == "shifted" else same
-        token, number = reader.dtype, np.dtype(form.dtype)
+    def __init__(
+        self,
+        pieces: Callable[[Int64s], RowPieces],
+        rows_at_once: int,
+        reader: Reader,
+        numbers: Int64s,
+        rules: RowRules,
+        dtype: npt.DTypeLike,
+    ) -> None:
+        self._pieces, self._rows_at_once, self._reader, self._numbers = pieces, rows_at_once, reader, numbers
+        self._seq_len, self._form, self._number = rules.seq_len, rules.form, np.dtype(dtype)
+        token, number = reader.dtype, self._number
+        if number not in (np.int32, np.int64):
+            raise ConfigError(f"dtype: {number}; labels of packed rows need int32 or int64.")
         types = (token.type, np.int64, int, *(number.type,) * 3, np.int64, np.bool_, np.int32)
         self._fill = kernel(f"fill_rows_{token}_{number}", *types)
-        # (rows + 1,): the first piece of each row, and the end
-        piece_at = np.concatenate(([0], pieces.counts.cumsum()))
-        self._piece_at: list[int] = piece_at.tolist()
-        self._mapped, self._in_two = self._places()
-        self._losses: tuple[Int64s, Int64s] | None = None
-        """Where stretches with a loss begin and end, counted from the first row on, where not all is trained on."""
-        if pieces.losses is not None:
-            lengths, counts = pieces.table[:, 1], pieces.losses.counts
-            shift = (lengths.cumsum() - lengths).repeat(counts)
-            self._losses = pieces.losses.begins + shift, pieces.losses.ends + shift
-            self._loss_at: list[int] = np.concatenate(([0], counts.cumsum()))[piece_at].tolist()
+        self._first, self._stop = 0, 0
 
-    def _places(self) -> tuple[Int64s | None, Bools | None]:
-        """The pieces with their places among mapped tokens, and which of them lie in two files, if any do."""
-        if not isinstance(self._reader, MappedReader):
-            return None, None
-        real, starts, lengths = self._taken(self._table)
-        places = self._reader.places(starts, lengths)
-        table = self._table.copy()
-        table[real, 0] = places
-        in_two = real.copy()
-        in_two[real] = places < 0
-        return table, in_two if in_two.any() else None
-
-    def _taken(self, table: Int64s) -> tuple[Bools, Int64s, Int64s]:
-        """Which pieces are no padding; where these begin, and their tokens with one behind them that is a label."""
-        real = table[:, 0] >= 0
-        starts, lengths, _, goes_on = table[real].T
-        return real, starts, lengths + goes_on if self._labels == _SHIFTED else lengths
-
-    def write(self, batch: dict[str, Any], first: int, stop: int) -> None:
-        """The rows [first, stop), into the arrays of a batch."""
+    def __call__(self, part: slice, out: PackedBatch | None) -> PackedBatch:
+        first, stop = part.start, min(part.stop, len(self._numbers))
+        if first < self._first or stop > self._stop:
+            self._look_up(first, stop)
+        batch = self._empty_batch(stop - first, out)
+        first, stop = first - self._first, stop - self._first
         tokens, table = self._source(slice(self._piece_at[first], self._piece_at[stop]))
         borders = batch["cu_seqlens"] = np.empty(len(table) + 1, np.int32)
         batch["max_seqlen"] = self._fill(tokens, table, self._labels, *(batch[name] for name in _PER_TOKEN), borders)
@@ -291,6 +338,41 @@ class _Found:
             begins, ends = (some[self._loss_at[first] : self._loss_at[stop]] - before for some in self._losses)
             mark(begins, ends, mask)
             mask_labels(batch["labels"].reshape(-1), mask)
+        return cast(PackedBatch, batch)
+
+    def _look_up(self, first: int, stop: int) -> None:
+        """Look up the rows of a batch and of some that follow."""
+        size = stop - first
+        self._first, self._stop = first, first + max(1, self._rows_at_once // size) * size
+        pieces = self._pieces(self._numbers[self._first : self._stop])
+        self._table, losses = pieces.table, pieces.losses
+        self._labels = _SHIFTED if self._form == "shifted" else _SAME if losses is None else _SAME_UNMASKED
+        # (rows + 1,): the first piece of each row, and the end
+        piece_at = np.concatenate(([0], pieces.counts.cumsum()))
+        self._piece_at: list[int] = piece_at.tolist()
+        # The pieces with their places among mapped tokens, and which of them lie in two files, if any do.
+        self._mapped: Int64s | None = None
+        self._in_two: Bools | None = None
+        if isinstance(self._reader, MappedReader):
+            real, starts, lengths = self._taken(self._table)
+            places = self._reader.places(starts, lengths)
+            self._mapped = self._table.copy()
+            self._mapped[real, 0] = places
+            if (places < 0).any():
+                self._in_two = real.copy()
+                self._in_two[real] = places < 0
+        # Where stretches with a loss begin and end, counted from the first row on, where not all is trained on.
+        self._losses: tuple[Int64s, Int64s] | None = None
+        if losses is not None:
+            lengths = self._table[:, 1]
+            self._losses = losses.at(lengths.cumsum() - lengths)
+            self._loss_at: list[int] = np.concatenate(([0], losses.counts.cumsum()))[piece_at].tolist()
+
+    def _taken(self, table: Int64s) -> tuple[Bools, Int64s, Int64s]:
+        """Which pieces are no padding; where these begin, and their tokens with one behind them that is a label."""
+        real = table[:, 0] >= 0
+        starts, lengths, _, goes_on = table[real].T
+        return real, starts, lengths + goes_on if self._labels == _SHIFTED else lengths
 
     def _source(self, mine: slice) -> tuple[TokenArray, Int64s]:
         """Tokens, and pieces with their places among them: all that are mapped, or those that are read for these."""
@@ -301,3 +383,21 @@ class _Found:
         real, starts, lengths = self._taken(table)
         table[real, 0] = lengths.cumsum() - lengths
         return self._reader.runs(*end_to_end(starts, lengths)), table
+
+    def _empty_batch(self, rows: int, out: Any) -> dict[str, Any]:
+        """Arrays to be written: the first rows of those that may be overwritten, or new ones."""
+        if out is not None:
+            return {name: out[name][:rows] for name in _PER_TOKEN}
+        # One block for all: the C library gives smaller ones back to the system after every batch, and getting their
+        # pages anew costs more than what is written there.
+        size, number = rows * self._seq_len, self._number
+        block = np.empty(size * (8 + 3 * number.itemsize + 1), np.uint8)
+        wide, narrow = 8 * size, number.itemsize * size
+        numbers = block[wide : wide + 3 * narrow].view(number).reshape(3, rows, self._seq_len)
+        return {
+            "input_ids": numbers[0],
+            "labels": numbers[1],
+            "position_ids": numbers[2],
+            "document_ids": block[:wide].view(np.int64).reshape(rows, self._seq_len),
+            "loss_mask": block[wide + 3 * narrow :].view(np.bool_).reshape(rows, self._seq_len),
+        }

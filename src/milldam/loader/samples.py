@@ -1,15 +1,16 @@
-"""What all views of a stream have in common: samples by number, batches of them, one at a time.
+"""The seam between the kinds of samples (windows, packed rows, documents, streams, mixtures, feeds) and the way they
+come (order, ranks, state, reading ahead: `batches`).
 
-`Samples` is the seam between what a sample is (windows, packed rows, streams, mixtures) and how samples come (order,
-ranks, state, prefetch: `batches.py`). Users see the names without an underscore; the others are for those who make
-batches and mixtures of samples. Pickles as what it was made from, never as data.
+A sample is a number. `Samples._spans` says where it lies: stretches of tokens in the stream of a reader, which
+`documents.Documents` takes to documents; `read` gives its tokens. Users see the names without an underscore; the others
+are for code that makes batches and mixtures of samples. Pickles as what it was made from, never as data.
 """
 
 from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, get_args
 
@@ -17,41 +18,48 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError
-from milldam.loader.order import Order, Shuffle, Stretches, make_order
+from milldam.loader.order import Order, ShardShuffled, Shuffle, Stretches, make_order, require_cache
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Reader, Way, open_reader
-from milldam.loader.types import Array, BatchT, SampleT, State, TokenPair
+from milldam.loader.types import Array, BatchT, SampleT, State
 
 if TYPE_CHECKING:
     from milldam.loader.batches import Batches
     from milldam.loader.views import Trainable
 
 OF_A_WHOLE_BATCH = ("cu_seqlens", "max_seqlen")
-"""What packed rows have once a batch, of varying length: no part of a sample that is to be put in a batch."""
-
-Until = Callable[[int], int]
-"""How far a loop goes: asked for a place, that place, or the end of the loop where that comes before it."""
+"""Arrays of a batch of packed rows that belong to no sample and vary in length."""
 ReadPart = Callable[[slice, BatchT | None], BatchT]
 """Reads a part of the samples that were looked up, into a batch that may be overwritten or a new one."""
 
 
+class NoSamplesError(ConfigError):
+    """Data that is too little for a single sample."""
+
+
 class Samples(ABC, Generic[SampleT, BatchT]):
-    """Numbered samples: `samples[k]`, `len(samples)`, `samples.batches(16)`."""
+    """Numbered samples: `samples[k]`, `len(samples)`, `samples.batches(16)`.
+
+    >>> windows = store.windows(128)
+    >>> x, y = windows[0]
+    >>> x.shape, bool((x[1:] == y[:-1]).all()), len(windows) == (store.tokens - 1) // 128
+    ((128,), True, True)
+    """
 
     _signed = False
     """Whether a batch has numbers below zero."""
     _reusable = True
     """Whether `read` overwrites `out`; False: every batch is made of new arrays."""
     _length_known = True
-    """Whether it can be told at once how many samples an epoch has."""
-
+    """Whether the number of samples in an epoch is known at once."""
+    _no_sampler: str | None = None
+    """Why a sampler of torch can't draw from them."""
     _rows_each = 1
     """Rows of a batch that a sample has; of two, the first ones of all samples stand before the second ones."""
-
-    @property
-    def _padding(self) -> Mapping[str, int] | None:
-        """What the arrays of a batch are padded with, where samples differ in length; None: they don't."""
-        return None
+    _padding: Mapping[str, int] | None = None
+    """What the arrays of a batch are padded with, where samples differ in length."""
+    _label_form: str | None = None
+    """The form of labels, where there are several."""
 
     @property
     @abstractmethod
@@ -74,6 +82,11 @@ class Samples(ABC, Generic[SampleT, BatchT]):
         return None
 
     @property
+    def too_long(self) -> TooLongDocuments:
+        """The documents that are longer than a sample may be; none where that does not matter."""
+        return TooLongDocuments()
+
+    @property
     def epoch_samples(self) -> int:
         """Samples of an epoch."""
         return len(self)
@@ -87,7 +100,21 @@ class Samples(ABC, Generic[SampleT, BatchT]):
 
     def __getitems__(self, numbers: Sequence[int]) -> list[SampleT]:
         """Many samples in one read: what torch's DataLoader asks for when it makes a batch."""
-        return samples_of(self.read(np.array([self._number(number) for number in numbers], np.int64)))
+        self.require_sampler("DataLoader")
+        batch: Any = self.read(np.array([counted_number(number, len(self)) for number in numbers], np.int64))
+        names = [name for name in batch if name not in OF_A_WHOLE_BATCH] if isinstance(batch, Mapping) else []
+        columns = [batch[name] for name in names] or batch
+        rows: list[Any] = list(zip(*columns, strict=True))
+        samples: list[Any] = [dict(zip(names, row, strict=True)) for row in rows] if names else rows
+        return samples
+
+    def require_sampler(self, asked_by: str) -> None:
+        """Refuse samples that a sampler of torch can't draw from."""
+        if self._no_sampler is not None:
+            raise ConfigError(
+                f"{asked_by}: {self._no_sampler} Use milldam.torch: DataLoader(BatchDataset(samples, batch_size), "
+                "batch_size=None)."
+            )
 
     @abstractmethod
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
@@ -120,7 +147,7 @@ class Samples(ABC, Generic[SampleT, BatchT]):
         delivery = Delivery(batch_size, rank, world_size, epochs, drop_last)
         return Batches(self, delivery, seed=seed, shuffle=shuffle, prefetch=prefetch, copy=copy, dtype=dtype)
 
-    # ---- for those who make batches and mixtures of them ----
+    # ---- for code that makes batches and mixtures of them ----
 
     @property
     def _numbered(self) -> int:
@@ -135,12 +162,8 @@ class Samples(ABC, Generic[SampleT, BatchT]):
         """The sample that an order has given this number."""
         return self[number]
 
-    def _loops(self, order: Order) -> Loops:
-        """Where epochs of an order begin and end, and loops over them."""
-        return _KnownLoops(self.epoch_samples, order.first_end or self.epoch_samples)
-
     def _stats(self) -> dict[str, float]:
-        """What is to be told of making the samples."""
+        """Figures about making the samples."""
         return {}
 
     def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[BatchT]:
@@ -149,58 +172,12 @@ class Samples(ABC, Generic[SampleT, BatchT]):
 
     @property
     def _readers(self) -> tuple[Reader, ...]:
-        """What reads the files, where they are worth announcing."""
+        """The readers of the files, where they are worth announcing."""
         return ()
 
     def _spans(self, stretches: Stretches) -> Iterator[tuple[Reader, Int64s, Int64s]]:
         """Where samples lie: readers, with begins and lengths in the stream of each."""
         return iter(())
-
-    def _number(self, number: int) -> int:
-        """A sample's number from one as Python has it, counted from the end when below zero."""
-        return counted_number(number, len(self), "sample")
-
-
-class Loops(Protocol):
-    """Where epochs begin and end, and loops over some of them."""
-
-    def epoch_at(self, place: int) -> int:
-        """How many epochs are through at a place."""
-
-    def until(self, place: int, epochs: int) -> Until:
-        """How far the loop over so many epochs goes that a place belongs to."""
-
-    def loop_at(self, place: int, epochs: int) -> tuple[int, bool]:
-        """How many loops over so many epochs are through at a place, and whether one begins there."""
-
-    def epoch_begin(self, epoch: int) -> State:
-        """What a state says differently that stands at the begin of an epoch."""
-
-
-@dataclass(frozen=True, slots=True)
-class _KnownLoops:
-    """Those of samples whose number is known."""
-
-    epoch: int
-    """Samples of an epoch, and where the first one ends."""
-    first_end: int
-
-    def epoch_at(self, place: int) -> int:
-        behind = place - self.first_end
-        return 0 if behind < 0 else 1 + behind // self.epoch
-
-    def until(self, place: int, epochs: int) -> Until:
-        length = epochs * self.epoch
-        first = self.first_end + length - self.epoch
-        end = first if place < first else first + ((place - first) // length + 1) * length
-        return lambda stop: min(stop, end)
-
-    def loop_at(self, place: int, epochs: int) -> tuple[int, bool]:
-        number, rest = divmod(place, epochs * self.epoch)
-        return number, rest == 0
-
-    def epoch_begin(self, epoch: int) -> State:
-        return {"samples_seen": epoch * self.epoch}
 
 
 class Rules(Protocol):
@@ -208,7 +185,7 @@ class Rules(Protocol):
 
     @property
     def facts(self) -> State:
-        """What decides which sample has which number."""
+        """All that decides which sample has which number."""
 
 
 class StreamSamples(Samples[SampleT, BatchT]):
@@ -221,6 +198,7 @@ class StreamSamples(Samples[SampleT, BatchT]):
         self._made_from = (data, rules, way)
         self._stream, self._way = data.stream(), way
         self._opened: Reader | None = None
+        self._padding, self._label_form = self.padding_with(self._stream.pad_id), getattr(rules, "form", None)
 
     @property
     def identity(self) -> State:
@@ -253,10 +231,6 @@ class StreamSamples(Samples[SampleT, BatchT]):
         """As `_padding`, of data with this pad id."""
         return None
 
-    @property
-    def _padding(self) -> Mapping[str, int] | None:
-        return self.padding_with(self._stream.pad_id)
-
     @abstractmethod
     def _lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
         """Begins and lengths in the stream of what samples are made of; for neighbours they may be joined."""
@@ -264,24 +238,48 @@ class StreamSamples(Samples[SampleT, BatchT]):
     def _spans(self, stretches: Stretches) -> Iterator[tuple[Reader, Int64s, Int64s]]:
         yield self._reader, *self._lie(stretches)
 
-    def _extent(self, number: int) -> tuple[int, int]:
-        """Where a sample begins, and where the last token that it needs lies."""
-        starts, lengths = self._lie(Stretches.single(np.array([number])))
-        return int(starts[0]), int((starts + lengths).max()) - 1
-
     def _order(self, shuffle: Shuffle, seed: int) -> Order:
-        if shuffle == "shard" or self._stream.origin is not None:
-            # Only those who need it pay for the module.
-            from milldam.loader.order import ShardShuffled, require_cache
+        require_cache(self._stream, shuffle)
+        if shuffle != "shard":
+            return make_order(shuffle, len(self), seed, self.sample_tokens * self._stream.dtype.itemsize)
 
-            require_cache(self._stream, shuffle)
-            if shuffle == "shard":
-                return ShardShuffled(self._stream.files, len(self), seed, self._extent)
-        return make_order(shuffle, len(self), seed, self.sample_tokens * self._stream.dtype.itemsize)
+        def extent(number: int) -> tuple[int, int]:
+            starts, lengths = self._lie(Stretches.single(np.array([number])))
+            return int(starts[0]), int((starts + lengths).max()) - 1
+
+        return ShardShuffled(self._stream.files, len(self), seed, extent)
 
 
-class NoSamplesError(ConfigError):
-    """Data that is too little for a single sample."""
+@dataclass(frozen=True, slots=True)
+class TooLongDocuments:
+    """Counts of the documents that are longer than a limit."""
+
+    documents: int = 0
+    tokens: int = 0
+    """All tokens of them."""
+    longest: int = 0
+    of_documents: int = 0
+    """How many documents there are."""
+
+    @classmethod
+    def count(cls, lengths: Iterable[Int64s], most: int) -> TooLongDocuments:
+        """Those of more tokens than so many; a look at all lengths, some milliseconds for a million."""
+        count, tokens, longest, total = 0, 0, 0, 0
+        for some in lengths:
+            long = some[some > most]
+            count, tokens, total = count + len(long), tokens + int(long.sum()), total + len(some)
+            longest = max(longest, int(long.max(initial=0)))
+        return cls(count, tokens, longest, total)
+
+    def message(self, limit: str, most: int | None, too_long: str, *, also: str = "") -> str:
+        """What becomes of them, and the ways out. `limit`: the setting that says how long is too long."""
+        became = {"drop": "left out", "refuse": "refused", "cut": "cut there", "split": "split"}[too_long]
+        others = "drop, cut, split or refuse" if limit == "seq_len" else "drop, cut or refuse"
+        return (
+            f"{self.documents:,} of {self.of_documents:,} documents are longer than {limit}={most:,} and are "
+            f"{became}{also} ({self.tokens:,} tokens; the longest has {self.longest:,}). Use a larger {limit}, or "
+            f"another too_long: {others}."
+        )
 
 
 def one_of(name: str, value: object, choices: Any) -> None:
@@ -299,7 +297,7 @@ def at_least(name: str, value: int, least: int = 1, rest: str = "") -> int:
     return plain
 
 
-def counted_number(number: int, count: int, what: str) -> int:
+def counted_number(number: int, count: int, what: str = "sample") -> int:
     """A number as Python has it, counted from the end when below zero, as one of [0, count)."""
     wanted = number + count if number < 0 else number
     if not 0 <= wanted < count:
@@ -307,22 +305,8 @@ def counted_number(number: int, count: int, what: str) -> int:
     return wanted
 
 
-def samples_of(batch: Any) -> list[Any]:
-    """A batch as a list of samples."""
-    if not isinstance(batch, Mapping):
-        return list(zip(*batch, strict=True))
-    names = [name for name in batch if name not in OF_A_WHOLE_BATCH]
-    return [dict(zip(names, row, strict=True)) for row in zip(*(batch[name] for name in names), strict=True)]
-
-
 def widened(rows: Array, dtype: npt.DTypeLike, out: Array | None) -> Array:
     """Tokens in the dtype of a batch: in the first rows of an array that may be overwritten, or in a new one."""
     wide = np.empty(rows.shape, dtype) if out is None else out[: len(rows)]
     np.copyto(wide, rows, casting="unsafe")
     return wide
-
-
-def shifted(rows: Array, dtype: npt.DTypeLike, out: TokenPair | None) -> TokenPair:
-    """(x, y) of rows of one token more: y is x one token on."""
-    x, y = (None, None) if out is None else out
-    return widened(rows[:, :-1], dtype, x), widened(rows[:, 1:], dtype, y)

@@ -1,7 +1,7 @@
-"""What samples and batches are made of, as types.
+"""The types of samples and batches.
 
-Arrays of a batch have one row a sample, those of a sample have no rows. Tokens are int64, the default of every loader:
-whoever asks for another `dtype` gets arrays of that one under these names.
+Arrays of a batch have one row a sample, those of a sample have no rows. Tokens are int64, the default of every loader;
+with another `dtype` arrays of that one have these names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TokenPair = tuple[Int64s, Int64s]
 """(x, y): y is x one token on."""
 
 State = dict[str, object]
-"""Where a loader stands, as small JSON."""
+"""The position of a loader, as small JSON."""
 
 LabelForm = Literal["shifted", "hf"]
 """Labels: the next token, or the same one for models that shift by themselves."""
@@ -65,16 +65,8 @@ class PackedBatch(PackedRow):
     max_seqlen: int
 
 
-class Conversation(Labelled):
-    """A document as a whole."""
-
-    attention_mask: Int64s
-    document_ids: np.int64
-    label: NotRequired[np.bool_]
-
-
 class ConversationBatch(Labelled):
-    """Documents as a whole, padded to the longest."""
+    """Documents as a whole, padded to the longest; a sample has no rows."""
 
     attention_mask: Int64s
     document_ids: Int64s

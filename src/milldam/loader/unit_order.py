@@ -9,11 +9,9 @@ So what comes at a place follows from the plan, the parts and the seed, never fr
 epoch has shows when it is through. A state names the parts of its group and how the sequence goes on: whoever resumes
 from it needs no earlier part. Holds 16 bytes for each unit, and about a kilobyte for each group that it has passed.
 
-What a feed is made of: parts of units, which a finished store has, or which are still to be made.
-
-A unit of the plan leaves one part, or several where it is a stream that can't be cut (docs/decisions/0006); a part is
-at most one shard for each split. The order in which a feed brings samples is defined over units and parts
-(`unit_order`), so whoever implements `Parts` decides when a part is there, never which one comes next.
+A feed is made of parts of units, which a finished store has, or which are still to be made. A unit of the plan leaves
+one part, or several where it is a stream that can't be cut (docs/decisions/0006); a part is at most one shard for each
+split. An implementation of `Parts` decides when a part is there, never which one comes next.
 """
 
 from __future__ import annotations
@@ -21,25 +19,26 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError, StoreError
-from milldam.loader.order import InSequence, Order, Shuffled
+from milldam.loader.order import InSequence, LengthGrouped, Order, Shuffled, Until
 from milldam.loader.permutation import Int64s, Permutation, mix
 from milldam.loader.stores import Store, token_file
 from milldam.loader.stream import TokenFile
+from milldam.loader.types import State
 from milldam.stores.kinds import result_id
 from milldam.stores.place import Place
 from milldam.stores.tokens.manifest import Shard
 
 if TYPE_CHECKING:
-    from milldam.loader.feed_samples import PartGroups
+    from milldam.loader.feeds import FeedSamples
 
 GROUP_PARTS = 64
 _FIRST_GROUPS = (1, 1, 2, 4, 8, 16, 32)
@@ -48,20 +47,20 @@ _WANTED_UNITS = 2 * GROUP_PARTS
 _UNIT_SEED, _INSIDE_SEED = 6, 7
 """Apart from the numbers that other orders mix into their seeds."""
 _NAME = "The state of a feed"
-Key = tuple[tuple[int, int], ...]
+Key = tuple[tuple[int, ...], ...]
 """(unit, part) of the parts of a group."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A group of parts, and how the sequence goes on behind it."""
+    """A group of parts, and how the sequence goes on behind it: all that a state needs."""
 
     begin: int
     """The place of its first sample."""
     samples: int
     epoch: int
-    number: int
-    """Counted from 0 in its epoch; -1: the begin of the epoch, no group yet."""
+    groups: int
+    """Groups of its epoch up to this one; 0: the begin of the epoch, no group yet."""
     parts: Key
     next_unit: int
     """Place in the epoch's permutation of units."""
@@ -72,44 +71,19 @@ class _Group:
         return self.begin + self.samples
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "begin": self.begin,
-            "samples": self.samples,
-            "epoch": self.epoch,
-            "groups": self.number + 1,
-            "parts": [list(part) for part in self.parts],
-            "next": [self.next_unit, self.next_part],
-        }
+        return asdict(self) | {"parts": [list(part) for part in self.parts]}
 
 
-class _State(TypedDict):
-    begin: int
-    samples: int
-    epoch: int
-    groups: int
-    parts: list[list[int]]
-    next: list[int]
+class UnitOrder(Order):
+    """Places to numbers of samples. Threads may share it."""
 
-
-def epoch_begin(epoch: int, place: int) -> dict[str, Any]:
-    """The state of an order where an epoch begins."""
-    return _Group(place, 0, epoch, -1, (), 0, 0).as_json()
-
-
-class UnitOrder:
-    """Places to numbers of samples; see `Order`. Threads may share it."""
-
-    first_end = None
-
-    def __init__(self, samples: PartGroups, seed: int, *, shuffled: bool, begin: _Group | None = None) -> None:
-        self._samples, self._seed, self._shuffled = samples, seed, shuffled
-        self._groups = [begin or _Group(0, 0, 0, -1, (), 0, 0)]
+    def __init__(self, feed: FeedSamples[Any, Any], seed: int, *, shuffled: bool, begin: _Group | None = None) -> None:
+        self._feed, self._seed, self._shuffled = feed, seed, shuffled
+        self._groups = [begin or _Group(0, 0, 0, 0, (), 0, 0)]
         self._begins = [self._groups[0].begin]
         self._lock = threading.RLock()
         self._units = lru_cache(maxsize=3)(self._units_of)
         self._inside = lru_cache(maxsize=4)(self._order_inside)
-
-    # ---- places ----
 
     def numbers(self, places: Int64s) -> Int64s:
         numbers = np.empty_like(places)
@@ -118,30 +92,11 @@ class UnitOrder:
             group = self._at(int(places[done]))
             stop = int(places.searchsorted(group.end))
             inside = self._inside(group).numbers(places[done:stop] - group.begin)
-            numbers[done:stop] = inside + self._samples.base(group.parts)
+            numbers[done:stop] = inside + self._feed.group_base(group.parts)
             done = stop
         return numbers
 
-    def stretches(self, place: int) -> None:
-        """None: parts are small enough to be read in any order."""
-
-    def reach(self, stop: int, epochs: int) -> int:
-        """A place, or the end of the first so many epochs where that comes before it."""
-        with self._lock:
-            while self._groups[-1].end < stop and not self._ends_at(self._groups[-1], epochs):
-                self._extend()
-            last = self._groups[-1]
-            if last.epoch >= epochs:
-                # Some other loop went on: the end lies further back.
-                last = next(group for group in reversed(self._groups) if group.epoch < epochs)
-            return min(stop, last.end)
-
-    def _ends_at(self, group: _Group, epochs: int) -> bool:
-        return group.epoch >= epochs or (group.epoch == epochs - 1 and self._is_last(group))
-
-    def _is_last(self, group: _Group) -> bool:
-        """Whether no unit of the epoch follows."""
-        return group.next_unit >= self._samples.units
+    # ---- groups ----
 
     def _at(self, place: int) -> _Group:
         """The group that the sample at a place is in."""
@@ -150,105 +105,131 @@ class UnitOrder:
                 self._extend()
             return self._groups[bisect_right(self._begins, place) - 1]
 
-    # ---- groups ----
-
-    def _extend(self) -> None:
-        """The next group. Waits until its parts are made."""
-        last = self._groups[-1]
-        epoch, number, place, part = last.epoch, last.number + 1, last.next_unit, last.next_part
-        if self._is_last(last):
-            self._refuse_nothing(last)
-            epoch, number, place, part = epoch + 1, 0, 0, 0
-        wanted, found = _group_size(epoch, number), list[tuple[int, int]]()
-        while len(found) < wanted and place < self._samples.units:
-            coming = self._coming(epoch, place)
-            self._samples.parts.want(coming)
-            unit = coming[0]
-            there = self._samples.parts.part(unit, part)
-            if self._samples.split in there.files:
-                found.append((unit, part))
-            place, part = (place + 1, 0) if there.last else (place, part + 1)
-        self._samples.parts.want(self._coming(epoch, place))
-        key = tuple(found)
-        group = _Group(last.end, self._samples.count(key), epoch, number, key, place, part)
-        self._groups.append(group)
-        self._begins.append(group.begin)
-
-    def _coming(self, epoch: int, place: int) -> list[int]:
-        """Units in the order in which they are needed."""
-        here = self._units(epoch)[place : place + _WANTED_UNITS]
-        return [*here.tolist(), *self._units(epoch + 1)[: _WANTED_UNITS - len(here)].tolist()]
-
-    def _refuse_nothing(self, last: _Group) -> None:
-        """Epoch after epoch would bring nothing."""
-        first = self._groups[0]
-        whole = first.number == -1 or first.epoch < last.epoch
-        if whole and not any(group.samples for group in self._groups if group.epoch == last.epoch):
-            raise ConfigError(
-                f"{self._samples.name}: no part of it has enough for one sample. Use a shorter seq_len, or more data."
-            )
-
-    def _units_of(self, epoch: int) -> Int64s:
-        """The units of an epoch in their order: 8 bytes each."""
-        units = np.arange(self._samples.units)
-        return Permutation(len(units), mix(self._seed, epoch, _UNIT_SEED))(units) if self._shuffled else units
-
-    def _order_inside(self, group: _Group) -> Order:
-        key = mix(self._seed, group.epoch, _INSIDE_SEED, group.number)
-        order = Shuffled(group.samples, key) if self._shuffled else InSequence(group.samples)
-        return self._samples.order_inside(order, group.parts, key)
-
-    # ---- where it stands ----
-
-    def epoch(self, place: int) -> int:
-        """How many epochs are through at a place, as far as that is known."""
-        group = self._standing(place)
-        return group.epoch + (place == group.end and self._is_last(group))
-
-    def epoch_ahead(self, place: int) -> int:
-        """The epoch that the sample at a place is of."""
-        return self._at(place).epoch
-
-    def is_begin(self, place: int, epochs: int) -> bool:
-        """Whether a loop over so many epochs begins at a place."""
-        group = self._standing(place)
-        first = (place == group.begin and group.number < 1) or (place == group.end and self._is_last(group))
-        return first and self.epoch(place) % epochs == 0
-
-    def _standing(self, place: int) -> _Group:
+    def _up_to(self, place: int) -> _Group:
         """The last known group that begins at a place or before it; none is opened that need not be."""
         with self._lock:
             while self._groups[-1].end < place:
                 self._extend()
             return self._groups[bisect_right(self._begins, place) - 1]
 
+    def _extend(self) -> None:
+        """Add the next group. Waits until its parts are made."""
+        last, feed = self._groups[-1], self._feed
+        epoch, groups, place, part = last.epoch, last.groups, last.next_unit, last.next_part
+        if self._is_last(last):
+            first = self._groups[0]
+            whole = first.groups == 0 or first.epoch < last.epoch
+            if whole and not any(group.samples for group in self._groups if group.epoch == last.epoch):
+                # Epoch after epoch would bring nothing.
+                raise ConfigError(
+                    f"{feed.name}: no part of it has enough for one sample. Use a shorter seq_len, or more data."
+                )
+            epoch, groups, place, part = epoch + 1, 0, 0, 0
+        wanted = _FIRST_GROUPS[groups] if epoch == 0 and groups < len(_FIRST_GROUPS) else GROUP_PARTS
+        parts: list[tuple[int, ...]] = []
+        while len(parts) < wanted and place < feed.units:
+            coming = self._coming(epoch, place)
+            feed.parts.want(coming)
+            unit = coming[0]
+            made = feed.parts.part(unit, part)
+            if feed.split in made.files:
+                parts.append((unit, part))
+            place, part = (place + 1, 0) if made.last else (place, part + 1)
+        feed.parts.want(self._coming(epoch, place))
+        key = tuple(parts)
+        group = _Group(last.end, self._samples_in(key), epoch, groups + 1, key, place, part)
+        self._groups.append(group)
+        self._begins.append(group.begin)
+
+    def _is_last(self, group: _Group) -> bool:
+        """Whether no unit of the epoch follows."""
+        return group.next_unit >= self._feed.units
+
+    def _coming(self, epoch: int, place: int) -> list[int]:
+        """Units in the order in which they are needed."""
+        here = self._units(epoch)[place : place + _WANTED_UNITS]
+        return [*here.tolist(), *self._units(epoch + 1)[: _WANTED_UNITS - len(here)].tolist()]
+
+    def _units_of(self, epoch: int) -> Int64s:
+        """The units of an epoch in their order: 8 bytes each."""
+        units = np.arange(self._feed.units)
+        return Permutation(len(units), mix(self._seed, epoch, _UNIT_SEED))(units) if self._shuffled else units
+
+    def _order_inside(self, group: _Group) -> Order:
+        key = mix(self._seed, group.epoch, _INSIDE_SEED, group.groups - 1)
+        order = Shuffled(group.samples, key) if self._shuffled else InSequence(group.samples)
+        samples = self._feed.open_group(group.parts).sources[0]
+        length_groups = getattr(samples.rules, "length_groups", None)
+        if length_groups is None:
+            return order
+        return LengthGrouped(order, group.samples, key, length_groups, samples._longest_of)
+
+    def _samples_in(self, parts: Key) -> int:
+        return int(self._feed.open_group(parts).begins[-1]) if parts else 0
+
+    # ---- epochs: where they end shows when they are over ----
+
+    def epoch_at(self, place: int) -> int:
+        group = self._up_to(place)
+        return group.epoch + (place == group.end and self._is_last(group))
+
+    def until(self, place: int, epochs: int | None) -> Until:
+        if epochs is None:
+            return lambda stop: stop
+        through = (self._at(place).epoch // epochs + 1) * epochs
+
+        def reach(stop: int) -> int:
+            with self._lock:
+                last = self._groups[-1]
+                while (
+                    last.end < stop and last.epoch < through and not (last.epoch == through - 1 and self._is_last(last))
+                ):
+                    self._extend()
+                    last = self._groups[-1]
+                if last.epoch >= through:
+                    # Some other loop went on: the end lies further back.
+                    last = next(group for group in reversed(self._groups) if group.epoch < through)
+                return min(stop, last.end)
+
+        return reach
+
+    def loop_at(self, place: int, epochs: int) -> tuple[int, bool]:
+        group, epoch = self._up_to(place), self.epoch_at(place)
+        begins = (place == group.begin and group.groups < 2) or (place == group.end and self._is_last(group))
+        return epoch // epochs, begins and epoch % epochs == 0
+
+    def epoch_begin(self, epoch: int) -> State:
+        if epoch and self._feed.parts.finished() is None:
+            raise ConfigError(
+                f"{self._feed.name}: the start of epoch {epoch} is unknown until all units are tokenized. Go over "
+                "several epochs in one loop (epochs=...), or continue from a state."
+            )
+        place = epoch * self._feed.epoch_samples if epoch else 0
+        return {"samples_seen": place, "order": _Group(place, 0, epoch, 0, (), 0, 0).as_json()}
+
+    # ---- states ----
+
     def state(self, place: int) -> dict[str, Any]:
-        return self._standing(place).as_json()
+        return self._up_to(place).as_json()
 
     def restored(self, state: Any, place: int, *, new_weights: bool) -> UnitOrder:
-        found: _State = checked(_State, state, _NAME)
-        if any(len(pair) != 2 for pair in (*found["parts"], found["next"])):
+        begin: _Group = checked(_Group, state, _NAME)
+        feed = self._feed
+        if any(len(pair) != 2 for pair in begin.parts):
             raise StoreError(f"{_NAME}: damaged: its parts are not pairs of a unit and a part.")
-        parts = tuple((unit, part) for unit, part in found["parts"])
-        next_unit, next_part = found["next"]
-        begin = _Group(
-            found["begin"], found["samples"], found["epoch"], found["groups"] - 1, parts, next_unit, next_part
-        )
-        if not 0 <= begin.begin <= place or not 0 <= next_unit <= self._samples.units:
-            raise StoreError(f"{_NAME}: damaged: it is not that of {self._samples.units:,} units at sample {place:,}.")
-        order = UnitOrder(self._samples, self._seed, shuffled=self._shuffled, begin=begin)
-        self._samples.parts.want([unit for unit, _ in parts] + order._coming(begin.epoch, next_unit))
-        if place < begin.end and self._samples.count(parts) != begin.samples:
+        if begin.begin > place or begin.next_unit > feed.units:
+            raise StoreError(f"{_NAME}: damaged: it is not that of {feed.units:,} units at sample {place:,}.")
+        order = UnitOrder(feed, self._seed, shuffled=self._shuffled, begin=begin)
+        feed.parts.want([unit for unit, _ in begin.parts] + order._coming(begin.epoch, begin.next_unit))
+        if place < begin.end and self._samples_in(begin.parts) != begin.samples:
             raise MismatchError(
-                f"{self._samples.name}: the parts that this state names have {self._samples.count(parts):,} samples "
-                f"and had {begin.samples:,}. The data is not what it was."
+                f"{feed.name}: the parts that this state names have {self._samples_in(begin.parts):,} samples and "
+                f"had {begin.samples:,}. The data is not what it was."
             )
         return order
 
 
-def _group_size(epoch: int, number: int) -> int:
-    """How many parts a group has."""
-    return _FIRST_GROUPS[number] if epoch == 0 and number < len(_FIRST_GROUPS) else GROUP_PARTS
+# ---- the parts of a plan's units ----
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What can be trained on: the verbs that a store, a part of one and a foreign file have in common."""
+"""The methods that turn data into samples, shared by stores, parts of them, files of other tools and feeds."""
 
 from __future__ import annotations
 
@@ -11,98 +11,82 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 from numbers import Integral
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, Unpack, overload
 
 import numpy as np
 
 from milldam.choices import Side
 from milldam.errors import ConfigError, Setting
 from milldam.loader.reading import Way
-from milldam.loader.samples import one_of
+from milldam.loader.samples import Samples, one_of
 from milldam.loader.stream import TokenStream
-from milldam.loader.types import LabelForm, Labelled, TokenPair
+from milldam.loader.types import (
+    ConversationBatch,
+    LabelForm,
+    Labelled,
+    PackedBatch,
+    PackedRow,
+    PairBatch,
+    TokenizedPair,
+    TokenPair,
+)
 from milldam.loader.windows import Form, Streams, WindowRules, Windows
 
 if TYPE_CHECKING:
-    from milldam.loader.conversations import Conversations, Pairs, WholeDocuments, WholeTooLong
-    from milldam.loader.packed import PackedRows, Strategy
-    from milldam.loader.row_pieces import TooLong
-
-    WholeT = TypeVar("WholeT", bound=WholeDocuments[Any, Any])
-
+    from milldam.loader.conversations import WholeTooLong
+    from milldam.loader.packed import Strategy, TooLong
 
 log = logging.getLogger("milldam")
 
 
 class WindowOptions(TypedDict, total=False):
-    """Options of `windows` that are the same whatever its form."""
+    """Options of `windows` that are the same for each form."""
 
     stride: int | None
     split: str | None
-    tokens: int | None
-    repeat: bool
     tail: bool
     read: Way
 
 
-class RowForms(TypedDict, total=False):
-    """Options of `packed` that say what rows are."""
+class RowOptions(TypedDict, total=False):
+    """Options of `packed`."""
 
     strategy: Strategy | None
+    split: str | None
     form: LabelForm
     pad_last: bool
     buffer: int
     too_long: TooLong | None
     side: Side | None
-
-
-class RowOptions(RowForms, total=False):
-    """Options of `packed`."""
-
-    split: str | None
     read: Way
 
 
-class PairForms(TypedDict, total=False):
-    """Options of `pairs` that say what samples are."""
-
-    max_tokens: int | None
-    too_long: WholeTooLong
-    pad_to: int
-    length_groups: int | None
-
-
-class ConversationForms(PairForms, total=False):
-    """The same of `conversations`."""
-
-    form: LabelForm
-    side: Side | None
-
-
-class Trainable(ABC):
-    """Tokens end to end, to be cut into samples at any length."""
+class Cuttable(ABC):
+    """Tokens end to end, to be cut into samples of any length."""
 
     @abstractmethod
-    def stream(self) -> TokenStream:
-        """The tokens that are meant; an error when that is not clear."""
+    def _cut(self, kind: type[Any], rules: Any, split: str | None, read: Way) -> Any:
+        """Samples of a kind. `split`: the one that is asked for here; None: the one that the data was opened for."""
 
-    def named_part(self, name: str) -> Trainable:
-        """A part that was given a name when the data was made."""
-        raise ConfigError(f'{self.stream().name}: has no splits, and "{name}" is asked for.')
+    @abstractmethod
+    def _conversations(self, split: str | None) -> tuple[str, bool, bool]:
+        """Its name in messages, whether it says which tokens are trained on, and whether it has preference pairs."""
 
     def __getitems__(self, numbers: Sequence[int]) -> NoReturn:
         """torch's DataLoader asks for documents, which do not fit in one batch."""
-        name = self.stream().name
         raise ConfigError(
-            f"{name}: its documents have different lengths. Give the DataLoader .windows(1024) or .packed(1024) of it."
+            f"{self!r}: its documents have different lengths. Give the DataLoader .windows(1024) or .packed(1024) of "
+            "it."
         )
 
     @overload
     def windows(
         self, seq_len: int, *, form: Literal["xy"] = "xy", **options: Unpack[WindowOptions]
-    ) -> Windows[TokenPair]: ...
+    ) -> Samples[TokenPair, TokenPair]: ...
     @overload
-    def windows(self, seq_len: int, *, form: Literal["hf"], **options: Unpack[WindowOptions]) -> Windows[Labelled]: ...
+    def windows(
+        self, seq_len: int, *, form: Literal["hf"], **options: Unpack[WindowOptions]
+    ) -> Samples[Labelled, Labelled]: ...
     def windows(
         self,
         seq_len: int,
@@ -110,25 +94,24 @@ class Trainable(ABC):
         stride: int | None = None,
         split: str | None = None,
         form: Form = "xy",
-        tokens: int | None = None,
-        repeat: bool = False,
         tail: bool = False,
         read: Way = "auto",
-    ) -> Windows[Any]:
-        """Windows of seq_len tokens, across document boundaries.
+    ) -> Samples[Any, Any]:
+        """Windows of seq_len tokens, across document boundaries; of a feed, none across the end of a unit.
 
         stride   tokens from the start of one window to the start of the next; default seq_len
         split    name of a split of the store
         form     xy: (x, y), y shifted by one token; hf: {"input_ids", "labels"}, both the same tokens
-        tokens   use only this many tokens; asking for more than there are is an error, or with `repeat` repeats them
         tail     add a window that ends with the last token, if the stride leaves tokens over
         read     map or pread the files; auto: map them if they fit in half of the free memory
 
         >>> store.windows(4)[0]
         (array([  33, 1655,  547, 1745]), array([1655,  547, 1745,  296]))
         """
-        rules = WindowRules(seq_len=seq_len, stride=stride, form=form, tokens=tokens, repeat=repeat, tail=tail)
-        return Windows(_unmasked(self._chosen(split), "windows"), rules, read)
+        rules = WindowRules(seq_len=seq_len, stride=stride, form=form, tail=tail)
+        self._warn_unmasked("windows", split)
+        samples: Samples[Any, Any] = self._cut(Windows, rules, split, read)
+        return samples
 
     def packed(
         self,
@@ -142,7 +125,7 @@ class Trainable(ABC):
         too_long: TooLong | None = None,
         side: Side | None = None,
         read: Way = "auto",
-    ) -> PackedRows:
+    ) -> Samples[PackedRow, PackedBatch]:
         """Packed rows of seq_len tokens, with everything that attention and loss need to keep their documents apart.
 
         strategy   wrapped (default for text): documents end to end, cut wherever a row is full;
@@ -156,6 +139,8 @@ class Trainable(ABC):
                    rows; refuse: an error. How many there are: `rows.too_long`
         side       of preference pairs: chosen or rejected, the documents that rows are made of
 
+        Of a feed, a row is made from one unit, and `document_ids` count the documents of a unit.
+
         >>> batch = store.packed(128).read(np.arange(16))
         >>> batch["position_ids"].shape, batch["cu_seqlens"]
         ((16, 128), array([   0, ..., 2048], dtype=int32))
@@ -163,11 +148,9 @@ class Trainable(ABC):
         # Only those who pack pay for its modules.
         from milldam.loader.packed import PackedRows, RowRules
 
-        data = self._chosen(split)
-        stream = data.stream()
-        require_side(stream.name, side, pairs=stream.pairs, verb="packed")
+        chat = self._require_side(side, split, "packed")
         rules = RowRules.chosen(
-            chat=stream.has_spans,
+            chat=chat,
             seq_len=seq_len,
             strategy=strategy,
             form=form,
@@ -176,9 +159,7 @@ class Trainable(ABC):
             too_long=too_long,
             side=side,
         )
-        rows = PackedRows(data, rules, read)
-        if rules.too_long in ("drop", "cut") and rows.too_long.documents:
-            log.warning(f"{data.stream().name}: {rows.told_too_long()}")
+        rows: Samples[PackedRow, PackedBatch] = self._cut(PackedRows, rules, split, read)
         return rows
 
     def conversations(
@@ -192,7 +173,7 @@ class Trainable(ABC):
         length_groups: int | None = None,
         side: Side | None = None,
         read: Way = "auto",
-    ) -> Conversations:
+    ) -> Samples[ConversationBatch, ConversationBatch]:
         """Documents one by one, batches padded to the longest in them, with an attention mask.
 
         max_tokens      most tokens of a document
@@ -211,12 +192,12 @@ class Trainable(ABC):
         """
         from milldam.loader.conversations import ConversationRules, Conversations
 
-        data = self._chosen(split)
-        require_side(data.stream().name, side, pairs=data.stream().pairs, verb="conversations")
+        self._require_side(side, split, "conversations")
         rules = ConversationRules(
             max_tokens=max_tokens, too_long=too_long, form=form, pad_to=pad_to, length_groups=length_groups, side=side
         )
-        return _warned(Conversations(data, rules, read))
+        samples: Samples[ConversationBatch, ConversationBatch] = self._cut(Conversations, rules, split, read)
+        return samples
 
     def pairs(
         self,
@@ -227,8 +208,12 @@ class Trainable(ABC):
         pad_to: int = 1,
         length_groups: int | None = None,
         read: Way = "auto",
-    ) -> Pairs:
-        """Preference pairs in the form of TRL's DPOTrainer; options as for `conversations`, see `Pairs`.
+    ) -> Samples[TokenizedPair, PairBatch]:
+        """Preference pairs in the form of TRL's DPOTrainer; options as for `conversations`.
+
+        A pair is {"prompt_ids", "chosen_ids", "rejected_ids"}; a batch of n pairs is what its collator makes of them:
+        `input_ids`, `attention_mask` and `completion_mask`, (2n, tokens of the longest), the chosen ones first, and
+        `document_ids`.
 
         >>> pairs = milldam.tokenize("pairs.jsonl", "pairs.milldam", tokenizer="model/", chat=True)
         >>> batch = next(pairs.pairs().batches(8))
@@ -237,22 +222,83 @@ class Trainable(ABC):
         """
         from milldam.loader.conversations import ConversationRules, Pairs
 
-        data = self._chosen(split)
-        if not data.stream().pairs:
+        name, _, has_pairs = self._conversations(split)
+        if not has_pairs:
             raise ConfigError(
-                f"{data.stream().name}: is not a store of pairs. Records with `chosen` and `rejected` give one: "
+                f"{name}: is not a store of pairs. Records with `chosen` and `rejected` give one: "
                 "`milldam tokenize --chat`."
             )
         rules = ConversationRules(max_tokens=max_tokens, too_long=too_long, pad_to=pad_to, length_groups=length_groups)
-        return _warned(Pairs(data, rules, read))
+        samples: Samples[TokenizedPair, PairBatch] = self._cut(Pairs, rules, split, read)
+        return samples
 
     def streams(self, batch_size: int, seq_len: int, *, split: str | None = None, read: Way = "auto") -> Streams:
         """batch_size contiguous streams for models that carry state: row b continues from batch to batch.
 
+        Of a feed, each unit is cut into that many, in the order of the input.
+
         >>> for x, y in store.streams(4, 32):
         ...     assert x.shape == y.shape == (4, 32)
         """
-        return Streams(_unmasked(self._chosen(split), "streams"), batch_size, seq_len, read)
+        self._warn_unmasked("streams", split)
+        return Streams(self, batch_size, seq_len, split, read)
+
+    def _require_side(self, side: Side | None, split: str | None, verb: str) -> bool:
+        """Refuse to train on both sides of preference pairs alike; whether these are conversations."""
+        name, chat, pairs = self._conversations(split)
+        if pairs and side is None:
+            raise ConfigError(
+                f"{name}: is a store of pairs: {verb}() would train on the rejected answers, too. Use pairs(), or name "
+                "one side of them: ",
+                Setting("side", "chosen"),
+                ".",
+            )
+        if side is not None:
+            one_of("side", side, Side)
+            if not pairs:
+                raise ConfigError(f"side: {name} is not a store of pairs. Leave it out.")
+        return chat
+
+    def _warn_unmasked(self, verb: str, split: str | None) -> None:
+        """Warn that samples without documents train on every token of conversations; refuse them for pairs."""
+        name, chat, pairs = self._conversations(split)
+        if pairs:
+            raise ConfigError(
+                f"{name}: is a store of pairs: {verb} would train on the rejected answers, too. Use pairs(), or "
+                "packed() or conversations() of one side of them: ",
+                Setting("side", "chosen"),
+                ".",
+            )
+        if chat:
+            log.warning(
+                f"{name}: {verb} train on every token of its conversations. packed() and conversations() mask what is "
+                "not to be trained on."
+            )
+
+
+class Trainable(Cuttable):
+    """Tokens that are there, in files."""
+
+    @abstractmethod
+    def stream(self) -> TokenStream:
+        """The tokens that are meant; an error when that is not clear."""
+
+    def named_part(self, name: str) -> Trainable:
+        """A part that was given a name when the data was made."""
+        raise ConfigError(f'{self.stream().name}: has no splits, and "{name}" is asked for.')
+
+    def _chosen(self, split: str | None) -> Trainable:
+        return self if split is None else self.named_part(split)
+
+    def _cut(self, kind: type[Any], rules: Any, split: str | None, read: Way) -> Any:
+        samples = kind(self._chosen(split), rules, read)
+        if getattr(rules, "too_long", None) in ("drop", "cut") and samples.too_long.documents:
+            log.warning(f"{samples._stream.name}: {samples._too_long_message()}")
+        return samples
+
+    def _conversations(self, split: str | None) -> tuple[str, bool, bool]:
+        stream = self._chosen(split).stream()
+        return stream.name, stream.has_spans, stream.pairs
 
     def split(self, **parts: float | int | EllipsisType) -> dict[str, Part]:
         """Disjoint parts by exact tokens, in the order given: a share (0.9), a number of tokens, or ... for the rest.
@@ -272,9 +318,6 @@ class Trainable(ABC):
         return {
             name: Part(self, name, first, stop) for name, (first, stop) in zip(sizes, pairwise(borders), strict=True)
         }
-
-    def _chosen(self, split: str | None) -> Trainable:
-        return self if split is None else self.named_part(split)
 
 
 class Part(Trainable):
@@ -306,61 +349,16 @@ class Part(Trainable):
         return f"Part({whole.stream().name}, {name}: tokens {first:,} to {stop:,})"
 
 
-def _warned(samples: WholeT) -> WholeT:
-    """Samples, after a word about what is too long for them."""
-    if told := samples.told_too_long():
-        log.warning(f"{samples._stream.name}: {told}")
-    return samples
-
-
-def _unmasked(data: Trainable, verb: str) -> Trainable:
-    """Data whose samples know no documents, and so nothing of what is trained on."""
-    stream = data.stream()
-    if stream.has_spans:
-        warn_unmasked(stream.name, verb, pairs=stream.pairs)
-    return data
-
-
-def require_side(name: str, side: Side | None, *, pairs: bool, verb: str) -> None:
-    """Refuse to train on both sides of preference pairs alike."""
-    if pairs and side is None:
-        raise ConfigError(
-            f"{name}: is a store of pairs: {verb}() would train on the rejected answers, too. Use pairs(), or name one "
-            "side of them: ",
-            Setting("side", "chosen"),
-            ".",
-        )
-    if side is not None:
-        one_of("side", side, Side)
-        if not pairs:
-            raise ConfigError(f"side: {name} is not a store of pairs. Leave it out.")
-
-
-def warn_unmasked(name: str, verb: str, *, pairs: bool) -> None:
-    """Refuse this for pairs."""
-    if pairs:
-        raise ConfigError(
-            f"{name}: is a store of pairs: {verb} would train on the rejected answers, too. Use pairs(), or packed() "
-            "or conversations() of one side of them: ",
-            Setting("side", "chosen"),
-            ".",
-        )
-    log.warning(
-        f"{name}: {verb} train on every token of its conversations. packed() and conversations() mask what is not to "
-        "be trained on."
-    )
-
-
 def _between_conversations(stream: TokenStream, borders: list[int]) -> list[int]:
     """Borders moved back to where a conversation begins, or a pair of them."""
-    from milldam.loader.boundaries import Documents
+    from milldam.loader.documents import Documents
 
     documents = Documents(stream)
     inner = np.array(borders[1:], np.int64) + stream.first
-    found = documents.find(np.minimum(inner, stream.stop - 1))
+    numbers = documents.find(np.minimum(inner, stream.stop - 1))
     if stream.pairs:
-        found -= found % 2
-    begins = documents.begins(found)
+        numbers -= numbers % 2
+    begins = documents.begins(numbers)
     # What ends with the stream stays there.
     moved = np.where(inner == stream.stop, inner, begins) - stream.first
     moved_borders = [0, *moved.tolist()]

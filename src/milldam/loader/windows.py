@@ -11,7 +11,6 @@ is cut into. With several ranks there are B times world_size stretches, and each
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -31,14 +30,13 @@ from milldam.loader.samples import (
     at_least,
     counted_number,
     one_of,
-    shifted,
     widened,
 )
 from milldam.loader.types import BatchT, State, TokenPair
 
 if TYPE_CHECKING:
     from milldam.loader.batches import Batches
-    from milldam.loader.views import Trainable
+    from milldam.loader.views import Cuttable, Trainable
 
 Form = Literal["xy", "hf"]
 
@@ -49,24 +47,19 @@ class WindowRules:
     stride: int | None = None
     """Tokens from one window's begin to the next one's; None: seq_len."""
     form: Form = "xy"
-    tokens: int | None = None
-    """Use so many tokens; None: all there are."""
-    repeat: bool = False
-    """Go round when there are fewer tokens than asked for."""
     tail: bool = False
     """One more window, which ends with the last token, when the stride leaves some over."""
 
     def __post_init__(self) -> None:
-        for name in ("seq_len", "stride", "tokens"):
+        for name in ("seq_len", "stride"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, at_least(name, getattr(self, name)))
         one_of("form", self.form, Form)
 
     @property
     def facts(self) -> State:
-        """What decides which window has which number, and where the last ones lie."""
-        own: State = {"seq_len": self.seq_len, "stride": self.hop, "form": self.form}
-        return own | {"tokens": self.tokens, "tail": self.tail}
+        """All that decides which window has which number, and where the last ones lie."""
+        return {"seq_len": self.seq_len, "stride": self.hop, "form": self.form, "tail": self.tail}
 
     @property
     def hop(self) -> int:
@@ -76,11 +69,6 @@ class WindowRules:
     def span(self) -> int:
         """Tokens that a window takes of the stream."""
         return self.seq_len + (self.form == "xy")
-
-    def count(self, tokens: int) -> int:
-        """Windows in so many tokens: the last begins where a whole one still fits."""
-        room = tokens - self.span
-        return room // self.hop + 1 + (self.tail and room % self.hop > 0)
 
 
 def read_windows(reader: Reader, starts: Int64s, rules: WindowRules, dtype: npt.DTypeLike) -> ReadPart[Any]:
@@ -93,37 +81,26 @@ def _batch(rows: TokenArray, form: Form, dtype: npt.DTypeLike, out: Any) -> Any:
     if form == "hf":
         # Two arrays, since people mask labels in place.
         return {name: widened(rows, dtype, None if out is None else out[name]) for name in ("input_ids", "labels")}
-    return shifted(rows, dtype, out)
+    x, y = (None, None) if out is None else out
+    return widened(rows[:, :-1], dtype, x), widened(rows[:, 1:], dtype, y)
 
 
 class Windows(StreamSamples[BatchT, BatchT]):
-    """Windows of a stream: `windows[k]`, `len(windows)`, `windows.batches(16)`.
-
-    >>> windows = store.windows(128)
-    >>> x, y = windows[0]
-    >>> x.shape, bool((x[1:] == y[:-1]).all()), len(windows) == (store.tokens - 1) // 128
-    ((128,), True, True)
-    """
+    """Windows of a stream."""
 
     _kind = "windows"
 
     def __init__(self, data: Trainable, rules: WindowRules, way: Way = "auto") -> None:
         super().__init__(data, rules, way)
-        self.rules = rules
-        there, wanted = self._stream.tokens, rules.tokens
-        if wanted is not None and wanted > there and not rules.repeat:
-            raise ConfigError(
-                f"{self._stream.name}: {wanted:,} tokens are asked for, and there are {there:,}. "
-                "Ask for fewer, or for repeat=True to go over them again."
-            )
-        self._used = there if wanted is None else min(wanted, there)
-        if self._used < rules.span:
+        self.rules, stream = rules, self._stream
+        room = stream.tokens - rules.span
+        if room < 0:
             raise NoSamplesError(
-                f"{self._stream.name}: {self._used:,} tokens are too few for one window of seq_len={rules.seq_len:,}, "
+                f"{stream.name}: {stream.tokens:,} tokens are too few for one window of seq_len={rules.seq_len:,}, "
                 f"which takes {rules.span:,}. Use a shorter seq_len, or more data."
             )
-        self._own = rules.count(self._used)
-        self._count = self._own if rules.tokens is None else rules.count(rules.tokens)
+        # The last window begins where a whole one still fits.
+        self._count = room // rules.hop + 1 + (rules.tail and room % rules.hop > 0)
 
     @property
     def sample_tokens(self) -> int:
@@ -140,18 +117,12 @@ class Windows(StreamSamples[BatchT, BatchT]):
         return read_windows(self._reader, self._starts(numbers), self.rules, dtype)
 
     def _starts(self, numbers: Int64s) -> Int64s:
-        rules = self.rules
-        if self._count > self._own:
-            numbers = numbers % self._own
-        starts = numbers * rules.hop
-        if rules.tail:
-            starts = np.minimum(starts, self._used - rules.span)
+        starts = numbers * self.rules.hop
+        if self.rules.tail:
+            starts = np.minimum(starts, self._stream.tokens - self.rules.span)
         return starts + self._stream.first
 
     def _lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
-        if self._count > self._own:
-            # Windows side by side do not lie so where the data goes round.
-            stretches = Stretches.single(stretches.numbers)
         starts = self._starts(stretches.firsts)
         return starts, self._starts(stretches.firsts + stretches.counts - 1) + self.rules.span - starts
 
@@ -160,18 +131,25 @@ class Windows(StreamSamples[BatchT, BatchT]):
         return f"Windows({self._stream.name}: {len(self):,} of {rules.seq_len:,} tokens, stride {rules.hop:,})"
 
 
-class StreamBatches(ABC):
-    """What streams of a store and of a feed have in common."""
+class Streams:
+    """`for x, y in store.streams(batch_size, seq_len)`: (x, y) of shape (batch_size, seq_len).
 
-    def __init__(self, batch_size: int, seq_len: int) -> None:
+    >>> streams = store.streams(4, 32)
+    >>> (x, y), (later, _) = streams[0], streams[1]
+    >>> x.shape, bool((y[:, -1] == later[:, 0]).all())
+    ((4, 32), True)
+    """
+
+    def __init__(self, data: Cuttable, batch_size: int, seq_len: int, split: str | None, way: Way) -> None:
         self.batch_size, self.seq_len = at_least("batch_size", batch_size), at_least("seq_len", seq_len)
+        self._data, self._split, self._way = data, split, way
+        self._steps = self._steps_of(self.batch_size)
 
-    @abstractmethod
     def _steps_of(self, lanes: int) -> Samples[TokenPair, TokenPair]:
-        """Step by step, of so many stretches."""
-
-    def __iter__(self) -> Iterator[TokenPair]:
-        return iter(self.batches())
+        """The samples of so many stretches, step by step."""
+        rules = StepRules(lanes, self.seq_len)
+        steps: Samples[TokenPair, TokenPair] = self._data._cut(Steps, rules, self._split, self._way)
+        return steps
 
     def batches(
         self,
@@ -190,43 +168,28 @@ class StreamBatches(ABC):
         steps = self._steps_of(delivery.step)
         return Batches(steps, delivery, seed=0, shuffle=False, prefetch=prefetch, copy=copy, dtype=dtype)
 
-
-class Streams(StreamBatches):
-    """`for x, y in store.streams(batch_size, seq_len)`: (x, y) of shape (batch_size, seq_len).
-
-    >>> streams = store.streams(4, 32)
-    >>> (x, y), (later, _) = streams[0], streams[1]
-    >>> x.shape, bool((y[:, -1] == later[:, 0]).all())
-    ((4, 32), True)
-    """
-
-    def __init__(self, data: Trainable, batch_size: int, seq_len: int, way: Way = "auto") -> None:
-        super().__init__(batch_size, seq_len)
-        self._data, self._way = data, way
-        self._steps = self._steps_of(self.batch_size)
-
-    def _steps_of(self, lanes: int) -> Steps:
-        return Steps(self._data, StepRules(lanes, self.seq_len), self._way)
+    def __iter__(self) -> Iterator[TokenPair]:
+        return iter(self.batches())
 
     def __len__(self) -> int:
         """Batches in the data, for one rank."""
-        return self._steps.steps
+        return len(self._steps) // self.batch_size
 
     def __getitem__(self, step: int) -> TokenPair:
         """The batch of one step."""
         wanted, lanes = counted_number(step, len(self), "step"), self.batch_size
-        return self._steps.read(np.arange(wanted * lanes, (wanted + 1) * lanes))
+        numbers = self._steps._order(False, 0).numbers(np.arange(wanted * lanes, (wanted + 1) * lanes))
+        return self._steps.read(numbers)
 
     def __getitems__(self, steps: Sequence[int]) -> NoReturn:
         """torch's DataLoader would make batches of batches."""
         raise ConfigError("Streams are batches already, in their order. Use DataLoader(streams, batch_size=None).")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Streams, (self._data, self.batch_size, self.seq_len, self._way)
+        return Streams, (self._data, self.batch_size, self.seq_len, self._split, self._way)
 
     def __repr__(self) -> str:
-        size = f"{self.batch_size:,} x {self.seq_len:,}"
-        return f"Streams({self._steps._stream.name}: {len(self):,} batches of {size} tokens)"
+        return f"Streams({self._steps!r}: {self.batch_size:,} x {self.seq_len:,} tokens)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,30 +214,27 @@ class Steps(StreamSamples[TokenPair, TokenPair]):
         self.rules, lanes, seq_len = rules, rules.lanes, rules.seq_len
         # One token at the very end is nothing but a target.
         self._stretch = (self._stream.tokens - 1) // lanes
-        self.steps = self._stretch // seq_len
-        if self.steps < 1:
+        self._count = self._stretch // seq_len * lanes
+        if self._count < 1:
             raise NoSamplesError(
                 f"{self._stream.name}: {self._stream.tokens:,} tokens are too few for {lanes:,} streams of "
                 f"seq_len={seq_len:,}, which take {lanes * seq_len + 1:,}."
             )
 
     @property
-    def identity(self) -> State:
-        own: State = {"kind": self._kind}
-        return own | self.rules.facts | self._stream.identity
-
-    @property
     def sample_tokens(self) -> int:
         return self.rules.seq_len
 
     def __len__(self) -> int:
-        return self.steps * self.rules.lanes
+        return self._count
 
     def _order(self, shuffle: Shuffle, seed: int) -> Order:
         return InSequence(len(self))
 
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: TokenPair | None = None) -> TokenPair:
-        return shifted(self._reader.rows(self._starts(numbers), self.rules.seq_len + 1), dtype, out)
+        rows = self._reader.rows(self._starts(numbers), self.rules.seq_len + 1)
+        pair: TokenPair = _batch(rows, "xy", dtype, out)
+        return pair
 
     def _starts(self, numbers: Int64s) -> Int64s:
         step, lane = np.divmod(numbers, self.rules.lanes)
@@ -285,3 +245,6 @@ class Steps(StreamSamples[TokenPair, TokenPair]):
         # Samples side by side are of different stretches of the data.
         starts = self._starts(stretches.numbers)
         return starts, np.full(len(starts), self.rules.seq_len + 1)
+
+    def __repr__(self) -> str:
+        return self._stream.name

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.files import NewFile, explain_os_errors, has_size, remove_temporaries, sync_folder, write_file
-from milldam.loader.boundaries import document_lengths
+from milldam.loader.documents import document_lengths
 from milldam.loader.reading import end_to_end, open_reader
 from milldam.loader.stores import Store
 from milldam.loader.stream import TokenStream

@@ -6,7 +6,7 @@ fitting             how many workers the budget holds, and whether the disk hold
 counting            which documents a slice of a dataset is
 deduplicating       the stages between the passes: fingerprints of all units -> what to drop
 index_lookup        the index that documents are compared with in one pass
-evaluation_sets     the passages that are kept out (contamination: held against a finished store)
+decontaminating     the passages of evaluation sets; a finished store compared with them
 arranging           splits and limits that are exact in tokens
 finishing           the manifest, then rows, summary and report
 starting            before anything is loaded: what is asked for, and whether it is there already

@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from milldam.pipeline.documents import SetRules, read_documents
-from milldam.pipeline.preparing import Source, wanted_rows
 from milldam.run.engine import Assigned, Make, Progress, Stage
 from milldam.run.folder import RunFolder
-from milldam.run.pools import Workers
 from milldam.run.records import Record, Records
+from milldam.run.tasks import Workers
 from milldam.sources.units import Unit
 
 COUNT, NAME = "count", "counts.jsonl"
@@ -55,25 +54,25 @@ class _Counts(Records):
 class RowCounts:
     """What has been counted, and what follows from it. Holds a number per unit of the datasets that are counted."""
 
-    def __init__(self, folder: RunFolder, sources: tuple[Source, ...]) -> None:
-        self._sources, self._records = sources, _Counts(folder)
-        self._units: dict[int, list[int]] = {k: [] for k, source in enumerate(sources) if source.counted}
+    def __init__(self, folder: RunFolder, sets: tuple[SetRules, ...]) -> None:
+        self._sets, self._records = sets, _Counts(folder)
+        self._units: dict[int, list[int]] = {k: [] for k, rules in enumerate(sets) if rules.counted}
         """Dataset -> its units in order."""
         for unit in folder.units.all(Unit.from_json):
             if unit.dataset in self._units and not unit.copy:
                 self._units[unit.dataset].append(unit.index)
 
     def stage(self, readers: Workers) -> Stage:
-        load = Counting(tuple(source.rules for source in self._sources))
+        load = Counting(self._sets)
         return Stage(COUNT, load, self._records, Unit.from_json, readers, todo=self._missing())
 
     def _missing(self) -> Iterator[int]:
         """Units to count, in plan order, until those without a gap reach the last document that is wanted."""
         counted = self._records.documents
         for dataset, units in self._units.items():
-            source, reached, documents = self._sources[dataset], 0, 0
-            needs_all = source.rows is not None and source.rows.needs_total
-            stop = _NO_END if needs_all else wanted_rows(source, _NO_END)[1]
+            rules, reached, documents = self._sets[dataset], 0, 0
+            needs_all = rules.rows is not None and rules.rows.needs_total
+            stop = _NO_END if needs_all else rules.wanted(_NO_END)[1]
             for unit in units:
                 while reached < len(units) and units[reached] in counted:
                     documents += counted[units[reached]]
@@ -88,7 +87,7 @@ class RowCounts:
         found: dict[int, Rows] = {}
         for dataset, units in self._units.items():
             counts = [self._records.documents.get(unit, 0) for unit in units]
-            first, stop = wanted_rows(self._sources[dataset], sum(counts))
+            first, stop = self._sets[dataset].wanted(sum(counts))
             before = 0
             for unit, count in zip(units, counts, strict=True):
                 found[unit] = (max(0, min(count, first - before)), max(0, min(count, stop - before)))

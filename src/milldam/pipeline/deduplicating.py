@@ -38,8 +38,7 @@ from milldam.config.settings import Config
 from milldam.decontamination import deciding
 from milldam.decontamination.index import Index
 from milldam.decontamination.matches import Matches
-from milldam.dedup.bloom import resolve_bloom
-from milldam.dedup.candidates import Documents, NearWork, find_pairs, pair_steps, room_for_steps
+from milldam.dedup.candidates import Documents, NearWork, find_pairs, pair_steps
 from milldam.dedup.drops import (
     BLOOM,
     EVALUATION,
@@ -52,25 +51,25 @@ from milldam.dedup.drops import (
     place_of,
     unit_and_row,
 )
-from milldam.dedup.exact import FEW_HASHES, count_hashes, resolve_exact, sources_of
+from milldam.dedup.exact import FEW_HASHES, count_hashes, resolve_bloom, resolve_exact, sources_of
+from milldam.dedup.fingerprints import partition_count
 from milldam.dedup.index import DedupIndex
+from milldam.dedup.keys import Int64s
 from milldam.dedup.minhash import unit_name
-from milldam.dedup.near import decide, remove_work, verify_pairs, verify_parts
-from milldam.dedup.near_drops import Place, places_of
-from milldam.dedup.ranking import rank
-from milldam.dedup.shingles import Int64s
+from milldam.dedup.near import Place, decide, places_of, remove_work, verify_pairs, verify_parts
+from milldam.dedup.preferred import rank
 from milldam.errors import InputError
 from milldam.files import record_of
 from milldam.memory import held_bytes, usage
 from milldam.pipeline.documents import recorded_place
 from milldam.pipeline.first_pass import PRINTS, FirstPass, Shingling
-from milldam.pipeline.fitting import Survey, keeps_texts
+from milldam.pipeline.fitting import Fitting, keeps_texts
 from milldam.pipeline.preparing import Prepared
 from milldam.rules import DedupRules, EvaluationSet
 from milldam.run.engine import Assigned, Load, Make, Progress, Session, Stage
 from milldam.run.folder import RunFolder
-from milldam.run.pools import Workers
 from milldam.run.records import Record, Records, sweep
+from milldam.run.tasks import Workers
 from milldam.run.units import KeyArray, Keys, key_of, mixed
 from milldam.sources.units import Unit
 
@@ -192,12 +191,14 @@ class Resolving:
 
 
 class Deduplication:
-    """Dedup and decontamination of one job. `cores`: to use, on each machine."""
+    """Dedup and decontamination of one job."""
 
     def __init__(
-        self, config: Config, rules: DedupRules, session: Session, prepared: Prepared, keys: Keys, cores: int
+        self, config: Config, rules: DedupRules, session: Session, prepared: Prepared, keys: Keys, fitting: Fitting
     ) -> None:
-        self._config, self._rules, self._session, self._prepared, self._cores = config, rules, session, prepared, cores
+        self._config, self._rules, self._session, self._prepared = config, rules, session, prepared
+        self._cores = fitting.cores
+        self._text_bytes = 0 if fitting.unpacked is None else fitting.unpacked.total()
         self._out = str(Path(config.out).resolve())
         self.keys = keys
         """Of what the first pass leaves, by unit."""
@@ -215,8 +216,10 @@ class Deduplication:
         self._origins, originals, datasets = np.fromiter(known, "(3,)i8").T
         self._originals: Int64s = originals[originals >= 0]
         self._exempt_below = int(np.count_nonzero(datasets < len(config.validation_sets)))
-        evaluated = prepared.evaluation is not None
-        self._counts = step_counts(rules, prepared.partitions, len(self._origins), evaluation=evaluated)
+        evaluated = prepared.input.evaluation is not None
+        self._counts = step_counts(
+            rules, partition_count(prepared.identity.input["bytes"]), len(self._origins), evaluation=evaluated
+        )
 
     def _units(self) -> Iterator[Unit]:
         return self._session.folder.units.all(Unit.from_json)
@@ -224,7 +227,7 @@ class Deduplication:
     def stages(self, readers: Workers, judges: Workers, rows: dict[int, tuple[int, int]]) -> Iterator[Stage]:
         """What is left to do, stage after stage. `readers` read the units, of each the `rows` that are wanted; `judges`
         do too, and ask filters."""
-        folder, evaluation = self._session.folder, self._prepared.evaluation
+        folder, evaluation = self._session.folder, self._prepared.input.evaluation
         for place in (self.folder, folder.folder / PRINTS):
             place.mkdir(exist_ok=True)
         if self._rules.index is not None:  # settled once, for now and for when it resumes
@@ -289,7 +292,7 @@ class Deduplication:
             rules=self._rules,
             threads=threads,
             seed=self._config.seed,
-            keep_texts=keeps_texts(self._config, Survey.of(self._units()).unpacked.total()),
+            keep_texts=keeps_texts(self._config, self._text_bytes),
             evaluation=self._evaluation,
             value=self._prepared.value,
         )
@@ -312,8 +315,6 @@ class Deduplication:
             load = load if name in (GROUP, DECONTAMINATE) else replace(load, memory_bytes=most, threads=1)
         elif name in NEAR_STAGES:
             count = max(1, min(self._cores, len(todo), load.memory_bytes // NEAR_WORKER_BYTES))
-            if name == NEAR:
-                count = min(count, room_for_steps(self.folder, Documents(load.work()).count))
             threads = self._cores if name == DECIDE else 1
             load = replace(load, memory_bytes=load.memory_bytes // count, threads=threads)
         workers = Workers(count, load.threads, apart=count == 1 and not small, here=small)
@@ -359,7 +360,7 @@ class Deduplication:
         if without and not there and done == len(self._originals):
             said = f'None of {without:,} documents has a {value.kind} in the field "{value.name}".'
             raise InputError(f"{said} Change dedup.near.prefer.field.")
-        return {"prefer": {"stays": self._prepared.preferred, "with": there, "without": without}}
+        return {"prefer": {"stays": self._prepared.preferred(self._config), "with": there, "without": without}}
 
     def _put_under_numbers(self) -> None:
         """Let what the first pass left of each unit be found by its number in the plan, which drop files name."""

@@ -18,7 +18,7 @@ import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ from milldam.text.arrays import Verdicts, text_offsets
 
 if TYPE_CHECKING:
     from milldam.chat.reading import ChatRecipe
+    from milldam.sources.data_sets import RowSlice
     from milldam.text.cleaning import Cleaner
 
 READ_AHEAD = 4
@@ -57,11 +58,28 @@ class SetRules:
     """The split that all its documents make up, whatever they are; None: splits and filters as for any other."""
     chat: ChatRecipe | None = None
     """Its records are conversations."""
+    rows: RowSlice | None = None
+    """The slice of its documents that is wanted; None: all."""
+    max_documents: int | None = None
+
+    @property
+    def counted(self) -> bool:
+        """Its documents must be counted before it is known which of them are wanted."""
+        return self.rows is not None or self.max_documents is not None
+
+    def wanted(self, total: int) -> tuple[int, int]:
+        """(first, behind the last) of its documents that are wanted, when it has `total`."""
+        first, stop = self.rows.bounds(total) if self.rows is not None else (0, total)
+        return first, stop if self.max_documents is None else min(stop, first + self.max_documents)
 
     def compared(self, batch: Batch) -> pa.LargeStringArray:
         """What makes documents duplicates of each other."""
         by_prompt = self.chat is not None and self.chat.dedup_on_prompt and batch.prompts is not None
         return batch.prompts if by_prompt else batch.texts
+
+    def with_special_tokens(self, tokens: tuple[str, ...]) -> SetRules:
+        """So that conversations which hold the text of one of the tokenizer's can be counted."""
+        return self if self.chat is None else replace(self, chat=replace(self.chat, special_tokens=tokens))
 
     def share(self, copy: int) -> float:
         """The share of the documents that is in a repetition."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -20,9 +20,9 @@ from milldam.files import file_blocks, read_sealed, write_sealed
 from milldam.markup import counted
 from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.rejects import DROPPED, REJECTS, Damage, first_reject, reject_lines
+from milldam.run.budget import WorkPlan
 from milldam.run.engine import Session
 from milldam.run.folder import RunFolder
-from milldam.run.pools import WorkPlan
 from milldam.run.records import Records, sweep
 from milldam.run.summary import SUMMARY, Summary
 from milldam.stores.generations import live_files
@@ -33,11 +33,12 @@ from milldam.stores.tokens.manifest import (
     READ,
     SHARD_FILES,
     Manifest,
-    ManifestText,
     Shard,
     ShardSpool,
     Tally,
     Totals,
+    read_facts,
+    read_shards,
     total,
     totals_by_split,
 )
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
 PACKED_FOLDER, REPORT = "packed", "report.html"
 _SWEPT = (*(f"*.{ending}" for ending in SHARD_FILES), "*.facts", *AUDIT_FILES)
 _REASONS_SHOWN = 10
+_COUNTED_BESIDES = ("exact_documents", "not_judged")
+"""Documents encoded by HF tokenizers since gigatoken differs on a character of theirs; documents in pieces, which are
+neither filtered nor compared with others."""
 
 
 class TextFacts(TypedDict, total=False):
@@ -98,19 +102,6 @@ class Made:
             yield from (self.records.out / name for name in record.files if Path(name).name.startswith(prefix))
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A manifest that is not written yet, and what else the records tell."""
-
-    manifest: Manifest
-    """Without shards."""
-    shards: ShardSpool
-    exact_documents: int
-    """Encoded by HF tokenizers since gigatoken differs on a character of theirs."""
-    not_judged: int
-    """Documents in pieces, which are neither filtered nor compared with others."""
-
-
 def finish(
     config: Config, run: Session, prepared: Prepared, plan: WorkPlan, made: Made, *, whole: bool, report: bool
 ) -> TextSummary:
@@ -119,32 +110,51 @@ def finish(
     `whole`: though units are left: the rest of the input is not wanted. `report`: make the page about it. Raises when
     something is missing, changed, or nothing is left.
     """
-    folder, records = run.folder, made.records
+    folder, records, dedup = run.folder, made.records, made.dedup
     if not whole and records.complete != plan.units:
         raise StoreError(f"{folder.out}: {plan.units - records.complete} units are not done.")
-    draft = _draft(config, run, prepared, plan, made)
+    shards = ShardSpool(folder.folder)
+    manifest, counts = _gather(config, run, prepared, plan, made, shards)
     # Between what can still be refused and what makes it a store: the index knows finished runs only.
-    if made.dedup is not None:
-        made.dedup.enter_index()
+    if dedup is not None:
+        dedup.enter_index()
         run.enter("finish")
+    # Before the manifest: what it tells can't be found out again once the folder is a store.
+    summary = _summary(folder.out, manifest, shards.splits)
+    near = {} if dedup is None else dedup.near
+    if dedup is not None and config.dedup_rules is not None and config.dedup_rules.near is not None and "shown" in near:
+        from milldam.pipeline.near_examples import near_examples
 
-    def told(summary: TextSummary, facts: TextFacts) -> TextSummary:
+        examples = near_examples(near, dedup.folder, config.dedup_rules.near.ngram)
+        near = {name: one for name, one in near.items() if name != "shown"} | examples
+    warnings = [*summary.warnings, *near.get("warnings", ())]
+    if counts["not_judged"] and (config.filters.on_text or config.dedup_rules or config.index_rules):
+        many = counted(counts["not_judged"], "text file")
+        warnings.append(f"{many} larger than max_document_bytes: neither filtered nor compared with other documents.")
+    empty = [*config.split_shares, *config.split_tokens, *([VAL] if config.validation_sets else [])]
+    splits = {name: {"documents": 0, "tokens": 0} for name in empty} | summary.facts["splits"]
+    facts: TextFacts = {
+        "splits": {name: splits[name] for name in dict.fromkeys([*summary.facts["splits"], *empty])},
+        "session_text_bytes": records.counts["text_bytes"] - records.before["text_bytes"],
+        "dedup": {} if dedup is None else dedup.exact,
+        "near": near,
+        # Storage options may hold secrets.
+        "config": _plain({name: value for name, value in asdict(config).items() if name != "storage_options"}),
+        "exact_documents": counts["exact_documents"],
+    }
+    if dedup is not None and dedup.contamination is not None:
+        facts["contamination"] = dedup.contamination
+
+    def write(summary: TextSummary, facts: TextFacts) -> TextSummary:
         """The summary with more facts, and time and memory as they are now, written down."""
         summary = run.measured(replace(summary, facts=summary.facts | facts))
         summary.write(folder.folder)
         return summary
 
-    # Before the manifest: what it tells can't be found out again once the folder is a store.
-    summary = _summary(folder.out, draft.manifest, draft.shards.splits)
     summary = replace(summary, job="preprocess" if report else "tokenize", up_to_date=False, changed=plan.changes)
     summary = replace(summary, units=plan.units, reused=records.reused, workers=plan.workers)
-    facts = _facts_of_run(config, run, prepared, made, summary.facts["splits"])
-    warnings = [*summary.warnings, *facts["near"].get("warnings", ())]
-    if draft.not_judged and (config.filters.on_text or config.dedup_rules or config.index_rules):
-        many = counted(draft.not_judged, "text file")
-        warnings.append(f"{many} larger than max_document_bytes: neither filtered nor compared with other documents.")
-    summary = told(replace(summary, warnings=tuple(warnings)), facts | {"exact_documents": draft.exact_documents})
-    draft.shards.write(draft.manifest, folder.out)
+    summary = write(replace(summary, warnings=tuple(warnings)), facts)
+    shards.write(manifest, folder.out)
     _clean_up(config, folder)
     kept = (Path(name).name for _, record in records.in_plan_order() for name in record.files)
     sweep(folder.folder, (f"{REJECTS}*", f"{DROPPED}*"), kept)
@@ -152,93 +162,73 @@ def finish(
     if config.packing_rules is not None:
         run.enter("pack")
         packing = _pack(config, folder.out)
-    summary = told(replace(summary, output_bytes=_output_bytes(folder)), {"packing": packing})
+    summary = write(replace(summary, output_bytes=_output_bytes(folder)), {"packing": packing})
     if report:
+        from milldam.report import write_report
+
         run.enter("report")
-        _report(folder)
+        write_report(folder.out)
         # Once more: what the report took is part of the figures.
-        summary = told(summary, {"report": str(folder.folder / REPORT)})
+        summary = write(summary, {"report": str(folder.folder / REPORT)})
     return summary
 
 
-def _draft(config: Config, run: Session, prepared: Prepared, plan: WorkPlan, made: Made) -> Draft:
-    """Gather what workers left in parts; raises when the input changed, or nothing is left."""
+def _gather(
+    config: Config, run: Session, prepared: Prepared, plan: WorkPlan, made: Made, shards: ShardSpool
+) -> tuple[Manifest, Counter[str]]:
+    """Gather what workers left in parts: the manifest, without shards, which go to the spool, and what is counted
+    besides. Raises when the input changed, or nothing is left."""
     folder, damage = run.folder, Damage()
     rejects = reject_lines(made.parts(REJECTS), lambda: (file["path"] for file in folder.inputs.planned()), damage)
     findings = [] if made.dedup is None or made.dedup.findings is None else [made.dedup.findings]
-    audit = (
-        write_audit(folder.out, "rejects", rejects)
-        | write_audit(folder.out, "dropped", _joined(made.parts(DROPPED)))
-        | write_audit(folder.out, "contamination", _joined(findings))
-    )
+    audit = write_audit(folder.out, "rejects", rejects)
+    for name, paths in (("dropped", made.parts(DROPPED)), ("contamination", findings)):
+        audit |= write_audit(folder.out, name, itertools.chain.from_iterable(map(file_blocks, paths)))
     folder.tidy()
-    if prepared.input_changed():
+    if prepared.input.look() != prepared.identity.input:
         raise InputError("The input changed while it was read. Run the same command again: it reads what changed.")
-    shards = ShardSpool(folder.folder)
-    tallies, counts = _gather(made, config, shards)
+    tallies, counts = _count(made, config, shards)
     if TRAIN not in shards.splits:
         first = first_reject(folder.out, audit["rejects"]["name"]) if "rejects" in audit else ""
         left = _nothing_left(config, first, total(tallies).flow(), other_splits=bool(shards.splits))
         raise InputError(f"{left}\n{damage}" if damage.files else left)
     if damage.files:
         run.observer.warn(str(damage))
-    exact_documents, not_judged = (counts.pop(name, 0) for name in ("exact_documents", "not_judged"))
+    chat = Counter({name: count for name, count in counts.items() if name not in _COUNTED_BESIDES})
+    tokenizer = {"name": prepared.question.text.name, "xxh3": prepared.identity.settings["tokenizer"]}
     manifest = Manifest(
-        dtype=token_dtype(prepared.vocab_size),
-        vocab_size=prepared.vocab_size,
-        tokenizer={"name": prepared.tokenizer_name, "xxh3": prepared.tokenizer_hash} | asdict(prepared.known.special),
+        dtype=token_dtype(prepared.known.vocab_size),
+        vocab_size=prepared.known.vocab_size,
+        tokenizer=tokenizer | asdict(prepared.known.special),
         encoder=f"{plan.encoder} {version({'huggingface': 'tokenizers'}.get(plan.encoder, plan.encoder))}",
         settings=prepared.identity.settings,
         input=prepared.identity.input,
         shards=(),
         sources=tallies,
         damaged_files=damage.files,
-        chat=prepared.chat_facts(counts),
+        chat=prepared.chat_facts(chat),
         units=len((made.arranged or made.records).keys),
         audit=audit or None,
     )
-    return Draft(manifest, shards, exact_documents, not_judged)
-
-
-def _facts_of_run(
-    config: Config, run: Session, prepared: Prepared, made: Made, splits: dict[str, dict[str, int]]
-) -> TextFacts:
-    """What a run tells that the manifest does not. `splits`: those that hold something."""
-    dedup, records = made.dedup, made.records
-    asked = [*config.split_shares, *config.split_tokens, *([VAL] if config.validation_sets else [])]
-    # Storage options may hold secrets.
-    settings = {name: value for name, value in asdict(config).items() if name != "storage_options"}
-    facts: TextFacts = {
-        "splits": splits | {name: {"documents": 0, "tokens": 0} for name in asked if name not in splits},
-        "session_text_bytes": records.counts["text_bytes"] - records.before["text_bytes"],
-        "dedup": {} if dedup is None else dedup.exact,
-        "near": _near_told(config, made),
-        "config": _plain(settings),
-    }
-    if dedup is not None and dedup.contamination is not None:
-        facts["contamination"] = dedup.contamination
-    return facts
+    return manifest, counts
 
 
 def complete(config: Config, folder: RunFolder, *, report: bool) -> TextSummary:
     """A finished store: make what is missing beside it, and say that it is up to date."""
     _clean_up(config, folder)
-    manifest = ManifestText.at(Folder(folder.out))
-    summary = _summary(folder.out, manifest.facts(), totals_by_split(manifest.shards()))
-    told = read_sealed(folder.folder / SUMMARY)
-    anew = False
+    place = Folder(folder.out)
+    summary = _summary(folder.out, read_facts(place), totals_by_split(read_shards(place)))
+    recorded, anew = read_sealed(folder.folder / SUMMARY), False
     if config.packing_rules is not None:
         summary.facts["packing"] = packing = _pack(config, folder.out)
-        anew = told is not None and told["facts"].get("packing") != packing
-        if told is not None and anew:
-            write_sealed(folder.folder / SUMMARY, told | {"facts": told["facts"] | {"packing": packing}})
+        anew = recorded is not None and recorded["facts"].get("packing") != packing
+        if recorded is not None and anew:
+            write_sealed(folder.folder / SUMMARY, recorded | {"facts": recorded["facts"] | {"packing": packing}})
     if report and (anew or not (folder.folder / REPORT).exists()):
-        _report(folder)
+        from milldam.report import write_report
+
+        write_report(folder.out)
     return replace(summary, job="preprocess" if report else "tokenize", output_bytes=_output_bytes(folder))
-
-
-def _joined(paths: Iterable[Path]) -> Iterator[bytes]:
-    return itertools.chain.from_iterable(map(file_blocks, paths))
 
 
 def _clean_up(config: Config, folder: RunFolder) -> None:
@@ -262,12 +252,6 @@ def _output_bytes(folder: RunFolder) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def _report(folder: RunFolder) -> None:
-    from milldam.report import write_report
-
-    write_report(folder.out)
-
-
 def _pack(config: Config, out: Path) -> dict[str, Any]:
     """Figures of the rows of every split; the rows themselves where they are wanted."""
     from milldam.packing.rows import pack
@@ -277,22 +261,9 @@ def _pack(config: Config, out: Path) -> dict[str, Any]:
     return pack(out, rules, config.seq_len, out / PACKED_FOLDER if rules.write else None)
 
 
-def _near_told(config: Config, made: Made) -> dict[str, Any]:
-    """What near-dedup found, with what it removed, to look at, and what to warn of."""
-    dedup, rules = made.dedup, config.dedup_rules
-    if dedup is None or rules is None or rules.near is None or "shown" not in dedup.near:
-        return {} if dedup is None else dedup.near
-    from milldam.pipeline.near_examples import near_examples
-
-    shown = near_examples(dedup.near, dedup.folder, rules.near.ngram)
-    return {name: one for name, one in dedup.near.items() if name != "shown"} | shown
-
-
 def _summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -> TextSummary:
     """What the manifest alone tells: its facts, and the sums over its shards."""
-    totals = Totals()
-    for split in splits.values():
-        totals.add(split)
+    totals = Totals.of(splits.values())
     tally, chat = manifest.tally, manifest.chat
     warnings = []
     if chat is not None and chat.get("special_tokens_in_content"):
@@ -325,7 +296,7 @@ def _summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -> TextSu
 # ---- what became of the documents ----
 
 
-def _gather(made: Made, config: Config, spool: ShardSpool) -> tuple[tuple[Tally, ...], Counter[str]]:
+def _count(made: Made, config: Config, spool: ShardSpool) -> tuple[tuple[Tally, ...], Counter[str]]:
     """Every part as the last stage that touched it left it, in one pass and in plan order; holds none of them.
 
     The shards go to the spool. Returns what was read, kept and lost of each dataset, and what is counted of
@@ -335,26 +306,25 @@ def _gather(made: Made, config: Config, spool: ShardSpool) -> tuple[tuple[Tally,
     lost: defaultdict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
     counts = Counter[str]()
 
-    def count(facts: dict[str, Any]) -> None:
-        number, sides = facts["dataset"], facts.get("sides", 1)
-        kept[number][READ] += facts["read"]
-        for shard in facts["shards"]:
-            # A record is a document, or a pair of them.
-            kept[number].update(documents=shard["documents"] // sides, tokens=shard["tokens"])
-        for stage, reasons in facts["dropped"].items():
-            lost[number].update({(stage, reason): dropped for reason, dropped in reasons.items()})
-        counts.update(facts.get("chat", {}))
-        counts.update({name: facts.get(name, 0) for name in ("exact_documents", "not_judged")})
-
     def shards() -> Iterator[Shard]:
-        for unit, record in (made.arranged or made.records).in_plan_order():
-            count(record.facts)
-            yield from (Shard(**shard | {"unit": unit, "part": record.part}) for shard in record.facts["shards"])
+        final = (made.arranged or made.records).in_plan_order()
+        staged = made.records.in_plan_order() if made.arranged is not None else ()
+        # Of those that were arranged, the arranged ones count.
+        unarranged = ((unit, record) for unit, record in staged if not record.facts["shards"])
+        for unit, record in itertools.chain(final, unarranged):
+            facts = record.facts
+            number, sides = facts["dataset"], facts.get("sides", 1)
+            kept[number][READ] += facts["read"]
+            for shard in facts["shards"]:
+                # A record is a document, or a pair of them.
+                kept[number].update(documents=shard["documents"] // sides, tokens=shard["tokens"])
+                yield Shard(**shard | {"unit": unit, "part": record.part})
+            for stage, reasons in facts["dropped"].items():
+                lost[number].update({(stage, reason): dropped for reason, dropped in reasons.items()})
+            counts.update(facts.get("chat", {}))
+            counts.update({name: facts.get(name, 0) for name in _COUNTED_BESIDES})
 
     spool.fill(shards())
-    for _, record in made.records.in_plan_order() if made.arranged is not None else ():
-        if not record.facts["shards"]:  # nothing of it was arranged
-            count(record.facts)
     return tuple(Tally.of(one.name, kept[number], lost[number]) for number, one in enumerate(config.sources)), +counts
 
 

@@ -26,16 +26,18 @@ from xxhash import xxh3_64_intdigest
 
 from milldam.config.settings import Config, text_columns
 from milldam.errors import ConfigError, Setting
+from milldam.files import user_cache
 from milldam.memory import Budget, release, usage
 from milldam.pipeline.counting import RowCounts
 from milldam.pipeline.finishing import Made, TextSummary, complete, finish
-from milldam.pipeline.fitting import Disk, Fitting, Survey
+from milldam.pipeline.fitting import Disk, Fitting
 from milldam.pipeline.preparing import prepare
 from milldam.pipeline.tokenizing import TokenizeLoad
 from milldam.run import engine
+from milldam.run.budget import WorkPlan, least_bytes, least_grouping_bytes, require_room
 from milldam.run.engine import ArrayWork, Options, Session, Stage
 from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
-from milldam.run.pools import Pool, WorkPlan, least_bytes, least_grouping_bytes, require_room
+from milldam.run.pools import Pool
 from milldam.run.records import RECORDS, Records
 from milldam.run.summary import Observer, Quiet
 from milldam.run.units import Identity, KeyArray
@@ -45,10 +47,10 @@ from milldam.stores.kinds import AUDIT_FILES, TOKENS
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import SHARD_FILES
 from milldam.stores.verify import has_every_file
-from milldam.tokenizers.proof import Choice
+from milldam.tokenizers.proof import KNOWN_TOKENIZERS, Choice, settle_encoder
 
 if TYPE_CHECKING:
-    from milldam.run.fork import ForkedWorkers
+    from milldam.run.fork import ForkServer
 
 
 def run_job(
@@ -57,7 +59,7 @@ def run_job(
     *,
     held_bytes: int = 0,
     report: bool = True,
-    server: ForkedWorkers | None = None,
+    server: ForkServer | None = None,
 ) -> TextSummary:
     """Do the job, or what is left of it.
 
@@ -93,7 +95,6 @@ class TokenJob(engine.Job[TextSummary]):
         self.read_once = any(STDIN in one.paths for one in config.sources)
         self._choice: Choice | None = None
         self._records: Records | None = None
-        self._survey: Survey | None = None
 
     # ---- prepare and plan ----
 
@@ -103,6 +104,7 @@ class TokenJob(engine.Job[TextSummary]):
             said = f"{config.out} exists, and standard input can't be compared with it. Use "
             raise ConfigError(said, Setting("overwrite", True), ".")
         self._prepared = prepare(config, run.folder)
+        self._fitting = Fitting(config, self._prepared, run.budget, run.pool)
         return self._prepared.identity
 
     def files(self, run: Session) -> dict[str, bytes]:
@@ -111,31 +113,31 @@ class TokenJob(engine.Job[TextSummary]):
     def units(self, run: Session) -> Iterator[Unit]:
         """All that can be refused is refused before the last one is taken, and so before anything is replaced."""
         self._settle_encoder(run)
-        self._survey = Survey()
-        yield from self._survey.watch(self._prepared.units())
-        self._fit(run)
-        self.require_disk(Disk.of(self._config, self._prepared, self._survey))
+        prepared = self._prepared
+        yield from self._fitting.survey(prepared.input.units(prepared.sets, prepared.shard_size))
+        self._fitting.fit(self._fitting.loaded_bytes, 1)
+        self.require_disk(self._fitting.disk())
 
     def require_disk(self, disk: Disk) -> None:
         disk.require(self._config.out)
 
     def _settle_encoder(self, run: Session) -> Choice:
-        """Prove it on samples, once, and see that the budget holds what there will be at least."""
+        """Prove it on samples, once, and refuse a budget that can't hold the least that there will be."""
         if self._choice is not None:
             return self._choice
         prepared, rules = self._prepared, self._config.dedup_rules
-        self._choice = prepared.choose_encoder()
+        self._choice = settle_encoder(prepared.question, prepared.known, user_cache() / KNOWN_TOKENIZERS)
         if self._choice.warning is not None:
             run.observer.warn(self._choice.warning)
         release()  # what the proof took is no need of the job
-        parent, loaded = usage().anonymous, Fitting(self._config, prepared, run.budget, run.pool).loaded_bytes
-        needed = {"this tokenizer and these rules": least_bytes(parent, loaded)}
+        parent = usage().anonymous
+        needed = {"this tokenizer and these rules": least_bytes(parent, self._fitting.loaded_bytes)}
         if rules is not None:
             needed["dedup"] = least_grouping_bytes(parent)
-        if prepared.evaluation is not None:
-            needed["evaluation sets"] = parent + prepared.evaluation.building_bytes
+        if prepared.input.evaluation is not None:
+            needed["evaluation sets"] = parent + prepared.input.evaluation.building_bytes
         # Where nothing is known of the tokenizer, loading it leaves some of its memory behind (a third, measured).
-        unproved = 0 if prepared.known.expected is not None else prepared.tokenizer_bytes * 3 // 8
+        unproved = 0 if prepared.known.expected is not None else self._fitting.tokenizer_bytes * 3 // 8
         require_room(run.budget, needed, another_time=unproved)
         if rules is not None and rules.index is not None:
             from milldam.dedup.index import DedupIndex
@@ -144,23 +146,19 @@ class TokenJob(engine.Job[TextSummary]):
             DedupIndex.of(rules).require_whole(prepared.identity.run_id, str(Path(self._config.out).resolve()))
         return self._choice
 
-    def _fit(self, run: Session) -> Fitting:
-        """The workers of this job; raises when the budget holds none."""
-        if self._survey is None:
-            self._survey = Survey.of(run.folder.units.all(Unit.from_json))
-        self._fitting = Fitting(self._config, self._prepared, run.budget, run.pool, self._survey.dearest)
-        self._fitting.fit(self._fitting.loaded_bytes, 1)
-        return self._fitting
-
     def plan_facts(self, run: Session) -> dict[str, Any]:
-        config, prepared, folder = self._config, self._prepared, run.folder
-        choice, fitting = self._settle_encoder(run), self._fit(run)
-        done = 0
-        if config.dedup_rules is None and not any(source.counted for source in prepared.sources):
+        config, prepared, folder, fitting = self._config, self._prepared, run.folder, self._fitting
+        choice, done = self._settle_encoder(run), 0
+        if fitting.unpacked is None:  # resumed: the units were listed before
+            for _ in fitting.survey(folder.units.all(Unit.from_json)):
+                pass
+        if config.dedup_rules is None and not any(rules.counted for rules in prepared.sets):
             self._records = Records(folder.journal, RECORDS, folder.out, folder.units.keys().mixed(self._selected(run)))
             done = self._records.complete
-        behind = {"index": config.dedup_rules is not None and config.dedup_rules.index is not None}
-        behind |= {"pack": config.packing_rules is not None, "report": True}
+        later = {"index": config.dedup_rules is not None and config.dedup_rules.index is not None}
+        later |= {"pack": config.packing_rules is not None, "report": True}
+        recipes = [rules.chat for rules in prepared.sets if rules.chat is not None]
+        forms = "; ".join(dict.fromkeys(str(one.form) for one in recipes))
         self._workers = fitting.workers_for(len(folder.units) - done)
         return self._workers | {
             "done": done,
@@ -168,11 +166,11 @@ class TokenJob(engine.Job[TextSummary]):
             "shard_size": prepared.shard_size,
             "encoder": choice.encoder,
             "encoder_note": choice.note,
-            "stages": (*self.stage_names, *(stage for stage, there in behind.items() if there)),
-            "left_out": prepared.left_out,
-            "conversations": prepared.conversations,
+            "stages": (*self.stage_names, *(stage for stage, wanted in later.items() if wanted)),
+            "left_out": str(prepared.input.left_out),
+            "conversations": f"{forms}, by {recipes[0].template.origin}" if recipes else "",
             "text_columns": text_columns(prepared.identity.settings),
-            "preferred": prepared.preferred,
+            "preferred": prepared.preferred(config),
         }
 
     # ---- work ----
@@ -183,8 +181,8 @@ class TokenJob(engine.Job[TextSummary]):
         readers = fitting.readers(units)
         ranges: dict[int, tuple[int, int]] = {}
         """Unit -> the rows wanted of it, of the datasets of which not all documents are wanted."""
-        if any(source.counted for source in prepared.sources):
-            counts = RowCounts(folder, prepared.sources)
+        if any(rules.counted for rules in prepared.sets):
+            counts = RowCounts(folder, prepared.sets)
             yield counts.stage(readers)
             ranges = counts.ranges()
         keys = folder.units.keys().mixed(self._selected(run, ranges))
@@ -193,9 +191,9 @@ class TokenJob(engine.Job[TextSummary]):
             from milldam.pipeline.deduplicating import Deduplication
 
             first = keys
-            if prepared.evaluation is not None:
-                first = keys.mixed(np.full(len(keys), int(prepared.evaluation.name, 16), np.uint64))
-            dedup = Deduplication(config, config.dedup_rules, run, prepared, first, fitting.cores)
+            if prepared.input.evaluation is not None:
+                first = keys.mixed(np.full(len(keys), int(prepared.input.evaluation.name, 16), np.uint64))
+            dedup = Deduplication(config, config.dedup_rules, run, prepared, first, fitting)
             yield from dedup.stages(readers, fitting.readers(units, judging=True), ranges)
             keys = keys.mixed(dedup.verdicts())
         records = self._records or Records(folder.journal, RECORDS, folder.out, keys)
@@ -213,7 +211,9 @@ class TokenJob(engine.Job[TextSummary]):
         if config.counts_tokens:
             from milldam.pipeline.arranging import arrange
 
-            self._made.arranged = yield from arrange(config, run, records, readers, token_dtype(prepared.vocab_size))
+            self._made.arranged = yield from arrange(
+                config, run, records, readers, token_dtype(prepared.known.vocab_size)
+            )
 
     def _selected(self, run: Session, ranges: dict[int, tuple[int, int]] | None = None) -> KeyArray:
         """What a unit's tokens depend on besides its slices: a number each. `ranges`: the rows wanted of units."""
@@ -231,7 +231,8 @@ class TokenJob(engine.Job[TextSummary]):
     def _load(self, run: Session) -> TokenizeLoad:
         config, prepared, dedup = self._config, self._prepared, self._made.dedup
         choice = self._settle_encoder(run)
-        seen = None if prepared.index is None else prepared.index.pin(run.folder, prepared.identity.input["index"])
+        index = prepared.input.index
+        seen = None if index is None else index.pin(run.folder, prepared.identity.input["index"])
         return TokenizeLoad(
             out=run.folder.out,
             sets=prepared.sets,
@@ -249,7 +250,7 @@ class TokenJob(engine.Job[TextSummary]):
             differing=choice.differing,
             plain_specials=config.tokenizer_rules.special_text == "plain",
             special=prepared.known.special,
-            dtype=token_dtype(prepared.vocab_size),
+            dtype=token_dtype(prepared.known.vocab_size),
             shard_size=prepared.shard_size,
             share_bytes=self._fitting.share_bytes(self._workers),
             threads=max(1, self._fitting.cores // self._workers["workers"]),
@@ -310,9 +311,9 @@ def plan_job(config: Config) -> PlannedJob:
         state = _state_of(config, identity)
         folder.start(identity, job.units(run))
         plan = engine.plan_work(run, job)
-        assert job._survey is not None
-        disk = Disk.of(config, job._prepared, job._survey)
-        return PlannedJob(plan, disk, state, usage().anonymous + plan.workers * job._fitting.worker_bytes)
+        return PlannedJob(
+            plan, job._fitting.disk(), state, usage().anonymous + plan.workers * job._fitting.worker_bytes
+        )
 
 
 def _state_of(config: Config, identity: Identity) -> str:

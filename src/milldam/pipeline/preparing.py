@@ -22,22 +22,22 @@ from milldam.input_files import LeftOut
 from milldam.memory import parse_size, release
 from milldam.pipeline.documents import SetRules, read_documents
 from milldam.pipeline.judging import preload_rules
+from milldam.run.budget import WORK_BYTES
 from milldam.run.folder import RunFolder
-from milldam.run.pools import TOKENIZER_FACTOR, WORK_BYTES
 from milldam.run.units import Identity
 from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_text_column, head_values
 from milldam.sources.compression import STDIN
 from milldam.sources.data_sets import resolve_data_set
-from milldam.sources.reading import slice_file
+from milldam.sources.reading import TABLES, slice_file
 from milldam.sources.units import CHAT_SHARD_SIZE, SHARD_SIZE, InputFile, Slice, Unit, list_inputs, plan_units
 from milldam.tokenizers.loading import read_tokenizer
-from milldam.tokenizers.proof import KNOWN_TOKENIZERS, Choice, KnownTokenizer, Question, find_out, settle_encoder
+from milldam.tokenizers.proof import KNOWN_TOKENIZERS, KnownTokenizer, Question, find_out
 
 if TYPE_CHECKING:
     from milldam.chat.reading import ChatRecipe
     from milldam.dedup.preferred import ValueField
-    from milldam.pipeline.evaluation_sets import Evaluation
+    from milldam.pipeline.decontaminating import Evaluation
     from milldam.pipeline.index_lookup import IndexLookup
     from milldam.rules import ChatRules
 
@@ -46,32 +46,11 @@ _CHAT_HEAD = 2 * SAMPLE_BYTES
 _FILES_SAMPLED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A dataset, looked up."""
-
-    rules: SetRules
-    rows: Any
-    """The slice of its documents that is wanted; None: all."""
-    max_documents: int | None
-
-    @property
-    def counted(self) -> bool:
-        """Its documents must be counted before it can be said which of them are wanted."""
-        return self.rows is not None or self.max_documents is not None
-
-
-def wanted_rows(source: Source, total: int) -> tuple[int, int]:
-    """(first, behind the last) of a dataset's documents that are wanted, when it has `total`."""
-    first, stop = source.rows.bounds(total) if source.rows is not None else (0, total)
-    return first, stop if source.max_documents is None else min(stop, first + source.max_documents)
-
-
 class Input:
     """The datasets of a configuration, listed into a run folder."""
 
     def __init__(self, config: Config, folder: RunFolder) -> None:
-        self.config, self._folder = config, folder
+        self._config, self._folder = config, folder
         self._resolved = [
             [resolve_data_set(path, one.split, one.subset, input_format=one.input_format) for path in one.paths]
             for one in config.sources
@@ -79,11 +58,13 @@ class Input:
         self.left_out = LeftOut()
         """Files of the input's folders that are not read."""
         self.evaluation: Evaluation | None = None
+        """The evaluation sets that are kept out."""
         if config.evaluation_sets:
-            from milldam.pipeline.evaluation_sets import Evaluation
+            from milldam.pipeline.decontaminating import Evaluation
 
             self.evaluation = Evaluation(config.evaluation_sets)
         self.index: IndexLookup | None = None
+        """The index whose documents are dropped in one pass."""
         if config.index_rules is not None:
             from milldam.pipeline.index_lookup import IndexLookup
 
@@ -92,94 +73,93 @@ class Input:
     def look(self) -> dict[str, Any]:
         """List the input as it is now; its number, size and fingerprint."""
         self.left_out = LeftOut()
-        state = self._folder.inputs.write(self._found())
+
+        def files() -> Iterator[tuple[int, InputFile]]:
+            for number, resolved in enumerate(self._resolved):
+                for one in resolved:
+                    yield from ((number, file) for file in list_inputs(one.inputs, one.input_format, self.left_out))
+
+        # A task of a job array takes it as it was when the run was prepared: not every task need ask for every file.
+        # The one that finishes does.
+        planned = ((entry.pop("dataset", 0), InputFile(**entry)) for entry in self._folder.inputs.planned())
+        state = self._folder.inputs.write(files() if self._folder.task is None else planned)
         if self.index is not None:
             return self.index.with_state(state)
         return state if self.evaluation is None else state | {"evaluation": self.evaluation.digest}
 
-    def _found(self) -> Iterator[tuple[int, InputFile]]:
-        if self._folder.task is not None:
-            # As it was when the run was prepared: not every task need ask for every file. Who finishes does.
-            yield from ((entry.pop("dataset", 0), InputFile(**entry)) for entry in self._folder.inputs.planned())
-            return
-        for number, resolved in enumerate(self._resolved):
-            for one in resolved:
-                yield from ((number, file) for file in list_inputs(one.inputs, one.input_format, self.left_out))
+    def _files(self, *datasets: int) -> Iterator[InputFile]:
+        return (InputFile(**file) for dataset in datasets for file in self._folder.inputs.listed(dataset))
 
-    def files(self, dataset: int) -> Iterator[InputFile]:
-        """The files of one dataset, as just listed."""
-        return (InputFile(**file) for file in self._folder.inputs.listed(dataset))
+    def _slices(self, *datasets: int) -> Iterator[Slice]:
+        return (Slice(file.path, file.format, file.compression) for file in self._files(*datasets))
 
-    def slices(self, *datasets: int) -> Iterator[Slice]:
-        files = (file for dataset in datasets for file in self.files(dataset))
-        return (Slice(file.path, file.format, file.compression) for file in files)
-
-    def sources(self) -> tuple[Source, ...]:
-        """Every dataset, with what was found of it; the input must be listed."""
-        return tuple(map(self._source, range(len(self.config.sources))))
-
-    def _source(self, number: int) -> Source:
-        config, given = self.config, self.config.sources[number]
-        rules = TextRules(
-            given.documents,
-            given.separator,
-            given.text_column,
-            config.invalid_utf8,
-            config.strict,
-            only_file=len(list(itertools.islice(self.files(number), 2))) == 1,
-            max_document_bytes=parse_size(config.max_document_bytes),
-        )
-        before, chat = len(config.validation_sets), None
-        if config.chat is not None:
-            chat = _recipe(config, config.chat, self.slices(number))
-        else:
-            place = f"validation.{number}" if number < before else f"datasets.{number - before}"
-            column = find_text_column(self.slices(number), given.text_column, f"{place}.text_column")
-            rules = replace(rules, text_column=column)
-        set_rules = SetRules(rules, given.weight, VAL if number < before else None, chat)
-        return Source(set_rules, self._resolved[number][0].rows, given.max_documents)
+    def sets(self) -> tuple[SetRules, ...]:
+        """Every dataset, with what its files show; the input must be listed."""
+        config, before = self._config, len(self._config.validation_sets)
+        sets = []
+        for number, one in enumerate(config.sources):
+            rules = TextRules(
+                one.documents,
+                one.separator,
+                one.text_column,
+                config.invalid_utf8,
+                config.strict,
+                only_file=len(list(itertools.islice(self._slices(number), 2))) == 1,
+                max_document_bytes=parse_size(config.max_document_bytes),
+            )
+            chat = None
+            if config.chat is not None:
+                chat = _recipe(config, config.chat, self._slices(number))
+            else:
+                place = f"validation.{number}" if number < before else f"datasets.{number - before}"
+                column = find_text_column(self._slices(number), one.text_column, f"{place}.text_column")
+                rules = replace(rules, text_column=column)
+            split, rows = VAL if number < before else None, self._resolved[number][0].rows
+            sets.append(SetRules(rules, one.weight, split, chat, rows, one.max_documents))
+        return tuple(sets)
 
     def value_field(self) -> ValueField | None:
         """The field by which near-duplicates stay, looked for in what is trained on: validation always stays."""
-        rules, setting = self.config.dedup_rules, "dedup.near.prefer.field"
+        rules, setting = self._config.dedup_rules, "dedup.near.prefer.field"
         preferred = None if rules is None or rules.near is None else rules.near.preferred_field
         if preferred is None:
             return None
         from milldam.dedup.preferred import value_field
 
-        trained = range(len(self.config.validation_sets), len(self.config.sources))
-        path, values = head_values(self.slices(*trained), preferred.field, setting)
+        trained = range(len(self._config.validation_sets), len(self._config.sources))
+        path, values = head_values(self._slices(*trained), preferred.field, setting)
         return value_field(preferred.field, path, values, setting)
 
-    def units(self, sources: tuple[Source, ...], shard_size: int) -> Iterator[Unit]:
+    def units(self, sets: tuple[SetRules, ...], shard_size: int) -> Iterator[Unit]:
         """Every unit in plan order: dataset after dataset, each repetition on its own."""
         index = 0
-        for number, source in enumerate(sources):
-            slicer, first = partial(slice_file, rules=source.rules.text), index
-            for copy in range(math.ceil(source.rules.weight)):
-                behind, files = index - first, self.files(number)
-                for unit in plan_units(files, shard_size, slicer, first_index=index, dataset=number, copy=copy):
+        for number, rules in enumerate(sets):
+            slicer, first = partial(slice_file, rules=rules.text), index
+            for copy in range(math.ceil(rules.weight)):
+                behind = index - first
+                for unit in plan_units(
+                    self._files(number), shard_size, slicer, first_index=index, dataset=number, copy=copy
+                ):
                     yield replace(unit, original=unit.index - behind) if copy else unit
                     index += 1
 
-    def samples(self, source: Source) -> list[str]:
+    def samples(self, rules: SetRules) -> list[str]:
         """The first documents of the last dataset, up to some tens of kilobytes."""
-        if STDIN in self.config.sources[-1].paths:
+        if STDIN in self._config.sources[-1].paths:
             return []
-        texts: list[str] = []
-        lenient = replace(source.rules.text, strict=False, invalid_utf8="reject")
-        chat = source.rules.chat is not None
-        for file in itertools.islice(self.files(len(self.config.sources) - 1), _FILES_SAMPLED):
-            if file.format in ("parquet", "arrow") and next(iter(slice_file(file, 1, lenient))).unpacking > WORK_BYTES:
+        texts, size = list[str](), 0
+        rules = replace(rules, text=replace(rules.text, strict=False, invalid_utf8="reject"))
+        for file in itertools.islice(self._files(len(self._config.sources) - 1), _FILES_SAMPLED):
+            if file.format in TABLES and next(iter(slice_file(file, 1, rules.text))).unpacking > WORK_BYTES:
                 continue  # the budget is yet to be held against that
             # A batch of conversations is rendered whole: of what can be cut, no more is read than gives the samples.
-            stop = _CHAT_HEAD if chat and file.format == "jsonl" and file.compression is None else None
-            head = Unit(0, (Slice(file.path, file.format, file.compression, stop=stop),))
-            rules = replace(source.rules, text=lenient)
-            for batch in read_documents(head, rules):
+            cut = rules.chat is not None and file.format == "jsonl" and file.compression is None
+            slice = Slice(file.path, file.format, file.compression, stop=_CHAT_HEAD if cut else None)
+            for batch in read_documents(Unit(0, (slice,)), rules):
                 for text in batch.texts:
                     texts.append(text.as_py()[:SAMPLE_BYTES])
-                    if sum(map(len, texts)) > SAMPLE_BYTES:
+                    size += len(texts[-1])
+                    if size > SAMPLE_BYTES:
                         return texts
         return texts
 
@@ -216,90 +196,33 @@ def _recipe(config: Config, rules: ChatRules, slices: Iterator[Slice]) -> ChatRe
 @dataclass(frozen=True, slots=True)
 class Prepared:
     input: Input
-    sources: tuple[Source, ...]
+    sets: tuple[SetRules, ...]
     identity: Identity
     shard_size: int
-    tokenizer_name: str
-    tokenizer_hash: str
     question: Question
     known: KnownTokenizer
     value: ValueField | None
     """The field by which near-duplicates stay."""
 
     @property
-    def vocab_size(self) -> int:
-        return self.known.vocab_size
-
-    @property
-    def tokenizer_bytes(self) -> int:
-        """What it will take in memory, as measured of many."""
-        return TOKENIZER_FACTOR * len(self.known.json)
-
-    @property
-    def evaluation(self) -> Evaluation | None:
-        """The evaluation sets that are kept out."""
-        return self.input.evaluation
-
-    @property
-    def index(self) -> IndexLookup | None:
-        """The index whose documents are dropped in one pass."""
-        return self.input.index
-
-    @property
-    def left_out(self) -> str:
-        """Files of the input's folders that are not read, and why."""
-        return str(self.input.left_out)
-
-    @property
-    def sets(self) -> tuple[SetRules, ...]:
-        return tuple(source.rules for source in self.sources)
-
-    @property
-    def partitions(self) -> int:
-        """Into how many the hashes of dedup are cut."""
-        from milldam.dedup.fingerprints import partition_count
-
-        return partition_count(self.identity.input["bytes"])
-
-    @property
     def index_key(self) -> int:
         """What the keys of units take in of the index that they are compared with; 0: there is none."""
         return int(self.identity.input.get("index", "0")[:16], 16)
 
-    @property
-    def preferred(self) -> str:
+    def preferred(self, config: Config) -> str:
         """Which of near-duplicates stays, where a field decides."""
-        rules = self.input.config.dedup_rules
-        if self.value is None or rules is None or rules.near is None or rules.near.preferred_field is None:
+        near = None if config.dedup_rules is None else config.dedup_rules.near
+        if self.value is None or near is None or near.preferred_field is None:
             return ""
-        return rules.near.preferred_field.described(self.value.kind)
-
-    @property
-    def conversations(self) -> str:
-        """The forms of conversations, and how they become texts; empty: there are none."""
-        recipes = [one.chat for one in self.sets if one.chat is not None]
-        forms = "; ".join(dict.fromkeys(str(one.form) for one in recipes))
-        return f"{forms}, by {recipes[0].template.origin}" if recipes else ""
+        return near.preferred_field.described(self.value.kind)
 
     def chat_facts(self, counts: Counter[str]) -> dict[str, Any] | None:
         """What a store tells of its conversations; None: it has none."""
-        recipe = self.sources[-1].rules.chat
+        recipe = self.sets[-1].chat
         if recipe is None:
             return None
         known = dict.fromkeys(("conversations", "turns", "trained_tokens"), 0)
         return {"form": recipe.form.name, "pairs": recipe.sides == 2} | known | dict(counts)
-
-    def choose_encoder(self) -> Choice:
-        """The encoder to encode with, proved on samples."""
-        return settle_encoder(self.question, self.known, user_cache() / KNOWN_TOKENIZERS)
-
-    def units(self) -> Iterator[Unit]:
-        """Every unit in plan order."""
-        return self.input.units(self.sources, self.shard_size)
-
-    def input_changed(self) -> bool:
-        """Whether the input is another one now."""
-        return self.input.look() != self.identity.input
 
 
 def prepare(config: Config, folder: RunFolder) -> Prepared:
@@ -312,39 +235,34 @@ def prepare(config: Config, folder: RunFolder) -> Prepared:
 
         unload_model()
     listed = input.look()
-    sources, value = input.sources(), input.value_field()
+    sets, value = input.sets(), input.value_field()
     if rules.train is not None and not Path(rules.path).exists():
         raise InputError(
             f"{rules.path}: no tokenizer there yet. Train it first, with the same file: milldam train-tokenizer"
         )
     text, plain = read_tokenizer(rules.path), rules.special_text == "plain"
-    question = Question(text, rules.encoder, rules.bos, rules.eos, plain, input.samples(sources[-1]))
+    question = Question(text, rules.encoder, rules.bos, rules.eos, plain, input.samples(sets[-1]))
     known = find_out(question, user_cache() / KNOWN_TOKENIZERS)
-    # So that conversations which hold the text of a special token can be counted.
-    sources = tuple(
-        one if (chat := one.rules.chat) is None
-        else replace(one, rules=replace(one.rules, chat=replace(chat, special_tokens=known.added)))
-        for one in sources
-    )  # fmt: skip
-    tokenizer_hash = hash_bytes(known.json.encode())
+    if config.chat is not None:  # so that conversations which hold the text of a special token can be counted
+        sets = tuple(one.with_special_tokens(known.added) for one in sets)
     shard_size = config.shard_bytes or (SHARD_SIZE if config.chat is None else CHAT_SHARD_SIZE)
     special = {"bos": known.special.bos_token, "eos": known.special.eos_token}
-    settings = {"tokenizer": tokenizer_hash, **special, "shard_size": shard_size} | _settled(config, sources, value)
-    identity = Identity(settings, listed, text.name)
+    settings = {"tokenizer": hash_bytes(known.json.encode()), **special, "shard_size": shard_size}
+    identity = Identity(settings | _settled(config, sets, value), listed, text.name)
     # The loaded tokenizer was needed for this alone: it must not stay in memory.
     release()
-    return Prepared(input, sources, identity, shard_size, text.name, tokenizer_hash, question, known, value)
+    return Prepared(input, sets, identity, shard_size, question, known, value)
 
 
-def _settled(config: Config, sources: tuple[Source, ...], value: ValueField | None) -> dict[str, Any]:
+def _settled(config: Config, sets: tuple[SetRules, ...], value: ValueField | None) -> dict[str, Any]:
     """The configuration's settings, with what "auto" stands for settled, so that it is compared as what it is."""
     settings = config.settings()
     if config.chat is not None:
-        settings["chat"] |= _chat_settings(sources)
+        settings["chat"] |= _chat_settings([one.chat for one in sets if one.chat is not None])
     if value is not None:
         settings["dedup"]["near"]["prefer"]["kind"] = value.kind
-    for one, source in zip(settings["validation"] + settings["datasets"], sources, strict=True):
-        one["text_column"] = source.rules.text.text_column
+    for one, rules in zip(settings["validation"] + settings["datasets"], sets, strict=True):
+        one["text_column"] = rules.text.text_column
     for stage in ("clean", "filters"):
         function = (settings[stage] or {}).get("function")
         if function is not None:
@@ -354,9 +272,8 @@ def _settled(config: Config, sources: tuple[Source, ...], value: ValueField | No
     return settings
 
 
-def _chat_settings(sources: tuple[Source, ...]) -> dict[str, Any]:
-    """What is found out of conversations and changes the result: the template by its content, the forms by name."""
-    recipes = [source.rules.chat for source in sources if source.rules.chat is not None]
+def _chat_settings(recipes: list[ChatRecipe]) -> dict[str, Any]:
+    """What decides on conversations and was looked up: the template by its content, the forms by name."""
     if len({(one.sides, one.form.labelled) for one in recipes}) > 1:
         names = ", ".join(dict.fromkeys(str(one.form) for one in recipes))
         raise InputError(f"Datasets of pairs, with labels and without go into stores of their own; here are {names}.")

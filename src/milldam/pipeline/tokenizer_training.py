@@ -15,9 +15,9 @@ import pyarrow as pa
 from milldam.config.settings import Config, TrainingRules
 from milldam.errors import ConfigError, InputError, ResourceError, Setting
 from milldam.memory import Budget, format_size, parse_size, usage
-from milldam.pipeline.documents import read_documents
+from milldam.pipeline.documents import SetRules, read_documents
 from milldam.pipeline.judging import SAMPLE, below, content_keys
-from milldam.pipeline.preparing import Input, Source
+from milldam.pipeline.preparing import Input
 from milldam.run.folder import RunFolder
 from milldam.sources.units import SAMPLED_SHARD, Unit
 from milldam.stores.kinds import TOKENS
@@ -68,13 +68,13 @@ def _sample(config: Config, run: RunFolder, sample_bytes: int) -> Iterator[pa.La
     """Texts of about the size of the sample."""
     input = Input(config, run)
     input.look()
-    sources = input.sources()
-    units = _spread(input, sources, sample_bytes * READ_PER_SAMPLE)
+    sets = input.sets()
+    units = _spread(input, sets, sample_bytes * READ_PER_SAMPLE)
     available = sum(unit.unpacked_bytes for unit in units)
     share = min(1.0, SAMPLE_SURPLUS * sample_bytes / max(1.0, available))
     taken = 0
     for unit in units:
-        for batch in read_documents(unit, sources[unit.dataset].rules, config.clean_rules):
+        for batch in read_documents(unit, sets[unit.dataset], config.clean_rules):
             pieces = (pa.array([text], pa.large_string()) for text, _ in batch.pieces or ())
             for texts in [batch.texts] if batch.pieces is None else pieces:
                 texts = texts.filter(pa.array(below(content_keys(texts, config.seed, SAMPLE), share)))
@@ -87,9 +87,9 @@ def _sample(config: Config, run: RunFolder, sample_bytes: int) -> Iterator[pa.La
         raise InputError("No text in the sample: nothing to train on.")
 
 
-def _spread(input: Input, sources: tuple[Source, ...], most_bytes: int) -> list[Unit]:
+def _spread(input: Input, sets: tuple[SetRules, ...], most_bytes: int) -> list[Unit]:
     """Units of training data, evenly spread over the input, of about so many bytes together."""
-    every = input.units(sources, SAMPLED_SHARD)
-    units = [unit for unit in every if unit.copy == 0 and sources[unit.dataset].rules.split is None]
+    every = input.units(sets, SAMPLED_SHARD)
+    units = [unit for unit in every if unit.copy == 0 and sets[unit.dataset].split is None]
     total = sum(unit.unpacked_bytes for unit in units)
     return units[:: max(1, round(total / most_bytes))]

@@ -34,7 +34,7 @@ from milldam.errors import ConfigError, did_you_mean
 from milldam.loader.order import Order, Shuffle, make_order
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import ranges
-from milldam.loader.samples import ReadPart, Samples, widened
+from milldam.loader.samples import ReadPart, Samples, counted_number, widened
 from milldam.loader.types import Array, BatchT, State
 from milldam.qa.selection import DocumentOrder, Selection, chosen_windows
 from milldam.qa.store import Form
@@ -151,7 +151,7 @@ class WindowSamples(FeatureSamples[Rows]):
         return len(self.store)
 
     def __getitem__(self, number: int) -> Rows:
-        rows = self.columns.read(self.store, np.array([self._number(number)]), np.int64)
+        rows = self.columns.read(self.store, np.array([counted_number(number, len(self))]), np.int64)
         return {name: column[0] for name, column in rows.items()}
 
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Rows | None = None) -> Rows:
@@ -225,7 +225,7 @@ class DocumentSamples(FeatureSamples[TimeSteps]):
 
     def __getitem__(self, number: int) -> Rows:
         """The windows of one document, as the first epoch has them."""
-        firsts, counts = self.chosen(np.array([self._number(number)]))
+        firsts, counts = self.chosen(np.array([counted_number(number, len(self))]))
         return self.columns.read(self.store, ranges(firsts, counts), np.int64)
 
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: TimeSteps | None = None) -> TimeSteps:

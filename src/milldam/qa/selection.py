@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 
 from milldam.errors import ConfigError, did_you_mean
-from milldam.loader.order import Order, Stateless
+from milldam.loader.order import Order
 from milldam.loader.permutation import Int64s, hashed, mix
 from milldam.loader.reading import ranges
 
@@ -103,11 +103,12 @@ def chosen_windows(
     return windows + selection.firsts(store, examples, epoch, windows, segments - counts), counts
 
 
-class DocumentOrder(Stateless):
+class DocumentOrder(Order):
     """An order of documents, as numbers that carry their epoch."""
 
     def __init__(self, order: Order, documents: int) -> None:
-        self._order, self._documents = order, documents
+        super().__init__(documents)
+        self._order = order
 
     def numbers(self, places: Int64s) -> Int64s:
-        return self._order.numbers(places) + places // self._documents * self._documents
+        return self._order.numbers(places) + places // self.samples * self.samples

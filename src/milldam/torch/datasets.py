@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.utils.data
 
 from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError
-from milldam.loader.batches import NEVER, Batches, differences
-from milldam.loader.mixing import MixedSamples
+from milldam.loader.batches import Batches, differences
 from milldam.loader.order import Shuffle
 from milldam.loader.samples import Samples
 from milldam.loader.types import State
-from milldam.loader.windows import StreamBatches
+from milldam.loader.windows import Streams
 from milldam.torch.tensors import converted
 
 _START_BYTES = 16 * 1024
-
-
-# ---- samples one by one ----
 
 
 class MapDataset(torch.utils.data.Dataset[Any]):
@@ -44,15 +38,7 @@ class MapDataset(torch.utils.data.Dataset[Any]):
 
     def __init__(self, samples: Samples[Any, Any]) -> None:
         _require_samples("MapDataset", samples)
-        if not samples._length_known:
-            raise ConfigError(
-                "MapDataset: a sampler has to know how many samples there are, and a feed may not know yet. Use "
-                "BatchDataset, or open the finished store without units."
-            )
-        if isinstance(samples, MixedSamples):
-            raise ConfigError(
-                "MapDataset: a sampler would never get beyond the first epoch of a mixture. Use BatchDataset."
-            )
+        samples.require_sampler("MapDataset")
         self.samples = samples
 
     def __len__(self) -> int:
@@ -70,15 +56,12 @@ class MapDataset(torch.utils.data.Dataset[Any]):
 
 
 def _require_samples(name: str, samples: Any) -> None:
-    if isinstance(samples, StreamBatches):
+    if isinstance(samples, Streams):
         raise ConfigError(
             f"{name}: streams come in one order, in this process. Use tensors(store.streams(...).batches())."
         )
     if not isinstance(samples, Samples):
         raise ConfigError(f"{name}: {samples!r} are not samples. Give it store.windows(...) or store.packed(...).")
-
-
-# ---- whole batches ----
 
 
 class BatchDataset(torch.utils.data.IterableDataset[Any]):
@@ -119,36 +102,24 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         if (rank is None) != (world_size is None):
             raise ConfigError(f"rank: {rank}, world_size: {world_size}; give both, or neither.")
         self.samples = samples
-        self._epochs = epochs
         self._options: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "shuffle": shuffle, "epochs": epochs}
         self._options |= {"drop_last": drop_last, "prefetch": prefetch}
         self._ranks = None if rank is None or world_size is None else (rank, world_size)
         self._start = _Start()
-        self._before_load: State | None = None
-        self._loop: _Loop | None = None
-        # What is wrong with the settings is said here, not in a worker.
+        # Wrong settings are refused here, not in a worker.
         samples.batches(rank=rank or 0, world_size=world_size or 1, **self._options)
 
     def __iter__(self) -> _Loop:
         worker = torch.utils.data.get_worker_info()
-        if worker is None or worker.id == 0:
-            self._refuse_the_rest_twice()
-        if worker is not None:
-            self._start.mark(_Mark.SEEN_BY_WORKER)
-            return _Loop(self, worker.id, worker.num_workers)
-        self._loop = _Loop(self, 0, 1)
-        return self._loop
-
-    def _refuse_the_rest_twice(self) -> None:
-        """A second loop over the rest of an epoch would leave out its first part, epoch after epoch."""
-        if self._loop_at()[1]:
-            return
-        if self._start.marked(_Mark.REST_BEGUN):
-            raise ConfigError(
-                "A loop went over the rest of this epoch already, from the state that was loaded. Call set_epoch "
-                "before each loop, or load a state."
-            )
-        self._start.mark(_Mark.REST_BEGUN)
+        if (worker is None or worker.id == 0) and not self._loop_at()[1]:
+            # A second loop over the rest of an epoch would leave out its first part, epoch after epoch.
+            if self._start.rest_begun:
+                raise ConfigError(
+                    "A loop went over the rest of this epoch already, from the state that was loaded. Call set_epoch "
+                    "before each loop, or load a state."
+                )
+            self._start.rest_begun = True
+        return _Loop(self, 0, 1) if worker is None else _Loop(self, worker.id, worker.num_workers)
 
     def __len__(self) -> int:
         """Batches of a whole loop over all epochs, for this rank."""
@@ -164,11 +135,10 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         return self._at_start((0, 1))._loop_at()
 
     def _at_start(self, ranks: tuple[int, int] | None = None) -> Batches[Any]:
-        """New batches that stand where a loop begins."""
+        """New batches from where a loop begins."""
         rank, world_size = ranks or self._ranks or _ranks_of_torch()
         batches = self.samples.batches(rank=rank, world_size=world_size, **self._options)
-        start = self._start.read()
-        if start:
+        if start := self._start.read():
             batches.load_state_dict(batches.state_dict() | start)
         return batches
 
@@ -179,92 +149,52 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         """
         if epoch < 0:
             raise ConfigError(f"set_epoch: {epoch}; use 0 or more.")
-        start = self._start.read()
-        if epoch < self.epoch:
+        start, current = self._start.read(), self.epoch
+        if epoch < current:
             # What a state brought along (a mixture's change of weights) may lie ahead of there.
             start = {}
-        if epoch != self.epoch:
+        if epoch != current:
             start |= self._at_start((0, 1))._loop_begin(epoch)
-        self._begin_at(start)
-
-    def _begin_at(self, start: State) -> None:
         self._start.write(start)
-        self._loop = self._before_load = None
 
     def state_after(self, batches: int) -> State:
         """The state after a number of batches of a loop were taken; fits any number of workers and ranks."""
-        return _state_after(self._at_start(), batches)
-
-    def state_dict(self) -> State:
-        """The position of this process, in the form of `Batches.state_dict`.
-
-        This process does not see the progress of workers: with workers use `state_after`, or torchdata's
-        StatefulDataLoader.
-        """
-        if torch.utils.data.get_worker_info() is not None:
-            # StatefulDataLoader asks; the state of the loop says it all.
-            return {}
-        if self._start.marked(_Mark.SEEN_BY_WORKER):
-            raise ConfigError(
-                "state_dict: the DataLoader's workers made the batches, and this process can't see how many of them "
-                "the training loop took. Use state_after(batches taken), or torchdata's StatefulDataLoader."
-            )
-        return self.state_after(0) if self._loop is None else self._loop.stands()
+        if batches < 0:
+            raise ConfigError(f"state_after: {batches:,} batches; use 0 or more.")
+        now = self._at_start()
+        begin, step, until = now.samples_seen, now.delivery.step, now._until(now.samples_seen)
+        place = begin + batches * step
+        # Samples that go to no rank are passed over with the last batch.
+        wanted = place + step if now.delivery.drop_last else place
+        end = until(wanted)
+        if end < wanted:
+            usable = (end - begin) // step * step if now.delivery.drop_last else end - begin
+            steps = -(-usable // step)
+            if batches > steps:
+                raise ConfigError(f"state_after: {batches:,} batches; a loop from here has {steps:,}.")
+            place = end if batches == steps else place
+        now.load_state_dict(now.state_dict() | {"samples_seen": place})
+        return now.state_dict()
 
     def load_state_dict(self, state: State, *, new_weights: bool = False) -> None:
         """The next loop continues from a state, to the end of its epoch; see `Batches.load_state_dict`."""
-        if torch.utils.data.get_worker_info() is not None:
-            return
-        before, batches = self._start.read(), self._at_start()
+        batches = self._at_start()
         batches.load_state_dict(state, new_weights=new_weights)
         now = batches.state_dict()
-        self._begin_at({name: now[name] for name in ("samples_seen", "order")})
-        self._before_load = before
-
-    def _undo_load(self) -> None:
-        """StatefulDataLoader loads the dataset, then the loop over it: where other loops begin is not its business."""
-        if self._before_load is not None:
-            self._begin_at(self._before_load)
+        self._start.write({name: now[name] for name in ("samples_seen", "order")})
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker that is spawned knows nothing of torch.distributed.
         ranks = _ranks_of_torch() if self._ranks is None and _distributed() else self._ranks
-        return self.__dict__ | {"_ranks": ranks, "_loop": None}
+        return self.__dict__ | {"_ranks": ranks}
 
     def __repr__(self) -> str:
         return f"BatchDataset({self.samples!r}, batch_size={self._options['batch_size']})"
 
 
-def _state_after(now: Batches[Any], count: int) -> State:
-    """The state of batches `count` steps on; behind the last of a loop it is the begin of what follows."""
-    if count < 0:
-        raise ConfigError(f"state_after: {count:,} batches; use 0 or more.")
-    begin, step, until = now.samples_seen, now.delivery.step, now._until(now.samples_seen)
-    place = begin + count * step
-    # Samples that go to no rank are passed over with the last batch.
-    asked = place + step if now.delivery.drop_last else place
-    end = until(asked)
-    if end < asked:
-        usable = (end - begin) // step * step if now.delivery.drop_last else end - begin
-        steps = -(-usable // step)
-        if count > steps:
-            raise ConfigError(f"state_after: {count:,} batches; a loop from here has {steps:,}.")
-        place = end if count == steps else place
-    return _state_at(now, place)
-
-
-def _state_at(now: Batches[Any], place: int) -> State:
-    now.load_state_dict(now.state_dict() | {"samples_seen": place})
-    return now.state_dict()
-
-
 class _LoopState(TypedDict):
     begin: dict[str, Any]
     batches: int
-    batch_size: int
-    world_size: int
-    workers: int
-    worker: int
 
 
 class _Loop:
@@ -275,11 +205,10 @@ class _Loop:
     """
 
     def __init__(self, dataset: BatchDataset, worker: int, workers: int) -> None:
-        self._dataset, self._worker, self._workers = dataset, worker, workers
+        self._worker, self._workers = worker, workers
         self._batches = dataset._at_start()
         self._begin = self._batches.state_dict()
         self._taken = 0
-        self._through = False
         self._running: Iterator[Any] | None = None
 
     def __iter__(self) -> _Loop:
@@ -288,36 +217,25 @@ class _Loop:
     def __next__(self) -> Any:
         if self._running is None:
             self._running = self._batches._every(self._workers, self._worker + self._taken * self._workers)
-        for batch in self._running:
-            self._taken += 1
-            return converted(batch, torch.from_numpy)
-        self._through = True
-        raise StopIteration
-
-    def stands(self) -> State:
-        """Where the only worker stands."""
-        now = self._dataset._at_start()
-        now.load_state_dict(self._begin)
-        # At the end, other ranks may have had one batch more.
-        return _state_at(now, now._until(now.samples_seen)(NEVER)) if self._through else _state_after(now, self._taken)
+        batch = converted(next(self._running), torch.from_numpy)
+        self._taken += 1
+        return batch
 
     def state_dict(self) -> State:
         return {"begin": self._begin, "batches": self._taken} | self._sharing()
 
     def load_state_dict(self, state: State) -> None:
-        """Go on in the share that the state was made in."""
-        self._dataset._undo_load()
-        found: _LoopState = checked(_LoopState, state, "The state of a loop")
-        if changed := differences({name: state[name] for name in self._sharing()}, {**self._sharing()}):
+        """Continue in the share that the state was made in."""
+        loaded: _LoopState = checked(_LoopState, state, "The state of a loop")
+        if changed := differences({name: state.get(name) for name in self._sharing()}, self._sharing()):
             raise MismatchError(
                 f"StatefulDataLoader resumes with the workers and ranks it had: {changed}. To change them, "
                 "save dataset.state_after(batches taken), and load that into the dataset."
             )
-        self._batches.load_state_dict(found["begin"])
-        self._begin, self._taken = found["begin"], found["batches"]
-        self._through, self._running = False, None
+        self._batches.load_state_dict(loaded["begin"])
+        self._begin, self._taken, self._running = loaded["begin"], loaded["batches"], None
 
-    def _sharing(self) -> dict[str, int]:
+    def _sharing(self) -> State:
         delivery = self._batches.delivery
         return {
             "batch_size": delivery.batch_size,
@@ -327,46 +245,35 @@ class _Loop:
         }
 
 
-class _Mark(enum.IntEnum):
-    """What is to be known of the place where loops begin, as long as it is the same."""
-
-    SEEN_BY_WORKER = 0
-    """A worker began a loop there."""
-    REST_BEGUN = 1
-    """A loop over the rest of an epoch began there."""
-
-
 class _Start:
     """Where loops begin, in memory that is shared with the workers: so `set_epoch` reaches those that persist.
 
-    The part of a state that can change, as JSON; nothing for the very begin.
+    The part of a state that can change, as JSON; nothing for the very begin. Before it, a byte that says whether a loop
+    over the rest of an epoch began there.
     """
 
     def __init__(self) -> None:
-        self._shared = torch.zeros(_START_BYTES, dtype=torch.uint8).share_memory_()
+        self._shared = torch.zeros(1 + _START_BYTES, dtype=torch.uint8).share_memory_()
 
     def read(self) -> dict[str, Any]:
-        text = self._text.tobytes().rstrip(b"\0")
+        text = self._shared.numpy()[1:].tobytes().rstrip(b"\0")
         return json.loads(text) if text else {}
 
     def write(self, start: State) -> None:
-        """A new place, without marks."""
-        text, room = json.dumps(start).encode() if start else b"", len(self._text)
-        if len(text) > room:
-            raise ConfigError(f"A state of {len(text):,} bytes; those of a BatchDataset have {room:,} at most.")
-        self._text[:] = np.frombuffer(text.ljust(room, b"\0"), np.uint8)
-        self._shared[: len(_Mark)] = 0
+        """A new place."""
+        text = json.dumps(start).encode() if start else b""
+        if len(text) > _START_BYTES:
+            raise ConfigError(f"A state of {len(text):,} bytes; those of a BatchDataset have {_START_BYTES:,} at most.")
+        self._shared.numpy()[1:] = np.frombuffer(text.ljust(_START_BYTES, b"\0"), np.uint8)
+        self.rest_begun = False
 
     @property
-    def _text(self) -> npt.NDArray[np.uint8]:
-        text: npt.NDArray[np.uint8] = self._shared.numpy()[len(_Mark) :]
-        return text
+    def rest_begun(self) -> bool:
+        return bool(self._shared[0])
 
-    def mark(self, mark: _Mark) -> None:
-        self._shared[mark] = 1
-
-    def marked(self, mark: _Mark) -> bool:
-        return bool(self._shared[mark])
+    @rest_begun.setter
+    def rest_begun(self, begun: bool) -> None:
+        self._shared[0] = begun
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A copy of shared memory, made by `copy` or `pickle`, is not shared any more.

@@ -7,33 +7,16 @@ computations on the device do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypedDict, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 import torch
 
 from milldam.errors import ConfigError
 from milldam.loader.batches import Batches
-from milldam.loader.types import Array, Labelled, PackedBatch, State, TokenPair
+from milldam.loader.types import Array, State, TokenPair
 
 TensorsT = TypeVar("TensorsT")
-
-
-class LabelledTensors(TypedDict):
-    """`Labelled` as tensors."""
-
-    input_ids: torch.Tensor
-    labels: torch.Tensor
-
-
-class PackedTensors(LabelledTensors):
-    """`PackedBatch` as tensors."""
-
-    position_ids: torch.Tensor
-    document_ids: torch.Tensor
-    loss_mask: torch.Tensor
-    cu_seqlens: torch.Tensor
-    max_seqlen: int
 
 
 class TensorBatches(Generic[TensorsT]):
@@ -51,8 +34,8 @@ class TensorBatches(Generic[TensorsT]):
         self._device = None if device is None else torch.device(device)
         on_cuda = self._device is not None and self._device.type == "cuda"
         if (pin_memory or on_cuda) and not torch.cuda.is_available():
-            asked = "pin_memory" if pin_memory else f'device="{device}"'
-            raise ConfigError(f"{asked}: torch finds no CUDA device here. Leave it out, or look at the driver.")
+            setting = "pin_memory" if pin_memory else f'device="{device}"'
+            raise ConfigError(f"{setting}: torch finds no CUDA device here. Leave it out, or look at the driver.")
         self._pin = pin_memory or on_cuda
 
     def __len__(self) -> int:
@@ -62,8 +45,8 @@ class TensorBatches(Generic[TensorsT]):
         return (converted(batch, self._placed) for batch in self._batches)
 
     def __next__(self) -> TensorsT:
-        made: TensorsT = converted(next(self._batches), self._placed)
-        return made
+        batch: TensorsT = converted(next(self._batches), self._placed)
+        return batch
 
     def _placed(self, array: Array) -> torch.Tensor:
         tensor = torch.from_numpy(array)
@@ -96,16 +79,8 @@ def tensors(
 ) -> TensorBatches[tuple[torch.Tensor, torch.Tensor]]: ...
 @overload
 def tensors(
-    batches: Batches[Labelled], device: torch.device | str | None = None, pin_memory: bool = False
-) -> TensorBatches[LabelledTensors]: ...
-@overload
-def tensors(
-    batches: Batches[PackedBatch], device: torch.device | str | None = None, pin_memory: bool = False
-) -> TensorBatches[PackedTensors]: ...
-@overload
-def tensors(
-    batches: Batches[dict[str, Array]], device: torch.device | str | None = None, pin_memory: bool = False
-) -> TensorBatches[dict[str, torch.Tensor]]: ...
+    batches: Batches[Any], device: torch.device | str | None = None, pin_memory: bool = False
+) -> TensorBatches[dict[str, Any]]: ...
 def tensors(
     batches: Batches[Any], device: torch.device | str | None = None, pin_memory: bool = False
 ) -> TensorBatches[Any]:
@@ -125,12 +100,12 @@ def tensors(
 
 
 def converted(batch: Any, convert: Callable[[Array], Any]) -> Any:
-    """A batch with its arrays converted, in dicts, tuples and lists of steps; what is no array stays."""
+    """A batch with its arrays converted, in dicts, tuples and lists of steps; all else stays."""
     if isinstance(batch, np.ndarray):
         return convert(batch)
     if isinstance(batch, dict):
         return {name: converted(value, convert) for name, value in batch.items()}
     if isinstance(batch, tuple | list):
-        made = [converted(value, convert) for value in batch]
-        return tuple(made) if isinstance(batch, tuple) else made
+        values = [converted(value, convert) for value in batch]
+        return tuple(values) if isinstance(batch, tuple) else values
     return batch

@@ -1,21 +1,21 @@
-"""Documents of a stream: position -> document, from the mapped index files.
+"""Documents of a stream, from the mapped files beside its tokens: where they lie, which of their tokens are trained on,
+and their labels.
 
-All index files lie side by side in one stretch of addresses, so that a question about any number of positions in any
-number of files is a handful of numpy calls. Holds some numbers for each file; what it touches of the indexes is the
-kernel's page cache. About 3 us for each halving of the largest file's documents, for some dozens of positions at once.
+All files of a kind lie side by side in one stretch of addresses, so that a question about any number of positions in
+any number of files is a handful of numpy calls. Holds some numbers for each file; what it touches of the files is the
+kernel's page cache. `Documents` takes about 3 us for each halving of the largest file's documents, for some dozens of
+positions at once.
 
 A document's number is that in all files of the stream, as `store[number]` has it, also in a part of the stream.
 
-Which tokens are trained on, for thousands of pieces of documents at once, from the mapped files of stretches.
-
 A `.spans` file (docs/format.md) has, for each document, stretches of its tokens in ascending order. Of a piece of a
 document only the stretches that reach into it are read, found by bisection: the cost does not grow with the turns of
-a conversation that other rows have. Some two dozen numpy calls, whatever the number of pieces; holds what it answers.
+a conversation that other rows have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -31,9 +31,12 @@ from milldam.loader.stream import TokenFile, TokenStream
 from milldam.loader.types import Array, Bools
 from milldam.stores.tokens.format import HEADER, Index
 
+NO_LOSS = -100
+"""The label that losses of torch and HF leave out."""
 _STEP = 2
 """Bytes between two places where a number of an index may begin: its arrays begin at even bytes, not at round ones."""
 _NEXT = 8 // _STEP
+_WIDTH = 8
 
 
 def document_lengths(stream: TokenStream) -> Iterator[Int64s]:
@@ -68,6 +71,41 @@ def document_extents(stream: TokenStream, side: Side | None = None) -> Iterator[
         yield (ends - lengths)[mine], ends[mine]
 
 
+def require_documents(stream: TokenStream) -> list[Path]:
+    """The index files of a stream, or an error when its documents are not known."""
+    paths: list[Path] = []
+    for file in stream.files:
+        if file.index is None:
+            raise ConfigError(
+                f"{stream.name}: where its documents begin and end is not known ({file.path.name} has no index), so "
+                "it can't be packed. windows() reads it without documents."
+            )
+        paths.append(file.index)
+    return paths
+
+
+def as_bytes(path: Path, what: str = "index", least: int = HEADER.size) -> TokenFile:
+    """A file beside the tokens as a file of bytes, to be mapped."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise StoreError(f"{path}: can't be read as an {what} ({error.strerror}).") from None
+    if size < least:
+        raise StoreError(f"{path}: {size:,} bytes are not an {what}. Make it again.")
+    return TokenFile(path, size)
+
+
+def damaged_index(name: str) -> StoreError:
+    return StoreError(
+        f"{name}: damaged: an index (.idx) names documents that are not there. `milldam verify` says which one."
+    )
+
+
+def _before(counts: npt.ArrayLike) -> Int64s:
+    """(counts + 1,): the sum of those before each, and of all."""
+    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+
+
 class Documents:
     """Where the documents of a stream lie: `find` by position, `begins` by number."""
 
@@ -85,8 +123,10 @@ class Documents:
         # numbers[k]: the 8 bytes from byte k * _STEP on; an array of strides, no copy
         self._numbers = np.ndarray(((len(self._space) - 8) // _STEP + 1,), "<i8", self._space, 0, (_STEP,))
         self._shift = stream.dtype.itemsize.bit_length() - 1
-        self._token_begins, self._document_begins = _totals([file.tokens for file in stream.files]), _totals(documents)
-        self._token_ends, self._document_ends = self._token_begins[1:], self._document_begins[1:]
+        self._token_begins = _before([file.tokens for file in stream.files])
+        self._token_ends = self._token_begins[1:]
+        self.firsts = _before(documents)
+        """(files + 1,): the first document of each file, and the end."""
         self._offsets_at = (begins + HEADER.size + 4 * sequences) // _STEP
         self._documents_at = self._offsets_at + _NEXT * sequences
         self._last_sequence, self._last_document = sequences - 1, documents - 1
@@ -94,10 +134,9 @@ class Documents:
         self._simple = equal and not any(file.empty_documents for file in stream.files)
         """Every document is one sequence, so the one's number is the other's."""
 
-    @property
-    def firsts(self) -> Int64s:
-        """(files + 1,): the first document of each file, and the end."""
-        return self._document_begins
+    def __len__(self) -> int:
+        """Documents in all files of the stream."""
+        return int(self.firsts[-1])
 
     def extents(self, documents: Int64s) -> tuple[Int64s, Int64s]:
         """Where documents begin in the stream, and their tokens."""
@@ -110,18 +149,14 @@ class Documents:
             raise damaged_index(self._name)
         return begins, ends - begins
 
-    def __len__(self) -> int:
-        """Documents in all files of the stream."""
-        return int(self._document_begins[-1])
-
     def find(self, positions: Int64s) -> Int64s:
         """The document that each position lies in."""
         file = self._token_ends.searchsorted(positions, side="right")
         byte = (positions - self._token_begins[file]) << self._shift
-        found = self._last_up_to(byte, self._offsets_at[file], self._last_sequence[file])
+        number = self._last_up_to(byte, self._offsets_at[file], self._last_sequence[file])
         if not self._simple:
-            found = self._last_up_to(found, self._documents_at[file], self._last_document[file])
-        return found + self._document_begins[file]
+            number = self._last_up_to(number, self._documents_at[file], self._last_document[file])
+        return number + self.firsts[file]
 
     def _last_up_to(self, wanted: Int64s, first: Int64s, last: Int64s) -> Int64s:
         """In each ascending array of `last` + 1 numbers from place `first` on, the last that is not above the wanted.
@@ -142,8 +177,8 @@ class Documents:
 
     def begins(self, documents: Int64s) -> Int64s:
         """Where documents begin in the stream."""
-        file = self._document_ends.searchsorted(documents, side="right")
-        number = documents - self._document_begins[file]
+        file = self.firsts[1:].searchsorted(documents, side="right")
+        number = documents - self.firsts[file]
         if not self._simple:
             number = self._numbers[self._documents_at[file] + _NEXT * number]
             # Only the ends of an index are checked when it is opened.
@@ -158,44 +193,7 @@ class Documents:
             raise damaged_index(self._name)
 
 
-def damaged_index(name: str) -> StoreError:
-    return StoreError(
-        f"{name}: damaged: an index (.idx) names documents that are not there. `milldam verify` says which one."
-    )
-
-
-def _totals(counts: Sequence[int] | Int64s) -> Int64s:
-    """(counts + 1,): what comes before each, and all."""
-    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
-
-
-def require_documents(stream: TokenStream) -> list[Path]:
-    """The index files of a stream, or an error when its documents are not known."""
-    found: list[Path] = []
-    for file in stream.files:
-        if file.index is None:
-            raise ConfigError(
-                f"{stream.name}: where its documents begin and end is not known ({file.path.name} has no index), so "
-                "it can't be packed. windows() reads it without documents."
-            )
-        found.append(file.index)
-    return found
-
-
-def as_bytes(path: Path, what: str = "index", least: int = HEADER.size) -> TokenFile:
-    """A file beside the tokens as a file of bytes, to be mapped."""
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise StoreError(f"{path}: can't be read as an {what} ({error.strerror}).") from None
-    if size < least:
-        raise StoreError(f"{path}: {size:,} bytes are not an {what}. Make it again.")
-    return TokenFile(path, size)
-
-
-NO_LOSS = -100
-"""The label that losses of torch and HF leave out."""
-_WIDTH = 8
+# ---- which tokens are trained on ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +214,15 @@ class Losses:
         owners = np.arange(len(counts)).repeat(counts)[some]
         return cls(np.bincount(owners, minlength=len(counts)), begins[some], ends[some])
 
-    def write(self, at: Int64s, mask: Bools) -> None:
-        """Mark them in a flat mask in which pieces begin at ascending places."""
-        shift = at.repeat(self.counts)
-        mark(self.begins + shift, self.ends + shift, mask)
+    @classmethod
+    def everywhere(cls, reach: Int64s, *, shifted: bool, first: int = 1) -> Losses:
+        """Of pieces of which every token is trained on; arguments as for `TrainedTokens.losses`."""
+        return cls.clipped(np.ones_like(reach), np.full(len(reach), first - shifted), reach)
+
+    def at(self, places: Int64s) -> tuple[Int64s, Int64s]:
+        """Begins and ends, counted from where pieces at ascending places are counted from."""
+        shift = places.repeat(self.counts)
+        return self.begins + shift, self.ends + shift
 
 
 def mark(begins: Int64s, ends: Int64s, mask: Bools) -> None:
@@ -235,23 +238,19 @@ def mask_labels(labels: Array, mask: Bools) -> None:
     np.copyto(labels, NO_LOSS, where=~mask)
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Pieces of documents."""
-
-    documents: Int64s
-    begins: Int64s
-    """Where each begins within its document."""
-    lengths: Int64s
-
-
 class TrainedTokens:
     """The stretches of a stream's documents: `losses` of pieces of them."""
 
     def __init__(self, stream: TokenStream, documents: Documents) -> None:
         self._held = stream.hold_indexes()
         self._name, self._firsts = stream.name, documents.firsts
-        files = [_spans_file(stream, file) for file in stream.files]
+        files = []
+        for file in stream.files:
+            if file.spans is None:
+                raise StoreError(
+                    f"{stream.name}: damaged: {file.path.name} has no .spans beside it, and others have one."
+                )
+            files.append(as_bytes(file.spans, "array of stretches", _WIDTH))
         self._space, begins = map_side_by_side(files, 1)
         self._numbers: Int64s = np.frombuffer(self._space, "<i8")
         # begins_at: where the begins of each file's documents lie; pairs_at: and its pairs
@@ -269,31 +268,34 @@ class TrainedTokens:
             "`milldam verify` says which one."
         )
 
-    def losses(self, pieces: Wanted, *, reach: Int64s, shifted: bool, first: int = 1) -> Losses:
+    def losses(
+        self, documents: Int64s, piece_begins: Int64s, reach: Int64s, *, shifted: bool, first: int = 1
+    ) -> Losses:
         """Where pieces have a loss. The label at a position is the token there, or with `shifted` the one behind it.
 
-        reach   how far into each piece there are labels
-        first   the first token of a piece that can be a label: nothing within the piece comes before token 0
+        piece_begins   where each piece begins within its document
+        reach          how far into each piece there are labels
+        first          the first token of a piece that can be a label: nothing within the piece comes before token 0
         """
-        pairs, low, high = self._stretches_of(pieces.documents)
-        stop = self._first_above(pairs, 0, pieces.begins + reach - 1 + shifted, low, high)
-        low = self._first_above(pairs, 1, pieces.begins + first, low, stop)
+        file = self._firsts.searchsorted(documents, side="right") - 1
+        at, pairs = self._begins_at[file] + documents - self._firsts[file], self._pairs_at[file]
+        low, high = self._numbers[at], self._numbers[at + 1]
+        if (low < 0).any() or (high < low).any() or (high > self._pairs[file]).any():
+            raise self._damaged()
+        stop = self._first_above(pairs, 0, piece_begins + reach - 1 + shifted, low, high)
+        low = self._first_above(pairs, 1, piece_begins + first, low, stop)
         counts = stop - low
         which = pairs.repeat(counts) + 2 * ranges(low, counts)
         begins, ends = self._numbers[which], self._numbers[which + 1]
-        self._check(begins, ends, counts)
-        shift = (pieces.begins + shifted).repeat(counts)
+        # Only the ends of a file are checked when it is opened.
+        leads = np.zeros(len(begins) + 1, np.bool_)
+        leads[counts.cumsum() - counts] = True
+        rising = (begins[1:] >= ends[:-1]) | leads[1:-1]
+        if not rising.all() or (begins < 0).any() or (ends <= begins).any():
+            raise self._damaged()
+        shift = (piece_begins + shifted).repeat(counts)
         begins = np.maximum(begins - shift, first - shifted)
         return Losses.clipped(counts, begins, np.minimum(ends - shift, reach.repeat(counts)))
-
-    def _stretches_of(self, documents: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Where the pairs of each document's file lie, the first that is the document's, and the first that is not."""
-        file = self._firsts.searchsorted(documents, side="right") - 1
-        at = self._begins_at[file] + documents - self._firsts[file]
-        first, stop = self._numbers[at], self._numbers[at + 1]
-        if (first < 0).any() or (stop < first).any() or (stop > self._pairs[file]).any():
-            raise self._damaged()
-        return self._pairs_at[file], first, stop
 
     def _first_above(self, pairs: Int64s, column: int, wanted: Int64s, low: Int64s, high: Int64s) -> Int64s:
         """The first of the pairs [low, high) of each whose number in a column is above the wanted; all are halved
@@ -309,42 +311,20 @@ class TrainedTokens:
             np.copyto(low, middle + 1, where=open_still & ~above)
         return low
 
-    def _check(self, begins: Int64s, ends: Int64s, counts: Int64s) -> None:
-        """Only the ends of a file are checked when it is opened."""
-        first = np.zeros(len(begins) + 1, np.bool_)
-        first[counts.cumsum() - counts] = True
-        rising = (begins[1:] >= ends[:-1]) | first[1:-1]
-        if not rising.all() or (begins < 0).any() or (ends <= begins).any():
-            raise self._damaged()
-
-
-def all_trained(lengths: Int64s, reach: Int64s, *, shifted: bool, first: int = 1) -> Losses:
-    """Pieces of which every token is trained on."""
-    begins = np.full(len(lengths), first - shifted)
-    return Losses.clipped(np.ones_like(lengths), begins, reach)
-
-
-def _spans_file(stream: TokenStream, file: TokenFile) -> TokenFile:
-    if file.spans is None:
-        raise StoreError(f"{stream.name}: damaged: {file.path.name} has no .spans beside it, and others have one.")
-    return as_bytes(file.spans, "array of stretches", _WIDTH)
-
 
 class Labels:
     """A label for each document of a stream, such as 1 for an answer that is wanted."""
 
     def __init__(self, stream: TokenStream, documents: Documents) -> None:
         self._held = stream.hold_indexes()
-        self._firsts = documents.firsts
         files = [as_bytes(file.labels, "array of labels", 0) for file in stream.files if file.labels is not None]
-        sizes = [file.tokens for file in files]
-        if sizes != np.diff(self._firsts).tolist():
+        if [file.tokens for file in files] != np.diff(documents.firsts).tolist():
             raise StoreError(f"{stream.name}: damaged: not every document has a label (.labels).")
         self._space, self._begins = map_side_by_side([file for file in files if file.tokens], 1)
         self._numbers: npt.NDArray[np.uint8] = np.frombuffer(self._space, np.uint8)
-        self._firsts = np.unique(self._firsts)
+        self._firsts = np.unique(documents.firsts)
 
     def find(self, documents: Int64s) -> Bools:
         file = self._firsts.searchsorted(documents, side="right") - 1
-        found: Bools = self._numbers[self._begins[file] + documents - self._firsts[file]] != 0
-        return found
+        labels: Bools = self._numbers[self._begins[file] + documents - self._firsts[file]] != 0
+        return labels

@@ -98,7 +98,7 @@ def _load(path: Path, overrides: tuple[str, ...], options: dict[str, Any], *, qu
 def _show_plan(config: Config, *, as_json: bool) -> None:
     from milldam.cli.summaries import plan_lines
     from milldam.pipeline.job import plan_job
-    from milldam.run.pools import WorkPlan
+    from milldam.run.budget import WorkPlan
 
     planned = plan_job(config)
     plan, disk = planned.plan, planned.disk

@@ -22,7 +22,7 @@ def test_a_dry_run_is_the_plan(tmp_path: Path) -> None:
     config = write_config(tmp_path / "c.yaml", config_of(tmp_path / "out", path))
     planned, dry = invoke("plan", config), invoke("preprocess", config, "--dry-run")
     assert planned.exit_code == dry.exit_code == 0 and not (tmp_path / "out").exists()
-    for word in ("1 unit", "Stages: ", "are free", "Memory: at least", "(new)"):
+    for word in ("1 unit", "Stages: ", "are free", "Least memory", "(new)"):
         assert word in planned.stdout and word in dry.stdout
     as_json = plan_of(config)
     assert as_json["plan"]["units"] == 1 and 0 < as_json["disk"]["store_bytes"] <= as_json["disk"]["most_bytes"]

@@ -319,24 +319,6 @@ def test_a_source_that_changed_costs_the_files_that_changed(tmp_path: Path) -> N
     assert Store(out).dtype.name == "int32" and documents_of(out)[-1] == [70_000]
 
 
-def test_the_command_imports_and_says_what_it_made(tmp_path: Path) -> None:
-    """`milldam import`, in words and as JSON; a second call is up to date."""
-    from click.testing import CliRunner
-
-    from milldam.cli.moving import import_
-
-    np.array([1, 7, 2], np.uint16).tofile(tmp_path / "train.bin")
-    arguments = [str(tmp_path / "train.bin"), "-o", str(tmp_path / "store"), "--eos", "7"]
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        first = CliRunner().invoke(import_, arguments, catch_exceptions=False)
-        second = CliRunner().invoke(import_, [*arguments, "--json"], catch_exceptions=False)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert "2 documents, 3 tokens" in first.output and "uint16, vocabulary 8" in first.output
-    assert json.loads(second.output)["up_to_date"] is True
-
-
 def test_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
     """Splits that an index or the user names become files of the store."""
     export(store_of(tmp_path / "store", {"train": [[1]], "val": [[2]]}), "hf", tmp_path / "hf")

@@ -75,7 +75,7 @@ def plan(config: Path, overrides: tuple[str, ...], as_json: bool, **options: Any
     """
     from milldam.cli.summaries import plan_lines
     from milldam.pipeline.job import plan_job
-    from milldam.run.pools import WorkPlan
+    from milldam.run.budget import WorkPlan
 
     checked = _load(config, overrides, options)
     planned = plan_job(checked)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from milldam.pipeline.documents import SetRules, read_documents
 from milldam.run.engine import Assigned, Make, Progress, Stage
 from milldam.run.folder import RunFolder
-from milldam.run.pools import Workers
 from milldam.run.records import Record, Records
+from milldam.run.tasks import Workers
 from milldam.sources.units import Unit
 
 COUNT, NAME = "count", "counts.jsonl"

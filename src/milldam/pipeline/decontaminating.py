@@ -31,11 +31,13 @@ from milldam.errors import InputError, Setting, did_you_mean
 from milldam.files import hash_bytes
 from milldam.memory import Budget, usage
 from milldam.rules import REPORT, EvaluationSet
+from milldam.run.budget import SMALL_INPUT, TOKENIZER_FACTOR, fit_workers, require_room
 from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.folder import RunFolder
-from milldam.run.pools import SMALL_INPUT, TOKENIZER_FACTOR, Pool, Workers, fit_workers, require_room
+from milldam.run.pools import Pool
 from milldam.run.records import Record, Records
 from milldam.run.summary import Observer, Quiet
+from milldam.run.tasks import Workers
 from milldam.run.units import Keys
 from milldam.sources.batch import Places, Reject, TextRules, listed_names
 from milldam.sources.data_sets import RowSlice, resolve_data_set

@@ -22,8 +22,8 @@ from milldam.input_files import LeftOut
 from milldam.memory import parse_size, release
 from milldam.pipeline.documents import SetRules, read_documents
 from milldam.pipeline.judging import preload_rules
+from milldam.run.budget import WORK_BYTES
 from milldam.run.folder import RunFolder
-from milldam.run.pools import WORK_BYTES
 from milldam.run.units import Identity
 from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_text_column, head_values

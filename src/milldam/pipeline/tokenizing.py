@@ -22,9 +22,9 @@ from milldam.pipeline.documents import SetRules, kept_batches, print_path, read_
 from milldam.pipeline.judging import Judge, preload_rules
 from milldam.pipeline.unit_output import STAGED, UnitSink
 from milldam.rules import CleanRules, FilterRules
+from milldam.run.budget import BATCHES_BYTES
 from milldam.run.engine import Assigned, Make, Progress
 from milldam.run.folder import RUN_FOLDER
-from milldam.run.pools import BATCHES_BYTES
 from milldam.run.records import Record
 from milldam.sources.batch import Batch
 from milldam.sources.units import Unit, is_as_listed

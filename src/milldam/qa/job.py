@@ -35,8 +35,8 @@ from milldam.qa.store import FeatureStore, Form
 from milldam.qa.template import Template
 from milldam.qa.windows import VERSION, Windower, Windows, load_qa_tokenizer
 from milldam.run import engine
+from milldam.run.budget import TOKENIZER_FACTOR, WorkPlan, fit_workers
 from milldam.run.engine import Assigned, Make, Progress, Session, Stage
-from milldam.run.pools import TOKENIZER_FACTOR, WorkPlan, fit_workers
 from milldam.run.records import RECORDS, Record, Records, sweep
 from milldam.run.summary import Observer, Summary
 from milldam.run.units import Identity, key_of

@@ -83,15 +83,6 @@ def summary_of(source: Any, function: Any, out: Path, **options: Any) -> Any:
 # ---- what comes out ----
 
 
-def test_rows_do_not_depend_on_workers_or_budget(corpus: Path, tmp_path: Path) -> None:
-    """One process, or two in another budget: the same bytes under the same names."""
-    made = []
-    for name, options in (("a", {"workers": 1}), ("b", {"workers": 2, "memory": "900MB"})):
-        map_rows(corpus, lengths, tmp_path / name, shards=6, batch_size=7, **options)
-        made.append({path.name: path.read_bytes() for path in (tmp_path / name).glob("*.*")})
-    assert made[0] == made[1] and len(made[0]) >= 6
-
-
 def table_function() -> Callable[..., Any]:
     return lambda batch: {"n": [len(text) for text in batch["text"]]}
 
@@ -186,20 +177,6 @@ def test_a_change_of_function_or_setting_makes_all_units_again(
     assert made.reused == 0 and len(log.calls()) >= 4
     assert any(named in line for line in made.changed), made.changed
     assert list(verify(out)) == [] and len(list(out.glob("rows-*"))) == 4
-
-
-def test_one_edited_file_makes_its_unit_again_alone(corpus: Path, tmp_path: Path) -> None:
-    """The function runs on that file's rows; the table is as one made from nothing."""
-    log, out = Log(tmp_path), tmp_path / "out"
-    options = {"shard_size": 1, "fn_kwargs": {"calls": str(log.path)}}
-    summary_of(corpus, lengths, out, **options)
-    log.calls()
-    write_file(corpus, 5, word="longer")
-    made = summary_of(corpus, lengths, out, **options)
-    assert (made.reused, made.units) == (FILES - 1, FILES) and log.calls() == [500]
-    assert made.changed and "05.jsonl" in made.changed[0]
-    map_rows(corpus, lengths, tmp_path / "fresh", **options)
-    assert shard_hashes(out) == shard_hashes(tmp_path / "fresh")
 
 
 def test_one_added_and_one_removed_file_leave_the_others(corpus: Path, tmp_path: Path) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
@@ -138,24 +135,7 @@ def test_reading_takes_the_memory_of_a_batch(tmp_path: Path) -> None:
     assert peaks[1] < peaks[0] + 20_000
 
 
-def test_importing_the_reader_takes_neither_text_nor_tokenizers() -> None:
-    """A training node needs numpy, and pyarrow when it reads."""
-    code = "import sys, milldam.qa.store; print([m for m in ('tokenizers', 'torch', 'pyarrow') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 # ---- damage ----
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_file_that_was_cut_short_is_an_error(store: FeatureStore, way: Any) -> None:
-    """Not a crash of the process, as reading a mapping behind its file's end would be."""
-    path = store.path / store.manifest.shards[1].name
-    os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(StoreError, match=path.name):
-        FeatureStore(store.path, read=way)[0]
-    assert any(path.name in problem for problem in verify(store.path))
 
 
 def rewritten(store: FeatureStore, column: str, window: int, place: int, value: int) -> None:

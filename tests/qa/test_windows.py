@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,17 +12,14 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.qa_recipe import (
-    COLUMNS,
     KINDS,
     RecipeError,
     RecipeWindow,
     examples,
     recipe_windows,
-    squad_examples,
     tokenizer_of,
     windower_of,
 )
-from tests.kit.quick import first_quick
 
 from milldam.config.checking import checked_settings
 from milldam.errors import ConfigError, InputError
@@ -84,25 +79,6 @@ def test_windows_are_those_of_the_recipe(
         return
     assert not prepared.dropped
     assert_same_windows(prepared.features, wanted, left=windower.template.pad_left)
-
-
-@pytest.mark.parametrize("tokenizer_name", ["bert-base-uncased", "xlnet-base-cased", "gpt2", "t5", "qwen2.5"])
-@pytest.mark.parametrize("language", first_quick(["zh", "hi", "ar", "en"]))
-def test_windows_of_real_tokenizers_on_many_languages(shared_data: Path, tokenizer_name: str, language: str) -> None:
-    """On XQuAD, too, in scripts without spaces, with combining marks, and from right to left."""
-    loaded = json.loads((shared_data / f"squad/xquad.{language}.json").read_text(encoding="utf-8"))
-    some = list(squad_examples(loaded))[::80]
-    tokenizer = load(shared_data / "tokenizers" / tokenizer_name)
-    windower = windower_of(tokenizer, max_seq_length=160, overlap=40)
-    prepared, own = windower(some), windower.template
-    for number, example in enumerate(some):
-        mine = SimpleNamespace(**prepared.features.rows(np.flatnonzero(prepared.features.example == number)))
-        try:
-            wanted = recipe_windows(tokenizer, example, length=160, overlap=40, context_first=own.context_first)
-        except RecipeError:
-            assert number in prepared.dropped
-        else:
-            assert_same_windows(mine, wanted, left=own.pad_left)
 
 
 @cache
@@ -176,18 +152,6 @@ def test_max_segments_keeps_the_first_windows() -> None:
     assert some.segments.tolist() == [2, 2]
 
 
-@given(batch=st.lists(examples(), max_size=6), cut=st.integers(0, 6))
-def test_an_example_has_the_same_windows_in_any_batch(batch: list[Example], cut: int) -> None:
-    """What is encoded together changes nothing."""
-    windower = windower_of(tokenizer_of("xlnet"), max_seq_length=24, overlap=4)
-    whole = windower(batch).features
-    parts = [windower(batch[:cut]).features, windower(batch[cut:]).features]
-    for name in COLUMNS:
-        if name != "example":
-            joined = np.concatenate([getattr(part, name) for part in parts])
-            assert np.array_equal(getattr(whole, name), joined)
-
-
 def without_special_tokens() -> Any:
     made = tokenizer_of("roberta")
     made.post_processor = tokenizers.processors.ByteLevel(trim_offsets=True)
@@ -236,14 +200,6 @@ def test_rules_that_make_no_sense_are_refused(rules: dict[str, int], says: str) 
     """At once, and with what to do."""
     with pytest.raises(ConfigError, match=says):
         checked_settings(QARules, rules)
-
-
-def test_rules_that_leave_no_room_are_refused() -> None:
-    """An overlap as long as a window would drop every long context; so much memory leaves no text."""
-    with pytest.raises(ConfigError, match="overlap: 128; a window of 64 tokens holds at most 60"):
-        windower_of(tokenizer_of("bert"), max_seq_length=64)
-    with pytest.raises(ConfigError, match="nothing is left for the texts"):
-        windower_of(tokenizer_of("bert"), max_seq_length=8, overlap=0, memory=3)
 
 
 def test_a_tokenizer_that_knows_no_latin_letter_has_its_template_found() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.qa_recipe import KINDS, examples, tokenizer_of, windower_of
@@ -95,16 +94,6 @@ def test_answers_do_not_gain_what_is_of_others(kind: str, context: str, answer: 
     assert answer_from(kind, context, answer) == answer
 
 
-def test_characters_that_a_tokenizer_does_not_know_are_not_marks() -> None:
-    """A vocabulary without them drops letters, digits and emoji: they are no part of the word beside them."""
-    made = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "?": 2, "</s>": 3}, []))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    shelf = Shelf(made, [Example("q", "?", "ab\U0001f44d b\u00e9 b\u0301", ())], max_seq_length=16, overlap=2)
-    begin = int(shelf.features.context_begin[0])
-    found = qa.stretches(shelf, [0])[0, begin : begin + int(shelf.features.context_tokens[0])]  # type: ignore[arg-type]
-    assert found.tolist() == [[0, 1], [1, 2], [4, 5], [7, 9]]
-
-
 @given(example=examples(answered=True), kind=st.sampled_from(KINDS), overlap=st.integers(0, 6))
 def test_tokens_gain_dropped_characters_alone(example: Example, kind: str, overlap: int) -> None:
     """Neither white space nor a character of another token, and the same in every window that has the token."""
@@ -126,16 +115,6 @@ def test_tokens_gain_dropped_characters_alone(example: Example, kind: str, overl
             assert not example.context[at].isspace()
             owners.setdefault(at, set()).add(begin if at < begin else end - 1)
     assert all(len(letters) == 1 for letters in owners.values()), "a dropped character is of one letter"
-
-
-@given(example=examples(answered=True), kind=st.sampled_from(["roberta", "llama"]))
-def test_tokenizers_that_drop_nothing_are_as_they_were(example: Example, kind: str) -> None:
-    """Where every character has its tokens there is nothing to reach for, at the edges of windows neither."""
-    shelf = Shelf(tokenizer_of(kind), [example], max_seq_length=26, overlap=3)
-    plain = shelf.features.offsets
-    covered = {at for begin, end in plain.reshape(-1, 2).tolist() for at in range(begin, end)}
-    if all(at in covered or character.isspace() for at, character in enumerate(example.context)):
-        assert (qa.stretches(shelf, np.arange(len(shelf))) == plain).all()  # type: ignore[arg-type]
 
 
 """Exact match with perfect logits: answers of any length, and of at most 30 tokens. docs/qa.md says what is missing."""

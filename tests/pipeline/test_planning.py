@@ -6,11 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.kit.jobs import invoke, write_lines
 from tests.kit.preprocess_jobs import config_of, fresh_texts, preprocess, write_config
-
-import milldam
 
 
 def plan_of(config: Path) -> dict[str, Any]:
@@ -60,14 +57,3 @@ def test_the_plan_knows_what_is_in_the_folder(tmp_path: Path) -> None:
     replaced = invoke("plan", config, "--set", "seed=3", "--set", "overwrite=true")
     assert replaced.exit_code == 0, replaced.stderr
     assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*")}
-
-
-def test_an_empty_input_has_a_plan_or_an_error(tmp_path: Path) -> None:
-    """No division by nothing."""
-    path = tmp_path / "a.txt"
-    path.write_text("")
-    config = write_config(tmp_path / "c.yaml", config_of(tmp_path / "out", path))
-    done = invoke("plan", config)
-    assert done.exit_code in (0, 3) and "Traceback" not in done.output
-    with pytest.raises(milldam.MilldamError):
-        preprocess(tmp_path / "out", path)

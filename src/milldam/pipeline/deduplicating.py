@@ -68,8 +68,8 @@ from milldam.pipeline.preparing import Prepared
 from milldam.rules import DedupRules, EvaluationSet
 from milldam.run.engine import Assigned, Load, Make, Progress, Session, Stage
 from milldam.run.folder import RunFolder
-from milldam.run.pools import Workers
 from milldam.run.records import Record, Records, sweep
+from milldam.run.tasks import Workers
 from milldam.run.units import KeyArray, Keys, key_of, mixed
 from milldam.sources.units import Unit
 

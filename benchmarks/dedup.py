@@ -25,9 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memory import lines_of, measure
-from milldam.dedup.bloom import resolve_bloom
 from milldam.dedup.drops import drops_in, place_of
-from milldam.dedup.exact import resolve_exact
+from milldam.dedup.exact import resolve_bloom, resolve_exact
 from milldam.dedup.fingerprints import FingerprintWriter, Hashes, hash_file_name, stretches
 from milldam.memory import usage
 from sizes import megabytes, parse_size

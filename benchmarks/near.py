@@ -39,7 +39,7 @@ import milldam
 from cores import MILLDAM, Task, run_command
 from corpus import SEED_FOLDER, read_texts
 from memory import lines_of, measure
-from milldam.dedup.candidates import Documents, NearWork, find_pairs, least_matches, pair_steps, room_for_steps
+from milldam.dedup.candidates import NearWork, find_pairs, least_matches, pair_steps
 from milldam.dedup.minhash import CHANCE, NO_WORDS, MinHasher, signature_file_name, unit_name
 from milldam.dedup.near import decide, verify_pairs
 from milldam.dedup.sketches import SketchWriter, sketch_paths
@@ -312,7 +312,7 @@ def resolve_here(folder: Path, limit_bytes: int, workers: int) -> None:
         print(f"  {stage}: {seconds[stage]:.1f} s", flush=True)
         return found
 
-    timed("near", range(pair_steps(RULES)), partial(find_pairs, work), room_for_steps(folder, Documents(work).count))
+    timed("near", range(pair_steps(RULES)), partial(find_pairs, work))
     compared = timed("verify", range(VERIFY_PARTS), partial(verify_pairs, work, parts=VERIFY_PARTS))
     start = time.perf_counter()
     found = decide(replace(work, memory_bytes=left), compared)

@@ -29,7 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import milldam
-from milldam.dedup.shingles import shingle
+from milldam.dedup.minhash import shingle
 from milldam.sources.compression import read_blocks
 
 LONGEST = 12_000

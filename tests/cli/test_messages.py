@@ -23,25 +23,10 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_budget_without_a_unit_is_refused(text: Path, tmp_path: Path) -> None:
-    """512 bytes is no budget that anybody means."""
-    asked = ("tokenize", text, "-o", tmp_path / "out", "--tokenizer", TOKENIZER, "--memory", "512")
-    assert "--memory: 512 is 512 bytes; the unit is missing. Write 512MB or 512GB." in invoke(*asked).stderr
-    with pytest.raises(ConfigError, match="the unit is missing"):
-        milldam.tokenize(text, tokenizer=TOKENIZER, out=tmp_path / "out", memory=512)
-
-
 def test_a_budget_beyond_the_machine_is_named_in_the_plan(text: Path, tmp_path: Path) -> None:
     """The budget holds, but cannot protect the machine."""
     done = run_here("tokenize", text, "-o", tmp_path / "out", "--tokenizer", TOKENIZER, "--memory", "900TB")
     assert "Memory: 900 TB (given, more than the " in done.output
-
-
-def test_a_key_that_is_near_one_here_and_equal_to_one_elsewhere_names_both(text: Path, tmp_path: Path) -> None:
-    """`split` at the top is meant for `splits`, or for a dataset's."""
-    config = {"datasets": str(text), "tokenizer": str(TOKENIZER), "out": str(tmp_path / "out"), "split": {"val": 0.1}}
-    with pytest.raises(ConfigError, match=r'Did you mean "splits", or "split" under datasets\?'):
-        milldam.preprocess(config)
 
 
 def test_a_pattern_is_no_store(text: Path) -> None:
@@ -49,14 +34,6 @@ def test_a_pattern_is_no_store(text: Path) -> None:
     made = r"(?s)a pattern that .*Make it: milldam tokenize '.*\*\.jsonl' -o corpus\.milldam "
     with pytest.raises(InputError, match=made):
         milldam.open(text.parent / "*.jsonl")
-
-
-def test_status_of_nothing_says_what_to_name(tmp_path: Path) -> None:
-    (tmp_path / "corpus.milldam").mkdir()
-    missing = invoke("status", tmp_path / "corpus.mildam")
-    assert missing.exit_code == 2 and f'Did you mean "{tmp_path / "corpus.milldam"}"?' in missing.stderr
-    empty = invoke("status", tmp_path / "corpus.milldam")
-    assert empty.exit_code == 3 and "no run and no store here.\nName the folder or file" in empty.stderr
 
 
 def test_status_of_an_ended_run_shows_the_command_to_resume_it(tmp_path: Path) -> None:
@@ -73,12 +50,6 @@ def test_status_of_an_ended_run_shows_the_command_to_resume_it(tmp_path: Path) -
     assert MILLDAM and len(milldam.open(tmp_path / "out")) == 1
 
 
-def test_qa_on_other_data_names_the_fields_that_it_found(tmp_path: Path) -> None:
-    (tmp_path / "qa.jsonl").write_text('{"q": "who?", "a": "me"}\n')
-    done = invoke("qa", tmp_path / "qa.jsonl", "-o", tmp_path / "out", "--tokenizer", TOKENIZER)
-    assert done.exit_code == 3 and 'no field "id"; found q, a. Needed are the texts "id", "context" ' in done.output
-
-
 @pytest.mark.parametrize("open_it", ["open", "tokenize"])
 def test_a_missing_package_names_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, open_it: str
@@ -91,13 +62,6 @@ def test_a_missing_package_names_the_command_that_installs_it(
             milldam.open("s3://bucket-of-nobody/x.milldam")
         else:
             milldam.tokenize("s3://bucket-of-nobody/x.jsonl", tokenizer=TOKENIZER, out=tmp_path / "out")
-
-
-def test_memory_tokens_are_not_added_to_a_path() -> None:
-    from milldam.qa.compat import configure_memory_tokens
-
-    with pytest.raises(ConfigError, match=r"Path is not a fast tokenizer\. Load it with"):
-        configure_memory_tokens(TOKENIZER, 16)
 
 
 def test_an_export_says_that_a_conversation_is_too_long(tmp_path: Path) -> None:

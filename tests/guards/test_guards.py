@@ -10,7 +10,6 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,10 +24,10 @@ PACKAGE = Path(milldam.__file__).parent
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the package by name."""
+    """Every module of the package, by its name below milldam."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
@@ -37,59 +36,29 @@ MODULES = modules()
 
 
 @functools.cache
-def imports_of(name: str, *, deferred: bool) -> set[str]:
-    """The modules of ours that one imports; `deferred`: inside functions too. What is for types only is left out."""
-    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
-    nodes = ast.walk(tree) if deferred else _at_module_level(tree)
-    typed = {id(node) for guard in ast.walk(tree) if _is_type_checking(guard) for node in ast.walk(guard)}
+def imports_of(name: str, *, deferred: bool = True) -> set[str]:
+    """The modules of ours that one imports; `deferred`: inside functions too. Those for types only are left out."""
     found: set[str] = set()
-    for node in nodes:
-        if id(node) not in typed:
-            found |= _names(node)
-    return found
-
-
-def _at_module_level(tree: ast.Module) -> Iterator[ast.AST]:
-    waiting: list[ast.AST] = [tree]
+    waiting: list[ast.AST] = [ast.parse(MODULES[name].read_text(encoding="utf-8"))]
     while waiting:
         node = waiting.pop()
-        yield node
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            waiting += ast.iter_child_nodes(node)
-
-
-def _is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-
-
-def _names(node: ast.AST) -> set[str]:
-    """`from milldam.a import b` is milldam.a.b when that is a module, else milldam.a."""
-    if isinstance(node, ast.Import):
-        return {alias.name for alias in node.names if alias.name.split(".")[0] == "milldam"}
-    if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "milldam":
-        full = ((f"{node.module}.{alias.name}", node.module) for alias in node.names)
-        return {inner if inner in MODULES else outer for inner, outer in full}
-    return set()
-
-
-def room(name: str) -> str:
-    """The room a module is in: its name below the package."""
-    return name.split(".")[1] if "." in name else ""
-
-
-def offences(rooms: set[str], allowed: set[str] | None = None, forbidden: set[str] | None = None) -> list[str]:
-    """Imports of some rooms that are not allowed, or forbidden, as `module -> module`."""
-    found = []
-    for name in MODULES:
-        if room(name) not in rooms:
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            waiting += node.orelse
             continue
-        for imported in sorted(imports_of(name, deferred=True)):
-            if imported == "milldam" and names_imported(name, "milldam") == {"__version__"}:
-                continue
-            outside = allowed is not None and room(imported) not in allowed | {room(name)}
-            if outside or (forbidden is not None and room(imported) in forbidden):
-                found.append(f"{name} -> {imported}")
-    return found
+        if deferred or not isinstance(node, ast.FunctionDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and [one.name for one in node.names] != ["__version__"]:
+            # `from milldam.a import b` is milldam.a.b if that is a module, else milldam.a.
+            full = ((f"{node.module}.{alias.name}", node.module) for alias in node.names)
+            found |= {inner if inner.removeprefix("milldam.") in MODULES else outer for inner, outer in full}
+    ours = (one.removeprefix("milldam").removeprefix(".") for one in found if one.split(".")[0] == "milldam")
+    return {one for one in ours if one}
+
+
+def is_under(name: str, rooms: set[str]) -> bool:
+    return any(name == room or name.startswith(f"{room}.") for room in rooms)
 
 
 GROUND = {
@@ -99,186 +68,66 @@ GROUND = {
     "memory": {"errors"}, "prefetch": set(), "markup": set(), "native": {"errors"},
     "text": {"errors", "native", "rules"},
 }  # fmt: skip
-"""What everybody may use, and what it may use itself."""
-STAGES = {"sources", "dedup", "decontamination", "tokenizers", "filters", "packing"}
-ABOVE = {
-    # The settings.
-    "config",
-    # What makes any job resumable, and the job of text to tokens.
-    "run", "pipeline",
-    # Other jobs.
-    "mapping", "qa", "feeding",
-    # What tells of it, and who asks for it.
-    "__main__", "api", "cli", "report", "torch",
-    # What goes to other tools and places, and comes from there.
-    "hub",
-}  # fmt: skip
-
-
-def test_the_guard_reads_imports() -> None:
-    """The rules below would hold of nothing: there are modules, and their imports are found."""
-    assert len(MODULES) > 80
-    assert "milldam.errors" in imports_of("milldam.files", deferred=False)
-    assert "milldam.stores.tokens.reader" in imports_of("milldam.cli.stats", deferred=True)
-    assert "milldam.stores.tokens.reader" not in imports_of("milldam.cli.stats", deferred=False)
-
-
-def test_every_room_has_its_floor() -> None:
-    """A new room must be given its place among the others, so that the rules below hold for it."""
-    known = {*GROUND, *STAGES, *ABOVE, "chat", "stores", "loader", "remote", "formats", ""}
-    assert {room(name) for name in MODULES} == known
-
-
-@pytest.mark.parametrize("name", sorted(GROUND))
-def test_the_ground_floor_knows_nothing_of_text(name: str) -> None:
-    """Errors, files, memory, verdicts and user functions import next to nothing of ours."""
-    assert offences({name}, allowed=GROUND[name]) == []
-
-
-STORES_KNOW = {"checked", "errors", "files", "input_files", "markup", "memory"}
-
-
-def test_the_store_knows_nothing_of_how_it_is_made() -> None:
-    """Whoever reads or writes a store needs neither text nor a run."""
-    assert offences({"stores"}, allowed=STORES_KNOW) == []
-
-
-def test_the_loader_knows_the_store_and_how_rows_are_packed() -> None:
-    """A training node needs numpy and the store: no text, no tokenizer, no run."""
-    assert offences({"loader"}, allowed={*GROUND, "stores", "packing", "remote", "formats"}) == []
-    assert offences({"remote"}, allowed={"errors", "files", "input_files", "memory", "stores"}) == []
-
-
-@pytest.mark.parametrize("name", sorted(STAGES))
-def test_stages_do_not_know_each_other_nor_what_is_above(name: str) -> None:
-    """Stages are neighbours on the flow, not in the code: what they share is on the ground floor.
-
-    Rows are made from a store as training reads it; tokenizers know of it what they hand over.
-    """
-    store = {"packing": {"stores", "loader"}, "sources": {"stores"}, "tokenizers": {"stores"}}.get(name, set())
-    assert offences({name}, allowed={*GROUND, *store}) == []
-
-
-def test_conversations_are_read_and_rendered_without_a_job() -> None:
-    """Rows come from sources, templates from beside tokenizers; neither settings nor a run are known."""
-    assert offences({"chat"}, allowed={*GROUND, "sources", "tokenizers"}) == []
-
-
-def test_tokenizers_know_of_the_store_only_what_they_hand_over() -> None:
-    """Of the store, tokenizers use the type of their result and the format's types."""
-    used = {one for name in MODULES if room(name) == "tokenizers" for one in imports_of(name, deferred=True)}
-    assert {one for one in used if room(one) == "stores"} <= {
-        "milldam.stores.tokens.format",
-        "milldam.stores.tokens.writer",
-    }
-    for name in (name for name in MODULES if room(name) == "tokenizers"):
-        assert names_imported(name, "milldam.stores.tokens.writer") <= {"Tokens"}, name
-
-
-EXECUTORS = {
-    "tasks",
-    "pools",
-    "fork",
-    "ray_cluster",
+"""What every room may use, and what it may use itself."""
+ALLOWED: dict[str, set[str]] = GROUND | {
+    # Steps are neighbours in the flow of data, not in the code: what they share is on the ground.
+    **{name: {*GROUND} for name in ("dedup", "decontamination", "filters")},
+    "sources": {*GROUND, "stores"},
+    "packing": {*GROUND, "stores", "loader"},
+    "tokenizers": {*GROUND, "stores.tokens.format", "stores.tokens.writer"},
+    "chat": {*GROUND, "sources", "tokenizers"},
+    # Who reads or writes a store needs neither text nor a run; a training node needs numpy and the store.
+    "stores": {"checked", "errors", "files", "input_files", "markup", "memory"},
+    "loader": {*GROUND, "stores", "packing", "remote", "formats"},
+    "remote": {"errors", "files", "input_files", "memory", "stores"},
+    # Settings know the rules of the rooms and nothing that does the work; a report reads what a run left.
+    "config": {"choices", "errors", "files", "memory", "rules"},
+    "report": {"errors", "files", "markup", "memory", "stores"},
+    # Executors get callables; what runs in a worker knows no job.
+    **{f"run.{name}": {"run", "errors", "memory"} for name in ("tasks", "pools", "fork", "ray_cluster")},
 }
+"""Rooms and modules, and all that they may import."""
+FORBIDDEN = {
+    "cli": {"cli", "__main__"},
+    "report": {"report", "cli", "pipeline"},
+    "config.loading": {"config", "cli", "api"},
+}
+"""Rooms and modules, and all that may import them."""
+ABOVE = {"run", "pipeline", "mapping", "qa", "feeding", "formats", "hub", "torch", "api", "cli", "__main__", ""}
 
 
-def test_executors_get_callables_and_know_nothing_else() -> None:
-    """An executor could run anything."""
-    known = {f"milldam.run.{name}" for name in EXECUTORS} | {"milldam", "milldam.errors", "milldam.memory"}
-    used = {one for name in EXECUTORS for one in imports_of(f"milldam.run.{name}", deferred=True)}
-    assert used <= known
-
-
-WORKER = {"chat_encoding", "documents", "first_pass", "tokenizing", "rejects"}
-WORKER |= {"near_examples", "judging", "unit_output"}
-
-
-def test_what_runs_in_a_worker_knows_no_job() -> None:
-    """A unit is worked on by what it is given: no configuration, no plan of a job, no report."""
-    own = {f"milldam.pipeline.{name}" for name in WORKER}
-    used = {one for name in own for one in imports_of(name, deferred=True)}
-    assert {one for one in used if room(one) == "pipeline"} <= own
-    assert [
-        one for one in used if room(one) in ("config", "report", "api", "cli") or one == "milldam.run.session"
-    ] == []
-
-
-def test_a_class_has_one_job() -> None:
-    """Twenty methods are enough for any: what has more is divided."""
-    large = []
-    for name, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                methods = sum(isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) for one in node.body)
-                large += [f"{name}.{node.name}: {methods}"] if methods > 20 else []
-    assert large == []
-
-
-def test_the_settings_know_of_the_rooms_their_rules_alone() -> None:
-    """A configuration is made of the rules of each room, and of nothing that does the work."""
-    used = imports_of("milldam.config.settings", deferred=True)
-    assert used <= {"milldam.choices", "milldam.errors", "milldam.memory", "milldam.rules"}
-
-
-def names_imported(name: str, origin: str) -> set[str]:
-    """What a module imports from another."""
-    nodes = ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8")))
-    found = (node for node in nodes if isinstance(node, ast.ImportFrom) and node.module == origin)
-    return {alias.name for node in found for alias in node.names}
-
-
-def test_settings_are_checked_without_a_look_at_data() -> None:
-    """From YAML, options or arguments to settings; files are read where users ask, by the command line and the library.
-
-    Other jobs have settings of their own: they use the types of fields and the check, nothing else.
-    """
-    assert offences({"config"}, allowed={"choices", "errors", "files", "memory", "rules"}) == []
-    reading = {name for name in MODULES if room(name) == "config"} - {
-        "milldam.config", "milldam.config.settings", "milldam.config.checking",
-    }  # fmt: skip
-    others = [name for name in MODULES if room(name) not in ("config", "cli", "api")]
-    assert [name for name in others if imports_of(name, deferred=True) & reading] == []
-
-
-def test_the_report_reads_what_a_run_left() -> None:
-    """A report is made from the store and its run folder, without what made them; only the job and its command ask."""
-    assert offences({"report"}, allowed={"errors", "files", "markup", "memory", "stores"}) == []
-    others = {room(name) for name in MODULES} - {"report", "cli", "pipeline"}
-    assert offences(others, forbidden={"report"}) == []
-
-
-def test_formats_read_stores_as_training_does() -> None:
-    """A store is exported, and a file of another tool opened, without what makes stores: only the jobs know a run."""
-    jobs = {f"milldam.formats{name}" for name in ("", ".importing", ".exporting")}
-    known = {"checked", "choices", "errors", "files", "input_files", "loader", "memory", "stores"}
-    found = offences({"formats"}, allowed=known)
-    assert sorted(one for one in found if one.split(" -> ")[0] not in jobs | {"milldam.formats"}) == [
-        "milldam.formats.columns -> milldam.sources.compression",
-        "milldam.formats.columns -> milldam.sources.tables",
-        "milldam.formats.columns -> milldam.sources.units",
-    ]
-    assert offences({"loader"}, forbidden={"run"}) == []
-    used = {one for name in MODULES if room(name) == "loader" for one in imports_of(name, deferred=True)}
-    assert {one for one in used if room(one) == "formats"} <= {
-        f"milldam.formats.{name}" for name in ("foreign", "npy", "megatron")
+@pytest.mark.parametrize("room", sorted(ALLOWED))
+def test_a_room_imports_what_it_may(room: str) -> None:
+    """From the top down, also inside functions."""
+    names = [name for name in MODULES if is_under(name, {room})]
+    assert names
+    found = {
+        f"{name} -> {one}" for name in names for one in imports_of(name) if not is_under(one, ALLOWED[room] | {room})
     }
+    assert found == set()
 
 
-def test_nothing_but_the_command_line_imports_the_command_line() -> None:
-    """The library never prints or exits by way of its commands."""
-    assert offences({room(name) for name in MODULES} - {"__main__", "cli"}, forbidden={"cli"}) == []
+@pytest.mark.parametrize("room", sorted(FORBIDDEN))
+def test_a_room_is_imported_by_those_who_may(room: str) -> None:
+    """The library never prints by way of its commands, and reads a file only where users name one."""
+    users = {name for name in MODULES for one in imports_of(name) if is_under(one, {room})}
+    assert {name for name in users if not is_under(name, FORBIDDEN[room])} == set()
+
+
+def test_every_room_has_its_place() -> None:
+    """A new room must be placed among the others, so that the rules above hold for it."""
+    assert {name.split(".")[0] for name in MODULES} == {name for name in ALLOWED if "." not in name} | ABOVE
 
 
 def test_the_library_neither_prints_nor_exits() -> None:
     """Only `cli` prints; only it and the worker process exit."""
     found = []
     for name, path in MODULES.items():
-        if room(name) == "cli":
+        if is_under(name, {"cli"}):
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-            if called == "print" or (called in ("sys.exit", "exit") and name != "milldam.run.fork"):
+            if called == "print" or (called in ("sys.exit", "exit") and name != "run.fork"):
                 found.append(f"{name}: {called}")
     assert found == []
 
@@ -290,7 +139,7 @@ def test_messages_outside_the_command_line_name_settings_not_options() -> None:
     scripts = {"loader.opening", "config.loading", "hub.card", "dedup.index", "native.build"}
     found = []
     for name, path in MODULES.items():
-        if room(name) == "cli" or name.removeprefix("milldam.") in scripts:
+        if is_under(name, {"cli"} | scripts):
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
@@ -326,7 +175,7 @@ def test_public_names_are_the_sorted_all() -> None:
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_names_in_all_exist(name: str) -> None:
     """No module offers what it does not have, and each says what it is for."""
-    module = importlib.import_module(name)
+    module = importlib.import_module(f"milldam.{name}".rstrip("."))
     assert all(hasattr(module, one) for one in getattr(module, "__all__", []))
     assert module.__doc__, f"{name} has no docstring"
 
@@ -393,7 +242,7 @@ def test_reading_a_store_needs_numpy_alone(tmp_path: Path) -> None:
 _MAPPED = re.compile(r"^ *([a-z_]+(?:, [a-z_]+)*)  +\S", re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", [name for name, path in MODULES.items() if path.name == "__init__.py" and "." in name])
+@pytest.mark.parametrize("name", [name for name, path in MODULES.items() if path.name == "__init__.py" and name])
 def test_the_map_of_a_room_names_modules_that_are_there(name: str) -> None:
     """What the docstring of a package lists, a word and what it is, are its modules."""
     text = ast.get_docstring(ast.parse(MODULES[name].read_text(encoding="utf-8"))) or ""

@@ -17,7 +17,7 @@ from tests.kit.token_stores import write_store
 
 from milldam.errors import ConfigError, MismatchError
 from milldam.loader.mixing import MixedSamples, Mixture, mix
-from milldam.loader.order import InSequence, Order, Shuffle, Shuffled, Stretches
+from milldam.loader.order import InSequence, Order, Shuffle, Shuffled
 from milldam.loader.samples import Samples
 
 # ---- sources ----
@@ -42,22 +42,12 @@ class Rows(Samples[Any, Any]):
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, number: int) -> Any:
-        return tuple(part[0] for part in self.read(np.array([self._number(number)])))
-
     def read(self, numbers: Any, dtype: Any = np.int64, out: Any = None) -> Any:
         marks = np.repeat(numbers[:, None] + 10_000 * self.name, self._tokens, axis=1).astype(dtype)
         return marks, marks + 1
 
     def _order(self, shuffle: Shuffle, seed: int) -> Order:
         return Shuffled(self._count, seed) if shuffle else InSequence(self._count)
-
-    @property
-    def _readers(self) -> Any:
-        return ()
-
-    def _spans(self, stretches: Stretches) -> Any:
-        return ()
 
 
 def mixed(counts: list[int], weights: list[float], **options: Any) -> MixedSamples:
@@ -360,10 +350,6 @@ def test_stores_parts_and_paths_mix(tmp_path: Path) -> None:
     assert samples.weights == (Fraction(1, 4), Fraction(1, 4), Fraction(1, 2))
     assert "0.25" in repr(mixture)
     assert repr(samples).endswith(f": {len(samples)} samples an epoch)")
-
-
-def announces(samples: MixedSamples[Any, Any]) -> bool:
-    return any(reader.announces for reader in samples._readers)
 
 
 @pytest.mark.parametrize("weight", [0, -1, float("nan"), float("inf"), True, "0.5", None])

@@ -83,7 +83,7 @@ def test_rows_are_counted_with_those_that_could_not_be_read(tmp_path: Path) -> N
     pieces.write_text("".join(json.dumps({"text": f"1 {row}"}) + "\n" for row in range(40)))
     map_rows(pieces, picky, tmp_path / "out3", on_error="reject", shards=3)
     (reject,) = rejects_of(tmp_path / "out3")
-    assert reject["row"] == 4 and "origin" not in reject
+    assert reject["line"] == 4 and "origin" not in reject
 
 
 # ---- memory ----
@@ -156,7 +156,7 @@ def test_hints_for_what_newcomers_do(tmp_path: Path) -> None:
         map_rows(source, lambda row: {"n": row["text"].upper()}, out)
     with pytest.raises(InputError, match=r"your schema lacks text\. Add .*remove_columns=\['text'\]"):
         map_rows(source, lambda batch: {"n": [1] * len(batch["text"])}, out, schema=pa.schema([("n", pa.int64())]))
-    with pytest.raises(ConfigError, match=r"Path is a class\. Give one that is made of it: Path\(\.\.\.\)"):
+    with pytest.raises(ConfigError, match=r"Path is a class\. Pass an instance of it: Path\(\.\.\.\)"):
         map_rows(source, Path, out)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/a").touch()

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tests.mapping.test_batching import records_of
 
 from milldam.errors import ConfigError, InputError
-from milldam.mapping.rows import AnySource, RowUnit, evenly, source_of
+from milldam.mapping.rows import RowUnit, evenly, source_of
 from milldam.mapping.settings import MapSettings
 from milldam.sources.batch import Places, Reject, TextRules
 from milldam.sources.reading import FileReader
@@ -31,18 +31,17 @@ Records = list[dict[str, Any]]
 FILES_AT_HAND = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def look_up(source: Any, spool: Path, **options: Any) -> AnySource:
+def look_up(source: Any, spool: Path, **options: Any) -> Any:
     return source_of(MapSettings(source=source, function=len, **options), spool)
 
 
-def plan(source: Any, spool: Path, **options: Any) -> AnySource:
+def plan(source: Any, spool: Path, **options: Any) -> Any:
     made = look_up(source, spool, **options)
-    if made.needs_spooling:
-        made.spool()
+    made.spool()
     return made
 
 
-def read(made: AnySource, rejects: list[Reject] | None = None) -> Records:
+def read(made: Any, rejects: list[Reject] | None = None) -> Records:
     """All rows, by a reader and units that went through pickle and JSON, as they do on their way to a worker."""
     reader = pickle.loads(pickle.dumps(made.reader))
     on_reject = (rejects if rejects is not None else []).append
@@ -147,9 +146,10 @@ def test_standard_input_is_copied_once_and_read_by_units(tmp_path: Path) -> None
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=60), st.integers(1, 80))
 def test_a_number_of_shards_is_met_exactly_where_there_are_pieces(sizes: list[int], shards: int) -> None:
     """Exactly so many groups, or as many as there are pieces, in order and none empty."""
-    groups = list(evenly(sizes, int, shards, count=len(sizes), total=sum(sizes)))
+    slices = [Slice(str(number), "txt", None, size=size) for number, size in enumerate(sizes)]
+    groups = list(evenly(iter(slices), shards, sizes))
     assert len(groups) == min(shards, len(sizes)) and [] not in groups
-    assert [size for group in groups for size in group] == sizes
+    assert [slice for group in groups for slice in group] == slices
 
 
 # ---- datasets ----
@@ -205,10 +205,10 @@ def test_a_dict_of_data_sets_needs_a_split(tmp_path: Path, saved: Any) -> None:
 def test_a_large_data_set_in_memory_goes_through_the_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not sent to each worker: the reader is a path, and the rows are the same, shuffled ones too."""
     datasets = pytest.importorskip("datasets")
-    monkeypatch.setattr("milldam.mapping.spool.LARGEST_IN_MEMORY", 1000)
+    monkeypatch.setattr("milldam.mapping.rows.LARGEST_IN_MEMORY", 1000)
     data = datasets.Dataset.from_dict({"text": ["x" * k for k in range(200)]}).shuffle(seed=3)
     made = plan(data, tmp_path, shards=1)
-    assert made.needs_spooling
+    assert made.rows is not None
     assert len(pickle.dumps(made.reader)) < 1000
     assert read(made) == list(data)
 
@@ -226,7 +226,7 @@ def test_a_generator_is_spooled_and_cut(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rows come back in order from units that are numbered; the same rows give the same keys."""
-    monkeypatch.setattr("milldam.mapping.spool.FRAME_BYTES", 50_000)
+    monkeypatch.setattr("milldam.mapping.spool.BATCH_BYTES", 50_000)
     made = plan(functools.partial(count_to, 5000), tmp_path, with_indices=True, **options)
     assert read(made) == list(count_to(5000))
     units = list(made.units())
@@ -256,18 +256,20 @@ def test_an_identified_generator_runs_once(tmp_path: Path) -> None:
 
 
 def test_rows_of_any_types_survive_the_spool(tmp_path: Path) -> None:
-    """Columns that change their type or come and go, arrays of any shape; what can't be stored is named."""
+    """Columns that come and go, numbers of two types, arrays of any shape; what can't be stored is named."""
     import numpy as np
 
-    rows: Records = [{"a": 1}, {"a": "x"}, {"a": [1, 2], "b": None}, {"b": b"\0"}, {"a": {"c": 1}}, {"a": 2.5}]
+    rows: Records = [{"a": 1}, {"a": 2.5, "b": None}, {"b": b"\0"}, {"c": {"d": 1}}]
     found = read(plan(rows, tmp_path / "1"))
     assert [{name: value for name, value in row.items() if value is not None} for row in found] == [
         {name: value for name, value in row.items() if value is not None} for row in rows
     ]
+    with pytest.raises(InputError, match='the list: rows 1 to 2: column "a": its values are not of one type'):
+        plan([{"a": 1}, {"a": "x"}], tmp_path / "0")
     (row,) = read(plan([{"m": np.eye(2), "v": np.arange(2)}], tmp_path / "2"))
-    assert row["m"].tolist() == [[1, 0], [0, 1]] and row["v"].tolist() == [0, 1]
+    assert row == {"m": [[1, 0], [0, 1]], "v": [0, 1]}
     assert read(plan(pa.table({"a": [1, 2]}), tmp_path / "3")) == [{"a": 1}, {"a": 2}]
-    with pytest.raises(InputError, match="the list: rows 1 to 2 can't be stored"):
+    with pytest.raises(InputError, match='the list: rows 1 to 2: column "a"'):
         plan([{"a": 1}, {"a": lambda: None}], tmp_path / "4")
     with pytest.raises(InputError, match="row 1 is of type str"):
         plan(lambda: [{"a": 1}, "b"], tmp_path / "5", source_key="k")
@@ -293,13 +295,13 @@ def test_what_is_no_source_is_refused_with_a_hint(tmp_path: Path) -> None:
 
 
 def test_a_changed_row_changes_its_own_unit_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that are not numbered: another one in front leaves the units behind it; with numbers all are others."""
-    monkeypatch.setattr("milldam.mapping.spool.FRAME_BYTES", 1000)
+    """Rows that are not numbered: other ones in front leave the units behind them; with numbers all are others."""
+    monkeypatch.setattr("milldam.mapping.spool.BATCH_BYTES", 1000)
     rows = [{"t": f"{k:02} " + "x" * 1000} for k in range(8)]
     other = [{"t": "a " + "y" * 200}, {"t": "b " + "y" * 789}, *rows[1:]]
-    before, after = keys(rows, tmp_path / "a", shards=4), keys(other, tmp_path / "b", shards=4)
-    assert before[0] != after[0] and before[1:] == after[1:]
-    before, after = (keys(one, tmp_path / "c", shards=4, with_indices=True) for one in (rows, other))
+    before, after = keys(rows, tmp_path / "a", shard_size=2000), keys(other, tmp_path / "b", shard_size=2000)
+    assert before[0] != after[0] and before[-1] == after[-1] and len(before) > 2
+    before, after = (keys(one, tmp_path / "c", shard_size=2000, with_indices=True) for one in (rows, other))
     assert not set(before) & set(after)
 
 
@@ -327,10 +329,10 @@ def test_rows_messages_and_the_list_of_inputs_tell_no_secrets(
 
     plain = address.replace("?X-Amz-Signature=secret", "").replace("me:secret@", "")
     monkeypatch.setattr("milldam.sources.plain_text.open_bytes", lambda path: io.BytesIO(b"hello\n\xff\n"))
-    reader, places = FileReader(TextRules("line"), None, str(tmp_path)), Places()
+    reader, places = FileReader(TextRules("line"), None), Places()
     rejects: list[Reject] = []
     (rows,) = reader.rows([Slice(address, "txt", None)], rejects.append, places)
     assert records_of(rows) == [{"text": "hello", "file": plain}]
     assert [reject.file for reject in rejects] == [place.file for place in places.of(0, 1)] == [plain]
-    listed = outside(iter([InputFile(address, "txt", None, 5, "")]), tmp_path, tmp_path / "rows")
+    listed = outside([InputFile(address, "txt", None, 5, "")], tmp_path)
     assert [file.path for file in listed] == [plain]

@@ -9,8 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from milldam.dedup.minhash import NO_WORDS
-from milldam.dedup.shingles import Bytes, Hashes, Int64s, Shingles, _fold, mix, raw
+from milldam.dedup.minhash import NO_WORDS, Bytes, Hashes, Int64s, Shingles, _fold, mix, raw
 
 _LONGEST_WORD = 64
 _BLOCK = 8

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.native import oracles
 
 from milldam.dedup import sketches
-from milldam.dedup.minhash import MinHasher
-from milldam.dedup.shingles import lower_case, shingle
+from milldam.dedup.minhash import MinHasher, lower_case, shingle
 from milldam.dedup.sketches import Sketcher
 from milldam.rules import NearRules
 

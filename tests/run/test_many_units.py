@@ -28,11 +28,12 @@ from milldam.stores.place import Folder
 from milldam.stores.tokens.manifest import (
     NAME,
     Manifest,
-    ManifestText,
     Shard,
     ShardSpool,
     Tally,
     in_manifest_order,
+    read_facts,
+    read_shards,
     totals_by_split,
 )
 
@@ -106,14 +107,13 @@ def test_a_killed_job_of_many_units_is_finished_with_every_shard_in_plan_order(f
 @pytest.mark.slow
 def test_gathering_a_manifest_holds_no_shards(many: Any, finished: Path, tmp_path: Path) -> None:
     """Records in plan order, through files, to a manifest of the same bytes: under 100 bytes a unit."""
-    text = ManifestText.at(Folder(finished))
     records = _records(finished).in_plan_order()
     spool = ShardSpool(tmp_path)
     with _traced() as peak:
         spool.fill(
             Shard(**shard, unit=unit, part=record.part) for unit, record in records for shard in record.facts["shards"]
         )
-        spool.write(text.facts(), tmp_path)
+        spool.write(read_facts(Folder(finished)), tmp_path)
     assert peak() < 100 * UNITS + 3 * MB
     assert (tmp_path / NAME).read_bytes() == (finished / NAME).read_bytes()
 
@@ -122,7 +122,7 @@ def test_a_finished_job_of_many_units_is_recognized_without_its_shards_in_memory
     """The identity needs the facts alone, the summary a pass over the shards."""
     with _traced() as peak:
         RunFolder(finished, TOKENS).identity()
-        totals = totals_by_split(ManifestText.at(Folder(finished)).shards())
+        totals = totals_by_split(read_shards(Folder(finished)))
     assert {split: one.shards for split, one in totals.items()} == {"train": UNITS, "val": UNITS // 100}
     assert peak() < 4 * MB
 
@@ -254,7 +254,7 @@ def test_a_manifest_that_somebody_wrote_anew_is_refused(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="not as it was written"):
             Manifest.read(tmp_path)
         with pytest.raises(StoreError, match="not as it was written"):
-            list(ManifestText.at(Folder(tmp_path)).shards())
+            list(read_shards(Folder(tmp_path)))
 
 
 # ---- records ----

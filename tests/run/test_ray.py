@@ -20,8 +20,7 @@ from tests.kit.worker_loads import Deadly, Hoarder, Square, assigned, recording,
 import milldam
 from milldam.errors import ConfigError, ResourceError, WorkerError
 from milldam.run import ray_cluster
-from milldam.run.pools import Workers
-from milldam.run.tasks import CRASH, DONE, MEMORY, PART, PROGRESS, Assigned, Event, Make
+from milldam.run.tasks import CRASH, DONE, ENDED, PART, PROGRESS, Assigned, Event, Make, Workers
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -45,7 +44,7 @@ def pool(cluster: Any) -> Iterator[Any]:
 
 def run(pool: Any, task: Any, units: int, workers: Workers = ONE) -> list[Event]:
     events: list[Event] = []
-    pool.executor(workers).run(task, range(units), assigned, events.append)
+    pool.run(workers, task, range(units), assigned, events.append)
     return events
 
 
@@ -54,13 +53,12 @@ def run(pool: Any, task: Any, units: int, workers: Workers = ONE) -> list[Event]
 
 @pytest.mark.slow
 def test_every_unit_is_done_once_on_both_nodes(pool: Any) -> None:
-    """Each unit reports its progress and its part, then is done; workers tell their memory."""
+    """Each unit reports its progress and its part, then is done."""
     events = run(pool, Square(), 8)
     assert sorted(values(events)) == [unit**2 for unit in range(8)]
     for unit in range(8):
         kinds = [event.kind for event in events if event.unit == unit]
-        assert [kind for kind in kinds if kind != MEMORY] == [PART, PROGRESS, DONE]
-        assert kinds[0] == kinds[-2] == MEMORY
+        assert kinds == [PART, PROGRESS, DONE]
     assert os.getpid() not in {event.pid for event in events}
     assert wait_until(lambda: not hands())
 
@@ -103,8 +101,8 @@ def test_a_worker_asks_for_its_cores_and_its_share_of_the_budget(pool: Any) -> N
         if event.kind == PART:
             given.append(event.value.facts["value"])
 
-    executor = pool.executor(Workers(2, 1))
-    executor.run(Given(), itertools.takewhile(lambda unit: unit < 200, itertools.count()), assign, on_event)
+    units = itertools.takewhile(lambda unit: unit < 200, itertools.count())
+    pool.run(Workers(2, 1), Given(), units, assign, on_event)
     assert len(given) == 200
     assert all(resources == {"CPU": 1.0, "memory": BUDGET / 2} for resources, _, _ in given)
     assert {folder for _, folder, _ in given} == {Path.cwd()}
@@ -118,7 +116,7 @@ def test_memory_comes_back(pool: Any) -> None:
     assert len({event.pid for event in apart if event.kind == PROGRESS}) == 3
     hoards = Counter(values(run(pool, Hoarder(80 * 10**6), 6, Workers(1, 1, worker_bytes=200 * 10**6))))
     assert 2 < len(hoards) < 6 and max(hoards.values()) == 2
-    ended = {event.pid for event in apart if event.kind == MEMORY and event.value == 0}
+    ended = {event.pid for event in apart if event.kind == ENDED}
     assert ended == {event.pid for event in apart}
 
 

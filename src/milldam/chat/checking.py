@@ -5,7 +5,6 @@ Rows are read as they come, a batch at a time, and nothing is kept of them but c
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,23 +67,22 @@ def check_chat(
     renderer = Renderer(source, rule, special_tokens=special_tokens)
     check: ChatCheck | None = None
     unread: list[Reject] = []
-    with tempfile.TemporaryDirectory(prefix="milldam-chat-") as spool:
-        for records, places, begin in _batches(inputs, spool, unread):
-            if check is None:
-                check = ChatCheck(recognise(records[:_FIRST_ROWS], form=form, columns=columns), renderer.tagged)
-            for number, record in enumerate(records[: None if limit is None else limit - check.rows], begin):
-                check.rows += 1
-                try:
-                    shown = [(side, *renderer.show(side)) for side in check.form.conversation(record).sides]
-                except BadRowError as error:
-                    check.refuse(error.reason, str(error), "; ".join(map(str, places.of(number, number + 1))))
-                    continue
-                check.usable += 1
-                for side, rendering, stretches in shown:
-                    _note(check, side, rendering, stretches)
-                    check.counts["special_tokens_in_content"] += renderer.says_special(side)
-            if check.rows == limit:
-                break
+    for records, places, begin in _batches(inputs, unread):
+        if check is None:
+            check = ChatCheck(recognise(records[:_FIRST_ROWS], form=form, columns=columns), renderer.tagged)
+        for number, record in enumerate(records[: None if limit is None else limit - check.rows], begin):
+            check.rows += 1
+            try:
+                shown = [(side, *renderer.show(side)) for side in check.form.conversation(record).sides]
+            except BadRowError as error:
+                check.refuse(error.reason, str(error), "; ".join(map(str, places.of(number, number + 1))))
+                continue
+            check.usable += 1
+            for side, rendering, stretches in shown:
+                _note(check, side, rendering, stretches)
+                check.counts["special_tokens_in_content"] += renderer.says_special(side)
+        if check.rows == limit:
+            break
     if check is None:
         raise InputError(f"{', '.join(inputs)}: no rows in it.")
     for reject in unread:
@@ -115,11 +113,9 @@ def _note(check: ChatCheck, side: Conversation, rendering: Rendering, stretches:
             check.ends[tail[:200]] += 1
 
 
-def _batches(
-    inputs: Sequence[str], spool: str, unread: list[Reject]
-) -> Iterator[tuple[list[dict[str, Any]], Places, int]]:
+def _batches(inputs: Sequence[str], unread: list[Reject]) -> Iterator[tuple[list[dict[str, Any]], Places, int]]:
     """Rows as dicts, with the places that they are from and the number of the first."""
-    reader = FileReader(TextRules(), None, spool)
+    reader = FileReader(TextRules(), None)
     for path in inputs:
         data_set = resolve_data_set(path, None, None)
         for file in list_inputs(data_set.inputs, data_set.input_format):

@@ -146,17 +146,17 @@ class Sides:
 class ConversationReader:
     """One for each unit. `keep`: fields to read as well."""
 
-    def __init__(self, recipe: ChatRecipe, rules: TextRules, spool: str | None, keep: tuple[str, ...] = ()) -> None:
-        self._recipe, self._spool, self._keep = recipe, spool, keep
+    def __init__(self, recipe: ChatRecipe, rules: TextRules, keep: tuple[str, ...] = ()) -> None:
+        self._recipe, self._keep = recipe, keep
         self._rules = replace(rules, max_document_bytes=min(MOST_BYTES, rules.max_document_bytes))
         self._cleaner = Cleaner(recipe.clean) if recipe.clean is not None else None
 
     def read(self, unit: Unit, on_reject: OnReject) -> Iterator[Batch]:
         recipe = self._recipe
-        files = FileReader(self._rules, None, self._spool or "")
+        files = FileReader(self._rules, None)
         with shared_renderer(recipe.template, recipe.train_on, recipe.special_tokens) as renderer:
             for number, slice in enumerate(unit.slices):
-                places, reading, first = Places(), Reading(self._rules, on_reject, self._spool), 0
+                places, reading, first = Places(), Reading(self._rules, on_reject), 0
                 for rows in files.rows([slice], on_reject, places):
                     records = _Records(slice, places, first, rows, reading)
                     yield self._batch(records, renderer, number << NUMBER_BITS)
@@ -278,7 +278,7 @@ def _turns(sides: Sequence[Conversation]) -> Int64s:
     return table[numbers]
 
 
-def find_form(slices: Iterator[Slice], form: str, columns: dict[str, str], spool: str) -> Form:
+def find_form(slices: Iterator[Slice], form: str, columns: dict[str, str]) -> Form:
     """The form of the first rows of a dataset; InputError if it is none of ours."""
     path = ""
     for slice in slices:
@@ -288,7 +288,7 @@ def find_form(slices: Iterator[Slice], form: str, columns: dict[str, str], spool
 
             rows = first_records(slice, _ROWS_SEEN)
         else:
-            reader = FileReader(TextRules(invalid_utf8="replace"), None, spool)
+            reader = FileReader(TextRules(invalid_utf8="replace"), None)
             some = next(iter(reader.rows([slice], lambda _: None, Places())), {})
             columns_seen = some if isinstance(some, dict) else some.slice(0, _ROWS_SEEN).to_pydict()
             rows = [dict(zip(columns_seen, values, strict=True)) for values in zip(*columns_seen.values(), strict=True)]

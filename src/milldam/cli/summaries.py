@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from milldam.run.pools import WorkPlan
+    from milldam.run.budget import WorkPlan
     from milldam.run.summary import Observer, Snapshot, Summary
     from milldam.stores.tokens.manifest import Tally
 

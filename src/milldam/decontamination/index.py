@@ -18,6 +18,7 @@ bytes a seed: about 5 times the text. It is mapped: processes hold nothing of it
 
 from __future__ import annotations
 
+import json
 import re
 from array import array
 from collections import Counter
@@ -29,8 +30,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from milldam.decontamination.array_file import map_arrays, write_arrays
 from milldam.decontamination.letters import BLOCK, Bytes, Hashes, Int64s, blocks_at, letters_in, words_of
+from milldam.errors import StoreError
+from milldam.files import NewFile
 from milldam.rules import EvaluationSet
 
 MIN_WORDS, SHORT_WORDS, MIN_LETTERS = 4, 8, 16
@@ -56,6 +58,8 @@ _SPACES = np.isin(np.arange(256), list(b" \t\n\r\f\v"))
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 Mask = npt.NDArray[np.bool_]
+Array = npt.NDArray[Any]
+_ALIGNED = 64
 
 
 @dataclass(slots=True)
@@ -406,3 +410,39 @@ class Index:
             common=int(common.sum()),
             repeated=int(self.facts["repeated"].get(str(number), 0)),
         )
+
+
+# ---- arrays in one file that is mapped where it is read: processes share its pages ----
+
+
+def write_arrays(path: Path, arrays: dict[str, Array], *, durable: bool, **facts: Any) -> dict[str, Any]:
+    """A line of JSON that says what follows, then the arrays, each at a multiple of 64 bytes. Gives its size and hash.
+
+    `durable`: nobody compares them before it is read.
+    """
+    layout = {name: [one.dtype.str, len(one)] for name, one in arrays.items()}
+    head = json.dumps({"facts": facts, "arrays": layout}).encode()
+    head += b" " * (-(len(head) + 1) % _ALIGNED) + b"\n"
+    with NewFile(path) as new:
+        new.write(head)
+        for one in arrays.values():
+            new.write(np.ascontiguousarray(one).view(np.uint8).data)
+            new.write(bytes(-new.size % _ALIGNED))
+        return new.commit() if durable else new.put_in_place()
+
+
+def map_arrays(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
+    """The arrays, read when they are looked at, and the facts."""
+    try:
+        with path.open("rb") as file:
+            head = file.readline()
+        layout = json.loads(head)
+        flat = np.memmap(path, np.uint8, "r")
+        arrays, at = {}, len(head)
+        for name, (dtype, count) in layout["arrays"].items():
+            size = np.dtype(dtype).itemsize * count
+            arrays[name] = np.asarray(flat[at : at + size]).view(dtype)
+            at += size + -size % _ALIGNED
+    except (OSError, ValueError, KeyError) as error:
+        raise StoreError(f"{path}: can't be read ({error}). Run the same command again to rebuild it.") from None
+    return arrays, layout["facts"]

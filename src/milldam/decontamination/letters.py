@@ -5,7 +5,7 @@ a zero byte, so that texts that differ only in case, punctuation and white space
 is written without spaces (Chinese, Japanese, Korean, Thai, Lao, Khmer, Burmese, Tibetan; emoji too) each character is a
 word. A word of more than 64 bytes counts as several, each of whole characters that have the next 64 bytes.
 
-Every byte keeps its place, so that what is found can be shown. Near-dedup's words (`dedup/shingles.py`) are found by
+Every byte keeps its place, so that what is found can be shown. Near-dedup's words (`dedup/minhash.py`) are found by
 another rule: nothing is shown there, so lower case may have another length, and every character beyond ASCII that is
 no general punctuation is a letter. Signatures in the indexes of earlier runs go by that rule, so it stays.
 

@@ -23,8 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from milldam import native
-from milldam.decontamination.array_file import map_arrays, write_arrays
-from milldam.decontamination.index import SEED_LETTERS, Index, shift_of
+from milldam.decontamination.index import SEED_LETTERS, Index, map_arrays, shift_of, write_arrays
 from milldam.decontamination.letters import Int64s, Room
 from milldam.text.arrays import Mask, text_offsets
 

@@ -14,7 +14,6 @@ pair that is kept and a bit a document.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,18 +24,18 @@ import numpy.typing as npt
 
 from milldam.dedup.drops import BLOOM, EVALUATION, EXACT, drop_files, drops_in, unit_and_row
 from milldam.dedup.keys import (
+    Hashes,
+    Int64s,
     KeyLayout,
     SortedKeys,
     begins,
     each_once,
-    hash_bands,
     in_order,
     mapped,
     new_mapped,
     work_folder,
 )
-from milldam.dedup.minhash import CHANCE, NO_WORDS, SignatureFiles, Signatures
-from milldam.dedup.shingles import Hashes, Int64s
+from milldam.dedup.minhash import CHANCE, NO_WORDS, SignatureFiles, Signatures, mix
 from milldam.files import NewFile
 from milldam.prefetch import in_threads
 from milldam.rules import NearRules
@@ -44,7 +43,7 @@ from milldam.rules import NearRules
 DEVIATIONS = 3
 """A pair is worth a look from so many standard deviations of the estimate below the threshold on."""
 WINDOW, PAIRS_KEPT = 4, 4
-_BANDS_AT_ONCE, _KEY_BYTES = 4, 8
+_BANDS_AT_ONCE = 4
 _ROWS_AT_ONCE, _KEYS_AT_ONCE, _RUN_KEYS = 1 << 13, 1 << 17, 1 << 20
 """However much memory there is: what caches hold, and malloc gives again without asking the system, takes less time."""
 _SMALLEST_BLOCK = 1024
@@ -103,6 +102,18 @@ class Documents:
         return ranks if self._by_rank is None else self._by_rank[ranks]
 
 
+def hash_bands(values: npt.NDArray[np.uint8]) -> Hashes:
+    """A hash of each row: (documents, values in a band) -> (documents,)."""
+    documents, size = values.shape
+    padded = np.zeros((documents, -(-size // 8) * 8), np.uint8)
+    padded[:, :size] = values
+    words = padded.view("<u8")
+    hashes = mix(words[:, 0])
+    for k in range(1, words.shape[1]):
+        hashes = mix(hashes + words[:, k])
+    return hashes
+
+
 def pair_steps(rules: NearRules) -> int:
     """How many calls of `find_pairs` there are.
 
@@ -122,12 +133,6 @@ def least_matches(rules: NearRules) -> int:
     deviation = (rules.threshold * (1 - rules.threshold) / size) ** 0.5
     estimate = max(0.0, rules.threshold - DEVIATIONS * deviation)
     return int(np.ceil((CHANCE + estimate * (1 - CHANCE)) * size - 1e-9))
-
-
-def room_for_steps(folder: Path, documents: int) -> int:
-    """How many calls of `find_pairs` the disk has room for at once, and one at least: a tenth of it stays free."""
-    step_bytes = documents * (_KEY_BYTES * (_BANDS_AT_ONCE + 1) + 2)
-    return max(1, int(shutil.disk_usage(folder).free * 0.9) // max(1, step_bytes))
 
 
 def find_pairs(work: NearWork, step: int) -> int:

@@ -29,12 +29,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from filelock import FileLock
 
-from milldam.dedup.drops import DropSet
+from milldam.dedup.drops import SEEN_BEFORE, DropSet, Original
 from milldam.dedup.exact import Words, count_hashes, each_range, sources_of
-from milldam.dedup.fingerprints import HASH_BYTES
-from milldam.dedup.keys import mapped
+from milldam.dedup.fingerprints import HASH_BYTES, Hashes, fingerprint
+from milldam.dedup.keys import SCATTERED, Int64s, mapped
 from milldam.dedup.minhash import signature_file_name, signature_files, unit_name
 from milldam.dedup.sketches import SketchRows, SketchWriter, sketch_paths
 from milldam.errors import ConfigError, Setting, StoreError
@@ -339,3 +340,61 @@ def _read_run(path: Path) -> IndexedRun | None:
 def _check_id(run_id: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", run_id):
         raise ConfigError(f'"{run_id}" can\'t be the id of a run: it names a file. Use letters, digits, "-" and "_".')
+
+
+# ---- documents that the index holds, found while they are read ----
+
+_NOWHERE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedIndex:
+    """What the documents of a job are compared with; it pickles."""
+
+    runs: tuple[str, ...]
+    """Ids of the runs of the index."""
+    paths: tuple[Path, ...]
+    normalize: bool
+
+    def open(self) -> SeenBefore:
+        return SeenBefore(self)
+
+
+class SeenBefore:
+    """Drops the documents of a unit that the index holds."""
+
+    def __init__(self, index: PinnedIndex) -> None:
+        self._hashes = [mapped(path, np.uint64, wanted=SCATTERED).reshape(2, -1) for path in index.paths]
+        self._normalize = index.normalize
+        self._runs: dict[int, int] = {}
+
+    def apply(self, texts: pa.LargeStringArray, rows: Int64s, verdicts: Verdicts) -> None:
+        """Mark those of the documents of these rows that the index holds."""
+        hashes, runs = fingerprint(texts, normalize=self._normalize), np.full(len(rows), _NOWHERE, np.int64)
+        order = np.argsort(hashes[:, 0])  # so that neighbours are looked for one after the other
+        hi, lo = hashes[order].T
+        for number, run in enumerate(self._hashes):  # of several runs, the first that has it counts
+            left = np.flatnonzero(runs[order] == _NOWHERE)
+            runs[order[left[_held_by(run, np.ascontiguousarray(hi[left]), lo[left])]]] = number
+        seen = runs != _NOWHERE
+        verdicts.drop(seen, SEEN_BEFORE)
+        self._runs = dict(zip(rows[seen].tolist(), runs[seen].tolist(), strict=True))
+
+    def of(self, row: int) -> Original | None:
+        """What the document of a row duplicates, of those asked for last."""
+        run = self._runs.get(row)
+        return None if run is None else Original(SEEN_BEFORE, indexed_run=run)
+
+
+def _held_by(run: Hashes, hi: Words, lo: Words) -> Mask:
+    """Which of some hashes a sorted run has, (2, hashes)."""
+    held, place, left = np.zeros(len(hi), np.bool_), np.searchsorted(run[0], hi), np.arange(len(hi))
+    # Several may share their high half.
+    while len(left):
+        left = left[place[left] < run.shape[1]]
+        left = left[run[0, place[left]] == hi[left]]
+        equal = run[1, place[left]] == lo[left]
+        held[left[equal]] = True
+        left = left[~equal]
+        place[left] += 1
+    return held

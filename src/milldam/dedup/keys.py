@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from milldam.dedup.shingles import Hashes, Int64s, mix
 from milldam.errors import ResourceError
 from milldam.files import explain_os_errors
 
+Hashes = npt.NDArray[np.uint64]
+Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Slices = list[tuple[int, slice]]
 """Parts of sorted runs: (number of the run, from, to)."""
@@ -29,18 +30,6 @@ SCATTERED: tuple[Int64s, Int64s] = (np.empty(0, np.int64), np.empty(0, np.int64)
 MOST_DOCUMENTS = 1 << 32
 _MANY_RUNS = 16
 """So many, numpy sorts as fast; of so many runs, merging them two by two takes as long as sorting."""
-
-
-def hash_bands(values: npt.NDArray[np.uint8]) -> Hashes:
-    """A hash of each row: (documents, values in a band) -> (documents,)."""
-    documents, size = values.shape
-    padded = np.zeros((documents, -(-size // 8) * 8), np.uint8)
-    padded[:, :size] = values
-    words = padded.view("<u8")
-    hashes = mix(words[:, 0])
-    for k in range(1, words.shape[1]):
-        hashes = mix(hashes + words[:, k])
-    return hashes
 
 
 class KeyLayout:

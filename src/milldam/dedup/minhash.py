@@ -1,34 +1,134 @@
-"""Texts -> MinHash signatures: rows of bytes whose share of equal places estimates how alike two documents are.
+"""Texts -> shingles (hashes of word n-grams) -> MinHash signatures, whose share of equal places estimates how alike two
+documents are.
+
+A word is a run of letters, digits and non-ASCII characters, in lower case, of at most 64 bytes (a longer run is cut
+into such pieces). Where a script is written without spaces (Chinese, Japanese, Korean, Thai, Lao, Khmer, Burmese,
+Tibetan; emoji too) each character is a word. ASCII marks, the Latin-1 signs and general punctuation (U+2000 to
+U+2BFF) separate words, so that curly and straight quotes make no difference. A document of fewer words than `ngram`
+gives one shingle of all its words; one without words gives none. The hashes depend on the text and `ngram` alone.
 
 One permutation instead of hundreds: each shingle's hash falls into one of `bands x rows` bins, and each bin keeps the
 smallest. A bin that stays empty (in short documents many do) borrows from the first bin with something in it, in an
-order that is random but fixed for each bin. What is stored of a bin is one byte, a hash of its smallest shingle with a
-factor of the bin's own; two unlike documents agree in one place of 254. The probability that two signatures agree in
-a place is their Jaccard similarity, as with many permutations, at a cost that does not grow with the signature.
+order that is random but fixed for each bin. Of a bin one byte is stored, a hash of its smallest shingle with a factor
+of the bin's own; two unlike documents agree in one place of 254. The probability that two signatures agree in a place
+is their Jaccard similarity, as with many permutations, at a cost that does not grow with the signature. Measured with
+32 x 8 values on pairs at similarities 0.5 to 0.8 (`benchmarks/near.py`): the estimate is off by less than 0.002 on
+average; its standard deviation is 0.9 times that of 256 true permutations for documents of 300 words and more, 1.15
+times for those of 30.
 
-Measured with 32 x 8 values on pairs at similarities 0.5 to 0.8 (`benchmarks/near.py`): the estimate is off by less than
-0.002 on average; its standard deviation is 0.9 times that of 256 true permutations for documents of 300 words and
-more, 1.15 times for those of 30. Made in C (native/shingles.c), in no memory but that of the signatures.
-
-On disk the signatures of a unit are a file of their bytes, nothing else, so that any row can be mapped. They are not
-compressed: they look like noise, and there is nothing to gain. `bands x rows` bytes of disk a document.
+Made in C (native/shingles.c). On disk the signatures of a unit are a file of `bands x rows` bytes a document, not
+compressed: they look like noise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from milldam.dedup.keys import mapped, numbered
-from milldam.dedup.shingles import TEXTS, Int64s, lower_case, mix, raw
+from milldam.dedup.keys import Hashes, Int64s, mapped, numbered
 from milldam.errors import InputError
 from milldam.native import kernel
 from milldam.rules import NearRules
+from milldam.text.arrays import text_offsets
+
+Bytes = npt.NDArray[np.uint8]
+Characters = npt.NDArray[np.uint32]
+
+SLICE_BYTES = 1 << 18
+"""Text taken at once: large enough that a numpy call costs little, small enough for the processor's cache."""
+SLICE_DOCUMENTS = 512
+"""The same for many short documents, whose signatures are larger than their texts."""
+_WORD_FACTOR = np.uint64(0x9FB21C651E98DF25)
+_ORDER_FACTOR = np.uint64(0xD6E8FEB86659FD93)
+
+
+@dataclass(frozen=True, slots=True)
+class Shingles:
+    """The n-gram hashes of some documents, end to end."""
+
+    flat: Hashes
+    offsets: Int64s
+    """Where each document begins in `flat`, and the end: (documents + 1,)."""
+
+
+def shingle(texts: pa.LargeStringArray, ngram: int) -> Shingles:
+    """The shingles of each document of a batch.
+
+    >>> shingle(pa.array(["To be, or not to be", "to be", "..."], pa.large_string()), 3).offsets.tolist()
+    [0, 4, 5, 5]
+    """
+    data, starts = raw(texts)
+    hashes, offsets = np.empty(most_words(data, len(texts)), np.uint64), np.empty(len(starts), np.int64)
+    made = kernel("shingles", *TEXTS, np.uint64, np.int64)(data, starts, ngram, lower_case(), hashes, offsets)
+    return Shingles(hashes[:made], offsets)
+
+
+TEXTS = (np.uint8, np.int64, int, np.uint32)
+"""What a kernel takes to read texts: their bytes, where each begins, words in an n-gram, `lower_case`."""
+
+
+def most_words(data: Bytes, texts: int) -> int:
+    """More words than some texts can have: two that touch have at least four bytes, others a mark between them."""
+    return len(data) // 2 + texts
+
+
+def slices(texts: pa.LargeStringArray) -> Iterator[pa.LargeStringArray]:
+    """Runs of at most `SLICE_DOCUMENTS` and `SLICE_BYTES`, without a copy; a larger document stands alone."""
+    offsets = text_offsets(texts)
+    start = 0
+    while start < len(texts):
+        stop = int(np.searchsorted(offsets, offsets[start] + SLICE_BYTES, side="right")) - 1
+        stop = min(max(stop, start + 1), start + SLICE_DOCUMENTS)
+        yield texts[start:stop]
+        start = stop
+
+
+def raw(texts: pa.LargeStringArray) -> tuple[Bytes, Int64s]:
+    """The bytes of the texts, and where each begins."""
+    offsets = text_offsets(texts)
+    buffer = texts.buffers()[2]
+    data = np.frombuffer(buffer, dtype=np.uint8) if buffer is not None else np.empty(0, np.uint8)
+    return data[offsets[0] : offsets[-1]], offsets - offsets[0]
+
+
+_LOWERED = 0x20000
+"""No character from here on has a lower case."""
+
+
+@cache
+def lower_case() -> Characters:
+    """The lower case of each character by its number, for kernels."""
+    found = np.arange(_LOWERED, dtype="<u4")
+    valid = (found < 0xD800) | (found >= 0xE000)
+    text = pc.utf8_lower(pa.scalar(found[valid].tobytes().decode("utf-32-le"))).as_py()
+    found[valid] = np.frombuffer(text.encode("utf-32-le"), "<u4")
+    return found
+
+
+def _fold(values: Hashes) -> Hashes:
+    values = values ^ (values >> np.uint64(32))
+    values *= _WORD_FACTOR
+    values ^= values >> np.uint64(29)
+    return values
+
+
+def mix(values: Hashes) -> Hashes:
+    """Spread numbers over all 64 bits, one to one (two rounds of multiply and shift)."""
+    values = _fold(values)
+    values *= _ORDER_FACTOR
+    values ^= values >> np.uint64(32)
+    return values
+
+
+# ---- signatures ----
 
 Signatures = npt.NDArray[np.uint8]
 """(documents, bands x rows); a document without words has `NO_WORDS` in every place."""

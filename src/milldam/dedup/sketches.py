@@ -23,9 +23,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from milldam.dedup.keys import begins, mapped, numbered
-from milldam.dedup.minhash import SignatureFiles, unit_name
-from milldam.dedup.shingles import SLICE_BYTES, TEXTS, Hashes, Int64s, lower_case, most_words, raw, slices
+from milldam.dedup.keys import Hashes, Int64s, begins, mapped, numbered
+from milldam.dedup.minhash import (
+    SLICE_BYTES,
+    TEXTS,
+    SignatureFiles,
+    lower_case,
+    most_words,
+    raw,
+    slices,
+    unit_name,
+)
 from milldam.errors import StoreError
 from milldam.files import NewFile
 from milldam.native import kernel

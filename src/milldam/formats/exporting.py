@@ -42,8 +42,8 @@ from milldam.loader.stores import Store
 from milldam.memory import parse_size
 from milldam.rules import AtLeastOne, Settings, Size
 from milldam.run import engine
+from milldam.run.budget import WorkPlan
 from milldam.run.engine import Assigned, Make, Progress, Session, Stage
-from milldam.run.pools import WorkPlan
 from milldam.run.records import RECORDS, Record, Records
 from milldam.run.summary import Observer, Summary
 from milldam.run.units import Identity
@@ -232,7 +232,7 @@ class ExportJob(engine.Job[ExportSummary]):
         return {"rows": rows, "tokens_left_out": export.store.tokens - sum(one["tokens"] for one in made)}
 
     def up_to_date(self, run: Session) -> ExportSummary | None:
-        made = EXPORT.value(Folder(run.folder.out))
+        made = EXPORT.head(Folder(run.folder.out))
         return replace(self._summary(made), up_to_date=True) if self._has_all(made["sizes"]) else None
 
     def _summary(self, made: dict[str, Any]) -> ExportSummary:

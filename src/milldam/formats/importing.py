@@ -35,8 +35,8 @@ from milldam.input_files import version_of
 from milldam.memory import parse_size, usage
 from milldam.rules import AtLeastOne, Settings, Size
 from milldam.run import engine
+from milldam.run.budget import WorkPlan, require_room
 from milldam.run.engine import Assigned, Make, Progress, Session, Stage
-from milldam.run.pools import WorkPlan, require_room
 from milldam.run.records import RECORDS, Record, Records, sweep
 from milldam.run.summary import Observer, Summary
 from milldam.run.units import Identity, key_of
@@ -47,10 +47,11 @@ from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import (
     SHARD_FILES,
     Manifest,
-    ManifestText,
     Shard,
     ShardSpool,
     Totals,
+    read_facts,
+    read_shards,
     totals_by_split,
 )
 from milldam.stores.tokens.writer import ShardWriter, Tokens
@@ -335,8 +336,8 @@ class ImportJob(engine.Job[ImportSummary]):
         out = run.folder.out
         if not has_every_file(out, TOKENS):
             return None
-        manifest = ManifestText.at(Folder(out))
-        return self._summary(out, manifest.facts(), totals_by_split(manifest.shards()))
+        place = Folder(out)
+        return self._summary(out, read_facts(place), totals_by_split(read_shards(place)))
 
     def _summary(self, out: Path, manifest: Manifest, splits: dict[str, Totals]) -> ImportSummary:
         documents = {name: {"documents": one.documents, "tokens": one.tokens} for name, one in splits.items()}

@@ -469,15 +469,15 @@ class Spare(Generic[BatchT]):
 
     def take(self) -> BatchT | None:
         """A batch to overwrite; None: there is none."""
-        free = None
-        if not self._in_turn:
-            free = next((kept for kept in self._kept if kept.is_free()), None)
-        elif self._kept and len(self._kept) == self._most:
+        batch: BatchT | None = None
+        if self._in_turn and len(self._kept) == self._most > 0:
             self._kept.rotate(-1)
-            free = self._kept[-1]
-        if free is None:
-            return None
-        batch: BatchT = free.batch
+            batch = self._kept[-1].batch
+        elif not self._in_turn:
+            for kept in self._kept:
+                if kept.is_free():
+                    batch = kept.batch
+                    break
         return batch
 
     def keep(self, batch: BatchT) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, cast
@@ -169,6 +169,8 @@ class FeedSamples(Samples[SampleT, BatchT]):
         self.parts, self.split, self.cut = parts, split, cut
         self.name, self.units = parts.facts.name, parts.facts.units
         self._signed, self._reusable, self._rows_each = cut.kind._signed, cut.kind._reusable, cut.kind._rows_each
+        self._padding = cut.kind.padding_with(parts.facts.pad_id)
+        self._label_form = getattr(cut.rules, "form", None)
         self._counted: int | None = None
         self._lock = threading.RLock()
         self._serials: dict[Key, int] = {}
@@ -249,11 +251,6 @@ class FeedSamples(Samples[SampleT, BatchT]):
     def _numbered(self) -> int:
         return 1 << (_INDEX_BITS + _GROUP_BITS)
 
-    @property
-    def _padding(self) -> Mapping[str, int] | None:
-        padding: Mapping[str, int] | None = self.cut.kind.padding_with(self.parts.facts.pad_id)
-        return padding
-
     def _sample(self, number: int) -> SampleT:
         serial, inside = divmod(number, 1 << _INDEX_BITS)
         return cast(SampleT, self.open_group(self._keys[serial]).sample(inside))
@@ -286,7 +283,7 @@ class FeedSamples(Samples[SampleT, BatchT]):
             if group is None:
                 files = [self.parts.part(unit, number).files[self.split] for unit, number in key]
                 samples = self._samples_of(files)
-                group = self._opened[key] = Sources(samples, self.cut.way)
+                group = self._opened[key] = Sources(samples)
                 too_long = getattr(self.cut.rules, "too_long", None) in ("drop", "cut") and not self._warned
                 for one in (one for one in samples if too_long and one.too_long.documents):
                     # Once: how many there are in all is not known.

@@ -4,14 +4,14 @@ Which source comes at a place follows from the weights (`mixed_order`); which sa
 goes on for ever: a source is shuffled anew in each of its own epochs, and no sample of it comes twice within one,
 whatever the others do. Nothing is drawn by chance, so a mixture can be entered anywhere, on any number of ranks.
 
-Where all sources are mapped, their files are mapped side by side once more, which takes addresses alone, so that a
-batch is one gather, as that of one source is; where all are read by pread, so is the stream of all. Else a batch is one
-read for each source in it. Holds a schedule of some blocks (1 MB) beside what the sources hold.
+The files of all sources are read as one stream, so that a batch is one gather, as that of one source is. Where sources
+differ in kind, dtype, way of reading or place, a batch is one read for each source in it. Holds a schedule of some
+blocks (1 MB) beside what the sources hold.
 """
 
 from __future__ import annotations
 
-import logging
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -33,26 +33,15 @@ from milldam.loader.opening import open_data
 from milldam.loader.order import Shuffle, Stretches
 from milldam.loader.packed import PADDING, PackedRows, RowPieces, RowReading
 from milldam.loader.permutation import Int64s
-from milldam.loader.reading import (
-    MOST_MAPPINGS,
-    OPEN_FILES,
-    MappedReader,
-    MappingError,
-    PositionedReader,
-    Reader,
-    Way,
-    open_reader,
-    ranges,
-)
+from milldam.loader.reading import OPEN_FILES, Reader, open_reader, ranges
 from milldam.loader.samples import OF_A_WHOLE_BATCH, ReadPart, Samples, counted_number
+from milldam.loader.stream import TokenFile
 from milldam.loader.types import Array, BatchT, Labelled, PackedBatch, PackedRow, SampleT, State, TokenPair
-from milldam.loader.views import Cuttable, RowOptions, Trainable, WindowOptions
+from milldam.loader.views import Cuttable, RowOptions, WindowOptions
 from milldam.loader.windows import Form, Windows, read_windows
-from milldam.memory import available_bytes
 
 Weight = float | Fraction | Decimal
 SourceT = TypeVar("SourceT", bound="str | Path | Cuttable | Mixture")
-log = logging.getLogger("milldam")
 _SOURCE_SEED = 4
 """Apart from the numbers that orders mix into their seeds."""
 
@@ -121,25 +110,11 @@ class Mixture:
 
     def packed(self, seq_len: int, **options: Unpack[RowOptions]) -> MixedSamples[PackedRow, PackedBatch]:
         """Packed rows of every source; options as for `store.packed`."""
-        return self._all_cut("packed", seq_len, {**options})
+        return self._all_cut("packed", seq_len, options)
 
-    def _all_cut(self, verb: str, seq_len: int, options: dict[str, Any]) -> MixedSamples[Any, Any]:
-        if sum(self._sizes(options.get("split")).values()) > available_bytes()[0] // 2:
-            # Each source alone may fit in memory where all of them together do not.
-            options = {"read": "pread"} | options
+    def _all_cut(self, verb: str, seq_len: int, options: Mapping[str, Any]) -> MixedSamples[Any, Any]:
         samples = [getattr(source, verb)(seq_len, **options) for source in self.sources]
         return MixedSamples(samples, self.weights, self._stop)
-
-    def _sizes(self, split: str | None) -> dict[object, int]:
-        """Bytes of the tokens of each source that is there."""
-        sizes: dict[object, int] = {}
-        for source in self.sources:
-            if isinstance(source, Mixture):
-                sizes |= source._sizes(split)
-            elif isinstance(source, Trainable):
-                stream = source._chosen(split).stream()
-                sizes[stream.name, stream.first] = stream.size_bytes
-        return sizes
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Mixture, (self.sources, self.weights, self._stop)
@@ -173,7 +148,8 @@ class MixedSamples(Samples[SampleT, BatchT]):
         self._schedule = Schedule(self.weights)
         # begins: (sources + 1,), the number of the first sample of each, and the end
         self._begins = np.array([0, *accumulate(source._numbered for source in self.sources)], np.int64)
-        self._rows_each = self.sources[0]._rows_each
+        first = self.sources[0]
+        self._rows_each, self._padding, self._label_form = first._rows_each, first._padding, first._label_form
         self._signed = any(source._signed for source in sources)
         self._reusable = all(source._reusable for source in sources)
         self._epochs = np.zeros(0, np.int64)
@@ -222,10 +198,11 @@ class MixedSamples(Samples[SampleT, BatchT]):
         return int(self._begins[-1])
 
     def __getitem__(self, number: int) -> SampleT:
-        wanted: SampleT = self._all.sample(
-            int(self._order(False, 0).numbers(np.array([counted_number(number, len(self))]))[0])
-        )
-        return wanted
+        return self._sample(int(self._order(False, 0).numbers(np.array([counted_number(number, len(self))]))[0]))
+
+    def _sample(self, number: int) -> SampleT:
+        sample: SampleT = self._all.sample(number)
+        return sample
 
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
         return self._look_up(numbers, dtype)(slice(0, len(numbers)), out)
@@ -235,7 +212,7 @@ class MixedSamples(Samples[SampleT, BatchT]):
 
     @cached_property
     def _all(self) -> Sources:
-        return Sources(list(_leaves(self)))
+        return Sources(self.sources)
 
     def _order(self, shuffle: Shuffle, seed: int) -> MixedOrder:
         # Each source with a seed of its own, else sources of one size would come in one order.
@@ -257,21 +234,12 @@ class MixedSamples(Samples[SampleT, BatchT]):
         return f"MixedSamples({_described(self.sources, self.weights)}: {len(self):,} samples an epoch)"
 
 
-def _leaves(samples: Samples[SampleT, BatchT]) -> Iterator[Samples[SampleT, BatchT]]:
-    """The samples themselves, or the sources that a mixture of mixtures ends in."""
-    if isinstance(samples, MixedSamples):
-        for source in samples.sources:
-            yield from _leaves(source)
-    else:
-        yield samples
-
-
 def _refuse_unlike(sources: Sequence[Samples[object, Any]]) -> None:
     """Refuse samples that can't be rows of one batch, or in which the same number means different words."""
     first, *others = sources
     known = next((source for source in sources if source.tokenizer), first)
     for other in others:
-        if next(_leaves(first))._padding is None and other.sample_tokens != first.sample_tokens:
+        if first._padding is None and other.sample_tokens != first.sample_tokens:
             raise ConfigError(
                 f"mix: {first!r} has samples of {first.sample_tokens:,} tokens, {other!r} of "
                 f"{other.sample_tokens:,}. Use one length for all."
@@ -288,13 +256,9 @@ def _refuse_unlike(sources: Sequence[Samples[object, Any]]) -> None:
 
 def _form(samples: Samples[object, Any]) -> str:
     """The arrays of a sample, and the form of its labels, in words."""
-    leaf: Any = next(_leaves(samples))
-    sample: Any = leaf[0]
+    sample: Any = samples[0]
     arrays = f"a dict of {', '.join(sample)}" if isinstance(sample, dict) else f"a tuple of {len(sample)}"
-    cut = getattr(leaf, "cut", None)  # of a feed
-    kind, rules = (cut.kind, cut.rules) if cut else (type(leaf), getattr(leaf, "rules", None))
-    form = f' (form="{rules.form}")' if rules and issubclass(kind, Windows | PackedRows) else ""
-    return arrays + form
+    return arrays if samples._label_form is None else f'{arrays} (form="{samples._label_form}")'
 
 
 # ---- reading ----
@@ -303,39 +267,31 @@ def _form(samples: Samples[object, Any]) -> str:
 class Sources:
     """Samples of several sources by number, counted through all of them end to end."""
 
-    def __init__(self, sources: Sequence[Samples[Any, Any]], way: Way | None = None) -> None:
-        """`way`: how to read sources that have no readers of their own yet; None: as each of them is read."""
+    def __init__(self, sources: Sequence[Samples[Any, Any]]) -> None:
         self.sources: Sequence[Any] = sources
-        self._way = way
         # begins: (sources + 1,), the number of the first sample of each, and the end
         self.begins: Int64s = np.array([0, *accumulate(source._numbered for source in sources)], np.int64)
+        self._shifts: list[int] = []
+        """Where the stream of each source begins among all."""
 
     @cached_property
     def _reader(self) -> Reader | None:
-        """The reader of all sources at once; None where there can't be one: not of one kind and dtype, or not read in
-        one way."""
-        sources = self.sources
-        alike = len({(type(source), source.token_dtype) for source in sources}) == 1
-        if not alike or not isinstance(sources[0], Windows | PackedRows):
+        """The reader of all sources at once; None where they are not of one kind, dtype and way of reading."""
+        sources, first = self.sources, self.sources[0] if self.sources else None
+        if not isinstance(first, Windows | PackedRows):
             return None
-        files = tuple(file for source in sources for file in source._stream.files)
-        stream = replace(sources[0]._stream, files=files, first=0, stop=sum(file.tokens for file in files))
-        if self._way is not None:
-            return open_reader(stream, self._way)
-        kinds = {type(source._reader) for source in sources}
-        if kinds == {PositionedReader}:
-            return PositionedReader(stream, OPEN_FILES * len(sources))
-        if kinds == {MappedReader} and len(files) <= MOST_MAPPINGS:
-            try:
-                return MappedReader(stream)
-            except MappingError as error:
-                log.debug("a mixture of %d sources is read source by source: %s", len(sources), error)
-        return None
-
-    @cached_property
-    def _shifts(self) -> list[int]:
-        """Where the stream of each source begins among all."""
-        return [0, *accumulate(sum(file.tokens for file in source._stream.files) for source in self.sources)][:-1]
+        if len({(type(one), one.token_dtype, one._way, id(one._stream.origin)) for one in sources}) > 1:
+            return None
+        # Parts of one store have the same files.
+        begins: dict[tuple[TokenFile, ...], int] = {}
+        tokens = 0
+        for source in sources:
+            files = source._stream.files
+            if files not in begins:
+                begins[files], tokens = tokens, tokens + sum(file.tokens for file in files)
+            self._shifts.append(begins[files])
+        stream = replace(first._stream, files=tuple(itertools.chain(*begins)), first=0, stop=tokens)
+        return open_reader(stream, first._way, OPEN_FILES * len(begins))
 
     @property
     def readers(self) -> tuple[Reader, ...]:

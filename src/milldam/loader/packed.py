@@ -6,9 +6,9 @@ best_fit   a document is cut only when it is longer than a row, or left out then
 
 Where the data says which tokens are trained on (conversations), all others have no loss: see `documents`.
 
-The pieces of up to 1,024 rows are looked up together, some dozens of numpy calls; a batch is then written by a kernel
-(native/rows.c), out of mapped tokens, or of those that are read for it. Holds the batch, and 130 bytes for each piece
-that was looked up; of conversations, 16 more for each trained stretch.
+The pieces of thousands of rows are looked up together, some dozens of numpy calls; a batch is then written by a kernel
+(native/rows.c), out of mapped tokens, or of those that are read for it. Holds the batch, and some 130 bytes for each of
+about 65,536 pieces; of conversations 8,192, and 16 bytes for each trained stretch.
 
 A batch is a dict. Each of these is (rows, seq_len):
 
@@ -65,9 +65,9 @@ an error."""
 PADDING = -1
 """The document of padding."""
 _LONGEST_ROW = 2**31 - 1
-_ROWS_AT_ONCE, _PIECES_AT_ONCE, _MASKED_PIECES_AT_ONCE = 1024, 1 << 16, 1 << 13
-"""Rows that are looked up together, and their pieces if rows have the mean of the data; masked ones come with the
-stretches that are trained on."""
+_PIECES_AT_ONCE, _MASKED_PIECES_AT_ONCE = 1 << 16, 1 << 13
+"""Pieces that are looked up together, if rows have as many as on average; masked ones come with the stretches that are
+trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +208,7 @@ class PackedRows(StreamSamples[PackedRow, PackedBatch]):
         """Rows whose pieces are looked up together."""
         documents = len(self._documents) if self._index is None else len(self._index.lengths)
         pieces = _MASKED_PIECES_AT_ONCE if self._stream.has_spans else _PIECES_AT_ONCE
-        return max(1, min(_ROWS_AT_ONCE, pieces // (documents // self._count + 1)))
+        return max(1, pieces // (documents // self._count + 1))
 
     def pieces(self, numbers: Int64s) -> RowPieces:
         """Everything about rows but their tokens."""

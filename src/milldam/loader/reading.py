@@ -101,7 +101,7 @@ class Reader(Protocol):
         """These stretches are not read again soon."""
 
 
-def open_reader(stream: TokenStream, way: Way = "auto") -> Reader:
+def open_reader(stream: TokenStream, way: Way = "auto", most_open: int | None = None) -> Reader:
     """The reader for a stream: mapped while it fits in half of the memory that is free, else positioned.
 
     Where its files come through a cache, they are mapped once they all are here.
@@ -118,7 +118,7 @@ def open_reader(stream: TokenStream, way: Way = "auto") -> Reader:
         except MappingError as error:
             # A limit on addresses, as clusters set it.
             log.warning(f"{stream.name}: read without mapping it, since that failed: {error}")
-    return PositionedReader(stream)
+    return PositionedReader(stream, most_open)
 
 
 def fits_memory(stream: TokenStream) -> bool:

@@ -56,11 +56,10 @@ class Samples(ABC, Generic[SampleT, BatchT]):
     """Why a sampler of torch can't draw from them."""
     _rows_each = 1
     """Rows of a batch that a sample has; of two, the first ones of all samples stand before the second ones."""
-
-    @property
-    def _padding(self) -> Mapping[str, int] | None:
-        """What the arrays of a batch are padded with, where samples differ in length; None: they don't."""
-        return None
+    _padding: Mapping[str, int] | None = None
+    """What the arrays of a batch are padded with, where samples differ in length."""
+    _label_form: str | None = None
+    """The form of labels, where there are several."""
 
     @property
     @abstractmethod
@@ -199,6 +198,7 @@ class StreamSamples(Samples[SampleT, BatchT]):
         self._made_from = (data, rules, way)
         self._stream, self._way = data.stream(), way
         self._opened: Reader | None = None
+        self._padding, self._label_form = self.padding_with(self._stream.pad_id), getattr(rules, "form", None)
 
     @property
     def identity(self) -> State:
@@ -230,10 +230,6 @@ class StreamSamples(Samples[SampleT, BatchT]):
     def padding_with(cls, pad_id: int) -> Mapping[str, int] | None:
         """As `_padding`, of data with this pad id."""
         return None
-
-    @property
-    def _padding(self) -> Mapping[str, int] | None:
-        return self.padding_with(self._stream.pad_id)
 
     @abstractmethod
     def _lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:

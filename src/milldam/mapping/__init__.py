@@ -1,29 +1,28 @@
 """`milldam.map`: any function over the rows of any source, in flat memory, cached unit by unit.
 
-settings    what can be said to it; what HF's `map` calls the same
-identity    what a function depends on
-rows, spool    anything that has rows -> units, and a reader of their rows
+settings            its options
+identity            what a function depends on
+rows, spool         anything that has rows -> units, and a reader of their rows
 function, schema    rows -> batches -> function -> columns of one schema
-working    the function and a unit in a worker
-job    all of it as a job of the engine: planned, resumable, in a memory budget
-cache    tables for which no folder was named
-text_encoder    `milldam.TextEncoder`, for use inside a function
+working             the function and a unit in a worker
+job                 all of it as a job of the engine: planned, resumable, in a memory budget
+cache               tables for which no folder was named
+text_encoder        `milldam.TextEncoder`, for use inside a function
 
-What it makes is a `milldam.stores.table.Table`.
+The result is a `milldam.stores.table.Table`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from milldam.choices import Documents, Executor, InputFormat, InvalidUtf8
-    from milldam.mapping.job import MapSummary
-    from milldam.mapping.settings import Format, HuggingFaceNames, OnError
+    from milldam.mapping.settings import Format, OnError
     from milldam.stores.table.reader import Table
 
 __all__ = ["map"]
@@ -67,7 +66,6 @@ def map(
     subset: str | None = None,
     strict: bool = False,
     overwrite: bool = False,
-    **theirs: Unpack[HuggingFaceNames],
 ) -> Table:
     """Apply a function to every row of a source and open the resulting table; what `milldam map` does.
 
@@ -75,8 +73,7 @@ def map(
     generator function. The function takes and returns a dict of columns (batched=False: a row) as in HF's `map`.
     Resumes after the last finished unit. A unit is redone if the function's code, a value that it holds, an argument, a
     setting or its own input has changed, and never otherwise. `memory` limits what the job uses beyond what your
-    program already holds. `theirs`: names of HF's `map` with the same meaning: num_proc, features, new_fingerprint,
-    load_from_cache_file.
+    program already holds.
 
     Without `out` the table goes to the user's cache (`milldam cache`), where the same call finds it again. A
     `DatasetDict`, saved, on the Hub or in memory, becomes a dict of tables, one per split, each in a folder of `out`.
@@ -88,36 +85,30 @@ def map(
     >>> print(table.report)
     lengths.table: ...
     """
-    given = {name: value for name, value in locals().items() if name != "theirs"} | theirs
+    options = locals()
     from milldam.mapping.rows import each_split
 
-    splits = each_split(given)
-    made: Any = _table_of(given) if splits is None else {name: _table_of(one) for name, one in splits.items()}
-    return cast("Table", made)
+    splits = each_split(options)
+    tables: Any = _table_of(options) if splits is None else {name: _table_of(one) for name, one in splits.items()}
+    return cast("Table", tables)
 
 
-def _table_of(given: dict[str, Any]) -> Table:
+def _table_of(options: dict[str, Any]) -> Table:
     from milldam.mapping.job import run_map
     from milldam.mapping.settings import settings_of
     from milldam.memory import release, usage
+    from milldam.run.summary import log
     from milldam.stores.table.reader import Table
 
     release()
-    summary = run_map(settings_of(given), held_bytes=usage().anonymous)
-    _warn(summary)
-    table = Table(summary.out)
-    table.report = summary
-    release()
-    return table
-
-
-def _warn(summary: MapSummary) -> None:
-    """What nobody should overlook, to `logging`; of a table that was there already it was said before."""
-    from milldam.run.summary import log
-
-    if not summary.up_to_date and summary.rejected:
+    summary = run_map(settings_of(options), held_bytes=usage().anonymous)
+    if not summary.up_to_date and summary.rejected:  # of a table that was there already, it was logged before
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in summary.rejected.items())
         rejects = os.path.join(summary.out, "rejects.jsonl")
         log.warning("%s: rejected: %d (%s), in %s", summary.out, sum(summary.rejected.values()), reasons, rejects)
     if summary.over_budget:
         log.warning("%s: %s", summary.out, summary.over_budget)
+    table = Table(summary.out)
+    table.report = summary
+    release()
+    return table

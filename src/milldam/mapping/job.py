@@ -37,7 +37,7 @@ from milldam.input_files import is_address, without_secrets
 from milldam.mapping.cache import ONCE, cached_out
 from milldam.mapping.function import ALL
 from milldam.mapping.identity import FunctionIdentity, identify
-from milldam.mapping.rows import AnySource, RowUnit, source_of
+from milldam.mapping.rows import RowUnit, source_of
 from milldam.mapping.schema import given_schema, unified
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.working import FAILED, MapLoad
@@ -45,11 +45,12 @@ from milldam.markup import counted
 from milldam.memory import usage
 from milldam.pipeline.rejects import first_reject, gather_rejects
 from milldam.run import engine
+from milldam.run.budget import WORK_BYTES, WorkPlan, fit_workers
 from milldam.run.engine import Session, Stage
 from milldam.run.folder import FINISHED, PLAN, RunFolder
-from milldam.run.pools import WORK_BYTES, Workers, WorkPlan, fit_workers
 from milldam.run.records import RECORDS, Record, Records, sweep
 from milldam.run.summary import Observer, Summary, log
+from milldam.run.tasks import Workers
 from milldam.run.units import Identity, key_of
 from milldam.sources.compression import STDIN
 from milldam.sources.units import InputFile
@@ -66,7 +67,7 @@ _VERSION = 3
 """Of the way from rows to rows: another one makes other keys."""
 _CHANGES_SHOWN = 6
 _MARGIN = 1.15
-"""Batches differ, and a shard waits to be written."""
+"""Batches differ in size, and a shard waits to be written."""
 
 
 class MapFacts(TypedDict):
@@ -120,33 +121,29 @@ class MapJob(engine.Job[MapSummary]):
         self.batch_bytes = max(0, 4 * settings.most_batch_bytes - WORK_BYTES)
         schema = given_schema(settings.schema)
         self._schema = None if schema is None else TableSchema.of(schema)
-        self._function: FunctionIdentity | None = None
+        self.function: FunctionIdentity | None = None
         self._once = uuid.uuid4().hex
-        """In the keys where the function has no hash: nothing is reused."""
+        """In the keys if the function has no hash: nothing is reused."""
         self._count = 0
-        """Workers that there were."""
+        """Workers of the run."""
 
     # ---- prepare ----
 
-    def look(self, spool: Path) -> None:
-        """Identify function and source. `spool`: a folder for what can be read only once, and what is worth keeping."""
-        settings = self.settings
-        if self._function is not None:  # before there was a folder
-            self._source: AnySource = copy.copy(self._source)
+    def look(self, spool: Path) -> FunctionIdentity:
+        """Identify function and source. `spool`: a folder for what can be read only once."""
+        if self.function is None:
+            self.function = identify(self.settings.function, self.settings.fn_kwargs, key=self.settings.key)
+            self._source = source_of(self.settings, spool)
+        else:  # before there was a folder
+            self._source = copy.copy(self._source)
             self._source.spool_folder = spool
-            return
-        self._function = identify(settings.function, settings.fn_kwargs, key=settings.key)
-        self._source = source_of(settings, spool)
-
-    @property
-    def function(self) -> FunctionIdentity:
-        assert self._function is not None
-        return self._function
+        return self.function
 
     @property
     def cache_key(self) -> str:
         """The table's name in the cache: its function and settings, then the names of its files, or the content of what
         has no name. What can't be identified is never found again."""
+        assert self.function is not None
         if self.function.unhashable or self._source.unidentified is not None:
             return f"{ONCE}{uuid.uuid4().hex[:16]}"
         how = [self._recipe, self.settings.cuts, None if self._schema is None else self._schema.ipc]
@@ -155,14 +152,14 @@ class MapJob(engine.Job[MapSummary]):
     @property
     def _recipe(self) -> str:
         """A hash of all that rows depend on besides what they are read from."""
-        schema = None if self._schema is None else self._schema.ipc
-        features = None if self._of_source is None else self._of_source.to_arrow().metadata
+        assert self.function is not None
+        schema, of_source = None if self._schema is None else self._schema.ipc, self._source_schema()
+        features = None if of_source is None else of_source.to_arrow().metadata
         known = "" if not self.function.unhashable else self._once
         return key_of(_VERSION, self.function.hash, self.settings.parameters, schema, repr(features), known)
 
-    @property
-    def _of_source(self) -> TableSchema | None:
-        with contextlib.suppress(MilldamError):  # a first file that is damaged is told by who reads it
+    def _source_schema(self) -> TableSchema | None:
+        with contextlib.suppress(MilldamError):  # the reader reports a first file that is damaged
             schema = self._source.schema
             return None if schema is None else TableSchema.of(schema)
         return None
@@ -171,31 +168,32 @@ class MapJob(engine.Job[MapSummary]):
         folder, spool = run.folder, run.folder.folder / SPOOL
         if (folder.out / TABLE.manifest).exists() and TableManifest.read(folder.out).qa is not None:
             raise ConfigError(f"{folder.out}: holds windows that `milldam qa` made. Choose another place.")
-        self.look(spool)
-        nothing = "Nothing is reused from an earlier run."
-        if self.function.unhashable:
+        function = self.look(spool)
+        if function.unhashable:
             run.observer.warn(
-                f"What {self.function.name} depends on can't be hashed: {'; '.join(self.function.unhashable)}. "
-                f'{nothing} Name it yourself by the setting "key", and change the name whenever it changes.'
+                f"What {function.name} depends on can't be hashed: {'; '.join(function.unhashable)}. Nothing is reused "
+                'from an earlier run. Name it yourself by the setting "key", and change the name whenever it changes.'
             )
         if self._source.unidentified is not None:
-            self._source.spool()  # by its content it is known
+            self._source.spool()  # its content identifies it
         columns = None if self._schema is None else asdict(self._schema)
-        made_from = {"function": asdict(self.function), "rows_version": _VERSION, "schema": columns}
+        made_from = {"function": asdict(function), "rows_version": _VERSION, "schema": columns}
         made_from |= {**self.settings.parameters, **self.settings.cuts}
-        folder.inputs.write((0, file) for file in _outside(self._source.files(), folder.out, spool))
+        files = self._source.files() if self._source.rows is None else ()
+        folder.inputs.write((0, file) for file in _outside(files, folder.out))
         self._identity = Identity(made_from, self._source.identity)
         self._changed = _changes(folder, self._identity)
         return self._identity
 
     def units(self, run: Session) -> Iterable[RowUnit]:
-        if self._source.needs_spooling and self._source.unidentified is None:
+        if self._source.rows is not None and self._source.unidentified is None:
             run.enter("read")
             self._source.spool()
         return self._source.units()
 
     def up_to_date(self, run: Session) -> MapSummary | None:
         folder = run.folder
+        assert self.function is not None
         if self.function.unhashable or not has_every_file(folder.out, self.kind):
             return None
         table = TableManifest.read(folder.out)
@@ -213,9 +211,10 @@ class MapJob(engine.Job[MapSummary]):
         mixed = keys.mixed(np.full(len(keys), xxh3_64_intdigest(self._recipe.encode()), np.uint64))
         self._records = records = Records(folder.journal, RECORDS, folder.out, mixed)
         self._reused, left = records.complete, len(sizes) - records.complete
-        sent, limit = replace(settings, source=None), run.budget.limit_bytes
-        schema, of_source = (None if one is None else one.to_arrow() for one in (self._schema, self._of_source))
-        self._load = MapLoad(sent, self._source.reader, folder.out, schema, of_source, limit)
+        schema, of_source = (None if one is None else one.to_arrow() for one in (self._schema, self._source_schema()))
+        self._load = MapLoad(
+            replace(settings, source=None), self._source.reader, folder.out, schema, of_source, run.budget.limit_bytes
+        )
         self._is_apart = settings.wants_processes(records.pending_bytes(sizes)) and self._can_travel(run)
         useful = max(1, min(settings.workers or run.pool.cores, left)) if self._is_apart else 1
         self._count = fit_workers(run.budget, usage().anonymous, 0, useful, own_bytes=self.batch_bytes)
@@ -226,12 +225,12 @@ class MapJob(engine.Job[MapSummary]):
             "useful": useful,
             "done": self._reused,
             "encoder": "python",
-            "encoder_note": f"{self.function.name}; {note}",
+            "encoder_note": f"{self.function and self.function.name}; {note}",
             "left_out": self._source.left_out,
         }
 
     def _can_travel(self, run: Session) -> bool:
-        """Whether the function reaches other processes; without that one worker, this process, does it all."""
+        """Whether the function can be sent to other processes; otherwise one worker, this process, does it all."""
         try:
             self._load.pack()
         except ConfigError as error:
@@ -247,7 +246,7 @@ class MapJob(engine.Job[MapSummary]):
         limit, most = run.budget.limit_bytes, self._count
 
         def fit(first: dict[str, int]) -> tuple[int, int]:
-            """How many workers there may be by what the first batch took, and what one may hold after a unit."""
+            """How many workers fit, by what the first batch took, and what one may hold after a unit."""
             left = limit - usage().anonymous - first["inherited_bytes"]
             self._count = max(1, min(most, int(left // (_MARGIN * first["peak_bytes"]))))
             share = (left + first["inherited_bytes"]) // self._count
@@ -267,21 +266,30 @@ class MapJob(engine.Job[MapSummary]):
             run.observer.warn(str(damage))
         units = read = 0
         rejected: Counter[str] = Counter()
-        types: dict[bool, dict[str, int]] = {True: {}, False: {}}
+        with_rows: dict[str, int] = {}
+        without_rows: dict[str, int] = {}
         for number, record in enumerate(self._in_order()):
             units, read = units + 1, read + record.facts["read"]
             rejected.update(record.facts["rejected"])
             for ipc in record.facts["types"]:
-                types[bool(record.facts["shards"])].setdefault(ipc, number)
-        counts = {"units": units, "read": read, "rejected": dict(sorted(rejected.items()))}
-        # Without rows there are the types of results without rows, or the columns of a source without rows.
-        schema = self._schema or self._types_of_all(types[True] or types[False])
-        if schema is None and not (read or rejected):
+                (with_rows if record.facts["shards"] else without_rows).setdefault(ipc, number)
+        schema = self._schema or self._types_of_all(with_rows or without_rows)
+        if schema is None and not (read or rejected):  # the columns of a source without rows
             schema = self._types_without_rows()
         if schema is None or (read and read == rejected[FAILED]):
-            raise InputError(self._nothing(counts) + first_reject(folder.out))
+            assert self.function is not None
+            what = f"No rows came out of {self.function.name}" if read else "No rows in the input"
+            reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(rejected.items()))
+            counted_reasons = f" (rejected: {reasons})" if reasons else ""
+            raise InputError(f"{what}{counted_reasons}: there is no table to make.{first_reject(folder.out)}")
+        counts = {"units": units, "read": read, "rejected": dict(sorted(rejected.items()))}
         table = TableManifest(schema, made_from.settings, made_from.input, counts)
-        totals = table.write(folder.out, lambda: (shard for record in self._in_order() for shard in _shards_of(record)))
+
+        def shards() -> Iterator[TableShard]:
+            for record in self._in_order():
+                yield from (TableShard(name, rows, **record.outputs[name]) for name, rows in record.facts["shards"])
+
+        totals = table.write(folder.out, shards)
         summary = replace(
             run.measured(_summary(table, totals, folder.out)),
             up_to_date=False,
@@ -294,63 +302,49 @@ class MapJob(engine.Job[MapSummary]):
         return summary
 
     def _in_order(self) -> Iterator[Record]:
-        """The records of all units; one at a time, since there may be a million."""
+        """The records of all units, one at a time, since there may be a million."""
         return (record for _, record in self._records.in_plan_order())
 
     def _types_of_all(self, first: dict[str, int]) -> TableSchema | None:
         """The columns of all units, put together; None: there are none. `first`: types -> the first unit that has them.
-        Raises InputError where two units don't agree."""
+        Raises InputError if two units disagree."""
         if not first:
             return None
-        schemas = {number: TableSchema.read(ipc) for ipc, number in first.items()}
-        everything = [TableSchema.read(ipc) for ipc in first]
+        schemas = {ipc: TableSchema.read(ipc) for ipc in first}
         try:
-            schema = unified(everything)
+            schema = unified(list(schemas.values()))
         except ValueError as error:
             name = str(error)
-            kinds = [(number, one.field(name).type) for number, one in schemas.items() if name in one.names]
+            kinds = [(first[ipc], one.field(name).type) for ipc, one in schemas.items() if name in one.names]
             other = next((one for one in kinds if one[1] != kinds[0][1]), kinds[0])
             raise _disagree(name, *kinds[0], *other) from None
-        self._require_castable(schema)
+        # Every value of a shard with narrower types must have a place in the wider one: 2**60 is no float.
+        for number, record in enumerate(self._in_order()):
+            for (name, _), ipc in zip(record.facts["shards"], record.facts["types"], strict=False):
+                narrow = [one for one in schemas[ipc] if one.type not in (pa.null(), schema.field(one.name).type)]
+                if narrow:
+                    self._require_castable(number, name, narrow, schema)
         metadata: dict[bytes, bytes] = {}
-        for one in everything:
+        for one in schemas.values():
             metadata |= one.metadata or {}
         return TableSchema.of(schema.with_metadata(metadata or None))
 
-    def _require_castable(self, schema: pa.Schema) -> None:
-        """Every value of a shard with narrower types must have a place in the wider one: 2**60 is no float."""
-        for number, record in enumerate(self._in_order()):
-            for (name, _), ipc in zip(record.facts["shards"], record.facts["types"], strict=False):
-                narrow = [
-                    one for one in TableSchema.read(ipc) if one.type not in (pa.null(), schema.field(one.name).type)
-                ]
-                if not narrow:
-                    continue
-                with pa.memory_map(str(self._load.out / name)) as file:
-                    for batch, field in product(pa.ipc.open_stream(file), narrow):
-                        wide = schema.field(field.name).type
-                        try:
-                            cast_column(batch.column(field.name), wide)
-                        except pa.ArrowException as error:
-                            raise _disagree(field.name, number, f"{field.type} ({error})", "others", wide) from None
+    def _require_castable(self, number: int, shard: str, narrow: list[pa.Field], schema: pa.Schema) -> None:
+        with pa.memory_map(str(self._load.out / shard)) as file:
+            for batch, field in product(pa.ipc.open_stream(file), narrow):
+                wide = schema.field(field.name).type
+                try:
+                    cast_column(batch.column(field.name), wide)
+                except pa.ArrowException as error:
+                    raise _disagree(field.name, number, f"{field.type} ({error})", "others", wide) from None
 
     def _types_without_rows(self) -> TableSchema | None:
-        """The columns of the source, less those that are to be removed; None: it names none."""
-        found, removed = self._source.schema, self.settings.remove_columns
-        if found is None:
+        """The columns of the source, without those to be removed; None: it names none."""
+        schema, removed = self._source.schema, self.settings.remove_columns
+        if schema is None:
             return None
-        names = [name for name in self.settings.columns or found.names if removed != ALL and name not in removed]
-        return TableSchema.of(pa.schema([found.field(name) for name in names], metadata=found.metadata))
-
-    def _nothing(self, counts: dict[str, Any]) -> str:
-        """Why there is no table to make."""
-        what = f"No rows came out of {self.function.name}" if counts["read"] else "No rows in the input"
-        reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts["rejected"].items())
-        return f"{what}{f' (rejected: {reasons})' if reasons else ''}: there is no table to make."
-
-
-def _shards_of(record: Record) -> Iterator[TableShard]:
-    return (TableShard(name, rows, **record.outputs[name]) for name, rows in record.facts["shards"])
+        names = [name for name in self.settings.columns or schema.names if removed != ALL and name not in removed]
+        return TableSchema.of(pa.schema([schema.field(name) for name in names], metadata=schema.metadata))
 
 
 def _disagree(name: str, unit: int, kind: object, other: int | str, other_kind: object) -> InputError:
@@ -360,14 +354,8 @@ def _disagree(name: str, unit: int, kind: object, other: int | str, other_kind: 
     )
 
 
-# ---- what is left over ----
-
-
-def _outside(files: Iterator[InputFile], out: Path, spool: Path) -> Iterator[InputFile]:
-    """The files, by names that tell no secrets. Raises ConfigError when one lies where the table is going to be.
-
-    `spool`: what of it is ours; standard input is copied there.
-    """
+def _outside(files: Iterable[InputFile], out: Path) -> Iterator[InputFile]:
+    """The files, by names without secrets. Raises ConfigError if one lies in the folder of the table."""
     before, inside = "", False
     for file in files:
         path = file.path.removeprefix("file://")
@@ -378,9 +366,8 @@ def _outside(files: Iterator[InputFile], out: Path, spool: Path) -> Iterator[Inp
         real = os.path.realpath(path) if os.path.islink(path) else os.path.abspath(path)  # noqa: PTH114
         folder = os.path.dirname(real)  # noqa: PTH120
         if folder != before:
-            before, place = folder, Path(folder).resolve()
-            inside = place.is_relative_to(out.resolve()) and not place.is_relative_to(spool.resolve())
-        if inside and path != STDIN:
+            before, inside = folder, Path(folder).resolve().is_relative_to(out.resolve())
+        if inside:
             raise ConfigError(
                 f"{path} is input and is inside the output folder {out}: its rows would be lost. "
                 "Choose another folder for the table."
@@ -398,41 +385,35 @@ def _clear_up(folder: RunFolder) -> None:
     shutil.rmtree(folder.folder / SPOOL, ignore_errors=True)
 
 
-# ---- what to say ----
+# ---- messages ----
 
 
 def _changes(folder: RunFolder, made_from: Identity) -> tuple[str, ...]:
-    """What is different from what was last begun here."""
+    """What differs from the last run in this folder."""
     try:
         before = folder.identity()
-    except StoreError:  # nothing was begun, or nobody can tell what
+    except StoreError:  # there was none, or it can't be read
         return ()
     was, now = before.settings, made_from.settings
     old, new = (FunctionIdentity(**settings["function"]) for settings in (was, now))
-    lines = [f"function {new.name}: {what}" for what in old.differences(new)]
-    lines += [
-        f"{name}: {_shown(now.get(name))} (was {_shown(was.get(name))})"
-        for name in dict.fromkeys([*was, *now])
-        if name != "function" and was.get(name) != now.get(name)
-    ]
+    lines = [f"function {new.name}: {part}" for part in old.differences(new)]
+    for name in dict.fromkeys([*was, *now]):
+        if name != "function" and was.get(name) != now.get(name):
+            new_value, old_value = (json.dumps(one.get(name), ensure_ascii=False)[:60] for one in (now, was))
+            lines.append(f"{name}: {new_value} (was {old_value})")
     lines += [f"input {line}" for line in folder.inputs.changes()]
     return tuple(lines or (["input"] if before.input != made_from.input else []))
 
 
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def _reused(reused: int, units: int, changed: tuple[str, ...] = ()) -> str:
-    """What was reused, and why no more was."""
+    """How many units were reused, and why no more were."""
     more = len(changed) - _CHANGES_SHOWN
     why = [*changed[:_CHANGES_SHOWN], *([f"and {more} more"] if more > 0 else [])]
     return f"{reused} of {counted(units, 'unit')} reused" + (f"; changed: {'; '.join(why)}" if changed else "")
 
 
 def _summary(table: TableManifest, totals: dict[str, int], out: Path) -> MapSummary:
-    """Of a table that is up to date."""
+    """The summary of a table that is up to date."""
     return Summary(
         "map",
         str(out),

@@ -1,40 +1,26 @@
-"""Everything that can be said to `milldam.map`, and what HF `datasets.map` calls the same."""
+"""The settings of `milldam.map`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypedDict
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, Literal
 
 from milldam.choices import Documents, Executor, InputFormat, InvalidUtf8
 from milldam.config.checking import checked_settings
 from milldam.errors import ConfigError, Setting
 from milldam.memory import parse_size
 from milldam.rules import AtLeastOne, Settings, Size, SizeRange
-from milldam.run.pools import SMALL_INPUT
+from milldam.run.budget import SMALL_INPUT
 
 Format = Literal["python", "numpy", "arrow"]
 OnError = Literal["raise", "reject"]
 
-_PARAMETERS = (
-    "batched",
-    "batch_size",
-    "columns",
-    "remove_columns",
-    "input_columns",
-    "format",
-    "with_indices",
-    "on_error",
-    "documents",
-    "separator",
-    "invalid_utf8",
-    "max_document_bytes",
-    "input_format",
-    "split",
-    "subset",
-    "strict",
+_WITHOUT_EFFECT = (
+    *("source", "function", "function_spec", "out", "fn_kwargs", "schema", "workers", "memory", "executor", "address"),
+    *("shard_size", "shards", "key", "source_key", "overwrite"),
 )
-"""Settings that change rows, besides the function, its arguments, `batch_bytes` and the schema."""
+"""Settings that don't change rows, and those that count in another way: the function and its arguments, the schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,19 +37,19 @@ class MapSettings(Settings):
     batched: bool = True
     """The function takes and returns a dict of columns; False: one row as a dict."""
     batch_size: AtLeastOne = 1000
-    """At most so many rows a call."""
+    """Most rows per call."""
     batch_bytes: Annotated[str | int, SizeRange(most=1 << 30)] = "8MB"
-    """At most so many bytes a call; a larger row comes alone. An Arrow array holds no more than 1 GiB for sure."""
+    """Most bytes per call; a larger row comes alone. An Arrow array is sure to hold 1 GiB."""
     columns: tuple[str, ...] | None = None
     """Read only these columns of the input."""
     remove_columns: Literal["all"] | tuple[str, ...] = ()
-    """Input columns that the table leaves out; "all": all of them."""
+    """Input columns to leave out of the table; "all": all of them."""
     input_columns: tuple[str, ...] | None = None
-    """Give these to the function as positional arguments, in place of a dict."""
+    """Pass these columns to the function as positional arguments instead of a dict."""
     format: Format = "python"
-    """What the function gets: "python" lists, "numpy" arrays, or "arrow" tables."""
+    """Type of what the function gets: "python" lists, "numpy" arrays, or "arrow" tables."""
     with_indices: bool = False
-    """Give the rows' numbers as a second argument."""
+    """Pass the row numbers as a second argument."""
     fn_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the function."""
     schema: Any = None
@@ -75,17 +61,17 @@ class MapSettings(Settings):
     executor: Executor = "local"
     """Where to run: "local", or "ray", a cluster whose machines all see `out`."""
     address: str | None = None
-    """Of the Ray cluster. [default: the one that runs here]"""
+    """Address of the Ray cluster. [default: the one that runs here]"""
     shard_size: Size = "64MB"
-    """Input of a unit, about: what is reused, or done again, as a whole."""
+    """Approximate input per unit, which is reused or redone as a whole."""
     shards: AtLeastOne | None = None
-    """Exactly so many units of even size instead."""
+    """Instead of shard_size: exactly this many units of even size."""
     on_error: OnError = "raise"
-    """When the function raises: "raise", or "reject": set the rows aside on which it does."""
+    """If the function raises: "raise", or "reject": set the rows aside on which it does."""
     key: str | None = None
-    """Names the function where what it depends on can't be hashed."""
+    """Name that identifies the function, if what it depends on can't be hashed."""
     source_key: str | None = None
-    """Names the source where it can't be identified."""
+    """Name that identifies the source, if nothing else does."""
     documents: Documents = "file"
     separator: str | None = None
     invalid_utf8: InvalidUtf8 = "reject"
@@ -96,14 +82,14 @@ class MapSettings(Settings):
     strict: bool = False
     """Stop at the first record that can't be read."""
     overwrite: bool = False
-    """Do everything again, also what is up to date."""
+    """Redo everything, even if it is up to date."""
 
     def __post_init__(self) -> None:
         if isinstance(self.function, type):
             name = self.function.__name__
-            raise ConfigError(Setting("function"), f": {name} is a class. Give one that is made of it: {name}(...).")
+            raise ConfigError(Setting("function"), f": {name} is a class. Pass an instance of it: {name}(...).")
         if self.format == "arrow" and self.input_columns is not None:
-            takes = ' go with format "python" or "numpy"; an Arrow table comes whole.'
+            takes = ' work with format "python" or "numpy"; an Arrow table comes whole.'
             raise ConfigError(Setting("input_columns"), takes)
 
     @property
@@ -112,12 +98,13 @@ class MapSettings(Settings):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Every setting that changes rows, but for the function and the schema; plain JSON."""
-        found = {name: getattr(self, name) for name in _PARAMETERS} | {"batch_bytes": self.most_batch_bytes}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+        """Every setting that changes rows, except the function and the schema; plain JSON."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _WITHOUT_EFFECT}
+        values["batch_bytes"] = self.most_batch_bytes
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     def wants_processes(self, input_bytes: int) -> bool:
-        """Unless there is little to do, or one worker on this machine is asked for, the function runs in others."""
+        """Whether the function runs in other processes: unless there is little to do or workers is 1."""
         if self.executor != "local":
             return True
         return input_bytes > SMALL_INPUT if self.workers is None else self.workers > 1
@@ -128,58 +115,17 @@ class MapSettings(Settings):
 
     @property
     def cuts(self) -> dict[str, Any]:
-        """What changes how the input is cut into units."""
+        """The settings that change how the input is cut into units."""
         return {"shard_size": self.unit_bytes, "shards": self.shards}
 
 
-# ---- names of HF `datasets.map` ----
-
-
-class HuggingFaceNames(TypedDict, total=False):
-    """What `datasets.map` calls workers, schema, key and the opposite of overwrite."""
-
-    num_proc: int | None
-    features: Any
-    new_fingerprint: str | None
-    load_from_cache_file: bool | None
-
-
-_SAME = {"num_proc": "workers", "features": "schema", "new_fingerprint": "key"}
-_OTHER = {
-    "with_rank": "rows must not depend on which worker makes them; leave it out.",
-    "keep_in_memory": "a table is always mapped from disk; leave it out.",
-    "writer_batch_size": "record batches of a table have about 4 MB, whatever the function returns; leave it out.",
-    "cache_file_name": "out= names the folder of the table.",
-    "cache_file_names": "out= names the folder of the table.",
-    "drop_last_batch": "no rows are dropped in silence; return empty columns for what you do not want.",
-    "desc": "the folder and the function name a run; leave it out.",
-    "disable_nullable": "say which columns are never null with schema=.",
-    "suffix_template": "shards are named by their content; leave it out.",
-    "try_original_type": "columns that are passed through keep their type; leave it out.",
-    "load_from_cache_files": "overwrite=True does everything again.",
-}
-
-
-def settings_of(given: Mapping[str, Any]) -> MapSettings:
-    """Settings from what a caller says; what is None is left at its default. HF's names mean what they do there."""
-    values = _translated({name: value for name, value in given.items() if value is not None})
+def settings_of(options: Mapping[str, Any]) -> MapSettings:
+    """Settings from a caller's options; those that are None are left at their defaults."""
+    values = {name: value for name, value in options.items() if value is not None}
     if isinstance(values.get("function"), str):
         from milldam.text.user_functions import load_function
 
         values |= {"function": load_function(values["function"]), "function_spec": values["function"]}
-    return checked_settings(MapSettings, values, if_missing="A source and a function are needed.")
-
-
-def _translated(given: dict[str, Any]) -> dict[str, Any]:
-    found = dict(given)
-    for theirs, ours in _SAME.items():
-        if theirs in found:
-            if found.get(ours) is not None:
-                raise ConfigError(Setting(theirs), " is another word for ", Setting(ours), "; give one of them.")
-            found[ours] = found.pop(theirs)
-    if "load_from_cache_file" in found:
-        found["overwrite"] = found.get("overwrite", False) or not found.pop("load_from_cache_file")
-    for name, advice in _OTHER.items():
-        if found.pop(name, False):
-            raise ConfigError(Setting(name), f": not here: {advice}")
-    return found
+    settings = checked_settings(MapSettings, values, if_missing="A source and a function are needed.")
+    # Checking copies dicts; a DatasetDict or Features must stay what it is.
+    return replace(settings, source=values["source"], schema=values.get("schema"))

@@ -1,23 +1,19 @@
-"""Rows that can be read only once -> a file, from which units are read.
+"""Rows that the program holds or makes, and standard input -> files, which are read as all files are.
 
-Of `map`: frames of about a megabyte in the run folder, each a pickle: an Arrow IPC stream, or columns of dicts,
-whose values need not fit one Arrow type.
+Of `map`: Arrow files of about a unit in the run folder, with record batches of about a megabyte. They are named by
+their content and have no time, so a unit is the same unit if the same rows are spooled again. Holds one record batch.
+Disk: the rows as Arrow holds them.
 
-    rows.pickles    the frames, one after the other
-    frames.jsonl    a line per frame: its bytes, its rows, its hash
-    complete.json   rows, bytes and frames in all, written last; without it the rows are spooled anew
+    00000-3f0c6a1e9b3d2748.arrow    the rows, in the order of the names; another file where their types change
+    complete.json                   what they were made from, written last; without it the rows are spooled again
 
-A unit is a run of frames, known by their hashes: so it is the same unit when the same rows are spooled again. Holds one
-frame; a larger row is a frame of its own. Disk: the rows as Arrow or pickle holds them.
-
-Of `tokenize`: a file of JSON lines beside the store, while the store is made. It is named by its content and has no
-time of its own: equal rows are equal input, and a killed run is resumed.
+Of `tokenize`: a file of JSON lines beside the store, while the store is made; also named by its content and without a
+time: equal rows are equal input, and a killed run is resumed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import itertools
 import json
@@ -25,7 +21,7 @@ import math
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,283 +30,239 @@ import pyarrow as pa
 import xxhash
 
 from milldam.errors import ConfigError, InputError
-from milldam.files import NewFile, explain_os_errors, hash_bytes, is_whole, read_sealed, write_sealed
-from milldam.mapping.function import as_table, batches
+from milldam.files import FileSink, NewFile, explain_os_errors, hash_bytes, is_whole, read_sealed, write_sealed
+from milldam.input_files import COMPRESSIONS, version_of
+from milldam.mapping.function import ResultError, as_table, batches
 from milldam.mapping.identity import identify
-from milldam.mapping.rows import KINDS, InDataset, RowReader, RowUnit, Source, evenly, refuse_transform
+from milldam.mapping.schema import fit, to_array, unified
 from milldam.mapping.settings import MapSettings
-from milldam.run.units import key_of
-from milldam.sources.batch import OnReject, Places, require_columns
-from milldam.sources.rows import Rows, from_records, row_count, value_size
+from milldam.sources.compression import STDIN, open_bytes
+from milldam.sources.rows import from_records, value_size
+from milldam.sources.units import InputFile, list_inputs
 
-FRAME_BYTES, FRAME_ROWS = 1 << 20, 4096
-LARGEST_IN_MEMORY = 16 << 20
-"""A dataset with more bytes than this in memory is not sent to each worker, but spooled."""
-_ROWS, _FRAMES, _COMPLETE = "rows.pickles", "frames.jsonl", "complete.json"
-_NO_PICKLE = (pickle.PicklingError, TypeError, AttributeError)
+BATCH_BYTES, BATCH_ROWS = 1 << 20, 4096
+_COMPLETE = "complete.json"
 _NO_KEY = "Give source_key a name for its content, and change that when the content changes"
 _AT_ONCE = 1000
 """Rows of a dataset or a table."""
+_KNOWN = (
+    "Known are paths, a pandas or polars frame, an Arrow table, a datasets.Dataset or IterableDataset, a list of "
+    "dicts, and a function that yields dicts."
+)
 
 
-# ---- what is given ----
+@dataclass(frozen=True, slots=True)
+class Spool:
+    """Rows that are read from the spool."""
+
+    name: str
+    rows: Callable[[], Iterable[Any]] | None
+    """Makes them once: dicts, or Arrow tables. None: standard input."""
+    fingerprint: str | None
+    """Equal ones mean equal rows; None: they can't be identified."""
+    why: str = ""
+    """Why they can't be identified."""
+    schema: pa.Schema | None = None
+    columns: list[str] | None = None
+    """Their columns, if known."""
+    input_format: str | None = None
+
+    @classmethod
+    def of_standard_input(cls, input_format: str | None) -> Spool:
+        return cls(STDIN, None, None, "standard input can't be read again", input_format=input_format)
+
+    def files(self, folder: Path) -> Iterator[InputFile]:
+        """The files that were written; none before that."""
+        for name in (read_sealed(folder / _COMPLETE) or {"files": {}})["files"]:
+            status = (folder / name).stat()
+            _, format, *ending = name.split(".")
+            compression = COMPRESSIONS.get(f".{ending[0]}") if ending else None
+            yield InputFile(str(folder / name), format, compression, status.st_size, version_of(status))
+
+    def write(self, folder: Path, columns: Sequence[str] | None, file_bytes: int) -> None:
+        """Go through the rows once. Files that identified rows left complete are used as they are."""
+        facts = read_sealed(folder / _COMPLETE) or {}
+        made_from = [self.fingerprint, columns, file_bytes]
+        is_known = self.fingerprint is not None and facts.get("made_from") == json.loads(json.dumps(made_from))
+        if is_known and all(is_whole(folder / name, record) for name, record in facts["files"].items()):
+            return
+        with explain_os_errors(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        files = self._copy(folder) if self.rows is None else self._write_rows(self.rows, folder, columns, file_bytes)
+        for name in files:
+            os.utime(folder / name, (0, 0))
+        write_sealed(folder / _COMPLETE, {"made_from": made_from, "files": files})
+
+    def _copy(self, folder: Path) -> dict[str, Any]:
+        """Standard input as it is."""
+        file = next(iter(list_inputs([STDIN], self.input_format)))
+        ending = next((end for end, name in COMPRESSIONS.items() if name == file.compression), "")
+        with NewFile(folder / "standard-input") as new:
+            source = open_bytes(STDIN)
+            while block := source.read(BATCH_BYTES):
+                new.write(block)
+            name = f"standard-input-{new.record['xxh3']}.{file.format}{ending}"
+            return {name: new.commit(name)}
+
+    def _write_rows(
+        self, rows: Callable[[], Iterable[Any]], folder: Path, columns: Sequence[str] | None, file_bytes: int
+    ) -> dict[str, Any]:
+        files: dict[str, Any] = {}
+        schema: pa.Schema | None = None
+        count = 0
+        arrays_of = self._arrays(rows(), columns)
+        arrays = next(arrays_of, None)
+        while arrays is not None:
+            with NewFile(folder / "rows") as new:
+                writer = None
+                while arrays is not None:
+                    types = pa.schema([(name, array.type) for name, array in arrays.items()])
+                    try:
+                        wider = types if schema is None else unified([schema, types])
+                        if writer is not None and (wider != schema or new.size >= file_bytes):
+                            break
+                        batch, schema = fit(arrays, wider), wider
+                    except (ValueError, ResultError) as error:
+                        raise InputError(f"{self.name}: rows from number {count:,} on: {error}") from None
+                    writer = writer or pa.ipc.new_file(pa.PythonFile(FileSink(new), mode="w"), schema)
+                    writer.write_batch(batch)
+                    count += batch.num_rows
+                    arrays = next(arrays_of, None)
+                assert writer is not None
+                writer.close()
+                name = f"{len(files):05}-{new.record['xxh3']}.arrow"
+                files[name] = new.commit(name)
+        return files
+
+    def _arrays(self, rows: Iterable[Any], columns: Sequence[str] | None) -> Iterator[dict[str, pa.Array]]:
+        """The columns of about a megabyte of rows at a time."""
+        count = 0
+        for piece in _pieces(rows, self.name):
+            names = columns or list(piece)
+            try:
+                length = len(next(iter(piece.values())))
+                yield {name: to_array(name, piece.get(name, [None] * length)) for name in names}
+            except ResultError as error:
+                raise InputError(f"{self.name}: rows {count + 1:,} to {count + length:,}: {error}") from None
+            count += length
 
 
-def spooled(source: Any, settings: MapSettings, spool: Path) -> Spooled:
-    """A table or frame and a list are known by their content, to which a key is added; a generator function by its code
-    and what that uses: what it reads from files can't be seen."""
-    key, made = settings.source_key, functools.partial(Spooled, settings, spool)
+def _pieces(rows: Iterable[Any], name: str) -> Iterator[dict[str, Any]]:
+    """Columns of lists or of Arrow arrays."""
+    number = size = 0
+    held: list[dict[str, Any]] = []
+    for row in rows:
+        full = size >= BATCH_BYTES or len(held) >= BATCH_ROWS
+        if held and (full or not isinstance(row, dict)):
+            yield from_records(held)
+            held, size = [], 0
+        if isinstance(row, pa.RecordBatch | pa.Table):
+            for piece in batches(row.to_batches() if isinstance(row, pa.Table) else [row], BATCH_ROWS, BATCH_BYTES):
+                assert isinstance(piece, pa.RecordBatch)
+                number += piece.num_rows
+                yield dict(zip(piece.schema.names, piece.columns, strict=True))
+        elif isinstance(row, dict) and row and all(isinstance(key, str) for key in row):
+            held.append(row)
+            number, size = number + 1, size + sum(map(value_size, row.values()))
+        else:
+            raise InputError(f"{name}: row {number} is of type {type(row).__name__}. Yield rows as dicts of columns.")
+    if held:
+        yield from_records(held)
+
+
+def spool_of(source: Any, settings: MapSettings) -> Spool:
+    """A table, frame or list is known by its content, to which a key is added; a generator function by its code and
+    what that uses (what it reads from files can't be seen); a streamed dataset only by a key."""
+    key = settings.source_key
     if inspect.isgenerator(source):
         raise ConfigError(
             "A generator can be gone through only once, so that nothing made of it could be resumed.\n"
             "Give the generator function itself, without calling it; with arguments: functools.partial(function, ...)"
         )
-    table = as_table(source)
+    table, known = as_table(source), None if key is None else _hash(key)
     if table is not None:
         digest = xxhash.xxh3_128(table.schema.serialize())
-        for batch in _batches_of(table):
+        for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
             digest.update(batch.serialize())
-        return made("the table", lambda: [table], _hash(key, digest.hexdigest()), schema=table.schema)
-    if isinstance(source, list | tuple) and all(isinstance(row, dict) for row in source):
-        content = _hash_of_rows(source)
-        known = None if content is None and key is None else _hash(key, content)
-        return made("the list", lambda: source, known, f"the list holds a value that can't be hashed. {_NO_KEY}")
-    if not callable(source) or inspect.isclass(source):
-        raise ConfigError(f"{type(source).__name__}: no source of rows. Known are {KINDS}.")
-    found = identify(source)
-    name = f"the generator {found.name}"
-    known = None if found.unhashable and key is None else _hash(key, None if found.unhashable else found.hash)
-    why = f"{name} can't be identified: {'; '.join(found.unhashable)}. {_NO_KEY}"
-    return made(name, functools.partial(_generated, source, name), known, why)
-
-
-def spooled_dataset(source: Any, settings: MapSettings, spool: Path) -> Spooled | None:
-    """A streamed dataset, which carries no fingerprint: only a key names it. Or a large one in memory; None: a dataset
-    whose units can be read where it lies."""
-    from datasets import Dataset, IterableDataset
-
-    if isinstance(source, IterableDataset):
-        known = None if settings.source_key is None else _hash(settings.source_key)
+        fingerprint = _hash(key, digest.hexdigest())
+        return Spool("the table", lambda: [table], fingerprint, schema=table.schema, columns=table.schema.names)
+    if type(source).__module__.split(".")[0] == "datasets":
+        rows, schema = _tables_of(source), source.features and source.features.arrow_schema
+        if hasattr(source, "cache_files"):
+            return Spool("the dataset", rows, _hash(source._fingerprint), "", schema, source.column_names)
         why = f"an IterableDataset has no fingerprint. {_NO_KEY}"
-        rows, schema = functools.partial(_streamed, source), source.features and source.features.arrow_schema
-        return Spooled(settings, spool, "the streamed dataset", rows, known, why, source.column_names, schema)
-    if not isinstance(source, Dataset):
-        raise ConfigError(f"{type(source).__name__} of datasets: no source of rows. Known are {KINDS}.")
-    if _bytes_in_memory(source.data) <= LARGEST_IN_MEMORY:
-        return None
-    whole = InDataset(source, settings, spool)
-    chosen = source.select_columns(settings.columns) if settings.columns else source
-    known = _hash(str(whole.identity["fingerprint"]), *(settings.columns or ()))
-    return Spooled(settings, spool, "the dataset", lambda: _tables_of(chosen), known, schema=whole.schema)
+        return Spool("the streamed dataset", rows, known, why, schema, source.column_names)
+    if isinstance(source, list | tuple) and all(isinstance(row, dict) for row in source):
+        digest = xxhash.xxh3_128()
+        with contextlib.suppress(pickle.PicklingError, TypeError, AttributeError):
+            for row in source:
+                digest.update(pickle.dumps(row, protocol=5))
+            known = _hash(key, digest.hexdigest())
+        return Spool("the list", lambda: source, known, f"the list holds a value that can't be hashed. {_NO_KEY}")
+    if not callable(source) or inspect.isclass(source):
+        raise ConfigError(f"{type(source).__name__}: no source of rows. {_KNOWN}")
+    function = identify(source)
+    if not function.unhashable:
+        known = _hash(key, function.hash)
+    name = f"the generator {function.name}"
 
+    def generate() -> Iterator[Any]:
+        rows = source()
+        if isinstance(rows, Mapping | str | bytes) or not hasattr(rows, "__iter__"):
+            raise ConfigError(f"{name} returned {type(rows).__name__}. Let it yield rows, each a dict.")
+        return iter(rows)
 
-def _hash_of_rows(rows: Iterable[Any]) -> str | None:
-    """Of the content, a row at a time; None where a value can't be pickled."""
-    digest = xxhash.xxh3_128()
-    try:
-        for row in rows:
-            digest.update(pickle.dumps(row, protocol=5))
-    except _NO_PICKLE:
-        return None
-    return digest.hexdigest()
+    return Spool(name, generate, known, f"{name} can't be identified: {'; '.join(function.unhashable)}. {_NO_KEY}")
 
 
 def _hash(*parts: str | None) -> str:
     return hash_bytes(repr(parts).encode())
 
 
-def _generated(function: Callable[[], Any], name: str) -> Iterator[Any]:
-    rows = function()
-    if isinstance(rows, Mapping | str | bytes) or not hasattr(rows, "__iter__"):
-        raise ConfigError(f"{name} returned {type(rows).__name__}. Let it yield rows, each a dict.")
-    return iter(rows)
+# ---- datasets of HF ----
 
 
-def _bytes_in_memory(table: Any) -> int:
-    """Bytes of a datasets.table.Table that lie in memory, not in files."""
+def refuse_transform(dataset: Any) -> None:
+    if dataset.format["type"] == "custom":
+        raise ConfigError(
+            "The dataset has a transform (with_transform, set_transform), which is applied to rows as they are "
+            "read.\nGive the function to milldam.map instead, and the dataset without it: dataset.with_format(None)"
+        )
+
+
+def in_memory_bytes(dataset: Any) -> int:
+    """Bytes of a dataset and of its row numbers that lie in memory, not in files."""
     from datasets.table import ConcatenationTable, InMemoryTable
 
-    if isinstance(table, ConcatenationTable):
-        return sum(_bytes_in_memory(block) for line in table.blocks for block in line)
-    return int(table.nbytes) if isinstance(table, InMemoryTable) else 0
+    def of(table: Any) -> int:
+        if isinstance(table, ConcatenationTable):
+            return sum(of(block) for line in table.blocks for block in line)
+        return int(table.nbytes) if isinstance(table, InMemoryTable) else 0
+
+    return of(dataset.data) + of(dataset._indices)
 
 
-def _tables_of(dataset: Any) -> Iterator[pa.Table]:
-    plain = dataset.with_format("arrow", columns=dataset.column_names)
-    return iter(plain.iter(batch_size=_AT_ONCE))
+def _tables_of(dataset: Any) -> Callable[[], Iterator[Any]]:
+    """Makes its rows as Arrow tables; pictures and sounds as their bytes."""
+    from datasets import Dataset, IterableDataset
 
-
-def _streamed(source: Any) -> Iterator[dict[str, Any]]:
-    """Rows as Python values; pictures and sounds as their bytes."""
-    plain = source.with_format(None)
+    if isinstance(dataset, dict):
+        which = f'which split? Give one: dataset["{next(iter(dataset), "train")}"].'
+        raise ConfigError(f"{type(dataset).__name__}: {which}")
+    if not isinstance(dataset, Dataset | IterableDataset):
+        raise ConfigError(f"{type(dataset).__name__} of datasets: no source of rows. {_KNOWN}")
+    if isinstance(dataset, Dataset):
+        refuse_transform(dataset)
+        plain = dataset.with_format("arrow", columns=dataset.column_names)
+        return lambda: iter(plain.iter(batch_size=_AT_ONCE))
+    plain = dataset.with_format(None)
     if plain.features is not None and any(hasattr(feature, "decode") for feature in plain.features.values()):
         plain = plain.decode(False)
-    yield from plain
-
-
-def _batches_of(table: pa.Table | pa.RecordBatch) -> list[pa.RecordBatch]:
-    return table.to_batches() if isinstance(table, pa.Table) else [table]
-
-
-# ---- rows to frames ----
-
-
-def _frames(rows: Iterable[Any], name: str) -> Iterator[Rows]:
-    """Dicts, and Arrow tables where they come, in pieces of about a megabyte."""
-    number = size = 0
-    held: list[dict[str, Any]] = []
-    for row in rows:
-        full = size >= FRAME_BYTES or len(held) >= FRAME_ROWS
-        if held and (full or not isinstance(row, dict)):
-            yield _columns_of(held)
-            held, size = [], 0
-        if isinstance(row, pa.RecordBatch | pa.Table):
-            for piece in batches(_batches_of(row), FRAME_ROWS, FRAME_BYTES):
-                number += row_count(piece)
-                yield piece
-            continue
-        if not isinstance(row, dict) or not all(isinstance(key, str) for key in row):
-            raise InputError(f"{name}: row {number} is of type {type(row).__name__}. Yield rows as dicts of columns.")
-        held.append(row)
-        number, size = number + 1, size + sum(map(value_size, row.values()))
-    if held:
-        yield _columns_of(held)
-
-
-def _columns_of(records: list[dict[str, Any]]) -> Rows:
-    # Rows without any column are rows all the same.
-    return from_records(records) or pa.RecordBatch.from_struct_array(pa.array(records, pa.struct([])))
-
-
-def _packed(rows: Rows) -> bytes:
-    """Arrow by its own format: pickled, a slice would take all that it is a slice of."""
-    if isinstance(rows, dict):
-        return pickle.dumps(rows, protocol=5)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_batch(rows)
-    return pickle.dumps(sink.getvalue().to_pybytes(), protocol=5)
-
-
-# ---- frames to units ----
-
-
-@dataclass(frozen=True, slots=True)
-class SpooledRows(RowReader):
-    folder: str
-    columns: tuple[str, ...] | None
-
-    def read(self, unit: RowUnit, on_reject: OnReject, places: Places) -> Iterator[Rows]:
-        start, stop = unit.place["bytes"]
-        with (Path(self.folder) / _ROWS).open("rb") as source:
-            source.seek(start)
-            while source.tell() < stop:
-                rows = pickle.load(source)
-                yield self._wanted(rows if isinstance(rows, dict) else next(iter(pa.ipc.open_stream(rows))))
-
-    def _wanted(self, rows: Rows) -> Rows:
-        """The wanted columns; null where the rows have none."""
-        if self.columns is None:
-            return rows
-        if isinstance(rows, dict):
-            return {name: rows.get(name, [None] * row_count(rows)) for name in self.columns}
-        there, missing = set(rows.schema.names), pa.nulls(rows.num_rows)
-        found = [rows.column(name) if name in there else missing for name in self.columns]
-        return pa.record_batch(found, names=list(self.columns))
-
-
-class Spooled(Source):
-    """Units of frames. `rows` makes them once: dicts, or Arrow tables. `fingerprint` names them; None: they can't be
-    identified, which `why` says. `columns`: those that they have, where that is known."""
-
-    needs_spooling = True
-
-    def __init__(
-        self,
-        settings: MapSettings,
-        spool: Path,
-        name: str,
-        rows: Callable[[], Iterable[Any]],
-        fingerprint: str | None,
-        why: str = "",
-        columns: list[str] | None = None,
-        schema: pa.Schema | None = None,
-    ) -> None:
-        super().__init__(settings, spool)
-        self.schema, self._name, self._rows, self._fingerprint = schema, name, rows, fingerprint
-        self._is_spooled = False
-        self.unidentified = why if fingerprint is None else None
-        columns = columns if schema is None else schema.names
-        if columns is not None:
-            require_columns(settings.columns, columns, name)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """Of a source that can't be identified: its content, once it is spooled."""
-        known = self._fingerprint or (self._facts()["content"] if self._is_spooled else "")
-        return {"files": 0, "bytes": 0, "fingerprint": known}
-
-    @property
-    def reader(self) -> SpooledRows:
-        return SpooledRows(str(self.spool_folder), self.settings.columns)
-
-    def spool(self) -> None:
-        """Go through the rows once. What an identified source left complete is used as it is."""
-        folder, facts = self.spool_folder, self._facts()
-        is_known = self._fingerprint is not None and facts.get("identity") == self._fingerprint
-        if not (is_known and all(is_whole(folder / name, record) for name, record in facts["files"].items())):
-            with explain_os_errors(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(parents=True)
-            self._write_frames()
-        self._is_spooled = True
-
-    def _write_frames(self) -> None:
-        folder = self.spool_folder
-        content, rows, frames = xxhash.xxh3_128(), 0, 0
-        with NewFile(folder / _ROWS) as data, NewFile(folder / _FRAMES) as lines:
-            for piece in _frames(self._rows(), self._name):
-                try:
-                    frame = _packed(piece)
-                except _NO_PICKLE as error:
-                    last = rows + row_count(piece)
-                    raise InputError(
-                        f"{self._name}: rows {rows + 1:,} to {last:,} can't be stored ({error}). Yield text, bytes, "
-                        "numbers, dates, None, arrays, and lists and dicts of them."
-                    ) from None
-                digest = xxhash.xxh3_128_hexdigest(frame)
-                data.write(frame)
-                lines.write(json.dumps([len(frame), row_count(piece), digest]).encode() + b"\n")
-                content.update(digest.encode())
-                rows, frames = rows + row_count(piece), frames + 1
-            facts = {"rows": rows, "bytes": data.size, "frames": frames, "identity": self._fingerprint}
-            files = {_ROWS: data.commit(), _FRAMES: lines.commit()}
-        write_sealed(folder / _COMPLETE, facts | {"content": content.hexdigest(), "files": files})
-
-    def _facts(self) -> dict[str, Any]:
-        return read_sealed(self.spool_folder / _COMPLETE) or {}
-
-    def units(self) -> Iterator[RowUnit]:
-        facts, numbered = self._facts(), self.settings.with_indices
-        shards = self.settings.shards or max(1, round(facts["bytes"] / self.settings.unit_bytes))
-        start = first_row = 0
-        with (self.spool_folder / _FRAMES).open("rb") as lines:
-            frames = map(json.loads, lines)
-            groups = evenly(frames, lambda frame: frame[0], shards, count=facts["frames"], total=facts["bytes"])
-            for index, group in enumerate(groups):
-                stop = start + sum(size for size, _, _ in group)
-                first = first_row if numbered else None
-                key = key_of(self.settings.columns, [frame[1:] for frame in group], first)
-                yield RowUnit(index, key, stop - start, {"bytes": [start, stop]}, first)
-                start, first_row = stop, first_row + sum(rows for _, rows, _ in group)
+    return lambda: iter(plain)
 
 
 # ---- JSON lines, for jobs that read texts ----
-
-_KNOWN = (
-    "Known are paths, a pandas or polars DataFrame, an Arrow table, a datasets.Dataset or IterableDataset, a list of "
-    "dicts, and an iterator or a generator function of texts or dicts."
-)
 
 
 @contextlib.contextmanager
@@ -340,42 +292,33 @@ def as_file(source: Any, out: Path) -> Iterator[str]:
 def _records(source: Any) -> Iterator[Any]:
     """Texts or dicts, in order."""
     table = as_table(pa.table({"text": source}) if isinstance(source, pa.Array | pa.ChunkedArray) else source)
-    if type(source).__module__.split(".")[0] == "datasets":
-        from datasets import Dataset, IterableDataset
-
-        if isinstance(source, IterableDataset):
-            return _streamed(source)
-        if isinstance(source, dict):
-            which = f'which split? Give one: dataset["{next(iter(source), "train")}"].'
-            raise ConfigError(f"{type(source).__name__}: {which}")
-        if not isinstance(source, Dataset):
-            raise ConfigError(f"{type(source).__name__} of datasets: no input. {_KNOWN}")
-        refuse_transform(source)
-        return itertools.chain.from_iterable(part.to_pylist() for part in _tables_of(source))
     if table is not None:
-        slices = (table.slice(start, _AT_ONCE) for start in range(0, table.num_rows, _AT_ONCE))
-        return itertools.chain.from_iterable(part.to_pylist() for part in slices)
-    rows = source() if callable(source) and not isinstance(source, type) else source
-    if isinstance(rows, Mapping | str | bytes) or not isinstance(rows, Iterable):
-        raise ConfigError(f"{type(rows).__name__}: no input. {_KNOWN}")
-    return iter(rows)
+        tables: Iterable[Any] = (table.slice(start, _AT_ONCE) for start in range(0, table.num_rows, _AT_ONCE))
+    elif type(source).__module__.split(".")[0] == "datasets":
+        tables = _tables_of(source)()
+    else:
+        rows = source() if callable(source) and not isinstance(source, type) else source
+        if isinstance(rows, Mapping | str | bytes) or not isinstance(rows, Iterable):
+            raise ConfigError(f"{type(rows).__name__}: no input. {_KNOWN}")
+        return iter(rows)
+    parts = (part.to_pylist() if isinstance(part, pa.Table | pa.RecordBatch) else [part] for part in tables)
+    return itertools.chain.from_iterable(parts)
 
 
 def _json(row: Mapping[str, Any]) -> str:
-    """A row as JSON; what JSON has no value for as its words, and no number as null."""
+    """A row as JSON; values that JSON lacks as text, NaN and infinities as null."""
+
+    def plain(value: Any) -> Any:
+        return value.tolist() if hasattr(value, "tolist") else str(value)
+
+    def without_nan(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: without_nan(one) for name, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [without_nan(one) for one in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
     try:
-        return json.dumps(dict(row), ensure_ascii=False, allow_nan=False, default=_plain)
+        return json.dumps(dict(row), ensure_ascii=False, allow_nan=False, default=plain)
     except ValueError:
-        return json.dumps(_without_nan(dict(row)), ensure_ascii=False, default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else str(value)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nan(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return json.dumps(without_nan(dict(row)), ensure_ascii=False, default=plain)

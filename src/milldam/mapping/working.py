@@ -1,12 +1,12 @@
 """The function on its way to a worker; a unit there: its rows -> batches -> the function -> shards, and a record.
 
 The user's function, its arguments and the reader of rows travel by cloudpickle, so that lambdas, closures and functions
-of a script arrive too; a function that was named as `script.py:function` is loaded by its name again. In the process
-that they come from nothing is copied. Modules are imported anew in a worker, and some values leave a part of themselves
-behind when they are pickled: so the identity travels too, and is found again on arrival.
+of a script arrive too; a function that was named as `script.py:function` is loaded by its name again. Modules are
+imported again in a worker, and some values lose a part of themselves when they are pickled: so the identity travels
+too, and is checked on arrival.
 
-Holds one batch: what is read, what the function is given and returns, and a record batch of about 4 MB that waits to
-be written. The first batch of a worker tells what one takes: from that follows how many there are.
+Holds one batch: what is read, what the function gets and returns, and a record batch of about 4 MB that waits to be
+written. The first batch of a worker shows what one takes, and so how many workers there are.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class MapLoad:
     reader: RowReader
     out: Path
     schema: pa.Schema | None
-    """The columns, where the user gave them."""
+    """The columns, if the user gave them."""
     source: pa.Schema | None
-    """The columns of the source, where it says them."""
+    """The columns of the source, if it names them."""
     limit_bytes: int
     """The budget."""
     is_away: bool = False
@@ -77,7 +77,7 @@ class MapLoad:
         return _Arrived, (self.settings.function_spec, self.pack(), identity, paths)
 
     def pack(self) -> bytes:
-        """All of it as bytes. Raises ConfigError when something can't leave this process."""
+        """All of it as bytes. Raises ConfigError if something can't leave this process."""
         import cloudpickle
 
         values = {**self.__dict__, "is_away": True}
@@ -97,12 +97,12 @@ class MapLoad:
 @dataclass(frozen=True, slots=True)
 class _Arrived:
     spec: str | None
-    """`script.py:function`, where the function was named so."""
+    """`script.py:function`, if the function was named so."""
     packed: bytes
     identity: FunctionIdentity
-    """Of what was packed."""
+    """Of the function that was packed."""
     paths: tuple[str, ...]
-    """Where the process that sent it imports from."""
+    """Where the sending process imports from."""
 
     def load(self) -> Make:
         sys.path += [path for path in self.paths if path not in sys.path]
@@ -120,29 +120,21 @@ class _Arrived:
             from milldam.text.user_functions import load_function
 
             load = replace(load, settings=replace(load.settings, function=load_function(self.spec)))
-        _require_same(self.identity, identify(load.settings.function, load.settings.fn_kwargs))
+        # What can't be hashed is not compared.
+        unhashable = [line.partition(":")[0] for line in self.identity.unhashable]
+        arrived = identify(load.settings.function, load.settings.fn_kwargs)
+        differences = [part for part in self.identity.differences(arrived) if part not in unhashable]
+        if differences:
+            listed = "\n".join(f"  {line}" for line in differences)
+            raise ConfigError(
+                f"{arrived.name} is not the same in a worker process as in the one that planned this run:\n{listed}\n"
+                "Code: it was edited after it was loaded; run again (in a notebook, restart or reload it first).\n"
+                "A value: the function changes it when it is called, or it does not survive pickling; make it inside "
+                "the function, or use ",
+                Setting("workers", 1),
+                ".",
+            )
         return load.load()
-
-
-def _require_same(sent: FunctionIdentity, arrived: FunctionIdentity) -> None:
-    """What can't be hashed is not compared."""
-    unhashable = [line.partition(":")[0] for line in sent.unhashable]
-    differences = [part for part in sent.differences(arrived) if part not in unhashable]
-    if differences:
-        listed = "\n".join(f"  {line}" for line in differences)
-        raise ConfigError(
-            f"{sent.name} is not the same in a worker process as in the one that planned this run:\n{listed}\n"
-            "Code: it was edited since it was loaded; run again (in a notebook, restart or reload the module first).\n"
-            "A value: the function changes it when it is called, or it does not survive pickling; make it inside the "
-            "function, or use ",
-            Setting("workers", 1),
-            ".",
-        )
-
-
-def rejects_name(key: str) -> str:
-    """Where the rejects of a unit are, below the output folder."""
-    return f"{RUN_FOLDER}/rejects-{key}.jsonl"
 
 
 # ---- a unit ----
@@ -161,7 +153,7 @@ class _Worker:
         """The rows of a unit through the function; what comes out is durable then."""
         unit, load, settings, places = assigned.unit, self._load, self._load.settings, Places()
         done = 0
-        with UnitWriter(load) as writer, RejectFile(load.out / rejects_name(assigned.key)) as rejects:
+        with UnitWriter(load) as writer, RejectFile(load.out / RUN_FOLDER / f"rejects-{assigned.key}.jsonl") as rejects:
             read = load.reader.read(unit, rejects.add, places)
             for rows in batches(read, settings.batch_size, settings.most_batch_bytes):
                 progress.lap("read")
@@ -173,12 +165,14 @@ class _Worker:
                     progress.lap("call")
                     for columns in results:
                         writer.add(columns, rows)
-                for number, row, message in failed:
+                for number, one, message in failed:
                     place = _places_of(unit, places, done + number, done + number + 1)[0]
-                    record = row if isinstance(row, dict) else row.to_pydict()
+                    record = one if isinstance(one, dict) else one.to_pydict()
                     values = {name: values[0] for name, values in record.items()}
                     text = json.dumps(values, ensure_ascii=False, default=repr)
-                    rejects.add(Reject(place.file, FAILED, message, text, row=place.first, origin=place.origin))
+                    # Behind the start of a file only lines are known: they are counted when the table is done.
+                    line, row = (place.first + 1, None) if place.origin else (None, place.first)
+                    rejects.add(Reject(place.file, FAILED, message, text, line, place.origin, row))
                 progress.lap("write")
                 del rows, results, failed  # not held while the next ones are read
                 done += count
@@ -213,7 +207,10 @@ class _Worker:
         if not self._is_measured:
             self._is_measured = True
             got, shared = inherited()
-            progress.report(peak_bytes=max(held, _peak_bytes()) - shared, idle_bytes=held - shared, inherited_bytes=got)
+            # The most that this process has held since it was forked: what the kernel counts, less what is mapped now.
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+            peak = max(held, peak - usage().file) - shared
+            progress.report(peak_bytes=peak, idle_bytes=held - shared, inherited_bytes=got)
         limit = self._load.limit_bytes
         if held > limit:
             raise ResourceError(
@@ -226,12 +223,6 @@ class _Worker:
                 Setting("memory"),
                 ".",
             )
-
-
-def _peak_bytes() -> int:
-    """The most that this process has held since it was forked: what the kernel counts, less what is mapped now."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - usage().file
 
 
 class UnitWriter:
@@ -295,8 +286,7 @@ class UnitWriter:
 
 @contextlib.contextmanager
 def _explained(name: str, unit: RowUnit, places: Places, done: int, count: int) -> Iterator[None]:
-    """Around the work on a batch: an error of the function or its result gets the place it is about; the one row, where
-    that is known."""
+    """Around the work on a batch: adds the place to an error of the function or its result; the one row, if known."""
     try:
         yield
     except ResultError as error:
@@ -307,16 +297,15 @@ def _explained(name: str, unit: RowUnit, places: Places, done: int, count: int) 
         raise InputError(
             f"{name} failed on {where}:\n",
             *error.args,
-            "\nEvery finished unit is safe. Mend it and run again; or set such rows aside with ",
+            "\nEvery finished unit is safe. Repair it and run again; or set such rows aside with ",
             Setting("on_error", "reject"),
             ".",
         ) from error
 
 
 def _places_of(unit: RowUnit, places: Places, first: int, last: int) -> list[Place]:
-    """Of rows of the unit: in files; or, where it comes from none, in the dataset or the source."""
-    found = places.of(first, last)
-    if found or "range" not in unit.place:
-        return found or [Place(f"unit {unit.index} of the source", first, last - 1)]
+    """The places of rows of the unit, in files or in the dataset."""
+    if "range" not in unit.place:
+        return places.of(first, last)
     start = unit.place["range"][0]
     return [Place("the dataset", start + first, start + last - 1)]

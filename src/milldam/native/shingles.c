@@ -1,6 +1,6 @@
 /* Texts -> hashes of their word n-grams, and what near-dedup keeps of these: signatures and sketches.
 
-   The rules of words and the hashes are those of dedup/shingles.py. Texts are valid UTF-8; what is not is read as
+   The rules of words and the hashes are those of dedup/minhash.py. Texts are valid UTF-8; what is not is read as
    something, within its bounds. `lower` has the lower case of each character below `LOWERED`. */
 
 #include "arrays.h"

@@ -38,8 +38,7 @@ from milldam.config.settings import Config
 from milldam.decontamination import deciding
 from milldam.decontamination.index import Index
 from milldam.decontamination.matches import Matches
-from milldam.dedup.bloom import resolve_bloom
-from milldam.dedup.candidates import Documents, NearWork, find_pairs, pair_steps, room_for_steps
+from milldam.dedup.candidates import Documents, NearWork, find_pairs, pair_steps
 from milldam.dedup.drops import (
     BLOOM,
     EVALUATION,
@@ -52,14 +51,13 @@ from milldam.dedup.drops import (
     place_of,
     unit_and_row,
 )
-from milldam.dedup.exact import FEW_HASHES, count_hashes, resolve_exact, sources_of
+from milldam.dedup.exact import FEW_HASHES, count_hashes, resolve_bloom, resolve_exact, sources_of
 from milldam.dedup.fingerprints import partition_count
 from milldam.dedup.index import DedupIndex
+from milldam.dedup.keys import Int64s
 from milldam.dedup.minhash import unit_name
-from milldam.dedup.near import decide, remove_work, verify_pairs, verify_parts
-from milldam.dedup.near_drops import Place, places_of
-from milldam.dedup.ranking import rank
-from milldam.dedup.shingles import Int64s
+from milldam.dedup.near import Place, decide, places_of, remove_work, verify_pairs, verify_parts
+from milldam.dedup.preferred import rank
 from milldam.errors import InputError
 from milldam.files import record_of
 from milldam.memory import held_bytes, usage
@@ -70,8 +68,8 @@ from milldam.pipeline.preparing import Prepared
 from milldam.rules import DedupRules, EvaluationSet
 from milldam.run.engine import Assigned, Load, Make, Progress, Session, Stage
 from milldam.run.folder import RunFolder
-from milldam.run.pools import Workers
 from milldam.run.records import Record, Records, sweep
+from milldam.run.tasks import Workers
 from milldam.run.units import KeyArray, Keys, key_of, mixed
 from milldam.sources.units import Unit
 
@@ -317,8 +315,6 @@ class Deduplication:
             load = load if name in (GROUP, DECONTAMINATE) else replace(load, memory_bytes=most, threads=1)
         elif name in NEAR_STAGES:
             count = max(1, min(self._cores, len(todo), load.memory_bytes // NEAR_WORKER_BYTES))
-            if name == NEAR:
-                count = min(count, room_for_steps(self.folder, Documents(load.work()).count))
             threads = self._cores if name == DECIDE else 1
             load = replace(load, memory_bytes=load.memory_bytes // count, threads=threads)
         workers = Workers(count, load.threads, apart=count == 1 and not small, here=small)

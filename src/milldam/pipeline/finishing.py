@@ -20,9 +20,9 @@ from milldam.files import file_blocks, read_sealed, write_sealed
 from milldam.markup import counted
 from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.rejects import DROPPED, REJECTS, Damage, first_reject, reject_lines
+from milldam.run.budget import WorkPlan
 from milldam.run.engine import Session
 from milldam.run.folder import RunFolder
-from milldam.run.pools import WorkPlan
 from milldam.run.records import Records, sweep
 from milldam.run.summary import SUMMARY, Summary
 from milldam.stores.generations import live_files
@@ -33,11 +33,12 @@ from milldam.stores.tokens.manifest import (
     READ,
     SHARD_FILES,
     Manifest,
-    ManifestText,
     Shard,
     ShardSpool,
     Tally,
     Totals,
+    read_facts,
+    read_shards,
     total,
     totals_by_split,
 )
@@ -215,8 +216,8 @@ def _gather(
 def complete(config: Config, folder: RunFolder, *, report: bool) -> TextSummary:
     """A finished store: make what is missing beside it, and say that it is up to date."""
     _clean_up(config, folder)
-    manifest = ManifestText.at(Folder(folder.out))
-    summary = _summary(folder.out, manifest.facts(), totals_by_split(manifest.shards()))
+    place = Folder(folder.out)
+    summary = _summary(folder.out, read_facts(place), totals_by_split(read_shards(place)))
     recorded, anew = read_sealed(folder.folder / SUMMARY), False
     if config.packing_rules is not None:
         summary.facts["packing"] = packing = _pack(config, folder.out)
@@ -262,9 +263,7 @@ def _pack(config: Config, out: Path) -> dict[str, Any]:
 
 def _summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -> TextSummary:
     """What the manifest alone tells: its facts, and the sums over its shards."""
-    totals = Totals()
-    for split in splits.values():
-        totals.add(split)
+    totals = Totals.of(splits.values())
     tally, chat = manifest.tally, manifest.chat
     warnings = []
     if chat is not None and chat.get("special_tokens_in_content"):

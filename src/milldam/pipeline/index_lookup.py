@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from milldam.config.settings import Config
-from milldam.dedup.index import PINNED, DedupIndex
-from milldam.dedup.seen import PinnedIndex
+from milldam.dedup.index import PINNED, DedupIndex, PinnedIndex
 from milldam.files import read_sealed, remove_matching
 from milldam.input_files import RUN_FOLDER
 from milldam.rules import DedupRules

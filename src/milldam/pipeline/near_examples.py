@@ -1,6 +1,6 @@
 """What near-dedup removed, as a person can judge it: pairs side by side, large clusters, and a warning about templates.
 
-Which documents to show follows from the drops (dedup/near_drops.py). The workers that tokenize them set their texts
+Which documents to show follows from the drops (dedup/near.py). The workers that tokenize them set their texts
 aside in the folder of the drop files (`set_aside`); at the end they are gathered, before that folder is removed. The
 text of a unit that an earlier run has done is not read again: it is None, and the rest is still told. Memory: a few
 heads of documents.
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from milldam.dedup.near_drops import Place, places_of
-from milldam.dedup.shingles import shingle
+from milldam.dedup.minhash import shingle
+from milldam.dedup.near import Place, places_of
 from milldam.files import NewFile
 from milldam.markup import counted, place_words, share
 from milldam.pipeline.documents import SetRules, recorded_place

@@ -152,7 +152,8 @@ def read_rows(slice: Slice, reading: Reading) -> Iterator[tuple[dict[str, list[A
     for block in _blocks(slice, reading):
         records, numbers = _parsed(block, slice, reading, lambda line: _record_of(line, reading.rules))
         if records:
-            yield from_records(records, reading.columns), numbers
+            # Counted from the start of the slice, which may lie in the line before.
+            yield from_records(records, reading.columns), numbers + (block.origin > slice.start)
 
 
 def _record_of(line: bytes, rules: TextRules) -> dict[str, Any]:
@@ -195,6 +196,6 @@ def first_records(slice: Slice, limit: int = _LINES_SEEN) -> list[dict[str, Any]
     return records
 
 
-def columns_of(slice: Slice, spool: str | None) -> list[str]:
+def columns_of(slice: Slice) -> list[str]:
     """The fields of the records at a file's head; empty when there are none."""
     return list(dict.fromkeys(name for record in first_records(slice) for name in record))

@@ -9,12 +9,11 @@ is read (`milldam.checked`).
 from __future__ import annotations
 
 import json
-import mmap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict, TypeVar, cast
 
 from milldam import __version__
 from milldam.checked import checked, parse_json
@@ -28,8 +27,12 @@ if TYPE_CHECKING:
     from milldam.stores.tokens.manifest import Manifest
 
 StoreManifest: TypeAlias = "Manifest | TableManifest"
-"""All have settings, input, totals, fingerprint, shards, and files(): every file with its size and hash, in order."""
-_CLOSED = b"\n}\n"
+"""Both have settings, input, totals, fingerprint, shards, and files(): every file with its size and hash, in order."""
+ShardT = TypeVar("ShardT")
+_CLOSED, _NO_SHARDS = b"\n}\n", b'\n "shards": []'
+# Whole lines of the text: a string in it has no line ends, so nothing else can look like them.
+_BEFORE_SHARDS, _BEHIND_SHARDS = b'\n "shards": [\n', b"\n ],\n"
+_BLOCK_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +49,22 @@ class Kind:
 
     def read_manifest(self, place: Place) -> StoreManifest:
         """The manifest, wherever the store lies."""
-        return cast("StoreManifest", self._room().read(place))
+        return cast("StoreManifest", import_module(f"milldam.stores.{self.name}.manifest").read(place))
 
     def head(self, place: Place) -> dict[str, Any]:
-        """The object in the manifest, as it was written; without its shards where there may be a million."""
-        return cast("dict[str, Any]", self._room().head(place)) if self is TOKENS else self.value(place)
+        """The object in the manifest, as it was written, without its shards: there may be a million."""
+        return ManifestText(self, place).head()
 
     def files_in(self, path: Path) -> Iterator[tuple[str, int]]:
         """Names and sizes of the files of a manifest that lies here; holds a few shards at a time."""
-        return cast("Iterator[tuple[str, int]]", self._room().files_in(path))
+        shard: Any = import_module(f"milldam.stores.{self.name}.manifest").SHARD
+        for one in ManifestText(self, _folder(path)).shards(shard):
+            yield from ((name, record["bytes"]) for name, record in one.named_files())
 
     def names_in(self, path: Path) -> Iterator[str]:
         """The names of these files, and of those that were set aside."""
         yield from (name for name, _ in self.files_in(path))
         yield from (file["name"] for file in self.audit(_folder(path)).values())
-
-    def _room(self) -> Any:
-        return import_module(f"milldam.stores.{self.name}.manifest")
 
     def audit(self, place: Place) -> dict[str, dict[str, Any]]:
         """Name, size and hash of each file of what was set aside when it was made; see `write_audit`."""
@@ -73,50 +75,25 @@ class Kind:
                 raise StoreError(f'{path}: the file name "{file["name"]}" leaves the folder; refused.')
         return cast("dict[str, dict[str, Any]]", files)
 
-    # ---- the text of the manifest ----
-
-    def text(self, value: dict[str, Any]) -> bytes:
-        """All of it but for its seal."""
+    def write(self, folder: Path, facts: dict[str, Any], shards: Iterable[list[bytes]] = ()) -> None:
+        """Write the manifest. `shards`: their lines, some at a time, in the place of an empty list in the facts."""
         head = {"format": self.format, "format_version": self.version, "created_by": f"milldam {__version__}"}
-        return json_bytes(head | value)[: -len(_CLOSED)]
+        before, found, after = json_bytes(head | facts)[: -len(_CLOSED)].partition(_NO_SHARDS)
 
-    def write(self, folder: Path, value: dict[str, Any]) -> None:
-        self.write_text(folder, [self.text(value)])
+        def text() -> Iterator[bytes]:
+            yield before + found[:-1]
+            between, end = b"\n  ", b""
+            for lines in shards:
+                if lines:
+                    yield between + b",\n  ".join(lines)
+                    between, end = b",\n  ", b"\n "
+            yield end + found[-1:] + after
 
-    def write_text(self, folder: Path, blocks: Iterable[bytes]) -> None:
         with NewFile(folder / self.manifest) as new:
-            for block in sealed_blocks(blocks):
+            for block in sealed_blocks(text()):
                 new.write(block)
             keep(folder / self.manifest)
             new.commit()
-
-    def data(self, place: Place) -> bytes | mmap.mmap:
-        """The text of the manifest of a store."""
-        data = place.manifest(self.manifest)
-        if data is None:
-            raise StoreError(place.not_a_store() if place.folder is None else self.missing_in(place.folder))
-        return data
-
-    def value(self, place: Place) -> dict[str, Any]:
-        """The object in the manifest of a store."""
-        return self.parse(self.data(place)[:], f"{place.name}/{self.manifest}")
-
-    def parse(self, data: bytes, path: str | Path, whole: bool | None = None) -> dict[str, Any]:
-        """The object in a manifest of this kind. `whole`: of a part of one, whether all of it is as it was written."""
-        value = parse_json(data, path)
-        if not isinstance(value, dict) or value.get("format") != self.format:
-            raise StoreError(f"{path}: not the manifest of {self.phrase}.")
-        if value.get("format_version") != self.version:
-            raise StoreError(
-                f"{path}: its format_version is {str(value.get('format_version'))[:40]}; this milldam reads "
-                f"{self.version}. Upgrade milldam, or make it again."
-            )
-        value.pop("check", None)
-        if not (is_whole_text(data) if whole is None else whole):
-            raise StoreError(
-                f"{path}: damaged: it is not as it was written (its check is not that of its text). Make it again."
-            )
-        return value
 
     def missing_in(self, folder: Path) -> str:
         """Why a folder without the manifest is none of this kind."""
@@ -131,9 +108,65 @@ class Kind:
             return f"{folder}: unfinished: a run was interrupted here. `milldam status {folder}` says how to continue."
         splits = sorted(path.parent.name for path in folder.glob(f"*/{self.manifest}"))
         if splits:
-            named = f"Name {folder / splits[0]}, say."
-            return f"{folder}: not {self.phrase} itself, but there is one of each split: {', '.join(splits)}. {named}"
+            advice = f"Name {folder / splits[0]}, say."
+            return f"{folder}: not {self.phrase} itself, but there is one of each split: {', '.join(splits)}. {advice}"
         return f"{folder}: not {self.phrase} (no {self.manifest} in it)."
+
+
+class ManifestText:
+    """The text of a manifest, mapped where that can be. Its shards are parsed as they are asked for."""
+
+    def __init__(self, kind: Kind, place: Place) -> None:
+        data = place.manifest(kind.manifest)
+        if data is None:
+            raise StoreError(place.not_a_store() if place.folder is None else kind.missing_in(place.folder))
+        self._kind, self._data, self._path = kind, data, f"{place.name}/{kind.manifest}"
+        self._is_whole = is_whole_text(data)
+        first = data.find(_BEFORE_SHARDS) + len(_BEFORE_SHARDS)
+        stop = data.find(_BEHIND_SHARDS, first)
+        self._range = (first, stop) if self._is_whole and stop > first >= len(_BEFORE_SHARDS) else None
+
+    def head(self) -> dict[str, Any]:
+        """The object itself, without its shards where they are lines of their own."""
+        kind, path, data = self._kind, self._path, self._data
+        value = parse_json(data[:] if self._range is None else data[: self._range[0]] + data[self._range[1] :], path)
+        if not isinstance(value, dict) or value.get("format") != kind.format:
+            raise StoreError(f"{path}: not the manifest of {kind.phrase}.")
+        if value.get("format_version") != kind.version:
+            raise StoreError(
+                f"{path}: its format_version is {str(value.get('format_version'))[:40]}; this milldam reads "
+                f"{kind.version}. Upgrade milldam, or make it again."
+            )
+        if not self._is_whole:
+            raise StoreError(
+                f"{path}: damaged: it is not as it was written (its check is not that of its text). Make it again."
+            )
+        del value["check"]
+        return value
+
+    def shards(self, kind: type[ShardT]) -> Iterator[ShardT]:
+        """Every shard, in order, as this type."""
+        for block in self._blocks():
+            for shard in checked(list[kind], block, f"{self._path}: shards"):  # type: ignore[valid-type]
+                # A manifest may come from anywhere: it must not make us open files elsewhere, nor exports write there.
+                for what in ("name", "split"):
+                    name = getattr(shard, what, "none")
+                    if not stays_in_folder(name, hidden=False):
+                        what = "split" if what == "split" else "shard name"
+                        raise StoreError(f'{self._path}: the {what} "{name}" leaves the folder; refused.')
+                yield shard
+
+    def _blocks(self) -> Iterator[Any]:
+        """Some shards at a time."""
+        if self._range is None:
+            yield self.head().get("shards")
+            return
+        at, stop = self._range
+        while at < stop:
+            end = self._data.find(b",\n", at + _BLOCK_BYTES, stop)
+            end = stop if end < 0 else end
+            yield parse_json(b"[" + self._data[at:end] + b"]", self._path)
+            at = end + 2
 
 
 def _folder(manifest: Path) -> Place:

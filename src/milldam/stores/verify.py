@@ -135,26 +135,16 @@ def _wrong_files(place: Place, shard: Shard, manifest: Manifest) -> Iterator[str
 
 def _index_problems(place: Place, shard: Shard, dtype: np.dtype[Any]) -> Iterator[str]:
     """What is wrong within an index, and in what says what is trained on."""
-    path = f"{place.name}/{shard.name}"
-    index = Index.parse(place.map(f"{shard.name}.idx", shard.idx), f"{path}.idx")
+    name = f"{place.name}/{shard.name}"
+    path, index = f"{name}.idx", Index.parse(place.map(f"{shard.name}.idx", shard.idx), f"{name}.idx")
     if index.dtype != dtype:
-        yield f"{path}.idx: dtype {index.dtype} where the manifest says {dtype}"
-    if not bool(np.all(index.documents[1:] > index.documents[:-1])):
-        yield f"{path}.idx: a document without a sequence"
-    problems = list(verify_arrays(f"{path}.idx", index, shard.documents, shard.tokens))
-    yield from problems
-    if shard.spans is not None and not problems:
-        spans = memoryview(place.map(f"{shard.name}.spans", shard.spans))
-        yield from SpanTable.parse(spans, shard.documents, f"{path}.spans").problems(index.length_blocks())
-
-
-def verify_arrays(path: str, index: Index, documents: int, tokens: int) -> Iterator[str]:
-    """What is wrong with an index of so many documents and tokens."""
-    if len(index.documents) != documents + 1:
-        yield f"{path}: {len(index.documents) - 1:,} documents where the manifest says {documents:,}"
-    ascending = bool(np.all(index.documents[1:] >= index.documents[:-1]))
+        yield f"{path}: dtype {index.dtype} where the manifest says {dtype}"
+    if len(index.documents) != shard.documents + 1:
+        yield f"{path}: {len(index.documents) - 1:,} documents where the manifest says {shard.documents:,}"
+    ascending = bool(np.all(index.documents[1:] > index.documents[:-1]))
     if index.documents[0] != 0 or index.documents[-1] != len(index.lengths) or not ascending:
         yield f"{path}: document indices do not cover all sequences in order"
+        return
     position = 0
     for start in range(0, len(index.lengths), BLOCK_DOCUMENTS):
         lengths = index.lengths[start : start + BLOCK_DOCUMENTS].astype(np.int64)
@@ -166,8 +156,11 @@ def verify_arrays(path: str, index: Index, documents: int, tokens: int) -> Itera
             yield f"{path}: offsets do not follow from the lengths near document {start:,}"
             return
         position = int(expected[-1])
-    if position != tokens:
-        yield f"{path}: lengths add up to {position:,} tokens where there are {tokens:,}"
+    if position != shard.tokens:
+        yield f"{path}: lengths add up to {position:,} tokens where there are {shard.tokens:,}"
+    elif shard.spans is not None and len(index.documents) == shard.documents + 1:
+        spans = memoryview(place.map(f"{shard.name}.spans", shard.spans))
+        yield from SpanTable.parse(spans, shard.documents, f"{name}.spans").problems(index.length_blocks())
 
 
 # ---- tables ----

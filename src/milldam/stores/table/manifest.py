@@ -1,7 +1,6 @@
 """The manifest `milldam-table.json`: written last, and what makes a folder a table.
 
-It holds nothing that differs between two runs of the same job. It may come from anywhere, so what a reader takes for
-granted later (names, counts) is checked when it is read. Reading it needs no pyarrow.
+It holds nothing that differs between two runs of the same job. Reading it needs no pyarrow.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,7 @@ import xxhash
 
 from milldam.checked import checked
 from milldam.errors import StoreError
-from milldam.files import stays_in_folder
-from milldam.stores.kinds import TABLE, InputFacts, TokenizerFacts
+from milldam.stores.kinds import TABLE, InputFacts, ManifestText, TokenizerFacts
 from milldam.stores.place import Folder, Place
 
 if TYPE_CHECKING:
@@ -48,14 +46,14 @@ class TableSchema:
         """The columns of what is known to be sound."""
         import pyarrow as pa
 
-        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(ipc)))
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(ipc, validate=True)))
 
     def to_arrow(self, path: str | Path = "schema") -> pa.Schema:
         """The columns; StoreError when they can't be read, or are not those for people."""
         import pyarrow as pa
 
         try:
-            schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.ipc, validate=True)))
+            schema = self.read(self.ipc)
         except (ValueError, OSError, pa.ArrowException) as error:
             raise StoreError(f"{path}: damaged: schema.ipc can't be read ({error}). Make the table again.") from None
         if TableSchema.of(schema).columns != self.columns:
@@ -71,6 +69,12 @@ class TableShard:
     rows: int
     bytes: int
     xxh3: str
+
+    def named_files(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        yield self.name, {"bytes": self.bytes, "xxh3": self.xxh3}
+
+
+SHARD = TableShard
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,69 +106,45 @@ class TableManifest:
 
     @property
     def totals(self) -> dict[str, int]:
-        return _Totals(self.shards).as_json()
+        return self._sums(self.shards)[0]
 
     @property
     def fingerprint(self) -> str:
         """Names the content: equal fingerprints mean equal rows in equal order, in equal columns."""
-        return _Totals(self.shards).fingerprint(self.schema, self.qa)
+        return self._sums(self.shards)[1]
+
+    def _sums(self, shards: Iterable[TableShard]) -> tuple[dict[str, int], str]:
+        """Totals and fingerprint of shards with these facts."""
+        totals, digest = {"rows": 0, "bytes": 0, "shards": 0}, xxhash.xxh3_128()
+        for shard in shards:
+            totals["rows"] += shard.rows
+            totals["bytes"] += shard.bytes
+            totals["shards"] += 1
+            digest.update(shard.xxh3.encode())
+        digest.update(self.schema.ipc.encode() + (b"" if self.qa is None else json.dumps(self.qa).encode()))
+        return totals, digest.hexdigest()
 
     def files(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for shard in self.shards:
-            yield shard.name, {"bytes": shard.bytes, "xxh3": shard.xxh3}
+            yield from shard.named_files()
 
     def write(self, folder: Path, shards: Callable[[], Iterable[TableShard]] | None = None) -> dict[str, int]:
         """The totals. `shards`: gone through twice, in place of those that it holds; there may be a million."""
         listed = shards or (lambda: self.shards)
-        totals = _Totals(listed())
-        head: dict[str, Any] = {"totals": totals.as_json(), "fingerprint": totals.fingerprint(self.schema, self.qa)}
-        head |= {"schema": asdict(self.schema), "settings": self.settings, "input": self.input, "counts": self.counts}
+        totals, fingerprint = self._sums(listed())
+        facts: dict[str, Any] = {"totals": totals, "fingerprint": fingerprint, "schema": asdict(self.schema)}
+        facts |= {"settings": self.settings, "input": self.input, "counts": self.counts}
         if self.qa is not None:
-            head |= {"tokenizer": self.tokenizer, "qa": self.qa}
-
-        def blocks() -> Iterator[bytes]:
-            yield TABLE.text(head | {"shards": []})[:-1]
-            for number, shard in enumerate(listed()):
-                yield f"{',' if number else ''}\n  {json.dumps(asdict(shard))}".encode()
-            yield b"\n ]"
-
-        TABLE.write_text(folder, blocks())
-        return totals.as_json()
+            facts |= {"tokenizer": self.tokenizer, "qa": self.qa}
+        TABLE.write(folder, facts | {"shards": []}, ([json.dumps(asdict(shard)).encode()] for shard in listed()))
+        return totals
 
     @classmethod
     def read(cls, folder: Path) -> TableManifest:
         return read(Folder(folder))
 
 
-class _Totals:
-    """Sums over shards."""
-
-    def __init__(self, shards: Iterable[TableShard]) -> None:
-        self._rows = self._bytes = self._shards = 0
-        self._digest = xxhash.xxh3_128()
-        for shard in shards:
-            self._rows, self._bytes = self._rows + shard.rows, self._bytes + shard.bytes
-            self._shards += 1
-            self._digest.update(shard.xxh3.encode())
-
-    def as_json(self) -> dict[str, int]:
-        return {"rows": self._rows, "bytes": self._bytes, "shards": self._shards}
-
-    def fingerprint(self, schema: TableSchema, qa: dict[str, Any] | None) -> str:
-        digest = self._digest.copy()
-        digest.update(schema.ipc.encode() + (b"" if qa is None else json.dumps(qa).encode()))
-        return digest.hexdigest()
-
-
 def read(place: Place) -> TableManifest:
-    path = f"{place.name}/{NAME}"
-    manifest = checked(TableManifest, TABLE.value(place), path)
-    for shard in manifest.shards:
-        if not stays_in_folder(shard.name):
-            raise StoreError(f'{path}: the shard name "{shard.name}" leaves the folder; refused.')
-    return manifest
-
-
-def files_in(path: Path) -> Iterator[tuple[str, int]]:
-    """Names and sizes of the files of a manifest that lies here."""
-    return ((name, file["bytes"]) for name, file in read(Folder(path.parent, path)).files())
+    text = ManifestText(TABLE, place)
+    facts = checked(TableManifest, text.head() | {"shards": []}, f"{place.name}/{NAME}")
+    return replace(facts, shards=tuple(text.shards(TableShard)))

@@ -14,10 +14,8 @@ Both directions stream: memory does not grow with the number of documents.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import struct
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import StoreError
-from milldam.files import NewFile, explain_os_errors
+from milldam.files import NewFile
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -35,7 +33,6 @@ HEADER = struct.Struct("<9sQBQQ")
 DTYPE_CODES = {"int32": 4, "uint16": 8}
 """What a store holds."""
 _READABLE = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
-_FLOATS = {6: "float64", 7: "float32"}
 MAX_SEQUENCE = 2**31 - 1
 _CHUNK = 1 << 17
 BLOCK_DOCUMENTS = 1 << 16
@@ -66,14 +63,14 @@ def write_index(new: NewFile, lengths: IO[bytes], dtype: str) -> None:
         position = int(starts[-1])
     sequence = 0
     new.write(struct.pack("<q", 0))
-    for block in _blocks(lengths, _CHUNK * 8):
+    for block in blocks_of(lengths, _CHUNK * 8):
         ends = sequence + np.cumsum(_sequences_of(np.frombuffer(block, "<i8")))
         new.write(ends.astype("<i8").data)
         sequence = int(ends[-1])
 
 
 def _sequence_lengths(lengths: IO[bytes]) -> Iterator[Int64s]:
-    for block in _blocks(lengths, _CHUNK * 8):
+    for block in blocks_of(lengths, _CHUNK * 8):
         documents = np.frombuffer(block, "<i8")
         parts = _sequences_of(documents)
         if parts.max(initial=1) == 1:
@@ -138,7 +135,17 @@ class Index:
 
     def document_lengths(self, first: int = 0, stop: int | None = None) -> Int64s:
         """Tokens of the documents from `first` up to `stop`."""
-        lengths = self._document_lengths(self.documents[first : None if stop is None else stop + 1])
+        starts = self.documents[first : None if stop is None else stop + 1]
+        if (starts == np.arange(starts[0], starts[0] + len(starts))).all():
+            # One sequence a document.
+            lengths = self.lengths[starts[0] : starts[-1]].astype(np.int64)
+        else:
+            if starts[0] < 0 or starts[-1] > len(self.lengths) or (starts[1:] < starts[:-1]).any():
+                raise self.damaged("its documents are not in order")
+            # A zero at the end, since a document without a sequence may be the last.
+            sequences = np.append(self.lengths[starts[0] : starts[-1]], np.int32(0))
+            lengths = np.add.reduceat(sequences, starts[:-1] - starts[0], dtype=np.int64)
+            lengths[starts[:-1] == starts[1:]] = 0
         if len(lengths) and int(lengths.min()) < 0:
             raise self.damaged("a document with fewer than no tokens")
         return lengths
@@ -155,18 +162,6 @@ class Index:
         if total != self.size:
             raise self.damaged(f"the lengths of its documents do not add up to its {self.size:,} bytes of tokens")
 
-    def _document_lengths(self, starts: Int64s) -> Int64s:
-        if len(starts) and (starts == np.arange(starts[0], starts[0] + len(starts))).all():
-            # One sequence a document.
-            return self.lengths[starts[0] : starts[-1]].astype(np.int64)
-        if starts[0] < 0 or starts[-1] > len(self.lengths) or (starts[1:] < starts[:-1]).any():
-            raise self.damaged("its documents are not in order")
-        # A zero at the end, since a document without a sequence may be the last.
-        lengths = np.append(self.lengths[starts[0] : starts[-1]], np.int32(0))
-        sums = np.add.reduceat(lengths, starts[:-1] - starts[0], dtype=np.int64)
-        sums[starts[:-1] == starts[1:]] = 0
-        return sums
-
     @classmethod
     def map(cls, path: Path) -> Index:
         try:
@@ -181,17 +176,9 @@ class Index:
         if len(buffer) < HEADER.size or buffer[:9] != MAGIC:
             raise StoreError(f"{path}: not a token index (its first bytes are not MMIDIDX).")
         _, version, code, sequences, documents = HEADER.unpack_from(buffer)
-        if code in _FLOATS:
-            raise StoreError(f"{path}: an index of {_FLOATS[code]} numbers, which are not tokens.")
         if version != VERSION or code not in _READABLE:
             raise StoreError(f"{path}: index version {version}, dtype code {code}; this milldam reads version 1.")
         expected = HEADER.size + 12 * sequences + 8 * documents
-        if sequences and len(buffer) == expected + sequences:
-            # What Megatron's builder writes with multimodal=True: a mode (text, image, ...) of every sequence, as int8.
-            raise StoreError(
-                f"{path}: a multimodal index of Megatron-LM, with a mode for every sequence. milldam reads text alone: "
-                "export the sequences of text to a pair of their own."
-            )
         if documents == 0:
             raise StoreError(f"{path}: no document indices; not even the first, which is always 0. Make it again.")
         if len(buffer) != expected:
@@ -233,52 +220,20 @@ class Spans:
         return int((self.pairs[:, 1] - self.pairs[:, 0]).sum())
 
 
-class SpanFiles:
-    """What comes with the tokens of a shard, until its files can be written."""
-
-    def __init__(self, folder: Path, split: str) -> None:
-        self._folder, self._split = folder, split
-        self._counts, self._pairs = self._spool(), self._spool()
-        self._labels: IO[bytes] | None = None
-
-    def _spool(self) -> IO[bytes]:
-        with explain_os_errors(self._folder / f"{self._split}.spans"):
-            return tempfile.TemporaryFile(dir=self._folder)
-
-    def append(self, spans: Spans) -> None:
-        if spans.labels is not None and self._labels is None:
-            self._labels = self._spool()
-        with explain_os_errors(self._folder / f"{self._split}.spans"):
-            self._counts.write(spans.counts.astype("<i8").tobytes())
-            self._pairs.write(spans.pairs.astype("<i8").tobytes())
-            if self._labels is not None:
-                assert spans.labels is not None and len(spans.labels) == len(spans.counts)
-                self._labels.write(spans.labels.astype(np.uint8).tobytes())
-
-    def write(self, stack: contextlib.ExitStack) -> dict[str, NewFile]:
-        """The files by how their names end, to be committed; `stack` removes what is not."""
-        files = {"spans": stack.enter_context(NewFile(self._folder / f"{self._split}.spans"))}
-        begin = 0
-        files["spans"].write(bytes(8))
-        for block in _blocks(self._counts):
-            ends = begin + np.cumsum(np.frombuffer(block, "<i8"))
-            files["spans"].write(ends.astype("<i8").tobytes())
-            begin = int(ends[-1])
-        for block in _blocks(self._pairs):
-            files["spans"].write(block)
-        if self._labels is not None:
-            files["labels"] = stack.enter_context(NewFile(self._folder / f"{self._split}.labels"))
-            for block in _blocks(self._labels):
-                files["labels"].write(block)
-        return files
-
-    def close(self) -> None:
-        for file in (self._counts, self._pairs, self._labels):
-            if file is not None:
-                file.close()
+def write_spans(new: NewFile, counts: IO[bytes], pairs: IO[bytes]) -> None:
+    """Write the stretches of documents, from how many each has and the pairs, both spooled as int64."""
+    begin = 0
+    new.write(bytes(8))
+    for block in blocks_of(counts):
+        ends = begin + np.cumsum(np.frombuffer(block, "<i8"))
+        new.write(ends.astype("<i8").tobytes())
+        begin = int(ends[-1])
+    for block in blocks_of(pairs):
+        new.write(block)
 
 
-def _blocks(spool: IO[bytes], size: int = 1 << 20) -> Iterator[bytes]:
+def blocks_of(spool: IO[bytes], size: int = 1 << 20) -> Iterator[bytes]:
+    """The bytes of a temporary file, from its begin."""
     spool.flush()
     spool.seek(0)
     while block := spool.read(size):

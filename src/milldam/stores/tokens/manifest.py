@@ -1,7 +1,7 @@
 """The manifest `milldam.json`: written last, and what makes a folder a store.
 
-It holds nothing that differs between two runs of the same job: no times, no worker counts, no paths of
-this machine but those of the input. So equal input and settings give equal bytes.
+It holds nothing that differs between two runs of the same job: no times, no worker counts, no paths of this machine but
+those of the input. So equal input and settings give equal bytes.
 
 A shard is a line of it; they are written and read some hundreds at a time. Read, a shard takes about 0.9 KB of memory
 (its text 0.4 KB): a store of 60,000 shards, 15 TB of text, about 55 MB and half a second.
@@ -17,8 +17,8 @@ own, and the manifest is put together from these. Disk: a second manifest until 
 from __future__ import annotations
 
 import json
-import mmap
 import re
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,10 +28,18 @@ from typing import IO, Any
 
 import xxhash
 
-from milldam.checked import checked, parse_json
-from milldam.errors import StoreError
-from milldam.files import explain_os_errors, hash_bytes, is_whole_text, stays_in_folder
-from milldam.stores.kinds import TOKENS, AuditFiles, ChatFacts, FileRecord, InputFacts, TokenDtype, TokenizerFacts
+from milldam.checked import checked
+from milldam.files import explain_os_errors, hash_bytes
+from milldam.stores.kinds import (
+    TOKENS,
+    AuditFiles,
+    ChatFacts,
+    FileRecord,
+    InputFacts,
+    ManifestText,
+    TokenDtype,
+    TokenizerFacts,
+)
 from milldam.stores.place import Folder, Place
 
 READ = "read"
@@ -93,14 +101,11 @@ class Tally:
 def total(tallies: Iterable[Tally]) -> Tally:
     """Those of several datasets together."""
     several = tuple(tallies)
+    dropped = {stage: dict(_summed(one.dropped.get(stage, {}) for one in several)) for stage in STAGES}
     return Tally(
         read=sum(one.read for one in several),
         rejected=dict(_summed(one.rejected for one in several)),
-        dropped={
-            stage: reasons
-            for stage in STAGES
-            if (reasons := dict(_summed(one.dropped.get(stage, {}) for one in several)))
-        },
+        dropped={stage: reasons for stage, reasons in dropped.items() if reasons},
         documents=sum(one.documents for one in several),
         tokens=sum(one.tokens for one in several),
     )
@@ -114,11 +119,8 @@ def _summed(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
 
 
 NAME = TOKENS.manifest
-# Whole lines of the text: a string in it has no line ends, so nothing else can look like them.
-_BEFORE_SHARDS, _BEHIND_SHARDS = b'\n "shards": [\n', b"\n ],\n"
 _HASH = re.compile(rb'"xxh3": "([0-9a-f]+)"')
 _BLOCK_BYTES = 1 << 18
-_TOTALS = ("documents", "tokens", "text_bytes")
 SHARD_FILES = ("bin", "idx", "spans", "labels")
 """How the names of a shard's files may end, in the order in which they name the shard."""
 
@@ -152,9 +154,15 @@ class Shard:
         known = ((ending, getattr(self, ending)) for ending in SHARD_FILES)
         return {ending: record for ending, record in known if record is not None}
 
+    def named_files(self) -> Iterator[tuple[str, FileRecord]]:
+        return ((f"{self.name}.{ending}", record) for ending, record in self.files.items())
+
     def as_line(self) -> str:
         known = ((one.name, getattr(self, one.name)) for one in fields(self))
         return json.dumps({name: value for name, value in known if value is not None}, ensure_ascii=False)
+
+
+SHARD = Shard
 
 
 @dataclass(slots=True)
@@ -167,19 +175,27 @@ class Totals:
     text_bytes: int = 0
     characters: int = 0
 
-    def add(self, other: Shard | Totals) -> None:
-        self.shards += other.shards if isinstance(other, Totals) else 1
-        self.documents += other.documents
-        self.tokens += other.tokens
-        self.text_bytes += other.text_bytes
-        self.characters += other.characters
+    @classmethod
+    def of(cls, counted: Iterable[Shard | Totals]) -> Totals:
+        sums = cls()
+        for one in counted:
+            sums.shards += one.shards if isinstance(one, Totals) else 1
+            sums.documents += one.documents
+            sums.tokens += one.tokens
+            sums.text_bytes += one.text_bytes
+            sums.characters += one.characters
+        return sums
+
+    def as_json(self) -> dict[str, int]:
+        """As the manifest has them."""
+        return {"documents": self.documents, "tokens": self.tokens, "text_bytes": self.text_bytes}
 
 
 def totals_by_split(shards: Iterable[Shard]) -> dict[str, Totals]:
     """In the order the splits come; holds no shard."""
     splits: dict[str, Totals] = {}
     for shard in shards:
-        splits.setdefault(shard.split, Totals()).add(shard)
+        splits[shard.split] = Totals.of((splits.get(shard.split, Totals()), shard))
     return splits
 
 
@@ -212,10 +228,7 @@ class Manifest:
 
     @property
     def sums(self) -> Totals:
-        sums = Totals()
-        for shard in self.shards:
-            sums.add(shard)
-        return sums
+        return Totals.of(self.shards)
 
     @property
     def documents(self) -> int:
@@ -235,7 +248,7 @@ class Manifest:
 
     @property
     def totals(self) -> dict[str, int]:
-        return {name: getattr(self.sums, name) for name in _TOTALS}
+        return self.sums.as_json()
 
     @property
     def tally(self) -> Tally:
@@ -255,32 +268,20 @@ class Manifest:
 
     def files(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for shard in self.shards:
-            for ending, record in shard.files.items():
-                yield f"{shard.name}.{ending}", record
+            yield from shard.named_files()
 
-    def write(self, folder: Path) -> None:
-        self.write_with(folder, self.sums, self.fingerprint, [[shard.as_line().encode() for shard in self.shards]])
-
-    def write_with(self, folder: Path, totals: Totals, fingerprint: str, shards: Iterable[list[bytes]]) -> None:
-        """Write these facts around the lines of shards, some at a time, with what is known of all of them."""
+    def write(
+        self, folder: Path, sums: tuple[Totals, str] | None = None, shards: Iterable[list[bytes]] | None = None
+    ) -> None:
+        """`shards`: the lines of shards, some at a time, in the place of its own; `sums`: their totals and
+        fingerprint."""
+        totals, fingerprint = sums or (self.sums, self.fingerprint)
         facts = {one.name: getattr(self, one.name) for one in fields(self)}
         facts |= {"sources": [asdict(one) for one in self.sources], "shards": []}
-        for name in ("chat", "units", "audit"):
-            if facts[name] is None:
-                del facts[name]
-        summed = {"totals": {name: getattr(totals, name) for name in _TOTALS}, "fingerprint": fingerprint}
-        before, after = TOKENS.text(summed | facts).split(b'\n "shards": []', 1)
-
-        def text() -> Iterator[bytes]:
-            yield before + b'\n "shards": ['
-            between, end = b"\n  ", b""
-            for lines in shards:
-                if lines:
-                    yield between + b",\n  ".join(lines)
-                    between, end = b",\n  ", b"\n "
-            yield end + b"]" + after
-
-        TOKENS.write_text(folder, text())
+        facts = {name: fact for name, fact in facts.items() if fact is not None}
+        lines = ([shard.as_line().encode()] for shard in self.shards)
+        summed = {"totals": totals.as_json(), "fingerprint": fingerprint}
+        TOKENS.write(folder, summed | facts, lines if shards is None else shards)
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
@@ -289,67 +290,19 @@ class Manifest:
 
 def read(place: Place) -> Manifest:
     """The manifest of a store, wherever it lies."""
-    text = ManifestText.at(place)
-    return replace(text.facts(), shards=tuple(text.shards()))
+    return replace(read_facts(place), shards=tuple(read_shards(place)))
 
 
-def head(place: Place) -> dict[str, Any]:
-    return ManifestText.at(place).head()
+def read_facts(place: Place) -> Manifest:
+    """All but the shards, in milliseconds however many there are."""
+    return checked(Manifest, ManifestText(TOKENS, place).head() | {"shards": []}, f"{place.name}/{NAME}")
 
 
-def files_in(path: Path) -> Iterator[tuple[str, int]]:
-    """Names and sizes of the files of a manifest that lies here."""
-    for shard in ManifestText.at(Folder(path.parent, path)).shards():
-        yield from ((f"{shard.name}.{ending}", file["bytes"]) for ending, file in shard.files.items())
-
-
-class ManifestText:
-    """The text of a manifest. Its shards are parsed as they are asked for: the text is mapped where that can be."""
-
-    def __init__(self, data: bytes | mmap.mmap, path: str) -> None:
-        self._data, self._path = data, path
-        self._whole = is_whole_text(data)
-        first = data.find(_BEFORE_SHARDS) + len(_BEFORE_SHARDS)
-        stop = data.find(_BEHIND_SHARDS, first)
-        self._range = (first, stop) if self._whole and stop > first >= len(_BEFORE_SHARDS) else None
-
-    @classmethod
-    def at(cls, place: Place) -> ManifestText:
-        return cls(TOKENS.data(place), f"{place.name}/{TOKENS.manifest}")
-
-    def facts(self) -> Manifest:
-        """All but the shards, in milliseconds however many there are."""
-        return checked(Manifest, self.head() | {"shards": []}, self._path)
-
-    def head(self) -> dict[str, Any]:
-        """The object itself, without its shards."""
-        data = self._data[:] if self._range is None else self._data[: self._range[0]] + self._data[self._range[1] :]
-        return TOKENS.parse(data, self._path, self._whole)
-
-    def shards(self) -> Iterator[Shard]:
-        """Every shard, in order."""
-        splits: dict[str, str] = {}
-        for block in self._blocks():
-            for shard in checked(list[Shard], block, f"{self._path}: shards"):
-                # A manifest may come from anywhere: it must not make us open files elsewhere, nor exports write there.
-                for what, name in (("shard name", shard.name), ("split", shard.split)):
-                    if not stays_in_folder(name, hidden=False):
-                        raise StoreError(f'{self._path}: the {what} "{name}" leaves the folder; refused.')
-                # One string for all shards of a split.
-                object.__setattr__(shard, "split", splits.setdefault(shard.split, shard.split))
-                yield shard
-
-    def _blocks(self) -> Iterator[Any]:
-        """Some shards at a time."""
-        if self._range is None:
-            yield self.head().get("shards")
-            return
-        at, stop = self._range
-        while at < stop:
-            end = self._data.find(b",\n", at + _BLOCK_BYTES, stop)
-            end = stop if end < 0 else end
-            yield parse_json(b"[" + self._data[at:end] + b"]", self._path)
-            at = end + 2
+def read_shards(place: Place) -> Iterator[Shard]:
+    """Every shard, in order; some are held at a time."""
+    for shard in ManifestText(TOKENS, place).shards(Shard):
+        object.__setattr__(shard, "split", sys.intern(shard.split))  # one string for all shards of a split
+        yield shard
 
 
 class ShardSpool:
@@ -362,13 +315,13 @@ class ShardSpool:
 
     def fill(self, shards: Iterable[Shard]) -> None:
         """Take all shards, in plan order; the splits may come in any."""
-        with explain_os_errors(self._folder / TOKENS.manifest):
+        with explain_os_errors(self._folder / NAME):
             for shard in shards:
                 if shard.split not in self._texts:
                     self._totals[shard.split] = Totals()
                     self._texts[shard.split] = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
                 self._texts[shard.split].write(shard.as_line().encode() + b"\n")
-                self._totals[shard.split].add(shard)
+                self._totals[shard.split] = Totals.of((self._totals[shard.split], shard))
 
     @property
     def splits(self) -> dict[str, Totals]:
@@ -377,13 +330,11 @@ class ShardSpool:
 
     def write(self, facts: Manifest, folder: Path) -> None:
         """Make the manifest, with these shards in the place of its own."""
-        totals, fingerprint = Totals(), xxhash.xxh3_128()
-        for split in self.splits.values():
-            totals.add(split)
+        fingerprint = xxhash.xxh3_128()
         for lines in self._lines():
             for found in _HASH.finditer(b"".join(lines)):
                 fingerprint.update(found[1])
-        facts.write_with(folder, totals, fingerprint.hexdigest(), self._lines())
+        facts.write(folder, (Totals.of(self._totals.values()), fingerprint.hexdigest()), self._lines())
 
     def __del__(self) -> None:
         for text in self._texts.values():

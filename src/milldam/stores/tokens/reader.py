@@ -48,9 +48,6 @@ def open_store(path: str | Path | Place, *, split: str | None = None) -> Store:
 class _MappedShard:
     tokens: TokenArray
     index: Index
-    size: int
-    """Bytes of both files."""
-
     spans: SpanTable | None = None
     """What is trained on; None: all of it."""
     labels: npt.NDArray[np.uint8] | None = None
@@ -69,79 +66,70 @@ class _MappedShards:
         self._ends = list(itertools.accumulate(shard.documents for shard in shards))
         self._mapped: OrderedDict[int, _MappedShard] = OrderedDict()
 
-    @property
-    def documents(self) -> int:
+    def __len__(self) -> int:
+        """How many documents there are."""
         return self._ends[-1] if self._ends else 0
 
     def at(self, number: int) -> tuple[_MappedShard, int]:
         """The shard of a document, and its number there."""
-        wanted = number + self.documents if number < 0 else number
-        if not 0 <= wanted < self.documents:
-            raise IndexError(f"document {number} of a store of {self.documents:,} documents")
+        wanted = number + len(self) if number < 0 else number
+        if not 0 <= wanted < len(self):
+            raise IndexError(f"document {number} of a store of {len(self):,} documents")
         k = bisect.bisect_right(self._ends, wanted)
         return self.map(k), wanted - (self._ends[k - 1] if k else 0)
 
-    def map(self, k: int) -> _MappedShard:
-        mapped, limit = self._mapped.get(k), self._place.mapped_bytes
+    def map(self, k: int, *, in_turn: bool = False) -> _MappedShard:
+        """All files of shard k, mapped; `in_turn`: the next one is fetched meanwhile, where it has to be."""
+        mapped, limit, shard = self._mapped.get(k), self._place.mapped_bytes, self._shards[k]
         if mapped is None:
             if limit is not None:  # what is mapped can't be removed from a cache
-                held = sum(mapped.size for mapped in self._mapped.values()) + _size(self._shards[k])
+                held = sum(_size(self._shards[one]) for one in self._mapped) + _size(shard)
                 while self._mapped and held > limit:
-                    held -= self._mapped.popitem(last=False)[1].size
-            mapped = self._mapped[k] = self._open_shard(self._shards[k])
+                    held -= _size(self._shards[self._mapped.popitem(last=False)[0]])
+            mapped = self._mapped[k] = self._open_shard(shard)
             if len(self._mapped) > MAPPED_SHARDS:
                 self._mapped.popitem(last=False)
+        if in_turn and self._place.origin is not None and k + 1 < len(self._shards) and self._shards[k + 1].tokens:
+            following = self._shards[k + 1]
+            self._place.origin.announce([self._place.local(f"{following.name}.bin", following.bin)])
         return mapped
 
-    def map_in_turn(self, k: int) -> _MappedShard:
-        """Shard k of all in order: the next one is fetched meanwhile, where it has to be."""
-        mapped = self.map(k)
-        origin = self._place.origin
-        if origin is not None and k + 1 < len(self._shards) and self._shards[k + 1].tokens:
-            shard = self._shards[k + 1]
-            origin.announce([self._place.local(f"{shard.name}.bin", shard.bin)])
-        return mapped
+    def _open_shard(self, shard: Shard) -> _MappedShard:
+        path, index, spans, labels = f"{self._place.name}/{shard.name}", self.open_index(shard), None, None
+
+        def array(ending: str, dtype: Any) -> Any:
+            name = f"{shard.name}.{ending}"
+            try:
+                return np.frombuffer(self._place.map(name, shard.files[ending]), dtype)
+            except (OSError, ValueError) as error:
+                advice = f"`milldam verify {self._place.name}` checks the store."
+                raise StoreError(f"{self._place.name}/{name}: can't be mapped ({error}). {advice}") from None
+
+        if shard.spans is not None:
+            spans = SpanTable.parse(memoryview(array("spans", np.uint8)), shard.documents, f"{path}.spans")
+        if shard.labels is not None:
+            labels = array("labels", np.uint8)
+            if len(labels) != shard.documents:
+                raise StoreError(f"{path}.labels: {len(labels):,} labels of {shard.documents:,} documents.")
+        tokens = array("bin", self._dtype) if shard.tokens else np.empty(0, self._dtype)
+        if len(tokens) != shard.tokens:
+            problem = f"{len(tokens):,} tokens where the manifest says {shard.tokens:,}"
+            raise StoreError(f"{path}.bin: {problem}. Make it again.")
+        return _MappedShard(tokens, index, spans, labels)
 
     def open_index(self, shard: Shard) -> Index:
         """The index of a shard, mapped; its ends are those of the shard."""
-        name = f"{shard.name}.idx"
+        path = f"{self._place.name}/{shard.name}.idx"
         try:
-            buffer = self._place.map(name, shard.idx)
+            buffer = self._place.map(f"{shard.name}.idx", shard.idx)
         except (OSError, ValueError) as error:
-            raise StoreError(f"{self._place.name}/{name}: can't be read as an index ({error}).") from None
-        index = Index.parse(buffer, f"{self._place.name}/{name}")
+            raise StoreError(f"{path}: can't be read as an index ({error}).") from None
+        index = Index.parse(buffer, path)
         index.check_ends(shard.tokens * self._dtype.itemsize)
         if index.dtype != self._dtype or len(index.documents) != shard.documents + 1:
-            found = f"{len(index.documents) - 1:,} documents of {index.dtype}"
-            raise index.damaged(f"{found} where the manifest says {shard.documents:,} of {self._dtype}")
+            holds = f"{len(index.documents) - 1:,} documents of {index.dtype}"
+            raise index.damaged(f"{holds} where the manifest says {shard.documents:,} of {self._dtype}")
         return index
-
-    def _map(self, name: str, record: dict[str, Any], dtype: Any) -> Any:
-        try:
-            return np.frombuffer(self._place.map(name, record), dtype)
-        except (OSError, ValueError) as error:
-            raise StoreError(
-                f"{self._place.name}/{name}: can't be mapped ({error}). "
-                f"`milldam verify {self._place.name}` checks the store."
-            ) from None
-
-    def _open_shard(self, shard: Shard) -> _MappedShard:
-        """All files of a shard, mapped."""
-        path, index, spans, labels = f"{self._place.name}/{shard.name}", self.open_index(shard), None, None
-        tokens = np.empty(0, self._dtype)
-        if shard.spans is not None:
-            mapped = self._map(f"{shard.name}.spans", shard.spans, np.uint8)
-            spans = SpanTable.parse(memoryview(mapped), shard.documents, f"{path}.spans")
-        if shard.labels is not None:
-            labels = self._map(f"{shard.name}.labels", shard.labels, np.uint8)
-            if len(labels) != shard.documents:
-                raise StoreError(f"{path}.labels: {len(labels):,} labels of {shard.documents:,} documents.")
-        if shard.tokens:
-            tokens = self._map(f"{shard.name}.bin", shard.bin, self._dtype)
-        if len(tokens) != shard.tokens:
-            found = f"{len(tokens):,} tokens where the manifest says {shard.tokens:,}"
-            raise StoreError(f"{path}.bin: {found}. Make it again.")
-        return _MappedShard(tokens, index, _size(shard), spans, labels)
 
 
 class Store:
@@ -203,7 +191,7 @@ class Store:
         return self.audit.get("contamination")
 
     def __len__(self) -> int:
-        return self._mapped.documents
+        return len(self._mapped)
 
     @overload
     def __getitem__(self, number: int) -> TokenArray: ...
@@ -235,14 +223,14 @@ class Store:
 
     def __iter__(self) -> Iterator[TokenArray]:
         for k, shard in enumerate(self.shards):
-            mapped = self._mapped.map_in_turn(k)
+            mapped = self._mapped.map(k, in_turn=True)
             for number in range(shard.documents):
                 yield mapped.document(number)
 
     def shard_tokens(self) -> Iterator[TokenArray]:
         """The flat tokens of each shard in order, memory-mapped: the whole store as a stream."""
         for k in range(len(self.shards)):
-            yield self._mapped.map_in_turn(k).tokens
+            yield self._mapped.map(k, in_turn=True).tokens
 
     def document_lengths(self) -> Iterator[npt.NDArray[np.int64]]:
         """Tokens per document, one array per shard."""

@@ -11,13 +11,13 @@ import contextlib
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from milldam.files import NewFile, commit_together, explain_os_errors
 from milldam.stores.kinds import shard_name
-from milldam.stores.tokens.format import Int64s, SpanFiles, Spans, write_index
+from milldam.stores.tokens.format import Int64s, Spans, blocks_of, write_index, write_spans
 from milldam.stores.tokens.manifest import SHARD_FILES, Shard
 
 
@@ -64,10 +64,9 @@ class ShardWriter:
         self.documents = self.tokens = self.text_bytes = self.characters = 0
         self._folder = folder
         self._open_length = 0
-        self._spans: SpanFiles | None = None
         self._bin = NewFile(folder / f"{split}.bin")
-        with explain_os_errors(folder / f"{split}.idx"):
-            self._lengths = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed in __exit__
+        self._spools: dict[str, IO[bytes]] = {}
+        """What comes with the tokens, until it can be written: lengths; counts and pairs of stretches, labels."""
 
     def append(self, tokens: Tokens) -> None:
         """Add documents; an open one is finished by the appends that follow."""
@@ -80,14 +79,22 @@ class ShardWriter:
         if tokens.open:
             self._open_length = int(lengths[-1])
             lengths = lengths[:-1]
+        assert tokens.spans is not None or "counts" not in self._spools
         if tokens.spans is not None:
             assert not tokens.open and len(tokens.spans.counts) == len(lengths)
-            self._spans = self._spans or SpanFiles(self._folder, self.split)
-            self._spans.append(tokens.spans)
-        assert self._spans is None or tokens.spans is not None
+            self._spool("counts", tokens.spans.counts)
+            self._spool("pairs", tokens.spans.pairs)
+            if tokens.spans.labels is not None or "labels" in self._spools:
+                assert tokens.spans.labels is not None and len(tokens.spans.labels) == len(lengths)
+                self._spool("labels", tokens.spans.labels, np.uint8)
         self.documents += len(lengths)
+        self._spool("lengths", lengths)
+
+    def _spool(self, name: str, values: np.ndarray[Any, Any], dtype: Any = "<i8") -> None:
         with explain_os_errors(self._bin.path):
-            self._lengths.write(lengths.astype("<i8").tobytes())
+            if name not in self._spools:
+                self._spools[name] = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - closed in discard
+            self._spools[name].write(values.astype(dtype).tobytes())
 
     def count_text(self, text_bytes: int, characters: int) -> None:
         """Book the text that the appended tokens came from."""
@@ -97,20 +104,24 @@ class ShardWriter:
     def commit(self) -> Shard:
         """Make all files durable under their names, the index last."""
         with contextlib.ExitStack() as stack:
-            new = stack.enter_context(NewFile(self._folder / f"{self.split}.idx"))
-            with explain_os_errors(new.path):
-                self._lengths.flush()
-            write_index(new, self._lengths, self.dtype)
-            beside = {} if self._spans is None else self._spans.write(stack)
-            name, records = commit_shard(self.split, {"bin": self._bin, "idx": new} | beside)
-        self._close()
-        counted = (self.documents, self.tokens, self.text_bytes, self.characters)
-        return Shard(name, self.split, *counted, **records)
 
-    def _close(self) -> None:
-        self._lengths.close()
-        if self._spans is not None:
-            self._spans.close()
+            def new(ending: str) -> NewFile:
+                return stack.enter_context(NewFile(self._folder / f"{self.split}.{ending}"))
+
+            self._spool("lengths", np.empty(0))
+            files = {"bin": self._bin, "idx": new("idx")}
+            with explain_os_errors(self._bin.path):
+                write_index(files["idx"], self._spools["lengths"], self.dtype)
+                if "counts" in self._spools:
+                    files["spans"] = new("spans")
+                    write_spans(files["spans"], self._spools["counts"], self._spools["pairs"])
+                if "labels" in self._spools:
+                    files["labels"] = new("labels")
+                    for block in blocks_of(self._spools["labels"]):
+                        files["labels"].write(block)
+            name, records = commit_shard(self.split, files)
+        self.discard()
+        return Shard(name, self.split, self.documents, self.tokens, self.text_bytes, self.characters, **records)
 
     def __enter__(self) -> ShardWriter:
         return self
@@ -120,9 +131,10 @@ class ShardWriter:
 
     def discard(self) -> None:
         """Leave nothing, unless it was committed."""
-        # On a full disk even closing may fail; that must not hide what went wrong before.
-        with contextlib.suppress(OSError):
-            self._close()
+        for spool in self._spools.values():
+            # On a full disk even closing may fail; that must not hide what went wrong before.
+            with contextlib.suppress(OSError):
+                spool.close()
         self._bin.discard()
 
 

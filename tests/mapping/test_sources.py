@@ -329,7 +329,7 @@ def test_rows_messages_and_the_list_of_inputs_tell_no_secrets(
 
     plain = address.replace("?X-Amz-Signature=secret", "").replace("me:secret@", "")
     monkeypatch.setattr("milldam.sources.plain_text.open_bytes", lambda path: io.BytesIO(b"hello\n\xff\n"))
-    reader, places = FileReader(TextRules("line"), None, str(tmp_path)), Places()
+    reader, places = FileReader(TextRules("line"), None), Places()
     rejects: list[Reject] = []
     (rows,) = reader.rows([Slice(address, "txt", None)], rejects.append, places)
     assert records_of(rows) == [{"text": "hello", "file": plain}]

@@ -5,7 +5,6 @@ Rows are read as they come, a batch at a time, and nothing is kept of them but c
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,18 +87,17 @@ def check_chat(
     """Render the conversations of files, folders or datasets, and say what would be trained on."""
     renderer = Renderer(source, rules.train_on, special_tokens=special_tokens)
     check: ChatCheck | None = None
-    with tempfile.TemporaryDirectory(prefix="milldam-chat-") as spool:
-        unread: list[Reject] = []
-        for records, places, begin in _batches(inputs, spool, unread):
-            if check is None:
-                form = recognise(records[:_FIRST_ROWS], form=rules.form, columns=rules.columns)
-                check = ChatCheck(form, renderer.tagged, rules.train_on.turn_end and not renderer.tagged)
-            if rules.limit is not None:
-                records = records[: rules.limit - check.rows]
-            for number, record in enumerate(records):
-                _check_row(check, renderer, record, places, begin + number)
-            if rules.limit is not None and check.rows >= rules.limit:
-                break
+    unread: list[Reject] = []
+    for records, places, begin in _batches(inputs, unread):
+        if check is None:
+            form = recognise(records[:_FIRST_ROWS], form=rules.form, columns=rules.columns)
+            check = ChatCheck(form, renderer.tagged, rules.train_on.turn_end and not renderer.tagged)
+        if rules.limit is not None:
+            records = records[: rules.limit - check.rows]
+        for number, record in enumerate(records):
+            _check_row(check, renderer, record, places, begin + number)
+        if rules.limit is not None and check.rows >= rules.limit:
+            break
     if check is None:
         raise InputError(f"{', '.join(inputs)}: no rows in it.")
     for reject in unread:
@@ -145,11 +143,9 @@ def _note_parts(check: ChatCheck, side: Conversation, rendering: Rendering, stre
             check.ends[tail[:200]] += 1
 
 
-def _batches(
-    inputs: Sequence[str], spool: str, unread: list[Reject]
-) -> Iterator[tuple[list[dict[str, Any]], Places, int]]:
+def _batches(inputs: Sequence[str], unread: list[Reject]) -> Iterator[tuple[list[dict[str, Any]], Places, int]]:
     """Rows as dicts, with the places that they are from and the number of the first."""
-    reader = FileReader(TextRules(), None, spool)
+    reader = FileReader(TextRules(), None)
     for given in inputs:
         found = resolve_data_set(given, None, None)
         for file in list_inputs(found.inputs, found.input_format):

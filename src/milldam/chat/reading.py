@@ -149,8 +149,8 @@ class Sides:
 class ConversationReader:
     """One for each unit. `keep`: fields to read as well."""
 
-    def __init__(self, recipe: ChatRecipe, rules: TextRules, spool: str | None, keep: tuple[str, ...] = ()) -> None:
-        self._recipe, self._spool, self._keep = recipe, spool, keep
+    def __init__(self, recipe: ChatRecipe, rules: TextRules, keep: tuple[str, ...] = ()) -> None:
+        self._recipe, self._keep = recipe, keep
         self._rules = replace(rules, max_document_bytes=min(MOST_BYTES, rules.max_document_bytes))
         self._cleaner = Cleaner(recipe.clean) if recipe.clean is not None else None
 
@@ -164,8 +164,8 @@ class ConversationReader:
                     yield batch
 
     def _read_slice(self, slice: Slice, renderer: Renderer, on_reject: OnReject) -> Iterator[Batch]:
-        places, reading = Places(), Reading(self._rules, on_reject, self._spool)
-        files = FileReader(self._rules, None, self._spool or "")
+        places, reading = Places(), Reading(self._rules, on_reject)
+        files = FileReader(self._rules, None)
         first = 0
         for rows in files.rows([slice], on_reject, places):
             batch = _Records(slice, places, first, rows, reading, self._recipe.form)
@@ -294,12 +294,12 @@ def _roles(side: Conversation) -> tuple[str, ...]:
     return side.roles or tuple([message["role"] for message in side.messages])
 
 
-def find_form(slices: Iterator[Slice], form: str, columns: dict[str, str], spool: str) -> Form:
+def find_form(slices: Iterator[Slice], form: str, columns: dict[str, str]) -> Form:
     """The form of the first rows of a dataset; InputError if it is none of ours."""
     path = ""
     for slice in slices:
         path = slice.path
-        rows = _first_rows(slice, spool)
+        rows = _first_rows(slice)
         if rows:
             try:
                 return recognise(rows, form=form, columns=columns)
@@ -308,12 +308,12 @@ def find_form(slices: Iterator[Slice], form: str, columns: dict[str, str], spool
     raise InputError(f"{path}: no record in it tells the form of the conversations.")
 
 
-def _first_rows(slice: Slice, spool: str) -> list[dict[str, Any]]:
+def _first_rows(slice: Slice) -> list[dict[str, Any]]:
     if slice.format in _JSON:
         from milldam.sources.jsonl import first_records
 
         return first_records(slice, _ROWS_SEEN)
-    rows = FileReader(TextRules(invalid_utf8="replace"), None, spool).rows([slice], lambda _: None, Places())
+    rows = FileReader(TextRules(invalid_utf8="replace"), None).rows([slice], lambda _: None, Places())
     some = next(iter(rows), None)
     if some is None:
         return []

@@ -49,8 +49,8 @@ def cached_out(key: str) -> Iterator[Path]:
     """The folder for the table of a key, nobody else's while the block runs; then there is room made for it."""
     out = cache_folder() / key
     held: Held | None = None
-    while held is None or not held.lock():  # not when it was removed meanwhile
-        with explain_os_errors(out):
+    while held is None:
+        with explain_os_errors(out), contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
             (out / RUN_FOLDER).mkdir(exist_ok=True, parents=True)
             (out / IN_USE).touch()
             held = Held(out / IN_USE)

@@ -301,9 +301,9 @@ def _as_paths(inputs: Any, out: Path) -> Iterator[Any]:
             refuse_texts([str(one) for one in inputs])
         yield inputs
     else:
-        from milldam.mapping.spool import as_file
+        from milldam.mapping.spool import as_files
 
-        with as_file(inputs, out) as path:
+        with as_files(inputs, out) as path:
             yield path
 
 

@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.mapping.test_batching import records_of
 
 from milldam.errors import ConfigError, InputError
 from milldam.mapping.rows import RowUnit, evenly, source_of
@@ -29,6 +28,11 @@ from milldam.sources.units import Slice
 
 Records = list[dict[str, Any]]
 FILES_AT_HAND = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def records_of(rows: Any) -> Records:
+    columns = rows if isinstance(rows, dict) else rows.to_pydict()
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def look_up(source: Any, spool: Path, **options: Any) -> Any:
@@ -329,7 +333,7 @@ def test_rows_messages_and_the_list_of_inputs_tell_no_secrets(
 
     plain = address.replace("?X-Amz-Signature=secret", "").replace("me:secret@", "")
     monkeypatch.setattr("milldam.sources.plain_text.open_bytes", lambda path: io.BytesIO(b"hello\n\xff\n"))
-    reader, places = FileReader(TextRules("line"), None, str(tmp_path)), Places()
+    reader, places = FileReader(TextRules("line"), None), Places()
     rejects: list[Reject] = []
     (rows,) = reader.rows([Slice(address, "txt", None)], rejects.append, places)
     assert records_of(rows) == [{"text": "hello", "file": plain}]

@@ -1,16 +1,16 @@
 """Rows as they come -> batches -> the user's function -> columns.
 
-Batches are greedy and exact: one ends where one row more would be too many, or too large; a row larger than
+Batches are greedy and exact: one ends where one row more would be too many or too large; a row larger than
 `batch_bytes` is a batch of its own. They depend on the rows alone, not on the pieces in which these come.
 
-The function is called as by `datasets.map`: columns that are not in `remove_columns` stay, those that it returns (as
-dicts or HF's BatchEncoding) take their place or are added; an Arrow table, a pandas or polars frame takes the place of
-all. From a batch that it was given and returns itself, the columns in `remove_columns` go. Columns that are passed
-through keep their Arrow type and are not copied. What it does to the lists that it is given changes neither the columns
-that stay nor what a second call gets. It may be async: a batch is awaited before the next one is read; the rows of a
-batch run concurrently, and their results come in the order of the rows.
+The function is called as by `datasets.map`: columns that are not in `remove_columns` stay; those that it returns (as
+dicts or HF's BatchEncoding) replace them or are added; an Arrow table, a pandas or polars frame replaces all. If it
+returns the batch that it got, the columns in `remove_columns` are removed from that. Columns that pass through keep
+their Arrow type and are not copied. Changes to the lists that it gets affect neither the columns that stay nor a second
+call. It may be async: a batch is awaited before the next one is read; the rows of a batch run concurrently, and their
+results keep the order of the rows.
 
-Holds one batch, what the function is given (Python lists, numpy arrays, or Arrow) and what it returns.
+Holds one batch, what the function gets (Python lists, numpy arrays, or Arrow) and what it returns.
 """
 
 from __future__ import annotations
@@ -159,11 +159,15 @@ class Caller:
         return staying | made
 
     def _rows(self, rows: Rows, first_row: int | None, kept: list[str]) -> Columns:
-        """A row at a time."""
+        """A row at a time; an async function works on all rows of the batch concurrently."""
+        numbered = enumerate(_given_rows(rows, self._settings.format))
+        calls: Any = (self._call(row, None if first_row is None else first_row + number) for number, row in numbered)
+        if any(map(inspect.iscoroutinefunction, (self._function, type(self._function).__call__))):
+            calls = _await_all(list(calls))
         results: list[Mapping[str, Any]] = []
         origins: list[int] = []
         tables = 0
-        for number, result in enumerate(self._calls(rows, first_row)):
+        for number, result in enumerate(calls):
             try:
                 value = self._returned(result, rows, kept)
                 returned, is_table = _as_rows(value), as_table(value) is not None
@@ -179,26 +183,20 @@ class Caller:
             results += returned
             origins += [number] * len(returned)
         made = dict.fromkeys(name for result in results for name in result)
-        there = column_names(rows)
         columns: Columns = {}
         for name in dict.fromkeys(made if tables else [*kept, *made]):
-            values = column(rows, name) if name in there else None
+            values = column(rows, name) if name in column_names(rows) else None
             if name in made:  # what a row leaves out is what the input has, if anything
-                pairs = zip(results, origins, strict=True)
-                columns[name] = [result[name] if name in result else _at(values, at) for result, at in pairs]
+                columns[name] = [
+                    result[name] if name in result else None if values is None else _plain(values[at])
+                    for result, at in zip(results, origins, strict=True)
+                ]
             elif origins == list(range(row_count(rows))) or values is None:
                 columns[name] = values
             else:
                 is_list = isinstance(values, list)
                 columns[name] = [values[at] for at in origins] if is_list else values.take(pa.array(origins, "int64"))
         return columns
-
-    def _calls(self, rows: Rows, first_row: int | None) -> Iterator[Any]:
-        """What each row's call came to; an async function works on all of them at a time."""
-        numbered = enumerate(_given_rows(rows, self._settings.format))
-        calls = (self._call(given, None if first_row is None else first_row + number) for number, given in numbered)
-        is_async = any(map(inspect.iscoroutinefunction, (self._function, type(self._function).__call__)))
-        return iter(_await_all(list(calls))) if is_async else calls
 
     def _call(self, given: Any, indices: Any) -> Any:
         """What the function returns, or raises; of an async one, what has to be awaited."""
@@ -280,6 +278,10 @@ def _copied(value: Any) -> Any:
     return {name: _copied(one) for name, one in value.items()} if isinstance(value, dict) else value
 
 
+def _plain(value: Any) -> Any:
+    return value.as_py() if isinstance(value, pa.Scalar) else value
+
+
 def _given_rows(rows: Rows, format: str) -> Iterator[Any]:
     if format == "python" and not isinstance(rows, dict):
         yield from map(Given, rows.to_pylist())
@@ -290,12 +292,6 @@ def _given_rows(rows: Rows, format: str) -> Iterator[Any]:
         return
     for values in zip(*given.values(), strict=True):
         yield Given(zip(given, values, strict=True))
-
-
-def _at(values: Any, number: int) -> Any:
-    """A value of a column of the input; None where there is no such column."""
-    value = None if values is None else values[number]
-    return value.as_py() if isinstance(value, pa.Scalar) else value
 
 
 # ---- what it returned ----

@@ -36,7 +36,7 @@ _SCHEMA = "schema= of milldam.map"
 
 
 def given_schema(schema: Any) -> pa.Schema | None:
-    """What a user gave as schema: a `pa.Schema`, `datasets.Features`, or a dict of names and Arrow types."""
+    """The schema of a user: a `pa.Schema`, `datasets.Features`, or a dict of names and Arrow types."""
     if schema is None or isinstance(schema, pa.Schema):
         return schema
     arrow = getattr(schema, "arrow_schema", None)
@@ -80,7 +80,10 @@ def _array(values: Any) -> pa.Array | None:
         numbers = _numpy(values)
         if numbers is None or numbers.ndim == 0:
             return None
-        values = _of_numpy(numbers)
+        flat = np.ascontiguousarray(numbers).reshape(-1)
+        values = pa.array(flat.tolist() if numbers.dtype == object else flat, from_pandas=False)
+        for width in reversed(numbers.shape[1:]):
+            values = pa.FixedSizeListArray.from_arrays(values, width)
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
         if isinstance(values, pa.ChunkedArray):
@@ -101,20 +104,11 @@ def _numpy(values: Any) -> np.ndarray[Any, Any] | None:
 
 
 def _nested(value: Any) -> Any:
-    """A value as pyarrow takes it: of an array with more than one dimension, a list of arrays with one."""
-    found = _numpy(value)
-    if found is None or found.ndim < 2:
-        return value if found is None else found
-    return [_nested(row) for row in found]
-
-
-def _of_numpy(values: np.ndarray[Any, Any]) -> pa.Array:
-    if values.ndim == 1:
-        return pa.array(values.tolist() if values.dtype == object else values, from_pandas=False)
-    flat = pa.array(np.ascontiguousarray(values).reshape(-1), from_pandas=False)
-    for width in reversed(values.shape[1:]):
-        flat = pa.FixedSizeListArray.from_arrays(flat, width)
-    return flat
+    """A value as pyarrow takes it: an array with more than one dimension as a list of arrays with one."""
+    array = _numpy(value)
+    if array is None or array.ndim < 2:
+        return value if array is None else array
+    return [_nested(row) for row in array]
 
 
 # ---- one schema ----

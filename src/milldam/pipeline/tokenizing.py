@@ -121,7 +121,7 @@ class TokenizeLoad:
         else:
             rows = assigned.facts["rows"]
             # With cores to spare, reading goes on in a thread while the encoder, which holds no lock, encodes.
-            reading: dict[str, Any] = {"rows": rows, "skip_batches": skip, "spool": str(folder)}
+            reading: dict[str, Any] = {"rows": rows, "skip_batches": skip}
             batches = read_documents(unit, rules, self.clean, ahead=self.threads > 1, **reading)
         with UnitSink(self, assigned, judge.explain) as sink:
             read = 0

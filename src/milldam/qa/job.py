@@ -378,7 +378,7 @@ class WindowLoad:
             NewFile(self.folder / f"answers-{assigned.key}.jsonl") as answers,
             RejectFile(self.folder / f"rejects-{assigned.key}.jsonl") as rejects,
         ):
-            reading = Reading(self.text_rules, rejects.add, str(self.folder))
+            reading = Reading(self.text_rules, rejects.add)
             examples = (example for piece in unit.pieces for example in read_examples(piece, reading))
             read = 0
             for batch in self._batches(itertools.islice(examples, unit.most)):

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from tests.kit.document_stores import Documents, documents_of, random_documents, store_of
 from tests.kit.fsync_kills import Call, kill_at_fsyncs
 from tests.kit.jobs import run_here, run_milldam
 from tests.kit.quick import first_quick
+from tests.kit.token_stores import Documents, documents_of, random_documents, store_of
 
 import milldam
 from milldam.errors import ConfigError, InputError

@@ -282,7 +282,7 @@ class Session:
             self.held.callback(self.pool.leave)
             monitor = Monitor(self.folder.own / "memory.csv", stage="prepare", here=self.pool.machine)
             self.monitor = self.held.enter_context(monitor)
-            self.pool.require_shared(self.folder.folder)
+            self.pool.folder = self.folder.folder.absolute()
             if memory.own_process:
                 memory.keep_arrow_lean()
             self.held = self.held.pop_all()

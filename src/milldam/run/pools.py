@@ -42,6 +42,8 @@ class Pool:
 
     def __init__(self, budget_bytes: int, server: ForkServer | None = None) -> None:
         self.budget_bytes, self._server = budget_bytes, server
+        self.folder: Path | None = None
+        """The run folder, which every machine that takes part must see."""
         if self._left() < 2 * ROOM_BYTES:
             self.close()
 
@@ -84,9 +86,6 @@ class Pool:
     def _left(self) -> int:
         pids = () if self._server is None else self._server.pids
         return self.budget_bytes - sum(usage(pid).anonymous for pid in (os.getpid(), *pids))
-
-    def require_shared(self, folder: Path) -> None:
-        """Raise ConfigError when a machine that takes part does not see a folder."""
 
     def close(self) -> None:
         """End what was kept."""

@@ -158,11 +158,6 @@ def test_a_dtype_that_holds_no_tokens_is_refused(tmp_path: Path, dtype: str, sai
 # ---- nanoGPT and llm.c ----
 
 
-def test_a_short_bin_file_opens(tmp_path: Path) -> None:
-    """Even one that is shorter than the header that is looked for."""
-    assert open_foreign(_written(tmp_path / "s.bin", TOKENS[:2])).tokens == 2
-
-
 def test_a_pickle_beside_a_bin_file_is_never_opened(tmp_path: Path) -> None:
     """meta.pkl could run anything."""
     path = write_nanogpt(tmp_path)
@@ -249,11 +244,6 @@ def test_an_npy_file_of_ours_knows_its_vocabulary(desk: Path) -> None:
 
 
 # ---- Megatron ----
-
-
-def test_files_without_documents_have_no_length() -> None:
-    """len() is for documents alone: nobody takes tokens for them."""
-    assert not hasattr(ForeignFile, "__len__") and not hasattr(ForeignFile, "__getitem__")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

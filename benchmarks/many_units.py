@@ -41,9 +41,9 @@ from milldam.pipeline.documents import SetRules
 from milldam.pipeline.finishing import Made, TextSummary, complete, finish
 from milldam.pipeline.preparing import Input, Prepared
 from milldam.run import engine
+from milldam.run.budget import WorkPlan
 from milldam.run.engine import Assigned, Make, Options, Progress, Session
 from milldam.run.folder import RunFolder
-from milldam.run.pools import WorkPlan
 from milldam.run.records import Record, Records
 from milldam.run.tasks import ArrayTask
 from milldam.run.units import Identity

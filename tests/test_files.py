@@ -23,7 +23,6 @@ from milldam.files import (
     commit_together,
     hash_bytes,
     hash_file,
-    json_bytes,
     remove_temporaries,
     stays_in_folder,
     write_file,
@@ -107,20 +106,6 @@ def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path, data: bytes) ->
         assert hash_file(tmp_path / "a") == xxhash.xxh3_128(data).hexdigest()
 
 
-def test_json_is_the_same_bytes_for_the_same_value() -> None:
-    """Other scripts stay readable, and the order is the one given."""
-    assert json_bytes({"b": "größe", "a": 1}) == '{\n "b": "größe",\n "a": 1\n}\n'.encode()
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_a_resource_error(tmp_path: Path, code: int) -> None:
-    """No space and no quota give an error that says what is safe and what to do."""
-    with pytest.raises(ResourceError, match="disk is full") as caught, files.explain_os_errors(tmp_path / "a.bin"):
-        raise OSError(code, os.strerror(code))
-    assert caught.value.exit_code == 4
-    assert str(tmp_path / "a.bin") in str(caught.value) and "run the same command again" in str(caught.value)
-
-
 def test_a_file_that_may_not_grow_so_large_is_a_resource_error(tmp_path: Path) -> None:
     """`ulimit -f`, and file systems that hold no large files: the command names the file and what to do."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", 300_000).path
@@ -130,16 +115,6 @@ def test_a_file_that_may_not_grow_so_large_is_a_resource_error(tmp_path: Path) -
     assert "files may not be that large here" in said and "run the same command again" in said
     assert "bug" not in said
     run_milldam(*asked)
-
-
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
-def test_a_folder_that_may_not_be_written_is_a_resource_error(tmp_path: Path, code: int) -> None:
-    """A refusal names the folder and the way out."""
-    with (
-        pytest.raises(ResourceError, match=r"not writable .*Choose another"),
-        files.explain_os_errors(tmp_path / "a.bin"),
-    ):
-        raise OSError(code, os.strerror(code))
 
 
 def test_a_folder_that_takes_no_files_is_a_resource_error(tmp_path: Path) -> None:
@@ -153,16 +128,21 @@ def test_a_folder_that_takes_no_files_is_a_resource_error(tmp_path: Path) -> Non
         (tmp_path / "input.txt").read_bytes()
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.ENOLCK, errno.EBUSY])
-def test_every_error_of_the_system_says_where_and_what_to_do(tmp_path: Path, number: int) -> None:
-    """Never a bug of milldam; the name of the error is what people search for."""
-    with pytest.raises(ResourceError) as caught, files.explain_os_errors(tmp_path / "a.bin"):
-        raise OSError(number, os.strerror(number))
-    message = str(caught.value)
-    assert (
-        message.startswith(f"{tmp_path / 'a.bin'}: ") and f"{os.strerror(number)}, {errno.errorcode[number]}" in message
-    )
-    assert "again" in message or "choose" in message
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ((errno.ENOSPC, errno.EDQUOT), r"disk is full: .*a\.bin(.|\n)*run the same command again"),
+        ((errno.EACCES, errno.EPERM, errno.EROFS), r"not writable .*Choose another"),
+        ((errno.EIO, errno.ESTALE, errno.ETIMEDOUT), r"a\.bin: .*\((.|\n)*(again|choose)"),
+        ((errno.ENOMEM, errno.ENOLCK, errno.EBUSY), r"a\.bin: .*\((.|\n)*(again|choose)"),
+    ],
+)
+def test_errors_of_the_system_say_where_and_what_to_do(tmp_path: Path, numbers: tuple[int, ...], message: str) -> None:
+    """Never a bug of milldam: what is safe, and the name of the error, which people search for."""
+    for number in numbers:
+        with pytest.raises(ResourceError, match=message) as caught, files.explain_os_errors(tmp_path / "a.bin"):
+            raise OSError(number, os.strerror(number))
+        assert caught.value.exit_code == 4
 
 
 def test_errors_that_are_not_of_the_system_pass_unchanged(tmp_path: Path) -> None:
@@ -180,15 +160,6 @@ def test_a_disk_that_fills_up_while_writing(tmp_path: Path) -> None:
         with pytest.raises(ResourceError, match="disk is full"), NewFile(disk / "a.bin") as new:
             new.write(bytes(1 << 20))
         assert list(disk.iterdir()) == []
-
-
-def test_a_disk_without_room_for_one_more_file(tmp_path: Path) -> None:
-    """A shard that can't even be begun on a full disk says that the disk is full."""
-    disk = tmp_path / "disk"
-    with small_disk(disk, "64k,nr_inodes=3"):
-        (disk / "taken").write_bytes(b"")
-        with pytest.raises(ResourceError, match="disk is full"):
-            ShardWriter(disk, "train", "uint16")
 
 
 def test_a_shard_that_fills_the_disk_is_taken_back_whole(tmp_path: Path) -> None:

@@ -1,13 +1,12 @@
 """Writing that survives a crash: temporary name, fsync, rename, fsync of the folder.
 
-A reader sees a file whole or not at all, whenever the power fails. Every file is hashed while it is
-written (xxh3, 128 bits), so that the record of it can be checked later. The system is asked to begin with the disk
-every few megabytes: fsync, which waits, then finds little left to do.
+A reader sees a file whole or not at all, whenever the power fails. Every file is hashed while it is written (xxh3, 128
+bits), so that the record of it can be checked later. The system is asked to start writing every few megabytes: fsync,
+which waits, then finds little left to do.
 
-What milldam writes down for itself, and believes when it resumes, is JSON that says itself whether it is whole: an
-object with one more field at its end, `check`: the hash of the text before it. So a line that was torn, a page that
-was zeroed, a digit that was flipped are noticed, and what is not noticed is what was written: no field needs a look.
-Files and lines stay JSON that other tools read. About a microsecond an object.
+What milldam writes for itself, and trusts when it resumes, is sealed JSON: an object with one more field at its end,
+`check`, the hash of the text before it. A torn line, a zeroed page or a flipped digit is noticed, and other tools can
+read the files as JSON. About a microsecond an object.
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ class NewFile:
         self.path = path
         self.size = 0
         self._begun = 0
-        # The machine and the process keep a leftover of a killed run and its successor apart; the number, files of one
-        # process that get their names later.
+        # By machine and process: a leftover of a killed run is not its successor's.
         own = f"{os.uname().nodename}.{os.getpid()}.{next(_NUMBERS)}"
         self._temporary = path.with_name(f".{path.name}.{own}{TEMPORARY_SUFFIX}")
         self._hash = xxhash.xxh3_128()
@@ -70,7 +68,8 @@ class NewFile:
         with explain_os_errors(self.path):
             write_whole(self._file.fileno(), view)
         if self.size - self._begun >= _BEGIN_BYTES:
-            _begin_writing(self._file.fileno(), self._begun, self.size)
+            if (start_writing := _load_sync_file_range()) is not None:
+                start_writing(self._file.fileno(), self._begun, self.size - self._begun, _SYNC_FILE_RANGE_WRITE)
             self._begun = self.size
 
     @property
@@ -80,20 +79,14 @@ class NewFile:
 
     def commit(self, name: str | None = None) -> dict[str, Any]:
         """Make it durable under its name, or under another one in its folder; its size and hash."""
-        self.publish(name)
-        with explain_os_errors(self.path):
-            sync_folder(self.path.parent)
-        return self.record
+        return commit_together({name or self.path.name: self})[name or self.path.name]
 
-    def publish(self, name: str | None = None) -> None:
-        """As `commit`, but until its folder is synced the name may be lost when the power fails."""
-        with explain_os_errors(self.path):
-            os.fsync(self._file.fileno())
-        self.put_in_place(name)
-
-    def put_in_place(self, name: str | None = None) -> dict[str, Any]:
+    def put_in_place(self, name: str | None = None, *, sync: bool = False) -> dict[str, Any]:
         """As `commit`, without waiting for the disk: a power failure may leave a torn file. For work files, which are
-        believed only when they have the hash that was recorded."""
+        trusted only when they have the hash that was recorded. `sync`: only the name may be lost."""
+        if sync:
+            with explain_os_errors(self.path):
+                os.fsync(self._file.fileno())
         with explain_os_errors(self.path):
             self._file.close()
             self._temporary.rename(self.path if name is None else self.path.with_name(name))
@@ -116,12 +109,11 @@ class NewFile:
 
 def commit_together(files: dict[str, NewFile]) -> dict[str, dict[str, Any]]:
     """Make files of one folder durable under these names, in this order, with one wait for the folder; the records."""
-    for name, new in files.items():
-        new.publish(name)
-    for folder in {new.path.parent for new in files.values()}:
-        with explain_os_errors(folder):
-            sync_folder(folder)
-    return {name: new.record for name, new in files.items()}
+    records = {name: new.put_in_place(name, sync=True) for name, new in files.items()}
+    for path in {new.path.parent: new.path for new in files.values()}.values():
+        with explain_os_errors(path):
+            sync_folder(path.parent)
+    return records
 
 
 class FileSink(io.RawIOBase):
@@ -157,19 +149,13 @@ def stays_in_folder(name: object, *, hidden: bool = True) -> bool:
 
 @functools.cache
 def _load_sync_file_range() -> Callable[..., int] | None:
+    """None where the system has no such call: fsync then does all of it."""
     try:
-        found = ctypes.CDLL("libc.so.6").sync_file_range
+        call = ctypes.CDLL("libc.so.6").sync_file_range
     except (OSError, AttributeError):
         return None
-    found.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-    return found
-
-
-def _begin_writing(descriptor: int, start: int, stop: int) -> None:
-    """Ask the system to write these bytes to the disk, without waiting; where it can't, fsync does all of it."""
-    sync_file_range = _load_sync_file_range()
-    if sync_file_range is not None:
-        sync_file_range(descriptor, start, stop - start, _SYNC_FILE_RANGE_WRITE)
+    call.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+    return call
 
 
 def write_whole(descriptor: int, data: bytes | memoryview) -> None:
@@ -243,12 +229,11 @@ def names_matching(folder: Path, *patterns: str) -> Iterator[str]:
 
 def remove_matching(folder: Path, *patterns: str) -> None:
     """Remove the files of a folder that match one of some shell patterns, however many there are."""
-    found = True
-    # A file system may pass over names while others are removed: until a look finds none.
-    while found:
-        found = False
+    is_clear = False
+    while not is_clear:  # a file system may pass over names while others are removed
+        is_clear = True
         for name in names_matching(folder, *patterns):
-            found = True
+            is_clear = False
             (folder / name).unlink(missing_ok=True)
 
 
@@ -270,16 +255,16 @@ def user_cache() -> Path:
 
 
 def address_of(path: str | Path) -> str | None:
-    """The address that was taken for a path, which has lost a slash of it, to be shown; None for an ordinary path.
+    """The address that a path was made from, without secrets, to be shown; None for an ordinary path.
 
     >>> address_of(Path("s3://bucket/corpus")), address_of("https://me:secret@host/a?token=1"), address_of("corpus")
     ('s3://bucket/corpus', 'https://host/a', None)
     """
-    found = _ADDRESS.match(str(path))
-    if found is None:
+    match = _ADDRESS.match(str(path))
+    if match is None:
         return None
-    host, slash, rest = str(path)[found.end() :].partition("?")[0].partition("/")
-    return f"{found[1]}://{host.rpartition('@')[2]}{slash}{rest}"
+    host, slash, rest = str(path)[match.end() :].partition("?")[0].partition("/")
+    return f"{match[1]}://{host.rpartition('@')[2]}{slash}{rest}"
 
 
 def refuse_address(out: str | Path) -> None:
@@ -294,10 +279,7 @@ def refuse_address(out: str | Path) -> None:
 
 @contextmanager
 def explain_os_errors(path: Path) -> Iterator[None]:
-    """Turn the system's refusals on writing into an error that says what to do; an address is refused before.
-
-    What the system says of another file, such as the input, is left to whoever knows what that is.
-    """
+    """Turn the system's refusals on writing into errors that say what to do. Errors about other files pass through."""
     refuse_address(path)
     try:
         yield
@@ -317,7 +299,7 @@ def explain_os_errors(path: Path) -> Iterator[None]:
         raise os_error(error, path) from None
 
 
-# ---- JSON that says itself whether it is whole ----
+# ---- sealed JSON ----
 
 _encode, _decode = json.JSONEncoder().encode, json.JSONDecoder().decode
 _BEFORE, _BEHIND = b', "check": "', b'"}\n'
@@ -335,23 +317,13 @@ def seal_line(value: dict[str, Any]) -> bytes:
     return body + _BEFORE + xxhash.xxh3_64_hexdigest(body).encode() + _BEHIND
 
 
-def is_sealed(line: bytes) -> bool:
-    """Whether a line is as it was written; its line end alone may be missing."""
-    line = ended(line)
-    body, end = line[:-_TAIL], line[-_TAIL:]
-    if not end.startswith(_BEFORE) or not end.endswith(_BEHIND):
-        return False
-    return end[len(_BEFORE) : -len(_BEHIND)] == xxhash.xxh3_64_hexdigest(body).encode()
-
-
-def ended(line: bytes) -> bytes:
-    """A line with its end, which a crash may have cost it."""
-    return line if line.endswith(b"\n") else line + b"\n"
-
-
 def unseal_line(line: bytes) -> dict[str, Any] | None:
-    """What was sealed; None when the line is not as it was written."""
-    value: dict[str, Any] | None = _decode(ended(line)[:-_TAIL].decode() + "}") if is_sealed(line) else None
+    """What was sealed; None when the line is not as it was written. Its line end alone may be missing."""
+    line = line if line.endswith(b"\n") else line + b"\n"
+    body = line[:-_TAIL]
+    if line[-_TAIL:] != _BEFORE + xxhash.xxh3_64_hexdigest(body).encode() + _BEHIND:
+        return None
+    value: dict[str, Any] = _decode(body.decode() + "}")
     return value
 
 
@@ -361,7 +333,7 @@ def write_sealed(path: Path, value: dict[str, Any]) -> None:
 
 
 def replace_unsynced(path: Path, data: bytes) -> None:
-    """Write a file of which a power failure may leave a torn one: what is not as it was written is not believed."""
+    """Replace a file without waiting for the disk: a power failure may leave a torn one, so it must be sealed."""
     new = path.with_name(f"{path.name}.new")
     new.write_bytes(data)
     new.replace(path)

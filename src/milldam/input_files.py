@@ -169,17 +169,14 @@ class LeftOut:
         self._first: list[str] = []
 
     def add(self, path: str) -> None:
-        if _is_bookkeeping(path):
-            return
-        ending = PurePosixPath(path).suffix.lower() or "no ending"
-        self._endings[ending if ending in self._endings or len(self._endings) < _ENDINGS_COUNTED else "others"] += 1
-        if len(self._first) < _LEFT_OUT_SHOWN:
-            self._first.append(path)
+        if not _is_bookkeeping(path):
+            ending = PurePosixPath(path).suffix.lower() or "no ending"
+            self._endings[ending if ending in self._endings or len(self._endings) < _ENDINGS_COUNTED else "others"] += 1
+            self._first += [path] if len(self._first) < _LEFT_OUT_SHOWN else []
 
     def __str__(self) -> str:
         """Empty when there are none."""
-        count = self._endings.total()
-        if not count:
+        if not (count := self._endings.total()):
             return ""
         endings = ", ".join(f"{ending} {number:,}" for ending, number in self._endings.most_common(_ENDINGS_SHOWN))
         first = ", ".join(self._first) + (", ..." if count > len(self._first) else "")

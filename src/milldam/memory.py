@@ -1,18 +1,9 @@
 """Memory: how much there is, how much we may use, how much is used.
 
-`Budget` is the limit for the whole process tree: given, or half of what the cgroup or the machine
-leaves. How it is kept to is measured in run/monitor.py.
-
-What counts against the budget is anonymous and shared memory: what the kernel can't take back.
-File-backed pages (memory-mapped files, libraries) are clean, are reclaimed at will, and are reported apart.
-What forked workers share with the process that forked them counts once; any other page that two processes share
-counts twice, so the figures err on the safe side.
-
-pyarrow without pandas, until somebody wants pandas.
-
-For the first array of Python values, pyarrow loads pandas where it is installed: 40 MB in every process, for nothing.
-In processes of milldam's own, `keep_arrow_lean` lets it find that there is none. When a user's function imports pandas
-itself, pyarrow is told at once, and treats pandas' types as ever.
+`Budget` is the limit for the whole process tree: the user's, or half of what the cgroup or the machine leaves. What
+counts against it is anonymous and shared memory, which the kernel can't take back. File-backed pages (memory-mapped
+files, libraries) are reclaimed at will, and reported separately. What forked workers share with the process that forked
+them counts once; any other page that two processes share counts twice, so the figures err on the safe side.
 """
 
 from __future__ import annotations
@@ -96,17 +87,16 @@ def available_bytes() -> tuple[int, str]:
     """What could still be allocated, and what sets that limit: the machine or a cgroup."""
     limits = [(_machine_available(), "on this machine")]
     limits += [(max(0, limit - used), "in the memory cgroup") for limit, used in _cgroup_limits()]
-    given = os.environ.get("SLURM_MEM_PER_NODE", "")
-    if given.isdigit() and int(given):
-        # Told also where no cgroup holds the task to it. In units of 2**20 bytes.
-        limits.append((max(0, int(given) * 2**20 - usage().anonymous), "Slurm"))
+    slurm = os.environ.get("SLURM_MEM_PER_NODE", "")  # MiB; set even where no cgroup enforces it
+    if slurm.isdigit() and int(slurm):
+        limits.append((max(0, int(slurm) * 2**20 - usage().anonymous), "Slurm"))
     return min(limits)
 
 
 def _machine_available() -> int:
-    found = re.search(r"^MemAvailable:\s+(\d+)", _content(Path("/proc/meminfo")), re.MULTILINE)
-    if found is not None:
-        return int(found[1]) * 1024
+    match = re.search(r"^MemAvailable:\s+(\d+)", _content(Path("/proc/meminfo")), re.MULTILINE)
+    if match is not None:
+        return int(match[1]) * 1024
     import psutil
 
     return int(psutil.virtual_memory().available)
@@ -116,7 +106,7 @@ def _cgroup_limits(
     proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> list[tuple[int, int]]:
     """(limit, use that can't be reclaimed) of every memory cgroup above this process, v1 and v2."""
-    found = []
+    limits = []
     for line in _content(proc).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -133,9 +123,9 @@ def _cgroup_limits(
                 limit = _content(folder / limit_name).strip()
                 if limit.isdigit() and int(limit) < 2**60:
                     used = re.search(rf"^{used_key} (\d+)", _content(folder / "memory.stat"), re.MULTILINE)
-                    found.append((int(limit), int(used[1]) if used else 0))
+                    limits.append((int(limit), int(used[1]) if used else 0))
                 folder = folder.parent
-    return found
+    return limits
 
 
 def _content(path: Path) -> str:
@@ -164,46 +154,17 @@ def usage(pid: int | str = "self") -> Usage:
     try:
         status = Path(f"/proc/{pid}/status").read_bytes()
     except OSError:
-        return _usage_without_proc(pid)
+        if Path("/proc/self").exists():
+            return Usage()
+        import psutil  # where there is no /proc: resident memory, counted whole as anonymous
+
+        try:
+            return Usage(int(psutil.Process(None if pid == "self" else int(pid)).memory_info().rss))
+        except psutil.Error:
+            return Usage()
     kilobytes = {name: int(value) for name, value in re.findall(rb"Rss(\w+):\s+(\d+)", status)}
     anonymous = kilobytes.get(b"Anon", 0) + kilobytes.get(b"Shmem", 0)
     return Usage(anonymous * 1024, kilobytes.get(b"File", 0) * 1024)
-
-
-def _usage_without_proc(pid: int | str) -> Usage:
-    """Where there is no /proc: resident memory, counted whole as anonymous."""
-    if Path("/proc/self").exists():
-        return Usage()
-    import psutil
-
-    try:
-        return Usage(int(psutil.Process(None if pid == "self" else int(pid)).memory_info().rss))
-    except psutil.Error:
-        return Usage()
-
-
-_START_TIME = 19
-"""Position of the start time among the fields of /proc/PID/stat that follow the process's name."""
-
-
-def process_identity(pid: int) -> str:
-    """A process's number and start time, since numbers are used again; empty when there is no such process."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        import psutil  # for systems without /proc
-
-        try:
-            return f"{pid}.{psutil.Process(pid).create_time()}"
-        except psutil.Error:
-            return ""
-    # The second field, in brackets, may hold anything.
-    return f"{pid}.{status.rpartition(')')[2].split()[_START_TIME]}"
-
-
-def is_alive(process: str) -> bool:
-    """Whether a process of this machine, by its identity, is still there."""
-    return process_identity(int(process.partition(".")[0])) == process
 
 
 FORKED = "milldam-worker"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.kit.jobs import set_aside
-from tests.kit.preprocess_jobs import lines_job, make_words, summary_of
+from tests.kit.preprocess_jobs import lines_job, make_words
 from tests.kit.quick import first_quick
 
 MARKS = ["'", "’", "-", "\u00ad", "‐", "\u200b", "-\n", "- \r\n  ", "\u00ad\n"]
@@ -193,20 +193,6 @@ def test_what_counts_as_the_same_words(tmp_path: Path, case: str) -> None:
         assert counts[:3] == [3, 3, 3] and counts[3] == 1
     else:
         assert counts == list(documents.values())
-
-
-def test_a_template_of_ten_items_counts(tmp_path: Path) -> None:
-    """One more and it would not; so the limit is `max_items`."""
-    items = [f"{PHRASE} {make_words(random.Random(k), 12)}" for k in range(10)]
-    assert len(findings(tmp_path, items, [PHRASE])) == 10
-
-
-def test_repeated_passages_are_looked_for_once(tmp_path: Path) -> None:
-    """A context that twenty questions share is one passage, and no common phrase."""
-    context = make_words(random.Random(5), 60)
-    assert len(findings(tmp_path, [context] * 20, [f"before {context} after", "yes"])) == 1
-    (told,) = summary_of(tmp_path / "out")["contamination"]["sets"]
-    assert told["searched"] == {"passages": 1, "items": 1, "too_short": 0, "common": 0, "repeated": 19}
 
 
 @pytest.mark.parametrize("ngram", [5, 13])

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import unicodedata
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.kit.jobs import invoke, set_aside, write_lines
-from tests.kit.preprocess_jobs import cleaned, lines_job, preprocess, summary_of, texts_in, tree_bytes
-from tests.kit.quick import first_quick
+from tests.kit.jobs import invoke, set_aside
+from tests.kit.preprocess_jobs import cleaned, lines_job, summary_of, texts_in, tree_bytes
 
-from milldam import ConfigError, ResourceError
+from milldam import ResourceError
 from milldam.dedup.exact import BloomFilter, filter_bytes
 
 # ---- exact ----
@@ -70,14 +67,6 @@ def test_ids_that_are_no_file_names_are_refused(tmp_path: Path, name: str) -> No
     lines_job(tmp_path, ["one"], dedup={"index": tmp_path / "seen"})
     refused = invoke("dedup-index", tmp_path / "seen", "--remove", name)
     assert refused.exit_code == 2 and "can't be the id of a run" in refused.output
-
-
-def test_a_file_in_an_index_that_is_no_record_is_refused(tmp_path: Path) -> None:
-    """By its name."""
-    lines_job(tmp_path, ["one"], dedup={"index": tmp_path / "seen"})
-    (tmp_path / "seen" / "notes.json").write_text("{}")
-    refused = invoke("dedup-index", tmp_path / "seen")
-    assert refused.exit_code == 3 and "notes.json: not the record of a run" in refused.output
 
 
 # ---- near: what is alike ----
@@ -206,45 +195,3 @@ def test_the_similarity_of_giants_is_an_estimate(tmp_path: Path) -> None:
     drops = near_drops(tmp_path, texts)
     true = len(grams(texts[0]) & grams(texts[1])) / len(grams(texts[0]) | grams(texts[1]))
     assert list(drops) == [1] and drops[1][1] == pytest.approx(true, abs=0.02)
-
-
-def test_pairs_well_below_the_threshold_are_left_alone(tmp_path: Path) -> None:
-    """At 0.64 nothing is dropped, though signatures of many agree in a band."""
-    texts = []
-    for seed in range(200):
-        one = words(seed, 234)
-        texts += [" ".join(one), " ".join(f"x{seed}-{k}" if k % 23 == 4 else word for k, word in enumerate(one))]
-    assert near_drops(tmp_path, texts) == {}
-
-
-@pytest.mark.slow
-def test_real_near_duplicates_are_found(shared_data: Path, tmp_path: Path) -> None:
-    """In the groups of the data beside the project: what is alike is dropped, what is not is kept."""
-    path = shared_data / "messy/near_dups.jsonl"
-    texts = [json.loads(line)["text"].strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    drops = near_drops(tmp_path, texts)
-    sets = [set(pairwise(text.lower().split())) for text in texts]
-    assert len(drops) > 50
-    assert all(len(sets[row] & sets[of]) / len(sets[row] | sets[of]) > 0.7 for row, (of, _) in drops.items())
-
-
-@pytest.mark.parametrize("prefer", first_quick(["longest", "first"]))
-def test_the_result_depends_on_the_documents_alone(tmp_path: Path, prefer: str) -> None:
-    """Not on workers, memory or the cut into units, with clusters of many sizes and one huge bucket."""
-    rng = random.Random(9)
-    base = words(3, 300)
-    texts = [*chain_of(40), *(" ".join([*base, f"v{k}"]) for k in range(2000))]
-    rng.shuffle(texts)
-    cuts = [0, 7, 100, 1200, len(texts)]
-    parts = [write_lines(tmp_path / f"{a}.jsonl", texts[a:b]) for a, b in pairwise(cuts)]
-    rules = {"dedup": {"near": {"prefer": prefer}}}
-    one = preprocess(tmp_path / "one", parts, **rules)
-    two = preprocess(tmp_path / "two", parts, workers=2, memory="450MB", shard_size="100KB", **rules)
-    assert texts_in(two) == texts_in(one) == texts_in(lines_job(tmp_path, texts, **rules))
-    assert summary_of(two.path)["near"]["clusters"] == summary_of(one.path)["near"]["clusters"]
-
-
-def test_ids_of_runs_that_are_not_there_are_refused_with_those_that_are(tmp_path: Path) -> None:
-    """So that a slip of the pen is seen."""
-    with pytest.raises(ConfigError, match="holds no runs"):
-        lines_job(tmp_path, ["one"], dedup={"method": "index", "index": tmp_path / "nothing"})

@@ -95,7 +95,7 @@ class Training:
             victims = [psutil.Process(process.pid)]
         else:
             below = psutil.Process(process.pid).children(recursive=True)
-            makers = [one for one in below if "milldam.feeding.maker" in " ".join(_command(one))]
+            makers = [one for one in below if "milldam.feeding.job" in " ".join(_command(one))]
             victims = makers if kind == "maker" else [one for one in below if one not in makers]
         if not victims:
             return False
@@ -169,7 +169,7 @@ def test_a_maker_that_dies_at_the_very_end_is_replaced(truth: Truth, tmp_path: P
     copytree(truth.store, store)
     (store / "milldam.json").unlink()
     with milldam.open(truth.input, store=store, **OPTIONS) as feed:
-        makers = [one for one in psutil.Process().children() if "milldam.feeding.maker" in " ".join(_command(one))]
+        makers = [one for one in psutil.Process().children() if "milldam.feeding.job" in " ".join(_command(one))]
         for maker in makers:
             maker.kill()
         wait_until(lambda: feed.finished)

@@ -107,6 +107,8 @@ def test_megatron_reads_all_documents_of_all_shards(
     for mine, theirs in zip(store, dataset[: len(dataset)], strict=True):
         assert theirs.dtype == dtype
         np.testing.assert_array_equal(theirs, mine)
+    shard = indexed_dataset(str(folder / "store" / store.shards[0].name))  # as it lies
+    assert [one.tolist() for one in shard[: len(shard)]] == [store[k].tolist() for k in range(len(shard))]
     # Ends of documents are where the store has them: what a trainer resets attention at.
     assert all(document[-1] == EOS for document in dataset[: len(dataset)])
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.document_stores import random_documents, store_of
+from tests.kit.token_stores import random_documents, store_of
 
 from milldam.errors import ConfigError
 from milldam.formats import export, mds, rows

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from tests.kit.document_stores import Documents, documents_of, random_documents, store_of
 from tests.kit.fsync_kills import Call, kill_at_fsyncs
 from tests.kit.jobs import run_here, run_milldam
 from tests.kit.quick import first_quick
+from tests.kit.token_stores import Documents, documents_of, random_documents, store_of
 
 import milldam
 from milldam.errors import ConfigError, InputError
@@ -317,24 +317,6 @@ def test_a_source_that_changed_costs_the_files_that_changed(tmp_path: Path) -> N
     write_rows(source / "wide.parquet", 70_000)
     assert imported().reused == 0
     assert Store(out).dtype.name == "int32" and documents_of(out)[-1] == [70_000]
-
-
-def test_the_command_imports_and_says_what_it_made(tmp_path: Path) -> None:
-    """`milldam import`, in words and as JSON; a second call is up to date."""
-    from click.testing import CliRunner
-
-    from milldam.cli.moving import import_
-
-    np.array([1, 7, 2], np.uint16).tofile(tmp_path / "train.bin")
-    arguments = [str(tmp_path / "train.bin"), "-o", str(tmp_path / "store"), "--eos", "7"]
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        first = CliRunner().invoke(import_, arguments, catch_exceptions=False)
-        second = CliRunner().invoke(import_, [*arguments, "--json"], catch_exceptions=False)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert "2 documents, 3 tokens" in first.output and "uint16, vocabulary 8" in first.output
-    assert json.loads(second.output)["up_to_date"] is True
 
 
 def test_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:

@@ -159,12 +159,6 @@ def table(path: Path, **columns: Any) -> Path:
     return path
 
 
-def test_a_completion_mask_is_read(tmp_path: Path) -> None:
-    source = table(tmp_path / "a.parquet", input_ids=[[7, 8, 9], [5]], completion_mask=[[0, 1, 1], [0]])
-    store = milldam.import_tokens(source, tmp_path / "s", workers=1)
-    assert [store.spans(k).tolist() for k in range(2)] == [[[1, 3]], []]
-
-
 def test_labels_that_are_no_labels_are_refused(tmp_path: Path) -> None:
     """Shifted ones, and those of other lengths; classes are none of our business."""
     shifted = table(tmp_path / "a.parquet", input_ids=[[7, 8, 9]], labels=[[8, 9, -100]])

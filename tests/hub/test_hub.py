@@ -8,8 +8,6 @@ import json
 import logging
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -26,7 +24,6 @@ from huggingface_hub import constants
 from tests.kit.damage import edit_manifest
 from tests.kit.hub_server import WRITER, HubServer, hub_server
 from tests.kit.jobs import run_here, write_lines
-from tests.kit.quick import first_quick
 from tests.kit.token_stores import shard_file, write_store
 
 import milldam
@@ -131,20 +128,6 @@ def test_a_store_goes_there_and_comes_back_byte_by_byte(hub: HubServer, tmp_path
     assert len(opened) > 0 and not (tmp_path / "back" / ".cache").exists()
     assert push(folder, REPO).up_to_date
     assert pulled(REPO, tmp_path / "back")["up_to_date"]
-
-
-def test_the_manifest_is_in_the_last_commit(hub: HubServer, tmp_path: Path) -> None:
-    """Before it there is none, so that half a push is no store."""
-    folder = tokens(tmp_path / "made")
-    push(folder, REPO, message="First")
-    repo = hub.repos[REPO]
-    assert repo.messages[1:] == ["First", "First"]
-    _, half, whole = repo.commits.values()
-    assert MANIFEST not in half and shard_file(folder, 2, "bin").name in half and MANIFEST in whole
-    repo.branches["half"] = list(repo.commits)[1]
-    with pytest.raises(StoreError, match="not a store"):
-        pull(REPO, tmp_path / "half", revision="half")
-    assert not (tmp_path / "half").exists()
 
 
 def test_one_split_is_pulled_as_a_store_of_its_own(hub: HubServer, tmp_path: Path) -> None:
@@ -261,29 +244,6 @@ def test_a_pull_killed_anywhere_goes_on(hub: HubServer, tmp_path: Path) -> None:
     assert told["kept"] == whole and told["fetched"] == 8 - whole
     assert stored(out) == stored(folder)
     assert sorted(path.name for path in out.iterdir()) == sorted([*stored(folder), ".milldam-pull.json"])
-
-
-@pytest.mark.parametrize("number", first_quick([signal.SIGTERM, signal.SIGINT]))
-@pytest.mark.parametrize(("command", "at"), [("push", "PUT /lfs/p"), ("pull", "GET /cdn/")])
-def test_an_interrupt_ends_it_at_once(
-    hub: HubServer, tmp_path: Path, number: signal.Signals, command: str, at: str
-) -> None:
-    """Though the Hub does not answer: the command to resume, and the exit code of an interrupt."""
-    folder, out = tokens(tmp_path / "made"), tmp_path / "back"
-    if command == "pull":
-        push(folder, REPO)
-    stall = threading.Event()
-    mishap = hub.mishap(at, None, stall=stall, times=9)
-    process = start(hub, command, *((folder, REPO) if command == "push" else (REPO, "-o", out)))
-    assert mishap.reached.wait(60)
-    process.send_signal(number)
-    told = process.communicate(timeout=60)[0]
-    assert process.returncode == 130 and "run the same command again" in told
-    hub.mishaps.clear()
-    stall.set()
-    if command == "push":
-        push(folder, REPO)
-    assert stored(Path(pull(REPO, out).path)) == stored(folder)
 
 
 # ---- changed ----
@@ -435,20 +395,6 @@ def test_without_a_token_nothing_is_tried(hub: HubServer, tmp_path: Path, monkey
     assert not (tmp_path / "back").exists()
 
 
-def test_a_hub_that_is_not_there_is_told(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connection refused, for push and pull: check the network, and run it again."""
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
-    api = functools.partial(huggingface_hub.HfApi.func, endpoint=url)  # type: ignore[attr-defined]
-    monkeypatch.setattr(huggingface_hub, "HfApi", api)
-    with pytest.raises(InputError, match=r"(?s)does not answer.*Check the network"):
-        push(tokens(tmp_path / "made"), REPO)
-    with pytest.raises(InputError, match=r"(?s)does not answer.*Check the network"):
-        pull(REPO, tmp_path / "back")
-
-
 def test_without_huggingface_hub_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command that installs it, not a traceback."""
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
@@ -554,15 +500,6 @@ def test_a_folder_that_holds_something_else_is_refused(hub: HubServer, tmp_path:
 
 
 # ---- what is remembered ----
-
-
-def test_what_was_sent_is_not_sent_again(hub: HubServer, tmp_path: Path) -> None:
-    """The manifest there vouches for its files: those of the same hash are not sent, from any machine."""
-    push(tokens(tmp_path / "made"), REPO)
-    hub.requests.clear()
-    assert push(tmp_path / "made", REPO).up_to_date
-    again = token_store(tmp_path / "again", [[5, 6], [7], [8]], ["train", "train", "val"])
-    assert push(again, REPO).counts["sent"] == 3 and hub.count("PUT /lfs/p") == 2
 
 
 def test_the_commands_tell_what_was_done(hub: HubServer, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from tests.kit.every_job import ALL_JOBS, JOBS, Case
 from tests.kit.faults import KILL, Fault, Faults, build_shim
 from tests.kit.jobs import MILLDAM, invoke, read_only, run_milldam
 from tests.kit.quick import first_quick
+from tests.kit.slurm import queue
 
 
 @pytest.fixture(params=first_quick(JOBS, 4))
@@ -117,15 +117,9 @@ def test_workers_and_budget_change_no_byte(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_script_of_every_job(job: Case, tmp_path: Path) -> None:
     """Through the stand-in for Slurm, each task a process."""
-    from tests.run.test_slurm import STAND_IN, StandIn, states
-
-    (tmp_path / "slurm" / "jobs").mkdir(parents=True)
-    shutil.copy(STAND_IN, tmp_path / "slurm" / "sbatch")
-    (tmp_path / "slurm" / "sbatch").chmod(0o755)
-    stand_in = StandIn(tmp_path / "slurm")
     run_milldam(*job.to("local"), "--quiet")
     run_milldam("slurm", "--nodes", 2, "-o", tmp_path / "job.sh", "--milldam", MILLDAM, *job.to("arrays"))
-    assert set(states(stand_in.queue(tmp_path / "job.sh")).values()) == {"COMPLETED"}, stand_in.messages()
+    queue(tmp_path / "job.sh", tmp_path / "slurm")
     assert job.made("arrays") == job.made("local")
 
 

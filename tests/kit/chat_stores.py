@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
+from tests.kit.token_stores import EOS, write_shards
 
 from milldam.loader.stores import Store
 from milldam.stores.tokens.format import Spans
-from milldam.stores.tokens.manifest import Manifest, Shard
-from milldam.stores.tokens.writer import ShardWriter, Tokens
+from milldam.stores.tokens.writer import Tokens
 
-PAD = 0
+PAD = EOS
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,7 @@ def chat_store(
     folder: Path, shards: Sequence[Sequence[Chat]], *, pairs: bool = False, labels: Sequence[int] | None = None
 ) -> Store:
     """A store with a shard for each list of conversations."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written: list[Shard] = []
-    before = 0
+    made, before = [], 0
     for some in shards:
         spans = [span for chat in some for span in chat.spans]
         own = None if labels is None else np.array(labels[before : before + len(some)], np.uint8)
@@ -60,13 +58,9 @@ def chat_store(
         flat = np.array([token for chat in some for token in chat.ids], np.uint16)
         lengths = np.array([len(chat.ids) for chat in some], np.int64)
         counts = np.array([len(chat.spans) for chat in some], np.int64)
-        with ShardWriter(folder, "train", "uint16") as writer:
-            trained = Spans(np.array(spans, np.int64).reshape(-1, 2), counts, own)
-            writer.append(Tokens(flat, lengths, spans=trained))
-            written.append(writer.commit())
+        trained = Spans(np.array(spans, np.int64).reshape(-1, 2), counts, own)
+        made.append(("train", Tokens(flat, lengths, spans=trained)))
     every = [chat for some in shards for chat in some]
     facts: dict[str, Any] = {"form": "messages", "pairs": pairs, "conversations": len(every), "turns": len(every)}
     facts |= {"trained_tokens": sum(sum(chat.trained) for chat in every)}
-    tokenizer = {"name": "none", "eos": PAD}
-    Manifest("uint16", 1000, tokenizer, "none", {}, {}, tuple(written), chat=facts).write(folder)
-    return Store(folder)
+    return write_shards(folder, made, vocab_size=1000, chat=facts)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 from tests.kit.chat_jobs import TEMPLATE, make_conversations, write_messages
-from tests.kit.document_stores import random_documents, store_of
 from tests.kit.jobs import TOKENIZER, run_milldam, write_lines
 from tests.kit.preprocess_jobs import fresh_texts, tree_bytes, write_config
 from tests.kit.qa_jobs import SIZES, write_examples
+from tests.kit.token_stores import random_documents, store_of
 
 FUNCTION = """
 def count(rows):

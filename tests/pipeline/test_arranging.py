@@ -4,29 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kit.jobs import leftovers, write_lines
+from tests.kit.jobs import write_lines
 from tests.kit.preprocess_jobs import (
     fresh_texts,
     giant_text,
     ids_of,
-    kept_of,
     lines_job,
     preprocess,
     summary_of,
-    texts_in,
-    texts_with_copies,
-    tree_bytes,
 )
 
 import milldam
 from milldam.errors import InputError
 from milldam.pipeline import arranging
-from milldam.run.records import Journal
 
 
 def tokens_of(store: milldam.Store, split: str) -> int:
@@ -75,20 +69,6 @@ def test_exact_splits_have_their_tokens_each(
     assert_parts(store, texts, wanted)
 
 
-def test_an_exact_split_for_any_workers_and_when_the_input_grows(tmp_path: Path) -> None:
-    """The same bytes; staged shards do not stay; with more data, what was in the split mostly stays there."""
-    texts = texts_with_copies(1500, 3)
-    splits = {"val_tokens": 5000}
-    store = lines_job(tmp_path, texts, splits=splits, shard_size="100KB")
-    assert_parts(store, kept_of(texts), {"val": 5000})
-    several = lines_job(tmp_path, texts, "several", splits=splits, shard_size="100KB", workers=2)
-    assert tree_bytes(several.path) == tree_bytes(store.path)
-    assert leftovers(store.path) == [] and not list(store.path.glob("staged*"))
-    larger = lines_job(tmp_path / "more", [*texts, *fresh_texts(100, 9)], splits=splits)
-    before, after = ({tuple(one.tolist()) for one in milldam.open(each.path, split="val")} for each in (store, larger))
-    assert len(before & after) > 0.7 * len(before)
-
-
 def test_too_many_tokens_asked_is_an_error_that_says_how_many_there_are(tmp_path: Path) -> None:
     """Nothing would be left to train."""
     with pytest.raises(InputError, match=r"val_tokens: 100,000 .*[\d,]+ tokens"):
@@ -130,41 +110,3 @@ def test_max_tokens_is_exact_for_each_data_set(tmp_path: Path, shard_size: str, 
             left -= len(expected[-1])
     expected += [ids_of(text) for texts in sets[1:] for text in texts]
     assert [tuple(document.tolist()) for document in store] == expected
-
-
-def test_max_tokens_with_splits(tmp_path: Path) -> None:
-    """The limit comes first, a split in tokens is taken from what it leaves; one by shares is the same as without."""
-    texts = fresh_texts(400)
-    path = write_lines(tmp_path / "a.jsonl", texts)
-    store = preprocess(tmp_path / "s", [{"path": path, "max_tokens": 3000}], dedup="off", splits={"val_tokens": 500})
-    assert tokens_of(store, "val") == 500 and 2400 < tokens_of(store, "train") <= 2500
-    plain = preprocess(tmp_path / "p", path, dedup="off", splits={"val": 0.3})
-    shares = preprocess(tmp_path / "h", [{"path": path, "max_tokens": 10**9}], dedup="off", splits={"val": 0.3})
-    assert shares.splits == plain.splits
-    assert [texts_in(shares, split) for split in plain.splits] == [texts_in(plain, split) for split in plain.splits]
-
-
-def test_a_torn_record_of_the_arranging_loses_nothing(tmp_path: Path) -> None:
-    """A line that a full disk tore is done again, and so is none of its neighbours lost."""
-    texts = fresh_texts(1500)
-    rules: dict[str, Any] = {"splits": {"val_tokens": 3000}, "shard_size": "100KB", "dedup": "off"}
-    reference = lines_job(tmp_path, texts, **rules)
-    assert len(reference.manifest.shards) >= 4
-
-    class TornError(Exception):
-        pass
-
-    append = Journal.append
-
-    def tear(self: Journal, name: str, value: dict[str, Any]) -> None:
-        append(self, name, value)
-        if name == arranging.RECORDS:
-            (path,) = self.paths(name)
-            path.write_bytes(path.read_bytes()[:-20])
-            raise TornError
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Journal, "append", tear)
-        with pytest.raises(TornError):
-            lines_job(tmp_path, texts, "torn", **rules)
-    assert tree_bytes(lines_job(tmp_path, texts, "torn", **rules).path) == tree_bytes(reference.path)

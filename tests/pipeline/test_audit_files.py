@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import xxhash
 from tests.kit.damage import edit_manifest
-from tests.kit.jobs import TOKENIZER, run_here, set_aside, write_lines
-from tests.kit.preprocess_jobs import fresh_texts, preprocess, tree_bytes
+from tests.kit.jobs import TOKENIZER, run_here, write_lines
+from tests.kit.preprocess_jobs import fresh_texts, preprocess
 
 import milldam
 
@@ -43,39 +43,12 @@ def test_each_is_named_by_its_content_and_listed_in_the_manifest(store: milldam.
         assert path == getattr(store, kind) and path.name.startswith(f"{kind}-{digest}.jsonl")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_verify_notices_a_file_that_changed_and_misses_none(store: milldam.Store, kind: str) -> None:
-    """One that is not there is no fault: `push` leaves them where the store was made."""
-    path = store.audit[kind]
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    assert f"{path}: its bytes have changed" in run_here("verify", store.path, code=1).output
-    path.unlink()
-    run_here("verify", store.path)
-    assert getattr(store, kind) is None and kind not in store.audit
-
-
 def test_one_listed_outside_of_the_store_is_refused(store: milldam.Store) -> None:
     """A manifest may come from anywhere."""
     edit_manifest(store.path, lambda manifest: manifest["audit"]["rejects"].update(name="../a.jsonl"))
     assert '"../a.jsonl" leaves the folder; refused' in run_here("verify", store.path, code=3).output
     with pytest.raises(milldam.errors.StoreError, match="leaves the folder"):
         assert milldam.open(store.path).rejects
-
-
-def test_who_has_the_old_store_open_keeps_its_files(tmp_path: Path) -> None:
-    """An update removes them when nobody reads the old store any more."""
-    store = _store(tmp_path)
-    before = [set_aside(store, kind) for kind in KINDS]
-    updated = _store(tmp_path, seed=1)
-    assert [set_aside(store, kind) for kind in KINDS] == before
-    assert all(set_aside(updated, kind) != old for kind, old in zip(KINDS, before, strict=True))
-    assert len(list(updated.path.glob("rejects-*"))) == 2
-    del store
-    again = _store(tmp_path, seed=1)
-    assert {path.name for path in again.audit.values()} < tree_bytes(again.path).keys()
-    assert len(list(again.path.glob("rejects-*"))) == 1
 
 
 def test_summary_inspect_stats_and_report_name_them(tmp_path: Path) -> None:

@@ -14,10 +14,8 @@ from tests.kit.preprocess_jobs import (
     assert_holds,
     drops_by_stage,
     fresh_texts,
-    giant_text,
     kept_of,
     preprocess,
-    short,
     summary_of,
     texts_in,
     texts_with_copies,
@@ -95,20 +93,6 @@ def test_a_slice_with_dedup_sees_only_its_own_documents(tmp_path: Path) -> None:
         assert_holds(store, kept_of(texts[333:777]))
 
 
-@pytest.mark.slow
-def test_a_slice_that_begins_or_ends_at_a_giant(tmp_path: Path) -> None:
-    """A document in parts is taken whole or not at all."""
-    giants = [giant_text(2_300_000, seed) for seed in range(2)]
-    texts = ["a", giants[0], "b", giants[1], "c", "d"]
-    path = write_lines(tmp_path / "a.jsonl", texts)
-    for start, stop in ((0, 1), (1, 3), (2, 4), (3, 4), (4, 6)):
-        out = tmp_path / f"{start}-{stop}"
-        store = preprocess(
-            out, [{"path": path, "split": f"train[{start}:{stop}]"}], dedup="exact" if start == 1 else "off"
-        )
-        assert short(texts_in(store)) == short(texts[start:stop])
-
-
 @pytest.mark.parametrize("most", [1, 500, 10_000])
 def test_max_documents_takes_the_first(tmp_path: Path, most: int) -> None:
     """In every format, streams that can't be cut included; more than there are means all."""
@@ -120,14 +104,6 @@ def test_max_documents_takes_the_first(tmp_path: Path, most: int) -> None:
         sets = [{"path": path, "max_documents": most, "documents": "line"}]
         store = preprocess(tmp_path / path.name[0], sets, dedup="off", shard_size="100KB")
         assert_holds(store, texts[:most])
-
-
-def test_max_documents_of_a_slice(tmp_path: Path) -> None:
-    """The first so many of the slice."""
-    texts = fresh_texts(100)
-    path = write_lines(tmp_path / "a.jsonl", texts)
-    store = preprocess(tmp_path / "s", [{"path": path, "split": "train[20:]", "max_documents": 7}], dedup="off")
-    assert texts_in(store) == texts[20:27]
 
 
 def test_a_slice_behind_the_end_is_an_error(tmp_path: Path) -> None:
@@ -166,24 +142,3 @@ def test_a_weight_takes_documents_so_often(tmp_path: Path, weight: float, low: i
     assert abs(sum(times) / 1000 - weight) < 0.06
     seeded = Counter(texts_in(preprocess(tmp_path / "seeded", sets, shard_size="9MB", seed=5)))
     assert (Counter({text: seeded[text] for text in texts}) == Counter(found)) == (weight == int(weight))
-
-
-def test_a_weight_with_a_slice_and_an_exact_split(tmp_path: Path) -> None:
-    """Repetitions are of the slice; the split is still exact."""
-    texts = fresh_texts(300)
-    path = write_lines(tmp_path / "a.jsonl", texts)
-    sets = [{"path": path, "weight": 2, "split": "train[50:150]"}]
-    store = preprocess(tmp_path / "s", sets)
-    assert texts_in(store) == texts[50:150] * 2
-    exact = preprocess(tmp_path / "e", sets, splits={"val_tokens": 400})
-    assert summary_of(exact.path)["splits"]["val"]["tokens"] == 400
-
-
-def test_samples_of_a_weight_below_one_are_counted(tmp_path: Path) -> None:
-    """What is not sampled is a drop with a reason, and makes no duplicate of another."""
-    texts = fresh_texts(200)
-    path = write_lines(tmp_path / "a.jsonl", [*texts, *texts])
-    store = preprocess(tmp_path / "s", [{"path": path, "weight": 0.5}])
-    dropped = drops_by_stage(store.path)
-    assert dropped["dedup"] == {"duplicate": len(store)}
-    assert dropped["sample"] == {"not_sampled": 400 - 2 * len(store)} and 60 < len(store) < 140

@@ -5,20 +5,14 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.jobs import invoke, run_milldam, set_aside, write_lines
+from tests.kit.jobs import invoke, set_aside, write_lines
 from tests.kit.preprocess_jobs import config_of, fresh_texts, giant_text, write_config, write_gz
-from tests.kit.quick import first_quick
 
 import milldam
-from milldam.config.settings import DataSet
-from milldam.errors import ResourceError
-from milldam.run.records import Records
 from milldam.stores.tokens.manifest import Tally, total
 
 
@@ -125,125 +119,3 @@ def test_every_place_shows_the_same_figures(sets: dict[str, Path], tmp_path: Pat
     assert done.exit_code == 0, done.output
     again = json.loads(invoke("preprocess", config, "--json").stdout)
     assert_adds_up(tmp_path / "out", again, done.stdout)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", first_quick(["dedup", "weights", "limits"]))
-def test_a_run_that_goes_on_counts_the_same(
-    sets: dict[str, Path], tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In one go by two workers, or ended after two parts and resumed: the same manifest, byte for byte."""
-    (tmp_path / "whole").mkdir()
-    whole = write_job(sets, name, tmp_path / "whole")
-    run_milldam("preprocess", whole, "--workers", 2)
-    config = write_job(sets, name, tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(Records, "add", _ending_after(2))
-        assert invoke("preprocess", config).exit_code == ResourceError.exit_code
-    done = invoke("preprocess", config)
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "out" / "milldam.json").read_bytes() == (
-        tmp_path / "whole" / "out" / "milldam.json"
-    ).read_bytes()
-    assert_adds_up(tmp_path / "out", json.loads(invoke("preprocess", config, "--json").stdout), done.stdout)
-    told = json.loads((tmp_path / "out" / "run" / "summary.json").read_bytes())
-    assert 0 < told["facts"]["session_text_bytes"] < sum(_text_bytes(tmp_path / "out"))
-    assert re.search(r"^[\d.]+ s for the remaining [\d.]+ \w+, ", done.stdout, re.M)
-
-
-def _ending_after(parts: int) -> Any:
-    original, made = Records.add, Counter[str]()
-
-    def add(run: Records, record: Any) -> None:
-        original(run, record)
-        made["parts"] += "shards" in record.facts
-        if made["parts"] == parts:
-            raise ResourceError("the end")
-
-    return add
-
-
-def _text_bytes(out: Path) -> list[int]:
-    records = [json.loads(line) for line in (out / "run" / "records.jsonl").read_text().splitlines()]
-    return [shard["text_bytes"] for record in records for shard in record["facts"]["shards"]]
-
-
-def test_each_source_has_its_own_documents_tokens_and_drops(tmp_path: Path) -> None:
-    """A duplicate counts where it is dropped; validation comes first; a repetition counts each time."""
-    a = write_lines(tmp_path / "a.jsonl", ["one text", "two texts", "one text", ""])
-    b = write_lines(tmp_path / "b.jsonl", ["two texts", "three of them", "val text"])
-    v = write_lines(tmp_path / "v.jsonl", ["val text"])
-    c = write_lines(tmp_path / "c.jsonl", ["a text that is taken twice"])
-    config = config_of(tmp_path / "out", [a, b, {"path": c, "weight": 2}], validation=v)
-    store = milldam.preprocess(config)
-    lengths = {text: len(ids) for text, ids in zip(map(store.decode, store), store, strict=True)}
-    tokens = [
-        sum(lengths[f"{text}<|endoftext|>"] for text in kept) for kept in (["one text", "two texts"], ["three of them"])
-    ]
-    assert [asdict(one) for one in store.manifest.sources] == [
-        {
-            "name": "v.jsonl",
-            "read": 1,
-            "rejected": {},
-            "dropped": {},
-            "documents": 1,
-            "tokens": lengths["val text<|endoftext|>"],
-        },
-        {
-            "name": "a.jsonl",
-            "read": 4,
-            "rejected": {},
-            "dropped": {"clean": {"empty": 1}, "dedup": {"duplicate": 1}},
-            "documents": 2,
-            "tokens": tokens[0],
-        },
-        {
-            "name": "b.jsonl",
-            "read": 3,
-            "rejected": {},
-            "dropped": {"dedup": {"duplicate": 2}},
-            "documents": 1,
-            "tokens": tokens[1],
-        },
-        {
-            "name": "c.jsonl",
-            "read": 2,
-            "rejected": {},
-            "dropped": {},
-            "documents": 2,
-            "tokens": 2 * lengths["a text that is taken twice<|endoftext|>"],
-        },
-    ]
-    shown = invoke("stats", tmp_path / "out").stdout
-    assert re.search(r"^  source +read +rejected +dropped +kept +tokens$", shown, re.M)
-    assert re.search(rf"^  b\.jsonl +3 +0 +2 +1 +{tokens[1]}$", shown, re.M)
-
-
-def test_what_moved_is_still_the_same_source(tmp_path: Path) -> None:
-    """The folders above the data are not in the manifest."""
-    manifests = []
-    for place in ("here", "there"):
-        (tmp_path / place / "books").mkdir(parents=True)
-        for name in ("a.jsonl", "b.jsonl"):
-            write_lines(tmp_path / place / "books" / name, ["one", name])
-        milldam.preprocess(
-            config_of(tmp_path / place / "out", [tmp_path / place / "books", tmp_path / place / "books/*.jsonl"])
-        )
-        manifest = json.loads((tmp_path / place / "out" / "milldam.json").read_bytes())
-        manifests.append(manifest["sources"])
-    assert manifests[0] == manifests[1] and [one["name"] for one in manifests[0]] == ["books", "books/*.jsonl"]
-
-
-@pytest.mark.parametrize(
-    ("given", "name"),
-    [
-        ({"path": "s3://bucket/web/part-0.jsonl"}, "part-0.jsonl"),
-        ({"path": "allenai/c4", "subset": "en", "split": "train[:10%]"}, "c4, en, train[:10%]"),
-        ({"path": ("a.txt", "b.txt", "c.txt")}, "a.txt and 2 more"),
-        ({"path": "/data/caf\udce9/"}, "caf\\udce9"),
-        ({"path": "-"}, "-"),
-    ],
-)
-def test_a_source_is_named_by_the_last_part_of_its_path(given: dict[str, Any], name: str) -> None:
-    """With what else tells it from others."""
-    assert DataSet(**given).name == name

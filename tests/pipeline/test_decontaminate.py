@@ -71,22 +71,6 @@ def test_documents_that_hold_an_item_are_dropped(tmp_path: Path) -> None:
     assert QUESTIONS[3] in report and QUESTIONS[3].upper().rstrip("?") in report
 
 
-def test_marks_inside_words_hide_no_item(tmp_path: Path) -> None:
-    """At each place of each word, also hyphens at a line's end; with another word it is no item."""
-    item = "the oldest wheelers of that valley carried their yellow barley down to our miller every autumn"
-    evals = write_evals(tmp_path / "evals.jsonl", [item])
-    words, texts, others = item.split(), [], []
-    for number, word in enumerate(words):
-        for at in range(1, len(word)):
-            for mark in ("'", "’", "-", "\u00ad", "-\n"):
-                start = f"{PLAIN[number]} {at}{ord(mark[0])}{len(mark)} "
-                marked = [*words[:number], word[:at] + mark + word[at:], *words[number + 1 :]]
-                texts.append(start + " ".join(marked))
-                others.append(start + " ".join([*marked[:6], "blue", *marked[7:]]))
-    store = lines_job(tmp_path, [*texts, *others], decontaminate=[{"path": evals, "common_share": 1}])
-    assert texts_in(store) == others
-
-
 def test_items_that_repeat_themselves_stay_within_the_budget(tmp_path: Path) -> None:
     """Two hundred times a word, against a document of two million bytes of it."""
     evals = write_evals(tmp_path / "evals.jsonl", ["ha " * 200])
@@ -96,33 +80,6 @@ def test_items_that_repeat_themselves_stay_within_the_budget(tmp_path: Path) -> 
     assert time.monotonic() - started < 20
     memory = summary_of(store.path)["memory"]
     assert memory["peak"] < memory["budget"]
-
-
-def test_a_report_changes_nothing(tmp_path: Path) -> None:
-    """The same tokens as without, and the same findings as a drop."""
-    evals = write_evals(tmp_path / "evals.jsonl")
-    without = lines_job(tmp_path, planted(), "without")
-    report = lines_job(tmp_path, planted(), "report", decontaminate=[{"path": evals, "action": "report"}])
-    assert report.manifest.fingerprint == without.manifest.fingerprint
-    assert len(findings(report.path)) == 12
-    assert {one["action"] for one in findings(report.path)} == {"report"}
-
-
-@pytest.mark.slow
-def test_items_in_a_giant_document_are_found(tmp_path: Path) -> None:
-    """A document that comes in parts: at its beginning, far inside and at its end."""
-    rng = random.Random(4)
-    filler = [make_words(rng, 150_000) for _ in range(4)]
-    marks = [QUESTIONS[k] for k in range(5)]
-    text = " ".join([marks[0], *(f"{one} | {mark} |" for one, mark in zip(filler, marks[1:], strict=True))])
-    assert len(text) > 3 << 20
-    evals = write_evals(tmp_path / "evals.jsonl")
-    store = lines_job(tmp_path, [text, *PLAIN[:3]], decontaminate=[{"path": evals}])
-    assert texts_in(store) == PLAIN[:3]
-    assert [one["item"] for one in findings(store.path)] == [0, 1, 2, 3, 4]
-    said = text.encode()
-    for one in findings(store.path):
-        assert said[one["start"] : one["end"]].decode() == one["document"] == QUESTIONS[one["item"]].rstrip("?")
 
 
 def test_a_share_of_the_ngrams_is_enough_and_less_is_not(tmp_path: Path) -> None:
@@ -148,15 +105,6 @@ def test_what_is_everywhere_in_the_corpus_does_not_count(tmp_path: Path) -> None
     assert (found["common"], found["items_found"]) == (1, 1)
     few = lines_job(tmp_path / "few", texts[:20], decontaminate=[{"path": evals, "action": "report"}])
     assert len(findings(few.path)) == 20
-
-
-def test_duplicates_do_not_make_a_phrase_common(tmp_path: Path) -> None:
-    """Thirty copies of one contaminated document are one document, and it is dropped."""
-    evals = write_evals(tmp_path / "evals.jsonl")
-    copies = [f"{PLAIN[0]} {QUESTIONS[0]}"] * 30
-    store = lines_job(tmp_path, [*copies, *PLAIN[1:4]], decontaminate=[{"path": evals}])
-    assert texts_in(store) == PLAIN[1:4]
-    assert drops_by_stage(store.path) == {"dedup": {"duplicate": 29}, "decontaminate": {"contaminated": 1}}
 
 
 def test_validation_sets_are_used_whole(tmp_path: Path) -> None:
@@ -219,24 +167,6 @@ def test_every_near_duplicate_is_like_a_document_of_the_store(tmp_path: Path, se
     assert tree_bytes(two.path) == tree_bytes(store.path)
 
 
-@pytest.mark.parametrize("action", first_quick(["drop", "report"]))
-def test_bytes_are_equal_for_any_workers_and_without_dedup(
-    tmp_path: Path, action: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One process, several, small units, small budgets. The workers are forked: none loads for itself."""
-    caplog.set_level(logging.INFO, "milldam.run")
-    evals = write_evals(tmp_path / "evals.jsonl")
-    texts = [f"{text} {number}" for number in range(80) for text in planted()]
-    path = write_lines(tmp_path / "corpus.jsonl", texts)
-    rules = {"decontaminate": [{"path": evals, "action": action}], "shard_size": "100KB", "dedup": "off"}
-    one = milldam.preprocess(config_of(tmp_path / "one", path, **rules))
-    two = milldam.preprocess(config_of(tmp_path / "two", path, **rules | {"workers": 2, "memory": "500MB"}))
-    assert len(one.manifest.shards) > 5
-    assert tree_bytes(one.path) == tree_bytes(two.path)
-    assert len(findings(one.path)) == 80 * 12
-    assert "not forked" not in caplog.text
-
-
 def test_a_changed_evaluation_set_costs_what_it_changes(tmp_path: Path) -> None:
     """Only units of which something else is removed are made again; the bytes are those of a fresh run."""
     evals = write_evals(tmp_path / "evals.jsonl", QUESTIONS[:2])
@@ -294,26 +224,6 @@ def test_what_can_not_be_meant_is_refused(tmp_path: Path) -> None:
     for name, value in {"ngram": 1, "action": "remove", "min_share": 2}.items():
         with pytest.raises(ConfigError, match=name):
             lines_job(tmp_path, PLAIN, decontaminate=[{"path": evals, name: value}])
-
-
-def test_evaluation_sets_that_the_budget_does_not_hold_are_refused(tmp_path: Path) -> None:
-    """Before anything is made, with the smallest budget that would do."""
-    evals = write_evals(tmp_path / "evals.jsonl", [" ".join(map(str, range(k, k + 10**5))) for k in range(20)])
-    with pytest.raises(milldam.ResourceError, match="too small for evaluation sets"):
-        lines_job(tmp_path, PLAIN, decontaminate=[{"path": evals}], memory="200MB")
-
-
-def test_a_finished_store_says_that_it_was_made_without(tmp_path: Path) -> None:
-    """And nothing of what did not change."""
-    evals = write_evals(tmp_path / "evals.jsonl")
-    path = write_lines(tmp_path / "corpus.jsonl", planted())
-    config = write_config(tmp_path / "config.yaml", config_of(tmp_path / "out", path))
-    run_here("preprocess", config)
-    refused = run_here("preprocess", config, "--decontaminate", evals, code=2).stderr.splitlines()
-    assert refused[1:-1] == ["  decontaminate: given (made without)"]
-    write_lines(path, planted(10)[:5])
-    refused = run_here("preprocess", config, "--decontaminate", evals, code=2).stderr
-    assert "input: 1 file, " in refused and "(made from 1 file, " in refused
 
 
 def test_a_store_is_looked_through_by_any_workers_alike(

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.kit.jobs import (
-    TOKENIZER,
     invoke,
-    kill_group,
-    recorded,
     run_milldam,
     set_aside,
-    started,
-    wait_until,
     write_lines,
 )
 from tests.kit.preprocess_jobs import (
@@ -24,7 +18,6 @@ from tests.kit.preprocess_jobs import (
     assert_holds,
     config_of,
     fresh_texts,
-    giant_text,
     preprocess,
     texts_in,
     tree_bytes,
@@ -33,7 +26,7 @@ from tests.kit.preprocess_jobs import (
 from tests.kit.quick import first_quick
 
 import milldam
-from milldam import ConfigError, StoreError
+from milldam import ConfigError
 
 OLD, NEW = fresh_texts(60), fresh_texts(60, 1)
 
@@ -97,23 +90,6 @@ def test_texts_are_compared_as_the_index_was_made(tmp_path: Path) -> None:
         compared(tmp_path / "b", ["one"], tmp_path / "seen")
 
 
-@pytest.mark.slow
-def test_a_giant_document_is_known_by_all_of_it(tmp_path: Path) -> None:
-    """One that differs in its last character stays; one that a filter would drop by its head is counted as seen."""
-    giant = giant_text(20_000_000)
-    data = write_lines(tmp_path / "old.jsonl", [giant, "small"])
-    preprocess(tmp_path / "old", data, dedup={"index": tmp_path / "seen"})
-    texts = ["first", giant, f"{giant}.", "small", "last"]
-    store = compared(tmp_path / "out", texts, tmp_path / "seen", write_dropped=True)
-    assert_holds(store, ["first", f"{giant}.", "last"])
-    assert_flow(store.path, {"dedup": {"seen_before": 2}})
-    assert all(one["duplicate_of"]["run"] for one in set_aside(store.path, "dropped"))
-    (tmp_path / "short.py").write_text("def judge(text):\n    return 'long' if len(text) > 100 else True\n")
-    filters = {"function": f"{tmp_path}/short.py:judge"}
-    filtered = compared(tmp_path / "filtered", tmp_path / "out.jsonl", tmp_path / "seen", filters=filters)
-    assert_flow(filtered.path, {"dedup": {"seen_before": 2}, "filter": {"long": 1}})
-
-
 def test_validation_sets_stay_whole_and_prompts_can_be_compared(tmp_path: Path, seen: Path) -> None:
     """As with every other dedup."""
     held_out = write_lines(tmp_path / "val.jsonl", OLD[:5])
@@ -143,26 +119,6 @@ def grow(tmp_path: Path, index: Path) -> None:
     preprocess(tmp_path / "late", write_lines(tmp_path / "late.jsonl", NEW[:30]), dedup={"index": index})
 
 
-@pytest.mark.slow
-def test_a_killed_run_goes_on_with_the_index_as_it_was(tmp_path: Path, seen: Path) -> None:
-    """What the index gained meanwhile is never seen, nor does a finished store go out of date by it."""
-    texts = [text for pair in zip(NEW, OLD, strict=True) for text in pair] * 100
-    data, index = write_lines(tmp_path / "corpus.jsonl", texts), {"method": "index", "index": seen}
-    # The slow encoder leaves time to be killed in.
-    slow = {"path": TOKENIZER, "encoder": "huggingface"}
-    options: dict[str, Any] = {"dedup": index, "shard_size": "100KB", "workers": 2, "tokenizer": slow}
-    reference = tree_bytes(preprocess(tmp_path / "reference", data, **options).path)
-    config = write_config(tmp_path / "config.json", config_of(tmp_path / "out", data, **options))
-    with started("preprocess", config) as process:
-        wait_until(lambda: recorded(tmp_path / "out") > 0, process)
-        kill_group(process)
-    grow(tmp_path, seen)
-    run_milldam("preprocess", config)
-    assert tree_bytes(tmp_path / "out") == reference
-    assert "up to date" in run_milldam("preprocess", config).stdout
-    assert not list((tmp_path / "out/run/index").glob("*.hashes"))
-
-
 def test_changed_input_and_overwrite_take_the_index_as_it_is_now(tmp_path: Path, seen: Path) -> None:
     """All units are then made against it; input that did not change is not."""
     data = tmp_path / "data"
@@ -180,29 +136,6 @@ def test_changed_input_and_overwrite_take_the_index_as_it_is_now(tmp_path: Path,
         json.loads((tmp_path / "out/run/index/index-runs.json").read_text())["runs"][0]["id"],
     )
     assert OLD[0] in texts_in(compared(tmp_path / "out", data, seen, overwrite=True))
-
-
-def test_a_lost_shard_can_not_be_made_again_from_another_index(tmp_path: Path, seen: Path) -> None:
-    """Rather an error than a store of two minds; with the index as it was, it is mended."""
-    store = compared(tmp_path / "out", [*NEW[:20], *OLD[:5]], seen)
-    whole = tree_bytes(store.path)
-    shard = next(store.path.glob("*.bin"))
-    shard.unlink()
-    assert tree_bytes(compared(tmp_path / "out", tmp_path / "out.jsonl", seen).path) == whole
-    shard.unlink()
-    grow(tmp_path, seen)
-    with pytest.raises(StoreError, match="no longer as it was when the run was planned"):
-        compared(tmp_path / "out", tmp_path / "out.jsonl", seen)
-
-
-def test_another_index_is_not_taken_for_the_one_that_was_planned(tmp_path: Path, seen: Path) -> None:
-    """Where it lies is no setting: a copy gives the same store, another one another."""
-    store = compared(tmp_path / "out", [*NEW[:20], *OLD], seen)
-    before = tree_bytes(store.path)
-    shutil.copytree(seen, tmp_path / "copy")
-    assert tree_bytes(compared(tmp_path / "out", tmp_path / "out.jsonl", tmp_path / "copy").path) == before
-    preprocess(tmp_path / "x", write_lines(tmp_path / "x.jsonl", NEW[:5]), dedup={"index": tmp_path / "other"})
-    assert texts_in(compared(tmp_path / "out", tmp_path / "out.jsonl", tmp_path / "other")) == [*NEW[5:20], *OLD]
 
 
 # ---- what is refused ----

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from tests.kit.jobs import demo_texts, set_aside, write_lines
+from tests.kit.jobs import demo_texts, set_aside
 from tests.kit.preprocess_jobs import lines_job, make_words, preprocess, summary_of, texts_in
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -62,17 +61,6 @@ def test_a_near_duplicate_names_a_document_that_stays_and_its_true_similarity(co
     assert removals.false_names(corpus.truth()) == []
 
 
-def test_the_judge_finds_what_is_wrong(quality: Any, corpus: Any) -> None:
-    """Removing every member of a chain but the first is wrong; removing nothing misses all."""
-    truth = corpus.truth()
-    kinds = np.array([one.kind for one in corpus.documents])
-    kept = np.ones(len(kinds), bool)
-    kept[np.flatnonzero(kinds == "chain in order")[1:]] = False
-    assert quality.judge(truth, kept).wrong > 10
-    nothing = quality.judge(truth, np.ones(len(kinds), bool))
-    assert nothing.recall == 0 and nothing.missed > 100
-
-
 # ---- to look at ----
 
 
@@ -108,29 +96,3 @@ def test_a_template_that_takes_a_share_of_the_corpus_is_warned_of(tmp_path: Path
     assert [warning.partition(" are")[0] for warning in warnings] == ["150 documents (75 % of the corpus)"]
     assert "2 stay" in warnings[0] and "corpus.jsonl, line 1" in warnings[0]
     assert len(texts_in(tmp_path / "out")) == 52
-
-
-def test_a_corpus_without_templates_is_not_warned_of(store: Path, tmp_path: Path) -> None:
-    """Few copies, or none."""
-    rng = random.Random("no template")
-    texts = [make_words(rng, 60) for _ in range(40)]
-    lines_job(tmp_path, [*texts, *(f"{text} end" for text in texts)], dedup="near")
-    assert summary_of(tmp_path / "out")["near"]["dropped"] == 40
-    assert not summary_of(tmp_path / "out")["warnings"]
-    assert summary_of(store)["warnings"]
-
-
-def test_texts_of_units_that_were_done_before_are_not_read_again(tmp_path: Path) -> None:
-    """The figures and places are told all the same."""
-    rng = random.Random("again")
-    texts = [make_words(rng, 1000) for _ in range(20)]
-    (tmp_path / "corpus").mkdir()
-    write_lines(tmp_path / "corpus" / "a.jsonl", [*texts, *(f"{text} end" for text in texts[:10])])
-    settings = {"dedup": "near", "shard_size": "300KB"}
-    preprocess(tmp_path / "out", tmp_path / "corpus", **settings)
-    write_lines(tmp_path / "corpus" / "b.jsonl", [make_words(rng, 40_000)])
-    preprocess(tmp_path / "out", tmp_path / "corpus", **settings)
-    summary = summary_of(tmp_path / "out")
-    assert summary["reused"] == 1
-    shown = [pair[side] for pair in summary["near"]["worst"] for side in ("dropped", "kept")]
-    assert [(side["text"], side["line"] > 0) for side in shown] == [(None, True)] * 20

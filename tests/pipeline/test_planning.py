@@ -6,11 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.kit.jobs import invoke, write_lines
 from tests.kit.preprocess_jobs import config_of, fresh_texts, preprocess, write_config
-
-import milldam
 
 
 def plan_of(config: Path) -> dict[str, Any]:
@@ -19,14 +16,14 @@ def plan_of(config: Path) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def test_a_dry_run_is_the_plan(tmp_path: Path) -> None:
-    """The same text, and no folder; --json gives the same numbers."""
+def test_a_plan_makes_nothing(tmp_path: Path) -> None:
+    """Text or JSON, and no folder."""
     path = write_lines(tmp_path / "a.jsonl", fresh_texts(200))
     config = write_config(tmp_path / "c.yaml", config_of(tmp_path / "out", path))
-    planned, dry = invoke("plan", config), invoke("preprocess", config, "--dry-run")
-    assert planned.exit_code == dry.exit_code == 0 and not (tmp_path / "out").exists()
-    for word in ("1 unit", "Stages: ", "are free", "Memory: at least", "(new)"):
-        assert word in planned.stdout and word in dry.stdout
+    planned = invoke("plan", config)
+    assert planned.exit_code == 0 and not (tmp_path / "out").exists()
+    for word in ("1 unit", "Stages: ", "are free", "Least memory: ", "(new;"):
+        assert word in planned.stdout
     as_json = plan_of(config)
     assert as_json["plan"]["units"] == 1 and 0 < as_json["disk"]["store_bytes"] <= as_json["disk"]["most_bytes"]
 
@@ -55,19 +52,8 @@ def test_the_plan_knows_what_is_in_the_folder(tmp_path: Path) -> None:
     preprocess(tmp_path / "out", path, dedup="off")
     before = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*")}
     assert "up to date" in invoke("plan", config).stdout
-    other = invoke("preprocess", config, "--dry-run", "--set", "seed=3")
+    other = invoke("plan", config, "--set", "seed=3")
     assert other.exit_code == 2 and "seed" in other.stderr
-    replaced = invoke("preprocess", config, "--dry-run", "--set", "seed=3", "--overwrite")
+    replaced = invoke("plan", config, "--set", "seed=3", "--set", "overwrite=true")
     assert replaced.exit_code == 0, replaced.stderr
     assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*")}
-
-
-def test_an_empty_input_has_a_plan_or_an_error(tmp_path: Path) -> None:
-    """No division by nothing."""
-    path = tmp_path / "a.txt"
-    path.write_text("")
-    config = write_config(tmp_path / "c.yaml", config_of(tmp_path / "out", path))
-    done = invoke("plan", config)
-    assert done.exit_code in (0, 3) and "Traceback" not in done.output
-    with pytest.raises(milldam.MilldamError):
-        preprocess(tmp_path / "out", path)

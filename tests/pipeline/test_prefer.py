@@ -12,22 +12,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.kit.chat_jobs import write_template
-from tests.kit.jobs import TOKENIZER, invoke
+from tests.kit.jobs import TOKENIZER
 from tests.kit.preprocess_jobs import (
     cleaned,
-    config_of,
     fresh_texts,
     preprocess,
     summary_of,
     texts_in,
     tokenizer,
-    tree_bytes,
-    write_config,
 )
 from tests.kit.quick import first_quick
 
 import milldam
-from milldam.errors import InputError, MismatchError
+from milldam.errors import InputError
 
 BY_SCORE: dict[str, Any] = {"near": {"prefer": {"field": "score"}}}
 CLUSTERS = 25
@@ -119,17 +116,6 @@ def test_what_stays_is_the_plain_choice_in_every_format(tmp_path: Path, ending: 
     assert f"{without} of {there + without} documents have none and give way" in report
 
 
-def test_the_result_is_the_same_for_any_workers_and_memory(tmp_path: Path) -> None:
-    """And the lowest stays where that is asked for."""
-    rows = make_rows(2, clusters=100)
-    near = {"near": {"prefer": {"field": "score", "order": "lowest"}}}
-    path = write_rows(tmp_path / "rows.jsonl", rows)
-    one = preprocess(tmp_path / "one", path, dedup=near, shard_size="100KB")
-    assert texts_in(one) == chosen(rows, sign=-1)
-    preprocess(tmp_path / "three", path, dedup=near, shard_size="100KB", workers=3, memory="600MB")
-    assert tree_bytes(tmp_path / "one") == tree_bytes(tmp_path / "three")
-
-
 def test_the_latest_date_stays(tmp_path: Path) -> None:
     """Zones and precisions are compared as moments; what is no date comes last."""
     text = fresh_texts(1, words=(150, 200))[0]
@@ -178,16 +164,6 @@ def test_filters_and_samples_leave_every_document_its_value(tmp_path: Path) -> N
     assert texts_in(some) == chosen(rows[7:31])
 
 
-def test_what_earlier_runs_kept_stays_whatever_its_value(tmp_path: Path) -> None:
-    """The index knows texts, and no values."""
-    text = fresh_texts(1, words=(150, 200))[0]
-    near = BY_SCORE | {"index": str(tmp_path / "seen")}
-    preprocess(tmp_path / "one", write_rows(tmp_path / "a.jsonl", [Row(0, text, 1)]), dedup=near)
-    rows = [Row(0, f"{text} better", 9), Row(1, "something else", None)]
-    store = preprocess(tmp_path / "two", write_rows(tmp_path / "b.jsonl", rows), dedup=near)
-    assert texts_in(store) == ["something else"]
-
-
 def test_conversations_stay_by_a_field_beside_them(tmp_path: Path) -> None:
     """Of records that are rejected or not rendered, no value goes to another."""
     texts = fresh_texts(12, words=(150, 200))
@@ -224,39 +200,4 @@ def test_a_field_without_a_value_anywhere_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "milldam.json").exists()
 
 
-def test_another_field_or_order_is_another_store(tmp_path: Path) -> None:
-    """Refused without overwrite, by the command line too; the plan says what stays."""
-    path = write_rows(tmp_path / "rows.jsonl", make_rows(3))
-    config = write_config(tmp_path / "c.yaml", config_of(tmp_path / "out", path, dedup=BY_SCORE))
-    done = invoke("preprocess", config)
-    assert done.exit_code == 0 and 'Near-duplicates: the highest number in "score" stays' in done.stderr
-    assert 'Near-duplicates: the highest number in "score" stays;' in done.stdout
-    for change in ("order=lowest", "field=id"):
-        refused = invoke("preprocess", config, "--set", f"dedup.near.prefer.{change}")
-        assert refused.exit_code and f"dedup.near.prefer.{change.partition('=')[0]}" in refused.stderr
-    with pytest.raises(MismatchError, match=r"dedup\.near\.prefer"):
-        preprocess(tmp_path / "out", path, dedup={"near": {"prefer": "longest"}})
-    assert invoke("preprocess", config, "--set", "dedup.near.prefer.order=lowest", "--overwrite").exit_code == 0
-
-
 # ---- killed, and updated ----
-
-
-def test_a_file_more_costs_its_units(tmp_path: Path) -> None:
-    """And the result is that of a run from nothing."""
-    (tmp_path / "in").mkdir()
-    rows = [make_rows(seed, clusters=100) for seed in (4, 4, 5)]
-    for number, some in enumerate(rows[:2]):
-        write_rows(tmp_path / "in" / f"{number}.jsonl", some)
-    settings = {"dedup": BY_SCORE, "shard_size": "100KB"}
-    preprocess(tmp_path / "out", tmp_path / "in", **settings)
-    prints = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out" / "run" / "prints").iterdir()}
-    assert sum(name.startswith("preferences") for name in prints) > 2
-    write_rows(tmp_path / "in" / "2.jsonl", rows[2])
-    store = preprocess(tmp_path / "out", tmp_path / "in", **settings)
-    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out" / "run" / "prints").iterdir()}
-    assert prints.items() <= after.items() and len(after) > len(prints)
-    fresh = preprocess(tmp_path / "fresh", tmp_path / "in", **settings)
-    assert tree_bytes(store.path) == tree_bytes(fresh.path)
-    # All the documents are counted, also those of units that were not read again.
-    assert summary_of(store.path)["near"]["prefer"] == summary_of(fresh.path)["near"]["prefer"]

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import shutil
-import threading
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.jobs import TOKENIZER, invoke, set_aside, started, store_bytes, write_lines
+from tests.kit.jobs import TOKENIZER, invoke, set_aside, started, write_lines
 from tests.kit.preprocess_jobs import (
-    assert_flow,
     assert_holds,
     cleaned,
     config_of,
@@ -23,7 +19,6 @@ from tests.kit.preprocess_jobs import (
     giant_text,
     kept_of,
     lines_job,
-    make_words,
     preprocess,
     summary_of,
     texts_in,
@@ -36,7 +31,7 @@ from tests.kit.preprocess_jobs import (
 )
 
 import milldam
-from milldam.errors import ConfigError, InputError, MismatchError, ResourceError
+from milldam.errors import InputError, MismatchError
 
 # ---- exact dedup ----
 
@@ -79,14 +74,6 @@ def test_exact_dedup_keeps_what_a_set_keeps(mixture: tuple[list[Any], list[str]]
     assert dropped["dedup"] == {"duplicate": len(texts) - blank - len(expected)}
     # Blank lines of a text file are no documents at all.
     assert dropped["clean"] == {"empty": blank - lines}
-
-
-def test_bloom_of_a_slice_that_begins_inside_a_unit(tmp_path: Path) -> None:
-    """Rows that are not wanted take no part."""
-    texts = texts_with_copies(300)
-    write_lines(tmp_path / "a.jsonl", texts)
-    store = preprocess(tmp_path / "s", [{"path": tmp_path / "a.jsonl", "split": "train[100:250]"}], dedup="bloom")
-    assert_holds(store, kept_of(texts[100:250]))
 
 
 def changed(text: str, seed: int = 0) -> str:
@@ -214,21 +201,6 @@ def test_near_duplicates_of_earlier_runs_are_dropped(tmp_path: Path) -> None:
     assert drops_by_stage(store.path)["dedup"] == {"seen_before": 31}
     assert summary_of(store.path)["near"]["seen_before"] == 30
     assert_holds(indexed(tmp_path, "d", [changed(chain[2]), changed(old[3], 1), "new"], dedup=near), ["new"])
-
-
-@pytest.mark.slow
-def test_overwriting_with_more_data_does_not_eat_its_own(tmp_path: Path) -> None:
-    """What the folder held before is not seen; what others hold is."""
-    old, other, more = fresh_texts(100, 1), fresh_texts(50, 2), fresh_texts(60, 3)
-    indexed(tmp_path, "a", old)
-    indexed(tmp_path, "b", [*old[:10], *other])
-    write_lines(tmp_path / "a.jsonl", [*old, *more, *other])
-    store = indexed(tmp_path, "a", [], overwrite=True)
-    assert_holds(store, [*old, *more])
-    assert len(indexed_runs(tmp_path)) == 2
-    # What the first run of the folder had is still known, by the second.
-    late = indexed(tmp_path, "late", [*old, *other, *more, "new"])
-    assert texts_in(late) == ["new"]
 
 
 def test_a_removed_run_is_forgotten(tmp_path: Path) -> None:
@@ -360,30 +332,6 @@ def judge(text):
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_functions_from_a_module_in_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
-    """A user's cleaning and filter run in every worker, and their reasons are counted."""
-    monkeypatch.chdir(tmp_path)
-    Path(f"mine{workers}.py").write_text(FUNCTIONS)
-    kinds = ["a secret {}", "no {}", "b {}", "r {}", "c crash {}", "d boom {}"]
-    texts = [kinds[number % 6].format(text) for number, text in enumerate(fresh_texts(1800))]
-    settings: dict[str, Any] = {
-        "clean": {"function": f"mine{workers}:clean"},
-        "filters": {"function": f"mine{workers}:judge"},
-    }
-    store = lines_job(tmp_path, texts, workers=workers, shard_size="100KB", **settings)
-    assert_holds(store, [text.replace("secret", "***") for text in texts if text.startswith("a ")])
-    assert_flow(
-        store.path,
-        {
-            "clean": {"dropped_by_clean": 300, "error_in_clean_function": 300},
-            "filter": {"dropped_by_filter": 300, "looks_rude": 300, "error_in_filter_function": 300},
-        },
-    )
-
-
 def test_an_edited_function_is_another_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store of the old function is refused, not reused; --overwrite makes it by the new one."""
     monkeypatch.chdir(tmp_path)
@@ -413,107 +361,10 @@ def test_filters_by_characters_and_tokens(tmp_path: Path) -> None:
     assert len(dropped["filter"]) == 2 and len(dropped["encode"]) == 2
 
 
-def test_quality_rules_are_wired(tmp_path: Path) -> None:
-    """C4 and Gopher drop lorem ipsum, braces and repetition."""
-    good = "\n".join(f"{make_words(random.Random(k), 12)}." for k in range(9))
-    texts = [good, f"{good} lorem ipsum.", f"{good} {{", "short."]
-    store = lines_job(tmp_path, texts, filters={"c4": True}, dedup="off")
-    assert texts_in(store) == [good]
-    repeated = "\n".join(["This is a line that ends as it should."] * 30)
-    again = lines_job(tmp_path, [good, repeated], "r", filters={"gopher_repetition": {}}, dedup="off")
-    assert texts_in(again) == [good] and sum(drops_by_stage(again.path)["filter"].values()) == 1
-
-
 # ---- packing ----
 
 
-@pytest.mark.parametrize("strategy", ["wrapped", "best_fit"])
-def test_rows_are_written_and_made_again_when_they_are_gone(tmp_path: Path, strategy: str) -> None:
-    """No token is lost, rows have one length, boundaries are those of documents; up to date means untouched."""
-    import numpy as np
-
-    from milldam.packing.rows import read_boundaries
-
-    packing = {"strategy": strategy, "write": True, "pad_last": strategy == "wrapped"}
-    texts = fresh_texts(200)
-    settings: dict[str, Any] = {"packing": packing, "seq_len": 64, "splits": {"val": 0.2}, "dedup": "off"}
-    store = lines_job(tmp_path, texts, **settings)
-    rows = milldam.open(store.path / "packed")
-    for split in ("train", "val"):
-        row_store, documents = milldam.open(rows.path, split=split), milldam.open(store.path, split=split)
-        found = Counter[tuple[int, ...]]()
-        flat = np.concatenate([np.fromfile(path, "uint16") for path in sorted(rows.path.glob(f"{split}-*.bin"))])
-        assert len(flat) == 64 * len(row_store)
-        edges = read_boundaries(row_store, 0, len(row_store)).cu_seqlens.tolist()
-        pieces = [tuple(flat[start:stop].tolist()) for start, stop in itertools.pairwise(edges)]
-        if strategy == "wrapped":
-            joined = [token for piece in pieces for token in piece]
-            whole = [token for document in documents for token in document.tolist()]
-            assert joined[: len(whole)] == whole and set(joined[len(whole) :]) <= {0}
-        else:
-            found.update(pieces)
-            wanted: Counter[tuple[int, ...]] = Counter()
-            for document in documents:
-                ids = document.tolist()
-                wanted.update(tuple(ids[at : at + 64]) for at in range(0, len(ids), 64))
-            assert not wanted - found
-            assert all(set(piece) == {0} for piece in found - wanted)
-        figures = summary_of(store.path)["packing"][split]
-        assert figures["rows"] == len(row_store) and figures["tokens"] + figures["tail"] == documents.tokens
-    before = tree_bytes(store.path)
-    times = {path: path.stat().st_mtime_ns for path in rows.path.iterdir()}
-    lines_job(tmp_path, texts, **settings)
-    assert times == {path: path.stat().st_mtime_ns for path in rows.path.iterdir()}
-    shutil.rmtree(store.path / "packed")
-    lines_job(tmp_path, texts, **settings)
-    assert tree_bytes(store.path) == before
-
-
-def test_packing_that_is_not_written_leaves_figures(tmp_path: Path) -> None:
-    """Rows are made when the store is read; the summary says what they will be like."""
-    store = lines_job(tmp_path, fresh_texts(50), packing="best_fit", seq_len=32, dedup="off")
-    assert not (store.path / "packed").exists()
-    figures = summary_of(store.path)["packing"]["train"]
-    assert figures["tokens"] == store.tokens and 0.8 < figures["efficiency"] <= 1
-
-
-def test_other_rows_are_made_from_the_same_store(tmp_path: Path) -> None:
-    """Packing is no part of the store: asked for otherwise, the rows alone are made anew."""
-    texts = fresh_texts(60)
-    store = lines_job(tmp_path, texts, packing={"write": True}, seq_len=16, dedup="off")
-    before = store_bytes(store.path)
-    lines_job(tmp_path, texts, packing={"write": True, "strategy": "best_fit"}, seq_len=32, dedup="off")
-    assert store_bytes(store.path) == before
-    rows = milldam.open(store.path / "packed")
-    assert {len(row) for row in rows} == {32} and rows.tokens >= store.tokens
-
-
 # ---- up to date, or refused ----
-
-
-@pytest.mark.parametrize(
-    ("changed", "key"),
-    [
-        ({"seed": 1}, "seed"),
-        ({"dedup": "near"}, r"dedup\.near\.threshold"),
-        ({"clean": {"whitespace": True}}, r"clean\.whitespace"),
-        ({"filters": {"min_tokens": 3}}, r"filters\.min_tokens"),
-        ({"splits": {"val": 0.1}}, r"splits\.val"),
-        ({"write_dropped": True}, "write_dropped"),
-        ({"invalid_utf8": "reject"}, "invalid_utf8"),
-    ],
-)
-def test_a_changed_setting_is_refused_by_its_dotted_key(unchanged: Path, changed: dict[str, Any], key: str) -> None:
-    """What was made from other settings is never taken for this job's, nor replaced unasked."""
-    with pytest.raises(MismatchError, match=rf"(?m)^\s+{key}: "):
-        lines_job(unchanged, ["one", "two"], **changed)
-
-
-@pytest.fixture(scope="module")
-def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("unchanged")
-    lines_job(folder, ["one", "two"])
-    return folder
 
 
 # ---- errors ----
@@ -529,48 +380,6 @@ def test_nothing_left_names_the_stages(tmp_path: Path) -> None:
         lines_job(tmp_path, ["aa", "bb"], "tokens", filters={"min_tokens": 500}, dedup="off")
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"dedupp": "exact"}, 'Did you mean "dedup"'),
-        ({"dedup": {"normalise": True}}, 'Did you mean "normalize"'),
-        ({"filters": {"min_token": 3}}, 'Did you mean "min_tokens"'),
-        ({"datasets": "missing.jsonl"}, "missing.jsonl"),
-        ({"validation": "missing.jsonl"}, "missing.jsonl"),
-        ({"tokenizer": "missing/tokenizer.json"}, "missing/tokenizer.json"),
-        ({"packing": "wrapped"}, "seq_len"),
-        ({"memory": "20MB"}, "at least --memory "),
-        ({"splits": {"val": 1.5}}, "val"),
-        ({"splits": {"train": 0.5}}, "train"),
-        ({"filters": {"function": "nope_not_here:f"}}, "nope_not_here"),
-    ],
-)
-def test_what_is_wrong_is_said_before_the_folder_is_touched(
-    tmp_path: Path, wrong: dict[str, Any], message: str
-) -> None:
-    """A few lines, exit code 2, 3 or 4, no traceback, and no folder."""
-    write_lines(tmp_path / "a.jsonl", ["a"])
-    config = write_config(tmp_path / "c.yaml", config_of(tmp_path / "deep" / "out", tmp_path / "a.jsonl") | wrong)
-    for command in (("preprocess",), ("plan",)):
-        done = invoke(*command, config)
-        assert done.exit_code in (2, 3, 4), (command, done.output, done.exception)
-        assert message in done.stderr, command
-        assert done.stdout == ""
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "c.yaml"], command
-
-
-def test_a_disk_that_is_too_small_is_refused_beforehand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job says what it needs and what is free, and leaves no folder."""
-    free = type("Usage", (), {"total": 10**9, "used": 0, "free": 1000})
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
-    with pytest.raises(ResourceError, match=r"Not enough disk.*1 KB are free"):
-        lines_job(tmp_path, fresh_texts(200))
-    assert not (tmp_path / "out").exists()
-    config = write_config(tmp_path / "c.yaml", config_of(tmp_path / "out", tmp_path / "corpus.jsonl"))
-    planned = invoke("plan", config)
-    assert planned.exit_code == 4 and "Not enough disk" in planned.stderr
-
-
 # ---- the report and the library ----
 
 
@@ -580,21 +389,6 @@ def test_tokenizer_path_is_not_the_result(tmp_path: Path) -> None:
     copy = tmp_path / "copy.json"
     copy.write_bytes(TOKENIZER.read_bytes())
     assert lines_job(tmp_path, ["one"], tokenizer=copy).fingerprint == store.fingerprint
-
-
-def test_two_jobs_at_a_time_in_threads(tmp_path: Path) -> None:
-    """The library does not mind two jobs at once in one program."""
-    stores: dict[int, milldam.Store] = {}
-
-    def work(number: int) -> None:
-        stores[number] = lines_job(tmp_path / str(number), fresh_texts(100, number))
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [texts_in(stores[number]) for number in range(2)] == [fresh_texts(100, number) for number in range(2)]
 
 
 # ---- combinations ----
@@ -630,34 +424,3 @@ def test_what_is_not_sampled_makes_no_duplicate(tmp_path: Path) -> None:
     store = preprocess(tmp_path / "out", [{"path": all_of_them, "weight": 0.2}, {"path": some}])
     assert set(texts[:50]) <= set(texts_in(store))
     assert len(set(texts_in(store))) == len(store)
-
-
-def test_empty_documents_are_no_duplicates(tmp_path: Path) -> None:
-    """They have a reason of their own, here and in the figures of dedup."""
-    store = lines_job(tmp_path, ["a", "", " ", "b"], write_dropped=True)
-    assert drops_by_stage(store.path) == {"clean": {"empty": 2}}
-    assert all("duplicate_of" not in one for one in set_aside(store.path, "dropped"))
-    assert summary_of(store.path)["dedup"]["dropped"] == 0
-
-
-def test_the_flow_adds_up_under_a_limit(tmp_path: Path) -> None:
-    """What lies behind the limit was not taken."""
-    store = lines_job(tmp_path, [*fresh_texts(80), *fresh_texts(10)], limit=20)
-    assert len(store) == 20 and summary_of(store.path)["flow"][-1]["documents_out"] == 20
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"limit": 5, "validation": "v.jsonl"}, "limit: would count validation"),
-        ({"limit": 5, "dedup": {"index": "seen"}}, "limit: dedup.index would record documents that are left out"),
-        ({"datasets": [{"path": "-", "weight": 2}], "dedup": "off"}, "weight: reads the input twice"),
-        ({"datasets": [{"path": "-", "max_documents": 2}], "dedup": "off"}, "max_documents: reads the input twice"),
-        ({"datasets": [{"path": "a.jsonl", "max_tokens": 0}]}, "max_tokens: must be at least 1"),
-        ({"datasets": [{"path": "a.jsonl", "max_documents": 0}]}, "max_documents: must be at least 1"),
-    ],
-)
-def test_what_can_not_go_together_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
-    """Before anything is looked at."""
-    with pytest.raises(ConfigError, match=message):
-        preprocess(tmp_path / "out", settings.pop("datasets", "a.jsonl"), **settings)

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kit.preprocess_jobs import assert_holds, fresh_texts, lines_job, preprocess, texts_in, write_parquet
 
-import milldam
 from milldam.pipeline.judging import SAMPLE, SPLIT, below, content_keys, split_numbers
 
 SHARES = st.lists(st.floats(1e-6, 0.9), min_size=1, max_size=4).filter(lambda shares: sum(shares) < 0.999)
@@ -108,9 +107,3 @@ def test_equal_documents_go_together(tmp_path: Path) -> None:
     texts = fresh_texts(200)
     store = lines_job(tmp_path, texts * 2, splits={"val": 0.5}, dedup="off", shard_size="100KB")
     assert not set(texts_in(store, "val")) & set(texts_in(store, "train"))
-
-
-def test_a_split_that_no_document_falls_into(tmp_path: Path) -> None:
-    """It is not there, and that is no error."""
-    store = lines_job(tmp_path, ["one", "two"], splits={"val": 1e-12}, dedup="off")
-    assert store.splits == ("train",) and len(milldam.open(store.path)) == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import dataclasses
-import fcntl
 import gzip
 import json
 import lzma
@@ -13,15 +12,12 @@ import re
 import shutil
 import subprocess
 import sys
-import termios
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from tests.kit.jobs import (
     DEMO,
@@ -38,9 +34,7 @@ from tests.kit.jobs import (
     run_here,
     run_milldam,
     set_aside,
-    small_disk,
     store_bytes,
-    wait_until,
     write_corpus,
     write_lines,
 )
@@ -48,7 +42,7 @@ from tests.kit.quick import first_quick
 from tests.kit.token_stores import shard_file
 
 import milldam
-from milldam.errors import ConfigError, InputError, MilldamError, MismatchError, ResourceError
+from milldam.errors import ConfigError, InputError, MilldamError, ResourceError
 from milldam.stores.tokens.reader import Store
 from milldam.stores.verify import verify
 
@@ -114,24 +108,6 @@ def test_rejects_have_the_line_in_the_whole_file(corpus: Corpus, reference: Path
         assert "origin" not in reject
 
 
-@pytest.mark.parametrize(
-    ("workers", "memory"),
-    first_quick([(2, "512MB"), (1, "256MB"), (4, "4GB"), (1, "4GB"), (4, "256MB")]),
-)
-def test_workers_and_memory_do_not_change_a_byte(
-    corpus: Corpus, reference: Path, tmp_path: Path, workers: int, memory: str
-) -> None:
-    """Every file of the store, manifest and rejects included, is the same however the work was done."""
-    job = ["tokenize", corpus.path, "-o", tmp_path / "s", "--tokenizer", TOKENIZER, "--shard-size", "100KB", "--json"]
-    done = run_milldam(*job, "--workers", workers, "--memory", memory)
-    assert store_bytes(tmp_path / "s") == store_bytes(reference)
-    summary = json.loads(done.stdout)
-    assert summary["memory"]["peak"] < summary["memory"]["budget"]
-    assert leftovers(tmp_path / "s") == []
-    if memory == "4GB":
-        assert summary["workers"] == workers
-
-
 def test_a_script_without_main_guard_may_use_workers(corpus: Corpus, reference: Path, tmp_path: Path) -> None:
     """Workers are started so that a plain script that calls milldam is not run again in each of them."""
     script = tmp_path / "script.py"
@@ -175,13 +151,6 @@ def test_the_text_of_a_special_token_is_special_or_plain(tmp_path: Path, encoder
     assert [store.decode(document[:-1]) for document in store] == texts
 
 
-def test_documents_without_tokens_are_counted_as_empty(tmp_path: Path) -> None:
-    """An empty text is no document; it is counted, not kept as a lone EOS."""
-    store = tokenize(write_lines(tmp_path / "c.jsonl", ["a", "", "b", ""]), tmp_path / "s")
-    assert documents(store) == expected_ids(["a", "b"])
-    assert store.manifest.tally.reasons == {"empty": 2}
-
-
 # ---- limit ----
 
 
@@ -204,18 +173,6 @@ def test_limit_on_a_stream(tmp_path: Path) -> None:
 
 
 # ---- made already ----
-
-
-def test_a_second_run_leaves_a_finished_store_alone(tmp_path: Path, lines: Path) -> None:
-    """Nothing is written again when nothing has changed, whatever memory and workers are asked for."""
-    tokenize(lines, tmp_path / "s")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "s").iterdir() if path.is_file()}
-    again = invoke(*_job(lines, tmp_path / "s"), "--memory", "1GB", "--workers", 2)
-    assert again.exit_code == 0
-    tokens = milldam.open(tmp_path / "s").tokens
-    done = f"{tmp_path / 's'} is up to date: 5 documents, {tokens} tokens."
-    assert again.stdout == f'{done}\nText:   field "text"\n'
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "s").iterdir() if path.is_file()} == before
 
 
 def _job(inputs: Path, out: Path, *options: object) -> list[object]:
@@ -255,15 +212,6 @@ def test_other_settings_are_refused_by_name_until_overwritten(
     assert store_bytes(tmp_path / "s") == store_bytes(tmp_path / "fresh")
 
 
-def test_input_rewritten_at_the_same_size_is_read_again(tmp_path: Path, lines: Path) -> None:
-    """The time of modification counts: equal size is not equal content."""
-    tokenize(lines, tmp_path / "s")
-    time.sleep(0.01)
-    lines.write_bytes(lines.read_bytes().replace(b"mill", b"mall"))
-    before = documents(milldam.open(tmp_path / "s"))
-    assert documents(tokenize(lines, tmp_path / "s")) != before
-
-
 def test_input_that_moved_is_the_same_input(corpus: Corpus, reference: Path, tmp_path: Path) -> None:
     """Data in another folder is still the same data: a finished store is up to date, an unfinished one goes on."""
     for folder in ("one", "two", "three"):
@@ -281,47 +229,11 @@ def test_input_that_moved_is_the_same_input(corpus: Corpus, reference: Path, tmp
     assert list(verify(out)) == []
 
 
-def test_an_unfinished_run_is_refused_too_when_settings_changed(tmp_path: Path, lines: Path) -> None:
-    """Half a run of other settings is never gone on with."""
-    tokenize(lines, tmp_path / "s")
-    (tmp_path / "s" / "milldam.json").unlink()
-    with pytest.raises(MismatchError, match="holds an unfinished run that was started with other settings"):
-        tokenize(lines, tmp_path / "s", limit=2)
-
-
 def unfinish(out: Path, *files: tuple[int, str]) -> None:
     """Take the manifest and some files of shards away, as if the run had been killed before them."""
     for path in [shard_file(out, *one) for one in files]:
         path.unlink()
     (out / "milldam.json").unlink()
-
-
-def test_lost_shards_are_made_again_and_only_those(corpus: Corpus, reference: Path, tmp_path: Path) -> None:
-    """Going on after files were lost gives the same bytes, and keeps what was whole."""
-    out = tmp_path / "s"
-    tokenize(corpus.path, out, shard_size="100KB")
-    lost = {shard_file(out, number, "bin").stem for number in (3, 5, 7)}
-    os.truncate(shard_file(out, 5, "bin"), 10)
-    unfinish(out, (3, "bin"), (7, "idx"))
-    before = {path.name: path.stat().st_mtime_ns for path in out.glob("train-*")}
-    tokenize(corpus.path, out, shard_size="100KB")
-    assert store_bytes(out) == store_bytes(reference)
-    after = {path.name: path.stat().st_mtime_ns for path in out.glob("train-*")}
-    made = {name.split(".")[0] for name in after if after[name] != before.get(name)}
-    assert made == lost
-
-
-def test_a_killed_overwrite_goes_on_with_the_same_command(corpus: Corpus, tmp_path: Path) -> None:
-    """The same command resumes, with --overwrite in it too: finished units are not thrown away."""
-    out = tmp_path / "s"
-    tokenize(corpus.path, out, shard_size="100KB", eos="none")
-    tokenize(corpus.path, out, shard_size="100KB", overwrite=True)
-    kept = shard_file(out, 2, "bin")
-    unfinish(out, (3, "bin"))
-    before = kept.stat().st_mtime_ns
-    tokenize(corpus.path, out, shard_size="100KB", overwrite=True)
-    assert kept.stat().st_mtime_ns == before
-    assert list(verify(out)) == []
 
 
 def test_a_refused_overwrite_keeps_the_old_store(tmp_path: Path, lines: Path) -> None:
@@ -377,39 +289,6 @@ def test_standard_input_gives_the_documents_of_the_file(tmp_path: Path) -> None:
     assert documents(tmp_path / "s") == expected_ids(["one", "two", "three"])
 
 
-def test_standard_input_may_come_slowly_and_begin_with_a_long_line(tmp_path: Path) -> None:
-    """A writer that pauses in the first line is waited for; the line may be larger than a pipe holds at once."""
-    texts = ["word " * 60_000, "short"]
-    data = write_lines(tmp_path / "c.jsonl", texts).read_bytes()
-    job = [
-        "tokenize",
-        "-",
-        "-o",
-        tmp_path / "s",
-        "--tokenizer",
-        TOKENIZER,
-        "--input-format",
-        "jsonl",
-        "--memory",
-        "1GB",
-    ]
-    command = [MILLDAM, *map(str, job)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        process.stdin.write(data[:4])
-        process.stdin.flush()
-        assert wait_until(lambda: unread(process.stdin.fileno()) == 0)
-        time.sleep(0.3)
-        _, errors = process.communicate(data[4:])
-    assert process.returncode == 0, errors.decode()
-    assert documents(tmp_path / "s") == expected_ids(texts)
-
-
-def unread(pipe: int) -> int:
-    """Bytes in a pipe that its reader has not taken yet."""
-    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
-
-
 # ---- plain text ----
 
 
@@ -462,40 +341,7 @@ def test_a_giant_record_is_kept_within_the_budget(tmp_path: Path, kind: str) -> 
     assert texts == ["before", "giant" if "numbers" in kind else GIANT_TEXT, "after"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dictionary", first_quick([False, True]))
-def test_a_parquet_value_beyond_the_budget_is_refused_by_name_and_kept_with_what_it_takes(
-    tmp_path: Path, dictionary: bool
-) -> None:
-    """Before it is unpacked, and with the memory that will do."""
-    table = pa.table({"text": ["before", GIANT_TEXT, "after"]})
-    pq.write_table(table, tmp_path / "a.parquet", use_dictionary=dictionary)
-    job = ["tokenize", tmp_path / "a.parquet", "-o", tmp_path / "s", "--tokenizer", TOKENIZER, "--workers", 1]
-    refused = run_milldam(*job, "--memory", "170MB", code=4)
-    assert re.search(r'a\.parquet, row group 0, column "text", from value 0 .*, takes \d+ MB', refused.stderr)
-    assert not (tmp_path / "s").exists() or not list((tmp_path / "s").glob("*.bin"))
-    memory = re.search(r"--memory (\d+MB)", refused.stderr)
-    assert memory is not None
-    summary = json.loads(run_milldam(*job, "--json", "--memory", memory[1]).stdout)
-    assert (summary["counts"]["documents"], summary["memory"]["peak"] < summary["memory"]["budget"]) == (3, True)
-
-
 # ---- what can't be read ----
-
-
-def test_a_large_file_found_to_be_broken_at_its_end_leaves_no_trace(tmp_path: Path) -> None:
-    """Parts of it are written by the time its last byte shows that it is no UTF-8: they are taken back whole."""
-    for folder, texts in (("with", ["before", None, "after"]), ("without", ["before", "after"])):
-        (tmp_path / folder).mkdir()
-        for number, text in enumerate(texts):
-            broken = " ".join(make_texts(3_000_000)).encode() + b"\xff"
-            (tmp_path / folder / f"{number}.txt").write_bytes(broken if text is None else text.encode())
-    whole, mended = tokenize(tmp_path / "without", tmp_path / "a"), tokenize(tmp_path / "with", tmp_path / "b")
-    assert documents(mended) == expected_ids(["before", "after"])
-    assert sum(shard.bin["bytes"] for shard in mended.manifest.shards) == whole.manifest.shards[0].bin["bytes"]
-    assert mended.manifest.tally.rejected == {"not_utf8": 1}
-    (reject,) = set_aside(mended)
-    assert (reject["file"], reject["reason"]) == (str(tmp_path / "with" / "1.txt"), "not_utf8")
 
 
 def test_invalid_utf8_is_rejected_dropped_replaced_or_stops(tmp_path: Path) -> None:
@@ -553,21 +399,6 @@ def test_strict_says_where_in_the_file_it_stopped(corpus: Corpus, tmp_path: Path
     assert rest.split(b"\n")[int(said[1]) - 1] == b"{broken"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_strict_stops_whoever_does_the_work(corpus: Corpus, tmp_path: Path, workers: int) -> None:
-    """An error in a worker process is the same error as in this one."""
-    with pytest.raises(InputError, match=r"corpus\.jsonl:\d+"):
-        tokenize(corpus.path, tmp_path / "s", strict=True, shard_size="100KB", workers=workers, memory="2GB")
-
-
-def test_strict_stops_a_stream_that_is_read_ahead(tmp_path: Path) -> None:
-    """What goes wrong in the reading thread ends the run with its own message."""
-    texts = write_lines(tmp_path / "c.jsonl", list(make_texts(2_500_000))).read_bytes()
-    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(texts + b"broken\n", 1))
-    with pytest.raises(InputError, match=r"c\.jsonl\.gz:\d+: bad_json"):
-        tokenize(tmp_path / "c.jsonl.gz", tmp_path / "s", strict=True, shard_size="100KB", workers=2)
-
-
 def fail(*arguments: object, code: int) -> str:
     """What a refused command says: a few lines, no traceback."""
     result = invoke(*arguments)
@@ -577,46 +408,7 @@ def fail(*arguments: object, code: int) -> str:
     return result.stderr
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"model": {"type": "Nothing"}}', b"\xff\xfe"])
-def test_a_broken_tokenizer_is_an_input_error(tmp_path: Path, lines: Path, content: bytes) -> None:
-    """A file that is no tokenizer is named, with what would do."""
-    path = tmp_path / "tokenizer.json"
-    path.write_bytes(content)
-    said = fail("tokenize", lines, "-o", tmp_path / "s", "--tokenizer", path, code=3)
-    assert str(path) in said and "Give a folder with tokenizer.json" in said
-    assert not (tmp_path / "s").exists()
-
-
-def test_an_empty_input_is_an_input_error(tmp_path: Path) -> None:
-    """No file, no line, no known format: each says so."""
-    (tmp_path / "in").mkdir()
-    assert "no input files in it" in fail(*_job(tmp_path / "in", tmp_path / "s"), code=3)
-    (tmp_path / "c.jsonl").write_bytes(b"")
-    assert "it is empty" in fail(*_job(tmp_path / "c.jsonl", tmp_path / "s"), code=3)
-    (tmp_path / "c.xyz").write_bytes(b"x")
-    assert "--input-format" in fail(*_job(tmp_path / "c.xyz", tmp_path / "s"), code=3)
-
-
 # ---- where it may not go ----
-
-
-def test_a_file_in_the_way_is_left_alone(tmp_path: Path, lines: Path) -> None:
-    """A file under the name of the store is refused."""
-    (tmp_path / "s").write_text("mine")
-    assert "is a file. Name a folder" in fail(*_job(lines, tmp_path / "s"), code=2)
-    assert (tmp_path / "s").read_text() == "mine"
-
-
-def test_a_folder_that_may_not_be_written_to(tmp_path: Path, lines: Path) -> None:
-    """A read-only place is a resource error that says to choose another."""
-    disk = tmp_path / "disk"
-    if os.geteuid() == 0:
-        with small_disk(disk, "1m,ro"):
-            said = fail(*_job(lines, disk / "s"), code=4)
-    else:
-        disk.mkdir(mode=0o555)
-        said = fail(*_job(lines, disk / "s"), code=4)
-    assert "is not writable" in said and "-o" in said
 
 
 def test_somebody_elses_folder_is_left_alone(tmp_path: Path, lines: Path) -> None:
@@ -742,15 +534,6 @@ def test_npy_of_many_shards_is_their_stream(corpus: Corpus, reference: Path, tmp
     assert facts["settings"] == store.manifest.settings
 
 
-def test_npy_that_is_up_to_date_is_left_alone(tmp_path: Path, text: Path) -> None:
-    """A second run writes nothing."""
-    npy(text)
-    before = (tmp_path / "corpus.npy").stat()
-    assert "corpus.npy is up to date" in npy(text)
-    assert (tmp_path / "corpus.npy").stat() == before
-    assert leftovers(tmp_path) == []
-
-
 def test_npy_of_changed_text_is_made_again_and_of_other_settings_refused(tmp_path: Path, text: Path) -> None:
     """A stale file is never taken for a fresh one."""
     npy(text)
@@ -764,57 +547,11 @@ def test_npy_of_changed_text_is_made_again_and_of_other_settings_refused(tmp_pat
     assert leftovers(tmp_path) == []
 
 
-def test_npy_of_somebody_else_is_not_replaced(tmp_path: Path, text: Path) -> None:
-    """A file of that name without our sidecar is left alone."""
-    (tmp_path / "corpus.npy").write_bytes(b"mine")
-    assert "Replace it with --overwrite" in npy(text, code=2)
-    assert (tmp_path / "corpus.npy").read_bytes() == b"mine"
-    assert leftovers(tmp_path) == []
-
-
 def test_npy_needs_a_name_that_says_so(tmp_path: Path, text: Path, lines: Path) -> None:
     """Another ending, or no -o for what is no single text, is refused."""
     assert "ends in .npy" in npy(text, "-o", tmp_path / "x.bin", code=2)
     assert "say where the file goes" in npy(lines, code=2)
     assert "say where the file goes" in npy(text, text, code=2)
-
-
-@pytest.mark.parametrize("options", [[], ["--overwrite"]])
-def test_npy_killed_before_its_sidecar_is_finished_by_the_next_run(
-    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
-) -> None:
-    """Wherever it stopped, the same command ends with a file and a sidecar that belong together."""
-    if options:
-        npy(text)
-        text.write_text("other")
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("milldam.pipeline.npy.write_file", stop)
-        npy(text, *options, code=130)
-    npy(text, *options)
-    assert "is up to date" in npy(text)
-    assert np.load(tmp_path / "corpus.npy").tolist() == expected_ids([text.read_bytes().decode()])[0]
-    assert leftovers(tmp_path) == []
-
-
-def test_npy_killed_while_it_was_compared_is_still_up_to_date(
-    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that only looked, and was killed at that, leaves nothing that stops the next one."""
-    npy(text)
-
-    def killed(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("milldam.pipeline.npy.engine.run", killed)
-        patch.setattr("milldam.pipeline.npy.shutil.rmtree", lambda folder: None)
-        npy(text, code=130)
-    assert "is up to date" in npy(text)
-    assert leftovers(tmp_path) == []
 
 
 def test_the_demo_corpus_has_a_fixed_result(tmp_path: Path) -> None:

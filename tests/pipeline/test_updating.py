@@ -15,8 +15,6 @@ from tests.kit.jobs import TOKENIZER, invoke, write_lines
 from tests.kit.preprocess_jobs import config_of, make_words, tree_bytes, write_config
 from tests.kit.quick import first_quick
 
-import milldam
-
 FILES = 6
 NEAR = {"method": "exact", "near": {}}
 JOBS: dict[str, dict[str, Any]] = {
@@ -106,16 +104,3 @@ def test_what_changed_is_named(tmp_path: Path) -> None:
     edit(tmp_path / "in")
     done = invoke(*command)
     assert "new: 00.jsonl, changed: 2.jsonl, gone: 4.jsonl" in done.stdout
-
-
-def test_a_reader_keeps_what_it_opened(tmp_path: Path) -> None:
-    """A store that is open while it is updated gives the documents that it had; opened again, the new ones."""
-    make_input(tmp_path / "in", copies=0)
-    config = configured(tmp_path, "out", {})
-    told(invoke("preprocess", config, "--json"))
-    store = milldam.open(tmp_path / "out")
-    expected = [list(document) for document in milldam.open(tmp_path / "out")]
-    edit(tmp_path / "in")
-    told(invoke("preprocess", config, "--json"))
-    assert [list(document) for document in store] == expected
-    assert len(milldam.open(tmp_path / "out")) != len(expected)

@@ -26,10 +26,7 @@ from tests.kit.token_stores import flat_tokens, shard_file, write_store
 
 import milldam
 from milldam.errors import ConfigError, InputError, MismatchError, ResourceError, StoreError
-from milldam.loader.order import ShardShuffled
-from milldam.loader.reading import MappedReader
 from milldam.loader.stores import Store
-from milldam.loader.stream import TokenFile
 from milldam.remote import filesystem, place_at
 from milldam.remote.filesystem import RemoteFolder
 from milldam.stores.verify import verify
@@ -150,37 +147,6 @@ def test_a_store_at_an_address_gives_what_the_same_store_here_gives(
             assert_equal(left, right)
 
 
-@given(
-    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=14).filter(any),
-    length=st.integers(1, 9),
-    seed=st.integers(0, 3),
-)
-def test_shuffled_by_shards_every_sample_comes_once_an_epoch(sizes: list[int], length: int, seed: int) -> None:
-    """Epoch after epoch, and what is entered in the middle goes on in the same order."""
-    count = sum(sizes) // length
-    if not count:
-        return
-    files = [TokenFile(Path(str(number)), size) for number, size in enumerate(sizes)]
-    order = ShardShuffled(files, count, seed, lambda number: (number * length, number * length + length - 1))
-    places = np.arange(3 * count)
-    numbers = order.numbers(places)
-    for epoch in range(3):
-        assert sorted(numbers[epoch * count : (epoch + 1) * count].tolist()) == list(range(count))
-    np.testing.assert_array_equal(order.numbers(places[count // 2 :]), numbers[count // 2 :])
-    place = 0
-    while place < 3 * count:
-        found = order.stretches(place)
-        assert found is not None
-        end, stretches = found
-        inside = [
-            n
-            for first, size in zip(stretches.firsts, stretches.counts, strict=True)
-            for n in range(first, first + size)
-        ]
-        assert sorted(inside) == sorted(numbers[place:end].tolist())
-        place = end
-
-
 @pytest.mark.parametrize("order", [False, "shard"])
 def test_an_epoch_fetches_each_shard_about_once_and_stays_in_the_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: Any
@@ -209,19 +175,6 @@ def test_a_full_shuffle_beyond_the_cache_is_refused_with_the_ways_out(tmp_path: 
         remote(tmp_path / "s", 3 * SHARD).windows(16).batches(4, shuffle="shard")
     with pytest.raises(ResourceError, match="one batch reads from 10 shards"):
         list(store.streams(10, 16))
-
-
-def test_reading_is_mapped_where_every_shard_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first epoch fetches each shard once; for a reader that is opened later, all is mapped."""
-    here = write_even(tmp_path / "s", 6)
-    traffic = Traffic(monkeypatch, tmp_path / "cache")
-    windows = remote(tmp_path / "s").windows(16)
-    for one, other in zip(windows.batches(4, epochs=2), here.windows(16).batches(4, epochs=2), strict=True):
-        assert_equal(one, other)
-    again = remote(tmp_path / "s").windows(16)
-    assert_equal(again.read(np.arange(8)), here.windows(16).read(np.arange(8)))
-    assert [type(reader) for reader in again._readers] == [MappedReader]
-    assert traffic.shards == 6
 
 
 def test_a_state_goes_on_at_the_address_and_here(tmp_path: Path) -> None:
@@ -272,22 +225,6 @@ def test_conversations_at_an_address_are_those_of_the_same_store_here(tmp_path: 
         for one, other in zip(*(cut(store).batches(7, shuffle="shard") for store in (here, there)), strict=True):
             assert_equal(one, other)
     assert not list(verify(place_at(f"file://{tmp_path / 's'}")))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_torch_loaders_read_through_the_cache(tmp_path: Path, workers: int) -> None:
-    """Worker processes, forked after the store was read from, give the batches of one process."""
-    torch_data = pytest.importorskip("torch.utils.data")
-    from milldam.torch import BatchDataset
-
-    here = write_even(tmp_path / "s", 8)
-    store = remote(tmp_path / "s", 6 * SHARD)
-    windows = store.windows(16)
-    next(iter(windows.batches(4, shuffle="shard")))
-    dataset = BatchDataset(windows, 4, shuffle="shard")
-    loader = torch_data.DataLoader(dataset, batch_size=None, num_workers=workers)
-    for (x, y), expected in zip(loader, here.windows(16).batches(4, shuffle="shard"), strict=True):
-        assert_equal((x.numpy(), y.numpy()), expected)
 
 
 # ---- the commands ----
@@ -389,17 +326,6 @@ def test_a_shard_that_changed_at_the_address_is_refused(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache" / "shards").glob("*.part"))
 
 
-def test_fsspec_is_loaded_for_addresses_alone(tmp_path: Path) -> None:
-    """A store that lies here is trained on without it, by views too."""
-    write_even(tmp_path / "s", 2)
-    code = (
-        "import sys, milldam; store = milldam.open(sys.argv[1]);"
-        "list(store.windows(16).batches(4)); list(store.packed(16).batches(4)); [len(d) for d in store];"
-        "assert not {'fsspec', 'milldam.remote'} & set(sys.modules), sys.modules.keys()"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")], check=True)
-
-
 # ---- a real S3 server ----
 
 
@@ -434,18 +360,6 @@ def test_a_store_on_s3_is_read_and_verified(s3: dict[str, Any], corpus: Path, tm
     assert list(verify(place_at("s3://bucket/corpus.milldam", storage_options=s3))) == []
     assert repr(store).startswith("Store('s3://bucket/corpus.milldam': 3 documents")
     assert "secret" not in repr(store) + repr(store.windows(2)) + repr(store.place)
-
-
-def test_errors_of_s3_are_a_few_lines(s3: dict[str, Any]) -> None:
-    """No bucket, no store."""
-    nowhere = {
-        "s3://no-such-bucket/x.milldam": 'no store there: there is no bucket "no-such-bucket"',
-        "s3://bucket/other.milldam": r"no store there \(no milldam.json\)",
-    }
-    for address, told in nowhere.items():
-        with pytest.raises(StoreError, match=told) as caught:
-            milldam.open(address, storage_options=s3)
-        assert len(str(caught.value).splitlines()) <= 3
 
 
 LOOPING = """

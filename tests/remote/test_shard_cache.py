@@ -15,7 +15,7 @@ import pytest
 import xxhash
 from tests.kit.jobs import wait_until
 
-from milldam.errors import ResourceError, StoreError
+from milldam.errors import StoreError
 from milldam.remote.shard_cache import DamagedError, ShardCache
 
 
@@ -72,26 +72,6 @@ def test_what_is_open_is_not_removed_and_counts(tmp_path: Path) -> None:
     read(cache, source, 5)
     assert bytes_in(cache.folder) <= 2000
     assert source.fetched == [1, 2, 3, 5]
-
-
-def test_a_lease_keeps_any_number_of_files_while_it_lives(tmp_path: Path) -> None:
-    """What is mapped in numbers has no descriptor each, and stays all the same."""
-    cache, source = ShardCache(tmp_path, 3000), Source()
-    lease = cache.hold([record_of(data_of(number)) for number in (1, 2)])
-    for number in (1, 2, 3, 4, 5):
-        read(cache, source, number)
-    assert all(cache.has(record_of(data_of(number))) for number in (1, 2))
-    del lease
-    for number in (3, 4, 5):
-        read(cache, source, number)
-    assert not any(cache.has(record_of(data_of(number))) for number in (1, 2))
-    assert not list(tmp_path.glob("*.lease"))
-
-
-def test_a_cache_smaller_than_a_shard_is_refused(tmp_path: Path) -> None:
-    """The error says both sizes and a size that is enough."""
-    with pytest.raises(ResourceError, match=r'A shard of 1 KB and a cache of 999 B.*cache="4KB"'):
-        read(ShardCache(tmp_path, 999), Source(), 1)
 
 
 def test_damaged_bytes_are_never_kept(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from tests.kit.browser import chromium, pixel_rows
+from tests.kit.browser import chromium
 from tests.kit.damage import edit_manifest
 from tests.kit.jobs import TOKENIZER, demo_texts, write_lines
 
@@ -119,70 +119,27 @@ def near_pair(dropped: str | None, kept: str | None, similarity: float = 0.8) ->
 
 def full_summary() -> dict[str, Any]:
     """Everything that a run can tell."""
+    sizes = {"1": 931_000, "2": 61_002, "3": 20_118, "4": 9_902, "5": 4_100, "6": 1_990, "9": 310, "80": 12}
+    memory = {"start": 38 * MB, "peak": 402 * MB, "final": 50 * MB, "peak_file_backed": 300 * MB, "budget": 512 * MB}
+    by_stage = {name: {"start": 40 * MB, "peak": (90 + 60 * k) * MB, "final": 1} for k, (name, _) in enumerate(STAGES)}
+    dedup = {"documents": 1_249_312, "distinct": 1_035_303, "dropped": 214_009, "clusters": sizes}
+    near = {"documents": 1_035_303, "distinct": 968_401, "dropped": 66_902, "clusters": {"2": 30_100, "3": 9_000}}
+    near["worst"] = [near_pair("one two <b>three</b> four", "one two five four"), near_pair(None, "alone", 0.9)]
+    near["largest"] = [{"dropped": 20_700, "worst": near_pair("日本語です", "日本人です", 0.85)}]
+    near["warnings"] = ["20,701 documents (2 % of the corpus) are copies of one text or template."]
+    rows = {"strategy": "best_fit", "seq_len": 2048, "rows": 310_441, "tokens": 634_201_120, "padding": 1_582_048}
+    rows |= {"tail": 0, "cut_documents": 10_223, "efficiency": 0.99751}
+    config = {"datasets": ["data/*.jsonl.zst"], "tokenizer": "gpt2/", "memory": "512MB"}
+    work = {"read": 88.1, "clean": 40.2, "encode": 301.8, "write": 12.4}
     return {
         "seconds": 176.4,
         "workers": 4,
-        "work": {"read": 88.1, "clean": 40.2, "encode": 301.8, "write": 12.4},
+        "work": work,
         "stages": {name: float(seconds) for name, seconds in STAGES},
-        "memory": {
-            "start": 38 * MB,
-            "peak": 402 * MB,
-            "final": 50 * MB,
-            "peak_file_backed": 300 * MB,
-            "budget": 512 * MB,
-            "stages": {
-                name: {"start": 40 * MB, "peak": (90 + 60 * k) * MB, "final": 50 * MB}
-                for k, (name, _) in enumerate(STAGES[:5])
-            },
-        },
-        "facts": {
-            "dedup": {
-                "documents": 1_249_312,
-                "distinct": 1_035_303,
-                "dropped": 214_009,
-                "clusters": {
-                    "1": 931_000,
-                    "2": 61_002,
-                    "3": 20_118,
-                    "4": 9_902,
-                    "5": 4_100,
-                    "6": 1_990,
-                    "9": 310,
-                    "80": 12,
-                },
-            },
-            "near": {
-                "documents": 1_035_303,
-                "distinct": 968_401,
-                "dropped": 66_902,
-                "clusters": {"2": 30_100, "3": 9_000},
-                "worst": [near_pair("one two <b>three</b> four", "one two five four"), near_pair(None, "alone", 0.9)],
-                "largest": [{"dropped": 20_700, "worst": near_pair("日本語です", "日本人です", 0.85)}],
-                "warnings": ["20,701 documents (2 % of the corpus) are copies of one text or template."],
-            },
-            "packing": {
-                "train": {
-                    "strategy": "best_fit",
-                    "seq_len": 2048,
-                    "rows": 310_441,
-                    "tokens": 634_201_120,
-                    "padding": 1_582_048,
-                    "tail": 0,
-                    "cut_documents": 10_223,
-                    "efficiency": 0.99751,
-                }
-            },
-            "config": {
-                "datasets": ["data/*.jsonl.zst"],
-                "tokenizer": "gpt2/",
-                "memory": "512MB",
-                "splits": {"val": 0.05},
-            },
-        },
-        "started": 1_700_000_000.0,
-        "finished": 1_700_000_177.0,
-        "machine": {"cpu": "4 cores, x86_64", "memory": "16 GB", "system": "Linux 6.1"},
-        "versions": {"milldam": "0.1.0", "python": "3.11.9", "numpy": "2.1.0", "tokenizers": "0.20.3"},
+        "memory": memory | {"stages": by_stage},
+        "facts": {"dedup": dedup, "near": near, "packing": {"train": rows}, "config": config},
+        "machine": {"system": "Linux", "cores": 16},
+        "versions": {"python": "3.11.9", "numpy": "2.1.0", "tokenizers": "0.20.3"},
     }
 
 
@@ -238,25 +195,12 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
-ACTIVE = {
-    "script",
-    "iframe",
-    "img",
-    "object",
-    "embed",
-    "link",
-    "base",
-    "form",
-    "input",
-    "video",
-    "audio",
-    "foreignobject",
-}
+ACTIVE = re.compile("script|iframe|img|object|embed|link|base|form|input|video|audio|foreignobject")
 
 
 def check_harmless(page: Page) -> None:
     """No element that runs or loads, no handler, no address but places on the page."""
-    assert page.tags & ACTIVE == set()
+    assert [tag for tag in page.tags if ACTIVE.fullmatch(tag)] == []
     assert [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "srcdoc", "action")] == []
     addresses = [value for name, value in page.attributes if name in ("href", "xlink:href")]
     assert addresses and all(value.startswith("#") for value in addresses)
@@ -464,9 +408,6 @@ def test_dropped_documents_are_shown_two_a_reason(tmp_path: Path) -> None:
     assert f"Dropped {' '.join(shown)}" in text and "short 2" not in text
 
 
-# ---- the command ----
-
-
 # ---- in a real browser ----
 
 
@@ -482,22 +423,13 @@ onload = () => {{
 def test_a_report_says_what_was_done_and_marks_what_it_shows_a_part_of(tmp_path: Path) -> None:
     """Excerpts and highlighting are explained, idle stages are not listed, near-dedup is not called exact."""
     rng = random.Random(0)
-    words = [
-        [rng.choice(["river", "water", "dam", "mill", "stone", "wheel", "flow", "bank", "reed"]) for _ in range(500)]
-        for _ in range(4)
-    ]
+    known = ["river", "water", "dam", "mill", "stone", "wheel", "flow", "bank", "reed"]
+    words = [rng.choices(known, k=500) for _ in range(4)]
     texts = [" ".join(one) for one in [*words, [*words[0][:400], "changed", *words[0][401:]]]]
     evaluation = write_lines(tmp_path / "evaluation.jsonl", [" ".join(words[2][100:140])])
-    milldam.preprocess(
-        {
-            "datasets": str(write_lines(tmp_path / "a.jsonl", texts)),
-            "tokenizer": str(TOKENIZER),
-            "out": str(tmp_path / "out"),
-            "memory": "4GB",
-            "dedup": "near",
-            "decontaminate": str(evaluation),
-        }
-    )
+    lines = write_lines(tmp_path / "a.jsonl", texts)
+    config = {"datasets": str(lines), "tokenizer": str(TOKENIZER), "out": str(tmp_path / "out"), "memory": "4GB"}
+    milldam.preprocess(config | {"dedup": "near", "decontaminate": str(evaluation)})
     page = write_report(tmp_path / "out").read_text(encoding="utf-8")
     stages = re.findall(r"<li><b>(\w+)</b>", page)
     assert stages == ["read", "dedup", "decontaminate"]
@@ -514,15 +446,3 @@ def test_nothing_is_clipped_where_the_page_is_narrow(tmp_path: Path, full: Path)
     frame.write_text(OVERFLOWING.format(write_report(full).resolve().as_uri()))
     dom = chromium(tmp_path, frame, "--dump-dom", "--allow-file-access-from-files", "--window-size=600,900")
     assert "<title>looked at true too wide: </title>" in dom
-
-
-@pytest.mark.slow
-def test_a_browser_shows_the_page(tmp_path: Path, full: Path) -> None:
-    """Chromium's own document has every section and its charts, and the picture is not blank."""
-    page = write_report(full)
-    dom = Page(chromium(tmp_path, page, "--dump-dom"))
-    check_harmless(dom)
-    assert dom.ids == ALL_SECTIONS and {"svg", "polyline", "table", "figure"} <= dom.tags
-    picture = tmp_path / "page.png"
-    chromium(tmp_path, page, f"--screenshot={picture}", "--window-size=1280,1600", "--hide-scrollbars")
-    assert len(set(pixel_rows(picture.read_bytes()))) > 300

@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.jobs import TOKENIZER, invoke, write_lines
+from tests.kit.jobs import MILLDAM, TOKENIZER, invoke, write_lines
 from tests.kit.preprocess_jobs import config_of, make_words, preprocess, texts_with_copies, tree_bytes, write_config
+from tests.kit.slurm import queue
 
 from milldam.cli.arrays import ALWAYS, slurm_script
 from milldam.cli.status import read_status
-from milldam.cli.summaries import QuietDisplay
+from milldam.cli.summaries import Display
 from milldam.config.loading import load_config
 from milldam.config.settings import Config
 from milldam.errors import InputError, MismatchError, NotReadyError, TaskHeldError
-from milldam.memory import Budget
 from milldam.pipeline.job import array_of, plan_job
 from milldam.run.folder import RunFolder
-from milldam.run.tasks import ArrayTask, cores
+from milldam.run.tasks import ArrayTask
 from milldam.stores.kinds import TOKENS
 
 run_units = importlib.import_module("milldam.cli.arrays")
@@ -124,28 +124,19 @@ def counted(prepared: Job) -> Job:
 # ---- the same bytes ----
 
 
-def test_shares_make_what_one_run_makes(tmp_path: Path) -> None:
-    """Dedup exact and near, splits by tokens, counted documents, packing, dropped documents: every byte."""
+def test_tasks_make_what_one_run_makes(tmp_path: Path) -> None:
+    """Dedup exact and near, splits by tokens, counted documents, packing, dropped documents: every byte. The machines
+    need not be as many the second time."""
     job = make_job(tmp_path, **EVERYTHING)
     prepare_job(job.config())
     stages = ("count", "fingerprint", "group", "near", "shingle", "verify", "decide", "tokenize", "arrange")
     assert plan_job(job.config()).plan.stages[: len(stages)] == stages
+    job.share("count", 1, 3)
     for stage in stages:
         for index in reversed(range(2)):
             job.share(stage, index, 2)
     finish_job(job.config())
     job.assert_finished()
-
-
-def test_another_number_of_shares_goes_on_with_what_is_done(counted: Job) -> None:
-    """The machines need not be as many the second time."""
-    counted.share("tokenize", 1, 3)
-    done = read_status(counted.out)["safe"]["units_done"]
-    for index in range(2):
-        counted.share("tokenize", index, 2)
-    assert 0 < done < read_status(counted.out)["safe"]["units_done"]
-    finish_job(counted.config())
-    counted.assert_finished()
 
 
 # ---- again, and beside each other ----
@@ -201,7 +192,7 @@ def test_the_same_share_at_once_waits_for_the_first(prepared: Job, monkeypatch: 
 
     with pytest.raises(TaskHeldError, match="another task is running tokenize-0-of-2"):
         run_task(prepared.config(), share)
-    run_units._patiently(second, QuietDisplay(), 0)
+    run_units._patiently(second, Display(quiet=True), 0)
     assert len(tries) == 3
 
 
@@ -263,13 +254,12 @@ def test_what_can_not_be_done_in_arrays_is_said(prepared: Job, options: tuple[ob
         (("preprocess", "CONFIG", "--set", "limit=3"), "limit: counts"),
         (("preprocess", "CONFIG", "--executor", "ray"), "--executor: ray: array tasks"),
         (("preprocess", "CONFIG", "--set", 'datasets="-"'), "other machines can't read it"),
-        (("preprocess", "CONFIG", "--dry-run"), "runs no job"),
         (("tokenize", "CONFIG", "--tokenizer", TOKENIZER, "-o", "out", "--limit", 3), "--limit: counts"),
         (("tokenize", "CONFIG", "--tokenizer", TOKENIZER, "-o", "out.npy", "--format", "npy"), "milldam export"),
         (("map", "SCRIPT", "CONFIG"), "--out: name a folder"),
         (("map", "SCRIPT", "-", "-o", "out"), "other machines can't read it"),
         (("qa", "CONFIG", "--no-such"), "No such option: --no-such"),
-        (("verify", "out"), "not a job that array tasks can do; name one of export, import, map"),
+        (("verify", "out"), "not a job that array tasks can do; name one of tokenize, preprocess, map"),
         (("polish",), "not a job that array tasks can do"),
     ],
 )
@@ -327,21 +317,6 @@ def test_status_shows_shares_at_work(counted: Job) -> None:
     assert "units" not in read_status(counted.out)["array_tasks"]["tokenize-0-of-2"]
 
 
-# ---- what a share may take ----
-
-
-def test_what_slurm_gave_counts_where_nothing_enforces_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory of the job on its node, in MiB, and its cores."""
-    free = Budget.of(None).limit_bytes
-    monkeypatch.setenv("SLURM_MEM_PER_NODE", "400")
-    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "1")
-    assert Budget.of(None).limit_bytes < min(200 * 2**20, free) and "Slurm" in Budget.of(None).origin
-    assert cores() == 1
-    monkeypatch.setenv("SLURM_MEM_PER_NODE", "0")
-    monkeypatch.delenv("SLURM_CPUS_ON_NODE")
-    assert Budget.of(None).limit_bytes > 200 * 2**20 and cores() == len(os.sched_getaffinity(0))
-
-
 # ---- the script ----
 
 COMMAND = ("preprocess", "/c.yaml")
@@ -359,41 +334,39 @@ def jobs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 ODD = """it's "a" $HOME `b` \\ c; d & (e) *\nf"""
 
 
-def submitted(folder: Path, script: str) -> list[tuple[list[str], list[str]]]:
-    """What the script hands to sbatch: its options, and the words of the task's last command."""
+def submitted(folder: Path, script: str, code: int = 0) -> list[tuple[list[str], list[str]]]:
+    """What the script hands to sbatch: its options, and the words of the task's last command. `code`: of sbatch."""
     (folder / "sbatch").write_text(
-        '#!/bin/bash\nn=$(ls | wc -l)\nprintf "%s\\0" "$@" > "$n.options"\ncat > "$n.task"\necho "$n;cluster"\n'
+        '#!/bin/bash\nn=$(ls | wc -l)\nprintf "%s\\0" "$@" > "$n.options"\ncat > "$n.task"\nchmod +x "$n.task"\n'
+        f'echo "$n;cluster"\nexit {code}\n'
     )
     (folder / "milldam").write_text('#!/bin/bash\nprintf "%s\\0" "$@"\n')
     for name in ("sbatch", "milldam"):
         (folder / name).chmod(0o755)
-    subprocess.run(["bash", "-n"], input=script.encode(), check=True)
     environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": "5"}
-    (folder / "jobs").mkdir(exist_ok=True)
-    subprocess.run(["bash"], input=script.encode(), check=True, env=environment, stdout=subprocess.DEVNULL)
-    found = []
+    done = subprocess.run(["bash"], input=script.encode(), env=environment, stdout=subprocess.DEVNULL)
+    assert done.returncode == code
+    tasks = []
     for path in sorted((folder / "jobs").glob("*.task"), key=lambda path: int(path.stem)):
-        path.chmod(0o755)
-        told = subprocess.run([path], env=environment, capture_output=True, check=True)
+        words = subprocess.run([path], env=environment, capture_output=True, check=True).stdout
         options = path.with_suffix(".options").read_text().split("\0")[:-1]
-        found.append((options, told.stdout.decode().split("\0")[:-1]))
-    return found
+        tasks.append((options, words.decode().split("\0")[:-1]))
+    return tasks
 
 
 def test_the_script_queues_each_stage_behind_the_one_before(jobs_folder: Path) -> None:
     """prepare, arrays, finish; --parsable's cluster is left out."""
-    script = slurm_script(COMMAND, STAGES, 4, 16, options=(*ALWAYS, "--mem=4G"))
-    jobs = submitted(jobs_folder, script)
-    names = [next(one for one in options if one.startswith("--job-name=")) for options, _ in jobs]
-    assert names == [f"--job-name=milldam-{stage}" for stage in ("prepare", *STAGES, "finish")]
-    arrays = [[one for one in options if one.startswith("--array=")] for options, _ in jobs]
-    assert arrays == [[], *[["--array=0-15%4"]] * 3, []]
-    behind = [[one for one in options if one.startswith("--dependency=")] for options, _ in jobs]
-    numbers = [path.stem for path in sorted((jobs_folder / "jobs").glob("*.task"), key=lambda path: int(path.stem))]
-    assert behind == [[], *([f"--dependency=afterok:{number}"] for number in numbers[:-1])]
-    assert all(
-        {"--parsable", "--requeue", "--kill-on-invalid-dep=yes", "--mem=4G"} <= {*options} for options, _ in jobs
-    )
+    jobs = submitted(jobs_folder, slurm_script(COMMAND, STAGES, 4, 16, options=(*ALWAYS, "--mem=4G")))
+
+    def named(option: str) -> list[list[str]]:
+        return [[one.partition("=")[2] for one in options if one.startswith(option)] for options, _ in jobs]
+
+    assert named("--job-name=") == [[f"milldam-{stage}"] for stage in ("prepare", *STAGES, "finish")]
+    assert named("--array=") == [[], *[["0-15%4"]] * 3, []]
+    numbers = sorted(int(path.stem) for path in (jobs_folder / "jobs").glob("*.task"))
+    assert named("--dependency=") == [[], *([f"afterok:{number}"] for number in numbers[:-1])]
+    always = {"--parsable", "--requeue", "--kill-on-invalid-dep=yes", "--mem=4G"}
+    assert all(always <= {*options} for options, _ in jobs)
     assert jobs[3][1][-8:] == ["--stage", "tokenize", "--index", "5", "--of", "16", *COMMAND]
     assert jobs[-1][1][-4:] == ["--stage", "finish", *COMMAND]
 
@@ -404,19 +377,12 @@ def test_any_name_and_value_reaches_the_task_as_it_is(jobs_folder: Path) -> None
     setup = f"export NOTE={shlex.quote(ODD)} # it's"
     script = slurm_script(command, ("tokenize",), 2, options=(f"--comment={ODD}",), setup=setup)
     for options, words in submitted(jobs_folder, script):
-        assert f"--comment={ODD}" in options
-        assert words[-4:] == [*command]
+        assert f"--comment={ODD}" in options and words[-4:] == [*command]
 
 
-def test_a_script_stops_when_slurm_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_stops_when_slurm_refuses(jobs_folder: Path) -> None:
     """Nothing is queued behind a job that there is not."""
-    (tmp_path / "sbatch").write_text("#!/bin/bash\ncat > /dev/null\necho call >> calls\nexit 1\n")
-    (tmp_path / "sbatch").chmod(0o755)
-    monkeypatch.chdir(tmp_path)
-    script = slurm_script(COMMAND, STAGES, 2)
-    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash"], input=script.encode(), env=environment, capture_output=True)
-    assert done.returncode == 1 and (tmp_path / "calls").read_text() == "call\n"
+    assert len(submitted(jobs_folder, slurm_script(COMMAND, STAGES, 2), code=1)) == 1
 
 
 def test_the_command_writes_the_script_of_a_checked_job(job: Job, tmp_path: Path) -> None:
@@ -428,3 +394,19 @@ def test_the_command_writes_the_script_of_a_checked_job(job: Job, tmp_path: Path
     assert "--cpus-per-task=2 --mem=4G" in script and f"preprocess {job.path}" in script
     shown = invoke("slurm", *options, "--", "preprocess", job.path)
     assert shown.output == script and not job.out.exists()
+
+
+@pytest.mark.slow
+def test_every_stage_through_the_script_while_tasks_are_killed(tmp_path: Path) -> None:
+    """Dedup, splits by tokens, packing; a task of every array is killed once and queued again by itself."""
+    job = make_job(tmp_path / "job", **EVERYTHING)
+    # Kills itself where the first task of a stage starts its work, once; it stands for a machine that fails.
+    setup = (
+        'if [ "${SLURM_ARRAY_TASK_ID:-}" = 0 ] && mkdir "$STAND_IN_FOLDER/killed-$SLURM_JOB_ID"; then\n'
+        '  (sleep "1.$((RANDOM % 9))"; pkill -9 -P $$) &\nfi'
+    )
+    options = ("--nodes", 2, "--tasks", 3, "--setup", setup, "--milldam", MILLDAM)
+    assert invoke("slurm", "-o", tmp_path / "job.sh", *options, "preprocess", job.path).exit_code == 0
+    jobs = queue(tmp_path / "job.sh", tmp_path / "slurm")
+    assert any(len(runs) > 1 for one in jobs for runs in one["tasks"].values())
+    job.assert_finished()

@@ -30,10 +30,10 @@ from tests.kit.worker_loads import (
 
 from milldam.errors import InputError, WorkerError
 from milldam.memory import inherit, process_tree, shared_bytes, usage
-from milldam.run.fork import ForkedWorkers
-from milldam.run.monitor import Monitor
-from milldam.run.pools import Pool, SerialExecutor, Workers
-from milldam.run.tasks import CRASH, DONE, PART, PROGRESS, Assigned, Event, Executor, Load, NothingYetError
+from milldam.run.budget import Monitor
+from milldam.run.fork import ForkServer
+from milldam.run.pools import Pool
+from milldam.run.tasks import CRASH, DONE, PART, PROGRESS, Assigned, Event, Load, NothingYetError, Workers
 
 linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="workers are forked on Linux only")
 MB = 10**6
@@ -50,26 +50,27 @@ def workers_left() -> list[psutil.Process]:
 
 
 def run(
-    executor: Executor,
+    workers: Workers,
     load: Load,
     units: int | Iterable[int],
     assign: Callable[[int], Assigned] = assigned,
     on_event: Callable[[Event], None] = lambda event: None,
     *,
-    keep: bool = False,
+    pool: Pool | None = None,
 ) -> list[Event]:
-    """All events of some units. `keep`: the executor is used again; else none of its processes stays."""
+    """All events of some units. `pool`: is used again; else none of its processes stays."""
     events: list[Event] = []
 
     def hear(event: Event) -> None:
         events.append(event)
         on_event(event)
 
+    used = pool or Pool(10**12)
     try:
-        executor.run(load, range(units) if isinstance(units, int) else units, assign, hear)
+        used.run(workers, load, range(units) if isinstance(units, int) else units, assign, hear)
     finally:
-        if isinstance(executor, ForkedWorkers) and not keep:
-            executor.close()
+        if pool is None:
+            used.close()
             assert workers_left() == []
     return events
 
@@ -77,15 +78,15 @@ def run(
 # ---- units ----
 
 
-@pytest.mark.parametrize("executor", [SerialExecutor(), ForkedWorkers(Workers(1, 1)), ForkedWorkers(Workers(2, 1))])
-def test_every_unit_is_made_once(executor: Executor) -> None:
+@pytest.mark.parametrize("workers", [Workers(1, 1, here=True), Workers(1, 1, apart=True), Workers(2, 1)])
+def test_every_unit_is_made_once(workers: Workers) -> None:
     """Each unit gives its record and its counts, then is done; local workers are processes of their own."""
-    events = run(executor, Square(), 7)
+    events = run(workers, Square(), 7)
     assert sorted(values(events)) == [unit**2 for unit in range(7)]
     for unit in range(7):
         assert [event.kind for event in events if event.unit == unit] == [PART, PROGRESS, DONE]
-    assert (os.getpid() in {event.pid for event in events}) == isinstance(executor, SerialExecutor)
-    assert run(executor, Square(), 0) == []
+    assert (os.getpid() in {event.pid for event in events}) == workers.here
+    assert run(workers, Square(), 0) == []
 
 
 def test_units_are_assigned_when_they_are_handed_out() -> None:
@@ -97,16 +98,16 @@ def test_units_are_assigned_when_they_are_handed_out() -> None:
         seen.append(sum(event.kind == DONE for event in done))
         return assigned(unit)
 
-    run(ForkedWorkers(Workers(1, 1)), Square(), 4, assign, done.append)
+    run(Workers(1, 1, apart=True), Square(), 4, assign, done.append)
     assert seen == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("executor", [SerialExecutor(), ForkedWorkers(Workers(2, 1))])
+@pytest.mark.parametrize("workers", [Workers(1, 1, here=True), Workers(2, 1)])
 @pytest.mark.parametrize("kills", [False, True])
-def test_units_may_come_later(executor: Executor, kills: bool) -> None:
+def test_units_may_come_later(workers: Workers, kills: bool) -> None:
     """While there is none to hand out, workers wait; who dies meanwhile is replaced."""
     heard: list[Event] = []
-    if kills and isinstance(executor, SerialExecutor):
+    if kills and workers.here:
         return
 
     def trickle() -> Iterable[int]:
@@ -133,7 +134,7 @@ def test_units_may_come_later(executor: Executor, kills: bool) -> None:
 
         return Units()
 
-    assert sorted(values(run(executor, Square(), trickle(), on_event=heard.append))) == [0, 1, 4, 9, 16]
+    assert sorted(values(run(workers, Square(), trickle(), on_event=heard.append))) == [0, 1, 4, 9, 16]
 
 
 # ---- kills ----
@@ -144,7 +145,7 @@ def test_units_may_come_later(executor: Executor, kills: bool) -> None:
 )
 def test_a_worker_that_dies_once_is_replaced(tmp_path: Path, number: int, cause: str) -> None:
     """The unit is given to a fresh worker, the crash is reported with its cause, and nothing is lost."""
-    events = run(ForkedWorkers(Workers(2, 1)), Deadly(tmp_path, 2, 1, number), 5)
+    events = run(Workers(2, 1), Deadly(tmp_path, 2, 1, number), 5)
     assert sorted(values(events)) == [0, 1, 2, 3, 4]
     (crash,) = [event for event in events if event.kind == CRASH]
     assert crash.unit == 2 and cause in crash.value
@@ -153,7 +154,7 @@ def test_a_worker_that_dies_once_is_replaced(tmp_path: Path, number: int, cause:
 def test_a_unit_that_always_kills_its_worker_ends_the_run(tmp_path: Path) -> None:
     """After the second death on the same unit the run ends, naming it, and leaves no process."""
     with pytest.raises(WorkerError, match="Unit 2 ended its worker process 2 times") as caught:
-        run(ForkedWorkers(Workers(2, 1)), Deadly(tmp_path, 2, 99), 5)
+        run(Workers(2, 1), Deadly(tmp_path, 2, 99), 5)
     assert caught.value.exit_code == 4
     assert "was killed (signal 9)" in str(caught.value) and "Every finished unit is safe" in str(caught.value)
     assert len(list(tmp_path.iterdir())) == 2
@@ -167,13 +168,13 @@ def test_a_worker_killed_between_two_units_is_replaced(tmp_path: Path) -> None:
             time.sleep(0.8)
         return assigned(unit)
 
-    assert sorted(values(run(ForkedWorkers(Workers(1, 1)), DiesAfterwards(tmp_path), 3, assign))) == [0, 1, 2]
+    assert sorted(values(run(Workers(1, 1, apart=True), DiesAfterwards(tmp_path), 3, assign))) == [0, 1, 2]
 
 
 @linux
 def test_a_killed_server_is_replaced_and_its_units_are_made(tmp_path: Path) -> None:
     """Its workers end with it, what they worked on is told as lost, and counts against no unit."""
-    events = run(ForkedWorkers(Workers(2, 1)), Deadly(tmp_path, 3, 1, server=True), 8)
+    events = run(Workers(2, 1), Deadly(tmp_path, 3, 1, server=True), 8)
     assert sorted(values(events)) == list(range(8))
     lost = [event for event in events if event.kind == CRASH]
     assert 3 in {event.unit for event in lost}
@@ -184,10 +185,10 @@ def test_a_killed_server_is_replaced_and_its_units_are_made(tmp_path: Path) -> N
 def test_a_server_that_is_killed_again_and_again_ends_the_run(tmp_path: Path) -> None:
     """Two servers in a row without a finished unit are enough; so are two that die while they load."""
     with pytest.raises(WorkerError, match="no unit was finished between them") as caught:
-        run(ForkedWorkers(Workers(1, 1)), Deadly(tmp_path, 0, 99, server=True), 3)
+        run(Workers(1, 1, apart=True), Deadly(tmp_path, 0, 99, server=True), 3)
     assert "The process that starts the workers was killed (signal 9)" in str(caught.value)
     with pytest.raises(WorkerError, match="signal 11"):
-        run(ForkedWorkers(Workers(2, 1)), DiesLoading(signal.SIGSEGV), 3)
+        run(Workers(2, 1), DiesLoading(signal.SIGSEGV), 3)
 
 
 @linux
@@ -209,7 +210,7 @@ def test_random_kills_of_server_and_workers_lose_nothing(seed: int, tmp_path: Pa
     killer.start()
     try:
         hear = lambda event: finished.append(event.unit) if event.kind == DONE else None  # noqa: E731
-        run(ForkedWorkers(Workers(3, 1)), Loaded(tmp_path), 40, on_event=hear)
+        run(Workers(3, 1), Loaded(tmp_path), 40, on_event=hear)
     finally:
         done.set()
         killer.join()
@@ -231,7 +232,7 @@ def test_workers_die_with_their_server_and_an_interrupt_ends_both(tmp_path: Path
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(ForkedWorkers(Workers(3, 1)), Loaded(tmp_path), 9, on_event=stop)
+        run(Workers(3, 1), Loaded(tmp_path), 9, on_event=stop)
     assert len(pids) == 3
 
 
@@ -239,18 +240,18 @@ def test_workers_die_with_their_server_and_an_interrupt_ends_both(tmp_path: Path
 
 
 @pytest.mark.parametrize("at_start", [False, True])
-@pytest.mark.parametrize("executor", [SerialExecutor(), ForkedWorkers(Workers(3, 1))])
-def test_our_errors_come_back_as_they_are(executor: Executor, at_start: bool) -> None:
+@pytest.mark.parametrize("workers", [Workers(1, 1, here=True), Workers(3, 1)])
+def test_our_errors_come_back_as_they_are(workers: Workers, at_start: bool) -> None:
     """An error of ours in a worker is that error here, with its message and exit code; no worker goes on."""
     with pytest.raises(InputError, match=r"corpus\.jsonl:7: not readable"):
-        run(executor, Failing("ours", at_start), 10)
+        run(workers, Failing("ours", at_start), 10)
 
 
 @pytest.mark.parametrize("kind", ["other", "unpicklable"])
 def test_other_exceptions_come_back_with_their_traceback(kind: str) -> None:
     """A bug in a worker can be found: its type, message and place are in what is raised here."""
     with pytest.raises(RuntimeError) as caught:
-        run(ForkedWorkers(Workers(1, 1)), Failing(kind), 3)
+        run(Workers(1, 1, apart=True), Failing(kind), 3)
     shown = str(caught.value)
     assert "worker_loads.py" in shown and "in _fail" in shown
     assert ("ZeroDivisionError" if kind == "other" else "Unpicklable") in shown
@@ -266,7 +267,7 @@ def test_what_workers_need_is_loaded_once(
 ) -> None:
     """Workers are forked from the process that loaded it, know their threads, and are where the command is."""
     monkeypatch.chdir(elsewhere := tmp_path_factory.mktemp("elsewhere"))
-    told = values(run(ForkedWorkers(Workers(3, 2)), Loaded(tmp_path, leaves), 9))
+    told = values(run(Workers(3, 2), Loaded(tmp_path, leaves), 9))
     assert len(list(tmp_path.iterdir())) == 1
     assert len(told) == 9 and len({one["worker"] for one in told}) > 1
     assert all(one["loaded"] == one["parent"] != one["worker"] for one in told)
@@ -280,31 +281,33 @@ def test_what_can_not_be_forked_is_loaded_by_each_worker(
 ) -> None:
     """Where loading leaves a thread or an open file, workers share nothing, and do the same; but half as many
     of them. What comes next is forked."""
-    executor = ForkedWorkers(Workers(4, 1))
+    pool = Pool(10**12)
     with caplog.at_level("INFO"):
-        told = values(run(executor, Loaded(tmp_path, leaves), 9, keep=True))
+        told = values(run(Workers(4, 1), Loaded(tmp_path, leaves), 9, pool=pool))
     assert len(told) == 9 and len({one["worker"] for one in told}) <= 2
     assert all(one["loaded"] == one["worker"] for one in told)
     assert ("runs 2 threads" if leaves == "thread" else f"has left {tmp_path}/open open") in caplog.text
-    executor.wanted = Workers(2, 1)
-    told = values(run(executor, Loaded(tmp_path), 4))
+    told = values(run(Workers(2, 1), Loaded(tmp_path), 4, pool=pool))
+    pool.close()
     assert len({one["loaded"] for one in told}) == 1
 
 
 @linux
 def test_a_server_is_kept_for_the_next_stage_and_replaced_when_it_died(tmp_path: Path) -> None:
     """Begun early it imports what is expected, does not hear Ctrl-C, and takes stage after stage."""
-    executor = ForkedWorkers(Workers(2, 1))
-    executor.expect(["tests.kit.worker_loads", "no_such_module"])
-    (server,) = executor.pids
+    pool = Pool(10**12, ForkServer())
+    pool.expect(["tests.kit.worker_loads", "no_such_module"])
+    (server,) = {process.pid for process in workers_left()}
     os.kill(server, signal.SIGINT)
-    assert {one["parent"] for one in values(run(executor, Loaded(tmp_path), 4, keep=True))} == {server}
+    told = values(run(Workers(2, 1), Loaded(tmp_path), 4, pool=pool))
+    assert {one["parent"] for one in told} == {server}
     assert psutil.Process(server).children() == []
-    assert sorted(values(run(executor, Square(), 6, keep=True))) == [unit**2 for unit in range(6)]
-    assert executor.pids == [server]
+    assert sorted(values(run(Workers(2, 1), Square(), 6, pool=pool))) == [unit**2 for unit in range(6)]
+    assert {process.pid for process in workers_left()} == {server}
     os.kill(server, signal.SIGKILL)
     wait_until(lambda: psutil.Process(server).status() == psutil.STATUS_ZOMBIE)
-    assert sorted(values(run(executor, Square(), 6))) == [unit**2 for unit in range(6)]
+    assert sorted(values(run(Workers(2, 1), Square(), 6, pool=pool))) == [unit**2 for unit in range(6)]
+    pool.close()
 
 
 # ---- memory ----
@@ -313,7 +316,7 @@ def test_a_server_is_kept_for_the_next_stage_and_replaced_when_it_died(tmp_path:
 def test_a_worker_over_its_share_of_memory_makes_room_for_a_fresh_one() -> None:
     """What a function keeps does not add up: over the limit, the next unit is for another process."""
     for share, processes in ((70 * MB, 3), (1000 * MB, 1)):
-        pids = values(run(ForkedWorkers(Workers(1, 1, worker_bytes=share)), Hoarder(60 * MB), 3))
+        pids = values(run(Workers(1, 1, apart=True, worker_bytes=share), Hoarder(60 * MB), 3))
         assert len(set(pids)) == processes
 
 
@@ -367,7 +370,7 @@ def test_a_worker_in_this_process_has_the_budget_for_itself() -> None:
     pool.expect(["json"])
     before = set(psutil.Process().children())
     assert before
-    pool.executor(Workers(1, 1, here=True))
+    run(Workers(1, 1, here=True), Square(), 1, pool=pool)
     assert set(psutil.Process().children()) == before
-    pool.executor(Workers(1, 1))
+    run(Workers(1, 1), Square(), 1, pool=pool)
     assert not before & set(psutil.Process().children())

@@ -7,21 +7,20 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.kit.jobs import TOKENIZER, run_apart, run_milldam, write_corpus, write_lines
+from tests.kit.jobs import TOKENIZER, run_apart, run_milldam, wait_until, write_corpus, write_lines
 from tests.kit.preprocess_jobs import write_config
 
 from milldam import memory
 from milldam.errors import ConfigError
 from milldam.memory import Budget, format_size, parse_size, usage
 from milldam.report.timeline import read_timeline
-from milldam.run import monitor as monitoring
-from milldam.run.monitor import Monitor
+from milldam.run.budget import Monitor
+from milldam.run.tasks import cores
 
 MB = 10**6
 
@@ -124,6 +123,18 @@ def test_the_smallest_limit_sets_what_is_available(monkeypatch: pytest.MonkeyPat
     assert memory.available_bytes()[0] == 0
 
 
+def test_the_limits_of_a_slurm_task_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of the job on its node, in MiB, and its cores, also where nothing enforces them."""
+    free = Budget.of(None).limit_bytes
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "400")
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "1")
+    assert Budget.of(None).limit_bytes < min(200 * 2**20, free) and "Slurm" in Budget.of(None).origin
+    assert cores() == 1
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "0")
+    monkeypatch.delenv("SLURM_CPUS_ON_NODE")
+    assert Budget.of(None).limit_bytes > 200 * 2**20 and cores() == len(os.sched_getaffinity(0))
+
+
 # ---- use ----
 
 
@@ -175,8 +186,8 @@ def test_monitor_goes_on_when_its_timeline_can_not_be_written() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     with Monitor(Path("/dev/full")) as monitor:
-        time.sleep(3 * monitoring.SAMPLE_SECONDS)
-        assert monitor._thread.is_alive()
+        before, held = monitor.use(10**9)["peak"], bytearray(b"x") * (32 << 20)
+        wait_until(lambda: monitor.use(10**9)["peak"] >= before + len(held))
     assert monitor.use(10**9)["peak"] > 0
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.kit.jobs import zstd
 
 from milldam.errors import InputError
 from milldam.sources import compression
@@ -35,7 +34,7 @@ def column_of(folder: Path, *records: Any, wanted: str | None = None) -> str | N
 
 def find(*paths: Path, wanted: str | None = None) -> str | None:
     files = list_inputs([str(path) for path in paths])
-    return find_text_column((Slice(file.path, file.format, file.compression) for file in files), wanted, None)
+    return find_text_column((Slice(file.path, file.format, file.compression) for file in files), wanted)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +117,7 @@ def test_broken_lines_at_the_head_are_passed_over(tmp_path: Path) -> None:
 
 def test_plain_text_has_no_column(tmp_path: Path) -> None:
     """Nothing is opened."""
-    assert find_text_column([Slice(str(tmp_path / "none.txt"), "txt", None)], None, None) is None
+    assert find_text_column([Slice(str(tmp_path / "none.txt"), "txt", None)], None) is None
 
 
 # ---- why there is none ----
@@ -132,28 +131,16 @@ CHAT = {"id": "7", "conversations": [{"from": "human", "value": "Who are you?"}]
     [
         ("a.jsonl", b"", "it is empty."),
         ("a.jsonl", b" \n\n", "nothing but white space"),
-        ("a.jsonl.gz", gzip.compress(b""), "it is empty once it is decompressed"),
         ("a.jsonl.gz", LINES, "not gzip data, whatever its name says: it begins with b'{"),
         ("a.jsonl.zst", gzip.compress(LINES), "not zstd data, whatever its name says: it begins as gzip data does"),
         ("a.jsonl.gz", gzip.compress(LINES)[:12], "ends in the middle of its compressed data. Get or make it again"),
-        ("a.jsonl", gzip.compress(LINES), "it begins as gzip data does. Add the ending .gz"),
-        (
-            "a.jsonl.gz",
-            gzip.compress(gzip.compress(LINES)),
-            "as gzip data does once it is decompressed. Decompress it",
-        ),
-        ("a.jsonl", b"PAR1" + bytes(50), "it is parquet by its first bytes. Name it .parquet, or set input_format"),
-        ("a.jsonl", b"PK\x03\x04" + bytes(50), "a zip archive"),
         ("a.jsonl", LINES.decode().encode("utf-16"), "UTF-16 (it begins"),
         ("a.jsonl", LINES.decode().encode("utf-32"), "UTF-32 (it begins"),
         ("a.jsonl", LINES.decode().encode("utf-16-le"), "many zero bytes"),
-        ("a.jsonl", LINES.replace(b"\n", b"\r"), "its lines end with a carriage return alone"),
         ("a.csv", b"id,text\r1,a\r", "Do its lines end with it? Convert it: tr"),
-        ("a.csv", b"id;text\n1;a\n", "If ';' separates columns, convert it"),
-        ("a.csv", b"id\ttext\n1\ta\n", "set input_format to tsv"),
-        ("a.csv", b",,\n1,2,3\n", "its first line names no columns"),
-        ("a.jsonl", b'[{"text": "a"}]', "its JSON goes over several lines, not one record a line. Name it .json, or"),
-        ("a.jsonl", b'{\n "text": "a"\n}\n', "its JSON goes over several lines"),
+        ("a.csv", b"id;text\n1;a\n", "If it has other separators, convert it"),
+        ("a.jsonl", b'[{"text": "a"}]', "its records must be objects"),
+        ("a.jsonl", b'{\n "text": "a"\n}\n', "If it is JSON over several lines"),
         ("a.jsonl", b"<html>404</html>", 'Its first line is "<html>404</html>": '),
         ("a.jsonl", b'"a"\n"b"\n', "its records must be objects with a field of text"),
         ("a.json", b"[]", "it is an empty array"),
@@ -174,14 +161,6 @@ def test_the_reason_why_there_is_no_text_is_named(tmp_path: Path, name: str, dat
         find(tmp_path / name)
     assert why in str(caught.value)
     assert str(tmp_path / name) in str(caught.value)
-
-
-def test_a_window_that_would_take_the_memory_is_named(tmp_path: Path) -> None:
-    """With the way to make it smaller."""
-    packer = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 30})
-    (tmp_path / "a.jsonl.zst").write_bytes(packer.compress(LINES) + packer.flush())
-    with pytest.raises(InputError, match=r"zstd window is larger than 128 MB.*zstd -dc --long=31"):
-        find(tmp_path / "a.jsonl.zst")
 
 
 def test_a_table_without_text_names_its_columns(tmp_path: Path) -> None:
@@ -262,7 +241,7 @@ def test_looking_at_standard_input_takes_nothing_from_it(stdin: Callable[[list[b
     """What was looked at is still there to be read."""
     data = b'{"body": "a"}\n{"body": "b"}\n'
     stdin([data])
-    assert find_text_column([Slice("-", "jsonl", None)], None, None) == "body"
+    assert find_text_column([Slice("-", "jsonl", None)], None) == "body"
     assert compression.open_bytes("-").read() == data
 
 
@@ -270,7 +249,7 @@ def test_looking_at_standard_input_takes_nothing_from_it(stdin: Callable[[list[b
 def test_csv_on_standard_input_is_read(stdin: Callable[[list[bytes]], None]) -> None:
     """Its header is looked at first, and its rows are still there."""
     stdin([b"id,te", b"xt\n1,a\n", b"2,b\n"])
-    assert find_text_column([Slice("-", "csv", None)], None, None) == "text"
+    assert find_text_column([Slice("-", "csv", None)], None) == "text"
     assert read_dash("csv", "text") == ["a", "b"]
 
 

@@ -152,7 +152,7 @@ def test_what_follows_the_last_member_is_told_and_not_read(kind: str, garbage: b
     found, error = decompressed(COMPRESS[kind](data) + garbage, kind)
     assert found == data
     assert error is not None and error.reason == "trailing_data"
-    assert f"byte {len(COMPRESS[kind](data)):,} on" in str(error)
+    assert f"byte {len(COMPRESS[kind](data)):,} is not" in str(error)
 
 
 def decompressed(data: bytes, kind: str, block_bytes: int = 1 << 20) -> tuple[bytes, DamagedError | None]:

@@ -178,7 +178,7 @@ def test_rows_have_the_wanted_columns_whole_however_large(
     with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("a", "b", "c"), ("1" * 300, "2"), *rows, ("last", "", "é" * 300)])
     rejects: list[Reject] = []
-    reader, places = FileReader(TextRules(), ("c", "a"), str(tmp_path)), Places()
+    reader, places = FileReader(TextRules(), ("c", "a")), Places()
     with small_blocks(block):
         read_back = list(reader.rows([Slice(str(tmp_path / "a.csv"), "csv", None)], rejects.append, places))
     found = [(row["a"], row["c"]) for batch in read_back for row in batch.to_pylist()]

@@ -96,7 +96,7 @@ def test_a_split_is_read_as_hf_reads_it(text: str, split: Split) -> None:
         ("train[20:10]", "no documents"),
         ("train[:0]", "no documents"),
         ("train[-5%:-5%]", "no documents"),
-        ("train[:10]+test", "Give each its own entry under datasets"),
+        ("train[:10]+test", "give each its own entry under datasets"),
     ],
 )
 def test_what_is_no_split_is_refused_with_an_example(text: str, problem: str) -> None:

@@ -30,9 +30,8 @@ PIECES = st.sampled_from([b"a", b" ", b"\0", "é".encode(), "🙂".encode(), b"\
 def small_head(characters: int) -> Iterator[None]:
     """So few characters decide whether a text can be mended."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoding, "HEAD_CHARACTERS", characters)
         for module in (decoding, plain_text):
-            patch.setattr(module, "HEAD_BYTES", 4 * characters)
+            patch.setattr(module, "HEAD_BYTES", characters)
         yield
 
 
@@ -97,17 +96,10 @@ def test_text_with_a_few_letters_of_another_encoding_is_kept(tmp_path: Path, enc
     assert found == text.encode("ascii", "ignore").decode()
 
 
-@pytest.mark.parametrize(("bad", "kept"), [(16, True), (17, False)])
-def test_a_short_text_may_lose_more_than_a_tenth(tmp_path: Path, bad: int, kept: bool) -> None:
-    """Up to half of it, but no more than 16 bytes; beyond 160 characters a tenth."""
-    result = read(written(tmp_path / "a.txt", b"x" * 50 + b"\xff" * bad), FILE)
-    assert bool(result.texts) is kept
-
-
 def test_only_the_head_decides(tmp_path: Path) -> None:
     """A document that turns bad later is mended, so that the verdict can be had without reading to its end."""
-    data = b"x" * decoding.HEAD_CHARACTERS + b"\xff" * 5000
-    assert outcome(read(written(tmp_path / "a.txt", data), FILE)) == (["x" * decoding.HEAD_CHARACTERS], [])
+    data = b"x" * decoding.HEAD_BYTES + b"\xff" * 5000
+    assert outcome(read(written(tmp_path / "a.txt", data), FILE)) == (["x" * decoding.HEAD_BYTES], [])
 
 
 # ---- the same however it is cut ----

@@ -25,6 +25,8 @@ BOM = b"\xef\xbb\xbf"
 @pytest.mark.parametrize("ending", ["", ".gz"])
 def test_documents_come_once_in_order_from_any_units(tmp_path: Path, format: str, ending: str) -> None:
     """From a file that can be cut many units, from any other one."""
+    if ending and format in ("parquet", "arrow"):
+        return  # refused: they are read from their end
     texts = [text.strip() for text in TEXTS]
     path = write_texts(tmp_path / f"a.{format}{ending}", texts, rows=10)
     with small_blocks(100):

@@ -86,14 +86,6 @@ def test_what_is_odd_but_valid_is_kept(tmp_path: Path, line: bytes) -> None:
     assert result.rejects == []
 
 
-def test_a_number_of_any_length_costs_no_record(tmp_path: Path) -> None:
-    """Python reads no whole number of more than 4,300 digits; JSON has them."""
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "one", "n": %s}\n{"text": "two", "n": 1}\n{"text": "\\ud800"}\n' % ("7" * 5000))
-    result = read(path, TextRules(text_column="text"))
-    assert result.texts == ["one", "two"]
-
-
 def test_a_dotted_name_leads_into_nested_objects(tmp_path: Path) -> None:
     """At any depth; where the way is missing or ends early, the line is rejected."""
     lines = [

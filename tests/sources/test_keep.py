@@ -31,8 +31,8 @@ def read(path: Path, keep: tuple[str, ...], rules: TextRules = TEXT, shard_size:
     """The text and the kept values of every document. The batches are those without fields."""
     rows: Rows = []
     for unit in plan(path, rules, shard_size):
-        batches = list(read_unit(unit, rules, lambda _: None, str(path.parent), keep))
-        plain = list(read_unit(unit, rules, lambda _: None, str(path.parent)))
+        batches = list(read_unit(unit, rules, lambda _: None, keep))
+        plain = list(read_unit(unit, rules, lambda _: None))
         assert [one.texts for one in batches] == [one.texts for one in plain]
         assert all(one.columns is None for one in plain)
         for batch in batches:
@@ -147,7 +147,7 @@ def test_fields_stay_with_their_texts_when_rows_are_lost(tmp_path: Path, ending:
 
 def field_of(path: Path, name: str = "of") -> ValueField:
     slices = [Slice(str(path), path.suffix[1:], None)]
-    return value_field(name, *head_values(slices, name, None, "prefer.field"), "prefer.field")
+    return value_field(name, *head_values(slices, name, "prefer.field"), "prefer.field")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_what_texts_and_numbers_of_json_count_as(
         return
     assert field_of(path) == ValueField("of", kind)  # type: ignore[arg-type]
     (unit,) = plan(path, TEXT)
-    (batch,) = read_unit(unit, TEXT, print, None, ("of",))
+    (batch,) = read_unit(unit, TEXT, print, ("of",))
     assert batch.columns is not None
     found = field_of(path).of_column(batch.columns.column(0)).tolist()
     assert [None if one != one else one for one in found] == numbers
@@ -206,7 +206,7 @@ def test_a_field_is_looked_for_in_several_heads(tmp_path: Path) -> None:
     empty = Slice(str(write_rows(tmp_path / "e.jsonl", [{"text": "a", "day": None}])), "jsonl", None)
     rows = [{"text": "a"} for _ in range(1000)] + [{"text": "b", "day": "2024-05"}]
     dated = Slice(str(write_rows(tmp_path / "d.jsonl", rows)), "jsonl", None)
-    assert value_field("day", *head_values([empty, dated], "day", None, "s"), "s") == ValueField("day", "date")
+    assert value_field("day", *head_values([empty, dated], "day", "s"), "s") == ValueField("day", "date")
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
@@ -216,4 +216,4 @@ def test_a_field_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path
     with pytest.raises(InputError, match=r'no field "scroe" .* found "text", "score", "title". Did you mean "score"?'):
         field_of(path, "scroe")
     with pytest.raises(InputError, match="Plain text has no fields"):
-        head_values([Slice("a.txt", "txt", None)], "score", None, "s")
+        head_values([Slice("a.txt", "txt", None)], "score", "s")

@@ -22,14 +22,6 @@ ALONE = TextRules(text_column="text", only_file=True)
 KINDS = ("parquet", "arrow", "stream")
 
 
-def zstd(data: bytes) -> bytes:
-    try:
-        from compression import zstd
-    except ImportError:
-        from backports import zstd
-    return bytes(zstd.compress(data))
-
-
 def write(folder: Path, table: pa.Table, kind: str = "parquet", rows: int = 1000) -> Path:
     """A table on disk, in row groups or record batches of so many rows."""
     path = folder / ("a.parquet" if kind == "parquet" else "a.arrow")
@@ -74,9 +66,6 @@ def test_row_groups_and_record_batches_are_units(tmp_path: Path, kind: str) -> N
     path = write(tmp_path, text_table(texts), kind, rows=10)
     assert len(plan(path, TEXT, shard_size=1)) == 5
     assert read(path, TEXT, shard_size=1).texts == texts
-
-
-# ---- large values ----
 
 
 # ---- kinds of columns ----
@@ -165,21 +154,6 @@ def test_damage_anywhere_is_an_input_error_or_harmless(tmp_path: Path, format: s
         read(path, ALONE)
     except InputError as error:
         assert "a." in str(error)
-
-
-# ---- where it lies ----
-
-
-@pytest.mark.parametrize("format", KINDS)
-def test_a_compressed_table_is_unpacked_on_the_way(tmp_path: Path, format: str) -> None:
-    """One unit, since it can't be cut; nothing stays behind."""
-    path = write(tmp_path, text_table([f"text {n}" for n in range(50)]), format, rows=10)
-    packed = path.with_name(path.name + ".zst")
-    packed.write_bytes(zstd(path.read_bytes()))
-    path.unlink()
-    result = read(packed, TEXT, shard_size=1)
-    assert (result.units, result.texts) == (1, [f"text {n}" for n in range(50)])
-    assert list(tmp_path.iterdir()) == [packed]
 
 
 # ---- the schema ----

@@ -28,6 +28,8 @@ TEXTS = ["one", LARGE, "two", "x" * 900, LARGE + LARGE, "last"]
 @pytest.mark.parametrize("block", [50, 1 << 20])
 def test_a_record_that_is_too_large_costs_itself_alone(tmp_path: Path, format: str, ending: str, block: int) -> None:
     """Those around it are kept, and its place, its size and its head are told."""
+    if ending and format in ("parquet", "arrow"):
+        return  # refused: they are read from their end
     with small_blocks(block):
         result = read(write_texts(tmp_path / f"a.{format}{ending}", TEXTS, rows=4), RULES)
     assert result.texts == [text for text in TEXTS if len(text) < MOST]
@@ -43,7 +45,7 @@ def test_a_record_that_is_too_large_costs_itself_alone(tmp_path: Path, format: s
 def test_rows_that_are_too_large_are_left_out_in_their_place(tmp_path: Path, format: str) -> None:
     """What comes behind them still knows its row."""
     rejects: list[Reject] = []
-    reader, places = FileReader(RULES, None, str(tmp_path)), Places()
+    reader, places = FileReader(RULES, None), Places()
     slice = Slice(str(write_texts(tmp_path / f"a.{format}", TEXTS, rows=4)), format, None)
     texts, found = [], []
     with small_blocks(50):
@@ -140,6 +142,6 @@ def test_as_a_row_a_text_file_that_is_too_large_is_left_out(tmp_path: Path) -> N
     """A function is given whole documents."""
     (tmp_path / "a.txt").write_text("word " * 2000)
     rejects: list[Reject] = []
-    reader = FileReader(TextRules(max_document_bytes=MOST), None, str(tmp_path))
+    reader = FileReader(TextRules(max_document_bytes=MOST), None)
     assert list(reader.rows([Slice(str(tmp_path / "a.txt"), "txt", None)], rejects.append, Places())) == []
     assert [(reject.reason, reject.detail.split()[0]) for reject in rejects] == [("too_large", "10,000")]

@@ -167,13 +167,6 @@ def test_damaged_stores_give_a_right_result_or_an_error_that_says_where(stores: 
     assert damage_and_use(stores, kind, CASES // len(KINDS), seed=1) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_thousand_damaged_stores_give_a_right_result_or_an_error_that_says_where(stores: Path, kind: str) -> None:
-    """The same, many more."""
-    assert damage_and_use(stores, kind, SLOW_CASES // len(KINDS) + 40, seed=2) == []
-
-
 # ---- states of loaders ----
 
 

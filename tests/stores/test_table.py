@@ -86,17 +86,6 @@ def test_slices_and_batches_are_those_of_a_list(tmp_path: Path, begin: int, end:
     )
 
 
-def test_batches_come_as_lists_numpy_or_arrow(table: Table) -> None:
-    """Of all columns, or of those named."""
-    first = next(table.batches(4, format="numpy", columns=["id", "ids"]))
-    assert first["id"].tolist() == [0, 1, 2, 3] and first["ids"][3].dtype == np.int32 and list(first) == ["id", "ids"]
-    assert next(table.batches(4, format="arrow")).schema == SCHEMA
-    with pytest.raises(ConfigError, match=r'no column "txet".*Did you mean "text"'):
-        table.batches(4, columns=["txet"])
-    with pytest.raises(ConfigError, match="one of python, numpy, arrow"):
-        table.batches(4, format="torch")
-
-
 def test_to_hf_has_the_same_rows_on_the_same_files(table: Table) -> None:
     """Every file of the dataset is one of the table's."""
     pytest.importorskip("datasets")

@@ -31,7 +31,6 @@ from milldam.stores.verify import verify
 Document = list[int]
 
 small_documents = st.lists(st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=12), max_size=30)
-bounds = st.none() | st.integers(-8, 8)
 # Where a stream of tokens is cut into appends: any token may be the last of its batch.
 cut_seeds = st.randoms(use_true_random=False)
 
@@ -144,13 +143,6 @@ def test_index_is_the_one_megatron_reads(tmp_path: Path, written: list[Document]
     assert read == written
 
 
-def test_token_file_is_flat_little_endian_tokens(tmp_path: Path) -> None:
-    """The token file is what nanoGPT maps: nothing but tokens, two bytes each, low byte first."""
-    make_store(tmp_path, [[[1, 258], [65535]]])
-    assert shard_file(tmp_path, 0, "bin").read_bytes() == bytes([1, 0, 2, 1, 255, 255])
-    assert np.memmap(shard_file(tmp_path, 0, "bin"), dtype="uint16", mode="r").tolist() == [1, 258, 65535]
-
-
 @given(written=small_documents, largest=st.integers(1, 5))
 def test_documents_longer_than_a_sequence_come_back_whole(
     tmp_path: Path, written: list[Document], largest: int
@@ -165,12 +157,6 @@ def test_documents_longer_than_a_sequence_come_back_whole(
         assert [document.tolist() for document in store] == written
         assert [n for part in store.document_lengths() for n in part.tolist()] == [len(d) for d in written]
         assert list(verify(tmp_path)) == []
-
-
-def test_narrow_dtype_exactly_as_far_as_it_holds_all_ids() -> None:
-    """uint16 for at most 65,536 ids, int32 beyond: the index format knows no uint32."""
-    assert format.token_dtype(2**16) == "uint16"
-    assert format.token_dtype(2**16 + 1) == "int32"
 
 
 # ---- as a sequence ----
@@ -197,20 +183,6 @@ def test_a_store_is_a_sequence_of_its_documents(store: Store) -> None:
     same = make_store(store.path.with_name("a"), [every[:3], [], every[3:]])
     other = make_store(store.path.with_name("b"), [[[1, 2, 2], *every[2:]]])
     assert store.fingerprint == same.fingerprint != other.fingerprint
-
-
-@given(
-    start=st.none() | st.integers(-8, 8), stop=st.none() | st.integers(-8, 8), step=st.sampled_from([None, 1, 2, -1])
-)
-def test_slices_are_those_of_a_list(
-    tmp_path_factory: pytest.TempPathFactory, start: int | None, stop: int | None, step: int | None
-) -> None:
-    """Any slice gives what it gives of a list."""
-    folder = tmp_path_factory.getbasetemp() / "slices"
-    if not folder.exists():
-        make_store(folder, [[[1], [2]], [[3], [4], [5]]])
-    chosen = slice(start, stop, step)
-    assert [document.tolist() for document in open_store(folder)[chosen]] == [[1], [2], [3], [4], [5]][chosen]
 
 
 def test_a_split_is_chosen_by_name(tmp_path: Path) -> None:
@@ -344,18 +316,6 @@ def test_verify_finds_a_flipped_bit(store: Store, suffix: str, position: int) ->
     path.write_bytes(data)
     problems = list(verify(store.path))
     assert len(problems) == 1 and str(path) in problems[0] and "hash differs" in problems[0]
-
-
-@pytest.mark.parametrize("suffix", ["bin", "idx"])
-def test_verify_finds_files_that_were_cut_or_are_gone(store: Store, suffix: str) -> None:
-    """They are named, with both sizes; a whole store has no problems."""
-    assert list(verify(store.path)) == []
-    path = shard_file(store.path, 2, suffix)
-    size = path.stat().st_size
-    os.truncate(path, size - 1)
-    assert list(verify(store.path)) == [f"{path}: {size - 1:,} bytes where the manifest says {size:,}"]
-    path.unlink()
-    assert list(verify(store.path)) == [f"{path}: missing"]
 
 
 def test_verify_finds_another_tokenizer(store: Store) -> None:

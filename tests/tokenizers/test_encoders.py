@@ -23,7 +23,7 @@ from tests.kit.quick import first_quick
 
 from milldam.errors import ConfigError
 from milldam.files import user_cache
-from milldam.run.pools import BATCHES_BYTES
+from milldam.run.budget import BATCHES_BYTES
 from milldam.tokenizers import encoders, proof
 from milldam.tokenizers.encoders import GIGATOKEN, HUGGINGFACE, Encoder, encode_each, json_model_type
 from milldam.tokenizers.proof import HARD_STRINGS, Choice, choose_encoder, expected_ids

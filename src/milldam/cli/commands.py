@@ -205,7 +205,7 @@ class Request(Generic[S]):
 
 
 class JobCommand(click.Command):
-    """A command whose function returns a request, one for each split, or None when it has answered by itself."""
+    """A command whose function returns a request, or one for each split."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Options under their sections."""
@@ -218,23 +218,23 @@ class JobCommand(click.Command):
             with formatter.section(name):
                 formatter.write_dl(records)
 
-    def request(self, ctx: click.Context) -> Request[Any] | dict[str, Request[Any]] | None:
+    def request(self, ctx: click.Context) -> Request[Any] | dict[str, Request[Any]]:
         options = {name: value for name, value in ctx.params.items() if name not in _SHOWING}
         assert self.callback is not None
-        found: Request[Any] | dict[str, Request[Any]] | None = ctx.invoke(self.callback, **options)
+        found: Request[Any] | dict[str, Request[Any]] = ctx.invoke(self.callback, **options)
         return found
 
     def invoke(self, ctx: click.Context) -> None:
         from milldam.cli.summaries import show_summary
 
         request, as_json, quiet = self.request(ctx), ctx.params["as_json"], ctx.params["quiet"]
-        several = request if isinstance(request, dict) else {"": request} if request is not None else {}
+        several = request if isinstance(request, dict) else {"": request}
         summaries = {}
         for name, one in several.items():
             summaries[name] = _run(one.run, quiet=quiet)
             if not as_json:
                 show_summary(summaries[name], as_json=False, quiet=quiet, verbose=ctx.params["verbose"])
-        if as_json and several:
+        if as_json:
             found = {name: summary.as_json() for name, summary in summaries.items()}
             click.echo(json.dumps(found if isinstance(request, dict) else found[""]))
 
@@ -265,8 +265,6 @@ def array_of_command(words: Sequence[str]) -> tuple[ArrayWork[Any], dict[str, An
         request = command.request(ctx)
     if isinstance(request, dict):
         raise ConfigError(Setting("split"), f": name one of {', '.join(request)}: each is a job of its own.")
-    if request is None:
-        raise ConfigError(f"{shlex.join(words)}: runs no job.")
     return request.array(), {name: ctx.params[name] for name in _SHOWING}
 
 

@@ -45,30 +45,18 @@ _MEMORY_SECONDS = 0.25
 @click.option("--batch-size", type=int, default=16, show_default=True, metavar="N", help="Samples per batch.")
 @click.option("--split", metavar="NAME", help="Read only this split.")
 @click.option("--packed", type=click.Choice(["wrapped", "best_fit"]), help="Packed rows instead of windows.")
-@click.option(
-    "--shuffle",
-    type=click.Choice(list(_SHUFFLES)),
-    help="Shuffle all samples, whole blocks, within groups of shards, or not at all. "
-    "[default: full; for text: within groups of units]",
-)
+@click.option("--shuffle", type=click.Choice(list(_SHUFFLES)), help="[default: full; for text: in groups of units]")
 @click.option("--epochs", type=int, metavar="N", help="Stop after N passes over the data. [default: no limit]")
 @click.option("--seconds", type=float, default=5.0, show_default=True, help="Stop after this time.")
-@click.option(
-    "--read",
-    type=click.Choice(["auto", "map", "pread"]),
-    default="auto",
-    show_default=True,
-    help="How to read files; auto maps what fits in half of the free memory.",
-)
-@click.option(
-    "--cache",
-    metavar="SIZE",
-    help="For a store at an address: size of the local cache. [default: 50GB, or half of the disk]",
-)
+@click.option("--read", type=click.Choice(["auto", "map", "pread"]), default="auto", help="How to read files.")
+@click.option("--cache", metavar="SIZE", help="For a store at an address: size of the cache. [default: 50GB]")
 @json_option
 def feed(data: tuple[str, ...], as_json: bool, seconds: float, **options: Any) -> None:
     """
     Shows the time to the first batch, tokens/s and memory.
+
+    --shuffle: all samples, whole blocks, within groups of shards, or none. --read auto maps files that fit in half of
+    the free memory.
 
     STORE: anything that `milldam.open` opens. INPUT: text, with --tokenizer, or a configuration (.yaml); text is
     tokenized while batches are delivered. Ends after --seconds or --epochs; Ctrl-C shows the figures so far.

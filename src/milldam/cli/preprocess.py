@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 @config_file
 @setting("-o", "--out", type=click.Path(path_type=Path), shown="that of the file")
 @evaluation_options
-@click.option("--dry-run", is_flag=True, help="Check everything and show the plan, as `milldam plan` does.")
 @job_options(in_file=True)
-def preprocess(config: Path, overrides: tuple[str, ...], dry_run: bool, **options: Any) -> Request[TextSummary] | None:
+def preprocess(config: Path, overrides: tuple[str, ...], **options: Any) -> Request[TextSummary]:
     """
     CONFIG: a YAML file; docs/config.md lists every key, `milldam schema` prints its JSON schema. If it is
     interrupted or killed, run the same command to resume.
@@ -50,11 +49,8 @@ def preprocess(config: Path, overrides: tuple[str, ...], dry_run: bool, **option
     """
     from milldam.pipeline.starting import run_checked
 
-    shown = click.get_current_context().params
-    check = partial(_load, config, overrides, evaluation_sets(options), quiet=shown["quiet"])
-    if dry_run:
-        _show_plan(check(), as_json=shown["as_json"])
-        return None
+    quiet = click.get_current_context().params["quiet"]
+    check = partial(_load, config, overrides, evaluation_sets(options), quiet=quiet)
 
     def array() -> ArrayWork[TextSummary]:
         from milldam.pipeline.job import array_of
@@ -77,7 +73,25 @@ def plan(config: Path, overrides: tuple[str, ...], as_json: bool, **options: Any
     milldam plan config.yaml
     milldam plan config.yaml --workers 32 --memory 64GB
     """
-    _show_plan(_load(config, overrides, options), as_json=as_json)
+    from milldam.cli.summaries import plan_lines
+    from milldam.pipeline.job import plan_job
+    from milldam.run.budget import WorkPlan
+
+    checked = _load(config, overrides, options)
+    planned = plan_job(checked)
+    plan, disk = planned.plan, planned.disk
+    if as_json:
+        common = {one.name: getattr(plan, one.name) for one in dataclasses.fields(WorkPlan)}
+        facts = {one.name: getattr(planned, one.name) for one in dataclasses.fields(planned)} | {"plan": common}
+        click.echo(json.dumps(facts, default=dataclasses.asdict))
+        return
+    for line in (
+        *plan_lines(plan),
+        f"Output: {checked.out} ({planned.state}; for typical text about {format_size(disk.store_bytes)}, at most"
+        f" {format_size(disk.most_bytes)} meanwhile; {format_size(disk.free_bytes)} are free)",
+        f"Least memory: {format_size(planned.memory_bytes)} for {counted(plan.workers, 'worker')}",
+    ):
+        click.echo(line)
 
 
 def _load(path: Path, overrides: tuple[str, ...], options: dict[str, Any], *, quiet: bool = False) -> Config:
@@ -93,27 +107,6 @@ def _load(path: Path, overrides: tuple[str, ...], options: dict[str, Any], *, qu
     config = checked_settings(Config, values)
     click.get_current_context().find_root().with_resource(storage_options(config.storage_options))
     return config
-
-
-def _show_plan(config: Config, *, as_json: bool) -> None:
-    from milldam.cli.summaries import plan_lines
-    from milldam.pipeline.job import plan_job
-    from milldam.run.pools import WorkPlan
-
-    planned = plan_job(config)
-    plan, disk = planned.plan, planned.disk
-    if as_json:
-        common = {one.name: getattr(plan, one.name) for one in dataclasses.fields(WorkPlan)}
-        facts = {one.name: getattr(planned, one.name) for one in dataclasses.fields(planned)} | {"plan": common}
-        click.echo(json.dumps(facts, default=dataclasses.asdict))
-        return
-    for line in (
-        *plan_lines(plan),
-        f"Output: {config.out} ({planned.state}); for typical text about {format_size(disk.store_bytes)}, at most"
-        f" {format_size(disk.most_bytes)} meanwhile; {format_size(disk.free_bytes)} are free",
-        f"Least memory: {format_size(planned.memory_bytes)} for {counted(plan.workers, 'worker')}",
-    ):
-        click.echo(line)
 
 
 @click.command()

@@ -74,19 +74,9 @@ def qa(inputs: tuple[str, ...], **options: Any) -> Request[QASummary]:
 @click.command("qa-eval")
 @click.argument("references", type=click.Path(path_type=Path))
 @click.argument("predictions", type=click.Path(path_type=Path))
+@click.option("--null-odds", type=click.Path(path_type=Path), metavar="FILE", help="JSON {id: odds of no answer}.")
 @click.option(
-    "--null-odds",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="JSON {id: number}, higher if no answer is likelier; also finds the best thresholds.",
-)
-@click.option(
-    "--threshold",
-    type=float,
-    default=1.0,
-    show_default=True,
-    metavar="X",
-    help="With --null-odds: count answers with odds above X as empty, like v2's script; inf: keep all as predicted.",
+    "--threshold", type=float, default=1.0, show_default=True, metavar="X", help="Odds of no answer above it."
 )
 @click.option("--split", default="validation", show_default=True, help="Split of REFERENCES that is a dataset.")
 @json_option
@@ -97,7 +87,8 @@ def qa_eval(
     Overall, with and without an answer, as SQuAD's own scripts compute them.
 
     REFERENCES: a SQuAD JSON file, flat records (jsonl, parquet, a dataset on disk), or what `milldam qa` made.
-    PREDICTIONS: a JSON file {question id: answer}; "" for no answer.
+    PREDICTIONS: a JSON file {question id: answer}; "" for no answer. With --null-odds, answers with odds above
+    --threshold count as empty, as in v2's script (inf: none do), and the best thresholds are shown.
 
     \b
     milldam qa-eval dev-v2.0.json predictions.json

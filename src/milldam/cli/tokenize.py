@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from milldam.run.engine import ArrayWork
 
 
+def _pairs(name: str, metavar: str, text: str) -> Any:
+    dest = name.strip("-").replace("-", "_") + "s"
+    return click.option(name, dest, multiple=True, metavar=metavar, help=f"{text} May be repeated.")
+
+
 @click.command(cls=JobCommand)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @together(
@@ -52,22 +57,10 @@ if TYPE_CHECKING:
     "Conversations",
     setting("--chat", is_flag=True, help="Records are conversations. The other options of this section imply it."),
     setting("--chat-form", of="ChatRules", key="form", type=choice(ChatForm)),
-    click.option(
-        "--chat-column",
-        "chat_columns",
-        multiple=True,
-        metavar="NAME=COLUMN",
-        help="Name of a column, such as messages=turns or prompt=question. May be repeated.",
-    ),
+    _pairs("--chat-column", "NAME=COLUMN", "Name of a column, such as messages=turns or prompt=question."),
     setting("--chat-template", of="ChatRules", key="template", metavar="FILE"),
     setting("--chat-named-template", of="ChatRules", key="named_template", metavar="NAME"),
-    click.option(
-        "--chat-variable",
-        "chat_variables",
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="A variable of the template, such as bos_token or enable_thinking. May be repeated.",
-    ),
+    _pairs("--chat-variable", "NAME=VALUE", "A variable of the template, such as enable_thinking."),
     click.option(
         "--train-on",
         metavar="WHAT",

@@ -12,18 +12,16 @@ is a whole number, one item is a list of one, a path is text.
 from __future__ import annotations
 
 import ast
-import inspect
 import itertools
 import math
 import os
 import re
 import sys
-import textwrap
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from milldam.errors import ConfigError, Setting, did_you_mean, nearest
@@ -234,12 +232,17 @@ def defaults_of(block: type) -> dict[str, Any]:
 
 
 @cache
+def _classes_of(module: str) -> dict[str, ast.ClassDef]:
+    path = str(sys.modules[module].__file__)
+    tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
 def descriptions_of(block: type) -> dict[str, str]:
     """The docstrings of the fields, each in one line."""
-    body = cast("ast.ClassDef", ast.parse(textwrap.dedent(inspect.getsource(block))).body[0]).body
     return {
         key.target.id: " ".join(text.value.value.split())
-        for key, text in itertools.pairwise(body)
+        for key, text in itertools.pairwise(_classes_of(block.__module__)[block.__name__].body)
         if isinstance(key, ast.AnnAssign) and isinstance(key.target, ast.Name)
         if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
     }

@@ -1,9 +1,8 @@
 """Training straight from text: units of a store are made in the background, in the order in which loaders need them.
 
-job          the job of `milldam tokenize`, its units in the order in which they are wanted; what can't be fed
-maker        a process that does it beside training; it has the run's lock
+job          the maker: the job of `milldam tokenize` in a process beside training, its units in the order of demand
 making       the maker as loaders see it: started, watched, replaced when it dies
-demand       which units loaders wait for, and what the maker tells them of its run, as files of the run folder
+demand       which units loaders wait for, and what the maker writes about its run, as files of the run folder
 growing      the parts of a store that is being made, as `loader.unit_order` wants them
 
 Ranks share a run folder and nothing else: whoever gets the lock has the maker, the others read what it makes. No rank

@@ -1,8 +1,8 @@
 """Which units loaders wait for: a small file of the run folder for each loader, on any machine that sees the folder.
 
-`demand/HOST-PROCESS-n.json` lists the next units in the order in which they are needed. What is no longer wanted costs
-nothing but time: every unit is made some day. So a file whose process is gone is removed by who sees it on its own
-machine, and one that nobody has touched for long is passed over.
+`demand/HOST-PROCESS-n.json` lists the next units in the order in which they are needed. A file that outlives its loader
+costs nothing but time, since every unit is made some day: it is removed when its process is gone from this machine, and
+passed over when it has not been touched for long.
 
 `run/feed.json` is what loaders need to know of the run that makes units for them; there while a maker is at work.
 """
@@ -17,45 +17,62 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from milldam.files import read_sealed, replace_unsynced, seal_file
-from milldam.memory import is_alive, process_identity
+import psutil
 
-FOLDER = "demand"
+from milldam.files import read_sealed, replace_unsynced, seal_file
+
+_FOLDER, _NAME = "demand", "feed.json"
 _numbers = itertools.count()
 _STALE_SECONDS = 600.0
 """By then all that was wanted has been made, unless its loader is on a machine that is gone."""
 
 
+def process_identity(pid: int) -> str:
+    """A process's number and start time, since numbers are used again; empty when there is no such process."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        # The second field, in brackets, may hold anything; the start time is the twentieth after it.
+        return f"{pid}.{status.rpartition(')')[2].split()[19]}"
+    except OSError:
+        with contextlib.suppress(psutil.Error):  # a system without /proc
+            return f"{pid}.{psutil.Process(pid).create_time()}" if not Path("/proc/self").exists() else ""
+        return ""
+
+
+def _is_alive(process: str) -> bool:
+    """Whether a process of this machine, by its identity, is still there."""
+    return process_identity(int(process.partition(".")[0])) == process
+
+
 class Demand:
-    """What one loader of this process wants."""
+    """The units that one loader of this process wants, in this order."""
 
     def __init__(self, run_folder: Path) -> None:
-        self._folder, self._number = run_folder / FOLDER, next(_numbers)
+        self._folder, self._number = run_folder / _FOLDER, next(_numbers)
         self._units: list[int] | None = None
 
     @property
     def _path(self) -> Path:
-        # By the process that asks: a forked one has wishes of its own.
+        # By the process that asks: a forked one has a demand of its own.
         return self._folder / f"{socket.gethostname()}-{process_identity(os.getpid())}-{self._number}.json"
 
     def put(self, units: Sequence[int]) -> None:
-        """Want these units, in this order."""
         if list(units) != self._units:
             self._units = list(units)
-            self.renew()
+            self._write()
 
     def renew(self) -> None:
-        """Say it again where it was removed."""
-        if self._units is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            replace_unsynced(self._path, json.dumps(self._units).encode())
+        """Write it again if it was removed."""
+        if self._units is not None and not self._path.exists():
+            self._write()
 
-    def is_known(self) -> bool:
-        return self._units is None or self._path.exists()
+    def _write(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        replace_unsynced(self._path, json.dumps(self._units).encode())
 
     def withdraw(self) -> None:
         with contextlib.suppress(OSError):
@@ -63,42 +80,34 @@ class Demand:
 
 
 def forget_all(run_folder: Path) -> None:
-    """Remove what is left of those who wanted something, when nothing is left to make."""
-    shutil.rmtree(run_folder / FOLDER, ignore_errors=True)
+    """Remove the demands that are left when nothing is left to make."""
+    shutil.rmtree(run_folder / _FOLDER, ignore_errors=True)
 
 
 def demanded(run_folder: Path) -> Iterator[int]:
     """Units that loaders want, the most urgent ones of each first; some come more than once."""
-    wishes = (_read(path) for path in sorted((run_folder / FOLDER).glob("*.json")))
-    for units in itertools.zip_longest(*wishes):
+    lists = []
+    for path in sorted((run_folder / _FOLDER).glob("*.json")):
+        host, process, _ = path.stem.rsplit("-", 2)
+        with contextlib.suppress(OSError, ValueError):  # withdrawn, or torn by a crash of the machine
+            if host != socket.gethostname():
+                is_gone = time.time() - path.stat().st_mtime > _STALE_SECONDS
+            else:
+                is_gone = not _is_alive(process)
+            if is_gone:
+                path.unlink(missing_ok=True)
+            else:
+                lists.append(json.loads(path.read_bytes()))
+    for units in itertools.zip_longest(*lists):
         yield from (unit for unit in units if unit is not None)
-
-
-def _read(path: Path) -> list[int]:
-    try:
-        if _is_dead(path):
-            path.unlink(missing_ok=True)
-            return []
-        units: list[int] = json.loads(path.read_bytes())
-    except (OSError, ValueError):  # withdrawn, or torn by a crash of the machine
-        return []
-    return units
-
-
-def _is_dead(path: Path) -> bool:
-    host, process, _ = path.stem.rsplit("-", 2)
-    if host != socket.gethostname():
-        return time.time() - path.stat().st_mtime > _STALE_SECONDS
-    return not is_alive(process)
-
-
-NAME = "feed.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
+    """What the maker makes."""
+
     name: str
-    """What was asked for: who asks for something else does not share it."""
+    """Of the order: loaders with another order do not share it."""
     host: str
     process: str
     """The maker."""
@@ -107,12 +116,9 @@ class Planned:
     units: int = 0
     index_key: int = 0
     """What the keys of units take in of a dedup index."""
-    splits: tuple[str, ...] = ()
-    vocab_size: int = 0
-    tokenizer: str = ""
-    pad_id: int = 0
-    chat: bool = False
-    pairs: bool = False
+    dtype: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Other fields of `FeedFacts`."""
     workers: int = 0
     budget_bytes: int = 0
 
@@ -122,17 +128,17 @@ class Planned:
         return cls(name, socket.gethostname(), process_identity(os.getpid()))
 
     def write(self, run_folder: Path) -> None:
-        replace_unsynced(run_folder / NAME, seal_file(asdict(self)))
+        replace_unsynced(run_folder / _NAME, seal_file(asdict(self)))
 
     @staticmethod
     def read(run_folder: Path) -> Planned | None:
-        """What a maker that is at work has told; None: there is none."""
-        told: dict[str, Any] | None = read_sealed(run_folder / NAME)
-        if told is None:
+        """What a maker that is at work has written; None: there is none."""
+        value = read_sealed(run_folder / _NAME)
+        planned = None if value is None else Planned(**value)
+        if planned is None or (planned.host == socket.gethostname() and not _is_alive(planned.process)):
             return None
-        planned = Planned(**told | {"splits": tuple(told["splits"])})
-        return planned if planned.host != socket.gethostname() or is_alive(planned.process) else None
+        return planned
 
     @staticmethod
     def forget(run_folder: Path) -> None:
-        (run_folder / NAME).unlink(missing_ok=True)
+        (run_folder / _NAME).unlink(missing_ok=True)

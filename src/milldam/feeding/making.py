@@ -1,7 +1,7 @@
 """The maker of a run folder, as a loader sees it: found, or started; watched; replaced when it dies.
 
-Whoever finds nobody at work starts a maker; of several that are started at once, one gets the run's lock and the others
-end. So when a rank dies with its maker, any other that waits for a unit has its own within a moment.
+A loader that finds no maker at work starts one; of several that are started at once, one gets the run's lock and the
+others end. So when a rank dies with its maker, any other that waits for a unit has its own within a moment.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from milldam.errors import MismatchError, RunHeldError, WorkerError
-from milldam.feeding.demand import Planned
-from milldam.feeding.maker import FINISHED
+from milldam.feeding.demand import Planned, process_identity
 from milldam.files import hash_bytes, read_sealed
-from milldam.input_files import RUN_FOLDER
-from milldam.memory import process_identity
-from milldam.run.folder import is_at_work
-from milldam.run.fork import ADVICE, ERROR, cause_of
+from milldam.run.folder import PLAN, RUN_FOLDER, is_at_work
+from milldam.run.fork import ADVICE, cause_of
+from milldam.run.tasks import DONE, ERROR
 from milldam.run.units import Identity
 from milldam.stores.kinds import TOKENS
 
@@ -59,7 +57,7 @@ class Order:
     check: Callable[[], Config]
     """Makes the configuration, or raises what is wrong with it."""
     name: str
-    """Names what is asked for, whatever its memory and workers."""
+    """A hash of the settings, without memory and workers."""
     report: bool = True
     """Make the page about it."""
 
@@ -71,50 +69,44 @@ class Order:
 
 
 class Making:
-    """`planned`: what the run is, once `await_planned` has returned."""
-
     def __init__(self, order: Order) -> None:
         self._order, self._run = order, order.out / RUN_FOLDER
-        self._process: _MakerProcess | None = None
-        self._deaths = 0
-        self._made_at_death: int | None = None
+        self._maker: _Maker | None = None
+        self._deaths, self._made_at_death = 0, -1
         self._began = self._looked = time.monotonic()
         self._stranger_since: float | None = None
-        self._told_alone = False
         self.is_finished = False
         """The store is whole."""
 
     def await_planned(self) -> Planned | None:
         """What is made for loaders; None: nothing, the store is finished."""
-        while not self.is_finished:
+        while True:
             self._look(None)
-            planned = self._told()
+            if self.is_finished:
+                return None
+            planned = Planned.read(self._run)
+            if self._maker is not None:  # what another one has left does not count
+                ours = process_identity(self._maker.process.pid)
+                planned = planned if planned is not None and planned.process == ours else None
+            elif not is_at_work(self._run):
+                planned = None
             if planned is not None and planned.name != self._order.name:
                 raise RunHeldError(
                     f"{self._order.out}: another feed with other arguments is making it. "
                     "End it first, or choose another folder for the store."
                 )
-            if planned is not None and planned.identity and not self.is_finished:
+            if planned is not None and planned.identity:
                 return planned
             time.sleep(0.005)
-        return None
-
-    def _told(self) -> Planned | None:
-        """What the maker that is at work has told; not what one that is gone has left."""
-        planned = Planned.read(self._run)
-        if self._process is None:
-            return planned if is_at_work(self._run) else None
-        ours = planned is not None and planned.process == process_identity(self._process.process.pid)
-        return planned if ours else None
 
     def tend(self, identity: str, made: int) -> None:
-        """While waiting for a unit: raise what went wrong, see that somebody makes it. `made`: parts, up to now."""
+        """While waiting for a unit: raise what went wrong, see that there is a maker. `made`: parts, up to now."""
         now = time.monotonic()
-        if now - self._looked < _LOOK_SECONDS and (self._process is None or self._process.is_alive()):
+        if now - self._looked < _LOOK_SECONDS and (self._maker is None or self._maker.process.poll() is None):
             return
         self._looked = now
         self._look(made)
-        plan = read_sealed(self._run / "plan.json")
+        plan = read_sealed(self._run / PLAN)
         if plan is not None and Identity(plan["settings"], plan["input"]).run_id != identity:
             raise MismatchError(
                 f"{self._order.out}: its input or settings changed, and another process is now redoing it. "
@@ -122,79 +114,72 @@ class Making:
             )
 
     def _look(self, made: int | None) -> None:
-        """`made`: None: nothing is known of the plan."""
-        if self._process is not None:
-            if not self._process.is_alive():
-                self._bury(self._process, made)
+        """`made`: None: the plan is not known yet."""
+        if self._maker is not None:
+            if self._maker.process.poll() is not None:
+                self._bury(self._maker, made)
         elif is_at_work(self._run):
             if made is None:
                 self._refuse_stranger()
-        elif self._may_begin():
-            self._process = _MakerProcess(self._order)
+        # Of several ranks the first one begins; the others when it does not. A store that is finished is most likely
+        # up to date, which its maker sees in a moment.
+        elif (
+            _rank() == 0
+            or (self._order.out / TOKENS.manifest).exists()
+            or time.monotonic() - self._began > _FIRST_RANK_SECONDS
+        ):
+            self._maker = _Maker(self._order)
 
-    def _bury(self, process: _MakerProcess, made: int | None) -> None:
-        """Our maker has ended: that may mean several things."""
-        self._process = None
-        kind, value = process.farewell()
-        self.is_finished = kind == FINISHED
+    def _bury(self, maker: _Maker, made: int | None) -> None:
+        """Our maker has ended, for one of several reasons."""
+        self._maker = None
+        kind, value = maker.last_words()
+        self.is_finished = kind == DONE
         if self.is_finished or isinstance(value, RunHeldError):  # another one was faster
             return
         if kind == ERROR:
             raise value
-        self._deaths = self._deaths + 1 if made == self._made_at_death else 1
-        self._made_at_death = made
-        cause = cause_of(process.process.wait())
+        count = -1 if made is None else made
+        self._deaths = self._deaths + 1 if count == self._made_at_death else 1
+        self._made_at_death = count
+        cause = cause_of(maker.process.wait())
         if self._deaths > _RETRIES:
             raise WorkerError(f"The process that makes units {cause}, {self._deaths} times.\n", *ADVICE)
         log.warning("The process that makes units %s; another one is started.", cause)
 
     def _refuse_stranger(self) -> None:
-        """Somebody is at work who may be about to begin as a maker; who does not is another run."""
+        """A run may be about to begin as a maker; one that does not within a few seconds is another run."""
+        now = time.monotonic()
         if Planned.read(self._run) is not None:
             self._stranger_since = None
         elif self._stranger_since is None:
-            self._stranger_since = time.monotonic()
-        elif time.monotonic() - self._stranger_since > _STRANGER_SECONDS:
+            self._stranger_since = now
+        elif now - self._stranger_since > _STRANGER_SECONDS:
             out = self._order.out
             raise RunHeldError(f"{out}: another run is using it. `milldam status {out}` shows it.")
 
-    def _may_begin(self) -> bool:
-        """Of several ranks the first one begins; the others when it does not: it is gone, or can't be seen."""
-        if _number("RANK", "SLURM_PROCID") == 0 or (self._order.out / TOKENS.manifest).exists():
-            return True  # a store that is finished is most likely up to date: that is seen in a moment
-        if time.monotonic() - self._began < _FIRST_RANK_SECONDS:
-            return False
-        if not self._told_alone and _number("WORLD_SIZE") > _number("LOCAL_WORLD_SIZE") > 0:
-            self._told_alone = True
-            log.warning(
-                "%s: only this machine writes it, though ranks run on several machines. Unless all of them see this "
-                "folder, each machine writes its own: the batches are the same, but the work is done on every machine.",
-                self._order.out,
-            )
-        return True
-
     def close(self, *, patience: float = 0.0) -> None:
         """End our maker, if there is one; `patience`: seconds in which it may end by itself."""
-        if self._process is not None:
-            until = time.monotonic() + patience
-            while self._process.is_alive() and time.monotonic() < until:
-                time.sleep(0.01)
-            self._process.end()
-            self._process = None
+        if self._maker is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._maker.process.wait(patience)
+            self._maker.end()
+            self._maker = None
 
 
-def _number(*names: str) -> int:
-    """The first of some variables of the environment that is a number; else 0."""
-    values = (os.environ.get(name, "") for name in names)
+def _rank() -> int:
+    """Of this process in training, as torchrun or Slurm number it."""
+    values = (os.environ.get(name, "") for name in ("RANK", "SLURM_PROCID"))
     return next((int(value) for value in values if value.isdigit()), 0)
 
 
-class _MakerProcess:
+class _Maker:
+    """The process of `milldam.feeding.job`."""
+
     def __init__(self, order: Order) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-m", "milldam.feeding.maker", str(theirs.fileno()), str(os.getpid())]
         self.process = subprocess.Popen(
-            command,
+            [sys.executable, "-P", "-m", "milldam.feeding.job", str(theirs.fileno()), str(os.getpid())],
             pass_fds=[theirs.fileno()],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             stdin=subprocess.DEVNULL,
@@ -212,11 +197,8 @@ class _MakerProcess:
         with contextlib.suppress(OSError):  # it has died, which will be noticed
             self._connection.send((config, order.name, order.report))
 
-    def is_alive(self) -> bool:
-        return self.process.poll() is None
-
-    def farewell(self) -> tuple[str, Any]:
-        """The last thing that it told, once it has ended: that it has finished, or its error."""
+    def last_words(self) -> tuple[str, Any]:
+        """What it sent when it ended: that it has finished, or its error."""
         with contextlib.suppress(EOFError, OSError):
             if self._connection.poll():
                 kind, value = self._connection.recv()

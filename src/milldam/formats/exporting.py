@@ -42,8 +42,8 @@ from milldam.loader.stores import Store
 from milldam.memory import parse_size
 from milldam.rules import AtLeastOne, Settings, Size
 from milldam.run import engine
+from milldam.run.budget import WorkPlan
 from milldam.run.engine import Assigned, Make, Progress, Session, Stage
-from milldam.run.pools import WorkPlan
 from milldam.run.records import RECORDS, Record, Records
 from milldam.run.summary import Observer, Summary
 from milldam.run.units import Identity

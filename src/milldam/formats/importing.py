@@ -35,8 +35,8 @@ from milldam.input_files import version_of
 from milldam.memory import parse_size, usage
 from milldam.rules import AtLeastOne, Settings, Size
 from milldam.run import engine
+from milldam.run.budget import WorkPlan, require_room
 from milldam.run.engine import Assigned, Make, Progress, Session, Stage
-from milldam.run.pools import WorkPlan, require_room
 from milldam.run.records import RECORDS, Record, Records, sweep
 from milldam.run.summary import Observer, Summary
 from milldam.run.units import Identity, key_of

@@ -9,12 +9,11 @@ import dataclasses
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from milldam.errors import ConfigError, Setting, StoreError, did_you_mean
-from milldam.files import hash_file, stays_in_folder
+from milldam.files import hash_file
 from milldam.stores.kinds import KINDS, TOKENS, Kind
-from milldam.stores.place import Folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +38,18 @@ class StoredFile:
 
 
 @dataclass(frozen=True, slots=True)
+class _ManifestAlone:
+    """A place with nothing but a manifest."""
+
+    name: str
+    data: bytes
+    folder = None
+
+    def manifest(self, name: str) -> bytes:
+        return self.data
+
+
+@dataclass(frozen=True, slots=True)
 class Contents:
     kind: Kind
     manifest: Any
@@ -47,9 +58,30 @@ class Contents:
     files: tuple[StoredFile, ...]
     """All but the manifest, in its order."""
 
+    @classmethod
+    def of(cls, kind: Kind, data: bytes, where: str) -> Contents:
+        """What the text of a manifest names. `where`: what messages call its place."""
+        manifest = kind.read_manifest(cast("Any", _ManifestAlone(where, data)))
+        tokenizer = (manifest.tokenizer or {}).get("xxh3")
+        files = [StoredFile("tokenizer.json", tokenizer, None)] if tokenizer else []
+        files += [StoredFile(name, record["xxh3"], record["bytes"]) for name, record in manifest.files()]
+        return cls(kind, manifest, data, tuple(dict.fromkeys(files)))  # equal units share a file
+
     @property
     def names(self) -> set[str]:
         return {file.name for file in self.files} | {self.kind.manifest}
+
+    def only(self, split: str, where: str) -> Contents:
+        """The same store with the shards of one split alone."""
+        if self.kind is not TOKENS:
+            raise ConfigError(f"{where} is {self.kind.phrase}, which has no splits. Leave out ", Setting("split"), ".")
+        known = self.manifest.splits
+        if split not in known:
+            raise ConfigError(f'{where}: no split "{split}"; it has {", ".join(known)}.{did_you_mean(split, known)}')
+        shards = tuple(shard for shard in self.manifest.shards if shard.split == split)
+        with tempfile.TemporaryDirectory(prefix="milldam-hub-") as folder:
+            dataclasses.replace(self.manifest, shards=shards).write(Path(folder))
+            return Contents.of(self.kind, (Path(folder) / self.kind.manifest).read_bytes(), where)
 
 
 def kind_among(names: set[str], where: str) -> Kind:
@@ -70,35 +102,4 @@ def read_contents(folder: Path) -> Contents:
     if not names & {kind.manifest for kind in KINDS} and (folder / "run" / "plan.json").exists():
         raise StoreError(f"{folder}: unfinished: a run was interrupted here. Finish it first.")
     kind = kind_among(names, str(folder))
-    manifest = kind.read_manifest(Folder(folder))
-    tokenizer = (getattr(manifest, "tokenizer", None) or {}).get("xxh3")
-    files = [StoredFile("tokenizer.json", tokenizer, None)] if tokenizer else []
-    files += [StoredFile(name, record["xxh3"], record["bytes"]) for name, record in manifest.files()]
-    # Equal units share a file.
-    contents = Contents(kind, manifest, (folder / kind.manifest).read_bytes(), tuple(dict.fromkeys(files)))
-    for file in contents.files:
-        if not stays_in_folder(file.name, hidden=False):
-            raise StoreError(f'{folder / kind.manifest}: the file name "{file.name}" leaves the folder; refused.')
-    if len(contents.names) <= len(contents.files):
-        raise StoreError(f"{folder / kind.manifest}: it names a file twice.")
-    return contents
-
-
-def parse_contents(data: bytes, kind: Kind, where: str, split: str | None = None) -> Contents:
-    """What a manifest that lies elsewhere names; `split`: the same store with the shards of one split alone."""
-    with tempfile.TemporaryDirectory(prefix="milldam-hub-") as folder:
-        (Path(folder) / kind.manifest).write_bytes(data)
-        try:
-            contents = read_contents(Path(folder))
-        except StoreError as error:
-            raise StoreError(str(error).replace(folder, where)) from None
-        if split is None:
-            return contents
-        if kind is not TOKENS:
-            raise ConfigError(f"{where} is {kind.phrase}, which has no splits. Leave out ", Setting("split"), ".")
-        known = contents.manifest.splits
-        if split not in known:
-            raise ConfigError(f'{where}: no split "{split}"; it has {", ".join(known)}.{did_you_mean(split, known)}')
-        shards = tuple(shard for shard in contents.manifest.shards if shard.split == split)
-        dataclasses.replace(contents.manifest, shards=shards).write(Path(folder))
-        return read_contents(Path(folder))
+    return Contents.of(kind, (folder / kind.manifest).read_bytes(), str(folder))

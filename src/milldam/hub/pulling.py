@@ -28,7 +28,7 @@ from milldam.files import (
     write_sealed,
 )
 from milldam.hub.client import SHARD_FILES, explained, files_at, hub_api, read_file, repo_name
-from milldam.hub.contents import Contents, StoredFile, kind_among, parse_contents
+from milldam.hub.contents import Contents, StoredFile, kind_among
 from milldam.run.summary import Summary
 from milldam.stores.generations import keep, live_files
 from milldam.stores.kinds import store_kind
@@ -96,7 +96,8 @@ def _contents_at(api: Any, repo: str, commit: str, split: str | None) -> Content
     """What the manifest there names; every file must be in the repository, of its size."""
     there = files_at(api, repo, commit)
     kind = kind_among(set(there), repo)
-    contents = parse_contents(read_file(api, repo, commit, kind.manifest), kind, repo, split)
+    contents = Contents.of(kind, read_file(api, repo, commit, kind.manifest), repo)
+    contents = contents if split is None else contents.only(split, repo)
     for file in contents.files:
         size = there[file.name].size if file.name in there else None
         if size is None or file.bytes not in (None, size):

@@ -45,11 +45,12 @@ from milldam.markup import counted
 from milldam.memory import usage
 from milldam.pipeline.rejects import first_reject, gather_rejects
 from milldam.run import engine
+from milldam.run.budget import WORK_BYTES, WorkPlan, fit_workers
 from milldam.run.engine import Session, Stage
 from milldam.run.folder import FINISHED, PLAN, RunFolder
-from milldam.run.pools import WORK_BYTES, Workers, WorkPlan, fit_workers
 from milldam.run.records import RECORDS, Record, Records, sweep
 from milldam.run.summary import Observer, Summary, log
+from milldam.run.tasks import Workers
 from milldam.run.units import Identity, key_of
 from milldam.sources.compression import STDIN
 from milldam.sources.units import InputFile

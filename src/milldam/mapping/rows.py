@@ -234,38 +234,34 @@ class Files:
         if table is not None:
             return table.schema.to_arrow()
 
-        def look(file: Slice, spool: str) -> pa.Schema | None:
-            return open_schema(file, spool) if file.format in TABLES else None
+        def look(file: Slice) -> pa.Schema | None:
+            return open_schema(file) if file.format in TABLES else None
 
         return self._first_sound(self.files(), look)[1]
 
     def _first_sound(
-        self, files: Iterator[InputFile], look: Callable[[Slice, str], Seen]
+        self, files: Iterator[InputFile], look: Callable[[Slice], Seen]
     ) -> tuple[InputFile | None, Seen | None]:
         """The first file that is not damaged, and what `look` sees in it; the others are rejected when read."""
         damaged: InputError | None = None
         for file in files:
             try:
-                return file, look(whole(file), self._made_spool_folder())
+                return file, look(whole(file))
             except DamagedError as error:
                 damaged = damaged or InputError(f"{without_secrets(file.path)}: {error}. Get or make it again.")
         if damaged is not None:
             raise damaged
         return None, None
 
-    def _made_spool_folder(self) -> str:
-        self.spool_folder.mkdir(parents=True, exist_ok=True)
-        return str(self.spool_folder)
-
     @property
     def reader(self) -> FileRows:
-        folder = self._made_spool_folder()
         names = () if self.rows is None else tuple((file.path, self.rows.name) for file in self.files())
-        return FileRows(FileReader(self._rules, self.settings.columns, folder, names))
+        return FileRows(FileReader(self._rules, self.settings.columns, names))
 
     def spool(self) -> None:
         """Write rows that can be read only once to files, unless they are there already."""
         if self.rows is not None:
+            self.spool_folder.mkdir(parents=True, exist_ok=True)
             self.rows.write(self.spool_folder, self.settings.columns, self.settings.unit_bytes)
 
     # ---- units ----

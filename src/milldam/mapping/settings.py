@@ -11,7 +11,7 @@ from milldam.config.checking import checked_settings
 from milldam.errors import ConfigError, Setting
 from milldam.memory import parse_size
 from milldam.rules import AtLeastOne, Settings, Size, SizeRange
-from milldam.run.pools import SMALL_INPUT
+from milldam.run.budget import SMALL_INPUT
 
 Format = Literal["python", "numpy", "arrow"]
 OnError = Literal["raise", "reject"]

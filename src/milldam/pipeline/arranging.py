@@ -23,8 +23,8 @@ from milldam.pipeline.judging import FACTS, split_numbers
 from milldam.pipeline.unit_output import FACTS_ENDING, SplitShards
 from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.folder import RunFolder
-from milldam.run.pools import Workers
 from milldam.run.records import Record, Records
+from milldam.run.tasks import Workers
 from milldam.run.units import Keys, UnitList, key_of
 from milldam.sources.batch import Batch
 from milldam.stores.tokens.format import Index

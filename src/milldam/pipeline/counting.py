@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from milldam.pipeline.documents import SetRules, read_documents
 from milldam.run.engine import Assigned, Make, Progress, Stage
 from milldam.run.folder import RunFolder
-from milldam.run.pools import Workers
 from milldam.run.records import Record, Records
+from milldam.run.tasks import Workers
 from milldam.sources.units import Unit
 
 COUNT, NAME = "count", "counts.jsonl"
@@ -27,14 +27,13 @@ class Counting:
     """A unit to the number of its documents."""
 
     sets: tuple[SetRules, ...]
-    spool: str
 
     def load(self) -> Make:
         return self._make
 
     def _make(self, assigned: Assigned, progress: Progress) -> Iterator[Record]:
         unit, count = assigned.unit, 0
-        for batch in read_documents(unit, self.sets[unit.dataset], spool=self.spool):
+        for batch in read_documents(unit, self.sets[unit.dataset]):
             count += len(batch.texts)
         progress.add(documents=count)
         yield Record(assigned.key, counts={"documents": count})
@@ -56,7 +55,7 @@ class RowCounts:
     """What has been counted, and what follows from it. Holds a number per unit of the datasets that are counted."""
 
     def __init__(self, folder: RunFolder, sets: tuple[SetRules, ...]) -> None:
-        self._spool, self._sets, self._records = str(folder.folder), sets, _Counts(folder)
+        self._sets, self._records = sets, _Counts(folder)
         self._units: dict[int, list[int]] = {k: [] for k, rules in enumerate(sets) if rules.counted}
         """Dataset -> its units in order."""
         for unit in folder.units.all(Unit.from_json):
@@ -64,7 +63,7 @@ class RowCounts:
                 self._units[unit.dataset].append(unit.index)
 
     def stage(self, readers: Workers) -> Stage:
-        load = Counting(self._sets, self._spool)
+        load = Counting(self._sets)
         return Stage(COUNT, load, self._records, Unit.from_json, readers, todo=self._missing())
 
     def _missing(self) -> Iterator[int]:

@@ -31,11 +31,13 @@ from milldam.errors import InputError, Setting, did_you_mean
 from milldam.files import hash_bytes
 from milldam.memory import Budget, usage
 from milldam.rules import REPORT, EvaluationSet
+from milldam.run.budget import SMALL_INPUT, TOKENIZER_FACTOR, fit_workers, require_room
 from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.folder import RunFolder
-from milldam.run.pools import SMALL_INPUT, TOKENIZER_FACTOR, Pool, Workers, fit_workers, require_room
+from milldam.run.pools import Pool
 from milldam.run.records import Record, Records
 from milldam.run.summary import Observer, Quiet
+from milldam.run.tasks import Workers
 from milldam.run.units import Keys
 from milldam.sources.batch import Places, Reject, TextRules, listed_names
 from milldam.sources.data_sets import RowSlice, resolve_data_set
@@ -55,9 +57,9 @@ DECODING_BYTES = 30 * 10**6
 class Evaluation:
     """The evaluation sets of a job, read."""
 
-    def __init__(self, sets: tuple[EvaluationSet, ...], spool: str) -> None:
-        self.sets, self._spool = sets, spool
-        self._passages: Passages | None = _gather(sets, spool)
+    def __init__(self, sets: tuple[EvaluationSet, ...]) -> None:
+        self.sets = sets
+        self._passages: Passages | None = _gather(sets)
         self.digest = self._passages.digest
         """Another one whenever an item is another one."""
 
@@ -76,25 +78,25 @@ class Evaluation:
         path, passages = folder / f"evaluation-{self.name}.bin", self._passages
         self._passages = None
         if not path.exists():
-            build_index(path, passages or _gather(self.sets, self._spool), self.sets)
+            build_index(path, passages or _gather(self.sets), self.sets)
         return path
 
 
-def _gather(sets: tuple[EvaluationSet, ...], spool: str) -> Passages:
+def _gather(sets: tuple[EvaluationSet, ...]) -> Passages:
     passages = Passages()
     for number, one in enumerate(sets):
         before = passages.read
-        _read(passages, number, one, spool)
+        _read(passages, number, one)
         if passages.read == before:
             raise InputError(Setting(f"decontaminate.{number}.path"), f": {one.path}: no text in its rows.")
     return passages
 
 
-def _read(passages: Passages, number: int, one: EvaluationSet, spool: str) -> None:
+def _read(passages: Passages, number: int, one: EvaluationSet) -> None:
     columns, before = one.column_names, 0
     seen: dict[str, None] = {}
     found: set[str] = set()
-    for rows in _rows(one, spool):
+    for rows in _rows(one):
         records = rows if isinstance(rows, dict) else rows.to_pydict()
         names = list(records)
         seen |= dict.fromkeys(names)
@@ -112,9 +114,9 @@ def _read(passages: Passages, number: int, one: EvaluationSet, spool: str) -> No
         raise InputError(Setting(f"decontaminate.{number}.columns"), said + did_you_mean(gone, seen))
 
 
-def _rows(one: EvaluationSet, spool: str) -> Iterator[Rows]:
+def _rows(one: EvaluationSet) -> Iterator[Rows]:
     found = resolve_data_set(one.path, one.split, one.subset, input_format=one.input_format)
-    reader = FileReader(TextRules(documents="line"), None, spool)
+    reader = FileReader(TextRules(documents="line"), None)
 
     def rows() -> Iterator[Rows]:
         for file in list_inputs(found.inputs, found.input_format):
@@ -175,7 +177,7 @@ def find_contamination(
         RunFolder(Path(place) / "work", TOKENS) as run_folder,
         Session(run_folder, observer or Quiet(), budget, Pool(budget.limit_bytes)) as work,
     ):
-        folder, evaluation = Path(place), Evaluation(sets, place)
+        folder, evaluation = Path(place), Evaluation(sets)
         require_room(budget, {"evaluation sets": usage().anonymous + evaluation.building_bytes})
         index = evaluation.provide_index(folder)
         units = max(1, min(len(store), -(-store.tokens // UNIT_TOKENS)))

@@ -93,7 +93,6 @@ def read_documents(
     *,
     rows: Sequence[int] | None = None,
     skip_batches: int = 0,
-    spool: str | None = None,
     ahead: bool = False,
     keep: tuple[str, ...] = (),
 ) -> Iterator[Batch]:
@@ -110,7 +109,7 @@ def read_documents(
         from milldam.text.cleaning import Cleaner
 
         cleaner = Cleaner(clean)
-    row, batches = 0, _numbered(unit, rules, spool, keep)
+    row, batches = 0, _numbered(unit, rules, keep)
     for batch in prefetched(batches, READ_AHEAD) if ahead else batches:
         batch.rows = row + np.arange(len(batch.texts))
         row += len(batch.texts)
@@ -122,16 +121,16 @@ def read_documents(
             return
 
 
-def _numbered(unit: Unit, rules: SetRules, spool: str | None, keep: tuple[str, ...]) -> Iterator[Batch]:
+def _numbered(unit: Unit, rules: SetRules, keep: tuple[str, ...]) -> Iterator[Batch]:
     """Each with its number and the records rejected before it; at the end one with the last rejects."""
     rejects: list[Reject] = []
     number = 0
     if rules.chat is None:
-        batches = read_unit(unit, rules.text, rejects.append, spool, keep)
+        batches = read_unit(unit, rules.text, rejects.append, keep)
     else:
         from milldam.chat.reading import ConversationReader
 
-        batches = ConversationReader(rules.chat, rules.text, spool, keep).read(unit, rejects.append)
+        batches = ConversationReader(rules.chat, rules.text, keep).read(unit, rejects.append)
     for number, batch in enumerate(batches, start=1):
         batch.number, batch.rejects = number, rejects.copy()
         rejects.clear()

@@ -20,9 +20,9 @@ from milldam.files import file_blocks, read_sealed, write_sealed
 from milldam.markup import counted
 from milldam.pipeline.preparing import Prepared
 from milldam.pipeline.rejects import DROPPED, REJECTS, Damage, first_reject, reject_lines
+from milldam.run.budget import WorkPlan
 from milldam.run.engine import Session
 from milldam.run.folder import RunFolder
-from milldam.run.pools import WorkPlan
 from milldam.run.records import Records, sweep
 from milldam.run.summary import SUMMARY, Summary
 from milldam.stores.generations import live_files

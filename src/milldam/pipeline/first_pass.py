@@ -102,7 +102,6 @@ class FirstPass:
             self.sets[unit.dataset],
             self.clean,
             rows=assigned.facts["rows"],
-            spool=str(folder),
             ahead=self.threads > 1,
             keep=() if self.value is None else (self.value.name,),
         )
@@ -225,7 +224,7 @@ class Shingling:
         filters = Filters(self.filters if rules.split is None else FilterRules())
         sketcher = Sketcher(self.work.rules.ngram)
         kept = print_path(folder / PRINTS, "texts", assigned.facts["prints"])
-        reading: dict[str, Any] = {"rows": assigned.facts["rows"], "spool": str(folder), "ahead": self.threads > 1}
+        reading: dict[str, Any] = {"rows": assigned.facts["rows"], "ahead": self.threads > 1}
         progress.lap()
         for batch in kept_batches(kept) if kept.exists() else read_documents(unit, rules, self.clean, **reading):
             progress.lap("read")

@@ -17,7 +17,7 @@ from milldam.config.settings import Config
 from milldam.errors import ResourceError
 from milldam.memory import Budget, format_size, usage
 from milldam.pipeline.preparing import Prepared
-from milldam.run.pools import (
+from milldam.run.budget import (
     FILTER_BYTES,
     FUNCTION_BYTES,
     LANGUAGE_BYTES,
@@ -26,10 +26,10 @@ from milldam.run.pools import (
     TOKENIZER_FACTOR,
     WORK_BYTES,
     WORKER_BYTES,
-    Pool,
-    Workers,
     fit_workers,
 )
+from milldam.run.pools import Pool
+from milldam.run.tasks import Workers
 from milldam.sources.compression import STDIN
 from milldam.sources.units import TYPICAL_RATIO, Slice, Unit
 from milldam.stores.tokens.format import token_dtype

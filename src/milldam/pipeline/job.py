@@ -34,9 +34,10 @@ from milldam.pipeline.fitting import Disk, Fitting
 from milldam.pipeline.preparing import prepare
 from milldam.pipeline.tokenizing import TokenizeLoad
 from milldam.run import engine
+from milldam.run.budget import WorkPlan, least_bytes, least_grouping_bytes, require_room
 from milldam.run.engine import ArrayWork, Options, Session, Stage
 from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
-from milldam.run.pools import Pool, WorkPlan, least_bytes, least_grouping_bytes, require_room
+from milldam.run.pools import Pool
 from milldam.run.records import RECORDS, Records
 from milldam.run.summary import Observer, Quiet
 from milldam.run.units import Identity, KeyArray
@@ -49,7 +50,7 @@ from milldam.stores.verify import has_every_file
 from milldam.tokenizers.proof import KNOWN_TOKENIZERS, Choice, settle_encoder
 
 if TYPE_CHECKING:
-    from milldam.run.fork import ForkedWorkers
+    from milldam.run.fork import ForkServer
 
 
 def run_job(
@@ -58,7 +59,7 @@ def run_job(
     *,
     held_bytes: int = 0,
     report: bool = True,
-    server: ForkedWorkers | None = None,
+    server: ForkServer | None = None,
 ) -> TextSummary:
     """Do the job, or what is left of it.
 

@@ -22,8 +22,8 @@ from milldam.input_files import LeftOut
 from milldam.memory import parse_size, release
 from milldam.pipeline.documents import SetRules, read_documents
 from milldam.pipeline.judging import preload_rules
+from milldam.run.budget import WORK_BYTES
 from milldam.run.folder import RunFolder
-from milldam.run.pools import WORK_BYTES
 from milldam.run.units import Identity
 from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_text_column, head_values
@@ -50,7 +50,7 @@ class Input:
     """The datasets of a configuration, listed into a run folder."""
 
     def __init__(self, config: Config, folder: RunFolder) -> None:
-        self._config, self._folder, self._spool = config, folder, str(folder.folder)
+        self._config, self._folder = config, folder
         self._resolved = [
             [resolve_data_set(path, one.split, one.subset, input_format=one.input_format) for path in one.paths]
             for one in config.sources
@@ -62,7 +62,7 @@ class Input:
         if config.evaluation_sets:
             from milldam.pipeline.decontaminating import Evaluation
 
-            self.evaluation = Evaluation(config.evaluation_sets, self._spool)
+            self.evaluation = Evaluation(config.evaluation_sets)
         self.index: IndexLookup | None = None
         """The index whose documents are dropped in one pass."""
         if config.index_rules is not None:
@@ -109,10 +109,10 @@ class Input:
             )
             chat = None
             if config.chat is not None:
-                chat = _recipe(config, config.chat, self._slices(number), self._spool)
+                chat = _recipe(config, config.chat, self._slices(number))
             else:
                 place = f"validation.{number}" if number < before else f"datasets.{number - before}"
-                column = find_text_column(self._slices(number), one.text_column, self._spool, f"{place}.text_column")
+                column = find_text_column(self._slices(number), one.text_column, f"{place}.text_column")
                 rules = replace(rules, text_column=column)
             split, rows = VAL if number < before else None, self._resolved[number][0].rows
             sets.append(SetRules(rules, one.weight, split, chat, rows, one.max_documents))
@@ -127,7 +127,7 @@ class Input:
         from milldam.dedup.preferred import value_field
 
         trained = range(len(self._config.validation_sets), len(self._config.sources))
-        path, values = head_values(self._slices(*trained), preferred.field, self._spool, setting)
+        path, values = head_values(self._slices(*trained), preferred.field, setting)
         return value_field(preferred.field, path, values, setting)
 
     def units(self, sets: tuple[SetRules, ...], shard_size: int) -> Iterator[Unit]:
@@ -155,7 +155,7 @@ class Input:
             # A batch of conversations is rendered whole: of what can be cut, no more is read than gives the samples.
             cut = rules.chat is not None and file.format == "jsonl" and file.compression is None
             slice = Slice(file.path, file.format, file.compression, stop=_CHAT_HEAD if cut else None)
-            for batch in read_documents(Unit(0, (slice,)), rules, spool=self._spool):
+            for batch in read_documents(Unit(0, (slice,)), rules):
                 for text in batch.texts:
                     texts.append(text.as_py()[:SAMPLE_BYTES])
                     size += len(texts[-1])
@@ -164,7 +164,7 @@ class Input:
         return texts
 
 
-def _recipe(config: Config, rules: ChatRules, slices: Iterator[Slice], spool: str) -> ChatRecipe:
+def _recipe(config: Config, rules: ChatRules, slices: Iterator[Slice]) -> ChatRecipe:
     """How conversations become texts."""
     from milldam.chat.loading import find_template
     from milldam.chat.masks import train_on
@@ -178,7 +178,7 @@ def _recipe(config: Config, rules: ChatRules, slices: Iterator[Slice], spool: st
     for text in filter(None, (template.text, template.tool_text)):
         ChatTemplate(text)  # what can't be read is found here
     return ChatRecipe(
-        form=find_form(slices, rules.form, rules.columns, spool),
+        form=find_form(slices, rules.form, rules.columns),
         template=template,
         train_on=train_on(rules.train_on, turn_end=rules.turn_end),
         clean=config.clean_rules,

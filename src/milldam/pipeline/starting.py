@@ -19,7 +19,7 @@ from milldam.stores.kinds import TOKENS
 if TYPE_CHECKING:
     from milldam.config.settings import Config
     from milldam.pipeline.finishing import TextSummary
-    from milldam.run.fork import ForkedWorkers
+    from milldam.run.fork import ForkServer
     from milldam.run.summary import Observer
 
 WORKER_MODULES = (
@@ -47,14 +47,14 @@ def run_checked(
 
 
 @contextlib.contextmanager
-def _server_ahead(config: Config) -> Iterator[ForkedWorkers | None]:
+def _server_ahead(config: Config) -> Iterator[ForkServer | None]:
     """The server of a job that surely needs one, while it imports what workers need; None: that is not sure yet."""
     if not (CAN_FORK and config.executor == "local" and _is_large(config)):
         yield None
         return
-    from milldam.run.fork import ForkedWorkers
+    from milldam.run.fork import ForkServer
 
-    server = ForkedWorkers()
+    server = ForkServer()
     try:
         server.expect(WORKER_MODULES if config.chat is None else WORKER_MODULES + _CHAT_MODULES)
         yield server

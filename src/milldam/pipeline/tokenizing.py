@@ -22,9 +22,9 @@ from milldam.pipeline.documents import SetRules, kept_batches, print_path, read_
 from milldam.pipeline.judging import Judge, preload_rules
 from milldam.pipeline.unit_output import STAGED, UnitSink
 from milldam.rules import CleanRules, FilterRules
+from milldam.run.budget import BATCHES_BYTES
 from milldam.run.engine import Assigned, Make, Progress
 from milldam.run.folder import RUN_FOLDER
-from milldam.run.pools import BATCHES_BYTES
 from milldam.run.records import Record
 from milldam.sources.batch import Batch
 from milldam.sources.units import Unit, is_as_listed
@@ -121,7 +121,7 @@ class TokenizeLoad:
         else:
             rows = assigned.facts["rows"]
             # With cores to spare, reading goes on in a thread while the encoder, which holds no lock, encodes.
-            reading: dict[str, Any] = {"rows": rows, "skip_batches": skip, "spool": str(folder)}
+            reading: dict[str, Any] = {"rows": rows, "skip_batches": skip}
             batches = read_documents(unit, rules, self.clean, ahead=self.threads > 1, **reading)
         with UnitSink(self, assigned, judge.explain) as sink:
             read = 0

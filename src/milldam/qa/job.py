@@ -35,8 +35,8 @@ from milldam.qa.store import FeatureStore, Form
 from milldam.qa.template import Template
 from milldam.qa.windows import VERSION, Windower, Windows, load_qa_tokenizer
 from milldam.run import engine
+from milldam.run.budget import TOKENIZER_FACTOR, WorkPlan, fit_workers
 from milldam.run.engine import Assigned, Make, Progress, Session, Stage
-from milldam.run.pools import TOKENIZER_FACTOR, WorkPlan, fit_workers
 from milldam.run.records import RECORDS, Record, Records, sweep
 from milldam.run.summary import Observer, Summary
 from milldam.run.units import Identity, key_of
@@ -378,7 +378,7 @@ class WindowLoad:
             NewFile(self.folder / f"answers-{assigned.key}.jsonl") as answers,
             RejectFile(self.folder / f"rejects-{assigned.key}.jsonl") as rejects,
         ):
-            reading = Reading(self.text_rules, rejects.add, str(self.folder))
+            reading = Reading(self.text_rules, rejects.add)
             examples = (example for piece in unit.pieces for example in read_examples(piece, reading))
             read = 0
             for batch in self._batches(itertools.islice(examples, unit.most)):

@@ -131,7 +131,7 @@ def read_records(
     columns = None
     if slice.format in TABLES:
         with suppress(DamagedError):  # the reader says what is wrong
-            there = columns_of(slice, reading.spool)
+            there = columns_of(slice)
             missing = ", ".join(name for name in needed if name not in there)
             if missing:
                 found, wanted = ", ".join(there) or "none", ", ".join(FIELDS)
@@ -139,7 +139,7 @@ def read_records(
             columns = tuple(name for name in FIELDS if name in there)
     rules = replace(reading.rules, max_document_bytes=LARGEST_RECORD)
     places, done = Places(), 0
-    for rows in FileReader(rules, columns, reading.spool or "").rows([slice], reading.on_reject, places):
+    for rows in FileReader(rules, columns).rows([slice], reading.on_reject, places):
         lists = rows if isinstance(rows, dict) else rows.to_pydict()
         for values in zip(*lists.values(), strict=True):
             (place,) = places.of(done, done + 1)

@@ -38,7 +38,7 @@ Blocks = Callable[[], Iterable[bytes]]
 
 
 class DamagedError(StoreError):
-    """What was fetched is not what the manifest says."""
+    """The fetched bytes are not those of the manifest."""
 
 
 class ShardCache:
@@ -58,24 +58,33 @@ class ShardCache:
         return has_size(self.path(record), record["bytes"])
 
     def open(self, record: dict[str, Any], download: Blocks, *, may_exceed: bool = True) -> int | None:
-        """A descriptor of the whole file, fetched once whoever else wants it too; it stays while that is open.
+        """A descriptor of the whole file, fetched once however many want it; it stays while that is open.
 
         None: not without exceeding the bound, and it may not.
         """
         path, size = self.path(record), record["bytes"]
         self.require_room(size)
-        if (found := _open_whole(path, size)) is not None:
-            return found
+        if (descriptor := _open_whole(path, size)) is not None:
+            return descriptor
         with self._locked(f"fetch-{path.name[:2]}"), explain_os_errors(path):
-            if (found := _open_whole(path, size)) is not None:
-                return found
+            if (descriptor := _open_whole(path, size)) is not None:
+                return descriptor
             part = self.folder / f"{path.name}-{size}.part"
             with self._locked("lock"):
                 if not self._make_room(size, may_exceed=may_exceed):
                     return None
-                descriptor = _locked_file(part)
+                descriptor = _open_locked(part)
             try:
-                _write(descriptor, record, download())
+                digest, written = xxhash.xxh3_128(), 0
+                for block in download():
+                    digest.update(block)
+                    written += len(block)
+                    write_whole(descriptor, block)
+                os.fsync(descriptor)
+                if written != size:
+                    raise DamagedError(f"{written:,} bytes where the manifest says {size:,}")
+                if digest.hexdigest() != record["xxh3"]:
+                    raise DamagedError("its bytes are not those that the manifest says (hash differs)")
             except BaseException:
                 part.unlink(missing_ok=True)
                 _unlock(descriptor)
@@ -97,14 +106,8 @@ class ShardCache:
 
     def hold(self, records: Collection[dict[str, Any]]) -> Lease:
         """Keep files from being removed while the lease lives, those that are not there yet, too."""
-        sizes = {self.path(record).name: record["bytes"] for record in records}
-        if sum(sizes.values()) > self.limit:
-            raise ResourceError(
-                f"{format_size(sum(sizes.values()))} have to be here at once, and the cache holds "
-                f"{format_size(self.limit)}. Use a larger cache."
-            )
         with self._locked("lock"):
-            return Lease(self.folder / f"{uuid.uuid4().hex}.lease", sizes)
+            return Lease(self.folder / f"{uuid.uuid4().hex}.lease", {self.path(record).name for record in records})
 
     def _make_room(self, size: int, *, may_exceed: bool) -> bool:
         """Remove what was not used for longest until so much fits. The cache's lock is held."""
@@ -133,7 +136,7 @@ class ShardCache:
     def _locked(self, name: str) -> Iterator[None]:
         with explain_os_errors(self.folder / name):
             self.folder.mkdir(parents=True, exist_ok=True)
-            descriptor = _locked_file(self.folder / name)
+            descriptor = _open_locked(self.folder / name)
         try:
             yield
         finally:
@@ -145,7 +148,7 @@ class Lease:
 
     def __init__(self, path: Path, names: Iterable[str]) -> None:
         self._path, self._process = path, os.getpid()
-        self._descriptor = _locked_file(path)
+        self._descriptor = _open_locked(path)
         write_whole(self._descriptor, "\n".join(names).encode())
 
     def __del__(self) -> None:
@@ -158,12 +161,11 @@ class Lease:
 def _open_whole(path: Path, size: int) -> int | None:
     """A file of the cache, held and marked as used now; None: it is not there."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = _open_locked(path, os.O_RDONLY, fcntl.LOCK_SH)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise ResourceError(f"{path}: can't be read ({error.strerror}). Choose another cache_dir.") from None
-    _flock(descriptor, fcntl.LOCK_SH)
     status = os.fstat(descriptor)
     if status.st_nlink and status.st_size == size:
         with contextlib.suppress(OSError):
@@ -175,19 +177,6 @@ def _open_whole(path: Path, size: int) -> int | None:
         # Somebody cut it: what has the name must be whole.
         path.unlink(missing_ok=True)
     return None
-
-
-def _write(descriptor: int, record: dict[str, Any], blocks: Iterable[bytes]) -> None:
-    digest, size = xxhash.xxh3_128(), 0
-    for block in blocks:
-        digest.update(block)
-        size += len(block)
-        write_whole(descriptor, block)
-    os.fsync(descriptor)
-    if size != record["bytes"]:
-        raise DamagedError(f"{size:,} bytes where the manifest says {record['bytes']:,}")
-    if digest.hexdigest() != record["xxh3"]:
-        raise DamagedError("its bytes are not those that the manifest says (hash differs)")
 
 
 def _removed(path: Path) -> bool:
@@ -206,21 +195,17 @@ def _removed(path: Path) -> bool:
     return True
 
 
-def _locked_file(path: Path) -> int:
-    """A file to write to, for whoever has the descriptor alone."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    _flock(descriptor, fcntl.LOCK_EX)
-    return descriptor
-
-
-def _flock(descriptor: int, kind: int) -> None:
+def _open_locked(path: Path, flags: int = os.O_RDWR | os.O_CREAT, lock: int = fcntl.LOCK_EX) -> int:
+    """A locked file; by default to write to, for whoever has the descriptor alone."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(descriptor, kind)
+        fcntl.flock(descriptor, lock)
     except OSError as error:
         os.close(descriptor)
         raise ResourceError(
             f"The cache's folder has no file locks ({error.strerror}). Set cache_dir or MILLDAM_CACHE to a local disk."
         ) from None
+    return descriptor
 
 
 def _unlock(descriptor: int) -> None:

@@ -5,10 +5,10 @@ folder       the run folder, locked: what was planned, what is done, who is at w
 units        what a result depends on; the plan on disk: the input and what changed since, units and their keys
 records      what is done of a stage, by key, in lines appended durably
 summary      what a run reports, while it works and when it is done, the same for every job
-monitor      memory of a process tree over time
+budget       how many workers the budget holds; memory of a process tree over time
 
 tasks        what crosses to workers and comes back; array tasks
-pools        who works on a stage, and how many the budget holds: this process, local workers, a Ray cluster
-fork         worker processes here: the loop that hands out units, the server that forks workers, what a worker does
+pools        where units are made: in this process, by forked workers, on a Ray cluster
+fork         the server that forks workers, the loop that hands out units, what a worker does
 ray_cluster  units on the machines of a Ray cluster
 """

@@ -33,16 +33,16 @@ import numpy as np
 from milldam import memory
 from milldam.errors import ConfigError, MilldamError, NotReadyError, Setting, StoreError, os_error
 from milldam.memory import Budget, release, usage
+from milldam.run.budget import SMALL_INPUT, Monitor, WorkPlan, fit_workers
 from milldam.run.folder import FINISHED, NEW, PREPARE_FIRST, UNFINISHED, RunFolder, read_status
-from milldam.run.monitor import Monitor
-from milldam.run.pools import SMALL_INPUT, Pool, Workers, WorkPlan, fit_workers, pool_for
+from milldam.run.pools import Pool, pool_for
 from milldam.run.records import RECORDS, Records
 from milldam.run.summary import Observer, Quiet, Snapshot, Summary, describe_machine, package_versions
 from milldam.run.tasks import (
     CRASH,
     DONE,
+    ENDED,
     FINISH,
-    MEMORY,
     PART,
     PREPARE,
     PROGRESS,
@@ -52,13 +52,14 @@ from milldam.run.tasks import (
     Load,
     Make,
     Progress,
+    Workers,
     cores,
 )
 from milldam.run.units import Identity, PlannedUnit, UnitList
 from milldam.stores.kinds import Kind
 
 if TYPE_CHECKING:
-    from milldam.run.fork import ForkedWorkers
+    from milldam.run.fork import ForkServer
 
 __all__ = ["ArrayWork", "Assigned", "Job", "Load", "Make", "Options", "Progress", "Session", "Stage", "array_of", "run"]
 
@@ -147,7 +148,7 @@ class Options:
     """Memory that the calling program holds already; the limit comes on top of it."""
     adapts: bool = False
     """A folder made with other settings is not refused: its units have other keys, and are made again."""
-    server: ForkedWorkers | None = None
+    server: ForkServer | None = None
     """Starts workers; begun ahead."""
 
     @classmethod
@@ -281,7 +282,7 @@ class Session:
             self.held.callback(self.pool.leave)
             monitor = Monitor(self.folder.own / "memory.csv", stage="prepare", here=self.pool.machine)
             self.monitor = self.held.enter_context(monitor)
-            self.pool.require_shared(self.folder.folder)
+            self.pool.folder = self.folder.folder.absolute()
             if memory.own_process:
                 memory.keep_arrow_lean()
             self.held = self.held.pop_all()
@@ -339,7 +340,7 @@ class Session:
 
         self.enter(stage.name, total, done, input_bytes)
         with _thread_limit(workers):
-            self.pool.executor(workers).run(stage.load, units, assign, on_event)
+            self.pool.run(workers, stage.load, units, assign, on_event)
             self._report(force=True)
         self.folder.journal.sync()
         self._work_seconds += self._snapshot.seconds
@@ -348,12 +349,12 @@ class Session:
 
     def _take(self, event: Event) -> None:
         snapshot = self._snapshot
+        if event.host and event.kind in (PROGRESS, ENDED):
+            self.monitor.note(event.host, event.pid, event.value["anonymous_bytes"] if event.value else 0)
         if event.kind == PROGRESS:
             self._running[event.unit] = event.value
             held = {"anonymous_bytes": event.value["anonymous_bytes"], **event.value["counts"]}
             snapshot.workers[event.worker] = {"pid": event.pid, "unit": event.unit, "time": time.time(), **held}
-        elif event.kind == MEMORY:
-            self.monitor.note(event.host, event.pid, event.value)
         elif event.kind == DONE:
             finished = self._running.pop(event.unit, {"counts": {}, "seconds": {}})
             snapshot.counts.update(finished["counts"])

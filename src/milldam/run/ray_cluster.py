@@ -2,11 +2,11 @@
 
 Every node has slots, as many as its cores, its memory and the budget of a node hold. In each is an actor (`Hand`) that
 asks Ray for its cores and its share of the budget, works on one unit at a time, and ends with the stage, or earlier
-when it must give its memory back. What a unit reports is streamed to this process (a few hundred bytes a part), and
-once a second what the hand holds; what it makes goes to the run's folder, which all machines must see.
+when it must give its memory back. What a unit reports is streamed to this process (a few hundred bytes a part); what it
+makes goes to the run's folder, which all machines must see.
 
 Ray tries nothing again by itself: a worker or node that dies costs its unit's open part, and the unit goes to another
-slot, going on behind what is recorded. Nodes that join are looked at and used, those that leave are forgotten. A slot
+slot, resuming after what is recorded. Nodes that join are used, those that leave are forgotten. A slot
 whose cores or memory others have taken gets no unit until Ray has started its hand.
 """
 
@@ -20,9 +20,9 @@ import queue
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,19 +31,17 @@ from typing import Any
 
 import milldam
 from milldam.errors import ConfigError, InputError, MilldamError, ResourceError, Setting, WorkerError
-from milldam.memory import format_size, keep_arrow_lean, usage
-from milldam.run.fork import ADVICE, ERROR, as_sent
-from milldam.run.pools import Pool, Workers
-from milldam.run.tasks import CRASH, DONE, MEMORY, Assigned, Event, Executor, Load, Work, begin
-
-log = logging.getLogger("milldam")
+from milldam.memory import format_size, keep_arrow_lean
+from milldam.run.fork import ADVICE, as_sent
+from milldam.run.pools import Pool
+from milldam.run.tasks import CRASH, DONE, ENDED, ERROR, PROGRESS, Assigned, Event, Load, Work, Workers, begin
 
 RETRIES = 3
 """How often a unit is tried again; on a cluster machines come and go."""
 OVERHEAD_BYTES = 60 * 10**6
 """What a Ray worker process holds more than a local one (measured: docs/log.md)."""
 _NODE_SECONDS, _WAIT_SECONDS, _PATIENCE_SECONDS, _KNOCK_SECONDS = 2.0, 1.0, 120.0, 5.0
-_BEAT_SECONDS, _SAMPLE_SECONDS = 1.0, 0.1
+_PAUSE_SECONDS = 0.1
 _REPORTS = 64
 """Reports on their way, for each unit: a worker that is ahead of the driver waits."""
 
@@ -55,6 +53,26 @@ class _Node:
     cores: int
     memory_bytes: int
     """What Ray may give away there."""
+
+
+_Slot = tuple[_Node, int]
+"""A place for one unit at a time: a node, and a number there."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A hand in a slot: starting, idle, or at work on a unit."""
+
+    slot: _Slot
+    number: int
+    actor: Any
+    is_ready: bool = False
+    unit: int | None = None
+    pid: int = 0
+    held_bytes: int = 0
+
+    def event(self, kind: str, value: Any = None) -> Event:
+        return Event(self.number, self.pid, -1 if self.unit is None else self.unit, kind, value, self.slot[0].name)
 
 
 class RayPool(Pool):
@@ -69,12 +87,9 @@ class RayPool(Pool):
     def __init__(self, address: str | None, budget_bytes: int) -> None:
         self.ray = _import_ray()
         super().__init__(budget_bytes)
-        self._folder: Path | None = None
-        self._fit: dict[str, bool] = {}
-        """Node -> whether it can take part."""
         self._started = not self.ray.is_initialized()
-        named = address or os.environ.get("RAY_ADDRESS", "")
-        if named.startswith("ray://") or self.ray.util.client.ray.is_connected():
+        place = address or os.environ.get("RAY_ADDRESS", "")
+        if place.startswith("ray://") or self.ray.util.client.ray.is_connected():
             raise ConfigError(
                 "Ray Client (ray://) can't stream what workers report.\nRun milldam on a machine of the cluster, with ",
                 Setting("address", "HOST:6379"),
@@ -83,22 +98,19 @@ class RayPool(Pool):
         if self._started:
             _connect(self.ray, address)
         try:
-            self._require_memory()
+            largest = max(self.nodes(), key=lambda node: node.memory_bytes, default=None)
+            if largest is None:
+                raise ResourceError("No node of the Ray cluster has cores to work with.")
+            if largest.memory_bytes < self.budget_bytes:
+                raise ResourceError(
+                    f"A budget of {format_size(self.budget_bytes)} fits on no node: {largest.name} gives Ray "
+                    f"{format_size(largest.memory_bytes)}, and no other more.\nUse ",
+                    Setting("memory", f"{largest.memory_bytes // 10**6}MB"),
+                    " or less; it holds for each node.",
+                )
         except BaseException:
             self.leave()
             raise
-
-    def _require_memory(self) -> None:
-        largest = max(self.nodes(), key=lambda node: node.memory_bytes, default=None)
-        if largest is None:
-            raise ResourceError("No node of the Ray cluster has cores to work with.")
-        if largest.memory_bytes < self.budget_bytes:
-            raise ResourceError(
-                f"A budget of {format_size(self.budget_bytes)} fits on no node: {largest.name} gives Ray "
-                f"{format_size(largest.memory_bytes)}, and no other more.\nUse ",
-                Setting("memory", f"{largest.memory_bytes // 10**6}MB"),
-                " or less; it holds for each node.",
-            )
 
     @property
     def cores(self) -> int:
@@ -111,74 +123,8 @@ class RayPool(Pool):
         here = self.ray.get_runtime_context().get_node_id()
         return next((node.name for node in self.nodes() if node.id == here), "")
 
-    def nodes(self) -> list[_Node]:
-        """The nodes that are alive, in a fixed order."""
-        found = []
-        for node in self.ray.nodes():
-            resources = node["Resources"]
-            if node["Alive"] and resources.get("CPU", 0) >= 1:
-                name = f"{node['NodeManagerHostname']}-{node['NodeID'][:6]}"
-                found.append(_Node(node["NodeID"], name, int(resources["CPU"]), int(resources.get("memory", 0))))
-        return sorted(found, key=lambda node: node.id)
-
     def expect(self, modules: Sequence[str]) -> None:
         """Nodes import when a stage comes."""
-
-    # ---- nodes that can take part ----
-
-    def require_shared(self, folder: Path) -> None:
-        """Raise ConfigError when a node does not see a folder of this machine, or runs another milldam."""
-        self._folder = folder.absolute()
-        for complaint in self._look_at(self.nodes()):
-            raise ConfigError(complaint)
-
-    def _look_at(self, nodes: list[_Node]) -> list[str]:
-        """What stands against nodes; those without complaint can take part."""
-        assert self._folder is not None
-        mark, complaints = self._folder / f".seen-{uuid.uuid4().hex}", []
-        mark.write_bytes(b"")
-        remote = self.ray.remote(max_retries=0)(look)
-        told = str(mark), milldam.__version__, str(Path.cwd())
-        try:
-            answers = [remote.options(**_on(node)).remote(node.name, *told) for node in nodes]
-            for node, answer in zip(nodes, answers, strict=True):
-                try:
-                    complaint = self.ray.get(answer, timeout=_PATIENCE_SECONDS)
-                except self.ray.exceptions.RayError as error:
-                    reason = str(error).strip().splitlines()[-1]
-                    complaint = f"The node {node.name} can't run milldam: {reason}\nInstall the same milldam there."
-                self._fit[node.id] = not complaint
-                complaints += [complaint] if complaint else []
-        finally:
-            for path in self._folder.glob(f"{mark.name}*"):
-                path.unlink(missing_ok=True)
-        return complaints
-
-    def slots(self, workers: Workers) -> list[tuple[_Node, int]]:
-        """(node, number there): places for one unit at a time, spread over the nodes that can take part."""
-        nodes = self.nodes()
-        new = [node for node in nodes if node.id not in self._fit]
-        if new and self._folder is not None:
-            for complaint in self._look_at(new):
-                log.warning("%s It is left out.", complaint.splitlines()[0])
-        found = []
-        for node in nodes:
-            if self._fit.get(node.id, True):
-                by_cores, by_memory = node.cores // workers.threads, node.memory_bytes // self.share(workers)
-                room = min(workers.count, max(1, by_cores), by_memory)
-                found += [(node, number) for number in range(room)]
-        return sorted(found, key=lambda slot: slot[1])
-
-    def share(self, workers: Workers) -> int:
-        return max(1, self.budget_bytes // workers.count)
-
-    # ---- work ----
-
-    def executor(self, workers: Workers) -> Executor:
-        if workers.here:
-            return super().executor(workers)
-        self.close()
-        return _RayExecutor(self, workers)
 
     def leave(self) -> None:
         """Give up the connection, if it is ours."""
@@ -186,67 +132,98 @@ class RayPool(Pool):
         if self._started:
             self.ray.shutdown()
 
+    def nodes(self) -> list[_Node]:
+        """The nodes that are alive, in a fixed order."""
+        nodes = []
+        for node in self.ray.nodes():
+            resources = node["Resources"]
+            if node["Alive"] and resources.get("CPU", 0) >= 1:
+                name = f"{node['NodeManagerHostname']}-{node['NodeID'][:6]}"
+                nodes.append(_Node(node["NodeID"], name, int(resources["CPU"]), int(resources.get("memory", 0))))
+        return sorted(nodes, key=lambda node: node.id)
 
-@dataclass(slots=True)
-class _Worker:
-    """A hand in a slot: starting, idle, or at work on a unit."""
+    def slots(self, workers: Workers) -> list[_Slot]:
+        """The slots of all nodes, spread over them."""
+        slots: list[_Slot] = []
+        for node in self.nodes():
+            by_cores, by_memory = node.cores // workers.threads, node.memory_bytes // self.share(workers)
+            slots += [(node, number) for number in range(min(workers.count, max(1, by_cores), by_memory))]
+        return sorted(slots, key=lambda slot: slot[1])
 
-    node: _Node
-    number: int
-    actor: Any
-    is_ready: bool = False
-    unit: int | None = None
-    pid: int = 0
-    held_bytes: int = 0
+    def share(self, workers: Workers) -> int:
+        return max(1, self.budget_bytes // workers.count)
 
-
-class _RayExecutor:
-    """One stage on the cluster. Holds what is in flight, and a count for each unit in flight that lost a worker."""
-
-    def __init__(self, pool: RayPool, wanted: Workers) -> None:
-        self._pool, self._ray, self._wanted = pool, pool.ray, wanted
-        self._workers: dict[tuple[_Node, int], _Worker] = {}
-        self._waiting: dict[Any, _Worker] = {}
-        """What a worker is waited for by: that it has started, or its unit's reports."""
-        self._numbers = itertools.count()
-        self._crashes, self._failed_starts = Counter[int](), 0
-        self._again: list[int] = []
-        self._looked = -_NODE_SECONDS
+    # ---- work ----
 
     def run(
-        self, load: Load, units: Iterable[int], assign: Callable[[int], Assigned], on_event: Callable[[Event], None]
+        self,
+        workers: Workers,
+        load: Load,
+        units: Iterable[int],
+        assign: Callable[[int], Assigned],
+        on_event: Callable[[Event], None],
+    ) -> None:
+        """One stage on the cluster. Holds what is in flight."""
+        if workers.here:
+            super().run(workers, load, units, assign, on_event)
+            return
+        self.close()
+        stage = _Stage(self, workers, load, iter(units), assign, on_event)
+        try:
+            stage.run()
+        finally:
+            for worker in list(stage.workers.values()):
+                stage.dismiss(worker)
+
+
+class _Stage:
+    """One stage on the cluster. Holds what is in flight, and a count for each unit in flight that lost a worker."""
+
+    def __init__(
+        self,
+        pool: RayPool,
+        wanted: Workers,
+        load: Load,
+        units: Iterator[int],
+        assign: Callable[[int], Assigned],
+        on_event: Callable[[Event], None],
     ) -> None:
         import cloudpickle
 
-        self._on_event = on_event
+        self._pool, self._ray, self._wanted = pool, pool.ray, wanted
+        self._units, self._assign, self._on_event = units, assign, on_event
         options = {name: value for name, value in os.environ.items() if name.startswith("FSSPEC_")}
-        stored, coming = self._ray.put(cloudpickle.dumps((load, options))), iter(units)
-        over = False
-        try:
-            while True:
-                for slot, worker in list(self._workers.items()):
-                    if worker.is_ready and worker.unit is None:
-                        unit = self._again.pop() if self._again else next(coming, None)
-                        if unit is None:
-                            over = True
-                            self._dismiss(slot)
-                            continue
-                        worker.unit = unit
-                        told = {"num_returns": "streaming", "_generator_backpressure_num_objects": _REPORTS}
-                        self._waiting[worker.actor.work.options(**told).remote(assign(unit))] = worker
-                if over and not self._again and all(worker.unit is None for worker in self._workers.values()):
-                    return
-                if not over or self._again:
-                    self._start_workers(stored)
-                self._hear()
-        finally:
-            for slot in list(self._workers):
-                self._dismiss(slot)
+        self._stored = self._ray.put(cloudpickle.dumps((load, options)))
+        self._again: list[int] = []
+        self._is_over = False
+        self._crashes, self._failed_starts = Counter[int](), 0
+        self._numbers, self._looked = itertools.count(), -_NODE_SECONDS
+        self.workers: dict[_Slot, _Worker] = {}
+        self._waiting: dict[Any, _Worker] = {}
+        """What a worker is waited for by: its start, or its unit's reports."""
 
-    def _start_workers(self, stored: Any) -> None:
-        """See now and then which nodes there are, and have a worker in each slot; wait a while when there are none."""
-        if time.monotonic() - self._looked < _NODE_SECONDS:
+    def run(self) -> None:
+        while True:
+            for worker in list(self.workers.values()):
+                if worker.is_ready and worker.unit is None:
+                    self._hand_out(worker)
+            if self._is_over and not self._again and all(worker.unit is None for worker in self.workers.values()):
+                return
+            if (self._again or not self._is_over) and time.monotonic() - self._looked >= _NODE_SECONDS:
+                self._start_workers()
+            self._receive()
+
+    def _hand_out(self, worker: _Worker) -> None:
+        worker.unit = self._again.pop() if self._again else next(self._units, None)
+        if worker.unit is None:
+            self._is_over = True
+            self.dismiss(worker)
             return
+        streaming = {"num_returns": "streaming", "_generator_backpressure_num_objects": _REPORTS}
+        self._waiting[worker.actor.work.options(**streaming).remote(self._assign(worker.unit))] = worker
+
+    def _start_workers(self) -> None:
+        """Have a worker in each slot; wait a while when there are none."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not (slots := self._pool.slots(self._wanted)):
             if time.monotonic() > deadline:
@@ -254,44 +231,37 @@ class _RayExecutor:
                     "No node of the Ray cluster is alive and large enough. Every finished unit is safe; run it again."
                 )
             time.sleep(_WAIT_SECONDS)
-        self._looked = time.monotonic()
-        hand = self._ray.remote(max_restarts=0, max_task_retries=0)(Hand)
+        hand, threads = self._ray.remote(max_restarts=0, max_task_retries=0)(Hand), self._wanted.threads
         for slot in slots:
-            if slot not in self._workers:
-                node, threads = slot[0], self._wanted.threads
-                room = _on(node, min(threads, node.cores), self._pool.share(self._wanted))
-                actor = hand.options(**room).remote(stored, threads, str(Path.cwd()))
-                self._workers[slot] = worker = _Worker(node, next(self._numbers), actor)
-                self._waiting[actor.pid.remote()] = worker
+            if slot not in self.workers:
+                room = _on(slot[0], min(threads, slot[0].cores), self._pool.share(self._wanted))
+                actor = hand.options(**room).remote(self._stored, threads, str(Path.cwd()))
+                self.workers[slot] = worker = _Worker(slot, next(self._numbers), actor)
+                self._waiting[actor.ready.remote(slot[0].name, self._pool.folder, milldam.__version__)] = worker
+        self._looked = time.monotonic()
 
-    def _dismiss(self, slot: tuple[_Node, int]) -> None:
-        """End the worker in a slot, whatever it is doing."""
-        worker = self._workers.pop(slot)
-        self._waiting = {what: one for what, one in self._waiting.items() if one is not worker}
-        with contextlib.suppress(Exception):
-            self._ray.kill(worker.actor)
-        if worker.pid:
-            self._tell(worker, -1, MEMORY, 0)
-
-    def _hear(self) -> None:
-        """Wait for a word, then take one from everybody who has one."""
+    def _receive(self) -> None:
+        """Wait for a report, then take one from every worker that has one."""
         if not self._waiting:
-            time.sleep(_SAMPLE_SECONDS)
+            time.sleep(_PAUSE_SECONDS)
             return
-        ready, _ = self._ray.wait(list(self._waiting), num_returns=1, timeout=_WAIT_SECONDS, fetch_local=False)
-        if ready and len(self._waiting) > 1:
-            everybody = list(self._waiting)
-            ready, _ = self._ray.wait(everybody, num_returns=len(everybody), timeout=0, fetch_local=False)
-        for what in ready:
-            worker = self._waiting[what]
+        sources = list(self._waiting)
+        ready, _ = self._ray.wait(sources, num_returns=1, timeout=_WAIT_SECONDS, fetch_local=False)
+        if ready and len(sources) > 1:
+            ready, _ = self._ray.wait(sources, num_returns=len(sources), timeout=0, fetch_local=False)
+        for source in ready:
+            worker = self._waiting[source]
             try:
-                if not worker.is_ready:
-                    worker.pid, worker.is_ready = self._ray.get(what), True
-                    del self._waiting[what]
+                if worker.is_ready:
+                    self._take(worker, *self._ray.get(next(source)))
                 else:
-                    self._take(worker, *self._ray.get(next(what)))
+                    worker.pid, problem = self._ray.get(source)
+                    if problem:
+                        raise ConfigError(problem)
+                    worker.is_ready = True
+                    del self._waiting[source]
             except StopIteration:
-                del self._waiting[what]
+                del self._waiting[source]
                 self._done(worker)
             except self._ray.exceptions.RayError as error:
                 self._lost(worker, error)
@@ -299,46 +269,45 @@ class _RayExecutor:
     def _take(self, worker: _Worker, kind: str, value: Any) -> None:
         if kind == ERROR:
             raise value
-        if kind == MEMORY:
-            worker.held_bytes = value
-        assert worker.unit is not None
-        self._tell(worker, worker.unit, kind, value)
+        if kind == PROGRESS:
+            worker.held_bytes = value["anonymous_bytes"]
+        self._on_event(worker.event(kind, value))
 
     def _done(self, worker: _Worker) -> None:
         assert worker.unit is not None
         self._crashes.pop(worker.unit, None)
         self._failed_starts = 0
-        self._tell(worker, worker.unit, DONE)
+        self._on_event(worker.event(DONE))
         worker.unit = None
-        most = self._wanted.worker_bytes
-        if self._wanted.apart or (most is not None and worker.held_bytes > most):
-            self._dismiss(self._slot_of(worker))
-            self._looked = -_NODE_SECONDS
+        if self._wanted.apart or worker.held_bytes > (self._wanted.worker_bytes or sys.maxsize):
+            self.dismiss(worker)
 
     def _lost(self, worker: _Worker, error: Exception) -> None:
-        """A worker or its node died: its unit goes to another slot, unless it has killed too many."""
-        self._dismiss(self._slot_of(worker))
-        self._looked = -_NODE_SECONDS
-        cause = f"on {worker.node.name} died ({type(error).__name__})"
-        if worker.unit is None:
+        """A worker or its node died: its unit goes to another slot, unless it has ended too many."""
+        self.dismiss(worker)
+        cause, unit = f"on {worker.slot[0].name} died ({type(error).__name__})", worker.unit
+        if unit is None:
             self._failed_starts += 1
-            if self._failed_starts > RETRIES * (len(self._workers) + 1):
-                raise WorkerError(
-                    f"A worker {cause}, as those before it, with no unit finished between them.\n", *ADVICE
-                )
+            if self._failed_starts > RETRIES * (len(self.workers) + 1):
+                before = "as those before it, with no unit finished between them.\n"
+                raise WorkerError(f"A worker {cause}, {before}", *ADVICE)
             return
-        self._crashes[worker.unit] += 1
-        if self._crashes[worker.unit] > RETRIES:
-            times = self._crashes[worker.unit]
-            raise WorkerError(f"Unit {worker.unit} lost its worker {times} times; the last one {cause}.\n", *ADVICE)
-        self._tell(worker, worker.unit, CRASH, cause)
-        self._again.append(worker.unit)
+        self._crashes[unit] += 1
+        if self._crashes[unit] > RETRIES:
+            times = f"{self._crashes[unit]} times; the last one {cause}"
+            raise WorkerError(f"Unit {unit} lost its worker {times}.\n", *ADVICE)
+        self._on_event(worker.event(CRASH, cause))
+        self._again.append(unit)
 
-    def _slot_of(self, worker: _Worker) -> tuple[_Node, int]:
-        return next(slot for slot, one in self._workers.items() if one is worker)
-
-    def _tell(self, worker: _Worker, unit: int, kind: str, value: Any = None) -> None:
-        self._on_event(Event(worker.number, worker.pid, unit, kind, value, host=worker.node.name))
+    def dismiss(self, worker: _Worker) -> None:
+        """End a worker, whatever it is doing; its slot is free."""
+        del self.workers[worker.slot]
+        self._looked = -_NODE_SECONDS
+        self._waiting = {source: one for source, one in self._waiting.items() if one is not worker}
+        with contextlib.suppress(Exception):
+            self._ray.kill(worker.actor)
+        if worker.pid:
+            self._on_event(worker.event(ENDED))
 
 
 def _on(node: _Node, cores: float = 0, memory_bytes: int = 0) -> dict[str, Any]:
@@ -363,36 +332,33 @@ class Hand:
         os.environ["RAYON_NUM_THREADS"] = str(threads)
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
 
-    def pid(self) -> int:
-        return os.getpid()
+    def ready(self, node: str, folder: Path | None, version: str) -> tuple[int, str]:
+        """This process, and why its node can't take part: another milldam, or an output that it can't write."""
+        if version != milldam.__version__:
+            return os.getpid(), (
+                f"The node {node} has milldam {milldam.__version__}, the driver {version}: the results could differ.\n"
+                "Install the same version on every node."
+            )
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                return os.getpid(), ""
+        except OSError as error:
+            return os.getpid(), (
+                f"The node {node} can't write to {folder} ({error.strerror}).\nOn a Ray cluster the output must be on "
+                "a file system that all nodes share, under the same path."
+            )
 
     def work(self, assignment: Any) -> Iterator[tuple[str, Any]]:
-        """Do a unit: everything it reports, as it comes; what it holds, at least at the beginning and the end."""
-        told: queue.Queue[tuple[str, Any]] = queue.Queue(_REPORTS)
-        peak, beat = usage().anonymous, time.monotonic()
-        doing = threading.Thread(target=self._do, args=(assignment, told), daemon=True)
-        doing.start()
-        yield MEMORY, peak
-        while True:
-            with contextlib.suppress(queue.Empty):
-                kind, value = told.get(timeout=_SAMPLE_SECONDS)
-                if kind == DONE:
-                    break
-                yield kind, value
-            peak = max(peak, usage().anonymous)
-            if time.monotonic() - beat > _BEAT_SECONDS:
-                yield MEMORY, peak
-                peak, beat = 0, time.monotonic()
-        doing.join()
-        now = usage().anonymous
-        yield MEMORY, max(peak, now)
-        yield MEMORY, now
+        """Make a unit: everything it reports, as it comes."""
+        reports: queue.Queue[tuple[str, Any]] = queue.Queue(_REPORTS)
+        threading.Thread(target=self._make, args=(assignment, reports), daemon=True).start()
+        while (report := reports.get())[0] != DONE:
+            yield report
 
-    def _do(self, assignment: Any, told: queue.Queue[tuple[str, Any]]) -> None:
+    def _make(self, assignment: Any, reports: queue.Queue[tuple[str, Any]]) -> None:
         try:
-            if self._work is None:
-                self._work = self._load()
-            self._work(assignment, lambda kind, value: told.put((kind, value)))
+            self._work = self._work or self._load()
+            self._work(assignment, lambda kind, value: reports.put((kind, value)))
         except BaseException as error:
             gone = error.__cause__ if isinstance(error, MilldamError) else error
             if isinstance(gone, FileNotFoundError) and gone.filename is not None:
@@ -401,9 +367,9 @@ class Hand:
                     f"{gone.filename}: not there on the node {os.uname().nodename}.\nOn a Ray cluster every node must "
                     "see the input under the same path, or read it from an address."
                 )
-            told.put((ERROR, as_sent(error)))
+            reports.put((ERROR, as_sent(error)))
         finally:
-            told.put((DONE, None))
+            reports.put((DONE, None))
 
     def _load(self) -> Work:
         import cloudpickle
@@ -418,27 +384,6 @@ class Hand:
         return begin(load)
 
 
-def look(node: str, mark: str, version: str, folder: str) -> str:
-    """What stands against the node that this runs on: another milldam, a file of the driver (`mark`) that is not seen,
-    none that can be written beside it; empty: nothing."""
-    with contextlib.suppress(OSError):
-        os.chdir(folder)
-    if version != milldam.__version__:
-        return (
-            f"The node {node} has milldam {milldam.__version__}, this machine {version}: the results could differ.\n"
-            "Install the same version on every node."
-        )
-    what = "can't write to" if Path(mark).exists() else "does not see"
-    with contextlib.suppress(OSError):
-        Path(f"{mark}-{node}").write_bytes(b"")
-        if Path(mark).exists():
-            return ""
-    return (
-        f"The node {node} {what} {Path(mark).parent}.\nOn a Ray cluster the output must be on a file system that all "
-        "nodes share, under the same path."
-    )
-
-
 # ---- the connection ----
 
 
@@ -447,35 +392,28 @@ def _connect(ray: Any, address: str | None) -> None:
     try:
         host, _, port = (address or "").rpartition(":")
         if host and "/" not in host and port.isdigit():
-            # Ray itself takes minutes to see that nobody listens.
+            # Ray itself takes minutes to notice that nothing listens.
             socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_SECONDS).close()
         # Without an address Ray would start a cluster of its own here; "auto" takes the one that runs.
         ray.init(address=address or "auto", namespace="milldam", log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
-        where = address or "here"
         raise InputError(
-            f"No Ray cluster could be reached ({where}): {str(error).splitlines()[0]}\n"
+            f"No Ray cluster could be reached ({address or 'here'}): {str(error).splitlines()[0]}\n"
             "Start one with `ray start --head`, and name it with ",
             Setting("address", "HOST:6379"),
             ".",
         ) from None
     finally:
-        # Ray puts its own in place, which would end this process with nothing said.
+        # Ray puts its own in place, which would end this process without a message.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
 
 
 def _import_ray() -> Any:
-    # Ray prints what it thinks of workers that die to standard output, unless it is told before it is imported.
-    silence = "RAY_DEDUP_LOGS_SKIP_REGEX"
-    ours = "ray" not in sys.modules and silence not in os.environ
-    if ours:
-        os.environ[silence] = "."
+    # Ray prints to standard output about workers that die, unless this is set before it is imported.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     try:
         import ray
     except ImportError:
         raise ConfigError(Setting("executor", "ray"), ' needs the package ray: pip install "milldam[ray]"') from None
-    finally:
-        if ours:
-            del os.environ[silence]
     return ray

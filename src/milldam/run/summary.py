@@ -26,8 +26,7 @@ from milldam.memory import format_size
 from milldam.run.tasks import cores
 
 if TYPE_CHECKING:
-    from milldam.run.monitor import MemoryUse
-    from milldam.run.pools import WorkPlan
+    from milldam.run.budget import MemoryUse, WorkPlan
 
 SUMMARY = "summary.json"
 Facts = TypeVar("Facts", bound=Mapping[str, object])

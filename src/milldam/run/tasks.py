@@ -1,9 +1,7 @@
-"""What crosses to workers and comes back, wherever they are: in this process (serial), in several (local), on a cluster
-(Ray), in array tasks (Slurm).
+"""What crosses to workers and comes back, wherever they are: in this process, in several, on a cluster, in array tasks.
 
 An executor gets what a worker loads and the numbers of units. It knows nothing of text: `begin(load)` builds a worker's
-state once, and the callable it returns makes one assigned unit at a time, reporting its records and how it gets on.
-Local workers are forked from a process in which that was loaded: all of them share it.
+state once, and the callable it returns makes one assigned unit at a time, reporting its records and its progress.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import os
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,12 +20,13 @@ from milldam.memory import usage
 if TYPE_CHECKING:
     from milldam.run.records import Record
 
-PART, PROGRESS, DONE, CRASH, MEMORY = "part", "progress", "done", "crash", "memory"
-"""What an event tells: a record to keep; counters; a unit is made; a worker died; what a worker elsewhere holds, 0
-when it has ended."""
+PART, PROGRESS, DONE, CRASH = "part", "progress", "done", "crash"
+"""Kinds of events: a record to keep; counters; a unit is made; its worker died."""
+ERROR, ENDED = "error", "ended"
+"""What a worker raised, which ends the stage; a worker of a cluster is no more."""
 CAN_FORK = sys.platform == "linux"
 PAUSE_SECONDS = 0.02
-"""Until units are asked for again that did not come yet."""
+"""Until units are asked for again that were not there yet."""
 REPORT_SECONDS = 0.25
 Report = Callable[[str, Any], None]
 """(kind, value)."""
@@ -78,11 +77,6 @@ class Progress:
         if time.monotonic() - self._reported > REPORT_SECONDS:
             self.report()
 
-    def finish(self) -> None:
-        """Report that all of the input is read."""
-        self._counts["input_bytes"] = self._size
-        self.report()
-
     def report(self, **measured: int) -> None:
         self._reported = time.monotonic()
         value = {"counts": dict(self._counts), "seconds": dict(self.seconds)}
@@ -90,6 +84,7 @@ class Progress:
 
 
 Make = Callable[[Assigned, Progress], Iterator["Record"]]
+Work = Callable[[Assigned, Report], None]
 
 
 class Load(Protocol):
@@ -101,25 +96,23 @@ class Load(Protocol):
         ...
 
 
-Work = Callable[[Assigned, Report], None]
-
-
 def begin(load: Load) -> Work:
-    """Load; what is given back makes a unit and reports its records as they come."""
+    """Load; the result makes a unit and reports its records as they come."""
     make = load.load()
 
     def work(assigned: Assigned, report: Report) -> None:
         progress = Progress(report, assigned.size)
         for record in make(assigned, progress):
             report(PART, record)
-        progress.finish()
+        progress.add(input_bytes=assigned.size)
+        progress.report()
 
     return work
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something a worker tells."""
+    """A report of a worker on a unit."""
 
     worker: int
     pid: int
@@ -130,19 +123,21 @@ class Event:
     """The machine it is on, when it is another one."""
 
 
-class Executor(Protocol):
-    def run(
-        self,
-        load: Load,
-        units: Iterable[int],
-        assign: Callable[[int], Assigned],
-        on_event: Callable[[Event], None],
-    ) -> None:
-        """Make every unit. `assign(unit)` makes what is handed to the worker, at the time it is handed out.
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Who works on a stage, on each machine that takes part."""
 
-        Executors of this machine wait for units that come later (`NothingYetError`), while workers go on.
-        """
-        ...
+    count: int
+    threads: int
+    apart: bool = False
+    """In a process of its own even when alone, so that all its memory comes back."""
+    here: bool = False
+    """In this process: the work can't be seen from elsewhere, or needs to know at once what is done."""
+    worker_bytes: int | None = None
+    """After a unit, a worker that holds more than this is replaced by a fresh one; None: none is."""
+    fit: Callable[[dict[str, int]], tuple[int, int]] | None = None
+    """From what the first worker measures (`Progress.report`), how many workers there may be, and what one may hold
+    after a unit; until then there is one."""
 
 
 def cores() -> int:
@@ -151,20 +146,18 @@ def cores() -> int:
         usable = len(os.sched_getaffinity(0))
     except AttributeError:
         usable = os.cpu_count() or 1
-    # Slurm tells what it gave, also where it binds nobody to it.
-    given = os.environ.get("SLURM_CPUS_ON_NODE", "")
-    return min(usable, int(given)) if given.isdigit() and int(given) else usable
+    # Slurm names the cores of a job even where it binds no process to them.
+    slurm = os.environ.get("SLURM_CPUS_ON_NODE", "")
+    return min(usable, int(slurm)) if slurm.isdigit() and int(slurm) else usable
 
-
-# ---- tasks of a job array ----
 
 PREPARE, FINISH = "prepare", "finish"
-"""Before the first stage and behind the last: each for one task alone."""
+"""Stages of a job array before the first and after the last: one task each."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayTask:
-    """Every `of`-th unit of a stage, from the `index`-th on: what one of several machines does, beside the others."""
+    """Every `of`-th unit of a stage, from the `index`-th on: the part of one of several machines."""
 
     stage: str
     index: int
@@ -172,8 +165,8 @@ class ArrayTask:
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.of:
-            said = f": {self.index} of {self.of} array tasks: the index is 0 to {max(0, self.of - 1)}."
-            raise ConfigError(Setting("index"), said)
+            message = f": {self.index} of {self.of} array tasks: the index is 0 to {max(0, self.of - 1)}."
+            raise ConfigError(Setting("index"), message)
 
     @property
     def label(self) -> str:

@@ -303,8 +303,6 @@ class Reading:
 
     rules: TextRules
     on_reject: OnReject
-    spool: str | None = None
-    """A folder for what must go through the disk."""
     columns: tuple[str, ...] | None = None
     """Of rows: those that are wanted; None: all."""
     name: Callable[[str], str] = str

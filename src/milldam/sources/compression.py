@@ -114,35 +114,23 @@ def _up_to_damage(file: IO[bytes], compression: str, position: int, chunk: int, 
 
 def _damage(compression: str, head: bytes, start: int, error: Exception | None) -> DamagedError:
     """What is wrong with a member that begins with `head` at byte `start`; `error` None: the file ends in it."""
-    name, magic, said = _NAMES[compression], MAGIC[compression], str(error)
+    name, magic, message = _NAMES[compression], MAGIC[compression], str(error)
     skippable = compression == "zst" and head[1:4] == _SKIPPABLE
     if not (head.startswith(magic) or skippable or (error is None and magic.startswith(head))):
         if start == 0:
             return DamagedError("not_compressed", f"not {name} data, whatever its name says: {describe_head(head)}")
-        return DamagedError(
-            "trailing_data", f"what follows from its byte {start:,} on is not {name} data, and not read"
-        )
+        return DamagedError("trailing_data", f"what follows its byte {start:,} is not {name} data, and not read")
     if error is None:
         return DamagedError("truncated", "it ends in the middle of its compressed data")
-    if "too much memory" in said:
-        return DamagedError(
-            "too_large_window",
-            "its zstd window is larger than 128 MB, and would take as much memory; compress it again with a smaller "
-            "one: zstd -dc --long=31 FILE | zstd -o NEW",
-        )
-    if said.endswith(("incorrect data check", "incorrect length check", "match checksum")):
+    if message.endswith(("incorrect data check", "incorrect length check", "match checksum")):
         return DamagedError("bad_checksum", f"the checksum of its {name} data is wrong")
-    return DamagedError("damaged", f"damaged {name} data ({said})")
+    return DamagedError("damaged", f"damaged {name} data ({message})")
 
 
 def describe_head(head: bytes) -> str:
     """What a file is by its first bytes."""
     known = compression_of(head)
-    if known is not None:
-        return f"it begins as {_NAMES[known]} data does"
-    text = head[:256].decode("utf-8", "ignore")
-    printable = all(character.isprintable() or character.isspace() for character in text)
-    return f"it begins with {head[:16]!r}" + (", as plain text may" if text and printable else "")
+    return f"it begins with {head[:16]!r}" if known is None else f"it begins as {_NAMES[known]} data does"
 
 
 class _Gzip:

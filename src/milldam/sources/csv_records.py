@@ -229,7 +229,7 @@ def csv_head(slice: Slice) -> Iterator[list[str]]:
                 )
 
 
-def columns_of(slice: Slice, spool: str | None = None) -> list[str]:
+def columns_of(slice: Slice) -> list[str]:
     """The column names in the first record; raises InputError where a name stands twice."""
     names = next(csv_head(slice), [])
     twice = next((name for name in names if names.count(name) > 1), None)

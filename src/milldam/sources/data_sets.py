@@ -87,33 +87,32 @@ def parse_split(text: str) -> Split:
     >>> parse_split("train[:100_000]")
     Split(names=('train',), rows=RowSlice(start=None, stop=100000, percent=False))
     """
-    asked = [_ASKED.fullmatch(part.strip()) for part in text.split("+")]
-    names = tuple(one["name"] for one in asked if one is not None)
-    if len(names) < len(asked):
-        raise ConfigError(f'split "{text}": no name of a split with an optional slice. {_EXAMPLES}')
-    slices = [one["rows"] for one in asked if one is not None and one["rows"] is not None]
-    if slices and len(names) > 1:
-        raise ConfigError(
-            f'split "{text}": a sum of slices is not known. Give each its own entry under datasets, '
-            f"with the same path and split: {text.split('+')[0].strip()} and so on."
-        )
-    return Split(names, _parse_rows(slices[0], text) if slices else None)
 
+    def refused(problem: str) -> ConfigError:
+        return ConfigError(f'split "{text}": {problem}. {_EXAMPLES}')
 
-def _parse_rows(rows: str, text: str) -> RowSlice:
-    edges = _ROWS.fullmatch(rows)
+    parts = [_ASKED.fullmatch(part.strip()) for part in text.split("+")]
+    names = tuple(part["name"] for part in parts if part is not None)
+    if len(names) < len(parts):
+        raise refused("no name of a split with an optional slice")
+    slices = [part["rows"] for part in parts if part is not None and part["rows"] is not None]
+    if not slices:
+        return Split(names)
+    if len(names) > 1:
+        raise refused("a sum of slices is not known: give each its own entry under datasets, with the same path")
+    edges = _ROWS.fullmatch(slices[0])
     if edges is None:
-        raise ConfigError(f'split "{text}": [{rows}] is not a slice of documents. {_EXAMPLES}')
+        raise refused(f"[{slices[0]}] is not a slice of documents")
     percents = {edge.endswith("%") for edge in edges.groups() if edge is not None}
     if len(percents) == 2:
-        raise ConfigError(f'split "{text}": percents on one side only. {_EXAMPLES}')
+        raise refused("percents on one side only")
     start, stop = (None if edge is None else int(edge.rstrip("%")) for edge in edges.groups())
     if True in percents and any(abs(edge) > 100 for edge in (start or 0, stop or 0)):
-        raise ConfigError(f'split "{text}": more than 100 %. {_EXAMPLES}')
+        raise refused("more than 100 %")
     first = start or 0
     if stop is not None and first >= stop and (first < 0) == (stop < 0):
-        raise ConfigError(f'split "{text}": it ends where it begins, so that it has no documents. {_EXAMPLES}')
-    return RowSlice(start, stop, True in percents)
+        raise refused("it ends where it begins, so that it has no documents")
+    return Split(names, RowSlice(start, stop, True in percents))
 
 
 def choose_splits(asked: Split | None, there: Mapping[str, Any], path: str) -> list[str]:

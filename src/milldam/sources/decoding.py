@@ -1,9 +1,8 @@
 """Bytes -> text, by the rule for what is no UTF-8: reject the record, replace it, drop it, or stop.
 
-"drop" removes the bytes that are no UTF-8, and halves of surrogate pairs that JSON's escapes leave. The head of such a
-document (`HEAD_CHARACTERS`) tells whether that helps: when it begins with UTF-16's byte order mark, when more than a
-quarter of it is zeros, or when more than a tenth of it would go (half of a short text), the document is in another
-encoding or no text at all, and is rejected. Only the head counts, so the verdict is the same however a document is cut.
+"drop" removes the bytes that are no UTF-8, and halves of surrogate pairs that JSON's escapes leave. A document whose
+first bytes show another encoding (UTF-16's or UTF-32's mark, many zeros, or a third of them would go) is rejected all
+the same. Only the head counts, so the verdict is the same however a document is cut.
 """
 
 from __future__ import annotations
@@ -14,19 +13,14 @@ from typing import Any
 
 from milldam.sources.batch import MalformedError, TextRules
 
-HEAD_CHARACTERS = 4096
-HEAD_BYTES = 4 * HEAD_CHARACTERS
-"""They hold the head of any document."""
-_MOST_DIGITS = 4000
-"""Of a whole number, less than what Python reads by default."""
-_FEW = 16
+HEAD_BYTES = 4096
+"""Of a document: they show its encoding."""
+_FEW = 12
 # UTF-32 first: its little-endian mark begins with that of UTF-16.
 _OTHER_MARKS = {
     "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
     "UTF-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
 }
-# As "surrogateescape" shows the bytes FF FE and FE FF.
-_UTF16_MARKS = ("\udcff\udcfe", "\udcfe\udcff")
 
 
 def decode_text(data: bytes, rules: TextRules) -> tuple[str | None, str]:
@@ -36,20 +30,16 @@ def decode_text(data: bytes, rules: TextRules) -> tuple[str | None, str]:
     except UnicodeDecodeError as error:
         if rules.invalid_utf8 == "replace":
             return data.decode("utf-8", errors="replace"), ""
-        head = data[:HEAD_BYTES].decode("utf-8", "surrogateescape")
-        if rules.invalid_utf8 == "drop" and not _is_beyond_repair(head):
+        head = data[:HEAD_BYTES]
+        lost = _is_lost(len(head), len(head.decode("utf-8", "ignore").encode())) or other_encoding(head) is not None
+        if rules.invalid_utf8 == "drop" and not lost:
             return data.decode("utf-8", errors="ignore"), ""
         return None, describe_encoding(data, error)
 
 
-def _is_beyond_repair(text: str) -> bool:
-    """Whether the head of a text, with lone surrogates for what is no UTF-8, is garbage without them."""
-    head = text[:HEAD_CHARACTERS]
-    size = len(head)
-    dropped = size - len(_without_surrogates(head))
-    # A single bad byte is much of a short text: there, up to half may go.
-    too_many = dropped > max(size / 10, min(size / 2, _FEW))
-    return too_many or head.startswith(_UTF16_MARKS) or 4 * head.count("\0") > size
+def _is_lost(size: int, kept: int) -> bool:
+    """Whether so much of a text is no UTF-8 that the rest is garbage; of a few characters, any are worth keeping."""
+    return not kept or (size > _FEW and 3 * kept < 2 * size)
 
 
 def describe_encoding(data: bytes, error: UnicodeDecodeError, before: int = 0) -> str:
@@ -61,7 +51,7 @@ def describe_encoding(data: bytes, error: UnicodeDecodeError, before: int = 0) -
     if other is not None:
         return other
     latin = f"byte 0x{error.object[error.start]:02x} at {before + error.start}: not UTF-8"
-    is_printable = all(byte >= 0x20 or byte in b"\t\n\r\f" for byte in data[:4096])
+    is_printable = all(byte >= 0x20 or byte in b"\t\n\r\f" for byte in data[:HEAD_BYTES])
     return f"{latin}; perhaps Latin-1: iconv -f ISO-8859-1 -t UTF-8" if is_printable else latin
 
 
@@ -70,7 +60,7 @@ def other_encoding(data: bytes) -> str | None:
     for name, marks in _OTHER_MARKS.items():
         if data.startswith(marks):
             return f"{name} (it begins with its byte order mark); convert it: iconv -f {name} -t UTF-8"
-    sample = data[:4096]
+    sample = data[:HEAD_BYTES]
     many = sample.count(0) > len(sample) // 4
     return "not UTF-8; many zero bytes: UTF-16, UTF-32 or binary data" if many else None
 
@@ -89,12 +79,7 @@ def parse_json(data: bytes, rules: TextRules) -> Any:
     if text is None:
         raise MalformedError("not_utf8", problem)
     try:
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError:
-            raise
-        except ValueError:  # a number has more digits than Python reads: it stays as it is written
-            return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= _MOST_DIGITS else digits)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         problem = decode_text(data, rules)[1] if drop else ""  # what is no JSON may be no text either
         raise MalformedError(*(("not_utf8", problem) if problem else ("bad_json", str(error)))) from None
@@ -111,10 +96,7 @@ def mended(text: str, rules: TextRules) -> str:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if rules.invalid_utf8 != "drop":
         raise MalformedError("not_utf8", "an escaped surrogate without its other half")
-    if _is_beyond_repair(text):
+    kept = text.encode("utf-8", "ignore")
+    if _is_lost(len(text), len(kept)):
         raise MalformedError("not_utf8", "so much of the text is not UTF-8 that it must be another encoding")
-    return _without_surrogates(text)
-
-
-def _without_surrogates(text: str) -> str:
-    return text.encode("utf-8", "ignore").decode("utf-8")
+    return kept.decode("utf-8")

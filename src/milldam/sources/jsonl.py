@@ -196,6 +196,6 @@ def first_records(slice: Slice, limit: int = _LINES_SEEN) -> list[dict[str, Any]
     return records
 
 
-def columns_of(slice: Slice, spool: str | None) -> list[str]:
+def columns_of(slice: Slice) -> list[str]:
     """The fields of the records at a file's head; empty when there are none."""
     return list(dict.fromkeys(name for record in first_records(slice) for name in record))

@@ -9,10 +9,8 @@ from __future__ import annotations
 import codecs
 import itertools
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -58,7 +56,7 @@ def can_cut(rules: TextRules) -> bool:
     return boundary is not None and boundary.splittable
 
 
-def columns_of(slice: Slice, spool: str | None) -> list[str]:
+def columns_of(slice: Slice) -> list[str]:
     return list(TEXT_COLUMNS)
 
 
@@ -129,7 +127,7 @@ def _split(block: Block, slice: Slice, reading: Reading, boundary: Boundary) -> 
 
 def read_whole_files(slices: tuple[Slice, ...], reading: Reading, *, pieces: bool = True) -> Iterator[Batch]:
     """One document a file; many small files make one batch. `pieces`: a file larger than a document may be comes in
-    pieces; else it is rejected as any other record."""
+    pieces; else it is rejected as any other record, as is standard input, which can't be read twice."""
     small, held, most = list[tuple[int, bytes]](), 0, reading.rules.max_document_bytes
     for number, slice in enumerate(slices):
         with open_bytes(slice.path) as file:
@@ -149,7 +147,7 @@ def read_whole_files(slices: tuple[Slice, ...], reading: Reading, *, pieces: boo
             elif size <= most:
                 small.append((number, b"".join(head).removeprefix(BOM)))
                 held += size
-            elif pieces:
+            elif pieces and slice.path != STDIN:
                 for batch in _in_pieces(slice, itertools.chain(head, blocks), reading):
                     batch.origins = np.array([number << NUMBER_BITS])
                     yield batch
@@ -179,45 +177,37 @@ def _gathered(small: list[tuple[int, bytes]], slices: tuple[Slice, ...], reading
 
 
 def _in_pieces(slice: Slice, blocks: Iterator[bytes], reading: Reading) -> Iterator[Batch]:
-    """Read it through for whatever is wrong with it, then hand it on. Only standard input goes through the disk."""
-    copy = tempfile.TemporaryFile(dir=reading.spool) if slice.path == STDIN else None  # noqa: SIM115 - read by _pieces
+    """Read it through for whatever is wrong with it, then hand it on."""
     try:
-        problem = _problem_of(blocks, copy, reading.rules)
+        problem = _problem_of(blocks, reading.rules)
     except DamagedError as error:
         _reject_damaged(slice, error, reading)
         return
     if problem is not None:
         reading.reject(Reject(slice.path, *problem, line=1))
         return
-    yield Batch(pa.array([""], pa.large_string()), pieces=_pieces(slice, copy, reading.rules))
+    yield Batch(pa.array([""], pa.large_string()), pieces=_pieces(slice, reading.rules))
 
 
-def _pieces(slice: Slice, copy: IO[bytes] | None, rules: TextRules) -> Iterator[tuple[str, int]]:
+def _pieces(slice: Slice, rules: TextRules) -> Iterator[tuple[str, int]]:
     """Its text, and how many bytes of input each piece took."""
     decoder = codecs.getincrementaldecoder("utf-8-sig")(_ERRORS.get(rules.invalid_utf8, "strict"))
-    with copy or open_bytes(slice.path) as file:
-        file.seek(0)
-        for block in read_blocks(file, None if copy else slice.compression, BLOCK_BYTES):
+    with open_bytes(slice.path) as file:
+        for block in read_blocks(file, slice.compression, BLOCK_BYTES):
             if text := decoder.decode(block):
                 yield text, len(block)
     if text := decoder.decode(b"", final=True):
         yield text, 0
 
 
-def _problem_of(blocks: Iterator[bytes], copy: IO[bytes] | None, rules: TextRules) -> tuple[str, str] | None:
-    """(reason, detail) why a file is no document; what is read is written to `copy`."""
+def _problem_of(blocks: Iterator[bytes], rules: TextRules) -> tuple[str, str] | None:
+    """(reason, detail) why a file is no document."""
     head, read, without_space = b"", 0, 0
     decoder = codecs.getincrementaldecoder("utf-8")(_ERRORS.get(rules.invalid_utf8, "strict"))
     for block in itertools.chain(blocks, [b""]):
-        if copy is not None:
-            copy.write(block)
-        if not read and rules.invalid_utf8 == "drop":
-            # Its whole characters: the last one may be cut off.
-            text = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode(block[:HEAD_BYTES])
-            problem = decode_text(text.encode("utf-8", "surrogateescape"), rules)[1]
-            if problem:
-                return "not_utf8", problem
         head = head or block[:HEAD_BYTES]
+        if not read and rules.invalid_utf8 == "drop" and (problem := decode_text(head, rules)[1]):
+            return "not_utf8", problem
         try:
             decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:

@@ -40,7 +40,7 @@ _READERS = {
     "arrow": "tables",
 }
 """Modules, loaded when a file of their format comes. Each has `read_texts(slice, reading)`, which gives batches,
-`read_rows(slice, reading)`, which gives rows and their numbers in the slice, and `columns_of(slice, spool)`."""
+`read_rows(slice, reading)`, which gives rows and their numbers in the slice, and `columns_of(slice)`."""
 
 
 def _reader(format: str) -> Any:
@@ -66,17 +66,15 @@ def slice_file(file: InputFile, shard_size: int, rules: TextRules) -> Iterator[S
         yield whole(file)
 
 
-def columns_of(slice: Slice, spool: str | None) -> list[str]:
+def columns_of(slice: Slice) -> list[str]:
     """The columns that the rows of a file have; of JSON, as far as its first records show."""
-    columns: list[str] = _reader(slice.format).columns_of(slice, spool)
+    columns: list[str] = _reader(slice.format).columns_of(slice)
     return columns
 
 
-def read_unit(
-    unit: Unit, rules: TextRules, on_reject: OnReject, spool: str | None = None, keep: tuple[str, ...] = ()
-) -> Iterator[Batch]:
-    """All documents of a unit. `spool`: a folder for what must go through the disk; `keep`: as in `Reading`."""
-    reading = Reading(rules, on_reject, spool, keep=keep)
+def read_unit(unit: Unit, rules: TextRules, on_reject: OnReject, keep: tuple[str, ...] = ()) -> Iterator[Batch]:
+    """All documents of a unit. `keep`: as in `Reading`."""
+    reading = Reading(rules, on_reject, keep=keep)
     try:
         for batch in _batches(unit, reading):
             if keep and batch.columns is None:  # plain text has no fields
@@ -108,14 +106,12 @@ class FileReader:
 
     rules: TextRules
     columns: tuple[str, ...] | None
-    spool: str
-    """A folder for what must go through the disk."""
     names: tuple[tuple[str, str], ...] = ()
     """(path, what it is called instead) of input that was spooled."""
 
     def rows(self, slices: Iterable[Slice], on_reject: OnReject, places: Places) -> Iterator[Rows]:
         """`places` gets where they come from."""
-        reading = Reading(self.rules, on_reject, self.spool, self.columns, self._name)
+        reading = Reading(self.rules, on_reject, self.columns, self._name)
         for slice in slices:
             origin = 0 if slice.format in TABLES else slice.start
             for rows, numbers in _reader(slice.format).read_rows(slice, reading):
@@ -130,7 +126,7 @@ class FileReader:
         count = 0
         for slice in slices:
             if slice.format in TABLES:
-                count += _reader(slice.format).count_rows(slice, self.spool)
+                count += _reader(slice.format).count_rows(slice)
             else:
                 count += sum(map(row_count, self.rows([slice], lambda reject: None, Places())))
         return count

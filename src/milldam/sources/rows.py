@@ -34,11 +34,6 @@ def column(rows: Rows, name: str) -> Any:
     return rows[name] if isinstance(rows, dict) else rows.column(name)
 
 
-def byte_size(rows: Rows) -> int:
-    """What the values take, about; the sum of `row_sizes`."""
-    return int(row_sizes(rows).sum())
-
-
 def take(rows: Rows, start: int, stop: int) -> Rows:
     """Rows from `start` to `stop`; an Arrow batch is not copied."""
     if isinstance(rows, dict):
@@ -50,31 +45,18 @@ def joined(parts: Sequence[Rows]) -> Rows:
     """All rows as one. A column that some lack is None there; Arrow stays Arrow where one type holds all parts."""
     if len(parts) == 1:
         return parts[0]
-    batches = [part for part in parts if not isinstance(part, dict)]
-    if len(batches) == len(parts):
-        table = _joined_tables(batches)
-        if table is not None:
-            return table
-    return _joined_dicts([part if isinstance(part, dict) else part.to_pydict() for part in parts])
-
-
-def _joined_tables(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
-    schema = batches[0].schema
-    if not all(batch.schema.equals(schema) for batch in batches):
+    if not any(isinstance(part, dict) for part in parts):
         try:
-            table = pa.concat_tables([pa.Table.from_batches([one]) for one in batches], promote_options="permissive")
+            tables = [pa.Table.from_batches([part]) for part in parts]
+            table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+            return (table.to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)])[0]
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-            return None
-        batches, schema = table.to_batches(), table.schema
-    return pa.concat_batches(batches) if len(batches) != 1 else batches[0]
-
-
-def _joined_dicts(parts: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:
-    names = dict.fromkeys(name for part in parts for name in part)
-    columns: dict[str, list[Any]] = {name: [] for name in names}
-    for part in parts:
-        for name, column in columns.items():
-            column += part[name] if name in part else [None] * row_count(part)
+            pass
+    dicts = [part if isinstance(part, dict) else part.to_pydict() for part in parts]
+    columns: dict[str, list[Any]] = {name: [] for part in dicts for name in part}
+    for part in dicts:
+        for name, values in columns.items():
+            values += part[name] if name in part else [None] * row_count(part)
     return columns
 
 
@@ -89,6 +71,11 @@ def from_records(records: Sequence[dict[str, Any]], columns: Sequence[str] | Non
 
 
 # ---- sizes ----
+
+
+def byte_size(rows: Rows) -> int:
+    """What the values take, about; the sum of `row_sizes`."""
+    return int(row_sizes(rows).sum())
 
 
 def row_sizes(rows: Rows) -> Sizes:
@@ -128,53 +115,30 @@ def value_size(value: Any) -> int:
 def _array_sizes(array: pa.Array) -> Sizes:
     import pyarrow.compute as pc
 
-    kind = array.type
-    if pa.types.is_null(kind):
-        return np.zeros(len(array), dtype=np.int64)
+    kind, types = array.type, pa.types
+    if types.is_null(kind):
+        return np.zeros(len(array), np.int64)
     if isinstance(array, pa.ExtensionArray):
         return _array_sizes(array.storage)
-    if pa.types.is_dictionary(kind):
+    if types.is_dictionary(kind):
         # What the numbers stand for, which the array itself does not show.
         sizes = pa.array(_array_sizes(array.dictionary))
-        return _as_sizes(pc.take(sizes, array.indices).fill_null(_NUMBER))
-    if _has_bytes(kind):
-        return _as_sizes(pc.binary_length(array).fill_null(0)) + _NUMBER
-    if pa.types.is_struct(kind):
+        return np.asarray(pc.take(sizes, array.indices).fill_null(_NUMBER), np.int64)
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind):
+        return np.asarray(pc.binary_length(array).fill_null(0), np.int64) + _NUMBER
+    if types.is_struct(kind):
         inner = [_array_sizes(array.field(k)) for k in range(kind.num_fields)]
-        return np.asarray(sum(inner, np.full(len(array), _FLAG, dtype=np.int64)), dtype=np.int64)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
-        return _list_sizes(array)
-    if pa.types.is_fixed_size_list(kind):
-        inner_sizes = _array_sizes(array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size))
-        return np.asarray(_NUMBER + inner_sizes.reshape(len(array), kind.list_size).sum(axis=1), dtype=np.int64)
+        return np.asarray(sum(inner, np.full(len(array), _FLAG, np.int64)), np.int64)
+    if types.is_list(kind) or types.is_large_list(kind):
+        # From the offsets and the running sum of what the lists hold.
+        offsets = np.asarray(array.offsets, np.int64)
+        first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
+        ends = np.concatenate(([0], np.cumsum(_array_sizes(array.values.slice(first, last - first)))))
+        return np.asarray(_NUMBER + np.diff(ends[offsets - first]), np.int64)
     try:
-        width = max(_NUMBER, kind.bit_width // 8)
-    except ValueError:  # views, unions, run ends: rare enough to look at each value
-        return np.array([array[k : k + 1].nbytes for k in range(len(array))], dtype=np.int64)
-    return np.full(len(array), width, dtype=np.int64)
-
-
-def _has_bytes(kind: pa.DataType) -> bool:
-    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    return bool(text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
-def _list_sizes(array: Any) -> Sizes:
-    """From the offsets and the running sum of what the lists hold."""
-    offsets = np.asarray(array.offsets, dtype=np.int64)
-    first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
-    if pa.types.is_map(array.type):
-        values = _array_sizes(array.keys.slice(first, last - first)) + _array_sizes(
-            array.items.slice(first, last - first)
-        )
-    else:
-        values = _array_sizes(array.values.slice(first, last - first))
-    ends = np.concatenate(([0], np.cumsum(values)))
-    return np.asarray(_NUMBER + np.diff(ends[offsets - first]), dtype=np.int64)
-
-
-def _as_sizes(array: pa.Array) -> Sizes:
-    return np.asarray(array.to_numpy(zero_copy_only=False), dtype=np.int64)
+        return np.full(len(array), max(_NUMBER, kind.bit_width // 8), np.int64)
+    except ValueError:  # views, unions, maps: rare enough to look at each value
+        return np.array([array[k : k + 1].nbytes for k in range(len(array))], np.int64)
 
 
 def cut_by_size(rows: Rows, most_bytes: int, sizes: Sizes | None = None) -> Iterator[Rows]:

@@ -1,8 +1,7 @@
 """Parquet and Arrow files -> record batches of the wanted columns, about two megabytes at a time.
 
 Parquet is read page by page, row group after row group; a page is unpacked whole, and about what that takes is
-estimated beforehand (`Slice.unpacking`). Arrow files are mapped. A compressed file (.parquet.zst) is unpacked to disk
-first, since these formats are read from their end.
+estimated beforehand (`Slice.unpacking`). Arrow files are mapped.
 
 Texts are those of one column; a larger one than a batch comes alone, as a larger row. What is no UTF-8 is mended or
 rejected by the rules, with its row. A damaged file may hold offsets that lead anywhere: they are looked at before they
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,7 +26,7 @@ from milldam.errors import InputError
 from milldam.input_files import is_address
 from milldam.sources.arrays import BATCH_BYTES, Int64s, checked_text
 from milldam.sources.batch import TOO_LARGE, Batch, Reading, Reject, no_such_column, require_columns, too_large
-from milldam.sources.compression import DamagedError, open_bytes, read_blocks
+from milldam.sources.compression import DamagedError, open_bytes
 from milldam.sources.decoding import decode_text
 from milldam.sources.records import make_damage_reject
 from milldam.sources.rows import byte_size, cut_by_size, row_sizes
@@ -66,22 +64,13 @@ def _damage_explained(format: str) -> Iterator[None]:
 
 
 @contextmanager
-def _open_table(file: Slice | InputFile, spool: str | None) -> Iterator[Any]:
+def _open_table(file: Slice | InputFile) -> Iterator[Any]:
     """A `ParquetFile`; of Arrow a reader of the file format, or of the stream format that HF datasets writes."""
-    with contextlib.ExitStack() as stack:
-        if file.compression is None and not is_address(file.path):
-            source = stack.enter_context(pa.memory_map(file.path))
-        else:
-            opened = stack.enter_context(open_bytes(file.path))
-            if file.compression is not None:
-                unpacked = stack.enter_context(tempfile.TemporaryFile(dir=spool))
-                try:
-                    unpacked.writelines(read_blocks(opened, file.compression, _BUFFER))
-                except DamagedError as error:
-                    raise DamagedError("damaged_table", str(error)) from None
-                unpacked.seek(0)
-                opened = unpacked
-            source = pa.PythonFile(opened, mode="r")
+    if file.compression is not None:
+        raise InputError(f"{file.path}: a {FORMATS[file.format]} file compressed as a whole can't be read. Unpack it.")
+    remote = is_address(file.path)
+    with open_bytes(file.path) if remote else pa.memory_map(file.path) as opened:
+        source = pa.PythonFile(opened, mode="r") if remote else opened
         with _damage_explained(file.format):
             if file.format == "parquet":
                 reader = pq.ParquetFile(source, pre_buffer=False, buffer_size=_BUFFER)
@@ -99,14 +88,13 @@ def slice_table(file: InputFile, shard_size: int, column: str | None = None) -> 
     """Runs of row groups or record batches; of a damaged file, all of it. The record batches of the stream format are
     known only by reading through it, as is done of a large local file. `column`: the one that will be read."""
     slices = [whole(file)]
-    if file.compression is None:
-        with contextlib.suppress(DamagedError), _open_table(file, None) as reader:
-            if file.format == "parquet":
-                groups = map(reader.metadata.row_group, range(reader.num_row_groups))
-                cut = by_parts(file, (group.total_byte_size for group in groups), shard_size)
-                slices = [replace(slice, unpacking=_unpacking_bytes(slice, reader.metadata, column)) for slice in cut]
-            elif sizes := _batch_sizes(file, reader, shard_size):
-                slices = list(by_parts(file, sizes, shard_size))
+    with contextlib.suppress(DamagedError), _open_table(file) as reader:
+        if file.format == "parquet":
+            groups = map(reader.metadata.row_group, range(reader.num_row_groups))
+            cut = by_parts(file, (group.total_byte_size for group in groups), shard_size)
+            slices = [replace(slice, unpacking=_unpacking_bytes(slice, reader.metadata, column)) for slice in cut]
+        elif sizes := _batch_sizes(file, reader, shard_size):
+            slices = list(by_parts(file, sizes, shard_size))
     yield from slices
 
 
@@ -138,15 +126,13 @@ def _numbers(slice: Slice, count: int) -> range:
 # ---- record batches ----
 
 
-def table_batches(
-    slice: Slice, choose: Choose, spool: str | None = None, keep: tuple[str, ...] = ()
-) -> Iterator[Numbered]:
+def table_batches(slice: Slice, choose: Choose, keep: tuple[str, ...] = ()) -> Iterator[Numbered]:
     """(number of its first row in the file, record batch) of the chosen columns, through a slice. `keep`: columns to
     read as well, where they are there; how much comes at a time does not depend on them.
 
     Raises DamagedError where the file is damaged.
     """
-    with _damage_explained(slice.format), _open_table(slice, spool) as reader:
+    with _damage_explained(slice.format), _open_table(slice) as reader:
         schema = reader.schema_arrow if slice.format == "parquet" else reader.schema
         columns, wanted = choose(schema), None
         if columns is not None:
@@ -206,15 +192,15 @@ def _selected(batch: pa.RecordBatch, names: list[str] | None) -> pa.RecordBatch:
     return pa.record_batch(columns, names=names)
 
 
-def count_rows(slice: Slice, spool: str | None) -> int:
+def count_rows(slice: Slice) -> int:
     """Rows of a slice, without reading them; where it is damaged, those before."""
     count = 0
     with contextlib.suppress(DamagedError):
         if slice.format == "parquet":
-            with _open_table(slice, spool) as parquet:
+            with _open_table(slice) as parquet:
                 groups = _numbers(slice, parquet.metadata.num_row_groups)
                 return sum(parquet.metadata.row_group(k).num_rows for k in groups)
-        for _, batch in table_batches(slice, lambda schema: None, spool):
+        for _, batch in table_batches(slice, lambda schema: None):
             count += batch.num_rows
     return count
 
@@ -222,15 +208,15 @@ def count_rows(slice: Slice, spool: str | None) -> int:
 # ---- schemas ----
 
 
-def open_schema(slice: Slice, spool: str | None) -> pa.Schema:
+def open_schema(slice: Slice) -> pa.Schema:
     """The schema of a parquet or Arrow file."""
-    with _open_table(slice, spool) as reader:
+    with _open_table(slice) as reader:
         schema: pa.Schema = reader.schema_arrow if slice.format == "parquet" else reader.schema
         return schema
 
 
-def columns_of(slice: Slice, spool: str | None) -> list[str]:
-    return list(open_schema(slice, spool).names)
+def columns_of(slice: Slice) -> list[str]:
+    return list(open_schema(slice).names)
 
 
 def leaf_types(schema: pa.Schema) -> dict[str, pa.DataType]:
@@ -260,9 +246,9 @@ def holds_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def head_values(slice: Slice, names: list[str], spool: str | None) -> pa.RecordBatch:
+def head_values(slice: Slice, names: list[str]) -> pa.RecordBatch:
     """The first values of some columns, without dictionaries."""
-    for _, batch in table_batches(slice, lambda _: names, spool) if names else ():
+    for _, batch in table_batches(slice, lambda _: names) if names else ():
         return _plain(batch.slice(0, _FIRST_VALUES))
     return pa.record_batch({})
 
@@ -289,7 +275,7 @@ def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
         return [wanted]
 
     with _rejecting_damage(slice, reading):
-        for row, batch in _gathered(table_batches(slice, choose, reading.spool, reading.keep)):
+        for row, batch in _gathered(table_batches(slice, choose, reading.keep)):
             # A string column is not checked by its reader: as bytes, what is no UTF-8 is found here.
             if pa.types.is_dictionary(batch.column(0).type):
                 sizes = row_sizes(batch.select([0]))
@@ -390,7 +376,7 @@ def read_rows(slice: Slice, reading: Reading) -> Iterator[tuple[pa.RecordBatch, 
         return reading.columns
 
     with _rejecting_damage(slice, reading):
-        for row, batch in table_batches(slice, choose, reading.spool):
+        for row, batch in table_batches(slice, choose):
             for first, rows in _sound(batch, row, slice, reading):
                 for part in cut_by_size(rows, BATCH_BYTES):
                     assert isinstance(part, pa.RecordBatch)

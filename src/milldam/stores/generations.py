@@ -29,24 +29,24 @@ _ATTEMPTS, _WAIT_S = 200, 0.005
 
 
 class Held:
-    """An open file, and a shared lock on it where that can be: both last as long as this, in forked processes too."""
+    """The file that has this name now, and a shared lock on it where that can be: both last as long as this, in forked
+    processes too. FileNotFoundError: there is none."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        for _ in range(_ATTEMPTS):
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(self._descriptor), path.stat()):
+                    return
+            except (BlockingIOError, FileNotFoundError):
+                pass  # somebody looks whether it is held, or it was just replaced
+            except OSError:
+                return  # no locks here
+            os.close(self._descriptor)
+            del self._descriptor
+            time.sleep(_WAIT_S)
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def lock(self) -> bool:
-        """Whether nobody can miss it any more: it is locked and still has its name, or there are no locks here."""
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-        try:
-            return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
-        except FileNotFoundError:
-            return False
 
     def map(self) -> mmap.mmap | bytes:
         """What is in it."""
@@ -66,17 +66,6 @@ class Held:
         if hasattr(self, "_descriptor"):
             # Not unlocked: processes that were forked may still read. When Python ends, `os` may be gone before.
             close(self._descriptor)
-
-
-def hold(path: Path) -> Held:
-    """The file that has this name now, held. FileNotFoundError: there is none."""
-    for _ in range(_ATTEMPTS):
-        held = Held(path)
-        if held.lock():
-            break
-        # It was just replaced, or somebody looks whether it is held.
-        time.sleep(_WAIT_S)
-    return held
 
 
 def keep(manifest: Path) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from milldam.errors import MismatchError, StoreError
 from milldam.files import file_blocks
-from milldam.stores.generations import KEPT, Held, hold
+from milldam.stores.generations import KEPT, Held
 
 if TYPE_CHECKING:
     from milldam.remote.place import RemoteFiles, RemotePlace
@@ -54,7 +54,7 @@ class Folder:
         path = self._manifest or self.folder / name
         try:
             if name not in self._held:
-                self._held[name] = hold(path)
+                self._held[name] = Held(path)
             return self._held[name].map()
         except (FileNotFoundError, NotADirectoryError):
             return None

@@ -22,7 +22,7 @@ from milldam.errors import ConfigError, StoreError, did_you_mean
 from milldam.files import address_of, in_home
 from milldam.markup import counted, in_notebook
 from milldam.memory import format_size
-from milldam.stores.generations import Held, hold
+from milldam.stores.generations import Held
 from milldam.stores.place import Folder, same_generation
 from milldam.stores.table.manifest import IN_USE, NAME, read
 
@@ -121,7 +121,7 @@ class Table:
         self.path = self._place.folder
         try:
             # Keeps a table of the cache from being removed; others have no such file.
-            self._use: Held | None = hold(self.path / IN_USE)
+            self._use: Held | None = Held(self.path / IN_USE)
             self._use.touch()
         except OSError:
             self._use = None
@@ -139,8 +139,6 @@ class Table:
         self._open: OrderedDict[int, pa.Table] = OrderedDict()
         self._sound: defaultdict[int, set[int]] = defaultdict(set)
         """Record batches of each file that were looked through."""
-        self._whole: set[int] = set()
-        """Files of which all were."""
         self.report: Summary[Any] | None = None
         """What the `milldam.map` that returned this table did; None for one that was opened by its path."""
 
@@ -187,7 +185,7 @@ class Table:
         except FileNotFoundError:
             raise StoreError(f"{path}: missing. Make the table again: the same call makes what is missing.") from None
         except (pa.ArrowException, OSError) as error:
-            raise _damaged(self, number, error) from None
+            raise self._damaged(number, error) from None
         if table.num_rows != shard.rows:
             raise StoreError(f"{path}: {table.num_rows:,} rows where the manifest says {shard.rows:,}.")
         self._cast(number, table.slice(0, 0))  # it has columns of the manifest
@@ -203,7 +201,11 @@ class Table:
         try:
             return as_schema(rows, self.schema)
         except pa.ArrowException as error:
-            raise _damaged(self, number, f"other columns than the manifest says: {error}") from None
+            raise self._damaged(number, f"other columns than the manifest says: {error}") from None
+
+    def _damaged(self, number: int, what: object) -> StoreError:
+        path = self.path / self._files[number].name
+        return StoreError(f"{path}: damaged ({what}). `milldam verify {self.path}` tells more.")
 
     def _rows_of(self, number: int, begin: int, rows: int) -> pa.Table:
         """Rows of one file. Arrow believes what lies in it, and would read elsewhere by an offset that is wrong: so
@@ -211,16 +213,15 @@ class Table:
         import pyarrow as pa
 
         table, at = self._map(number), 0
-        for k, batch in enumerate(table.to_batches() if number not in self._whole else ()):
-            if at < begin + rows and at + batch.num_rows > begin and k not in self._sound[number]:
-                try:
-                    batch.validate(full=True)
-                except pa.ArrowException as error:
-                    raise _damaged(self, number, error) from None
-                self._sound[number].add(k)
-            at += batch.num_rows
-            if len(self._sound[number]) == k + 1 and at == len(table):
-                self._whole.add(number)
+        if table.num_columns and len(self._sound[number]) < table.column(0).num_chunks:
+            for k, batch in enumerate(table.to_batches()):
+                if at < begin + rows and at + batch.num_rows > begin and k not in self._sound[number]:
+                    try:
+                        batch.validate(full=True)
+                    except pa.ArrowException as error:
+                        raise self._damaged(number, error) from None
+                    self._sound[number].add(k)
+                at += batch.num_rows
         return self._cast(number, table.slice(begin, rows))
 
     @property
@@ -312,20 +313,10 @@ class Table:
         return concatenate_datasets(parts) if parts else Dataset(self.schema.empty_table())
 
 
-def _damaged(table: Table, number: int, what: object) -> StoreError:
-    path = table.path / table._files[number].name
-    return StoreError(f"{path}: damaged ({what}). `milldam verify {table.path}` tells more.")
-
-
 def _facts(table: Table) -> list[tuple[str, str]]:
     """What a notebook shows."""
-    size = format_size(table.manifest.bytes)
-    return [
-        ("rows", f"{len(table):,}"),
-        ("columns", ", ".join(table.columns)),
-        ("shards", f"{table.shards:,}"),
-        ("size", size),
-    ]
+    facts = {"rows": f"{len(table):,}", "columns": ", ".join(table.columns), "shards": f"{table.shards:,}"}
+    return [*facts.items(), ("size", format_size(table.manifest.bytes))]
 
 
 def _reopen_same(place: Folder, fingerprint: str) -> Table:

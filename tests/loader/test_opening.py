@@ -144,7 +144,7 @@ def test_a_dtype_must_agree_with_what_a_file_says(tmp_path: Path, kind: str) -> 
     if kind == "nanoGPT":
         assert open_foreign(path, dtype=np.uint32).tokens == 500
     else:
-        with pytest.raises(ConfigError, match="says itself that it holds uint16, and dtype=uint32 is asked for"):
+        with pytest.raises(ConfigError, match="holds uint16, as its header says, not uint32"):
             milldam.open(path, dtype=np.uint32)
 
 
@@ -249,7 +249,7 @@ def test_an_npy_file_of_ours_knows_its_vocabulary(desk: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_pair_of_floats_is_refused(tmp_path: Path, dtype: str) -> None:
     """Floats are no tokens."""
-    with pytest.raises(StoreError, match=f"an index of {dtype} numbers, which are not tokens"):
+    with pytest.raises(StoreError, match="dtype code [67]"):
         milldam.open(write_megatron(tmp_path, np.zeros(9, dtype), (4, 5)))
 
 

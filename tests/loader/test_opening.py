@@ -249,7 +249,7 @@ def test_an_npy_file_of_ours_knows_its_vocabulary(desk: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_pair_of_floats_is_refused(tmp_path: Path, dtype: str) -> None:
     """Floats are no tokens."""
-    with pytest.raises(StoreError, match="dtype code [67]"):
+    with pytest.raises(StoreError, match=r"dtype code [67]"):
         milldam.open(write_megatron(tmp_path, np.zeros(9, dtype), (4, 5)))
 
 

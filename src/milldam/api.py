@@ -276,12 +276,12 @@ def tokenize(
     >>> milldam.tokenize("corpus.jsonl", "corpus.milldam", tokenizer="tokenizer/", memory="512MB")
     Store('corpus.milldam': 91 documents, 23,862 tokens, uint16)
     """
-    given = {name: value for name, value in locals().items() if name not in ("inputs", "out", "tokenizer")}
+    options = {name: value for name, value in locals().items() if name not in ("inputs", "out", "tokenizer")}
     from milldam.pipeline.starting import run_checked, tokenize_config
 
     with _as_paths(inputs, Path(in_home(out))) as paths:
         release()
-        check = partial(tokenize_config, paths, out, tokenizer, given)
+        check = partial(tokenize_config, paths, out, tokenizer, options)
         run_checked(check, report=False, held_bytes=usage().anonymous)
     return Store(out)
 
@@ -301,9 +301,9 @@ def _as_paths(inputs: Any, out: Path) -> Iterator[Any]:
             refuse_texts([str(one) for one in inputs])
         yield inputs
     else:
-        from milldam.mapping.spool import as_file
+        from milldam.mapping.spool import as_files
 
-        with as_file(inputs, out) as path:
+        with as_files(inputs, out) as path:
             yield path
 
 
@@ -326,8 +326,7 @@ def preprocess(
     >>> milldam.preprocess({"datasets": "books/", "tokenizer": "tokenizer/", "out": "books.milldam"})
     Store('books.milldam': 16 documents, 3,128 tokens, uint16)
     """
-    given = {"out": out, "memory": memory, "workers": workers, "executor": executor, "address": address}
-    chosen = {name: value for name, value in {**given, "overwrite": overwrite}.items() if value is not None}
+    options = {name: value for name, value in locals().items() if name not in ("config", "overrides")}
     from milldam.config.checking import checked_settings
     from milldam.config.loading import read_config
     from milldam.config.settings import Config
@@ -335,6 +334,7 @@ def preprocess(
 
     release()
     held = usage().anonymous
+    chosen = {name: value for name, value in options.items() if value is not None}
     read = read_config(config, overrides, chosen)
     for note in read.notes:
         log.info(note)
@@ -363,17 +363,9 @@ def contamination(
     >>> [(one["set"], one["items_found"] > 0, one["documents"] > 0) for one in found["sets"]]
     [(..., True, True)]
     """
+    options = {name: value for name, value in locals().items() if name not in ("store", "against", "findings")}
     from milldam.pipeline.decontaminating import find_contamination
 
     paths = [against] if isinstance(against, str | Path) else against
-    return find_contamination(
-        Store(store),
-        paths,
-        findings=None if findings is None else Path(in_home(findings)),
-        memory=memory,
-        workers=workers,
-        held_bytes=usage().anonymous,
-        columns=columns,
-        ngram=ngram,
-        min_share=min_share,
-    )
+    file = None if findings is None else Path(in_home(findings))
+    return find_contamination(Store(store), paths, findings=file, held_bytes=usage().anonymous, **options)

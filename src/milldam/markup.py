@@ -1,8 +1,9 @@
-"""Values as text for the page: escaped, so that nothing from the data is ever markup; numbers as people read them."""
+"""Values as text for people: escaped, so that nothing from the data is ever markup; numbers, times, places."""
 
 from __future__ import annotations
 
 import html
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -11,9 +12,9 @@ from typing import Any
 
 NAME_CHARACTERS = 60
 
-# What can't be seen, or turns the text around it: controls, soft hyphen, direction marks and overrides, zero-width
-# characters, line and paragraph separators, halves of surrogate pairs, tag characters. Joiners (U+200C, U+200D) stay:
-# scripts and emoji need them.
+# Characters that can't be seen, or turn the text around them: controls, soft hyphen, direction marks and overrides,
+# zero-width characters, line and paragraph separators, halves of surrogate pairs, tag characters. Joiners (U+200C,
+# U+200D) stay: scripts and emoji need them.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u2028-\u202e"
     "\u2060-\u206f\u3164\ud800-\udfff\ufeff\uffa0\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e0fff]"
@@ -92,7 +93,7 @@ def counted(count: int, noun: str, several: str | None = None) -> str:
 
 
 def preferred_line(prefer: Mapping[str, Any]) -> str:
-    """Which of near-duplicates stays where a field decides, and how many documents it says something of.
+    """Which of near-duplicates stays by a field, and how many documents have the field.
 
     >>> preferred_line({"stays": 'the highest number in "score"', "with": 1200, "without": 1})
     'the highest number in "score" stays; 1 of 1,201 documents has none and gives way to those that have one'
@@ -135,12 +136,8 @@ def duration(seconds: float) -> str:
     """
     if seconds < 59.95:
         return f"{_trim(f'{seconds:.2f}' if seconds < 1 else f'{seconds:.1f}')} s"
-    whole = round(seconds)
-    for (unit, size), (smaller, part) in (
-        (("d", 86_400), ("h", 3_600)),
-        (("h", 3_600), ("min", 60)),
-        (("min", 60), ("s", 1)),
-    ):
+    whole, units = round(seconds), (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+    for (unit, size), (smaller, part) in itertools.pairwise(units):
         if whole >= size:
             rest = whole % size // part
             return f"{whole // size} {unit} {rest} {smaller}" if rest else f"{whole // size} {unit}"
@@ -176,7 +173,7 @@ def _trim(number: str) -> str:
 
 
 def place_words(place: dict[str, Any]) -> str:
-    """Where in its file something is.
+    """A place in a file.
 
     >>> place_words({"line": 1234, "from_byte": 64000000}), place_words({"document": 0})
     ('line 1,234 from byte 64,000,000 on', 'document 0')

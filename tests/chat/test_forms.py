@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from milldam.chat.forms import BadRowError, Conversation, Pair, from_table, plain_roles, recognise
+from milldam.chat.forms import BadRowError, Conversation, Pair, from_table, recognise
 from milldam.errors import ConfigError, InputError
 
 USER = {"role": "user", "content": "Hi"}
@@ -272,41 +271,22 @@ def test_real_data_sets_come_out_whole(shared_data: Path, file: str, form: str, 
         assert [found.conversation(row).tools or [] for row in rows] == [row.get("tools", []) for row in rows]
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [
-        *(
-            None,
-            "user",
-            [],
-            {},
-            [None],
-            ["role"],
-            [["role", "content"]],
-            [{"role": "user"}],
-            [{"role": 1, "content": "x"}],
-        ),
-        [{"content": "Hi", "role": "user"}],
-        [{"role": "human", "content": "Hi"}],
-        [{"role": ["user"], "content": "Hi"}],
-        [{"role": "user", "content": None}],
-        [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": ["Hello"]}],
-        [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello", "name": "x"}],
-    ],
-)
-def test_only_messages_of_a_role_and_a_text_are_plain(messages: Any) -> None:
-    """What has anything else, in another order or of another type, has to be looked at."""
-    assert plain_roles(messages) is None
-
-
 def test_rows_of_messages_alone_are_read_as_others_are() -> None:
     """The short way gives what the long one gives, whose rows have something beside them."""
     form = recognise([{"messages": [], "tools": []}])
     roles = ("system", "developer", "user", "assistant", "tool")
     messages = [{"role": role, "content": text} for role in roles for text in ("", "x", "é")]
-    short, long = form.conversation({"messages": messages}), form.conversation({"messages": messages, "tools": None})
-    assert isinstance(short, Conversation) and short.roles == plain_roles(messages) == tuple(
-        role for role in roles for _ in range(3)
-    )
-    assert replace(short, roles=None) == long
+    assert form.conversation({"messages": messages}) == form.conversation({"messages": messages, "tools": None})
     assert form.reads("messages") and form.reads("functions") and form.reads("images") and not form.reads("id")
+    for odd in (
+        None,
+        [],
+        {},
+        [None],
+        ["role"],
+        [["role", "content"]],
+        [{"role": 1, "content": "x"}],
+        [{"role": "user"}],
+    ):
+        with pytest.raises(BadRowError):
+            form.conversation({"messages": odd})

@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from tests.kit.feed_training import feed_digests as digests
 from tests.kit.jobs import DEMO, TOKENIZER, store_bytes, wait_until, write_corpus, write_lines
@@ -115,43 +113,6 @@ def test_changed_input_is_made_anew_where_it_changed(tmp_path: Path) -> None:
 
 
 # ---- what can be fed ----
-
-
-def as_parquet(folder: Path, texts: list[str]) -> Any:
-    pq.write_table(pa.table({"text": texts}), folder / "corpus.parquet")
-    return folder / "corpus.parquet"
-
-
-def as_data_set(folder: Path, texts: list[str]) -> Any:
-    datasets = pytest.importorskip("datasets")
-    datasets.Dataset.from_dict({"text": texts}).save_to_disk(folder / "data_set")
-    return folder / "data_set"
-
-
-def as_list(folder: Path, texts: list[str]) -> Any:
-    half = len(texts) // 2
-    return [write_lines(folder / "a.jsonl", texts[:half]), write_lines(folder / "b.jsonl", texts[half:])]
-
-
-def as_glob(folder: Path, texts: list[str]) -> Any:
-    as_list(folder, texts)
-    return f"{folder}/*.jsonl"
-
-
-def as_address(folder: Path, texts: list[str]) -> Any:
-    return f"file://{write_lines(folder / 'c.jsonl', texts)}"
-
-
-@pytest.mark.parametrize("form", first_quick([as_parquet, as_list, as_glob, as_data_set, as_address], 2))
-def test_inputs_are_those_of_tokenize(tmp_path: Path, form: Any) -> None:
-    """Several files, globs, Parquet, datasets of HF, addresses: documents are those that `tokenize` takes."""
-    inputs = form(tmp_path, [f"document {number}: " + "word " * number for number in range(200)])
-    with milldam.open(inputs, store=tmp_path / "fed", **OPTIONS) as feed:
-        found = digests(feed)
-        wait_until(lambda: feed.finished)
-    milldam.tokenize(inputs, tmp_path / "made", **OPTIONS)
-    assert found and found == digests(milldam.open(tmp_path / "made", units=True))
-    assert store_bytes(tmp_path / "fed") == store_bytes(tmp_path / "made")
 
 
 @pytest.mark.parametrize("as_file", [True, False])

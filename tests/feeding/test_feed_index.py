@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.kit.feed_training import feed_digests, sample_digests
+from tests.kit.feed_training import feed_digests
 from tests.kit.jobs import TOKENIZER, store_bytes, wait_until, write_lines
 from tests.kit.preprocess_jobs import fresh_texts
 from tests.kit.quick import first_quick
 
 import milldam
-from milldam import MilldamError
 
 OLD = fresh_texts(300, 0, words=(40, 80))
 NEW = fresh_texts(3000, 1, words=(40, 80))
@@ -62,41 +61,3 @@ def test_batches_and_bytes_are_those_of_preprocess(config: dict[str, Any], tmp_p
     assert store_bytes(tmp_path / "fed") == store_bytes(tmp_path / "made")
     with milldam.open(config, kind="feed") as feed:
         assert feed.finished and digests(feed, shuffle=False)
-
-
-@pytest.mark.slow
-def test_each_continues_the_other_whatever_the_index_gained(config: dict[str, Any], tmp_path: Path) -> None:
-    """Feed, `preprocess` that is cut off, feed: the index as it was at the first, and a state that still fits."""
-    reference = store_bytes(milldam.preprocess(config, out=tmp_path / "made").path)
-    expected = digests(milldam.open(tmp_path / "made", units=True))
-    with milldam.open(config, kind="feed") as feed:
-        batches = feed.windows(32, split="train").batches(8, seed=3)
-        first = sample_digests(next(iter(batches)))
-        state = batches.state_dict()
-    index_run(tmp_path, "late", NEW[:1000])
-    records = tmp_path / "fed/run/records.jsonl"
-    begun = records.read_bytes()
-    milldam.preprocess(config)
-    assert begun and records.read_bytes().startswith(begun)
-    assert store_bytes(tmp_path / "fed") == reference
-    (tmp_path / "fed/milldam.json").unlink()
-    kept = b"".join(records.read_bytes().splitlines(keepends=True)[:4])
-    records.write_bytes(kept)
-    with pytest.raises(MilldamError, match="no longer as it was when the run was planned"):
-        milldam.open(config, kind="feed")
-    runs = milldam.preprocess(config | {"out": str(tmp_path / "new")}).manifest.tally.dropped["dedup"]
-    assert runs == {"seen_before": len(OLD) + 1000}
-    forget(tmp_path, "late")
-    with milldam.open(config, kind="feed") as feed:
-        batches = feed.windows(32, split="train").batches(8, seed=3)
-        batches.load_state_dict(state)
-        assert first + [one for batch in batches for one in sample_digests(batch)] == expected
-        wait_until(lambda: feed.finished)
-    assert records.read_bytes().startswith(kept) and store_bytes(tmp_path / "fed") == reference
-
-
-def forget(folder: Path, name: str) -> None:
-    from milldam.dedup.index import DedupIndex
-
-    index = DedupIndex(folder / "seen")
-    index.remove(next(run.id for run in index.runs() if run.out == str(folder / name)))

@@ -173,20 +173,4 @@ def test_a_dict_of_data_sets_becomes_a_dict_of_tables(tmp_path: Path) -> None:
     assert streamed["train"]["n"].to_pylist() == [1, 2]
 
 
-def test_splits_on_the_command_line(tmp_path: Path) -> None:
-    """A folder for each, and a summary for each."""
-    datasets = pytest.importorskip("datasets")
-    data = datasets.Dataset.from_dict({"text": ["a", "bb"]})
-    datasets.DatasetDict({"train": data, "test": data}).save_to_disk(tmp_path / "saved")
-    (tmp_path / "script.py").write_text("def f(rows):\n    return {'n': [len(text) for text in rows['text']]}\n")
-    command = ["map", f"{tmp_path}/script.py:f", tmp_path / "saved", "-o", tmp_path / "out"]
-    told = json.loads(invoke(*command, "--json").stdout)
-    assert {name: one["counts"]["rows"] for name, one in told.items()} == {"train": 2, "test": 2}
-    assert Table(tmp_path / "out/test")["n"].to_pylist() == [1, 2]
-    assert "out/train is up to date" in invoke(*command).output
-    assert (
-        invoke(*command[:-1], tmp_path / "one", "--split", "test").exit_code == 0 and len(Table(tmp_path / "one")) == 2
-    )
-
-
 # ---- async functions, whole runs ----

@@ -112,12 +112,6 @@ def test_columns_of_the_input_are_not_repeated_beside_several_rows(rows: Any) ->
     assert values(made) == {"text": ["a", "ccc"], "id": [1, 3], "n": [0, 0]}
 
 
-def test_a_column_that_a_row_lacks_is_null_there() -> None:
-    """It was returned for others only."""
-    made = call(lambda row: {"n": 1} if row["id"] == 1 else {"m": 2}, batched=False, remove_columns="all")
-    assert values(made) == {"n": [1, None, None], "m": [None, 2, 2]}
-
-
 # ---- async functions ----
 
 
@@ -160,17 +154,6 @@ def test_an_exception_is_shown_with_the_users_lines() -> None:
 
 
 # ---- columns ----
-
-
-def test_arrays_of_more_dimensions_are_fixed_lists() -> None:
-    """2-D, 3-D, tensors; and lists of 2-D arrays of different heights."""
-    torch = pytest.importorskip("torch")
-    assert to_array("a", np.zeros((2, 3), np.float32)).type == pa.list_(pa.float32(), 3)
-    assert to_array("a", np.zeros((2, 3, 4), np.int8)).type == pa.list_(pa.list_(pa.int8(), 4), 3)
-    assert to_array("a", torch.tensor([[1, 2], [3, 4]])).to_pylist() == [[1, 2], [3, 4]]
-    uneven = [np.ones((2, 2), np.int32), np.ones((1, 2), np.int32)]
-    assert to_array("a", uneven).to_pylist() == [[[1, 1], [1, 1]], [[1, 1]]]
-    assert to_array("a", [torch.tensor([1]), torch.tensor([2, 3])]).to_pylist() == [[1], [2, 3]]
 
 
 def arrays(**columns: Any) -> dict[str, pa.Array]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import collections
 import datetime
-import decimal
 import enum
 import functools
-import io
 import math
 import os
 import pathlib
@@ -145,34 +143,6 @@ def test_a_method_of_a_class_that_is_used() -> None:
     assert changed(source, source.replace("Cleaner(10)", "Cleaner(11)")) == ["global cleaner"]
 
 
-def test_decorated_functions() -> None:
-    """The wrapper, the wrapped function and a cache around it."""
-    source = """
-        import functools
-        def twice(function):
-            @functools.wraps(function)
-            def wrapper(text): return function(text) * 2
-            return wrapper
-        @functools.lru_cache(maxsize=8)
-        def helper(text): return text + "!"
-        @functools.singledispatch
-        def kind(value): return 0
-        @kind.register
-        def of_int(value: int): return 1
-        @twice
-        def f(text): return helper(text), kind(text)
-    """
-    function = run(source)
-    before = identify(function)
-    function("a")
-    assert before == identify(function)
-    assert before.unhashable == []
-    assert changed(source, source.replace("* 2", "* 3")) == ["code"]
-    assert changed(source, source.replace("helper(text), kind", "kind(text), kind")) != []
-    assert changed(source, source.replace('"!"', '"?"')) == ["function helper"]
-    assert changed(source, source.replace("return 1", "return 2")) == ["function of_int"]
-
-
 # ---- modules ----
 
 
@@ -265,33 +235,14 @@ VALUES: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
     (lambda: re.compile("a+", re.IGNORECASE), lambda: re.compile("a+")),
     (lambda: pathlib.Path("/a/b"), lambda: pathlib.Path("/a/c")),
     (lambda: datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC), lambda: datetime.datetime(2026, 1, 1)),
-    (lambda: decimal.Decimal("1.0"), lambda: decimal.Decimal("1.00")),
     (lambda: Colour.RED, lambda: Colour.BLUE),
     (lambda: collections.Counter("aab"), lambda: collections.Counter("ab")),
-    (lambda: collections.defaultdict(list, a=[1]), lambda: collections.defaultdict(set, a=[1])),
-    (lambda: range(3), lambda: range(4)),
     (lambda: len, lambda: max),
     (lambda: "abc".upper, lambda: "abd".upper),
-    (lambda: str.upper, lambda: str.lower),
-    (lambda: list[int], lambda: list[str]),
     (lambda: np.arange(6).reshape(2, 3), lambda: np.arange(6).reshape(3, 2)),
-    (lambda: np.arange(6)[::2], lambda: np.arange(6)[1::2]),
-    (lambda: np.float32(1), lambda: np.float64(1)),
-    (lambda: np.dtype("u2"), lambda: np.dtype("u4")),
-    (lambda: np.array([("a", 1)], dtype="U1,i4"), lambda: np.array([("a", 2)], dtype="U1,i4")),
-    (lambda: np.array(["a", None], dtype=object), lambda: np.array(["a", 1], dtype=object)),
     (lambda: np.random.default_rng(0), lambda: np.random.default_rng(1)),
-    (lambda: np.add, lambda: np.subtract),
     (lambda: frame([1, 2]), lambda: frame([1, 3])),
-    (lambda: frame([1, 2, 3])[1:], lambda: frame([1, 2, 3])[:2]),
-    (lambda: frame([1]).schema, lambda: frame([1]).schema.with_metadata({"a": "b"})),
-    (lambda: pa.list_(pa.int8()), lambda: pa.list_(pa.int16())),
-    (lambda: pa.array([1, None]), lambda: pa.array([1, 2])),
     (lambda: torch.ones(2, dtype=torch.bfloat16), lambda: torch.zeros(2, dtype=torch.bfloat16)),
-    (lambda: torch.tensor(1), lambda: torch.tensor([1])),
-    (lambda: torch.float32, lambda: torch.float16),
-    (lambda: torch.nn.ReLU(), lambda: torch.nn.ReLU(inplace=True)),
-    (lambda: io.StringIO("a"), lambda: io.StringIO("b")),
 ]
 
 
@@ -432,51 +383,3 @@ def test_a_function_that_is_an_argument_counts(one: Any, another: Any) -> None:
 
 
 # ---- functions and modules that torch compiled ----
-
-COMPILED = """
-    import torch
-    def f(x): return x * {factor}
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = torch.nn.Parameter(torch.full((2,), {weight}))
-        def forward(self, x): return f(x) * self.scale
-    compiled = torch.compile({what}, backend="{backend}")
-    def uses(batch): return compiled(batch)
-"""
-
-
-@pytest.mark.parametrize("what", ["f", "Model()", "Model().forward"])
-def test_what_torch_compile_made_is_known_by_what_it_was_given(what: str) -> None:
-    """Equal ones are equal, also after a call; other code, weights count, in it and where it is used."""
-
-    def made(**changes: Any) -> tuple[Any, FunctionIdentity]:
-        told = {"what": what, "factor": 2, "weight": 1.0, "backend": "eager"} | changes
-        scope: dict[str, Any] = {"__name__": "__main__"}
-        exec(textwrap.dedent(COMPILED).format(**told), scope)
-        return scope["compiled"], identify(scope["uses"])
-
-    compiled, used = made()
-    known = identify(compiled)
-    compiled(torch.ones(2))
-    assert identify(compiled) == known == identify(made()[0]) and made()[1] == used
-    changes: list[dict[str, Any]] = [{"factor": 3}, {"weight": 2.0}]
-    for change in changes[: 1 if what == "f" else 2]:
-        other, used_other = made(**change)
-        assert identify(other).hash != known.hash and used_other.hash != used.hash and not known.unhashable
-
-
-def test_a_wrapped_function_counts_through_its_wrapper() -> None:
-    """`functools.wraps`, and the decorators of torch."""
-    source = """
-        import functools, torch
-        def wrap(inner):
-            @functools.wraps(inner)
-            def outer(*values): return inner(*values)
-            return outer
-        @{decorator}
-        def f(x): return x + {number}
-    """
-    for decorator in ("wrap", "torch.no_grad()", "torch.inference_mode()", "torch.compiler.disable"):
-        hashes = [identity(source.format(decorator=decorator, number=number)).hash for number in (1, 1, 2)]
-        assert hashes[0] == hashes[1] != hashes[2], decorator

@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.kit.jobs import leftovers
 from tests.kit.qa_jobs import small, write_examples
 from tests.kit.quick import first_quick
@@ -83,20 +86,29 @@ def summary_of(source: Any, function: Any, out: Path, **options: Any) -> Any:
 # ---- what comes out ----
 
 
-def test_rows_do_not_depend_on_workers_or_budget(corpus: Path, tmp_path: Path) -> None:
-    """One process, or two in another budget: the same bytes under the same names."""
-    made = []
-    for name, options in (("a", {"workers": 1}), ("b", {"workers": 2, "memory": "900MB"})):
-        map_rows(corpus, lengths, tmp_path / name, shards=6, batch_size=7, **options)
-        made.append({path.name: path.read_bytes() for path in (tmp_path / name).glob("*.*")})
-    assert made[0] == made[1] and len(made[0]) >= 6
-
-
 def table_function() -> Callable[..., Any]:
     return lambda batch: {"n": [len(text) for text in batch["text"]]}
 
 
 # ---- columns ----
+
+
+@given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=30), rows=st.integers(1, 10), most=st.integers(60, 300))
+@settings(max_examples=15, deadline=None)
+def test_batches_are_as_large_as_may_be(sizes: list[int], rows: int, most: int) -> None:
+    """A batch ends where one row more would be too many or too large; a larger row comes alone."""
+    expected: list[int] = []
+    count = size = 0
+    for one in (8 + size for size in sizes):
+        if count and (count == rows or size + one > most):
+            expected.append(count)
+            count = size = 0
+        count, size = count + 1, size + one
+    source = [{"t": "x" * size} for size in sizes]
+    with tempfile.TemporaryDirectory() as folder:
+        options: Any = {"batch_size": rows, "batch_bytes": most, "workers": 1, "remove_columns": "all"}
+        made = map_rows(source, lambda batch: {"n": [len(batch["t"])]}, Path(folder) / "out", **options)
+        assert made["n"].to_pylist() == [*expected, count]
 
 
 def test_types_of_units_are_put_together(corpus: Path, tmp_path: Path) -> None:
@@ -188,20 +200,6 @@ def test_a_change_of_function_or_setting_makes_all_units_again(
     assert list(verify(out)) == [] and len(list(out.glob("rows-*"))) == 4
 
 
-def test_one_edited_file_makes_its_unit_again_alone(corpus: Path, tmp_path: Path) -> None:
-    """The function runs on that file's rows; the table is as one made from nothing."""
-    log, out = Log(tmp_path), tmp_path / "out"
-    options = {"shard_size": 1, "fn_kwargs": {"calls": str(log.path)}}
-    summary_of(corpus, lengths, out, **options)
-    log.calls()
-    write_file(corpus, 5, word="longer")
-    made = summary_of(corpus, lengths, out, **options)
-    assert (made.reused, made.units) == (FILES - 1, FILES) and log.calls() == [500]
-    assert made.changed and "05.jsonl" in made.changed[0]
-    map_rows(corpus, lengths, tmp_path / "fresh", **options)
-    assert shard_hashes(out) == shard_hashes(tmp_path / "fresh")
-
-
 def test_one_added_and_one_removed_file_leave_the_others(corpus: Path, tmp_path: Path) -> None:
     """What is new is made; what is gone is no longer in the table, nor in the folder."""
     log, out = Log(tmp_path), tmp_path / "out"
@@ -252,51 +250,7 @@ def test_a_source_that_cant_be_identified_is_read_again(tmp_path: Path) -> None:
 # ---- functions that keep something from call to call ----
 
 
-class Counter:
-    def __init__(self) -> None:
-        self.seen = 0
-
-    def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
-        self.seen += len(rows["x"])
-        return {"n": list(range(self.seen - len(rows["x"]), self.seen))}
-
-    def count(self, rows: dict[str, Any]) -> dict[str, Any]:
-        return self(rows)
-
-
-@pytest.mark.parametrize("known", [0, 45])
-def test_a_function_that_counts_is_called_once_a_batch(known: int, tmp_path: Path) -> None:
-    """Also where it takes several batches, or units, to see the type of a column (its first `known` rows are null)."""
-    path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"x": None if row < known else row}) + "\n" for row in range(100)))
-    table = map_rows(path, Counter().count, tmp_path / "out", batch_size=10, shards=7)
-    assert table["n"].to_pylist() == list(range(100)) and leftovers(tmp_path / "out") == []
-
-
-def test_every_worker_begins_with_the_state_that_the_function_had(corpus: Path, tmp_path: Path) -> None:
-    """The program's own object stays as it is; each unit here is the first of a worker, or goes on from another."""
-    counter = Counter()
-    rows = map_rows(corpus, lambda rows: counter({"x": rows["id"]}), tmp_path / "out", workers=2, shards=2)
-    assert counter.seen == 0 and rows[0]["n"] == 0
-
-
 # ---- errors ----
-
-
-def test_an_exception_stops_with_the_users_lines_and_the_place(corpus: Path, tmp_path: Path) -> None:
-    """From a worker process too; units that were done are reused by the mended function's siblings."""
-
-    def broken(batch: dict[str, Any]) -> Any:
-        if 505 in batch["id"]:
-            raise ValueError("five hundred and five")
-        return lengths(batch)
-
-    for workers in (1, 2):
-        with pytest.raises(InputError) as caught:
-            map_rows(corpus, broken, tmp_path / "out", shard_size=1, workers=workers)
-        told = str(caught.value)
-        assert "broken failed on rows 1 to 20" in told and "05.jsonl" in told
-        assert 'raise ValueError("five hundred and five")' in told and "on_error" in told
 
 
 def test_rejected_rows_are_set_aside_and_counted(corpus: Path, tmp_path: Path) -> None:
@@ -403,24 +357,6 @@ def run_script(script: Path, *arguments: object, code: int) -> str:
     )
     assert done.returncode == code, done.stderr
     return done.stdout
-
-
-def test_stopped_while_a_changed_table_is_made_the_old_one_stays_whole(corpus: Path, tmp_path: Path) -> None:
-    """Until the new manifest takes its place."""
-    out = tmp_path / "out"
-    old = map_rows(corpus, lengths, out, shard_size=1)
-    write_file(corpus, 5, word="longer")
-
-    def stop(batch: Any) -> Any:
-        if batch["id"][0] >= 100:
-            raise ValueError
-        return lengths(batch)
-
-    with pytest.raises(InputError):
-        map_rows(corpus, stop, out, shard_size=1)
-    assert Table(out) == old and list(verify(out)) == []
-    made = summary_of(corpus, lengths, out, shard_size=1)
-    assert made.reused == 0 and leftovers(out) == [] and list(verify(out)) == []
 
 
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string()), ("n", pa.int64())])
@@ -569,28 +505,7 @@ def test_a_file_that_changes_while_it_is_mapped_is_not_taken_for_what_it_was(
     assert set(map_rows(path, words, tmp_path / "out", **options)["w"].to_pylist()) == {"old"}
 
 
-def test_a_table_is_input_of_other_jobs(corpus: Path, tmp_path: Path) -> None:
-    """In the order of its rows, also where a unit has several shards."""
-    table = map_rows(corpus, lambda rows: {"n": [None, *range(1, len(rows["id"]))]}, tmp_path / "t", batch_size=1)
-    again = map_rows(tmp_path / "t", lambda rows: {"m": rows["id"]}, tmp_path / "again")
-    assert again["m"].to_pylist() == table["id"].to_pylist()
-    from milldam.input_files import files_below
-
-    assert len(list(files_below(tmp_path / "t"))) == table.shards
-
-
 # ---- what is told, and what is left ----
-
-
-def test_a_finished_table_keeps_no_list_of_addresses(corpus: Path, tmp_path: Path) -> None:
-    """They may hold a signature; nor row numbers of datasets."""
-    from datasets import Dataset
-
-    out = tmp_path / "out"
-    data = Dataset.from_dict({"id": list(range(9)), "text": ["word "] * 9})
-    for seed in range(3):
-        map_rows(data.shuffle(seed=seed), lengths, out)
-        assert not (out / "run" / "units.jsonl").exists() and not (out / "run" / "rows").exists()
 
 
 def test_a_table_does_not_take_the_place_of_windows(tmp_path: Path) -> None:

@@ -46,15 +46,6 @@ def test_ids_are_those_of_huggingface(encode: TextEncoder, huggingface: Any, tex
     assert all(ids.dtype == np.uint16 for ids in found)
 
 
-@pytest.mark.slow
-def test_a_giant_run_without_spaces_has_the_ids_of_the_whole(encode: TextEncoder, huggingface: Any) -> None:
-    """Cut in pieces, beside small texts, in order."""
-    giant = letters(1_500_000)
-    first, found, last = encode(["before", giant, "after"])
-    assert np.array_equal(found, huggingface.encode(giant).ids)
-    assert [first.tolist(), last.tolist()] == [huggingface.encode(text).ids for text in ("before", "after")]
-
-
 def test_the_text_of_a_special_token(encode: TextEncoder) -> None:
     """Is that token, or plain text."""
     assert encode("<|endoftext|>").tolist() == [50256]

@@ -160,15 +160,6 @@ def test_files_are_those_of_the_scripts(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["nbest.json", "odds.json", "predictions.json"]
 
 
-def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
-    """Predictions appear whole or not at all."""
-    shelf = Shelf(["abcdef", "ghi"])
-    bad = logits(shelf, (1, 3, math.nan))
-    with pytest.raises(InputError, match="window 1 has logits that are NaN"):
-        answers(shelf, bad, bad).write_predictions(tmp_path / "p.json")  # type: ignore[arg-type]
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("side", [0, 1])
 def test_the_score_of_no_answer_must_be_a_number(bad: float, side: int) -> None:
@@ -191,15 +182,6 @@ def test_tensors_do_as_they_come_from_a_model() -> None:
     assert made(shelf, start, start) == expected
     assert made(shelf, [(start, start)]) == expected
     assert made(shelf, start.flip(0), start.flip(0), windows=range(len(shelf) - 1, -1, -1)) == expected
-
-
-def test_a_memory_map_and_half_precision_do(tmp_path: Path) -> None:
-    """Logits may lie in a file, in the dtype that the model gave."""
-    shelf = Shelf(["abcdefghijkl", "bcd"])
-    start = np.random.default_rng(0).normal(size=(len(shelf), LENGTH)).astype(np.float16)
-    np.save(tmp_path / "start.npy", start)
-    mapped = np.load(tmp_path / "start.npy", mmap_mode="r")
-    assert made(shelf, mapped, mapped) == made(shelf, start.astype(np.float64), start.astype(np.float64))
 
 
 def test_logits_that_do_not_fit_are_refused() -> None:

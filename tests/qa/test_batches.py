@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
-import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -219,16 +218,6 @@ def test_time_steps_are_aligned_and_complete(
     assert found == all_windows(segments) + all_windows(segments)
 
 
-def test_time_steps_are_not_held_by_the_loader(real: FeatureStore) -> None:
-    """A batch of a long document is gone when its user lets it go."""
-    for copy in (True, False):
-        batches = DocumentSamples(real).batches(4, copy=copy)
-        steps = next(batches)
-        held = weakref.ref(steps[0]["input_ids"].base)
-        del steps
-        assert held() is None
-
-
 @given(documents, st.integers(1, 6), st.integers(0, 12), selections)
 def test_documents_resume_from_json_anywhere_with_other_ranks(
     segments: list[int], batch_size: int, stop: int, selection: Selection | None
@@ -292,18 +281,6 @@ def test_a_selection_is_a_stretch_of_the_document_with_its_answer(
             # No other stretch has it nearer to the middle.
             off = [abs(2 * (answer - b) - (min(most, total) - 1)) for b in range(max(1, total - most + 1))]
             assert off[begin] == min(off)
-
-
-def test_an_answer_in_several_segments_is_centred_on_the_middle_one() -> None:
-    """Windows overlap, so an answer can be in a run of them."""
-
-    class Overlapping(MemoryStore):
-        def rows(self, numbers: Int64s, columns: Sequence[str], /) -> Mapping[str, Any]:
-            holds = (numbers >= 4) & (numbers <= 6)
-            return {"start_positions": np.where(holds, 2, 0), "cls_index": np.zeros(len(numbers), np.int64)}
-
-    first, count = stretch(Overlapping((10,)), Selection(strategy="answer_centered", max_segments=3), 0)
-    assert (first.tolist(), count.tolist()) == ([4], [3])
 
 
 @given(documents, st.integers(1, 4), st.integers(1, 9), st.integers(1, 3))

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tokenizers
 
@@ -80,27 +79,6 @@ def test_the_workflow_of_the_scripts(squad: Path, tokenizer: Any, monkeypatch: p
         assert sorted(seen) == ["a", "b", "c", "d"]
     windows = create_dataloader(dataset, 3, shuffle=False, use_time_step_major=False, num_workers=1)
     assert next(iter(windows))["example_id"] == ["a"] * 3
-
-
-def test_rows_stay_in_place_and_come_with_their_texts(squad: Path, tokenizer: Any) -> None:
-    """Where a document has ended its row is padding, and the others keep theirs; answers are cut out whole."""
-    dataset = both(squad, tokenizer)
-    segments = [len(dataset.document(number)["input_ids"]) for number in range(4)]
-    (steps,) = create_dataloader(dataset, 4, shuffle=False)
-    assert len(steps) == max(segments)
-    for number, step in enumerate(steps):
-        assert step["example_id"] == step["example_ids"] == ["a", "b", "c", "d"]
-        assert step["document_mask"].tolist() == [number < count for count in segments]
-        ended = ~np.asarray(step["document_mask"])
-        assert (np.asarray(step["input_ids"])[ended] == tokenizer.token_to_id("[PAD]")).all()
-    assert steps[0]["chosen_answer_text"] == ["France", "Normandy", "", "10th"]
-    assert steps[0]["chosen_answer_char_span"][2].tolist() == [-1, -1]
-    (few,) = create_dataloader(dataset, 4, shuffle=False, max_segments=2)
-    assert len(few) == 2
-    window = dataset[0]
-    answer = slice(int(window["start_positions"]), int(window["end_positions"]) + 1)
-    places = window["offset_mapping"][answer]
-    assert not window["has_answer"] or window["context"][int(places[0, 0]) : int(places[-1, 1])] == "France"
 
 
 def test_old_features_are_never_returned(squad: Path, tokenizer: Any) -> None:

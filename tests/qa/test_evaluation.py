@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.feather as feather
-import pyarrow.parquet as pq
 import pytest
 import tokenizers
 from click.testing import CliRunner
@@ -202,32 +199,6 @@ def test_references_must_be_whole(tmp_path: Path) -> None:
     path.write_text(json.dumps(flat()[0]) + "\n" + '{"id": "x"}\n')
     with pytest.raises(InputError, match=r"line 2: .*References must be complete"):
         evaluate(path, PREDICTIONS)
-
-
-@pytest.mark.parametrize("form", ["jsonl", "json", "parquet", "arrow"])
-def test_references_need_ids_and_answers_alone(tmp_path: Path, form: str) -> None:
-    """As for the official scripts: no question, no context or an empty one, and no place of an answer."""
-    records = [{"id": id, "answers": {"text": gold}} for id, gold in QUESTIONS]
-    path = tmp_path / f"references.{form}"
-    if form == "jsonl":
-        path.write_text("".join(json.dumps(one) + "\n" for one in records))
-    elif form == "json":
-        qas = [{"id": id, "answers": [{"text": text} for text in gold]} for id, gold in QUESTIONS]
-        written(path, {"data": [{"paragraphs": [{"context": "", "qas": qas}]}]})
-    else:
-        table = pa.Table.from_pylist(records)
-        if form == "parquet":
-            pq.write_table(table, path)
-        else:
-            feather.write_feather(table, path)
-    assert evaluate(path, PREDICTIONS).as_dict() == evaluate(flat(), PREDICTIONS).as_dict()
-
-
-def test_a_table_without_answers_is_refused(tmp_path: Path) -> None:
-    """It would make every question one without an answer."""
-    pq.write_table(pa.table({"id": ["n"]}), tmp_path / "r.parquet")
-    with pytest.raises(InputError, match="no column answers; found id"):
-        evaluate(tmp_path / "r.parquet", PREDICTIONS)
 
 
 def test_examples_that_a_store_left_out_are_said(tmp_path: Path, wordpiece_json: str) -> None:

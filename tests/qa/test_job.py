@@ -13,20 +13,16 @@ import tokenizers
 from tests.kit.jobs import (
     TOKENIZER,
     invoke,
-    kill_group,
     leftovers,
     run_here,
-    run_milldam,
-    started,
     store_bytes,
-    wait_until,
 )
 from tests.kit.qa_jobs import command, small, write_examples
 from tests.kit.qa_recipe import COLUMNS, windower_of
 from tests.kit.quick import first_quick
 
-from milldam.errors import ConfigError, InputError, MismatchError, ResourceError
-from milldam.qa import FeatureStore, examples_of, job, prepare
+from milldam.errors import ConfigError, InputError, MismatchError
+from milldam.qa import examples_of, job, prepare
 from milldam.stores.verify import verify
 
 
@@ -45,15 +41,6 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def reference(many: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What comes out of them undisturbed."""
-    out = tmp_path_factory.mktemp("reference") / "s"
-    run_here(*command(many, out, "--workers", 1))
-    assert len(FeatureStore(out).manifest.shards) == 4
-    return out
-
-
 # ---- what is made ----
 
 
@@ -70,30 +57,6 @@ def test_the_store_holds_what_the_windower_makes(few: Path, tmp_path: Path) -> N
     assert counts["windows"] == len(store) and counts["read"] == 60
     assert counts["windows_with_answers"] == int(made.features.has_answer.sum())
     assert (counts["answered"] + counts["unrepairable"], counts["unanswerable"]) == (40, 20)
-
-
-def test_the_number_of_workers_changes_no_byte(many: Path, reference: Path, tmp_path: Path) -> None:
-    """One process or several: the same store."""
-    run_milldam(*command(many, tmp_path / "s", "--workers", 2, "--memory", "700MB"))
-    assert store_bytes(tmp_path / "s") == store_bytes(reference)
-    assert list(verify(reference)) == []
-
-
-def test_how_examples_are_gathered_changes_no_window(
-    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One example at a time or all at once, as lines or in one JSON text: the same windows and texts."""
-    records = [json.loads(line) for line in few.read_text(encoding="utf-8").splitlines()]
-    (tmp_path / "few.json").write_text(json.dumps({"data": records}))
-    stores = [small(few, tmp_path / "all"), small(tmp_path / "few.json", tmp_path / "json")]
-    for limit in ("BATCH_EXAMPLES", "BATCH_CONTEXTS", "BATCH_WINDOWS"):
-        monkeypatch.setattr(job, limit, 1)
-        stores.append(small(few, tmp_path / limit))
-        monkeypatch.undo()
-    tables = [(store.rows(np.arange(len(store)), COLUMNS), [*map(store.example, range(60))]) for store in stores]
-    for columns, examples in tables[1:]:
-        assert examples == tables[0][1]
-        assert all(np.array_equal(column, tables[0][0][name]) for name, column in columns.items())
 
 
 def test_memory_tokens_are_in_the_stored_tokenizer(few: Path, tmp_path: Path) -> None:
@@ -168,18 +131,6 @@ def test_an_example_of_too_many_windows_is_dropped_by_name(tmp_path: Path, monke
 # ---- the same again, and something else ----
 
 
-def test_an_open_store_is_read_on(few: Path, tmp_path: Path) -> None:
-    """Whoever opened it before an update reads what he opened."""
-    path = tmp_path / "e.jsonl"
-    path.write_bytes(few.read_bytes())
-    opened = small(path, tmp_path / "s")
-    numbers = np.arange(len(opened))
-    before = FeatureStore(tmp_path / "s").rows(numbers, ("input_ids",))["input_ids"]
-    write_examples(path, 35, seed=8)
-    assert small(path, tmp_path / "s").examples == 35
-    assert np.array_equal(opened.rows(numbers, ("input_ids",))["input_ids"], before)
-
-
 def add(folder: Path) -> None:
     write_examples(folder / "9.jsonl", 50, seed=7)
 
@@ -211,16 +162,6 @@ def test_only_what_changed_is_made(
     assert list(verify(tmp_path / "s")) == [] and leftovers(tmp_path / "s") == []
     with pytest.raises(MismatchError, match="overlap: 8"):
         small(folder, tmp_path / "s", overlap=8)
-
-
-def test_a_store_that_is_up_to_date_is_left_alone(few: Path, tmp_path: Path) -> None:
-    """The same command again says so and writes nothing."""
-    first = invoke(*command(few, tmp_path / "s"))
-    assert first.exit_code == 0 and "60 examples" in first.stdout
-    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "s").iterdir() if path.is_file()}
-    again = invoke(*command(few, tmp_path / "s"))
-    assert "is up to date: 60 examples" in again.stdout
-    assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "s").iterdir() if path.is_file()}
 
 
 @pytest.mark.parametrize(
@@ -255,47 +196,7 @@ def test_other_settings_never_return_old_features(
     assert store_bytes(tmp_path / "s") == store_bytes(tmp_path / "fresh")
 
 
-def test_stores_of_two_kinds_do_not_mix(few: Path, tmp_path: Path) -> None:
-    """Tokens do not go where features are, nor the other way round, even with --overwrite."""
-    small(few, tmp_path / "features")
-    tokens = [
-        "tokenize",
-        few,
-        "--tokenizer",
-        TOKENIZER,
-        "--text-column",
-        "context",
-        "--workers",
-        1,
-        "--overwrite",
-        "-o",
-    ]
-    assert "holds a table" in run_here(*tokens, tmp_path / "features", code=2).stderr
-    run_here(*tokens, tmp_path / "tokens")
-    assert "a token store" in run_here(*command(few, tmp_path / "tokens", "--overwrite"), code=2).stderr
-    assert len(FeatureStore(tmp_path / "features"))
-
-
 # ---- what can be wrong ----
-
-
-@pytest.mark.slow
-def test_a_budget_that_is_too_small_says_what_would_do(few: Path, tmp_path: Path) -> None:
-    """The smallest budget that works is named, and it works."""
-    refused = run_milldam(*command(few, tmp_path / "s", "--memory", "20MB"), code=4).stderr
-    assert not (tmp_path / "s").exists()
-    named = refused.rpartition("--memory ")[2].strip().rstrip(".")
-    run_milldam(*command(few, tmp_path / "s", "--memory", named))
-    with pytest.raises(ResourceError, match="too small"):
-        small(few, tmp_path / "2", memory=1000)
-
-
-def test_the_budget_holds(many: Path, tmp_path: Path) -> None:
-    """Workers are as many as fit, and what the whole process tree takes stays below the limit."""
-    run = run_milldam(*command(many, tmp_path / "s", "--memory", "400MB", "--workers", 4, "--json"))
-    summary = json.loads(run.stdout)
-    assert 1 <= summary["workers"] < 4 and "the budget holds" in run.stderr
-    assert summary["memory"]["peak"] < summary["memory"]["budget"] == 400_000_000
 
 
 def test_input_that_can_not_be_used(few: Path, tmp_path: Path) -> None:
@@ -361,31 +262,3 @@ def recorded(out: Path) -> int:
     """Finished units of a run."""
     path = out / "run/records.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-def test_a_shard_that_is_gone_is_made_again(many: Path, reference: Path, tmp_path: Path) -> None:
-    """An unfinished run trusts its records only where the files are there in full; kills are in tests/jobs."""
-    out = tmp_path / "s"
-    with started(*command(many, out, "--workers", 1)) as process:
-        assert wait_until(lambda: recorded(out) >= 2, process)
-        kill_group(process)
-    next(out.glob("rows-*.arrow")).unlink()
-    run_here(*command(many, out, "--workers", 1))
-    assert store_bytes(out) == store_bytes(reference)
-
-
-def test_an_interrupted_run_says_how_to_go_on(many: Path, reference: Path, tmp_path: Path) -> None:
-    """SIGTERM ends with 130 and the command that goes on; an unfinished store is not opened."""
-    out = tmp_path / "s"
-    with started(*command(many, out, "--workers", 1)) as process:
-        assert wait_until(lambda: recorded(out) >= 2, process)
-        process.terminate()
-        _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in stderr
-    assert stderr.rstrip().splitlines()[-1].startswith("  milldam qa ")
-    with pytest.raises(Exception, match="unfinished"):
-        FeatureStore(out)
-    with pytest.raises(MismatchError, match="unfinished"):
-        small(many, out, overlap=8)
-    run_here(*command(many, out, "--workers", 1))
-    assert store_bytes(out) == store_bytes(reference)

@@ -37,15 +37,6 @@ def test_new_ids_follow_the_old_ones(kind: str) -> None:
     assert tokenizer.token_to_id("[MEM_WRITE_3]") == memory.write[3]
 
 
-def test_adding_them_again_changes_nothing() -> None:
-    """A tokenizer that was saved with them has them."""
-    tokenizer = tokenizer_of("bert")
-    first = add_memory_tokens(tokenizer, 4)
-    assert add_memory_tokens(tokenizer, 4) == first
-    assert add_memory_tokens(tokenizers.Tokenizer.from_str(tokenizer.to_str()), 4) == first
-    assert add_memory_tokens(tokenizer, 2).write == first.write[:2]
-
-
 def test_a_vocabulary_with_gaps_is_refused() -> None:
     """HF tokenizers would give a memory token the id of another token, without a word."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 3}, unk_token="a"))

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,7 +21,7 @@ from hypothesis import strategies as st
 from milldam.errors import ConfigError, InputError
 from milldam.qa import records
 from milldam.qa.examples import Answer, Example, examples_of, read_examples
-from milldam.qa.records import SQUAD, cut_file, list_files
+from milldam.qa.records import cut_file, list_files
 from milldam.sources.batch import Reading, Reject, TextRules
 
 CONTEXT = "In 1990, Łódź (Poland) had 1,000 cafés."
@@ -242,16 +241,6 @@ def test_a_folder_gives_the_files_of_the_split(tmp_path: Path) -> None:
         list(examples_of(tmp_path, split="test"))
 
 
-def test_an_address_is_read_where_it_lies() -> None:
-    """What fsspec opens, by file and by folder."""
-    with fsspec.open("memory://qa/part.json", "w") as file:
-        file.write(json.dumps(squad(EXAMPLES)))
-    with fsspec.open("memory://qa/rows.jsonl.gz", "wb") as file:
-        file.write(gzip.compress(lines(flat(EXAMPLES)).encode()))
-    assert list(examples_of("memory://qa/part.json")) == EXAMPLES
-    assert list(examples_of("memory://qa")) == EXAMPLES * 2
-
-
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     """An article is held, not the file."""
     path = tmp_path / "large.json"
@@ -310,11 +299,3 @@ def test_a_record_that_is_too_large_costs_itself_alone(tmp_path: Path, monkeypat
     (tmp_path / "e.json").write_text(json.dumps(squad(given)))
     with pytest.raises(InputError, match=r"data\[0\] is not JSON or has more than 20,000"):
         list(examples_of(tmp_path / "e.json"))
-
-
-def test_the_content_says_what_the_name_does_not(tmp_path: Path) -> None:
-    """The first line of JSON lines is a record by itself; a JSON text's is not."""
-    for text, kind in (('{"id": 1}\n{"id": 2}\n', "jsonl"), ('{\n"data": []}', SQUAD), ('{"data": []}', SQUAD)):
-        (tmp_path / "x").write_text(text)
-        (file,) = list_files([str(tmp_path / "x")])
-        assert (file.format, file.compression) == (kind, None)

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import subprocess
-import sys
-import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from tests.kit.qa_jobs import small_store, store_of
 from tests.kit.qa_recipe import COLUMNS
 
 import milldam
 from milldam.errors import ConfigError, StoreError
-from milldam.files import record_of
 from milldam.loader.reading import Way
 from milldam.qa.store import NUMBERS, FeatureStore
 from milldam.stores.table.manifest import TableManifest
-from milldam.stores.verify import verify
 
 WAYS: tuple[Any, ...] = get_args(Way)
 
@@ -100,15 +93,6 @@ def test_numbers_and_names_outside_are_refused(store: FeatureStore) -> None:
         store.rows(np.array([0]), ["input_idss"])
 
 
-def test_the_fingerprint_names_content_and_form(store: FeatureStore, tmp_path: Path) -> None:
-    """Equal windows have equal ones; other windows and another form have others."""
-    same, other = small_store(tmp_path / "same"), small_store(tmp_path / "other", overlap=4)
-    facts = json.loads(json.dumps(store.manifest.qa))
-    facts["pad_id"] = 9
-    assert store.fingerprint == same.fingerprint
-    assert len({store.fingerprint, other.fingerprint, replace(store.manifest, qa=facts).fingerprint}) == 3
-
-
 def test_a_store_pickles_as_its_path_and_opening_reads_the_manifest_alone(store: FeatureStore) -> None:
     """What goes to another process is a path, whatever was read before; files are looked at when they are needed."""
     expected = store[3]["input_ids"]
@@ -121,80 +105,7 @@ def test_a_store_pickles_as_its_path_and_opening_reads_the_manifest_alone(store:
         opened[0]
 
 
-def test_reading_takes_the_memory_of_a_batch(tmp_path: Path) -> None:
-    """Reading all windows and texts of a store takes the same memory however large it is."""
-    peaks = []
-    for shards in (2, 12):
-        found = store_of(tmp_path / str(shards), [[f"{k} {n} of paris" for n in range(100)] for k in range(shards)])
-        for _ in range(2):
-            tracemalloc.start()
-            for begin in range(0, len(found), 50):
-                found.rows(np.arange(begin, begin + 50), COLUMNS)
-            for number in range(0, found.examples, 10):
-                found.example(number)
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-        peaks.append(peak)
-    assert peaks[1] < peaks[0] + 20_000
-
-
-def test_importing_the_reader_takes_neither_text_nor_tokenizers() -> None:
-    """A training node needs numpy, and pyarrow when it reads."""
-    code = "import sys, milldam.qa.store; print([m for m in ('tokenizers', 'torch', 'pyarrow') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 # ---- damage ----
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_file_that_was_cut_short_is_an_error(store: FeatureStore, way: Any) -> None:
-    """Not a crash of the process, as reading a mapping behind its file's end would be."""
-    path = store.path / store.manifest.shards[1].name
-    os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(StoreError, match=path.name):
-        FeatureStore(store.path, read=way)[0]
-    assert any(path.name in problem for problem in verify(store.path))
-
-
-def rewritten(store: FeatureStore, column: str, window: int, place: int, value: int) -> None:
-    """Change a number in the first shard, and the manifest with it, as a faulty writer would have."""
-    manifest = TableManifest.read(store.path)
-    path = store.path / manifest.shards[0].name
-    table = pa.ipc.open_stream(path.read_bytes()).read_all()
-    lists = table.column(column).combine_chunks()
-    flat = lists.values.values.to_numpy().copy()
-    flat[window * lists.type.value_type.list_size + place] = value
-    values = pa.FixedSizeListArray.from_arrays(pa.array(flat, lists.type.value_type.value_type), type=lists.values.type)
-    changed = pa.ListArray.from_arrays(lists.offsets, values)
-    table = table.set_column(table.schema.get_field_index(column), table.schema.field(column), changed)
-    with pa.ipc.new_stream(path, table.schema) as file:
-        file.write_table(table)
-    shard = replace(manifest.shards[0], **record_of(path))
-    replace(manifest, shards=(shard, *manifest.shards[1:])).write(store.path)
-
-
-@pytest.mark.parametrize(
-    ("column", "place", "value", "problem"),
-    [
-        ("numbers", 0, 33, "a length"),
-        ("numbers", 1, 32, "answer is not in the context"),
-        ("numbers", 3, -1, "cls_index"),
-        ("numbers", 4, 32, "context is on padding"),
-        ("numbers", 6, 3, "segment"),
-        ("numbers", 7, 9, "segment"),
-        ("numbers", 8, 2, "segment"),
-        ("numbers", 8, 99, "the example of a window is not there"),
-        ("input_ids", 0, 65_000, "outside the vocabulary"),
-        ("offsets", 0, 0, "offsets"),
-    ],
-)
-def test_verify_finds_what_can_not_be(store: FeatureStore, column: str, place: int, value: int, problem: str) -> None:
-    """Lengths, positions, segments, ids and offsets that are wrong, though all hashes are right."""
-    rewritten(store, column, 1, place, value)
-    (found,) = verify(store.path)
-    assert problem in found and str(store.path) in found
 
 
 def refused(store: FeatureStore, change: Callable[[Any], None], message: str) -> None:

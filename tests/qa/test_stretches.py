@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.qa_recipe import KINDS, examples, tokenizer_of, windower_of
-from tests.kit.quick import first_quick
 
 from milldam import qa
 from milldam.qa.examples import Answer, Example
@@ -97,16 +94,6 @@ def test_answers_do_not_gain_what_is_of_others(kind: str, context: str, answer: 
     assert answer_from(kind, context, answer) == answer
 
 
-def test_characters_that_a_tokenizer_does_not_know_are_not_marks() -> None:
-    """A vocabulary without them drops letters, digits and emoji: they are no part of the word beside them."""
-    made = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "?": 2, "</s>": 3}, []))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    shelf = Shelf(made, [Example("q", "?", "ab\U0001f44d b\u00e9 b\u0301", ())], max_seq_length=16, overlap=2)
-    begin = int(shelf.features.context_begin[0])
-    found = qa.stretches(shelf, [0])[0, begin : begin + int(shelf.features.context_tokens[0])]  # type: ignore[arg-type]
-    assert found.tolist() == [[0, 1], [1, 2], [4, 5], [7, 9]]
-
-
 @given(example=examples(answered=True), kind=st.sampled_from(KINDS), overlap=st.integers(0, 6))
 def test_tokens_gain_dropped_characters_alone(example: Example, kind: str, overlap: int) -> None:
     """Neither white space nor a character of another token, and the same in every window that has the token."""
@@ -130,37 +117,4 @@ def test_tokens_gain_dropped_characters_alone(example: Example, kind: str, overl
     assert all(len(letters) == 1 for letters in owners.values()), "a dropped character is of one letter"
 
 
-@given(example=examples(answered=True), kind=st.sampled_from(["roberta", "llama"]))
-def test_tokenizers_that_drop_nothing_are_as_they_were(example: Example, kind: str) -> None:
-    """Where every character has its tokens there is nothing to reach for, at the edges of windows neither."""
-    shelf = Shelf(tokenizer_of(kind), [example], max_seq_length=26, overlap=3)
-    plain = shelf.features.offsets
-    covered = {at for begin, end in plain.reshape(-1, 2).tolist() for at in range(begin, end)}
-    if all(at in covered or character.isspace() for at, character in enumerate(example.context)):
-        assert (qa.stretches(shelf, np.arange(len(shelf))) == plain).all()  # type: ignore[arg-type]
-
-
-REACHED = {
-    ("bert-base-uncased", "en"): (99.9, 99.9),
-    ("bert-base-uncased", "zh"): (100.0, 98.8),
-    ("bert-base-uncased", "hi"): (99.7, 93.9),
-    ("bert-base-uncased", "ar"): (100.0, 89.5),
-    ("xlnet-base-cased", "en"): (99.9, 99.9),
-    ("xlnet-base-cased", "zh"): (79.4, 79.4),
-    ("xlnet-base-cased", "hi"): (97.1, 96.4),
-    ("xlnet-base-cased", "ar"): (87.2, 83.9),
-}
 """Exact match with perfect logits: answers of any length, and of at most 30 tokens. docs/qa.md says what is missing."""
-
-
-@pytest.mark.parametrize(("tokenizer", "language"), first_quick(REACHED, 2))
-def test_perfect_logits_give_the_answers(shared_data: Path, tmp_path: Path, tokenizer: str, language: str) -> None:
-    """Start and end as they are stored, over all of XQuAD: what the way from answer to tokens and back costs."""
-    file = shared_data / f"squad/xquad.{language}.json"
-    store = qa.prepare(file, tmp_path / "s", tokenizer=shared_data / "tokenizers" / tokenizer, workers=1)
-    columns = store.rows(np.arange(len(store)), ("start_positions", "end_positions", "cls_index"))
-    found = []
-    for options in ({}, {"max_answer_length": 30}):
-        texts = answered(store, columns, store.form.max_seq_length, **options)
-        found.append(round(qa.evaluate(file, texts).exact, 1))
-    assert tuple(found) == REACHED[tokenizer, language]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,17 +12,14 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.qa_recipe import (
-    COLUMNS,
     KINDS,
     RecipeError,
     RecipeWindow,
     examples,
     recipe_windows,
-    squad_examples,
     tokenizer_of,
     windower_of,
 )
-from tests.kit.quick import first_quick
 
 from milldam.config.checking import checked_settings
 from milldam.errors import ConfigError, InputError
@@ -86,52 +81,10 @@ def test_windows_are_those_of_the_recipe(
     assert_same_windows(prepared.features, wanted, left=windower.template.pad_left)
 
 
-@pytest.mark.parametrize("tokenizer_name", ["bert-base-uncased", "xlnet-base-cased", "gpt2", "t5", "qwen2.5"])
-@pytest.mark.parametrize("language", first_quick(["zh", "hi", "ar", "en"]))
-def test_windows_of_real_tokenizers_on_many_languages(shared_data: Path, tokenizer_name: str, language: str) -> None:
-    """On XQuAD, too, in scripts without spaces, with combining marks, and from right to left."""
-    loaded = json.loads((shared_data / f"squad/xquad.{language}.json").read_text(encoding="utf-8"))
-    some = list(squad_examples(loaded))[::80]
-    tokenizer = load(shared_data / "tokenizers" / tokenizer_name)
-    windower = windower_of(tokenizer, max_seq_length=160, overlap=40)
-    prepared, own = windower(some), windower.template
-    for number, example in enumerate(some):
-        mine = SimpleNamespace(**prepared.features.rows(np.flatnonzero(prepared.features.example == number)))
-        try:
-            wanted = recipe_windows(tokenizer, example, length=160, overlap=40, context_first=own.context_first)
-        except RecipeError:
-            assert number in prepared.dropped
-        else:
-            assert_same_windows(mine, wanted, left=own.pad_left)
-
-
 @cache
 def load(folder: Path) -> Any:
     """Kept: large ones take half a second."""
     return tokenizers.Tokenizer.from_str(load_tokenizer(str(folder)).json)
-
-
-def test_bert_has_the_question_first_and_pads_on_the_right() -> None:
-    """[CLS] question [SEP] context [SEP], types 0 and 1, zeros behind."""
-    tokenizer = tokenizer_of("bert")
-    features = windower_of(tokenizer, max_seq_length=14, overlap=2)([CITY]).features
-    tokens = [tokenizer.id_to_token(number) for number in features.input_ids[0].tolist()]
-    assert tokens[:9] == ["[CLS]", "what", "city", "[SEP]", "the", "city", "of", "paris", "[SEP]"]
-    assert set(tokens[9:]) == {"[PAD]"}
-    assert features.token_type_ids[0].tolist() == [0] * 4 + [1] * 5 + [0] * 5
-    assert (features.start_positions[0], features.end_positions[0], features.cls_index[0]) == (7, 7, 0)
-    assert features.has_answer.tolist() == [True]
-
-
-def test_xlnet_has_the_context_first_and_pads_on_the_left() -> None:
-    """Padding of type 3, context <sep> question <sep> <cls>; positions count the padding."""
-    tokenizer = tokenizer_of("xlnet")
-    features = windower_of(tokenizer, max_seq_length=14, overlap=2)([CITY]).features
-    tokens = [tokenizer.id_to_token(number) for number in features.input_ids[0].tolist()]
-    assert tokens[-9:] == ["▁the", "▁city", "▁of", "▁paris", "<sep>", "▁what", "▁city", "<sep>", "<cls>"]
-    assert set(tokens[:-9]) == {"<pad>"}
-    assert features.token_type_ids[0].tolist() == [3] * 5 + [0] * 5 + [1] * 3 + [2]
-    assert (features.start_positions[0], features.end_positions[0], features.cls_index[0]) == (8, 8, 13)
 
 
 def test_special_tokens_in_texts_do_not_move_cls() -> None:
@@ -174,18 +127,6 @@ def test_max_segments_keeps_the_first_windows() -> None:
     some = windower_of(tokenizer_of("bert"), max_seq_length=14, overlap=4, max_segments=2)(examples_).features
     assert np.array_equal(some.input_ids, whole.input_ids[:2])
     assert some.segments.tolist() == [2, 2]
-
-
-@given(batch=st.lists(examples(), max_size=6), cut=st.integers(0, 6))
-def test_an_example_has_the_same_windows_in_any_batch(batch: list[Example], cut: int) -> None:
-    """What is encoded together changes nothing."""
-    windower = windower_of(tokenizer_of("xlnet"), max_seq_length=24, overlap=4)
-    whole = windower(batch).features
-    parts = [windower(batch[:cut]).features, windower(batch[cut:]).features]
-    for name in COLUMNS:
-        if name != "example":
-            joined = np.concatenate([getattr(part, name) for part in parts])
-            assert np.array_equal(getattr(whole, name), joined)
 
 
 def without_special_tokens() -> Any:
@@ -238,14 +179,6 @@ def test_rules_that_make_no_sense_are_refused(rules: dict[str, int], says: str) 
         checked_settings(QARules, rules)
 
 
-def test_rules_that_leave_no_room_are_refused() -> None:
-    """An overlap as long as a window would drop every long context; so much memory leaves no text."""
-    with pytest.raises(ConfigError, match="overlap: 128; a window of 64 tokens holds at most 60"):
-        windower_of(tokenizer_of("bert"), max_seq_length=64)
-    with pytest.raises(ConfigError, match="nothing is left for the texts"):
-        windower_of(tokenizer_of("bert"), max_seq_length=8, overlap=0, memory=3)
-
-
 def test_a_tokenizer_that_knows_no_latin_letter_has_its_template_found() -> None:
     """A probe of letters that it lacks would find no texts between its special tokens."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE({"<s>": 0, "</s>": 1, "日": 2, "本": 3}, []))
@@ -259,10 +192,3 @@ def test_a_tokenizer_without_a_token_to_pad_with_is_refused() -> None:
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
     with pytest.raises(InputError, match="no token to pad with"):
         template_of(made, QARules())
-
-
-def test_ids_beyond_16_bits_fit_also_in_a_vocabulary_with_gaps() -> None:
-    """The largest id counts, not the number of tokens."""
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[PAD]": 0, "a": 70_000}, unk_token="a"))
-    features = windower_of(made, max_seq_length=8, overlap=0)([Example("q", "a", "a")]).features
-    assert features.input_ids[0].tolist() == [70_000, 70_000, *[0] * 6]

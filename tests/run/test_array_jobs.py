@@ -22,7 +22,7 @@ from tests.kit.slurm import queue
 
 from milldam.cli.arrays import ALWAYS, slurm_script
 from milldam.cli.status import read_status
-from milldam.cli.summaries import QuietDisplay
+from milldam.cli.summaries import Display
 from milldam.config.loading import load_config
 from milldam.config.settings import Config
 from milldam.errors import InputError, MismatchError, NotReadyError, TaskHeldError
@@ -192,7 +192,7 @@ def test_the_same_share_at_once_waits_for_the_first(prepared: Job, monkeypatch: 
 
     with pytest.raises(TaskHeldError, match="another task is running tokenize-0-of-2"):
         run_task(prepared.config(), share)
-    run_units._patiently(second, QuietDisplay(), 0)
+    run_units._patiently(second, Display(quiet=True), 0)
     assert len(tries) == 3
 
 

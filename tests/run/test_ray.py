@@ -17,10 +17,9 @@ from tests.kit.jobs import TOKENIZER, invoke, wait_until, write_lines
 from tests.kit.ray_clusters import NODE, hands, two_nodes
 from tests.kit.worker_loads import Deadly, Hoarder, Square, assigned, recording, values
 
-import milldam
 from milldam.errors import ConfigError, ResourceError, WorkerError
 from milldam.run import ray_cluster
-from milldam.run.tasks import CRASH, DONE, ENDED, PART, PROGRESS, Assigned, Event, Make, Workers
+from milldam.run.tasks import CRASH, DONE, ENDED, PART, PROGRESS, Assigned, Event, Make, Todo, Workers
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -44,7 +43,7 @@ def pool(cluster: Any) -> Iterator[Any]:
 
 def run(pool: Any, task: Any, units: int, workers: Workers = ONE) -> list[Event]:
     events: list[Event] = []
-    pool.run(workers, task, range(units), assigned, events.append)
+    pool.run(workers, Todo(task, iter(range(units)), assigned, events.append))
     return events
 
 
@@ -102,7 +101,7 @@ def test_a_worker_asks_for_its_cores_and_its_share_of_the_budget(pool: Any) -> N
             given.append(event.value.facts["value"])
 
     units = itertools.takewhile(lambda unit: unit < 200, itertools.count())
-    pool.run(Workers(2, 1), Given(), units, assign, on_event)
+    pool.run(Workers(2, 1), Todo(Given(), units, assign, on_event))
     assert len(given) == 200
     assert all(resources == {"CPU": 1.0, "memory": BUDGET / 2} for resources, _, _ in given)
     assert {folder for _, folder, _ in given} == {Path.cwd()}
@@ -147,31 +146,15 @@ class _Hog:
 
 
 @pytest.mark.slow
-def test_a_folder_that_all_nodes_see_is_accepted(pool: Any, tmp_path: Path) -> None:
-    """Nothing is left of the check; another version, a folder unseen or one that can't be written to is refused."""
-    pool.require_shared(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    version = milldam.__version__
-    assert "The node a does not see" in ray_cluster.look("a", str(tmp_path / "mark"), version, str(tmp_path))
-    assert "has milldam" in ray_cluster.look("a", str(tmp_path / "mark"), "0.0.0", str(tmp_path))
-
-
-@pytest.mark.slow
-def test_a_node_of_another_version_is_refused_or_left_out(
-    pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """At the start it is an error; when it joins later the work goes on without it."""
-    pool.require_shared(tmp_path)
-    other = pool.nodes()[1]
-    monkeypatch.setattr(milldam, "__version__", "0.0.0")
-    with pytest.raises(ConfigError, match=r"has milldam .*, this machine 0\.0\.0"):
-        pool.require_shared(tmp_path)
-    pool._fit = {pool.nodes()[0].id: True}
-    assert {node.id for node, _ in pool.slots(Workers(1, 1))} == {pool.nodes()[0].id}
-    assert f"The node {other.name} has milldam" in caplog.text and "left out" in caplog.text
-    monkeypatch.undo()
-    pool.require_shared(tmp_path)
-    assert len(pool.slots(Workers(1, 1))) == 2
+def test_a_node_that_can_not_take_part_is_refused(pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not see the output, or can't write there; nothing is left of the check. So is another version."""
+    monkeypatch.setattr(pool, "folder", tmp_path)
+    assert values(run(pool, Square(), 1)) == [0] and list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(pool, "folder", tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"The node .* can't write to .*/elsewhere"):
+        run(pool, Square(), 1)
+    hand = ray_cluster.Hand(b"", 1, str(Path.cwd()))
+    assert "has milldam" in hand.ready("a", tmp_path, "0.0.0")[1]
 
 
 @pytest.mark.slow
@@ -212,21 +195,3 @@ def test_a_cluster_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest
         'milldam: --executor ray needs the package ray: pip install "milldam[ray]"\n',
     )
     assert not (tmp_path / "s").exists()
-
-
-@pytest.mark.parametrize("executor", ["local", "ray"])
-def test_an_address_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, executor: str) -> None:
-    """Nothing is made, here or there; the message says what to do."""
-    monkeypatch.chdir(tmp_path)
-    done = tokenize(tmp_path, "--executor", executor, out="s3://bucket/corpus")
-    assert done.exit_code == 2 and "`milldam push`" in done.stderr, done.stderr
-    for make in (
-        lambda: milldam.map("c.jsonl", len, "gs://bucket/t", executor=executor),
-        lambda: milldam.qa.prepare("c.jsonl", "s3://bucket/q", tokenizer=TOKENIZER, executor=executor),
-        lambda: milldam.preprocess(
-            {"datasets": "c.jsonl", "tokenizer": str(TOKENIZER), "out": "hf://datasets/a/b", "executor": executor}
-        ),
-    ):
-        with pytest.raises(ConfigError, match="`milldam push`"):
-            make()
-    assert [path.name for path in tmp_path.iterdir()] == ["c.jsonl"]

@@ -147,16 +147,6 @@ def test_a_unit_that_is_named_twice_is_done_twice(tmp_path: Path) -> None:
     assert {run_in(tmp_path).units.keys()[number] for number in range(3)} == {keys[0], keys[1], keys[3]}
 
 
-def test_what_is_recorded_stays_when_the_plan_grows(tmp_path: Path) -> None:
-    """Units are known by what they are made from: others before them change their number, not what is done."""
-    start(tmp_path, units(3))
-    add(tmp_path, *(record(tmp_path, unit) for unit in range(3)))
-    start(tmp_path, [Unit(0, (Slice("new.jsonl", "jsonl", None, 7, 8, 1),)), *units(3)[1:]], anew=False)
-    records = resumed(tmp_path)
-    assert list(records.pending()) == [0] and records.reused == 2
-    assert [(unit, one.facts["unit"]) for unit, one in records.in_plan_order()] == [(1, 1), (2, 2)]
-
-
 @given(keep=st.integers(0, 400))
 def test_a_torn_last_line_is_mended(tmp_path_factory: pytest.TempPathFactory, keep: int) -> None:
     """Wherever the power failed while records were written, whole lines are kept and the rest is done again."""

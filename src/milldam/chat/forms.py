@@ -10,14 +10,14 @@
 A `label` (true or false, as KTO takes it) may stand beside any but the last. The form is recognised from the first
 rows, or set. What does not fit raises BadRowError with a reason by name, for that row alone.
 
-Nothing is invented: contents are taken as they are. Roles are put into one form (human -> user, gpt -> assistant,
-observation -> tool), text parts joined, function calls made `tool_calls`, and bare descriptions of functions `tools`.
+Nothing is invented: contents are taken as they are. Roles are unified (human -> user, gpt -> assistant, observation ->
+tool), text parts joined, function calls made `tool_calls`, and bare descriptions of functions `tools`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -32,21 +32,28 @@ Message = dict[str, Any]
 
 MESSAGES, CONVERSATIONS, INSTRUCTION = "messages", "conversations", "instruction"
 COMPLETION, PREFERENCE = "completion", "preference"
-FORMS = (MESSAGES, CONVERSATIONS, INSTRUCTION, COMPLETION, PREFERENCE)
-COLUMNS = (
+_NEEDED = {
+    PREFERENCE: ("chosen", "rejected"),
+    MESSAGES: ("messages",),
+    CONVERSATIONS: ("conversations",),
+    COMPLETION: ("prompt", "completion"),
+    INSTRUCTION: ("instruction", "output"),
+}
+"""Columns of each form, in the order in which they are tried."""
+_COLUMNS = (
     *("messages", "conversations", "instruction", "input", "output", "history", "system", "tools"),
     *("prompt", "completion", "chosen", "rejected", "label", "chat_template_kwargs"),
 )
-"""What the columns are called, unless settings say otherwise."""
 _OTHER_NAMES = {"messages": ("conversation", "dialogue", "dialog", "chat"), "completion": ("response", "answer")}
-
+_OLD_TOOLS = "functions"
+"""OpenAI's name for tools before there were tools."""
 _ROLES = {
     **dict.fromkeys(("human", "user", "User", "Human"), "user"),
     **dict.fromkeys(("gpt", "assistant", "model", "bot", "chatgpt", "bing", "bard", "Assistant"), "assistant"),
     **dict.fromkeys(("observation", "tool", "function", "function_response", "tool_response", "ipython"), "tool"),
     **dict.fromkeys(("function_call", "tool_call"), "function_call"),
 }
-"""What ShareGPT data call the roles. Others stay as they are: the template decides."""
+"""Roles of ShareGPT data. Others stay as they are: the template decides."""
 _MEDIA = {
     "has_image": ("image", "images", "image_url", "input_image"),
     "has_audio": ("audio", "audios", "audio_url", "input_audio"),
@@ -55,12 +62,9 @@ _MEDIA = {
 _MEDIA_NAMES = {name: reason for reason, names in _MEDIA.items() for name in names}
 WEIGHT_FIELDS = ("weight", "loss_weight", "train")
 """Of a message, or of its parts: whether it is trained on."""
-_TRAINED_IN_PART = "trained_in_part"
 _RESERVED = ("messages", "tools", "add_generation_prompt")
-_OLD_TOOLS = "functions"
-"""What OpenAI had before it had tools."""
 _PLAIN, _PLAIN_ROLES = {("role", "content")}, frozenset(("system", "developer", "user", "assistant", "tool"))
-_role, content_of = itemgetter("role"), itemgetter("content")
+_role, _content = itemgetter("role"), itemgetter("content")
 
 
 class BadRowError(MilldamError):
@@ -82,8 +86,10 @@ class Conversation:
     label: bool | None = None
     prompt_messages: int = 0
     """So many messages at the front are a prompt, and never trained on."""
-    roles: tuple[str, ...] | None = None
-    """What `plain_roles` said of the messages, where it was asked."""
+
+    @property
+    def sides(self) -> tuple[Conversation, ...]:
+        return (self,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +99,10 @@ class Pair:
     chosen: Conversation
     rejected: Conversation
 
+    @property
+    def sides(self) -> tuple[Conversation, ...]:
+        return self.chosen, self.rejected
+
 
 @dataclass(frozen=True, slots=True)
 class Form:
@@ -100,7 +110,7 @@ class Form:
 
     name: str
     columns: Mapping[str, str]
-    """What each column of COLUMNS is called."""
+    """What each column of ours is called."""
     seen: tuple[str, ...] = ()
     """Those that the first rows have. Others may come: the first conversations may have no tools."""
     labelled: bool = False
@@ -108,12 +118,10 @@ class Form:
     def conversation(self, row: Row) -> Conversation | Pair:
         """BadRowError if there is none in the row."""
         if len(row) == 1 and not self.labelled and self.name in (MESSAGES, CONVERSATIONS):
-            # Most rows have messages alone, and most messages a role and a text.
             messages: Any = row.get(self.columns[self.name])
-            roles = plain_roles(messages)
-            if roles is not None:
-                return Conversation(messages, roles=roles)
-        return _READERS[self.name](_Row(row, self.columns), self)
+            if _are_plain(messages):
+                return Conversation(messages)
+        return _Row(row, self).read()
 
     def reads(self, column: str) -> bool:
         """Whether it matters what is in a column of that name."""
@@ -129,33 +137,39 @@ def recognise(rows: Sequence[Row], *, form: str = "auto", columns: Mapping[str, 
     >>> str(recognise([{"conversations": [{"from": "human", "value": "Hi"}], "tools": "[]"}]))
     'conversations (conversations, tools)'
     """
+    columns = columns or {}
+    for name in columns:
+        if name not in _COLUMNS:
+            message = f": no column is called {name!r}; there are {', '.join(_COLUMNS)}."
+            raise ConfigError(Setting("chat.columns"), message)
     present = {name for row in rows for name, value in row.items() if value is not None}
-    named = _named_columns(present, columns or {})
-    found = _form_of(named) if form == "auto" else form
-    if found not in FORMS:
-        seen = ", ".join(sorted(present)) or "nothing"
+    named: dict[str, str] = {}
+    for name in _COLUMNS:
+        for candidate in (columns[name],) if name in columns else (name, *_OTHER_NAMES.get(name, ())):
+            if candidate in present:
+                named.setdefault(name, candidate)
+    if form == "auto":
+        form = next((known for known, needed in _NEEDED.items() if all(name in named for name in needed)), form)
+    listed, example = ", ".join(sorted(present)) or "nothing", min(present, default="x")
+    if form not in _NEEDED:
         raise InputError(
-            f"No conversations found: columns {seen}.\nSay what they are ({', '.join(FORMS)}): ",
+            f"No conversations found: columns {listed}.\nSay what they are ({', '.join(_NEEDED)}): ",
             Setting("chat.form", COMPLETION),
             ", or what the columns are called, each: ",
-            Setting("chat.columns", {"prompt": min(present, default="x")}),
+            Setting("chat.columns", {"prompt": example}),
             ".",
         )
-    missing = [name for name in _NEEDED[found] if name not in named]
-    if missing:
-        told = f"{found}: no column {missing[0]!r}; found {', '.join(sorted(present)) or 'nothing'}."
-        raise InputError(
-            f"{told} Say what it is called: ",
-            Setting("chat.columns", {missing[0]: min(present, default="x")}),
-            ".",
-        )
+    for name in _NEEDED[form]:
+        if name not in named:
+            message = f"{form}: no column {name!r}; found {listed}. Say what it is called: "
+            raise InputError(message, Setting("chat.columns", {name: example}), ".")
     label = named.get("label")
-    labelled = found != PREFERENCE and label is not None
-    if labelled and not (columns or {}).get("label"):
+    labelled = form != PREFERENCE and label is not None
+    if labelled and "label" not in columns:
         # A column of that name may hold anything. KTO's is true or false.
-        labelled = all(_is_label(row.get(label)) for row in rows if label)
-    shown = tuple(column for name, column in named.items() if name != "label" or labelled)
-    return Form(found, {name: name for name in COLUMNS} | dict(columns or {}) | named, shown, labelled)
+        labelled = all(_is_label(row.get(str(label))) for row in rows if row)
+    seen = tuple(column for name, column in named.items() if name != "label" or labelled)
+    return Form(form, {name: name for name in _COLUMNS} | dict(columns) | named, seen, labelled)
 
 
 def from_table(rows: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -164,164 +178,101 @@ def from_table(rows: pa.RecordBatch) -> list[dict[str, Any]]:
     In a table all tools have the fields of any, and so have all arguments: those of another tool are null. A template
     would write them.
     """
-    return [
-        {name: _without_nulls(value) if isinstance(value, (list, dict)) else value for name, value in row.items()}
-        for row in rows.to_pylist()
-    ]
 
+    def without_nulls(value: Any) -> Any:
+        if isinstance(value, list):
+            return [without_nulls(one) for one in value]
+        if isinstance(value, dict):
+            return {key: without_nulls(one) for key, one in value.items() if one is not None}
+        return value
 
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_nulls(one) for one in value]
-    if isinstance(value, dict):
-        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
-    return value
-
-
-_NEEDED = {
-    MESSAGES: ("messages",),
-    CONVERSATIONS: ("conversations",),
-    INSTRUCTION: ("instruction",),
-    COMPLETION: ("prompt", "completion"),
-    PREFERENCE: ("chosen", "rejected"),
-}
-
-
-def _named_columns(present: set[str], columns: Mapping[str, str]) -> dict[str, str]:
-    unknown = [name for name in columns if name not in COLUMNS]
-    if unknown:
-        told = f": no column is called {unknown[0]!r}; there are {', '.join(COLUMNS)}."
-        raise ConfigError(Setting("chat.columns"), told)
-    named: dict[str, str] = {}
-    for name in COLUMNS:
-        for candidate in (columns[name],) if name in columns else (name, *_OTHER_NAMES.get(name, ())):
-            if candidate in present:
-                named.setdefault(name, candidate)
-    return named
-
-
-def _form_of(named: Mapping[str, str]) -> str | None:
-    for form in (PREFERENCE, MESSAGES, CONVERSATIONS, COMPLETION):
-        if all(name in named for name in _NEEDED[form]):
-            return form
-    return INSTRUCTION if "instruction" in named and "output" in named else None
+    return [{name: without_nulls(value) for name, value in row.items()} for row in rows.to_pylist()]
 
 
 class _Row:
-    """The columns of a row by our names."""
+    """A row that is to become a conversation."""
 
-    def __init__(self, row: Row, columns: Mapping[str, str]) -> None:
-        self._row, self._columns = row, columns
+    def __init__(self, row: Row, form: Form) -> None:
+        self._row, self._form = row, form
         if not _MEDIA_NAMES.keys().isdisjoint(row):
             for name, reason in _MEDIA_NAMES.items():
                 if row.get(name):
                     raise BadRowError(reason, f'there is something in "{name}"')
 
     def get(self, name: str) -> Any:
-        column = self._columns.get(name)
-        return None if column is None else self._row.get(column)
+        return self._row.get(self._form.columns[name])
 
-    def conversation(self, messages: list[Message], *, prompt: int = 0, label: bool | None = None) -> Conversation:
-        system = self.get("system")
+    def read(self) -> Conversation | Pair:
+        name, prompt = self._form.name, 0
+        if name == PREFERENCE:
+            return self._pair()
+        if name == COMPLETION:
+            asked = _said(self.get("prompt"), "user", "no_prompt")
+            messages, prompt = asked + _said(self.get("completion"), "assistant", "no_assistant"), len(asked)
+        elif name == INSTRUCTION:
+            messages, output = self._instruction(), self.get("output")
+            if not isinstance(output, str):
+                raise BadRowError("no_assistant", "there is no output")
+            messages.append({"role": "assistant", "content": output})
+        else:
+            messages = _messages(self.get(name))
+        label = None
+        if self._form.labelled:
+            label = self.get("label")
+            if not _is_label(label):
+                raise BadRowError("bad_label", f"label is {label!r}, neither true nor false")
+        return self._conversation(messages, prompt, None if label is None else bool(label))
+
+    def _conversation(self, messages: list[Message], prompt: int, label: bool | None = None) -> Conversation:
+        system, tools, variables = self.get("system"), self.get("tools"), self.get("chat_template_kwargs")
         if isinstance(system, str) and system and (not messages or messages[0]["role"] != "system"):
             messages = [{"role": "system", "content": system}, *messages]
             prompt += 1 if prompt else 0
         if not messages:
             raise BadRowError("empty_conversation", "it has no messages")
-        tools = self.get("tools")
-        tools = tools if tools is not None else self._row.get(_OLD_TOOLS)
-        return Conversation(messages, _tools(tools), self._variables(), label, prompt)
+        if isinstance(variables, str):
+            variables = _parsed(variables, "bad_variables", "chat_template_kwargs")
+        variables = {} if variables is None else variables
+        if not isinstance(variables, dict) or any(name in variables for name in _RESERVED):
+            raise BadRowError("bad_variables", f"chat_template_kwargs: {str(variables)[:80]}")
+        variables = {str(name): one for name, one in variables.items() if one is not None}
+        tools = _tools(tools if tools is not None else self._row.get(_OLD_TOOLS))
+        return Conversation(messages, tools, variables, label, prompt)
 
-    def _variables(self) -> dict[str, Any]:
-        value = self.get("chat_template_kwargs")
-        value = _parsed(value, "bad_variables", "chat_template_kwargs") if isinstance(value, str) else value
-        if value is None:
-            return {}
-        if not isinstance(value, dict) or any(name in value for name in _RESERVED):
-            raise BadRowError("bad_variables", f"chat_template_kwargs: {str(value)[:80]}")
-        return {str(name): one for name, one in value.items() if one is not None}
+    def _instruction(self) -> list[Message]:
+        messages: list[Message] = []
+        for turn in self.get("history") or ():
+            if not isinstance(turn, (list, tuple)) or len(turn) != 2 or not all(isinstance(one, str) for one in turn):
+                raise BadRowError("bad_history", f"a turn of the history is {str(turn)[:80]!r}")
+            messages += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
+        asked = [one for one in (self.get("instruction"), self.get("input")) if one]
+        if not asked or not all(isinstance(one, str) for one in asked):
+            raise BadRowError("no_prompt", "there is no instruction")
+        return [*messages, {"role": "user", "content": "\n".join(asked)}]
 
-    def label(self, form: Form) -> bool | None:
-        if not form.labelled:
-            return None
-        value = self.get("label")
-        if not _is_label(value):
-            raise BadRowError("bad_label", f"label is {value!r}, neither true nor false")
-        return bool(value)
-
-
-# ---- one reader a form ----
-
-
-def _of_messages(row: _Row, form: Form) -> Conversation:
-    return row.conversation(_messages(row.get(form.name)), label=row.label(form))
-
-
-def _of_instruction(row: _Row, form: Form) -> Conversation:
-    messages = _instructed(row)
-    output = row.get("output")
-    if not isinstance(output, str):
-        raise BadRowError("no_assistant", "there is no output")
-    return row.conversation([*messages, {"role": "assistant", "content": output}], label=row.label(form))
-
-
-def _instructed(row: _Row) -> list[Message]:
-    messages: list[Message] = []
-    for turn in row.get("history") or ():
-        if not isinstance(turn, (list, tuple)) or len(turn) != 2 or not all(isinstance(one, str) for one in turn):
-            raise BadRowError("bad_history", f"a turn of the history is {str(turn)[:80]!r}")
-        messages += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
-    asked = [one for one in (row.get("instruction"), row.get("input")) if one]
-    if not asked or not all(isinstance(one, str) for one in asked):
-        raise BadRowError("no_prompt", "there is no instruction")
-    return [*messages, {"role": "user", "content": "\n".join(asked)}]
-
-
-def _of_completion(row: _Row, form: Form) -> Conversation:
-    prompt = _said(row.get("prompt"), "user", "no_prompt")
-    answer = _said(row.get("completion"), "assistant", "no_assistant")
-    return row.conversation([*prompt, *answer], prompt=len(prompt), label=row.label(form))
-
-
-def _of_preference(row: _Row, form: Form) -> Pair:
-    answers = [_said(row.get(name), "assistant", f"no_{name}") for name in ("chosen", "rejected")]
-    if answers[0] == answers[1]:
-        raise BadRowError("same_answers", "chosen and rejected are the same")
-    prompt = _prompt_of(row)
-    if not prompt:
-        shared = 0
-        while shared < min(map(len, answers)) and answers[0][shared] == answers[1][shared]:
-            shared += 1
-        if not shared:
-            raise BadRowError("no_prompt", "chosen and rejected do not begin with the same messages")
-        return _pair(row, answers, shared)
-    # Both may hold the prompt again, as those of UltraFeedback do.
-    whole = [one if one[: len(prompt)] == prompt else prompt + one for one in answers]
-    return _pair(row, whole, len(prompt))
-
-
-def _prompt_of(row: _Row) -> list[Message]:
-    if row.get("prompt") is not None:
-        return _said(row.get("prompt"), "user", "no_prompt")
-    for name in ("conversations", "messages"):
-        if row.get(name) is not None:
-            return _messages(row.get(name))
-    return _instructed(row) if row.get("instruction") is not None else []
-
-
-def _pair(row: _Row, answers: list[list[Message]], prompt: int) -> Pair:
-    if any(len(one) <= prompt for one in answers):
-        raise BadRowError("no_assistant", "there is nothing after the prompt")
-    return Pair(*(row.conversation(one, prompt=prompt) for one in answers))
-
-
-_READERS: dict[str, Callable[[_Row, Form], Conversation | Pair]] = {
-    MESSAGES: _of_messages,
-    CONVERSATIONS: _of_messages,
-    INSTRUCTION: _of_instruction,
-    COMPLETION: _of_completion,
-    PREFERENCE: _of_preference,
-}
+    def _pair(self) -> Pair:
+        chosen, rejected = (_said(self.get(name), "assistant", f"no_{name}") for name in ("chosen", "rejected"))
+        if chosen == rejected:
+            raise BadRowError("same_answers", "chosen and rejected are the same")
+        prompt: list[Message] = []
+        if self.get("prompt") is not None:
+            prompt = _said(self.get("prompt"), "user", "no_prompt")
+        elif (
+            turns := next((name for name in (CONVERSATIONS, MESSAGES) if self.get(name) is not None), None)
+        ) is not None:
+            prompt = _messages(self.get(turns))
+        elif self.get("instruction") is not None:
+            prompt = self._instruction()
+        if not prompt:
+            while len(prompt) < min(len(chosen), len(rejected)) and chosen[len(prompt)] == rejected[len(prompt)]:
+                prompt.append(chosen[len(prompt)])
+            if not prompt:
+                raise BadRowError("no_prompt", "chosen and rejected do not begin with the same messages")
+        # Both may hold the prompt again, as those of UltraFeedback do.
+        sides = [one if one[: len(prompt)] == prompt else prompt + one for one in (chosen, rejected)]
+        if any(len(one) <= len(prompt) for one in sides):
+            raise BadRowError("no_assistant", "there is nothing after the prompt")
+        return Pair(*(self._conversation(one, len(prompt)) for one in sides))
 
 
 def _said(value: Any, role: str, reason: str) -> list[Message]:
@@ -347,30 +298,20 @@ def _messages(value: Any) -> list[Message]:
         raise BadRowError("no_messages", "there are no messages")
     if not value:
         raise BadRowError("empty_conversation", "it has no messages")
-    # Most are a role and a text: there is nothing to do, and no function is called for them.
-    return [
-        one
-        if type(one) is dict and len(one) == 2 and one.get("role") in _PLAIN_ROLES and type(one.get("content")) is str
-        else _message(one)
-        for one in value
-    ]
+    return list(value) if _are_plain(value) else [_message(one) for one in value]
 
 
-def plain_roles(messages: Any) -> tuple[str, ...] | None:
-    """The roles, where each message is a role and a text, in that order, and nothing has to be done to any; else None.
-
-    >>> plain_roles([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": ""}])
-    ('user', 'assistant')
-    """
+def _are_plain(messages: Any) -> bool:
+    """Whether each message is a role and a text, in that order, and nothing has to be done to any."""
     # By functions in C alone: it is asked of every conversation.
     try:
-        if set(map(tuple, messages)) == _PLAIN:
-            roles = tuple(map(_role, messages))
-            if _PLAIN_ROLES.issuperset(roles) and set(map(type, map(content_of, messages))) == {str}:
-                return roles
+        return (
+            set(map(tuple, messages)) == _PLAIN
+            and _PLAIN_ROLES.issuperset(map(_role, messages))
+            and set(map(type, map(_content, messages))) == {str}
+        )
     except TypeError:
-        pass
-    return None
+        return False
 
 
 def _message(given: Any) -> Message:
@@ -385,11 +326,16 @@ def _message(given: Any) -> Message:
         message["content"] = message.pop("value")
     # `role` goes first, as templates that write a message whole show it.
     message = {"role": _ROLES.get(role, role)} | {key: value for key, value in message.items() if key != "role"}
-    if message["role"] == "function_call":
-        return _function_call(message)
-    _refuse_media(message)
+    if message["role"] == "function_call":  # a turn of ShareGPT
+        weights = {name: message[name] for name in WEIGHT_FIELDS if name in message}
+        return {"role": "assistant", "content": "", "tool_calls": _tool_calls(message.get("content")), **weights}
+    for name in () if _MEDIA_NAMES.keys().isdisjoint(message) else _MEDIA_NAMES:
+        if message.get(name):
+            raise BadRowError(_MEDIA_NAMES[name], f"a message of {message['role']} has one")
     if message.get("train_detail"):
-        raise BadRowError(_TRAINED_IN_PART, f"train_detail: a message of {message['role']} can't be trained on in part")
+        raise BadRowError(
+            "trained_in_part", f"train_detail: a message of {message['role']} can't be trained on in part"
+        )
     if isinstance(message.get("function_call"), dict):
         message["tool_calls"] = [*(message.get("tool_calls") or ()), message.pop("function_call")]
     if isinstance(message.get("content"), (list, tuple)):
@@ -398,56 +344,37 @@ def _message(given: Any) -> Message:
         message["tool_calls"] = _tool_calls(message["tool_calls"])
         if not message["tool_calls"]:
             del message["tool_calls"]
-    _check_content(message)
+    content = message.get("content")
+    if content is None and not message.get("tool_calls"):
+        raise BadRowError("no_content", f"a message of {message['role']} says nothing")
+    if content is not None and not isinstance(content, str):
+        raise BadRowError("bad_content", f"what {message['role']} says is {type(content).__name__}, not a text")
     return message
 
 
-def _check_content(message: Message) -> None:
-    content = message.get("content")
-    if content is None:
-        if not message.get("tool_calls"):
-            raise BadRowError("no_content", f"a message of {message['role']} says nothing")
-    elif not isinstance(content, str):
-        raise BadRowError("bad_content", f"what {message['role']} says is {type(content).__name__}, not a text")
-
-
-def _refuse_media(message: Message) -> None:
-    if not _MEDIA_NAMES.keys().isdisjoint(message):
-        for name, reason in _MEDIA_NAMES.items():
-            if message.get(name):
-                raise BadRowError(reason, f"a message of {message['role']} has one")
-
-
 def _join_parts(message: Message) -> None:
-    """Parts of a content -> a text, reasoning and tool calls."""
+    """Parts of a content -> a text, reasoning and tool calls, and the weights on which all parts agree."""
     texts: dict[str, list[str]] = {"content": [], "reasoning_content": []}
-    calls: list[Any] = []
-    for part in message["content"]:
+    parts, calls = message["content"], list[Any]()
+    for part in parts:
         kind, said = _part(part)
         if kind == "tool_call":
             calls += _tool_calls(said)
         else:
             texts["reasoning_content" if kind in ("reasoning", "thinking") else "content"].append(said)
-    message |= _weights_of_parts(message)
+    for name in WEIGHT_FIELDS:
+        weights = [part.get(name) if isinstance(part, dict) else None for part in parts]
+        if any(weight != weights[0] for weight in weights):
+            raise BadRowError(
+                "trained_in_part", f"{name} of its parts: a message of {message['role']} can't be trained on in part"
+            )
+        if weights and weights[0] is not None:
+            message[name] = weights[0]
     message["content"] = "".join(texts["content"])
     if texts["reasoning_content"]:
         message["reasoning_content"] = "".join(texts["reasoning_content"])
     if calls:
         message["tool_calls"] = [*_tool_calls(message.get("tool_calls") or []), *calls]
-
-
-def _weights_of_parts(message: Message) -> Message:
-    """The weights that all parts of a message agree on, as those of the message."""
-    found = {}
-    for name in WEIGHT_FIELDS:
-        weights = [part.get(name) if isinstance(part, dict) else None for part in message["content"]]
-        if any(weight is not None for weight in weights):
-            if any(weight != weights[0] for weight in weights):
-                raise BadRowError(
-                    _TRAINED_IN_PART, f"{name} of its parts: a message of {message['role']} can't be trained on in part"
-                )
-            found[name] = weights[0]
-    return found
 
 
 def _part(part: Any) -> tuple[str, Any]:
@@ -466,27 +393,21 @@ def _part(part: Any) -> tuple[str, Any]:
     return kind, said
 
 
-def _function_call(message: Message) -> Message:
-    """ShareGPT's turn of a function call -> an assistant's message that calls tools."""
-    weights = {name: message[name] for name in WEIGHT_FIELDS if name in message}
-    return {"role": "assistant", "content": "", "tool_calls": _tool_calls(message.get("content")), **weights}
-
-
 def _tool_calls(value: Any) -> list[Any]:
     """Calls in any form -> OpenAI's. Arguments stay as they are: a dict, or JSON in a text."""
     if isinstance(value, str):
         value = _parsed(value, "bad_tool_call", "a tool call")
-    found = []
+    calls = []
     for call in value if isinstance(value, (list, tuple)) else [value]:
         if isinstance(call, dict):
             call = {key: one for key, one in call.items() if one is not None}
             call = call if "function" in call or "name" not in call else {"type": "function", "function": call}
             function = call.get("function")
             if isinstance(function, dict) and isinstance(function.get("name"), str):
-                found.append(call)
+                calls.append(call)
                 continue
         raise BadRowError("bad_tool_call", f"a tool call is {str(call)[:80]!r}")
-    return found
+    return calls
 
 
 def _tools(value: Any) -> list[Any] | None:
@@ -497,15 +418,14 @@ def _tools(value: Any) -> list[Any] | None:
     tools = [value] if isinstance(value, dict) else value
     if not isinstance(tools, (list, tuple)):
         raise BadRowError("bad_tools", f"tools: {str(value)[:80]!r}")
-    return [_tool(_parsed(one, "bad_tools", "a tool") if isinstance(one, str) else one) for one in tools]
-
-
-def _tool(tool: Any) -> Any:
-    if not isinstance(tool, dict):
-        raise BadRowError("bad_tools", f"a tool is {str(tool)[:80]!r}")
-    if "function" not in tool and "name" in tool and tool.get("type", "function") == "function":
-        return {"type": "function", "function": {key: one for key, one in tool.items() if key != "type"}}
-    return tool
+    tools = [_parsed(one, "bad_tools", "a tool") if isinstance(one, str) else one for one in tools]
+    for number, tool in enumerate(tools):
+        if not isinstance(tool, dict):
+            raise BadRowError("bad_tools", f"a tool is {str(tool)[:80]!r}")
+        if "function" not in tool and "name" in tool and tool.get("type", "function") == "function":
+            function = {key: one for key, one in tool.items() if key != "type"}
+            tools[number] = {"type": "function", "function": function}
+    return tools
 
 
 def _parsed(text: str, reason: str, what: str) -> Any:

@@ -22,7 +22,6 @@ from milldam.errors import ConfigError, InputError, Setting, did_you_mean
 from milldam.input_files import nearby
 from milldam.tokenizers.loading import hub_file
 
-DEFAULT, TOOL_USE = "default", "tool_use"
 _CONFIG, _JINJA, _MORE = "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates"
 _FILES = (_JINJA, _CONFIG, "special_tokens_map.json", "chat_template.json")
 
@@ -54,15 +53,22 @@ def find_template(
 ) -> TemplateSource:
     """The user's template, else that of the tokenizer; ConfigError or InputError if there is none."""
     beside = _files_beside(tokenizer)
-    tokens = _special_tokens(beside)
-    given = tokens | dict(variables or {})
+    tokens = _special_tokens(beside) | dict(variables or {})
     if template is None:
         origin, named = tokenizer, _templates_in(beside)
     else:
         origin, path = template, Path(template).expanduser()
         if not path.exists():
             raise InputError(f"{template}: no such chat template.{nearby(template)}")
-        named = _templates_in(_files_beside(template)) if path.is_dir() else _templates_of(path)
+        if path.is_dir():
+            named = _templates_in(_files_beside(template))
+        elif path.suffix == ".json":
+            named = _templates_of(_object(path))
+            if not named:
+                raise InputError(f"{path}: no chat template in it.")
+        else:
+            named = {"default": _text(path)}
+    listed = ", ".join(sorted(named))
     if not named:
         raise ConfigError(
             f"{origin}: the tokenizer comes without a chat template (no {_JINJA}, no chat_template in {_CONFIG}). "
@@ -70,26 +76,16 @@ def find_template(
             Setting("chat.template"),
             ".",
         )
-    return _chosen(named, name, origin, given)
-
-
-def _chosen(named: dict[str, str], name: str | None, origin: str, variables: dict[str, Any]) -> TemplateSource:
     if name is not None:
         if name not in named:
-            raise ConfigError(
-                f'{origin}: no chat template "{name}"; there are {_listed(named)}.{did_you_mean(name, named)}'
-            )
-        return TemplateSource(named[name], f"{origin} ({name})", None, variables)
-    if DEFAULT not in named:
-        if len(named) > 1:
-            told = f"{origin}: which chat template? There are {_listed(named)}. Say which one: "
-            raise ConfigError(told, Setting("chat.named_template", min(named)), ".")
-        return TemplateSource(next(iter(named.values())), origin, None, variables)
-    return TemplateSource(named[DEFAULT], origin, named.get(TOOL_USE), variables)
-
-
-def _listed(named: Mapping[str, str]) -> str:
-    return ", ".join(sorted(named)) or "none"
+            raise ConfigError(f'{origin}: no chat template "{name}"; there are {listed}.{did_you_mean(name, named)}')
+        return TemplateSource(named[name], f"{origin} ({name})", None, tokens)
+    if "default" not in named and len(named) > 1:
+        message = f"{origin}: which chat template? There are {listed}. Say which one: "
+        raise ConfigError(message, Setting("chat.named_template", min(named)), ".")
+    if "default" not in named:
+        return TemplateSource(next(iter(named.values())), origin, None, tokens)
+    return TemplateSource(named["default"], origin, named.get("tool_use"), tokens)
 
 
 def _files_beside(tokenizer: str) -> dict[str, Path]:
@@ -97,66 +93,51 @@ def _files_beside(tokenizer: str) -> dict[str, Path]:
     path = Path(tokenizer).expanduser()
     if path.exists():
         folder = path if path.is_dir() else path.parent
-        found = {file: folder / file for file in _FILES if (folder / file).is_file()}
-        for more in sorted((folder / _MORE).glob("*.jinja")):
-            found[f"{_MORE}/{more.name}"] = more
-        return found
-    found = {}
+        more = sorted((folder / _MORE).glob("*.jinja"))
+        return {file: folder / file for file in _FILES if (folder / file).is_file()} | {
+            f"{_MORE}/{one.name}": one for one in more
+        }
+    files = {}
     for file in _FILES:
         try:
-            found[file] = hub_file(tokenizer, file)
+            files[file] = hub_file(tokenizer, file)
         except ConnectionError:
             break  # what is cached has to do
         except (OSError, ValueError, ImportError):
             continue
-    return found
+    return files
 
 
 def _templates_in(files: Mapping[str, Path]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    named: dict[str, str] = {}
     for file in ("chat_template.json", _CONFIG):
-        if file in files:
-            found |= _in_config(_object(files[file]))
-    for file, path in files.items():
-        if file.startswith(_MORE):
-            found[path.stem] = _text(path)
-    if _JINJA in files:
-        found[DEFAULT] = _text(files[_JINJA])
-    return found
+        named |= _templates_of(_object(files[file])) if file in files else {}
+    named |= {path.stem: _text(path) for file, path in files.items() if file.startswith(_MORE)}
+    return named | ({"default": _text(files[_JINJA])} if _JINJA in files else {})
 
 
-def _templates_of(path: Path) -> dict[str, str]:
-    if path.suffix != ".json":
-        return {DEFAULT: _text(path)}
-    found = _in_config(_object(path))
-    if not found:
-        raise InputError(f"{path}: no chat_template in it.")
-    return found
-
-
-def _in_config(config: dict[str, Any]) -> dict[str, str]:
+def _templates_of(config: dict[str, Any]) -> dict[str, str]:
+    """The templates of a configuration: one, or several by name."""
     value = config.get("chat_template")
     if isinstance(value, str):
-        return {DEFAULT: value}
+        return {"default": value}
     if isinstance(value, dict):
         return {str(name): text for name, text in value.items() if isinstance(text, str)}
-    named = value if isinstance(value, list) else []
+    several = [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
     return {
-        str(one["name"]): one["template"]
-        for one in named
-        if isinstance(one, dict) and isinstance(one.get("template"), str) and "name" in one
+        str(one["name"]): one["template"] for one in several if isinstance(one.get("template"), str) and "name" in one
     }
 
 
 def _special_tokens(files: Mapping[str, Path]) -> dict[str, Any]:
     """Every `..._token` that has a text, as transformers gives them to a template."""
-    found: dict[str, Any] = {}
+    tokens: dict[str, Any] = {}
     for file in ("special_tokens_map.json", _CONFIG):
         for name, value in (_object(files[file]) if file in files else {}).items():
             token = value.get("content") if isinstance(value, dict) else value
             if name.endswith("_token") and isinstance(token, str):
-                found[name] = token
-    return found
+                tokens[name] = token
+    return tokens
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,10 +19,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from milldam.chat.forms import BadRowError, Conversation, Form, Message, Pair, from_table, recognise
+from milldam.chat.forms import BadRowError, Conversation, Form, Pair, from_table, recognise
 from milldam.chat.loading import TemplateSource
-from milldam.chat.masks import TrainOn
-from milldam.chat.rendering import RenderedBatch, Renderer, prompt_of, shared_renderer
+from milldam.chat.masks import REASONING, TrainOn
+from milldam.chat.rendering import Renderer, in_bytes, prompt_of, shared_renderer
+from milldam.chat.template import Stretch
 from milldam.errors import InputError
 from milldam.rules import CleanRules
 from milldam.sources.arrays import kept_columns
@@ -46,12 +47,9 @@ from milldam.text.cleaning import Cleaner
 MOST_BYTES = 8 << 20
 """Of a record as it lies in its file, whatever `max_document_bytes` is."""
 _ROWS_SEEN = 100
-_JSON = ("jsonl", "json")
-_SAID = ("content", "reasoning_content", "thinking", "reasoning")
 ROLES = ("system", "developer", "user", "assistant", "tool", "other")
 """What turns are counted by."""
 _ARRAYS = ("cuts", "stretches", "counts", "turns", "derived")
-_ROLE_NUMBERS = {role: number for number, role in enumerate(ROLES)}
 
 Int64s = npt.NDArray[np.int64]
 
@@ -131,12 +129,11 @@ class Sides:
         return {"count": self.count, **arrays, "labels": None if self.labels is None else self.labels.tolist()}
 
     @classmethod
-    def from_json(cls, told: dict[str, Any]) -> Sides:
-        arrays = [np.array(told[name], dtype=np.int64) for name in _ARRAYS]
-        labels = None if told["labels"] is None else np.array(told["labels"], dtype=np.uint8)
-        cuts, stretches, counts, turns, derived = arrays
+    def from_json(cls, facts: dict[str, Any]) -> Sides:
+        cuts, stretches, counts, turns, derived = (np.array(facts[name], dtype=np.int64) for name in _ARRAYS)
+        labels = None if facts["labels"] is None else np.array(facts["labels"], dtype=np.uint8)
         table = turns.reshape(-1, len(ROLES))
-        return cls(told["count"], cuts, stretches.reshape(-1, 2), counts, table, derived.astype(bool), labels)
+        return cls(facts["count"], cuts, stretches.reshape(-1, 2), counts, table, derived.astype(bool), labels)
 
     def turn_counts(self, which: npt.NDArray[np.bool_]) -> Counter[str]:
         """Messages of the sides of a mask, in all and by role."""
@@ -156,63 +153,83 @@ class ConversationReader:
 
     def read(self, unit: Unit, on_reject: OnReject) -> Iterator[Batch]:
         recipe = self._recipe
+        files = FileReader(self._rules, None)
         with shared_renderer(recipe.template, recipe.train_on, recipe.special_tokens) as renderer:
             for number, slice in enumerate(unit.slices):
-                for batch in self._read_slice(slice, renderer, on_reject):
-                    assert batch.origins is not None
-                    batch.origins |= number << NUMBER_BITS
-                    yield batch
+                places, reading, first = Places(), Reading(self._rules, on_reject), 0
+                for rows in files.rows([slice], on_reject, places):
+                    records = _Records(slice, places, first, rows, reading)
+                    yield self._batch(records, renderer, number << NUMBER_BITS)
+                    first += row_count(rows)
+                    places.forget(first)
 
-    def _read_slice(self, slice: Slice, renderer: Renderer, on_reject: OnReject) -> Iterator[Batch]:
-        places, reading = Places(), Reading(self._rules, on_reject)
-        files = FileReader(self._rules, None)
-        first = 0
-        for rows in files.rows([slice], on_reject, places):
-            batch = _Records(slice, places, first, rows, reading, self._recipe.form)
-            first += row_count(rows)
-            yield self._batch(batch, renderer)
-            places.forget(first)
-
-    def _batch(self, records: _Records, renderer: Renderer) -> Batch:
-        numbers: list[int] = []
-        conversations: Iterable[Conversation | Pair] = self._conversations(records, renderer, numbers)
-        dropped: dict[int, str] = {}
-        if self._cleaner is not None:
-            conversations = list(conversations)
-            dropped = self._clean(conversations, self._cleaner)
-        done = renderer.render(conversations)
-        for refused in done.rejects:
-            records.reject(numbers[refused.number], refused.reason, refused.message)
-        batch = _as_batch(done, dropped, self._recipe)
-        stay = [numbers[number] for number in done.numbers[:: self._recipe.sides]]
-        batch.origins = np.array([records.place(number).first for number in stay], np.int64)
-        batch.columns = kept_columns(self._keep, [records.record(number) for number in stay])
-        return batch
-
-    def _conversations(
-        self, records: _Records, renderer: Renderer, numbers: list[int]
-    ) -> Iterator[Conversation | Pair]:
-        """Of the records that have one, or one a turn; the records' numbers are appended."""
-        for number, record in records:
+    def _batch(self, records: _Records, renderer: Renderer, slice_bits: int) -> Batch:
+        recipe, numbers, conversations = self._recipe, list[int](), list[Conversation | Pair]()
+        for number, record in records.read_by(recipe.form):
             try:
-                found = self._recipe.form.conversation(record)
+                conversation = recipe.form.conversation(record)
             except BadRowError as error:
                 records.reject(number, error.reason, str(error))
                 continue
-            several: Sequence[Conversation | Pair] = [found]
-            if self._recipe.per_turn and isinstance(found, Conversation):
-                several = renderer.by_turn(found)
-            for one in several:
-                numbers.append(number)
-                yield one
+            several: Sequence[Conversation | Pair] = [conversation]
+            if recipe.per_turn and isinstance(conversation, Conversation):
+                several = renderer.by_turn(conversation)
+            numbers += [number] * len(several)
+            conversations += several
+        reasons = {} if self._cleaner is None else self._clean(conversations, self._cleaner)
+        stay, dropped = list[int](), list[str | None]()
+        sides, texts, pairs, ends = list[Conversation](), list[str](), list[Stretch](), [0]
+        for at, (number, one) in enumerate(zip(numbers, conversations, strict=True)):
+            try:
+                shown = [renderer.show(side) for side in one.sides]
+            except BadRowError as error:
+                records.reject(number, error.reason, str(error))
+                continue
+            stay.append(number)
+            dropped.append(reasons.get(at))
+            sides += one.sides
+            for rendering, stretches in shown:
+                texts.append(rendering.text)
+                pairs += in_bytes(rendering.text, stretches)
+                ends.append(len(pairs))
+        utf8 = pa.array(texts, pa.large_string())
+        offsets, count = text_offsets(utf8), recipe.sides
+        verdicts = Verdicts(len(stay))
+        for at, reason in enumerate(dropped if reasons else ()):
+            if reason is not None:
+                verdicts.drop_one(at, reason)
+        labelled = bool(sides) and sides[0].label is not None
+        of_sides = Sides(
+            count,
+            cuts=np.diff(offsets)[::count],
+            stretches=np.array(pairs, np.int64).reshape(-1, 2),
+            counts=np.diff(ends).astype(np.int64),
+            turns=_turns(sides),
+            derived=np.array([renderer.derives(side) for side in sides], np.bool_),
+            labels=np.array([side.label for side in sides[::count]], dtype=np.uint8) if labelled else None,
+        )
+        batch = Batch(
+            pa.LargeStringArray.from_buffers(len(stay), pa.py_buffer(offsets[::count].copy()), utf8.buffers()[2]),
+            bytes_read=int(offsets[-1] - offsets[0]),
+            verdicts=verdicts,
+            sides=of_sides,
+        )
+        if recipe.by_prompt:
+            asked = zip(sides[::count], texts[::count], strict=True)
+            batch.prompts = pa.array([prompt_of(side) or text for side, text in asked], pa.large_string())
+        batch.counts["special_tokens_in_content"] = sum(map(renderer.says_special, sides))
+        batch.origins = np.array([records.place(number).first for number in stay], np.int64) | slice_bits
+        batch.columns = kept_columns(self._keep, [records.record(number) for number in stay])
+        return batch
 
     def _clean(self, conversations: list[Conversation | Pair], cleaner: Cleaner) -> dict[int, str]:
         """Clean what is said, all of the batch at once; why a conversation is dropped, by its number."""
         places = [
             (number, message, name)
             for number, one in enumerate(conversations)
-            for message in _messages(one)
-            for name in _SAID
+            for side in one.sides
+            for message in side.messages
+            for name in ("content", *REASONING)
             if isinstance(message.get(name), str)
         ]
         verdicts = Verdicts(len(places))
@@ -227,12 +244,12 @@ class ConversationReader:
 class _Records:
     """The records of a batch, and where each is from."""
 
-    def __init__(self, slice: Slice, places: Places, first: int, rows: Rows, reading: Reading, form: Form) -> None:
-        self._slice, self._places, self._first, self._reading, self._form = slice, places, first, reading, form
+    def __init__(self, slice: Slice, places: Places, first: int, rows: Rows, reading: Reading) -> None:
+        self._slice, self._places, self._first, self._reading = slice, places, first, reading
         self._rows = from_records(from_table(rows)) if not isinstance(rows, dict) else rows
 
-    def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        names = [name for name in self._rows if self._form.reads(name)] or list(self._rows)
+    def read_by(self, form: Form) -> Iterator[tuple[int, dict[str, Any]]]:
+        names = [name for name in self._rows if form.reads(name)] or list(self._rows)
         for number, values in enumerate(zip(*[self._rows[name] for name in names], strict=True)):
             yield number, {name: value for name, value in zip(names, values, strict=True) if value is not None}
 
@@ -251,47 +268,14 @@ class _Records:
         self._reading.reject(Reject(self._slice.path, reason, detail, shown, line=line, row=row, origin=place.origin))
 
 
-def _messages(one: Conversation | Pair) -> list[Message]:
-    return one.chosen.messages + one.rejected.messages if isinstance(one, Pair) else one.messages
-
-
-def _as_batch(done: RenderedBatch, dropped: dict[int, str], recipe: ChatRecipe) -> Batch:
-    sides = recipe.sides
-    both = pa.array(done.texts, pa.large_string())
-    offsets = text_offsets(both)
-    records = len(done.texts) // sides
-    texts = pa.LargeStringArray.from_buffers(records, pa.py_buffer(offsets[::sides].copy()), both.buffers()[2])
-    verdicts = Verdicts(records)
-    for position, number in enumerate(done.numbers[::sides] if dropped else ()):
-        if number in dropped:
-            verdicts.drop_one(position, dropped[number])
-    prompts = None
-    if recipe.by_prompt:
-        asked = zip(done.sides[::sides], done.texts[::sides], strict=True)
-        prompts = pa.array([prompt_of(side) or text for side, text in asked], pa.large_string())
-    labelled = bool(done.sides) and done.sides[0].label is not None
-    labels = np.array([side.label for side in done.sides[::sides]], dtype=np.uint8) if labelled else None
-    turns = _turns(done.sides)
-    sides_of = Sides(
-        sides, np.diff(offsets)[::sides], done.stretches, np.diff(done.offsets), turns, done.derived, labels
-    )
-    batch = Batch(texts, bytes_read=int(offsets[-1] - offsets[0]), verdicts=verdicts, sides=sides_of, prompts=prompts)
-    batch.counts["special_tokens_in_content"] = done.with_special_tokens
-    return batch
-
-
 def _turns(sides: Sequence[Conversation]) -> Int64s:
     """(sides, roles): messages of each side by role."""
     kinds: dict[tuple[str, ...], int] = {}
-    numbers = [kinds.setdefault(_roles(side), len(kinds)) for side in sides]
+    numbers = [kinds.setdefault(tuple([one["role"] for one in side.messages]), len(kinds)) for side in sides]
     table = np.zeros((len(kinds), len(ROLES)), np.int64)
     for row, roles in zip(table, kinds, strict=True):
-        np.add.at(row, [_ROLE_NUMBERS.get(role, len(ROLES) - 1) for role in roles], 1)
+        np.add.at(row, [ROLES.index(role if role in ROLES else "other") for role in roles], 1)
     return table[numbers]
-
-
-def _roles(side: Conversation) -> tuple[str, ...]:
-    return side.roles or tuple([message["role"] for message in side.messages])
 
 
 def find_form(slices: Iterator[Slice], form: str, columns: dict[str, str]) -> Form:
@@ -299,23 +283,19 @@ def find_form(slices: Iterator[Slice], form: str, columns: dict[str, str]) -> Fo
     path = ""
     for slice in slices:
         path = slice.path
-        rows = _first_rows(slice)
+        if slice.format in ("jsonl", "json"):
+            from milldam.sources.jsonl import first_records
+
+            rows = first_records(slice, _ROWS_SEEN)
+        else:
+            reader = FileReader(TextRules(invalid_utf8="replace"), None)
+            some = next(iter(reader.rows([slice], lambda _: None, Places())), {})
+            columns_seen = some if isinstance(some, dict) else some.slice(0, _ROWS_SEEN).to_pydict()
+            rows = [dict(zip(columns_seen, values, strict=True)) for values in zip(*columns_seen.values(), strict=True)]
+            rows = rows[:_ROWS_SEEN]
         if rows:
             try:
                 return recognise(rows, form=form, columns=columns)
             except InputError as error:
                 raise InputError(f"{path}: ", *error.args) from None
     raise InputError(f"{path}: no record in it tells the form of the conversations.")
-
-
-def _first_rows(slice: Slice) -> list[dict[str, Any]]:
-    if slice.format in _JSON:
-        from milldam.sources.jsonl import first_records
-
-        return first_records(slice, _ROWS_SEEN)
-    rows = FileReader(TextRules(invalid_utf8="replace"), None).rows([slice], lambda _: None, Places())
-    some = next(iter(rows), None)
-    if some is None:
-        return []
-    found = some if isinstance(some, dict) else some.slice(0, _ROWS_SEEN).to_pydict()
-    return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)][:_ROWS_SEEN]

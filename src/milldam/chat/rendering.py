@@ -1,66 +1,27 @@
-"""Conversations -> texts with the stretches of bytes that are trained on.
+"""A conversation -> its text, with the stretches of characters that are trained on.
 
-A batch goes in, and comes out as flat arrays; what a template refuses, and what can't be proven, comes out as rejects,
-each with its number, a reason to count by and a message. Of a pair both sides come out, or neither.
+What a template refuses, and what can't be proven, raises BadRowError, with a reason to count by and a message.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-import numpy as np
-import numpy.typing as npt
-
-from milldam.chat.forms import BadRowError, Conversation, Message, Pair
+from milldam.chat.forms import BadRowError, Conversation, Message
 from milldam.chat.loading import TemplateSource
 from milldam.chat.masks import ASSISTANT, REASONING, Masks, NothingToTrainError, NotProvenError, TrainOn, in_parts
 from milldam.chat.sandbox import TemplateRefusedError
 from milldam.chat.template import ChatTemplate, Rendering, Stretch
 
-Int64s = npt.NDArray[np.int64]
-
-REFUSED, NOT_PROVEN = "template_refused", "mask_not_proven"
-NO_ASSISTANT, NOTHING, BAD_UNICODE = "no_assistant", "nothing_to_train_on", "bad_unicode"
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A conversation that gave no text."""
-
-    number: int
-    """Its place in the batch."""
-    reason: str
-    message: str
-
-
-@dataclass(slots=True)
-class RenderedBatch:
-    """What a batch of conversations gave. Documents 2k and 2k + 1 are a pair where pairs came in."""
-
-    texts: list[str] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
-    """Which conversation of the batch each text is of."""
-    sides: list[Conversation] = field(default_factory=list)
-    """Which one each text is of: of a pair both."""
-    stretches: Int64s = field(default_factory=lambda: np.zeros((0, 2), np.int64))
-    """(stretches, 2): bytes of the text in UTF-8, from and to, that are trained on."""
-    offsets: Int64s = field(default_factory=lambda: np.zeros(1, np.int64))
-    """(texts + 1,): where the stretches of each text begin."""
-    derived: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
-    """(texts,): whether the stretches of each were derived; else they are everything, or what the template tags."""
-    rejects: list[Rejected] = field(default_factory=list)
-    with_special_tokens: int = 0
-    """Texts of conversations in which special tokens are said."""
-
 
 class Renderer:
-    """Renders conversations by a template, and finds what is trained on."""
+    """Renders conversations by a template, or another one where they have tools, and finds what is trained on."""
 
     def __init__(self, source: TemplateSource, rule: TrainOn, *, special_tokens: Iterable[str] = ()) -> None:
         self._plain = _Template(source.text, source, rule)
@@ -77,76 +38,51 @@ class Renderer:
         """Whether the template says itself what the assistant writes."""
         return self._plain.template.tagged
 
-    def render(self, batch: Iterable[Conversation | Pair]) -> RenderedBatch:
-        """The texts of a batch, of which each conversation is rendered as soon as it is read."""
-        done = RenderedBatch()
-        pairs: list[Stretch] = []
-        ends, derived = [0], []
-        for number, one in enumerate(batch):
-            sides = (one.chosen, one.rejected) if isinstance(one, Pair) else (one,)
-            try:
-                shown = [self.show(side) for side in sides]
-            except BadRowError as error:
-                done.rejects.append(Rejected(number, error.reason, str(error)))
-                continue
-            for side, (rendering, stretches) in zip(sides, shown, strict=True):
-                text = rendering.text
-                pairs += stretches if text.isascii() else in_bytes(text, stretches)
-                ends.append(len(pairs))
-                done.texts.append(text)
-                done.numbers.append(number)
-                done.sides.append(side)
-                derived.append(self._template_for(side).derives(side))
-                done.with_special_tokens += self._says_special(side)
-        done.stretches = np.array(pairs, np.int64).reshape(-1, 2)
-        done.offsets, done.derived = np.array(ends, np.int64), np.array(derived, np.bool_)
-        return done
-
     def show(self, conversation: Conversation) -> tuple[Rendering, list[Stretch]]:
-        """One conversation with its stretches of characters; BadRowError if it is refused."""
+        """A conversation with its trained stretches of characters; BadRowError if it is refused."""
         try:
             rendering, stretches = self._template_for(conversation).render(conversation)
             if not rendering.text.isascii():
                 rendering.text.encode()
             return rendering, stretches
         except UnicodeEncodeError as error:
-            raise BadRowError(BAD_UNICODE, f"half a character: {error}") from None
+            raise BadRowError("bad_unicode", f"half a character: {error}") from None
         except TemplateRefusedError as error:
-            raise BadRowError(REFUSED, str(error)) from None
+            raise BadRowError("template_refused", str(error)) from None
         except NothingToTrainError as error:
             answers = any(one["role"] == ASSISTANT for one in conversation.messages[conversation.prompt_messages :])
             asked = self._rule.roles == (ASSISTANT,) and self._rule.field is None
-            reason = NO_ASSISTANT if asked and not answers else NOTHING
-            raise BadRowError(reason, str(error)) from None
+            raise BadRowError("no_assistant" if asked and not answers else "nothing_to_train_on", str(error)) from None
         except NotProvenError as error:
-            raise BadRowError(NOT_PROVEN, str(error)) from None
+            raise BadRowError("mask_not_proven", str(error)) from None
+
+    def derives(self, conversation: Conversation) -> bool:
+        """Whether its stretches are derived, not everything or tagged."""
+        return self._template_for(conversation).derives(conversation)
 
     def by_turn(self, conversation: Conversation) -> list[Conversation]:
-        """One for each trained turn, as a model sees it at inference, where the template writes that turn or one before
-        it in another way once others follow; else the conversation itself."""
-        with contextlib.suppress(BadRowError, NotProvenError, TemplateRefusedError):  # told when it is rendered
+        """Examples whose trained turns are as a model sees them at inference.
+
+        Trained turns that the template leaves as they are when the next one follows share one; of each example the
+        turns of those before it are not trained on. Where nothing is rewritten, that is the conversation itself.
+        """
+        with contextlib.suppress(BadRowError, NotProvenError, TemplateRefusedError):  # raised when it is rendered
             return self._template_for(conversation).by_turn(conversation)
         return [conversation]
 
-    def _template_for(self, conversation: Conversation) -> _Template:
-        return self._plain if conversation.tools is None else self._with_tools
-
-    def count(self, side: Conversation, text: str, trained: int) -> Counter[str]:
-        """Turns in all and by role, characters, special tokens; `trained`: characters of all stretches."""
-        counts = Counter([f"turns_{message['role']}" for message in side.messages])
-        counts |= Counter(conversations=1, turns=len(side.messages), characters=len(text), trained_characters=trained)
-        return counts | Counter(special_tokens_in_content=int(self._says_special(side)))
-
-    def _says_special(self, side: Conversation) -> bool:
+    def says_special(self, conversation: Conversation) -> bool:
         """Whether there are special tokens in what is said."""
         search, letter = self._special_in, self._special_letter
         if search is None:
             return False
-        for message in side.messages:
+        for message in conversation.messages:
             text = message.get("content")
             if type(text) is str and letter in text and search(text):
                 return True
         return False
+
+    def _template_for(self, conversation: Conversation) -> _Template:
+        return self._plain if conversation.tools is None else self._with_tools
 
 
 _idle: dict[str, Renderer] = {}
@@ -170,30 +106,25 @@ class _Template:
 
     def __init__(self, text: str, source: TemplateSource, rule: TrainOn) -> None:
         self.template = ChatTemplate(text, source.variables, source.date)
-        self._in_parts = not self._writes([{"role": "user", "content": "Aq7"}], "Aq7") and self._writes(
-            [{"role": "user", "content": in_parts("Aq7")}], "Aq7"
-        )
-        self._masks = Masks(self.template, rule, in_parts=self._in_parts)
-        call = {"type": "function", "function": {"name": "f", "arguments": '{"k9": 1}'}}
-        asked: list[Message] = [
-            {"role": "user", "content": "q"},
-            {"role": ASSISTANT, "content": "", "tool_calls": [call]},
-        ]
-        self._parses = not self._writes(asked, '{"k9": 1}')
-        """A template that writes arguments by `tojson` would quote those that are JSON already."""
 
-    def _writes(self, messages: list[Message], word: str) -> bool:
-        try:
-            return word in self.template.render(messages).text
-        except TemplateRefusedError:
-            return False
+        def writes(word: str, *messages: Message) -> bool:
+            try:
+                return word in self.template.render(messages).text
+            except TemplateRefusedError:
+                return False
+
+        said = {"role": "user", "content": "Aq7"}
+        self._in_parts = not writes("Aq7", said) and writes("Aq7", said | {"content": in_parts("Aq7")})
+        call = {"type": "function", "function": {"name": "f", "arguments": '{"k9": 1}'}}
+        self._parses = not writes('{"k9": 1}', said, {"role": ASSISTANT, "content": "", "tool_calls": [call]})
+        """A template that writes arguments by `tojson` would quote those that are JSON already."""
+        self._masks = Masks(self.template, rule, in_parts=self._in_parts)
 
     def render(self, conversation: Conversation) -> tuple[Rendering, list[Stretch]]:
         messages, prompt = self._fitting(conversation.messages), conversation.prompt_messages
         return self._masks.find(messages, conversation.tools, conversation.variables, prompt_messages=prompt)
 
     def derives(self, conversation: Conversation) -> bool:
-        """Whether its stretches are derived, not everything or tagged."""
         if self._masks.rule.everything:
             return False
         return not self._masks.tagged(conversation.messages, conversation.prompt_messages)
@@ -201,17 +132,16 @@ class _Template:
     def by_turn(self, conversation: Conversation) -> list[Conversation]:
         messages, tools = self._fitting(conversation.messages), conversation.tools
         wanted = self._masks.rule.messages(messages, conversation.prompt_messages)
-        examples: list[Conversation] = []
-        first = wanted[0]
-        for number, after in zip(wanted, [*wanted[1:], len(messages)], strict=True):
+        examples, first = list[Conversation](), wanted[0]
+        for number, after in itertools.pairwise(wanted):
             asked = self.template.render(messages[: number + 1], tools, **conversation.variables)
             end = max((end for _, end in asked.turns.get(number, ())), default=len(asked.text))
             longer = self.template.render(messages[: after + 1], tools, **conversation.variables).text
-            if number == wanted[-1] or not longer.startswith(asked.text[:end]):
-                some = conversation.messages[: number + 1] if number < wanted[-1] else conversation.messages
-                examples.append(replace(conversation, messages=some, prompt_messages=first, roles=None))
+            if not longer.startswith(asked.text[:end]):
+                some = conversation.messages[: number + 1]
+                examples.append(replace(conversation, messages=some, prompt_messages=first))
                 first = after
-        return examples if len(examples) > 1 else [conversation]
+        return [*examples, replace(conversation, prompt_messages=first)] if examples else [conversation]
 
     def _fitting(self, messages: list[Message]) -> list[Message]:
         """As the template takes them: some that know of images take texts in parts alone."""
@@ -249,10 +179,6 @@ def _with_parsed_arguments(message: Message) -> Message:
     return message | {"tool_calls": calls}
 
 
-def _contents(messages: Iterable[Message]) -> list[str]:
-    return [text for message in messages if isinstance(text := message.get("content"), str)]
-
-
 def prompt_of(conversation: Conversation) -> str:
     """What was asked: what is said before the last answer, or in the messages of the prompt.
 
@@ -263,17 +189,17 @@ def prompt_of(conversation: Conversation) -> str:
     end = conversation.prompt_messages or max(
         (number for number, message in enumerate(messages) if message["role"] == ASSISTANT), default=len(messages)
     )
-    return "\n".join(_contents(messages[:end]))
+    return "\n".join(text for message in messages[:end] if isinstance(text := message.get("content"), str))
 
 
 def in_bytes(text: str, stretches: Sequence[Stretch]) -> list[Stretch]:
     """Stretches of characters, in order -> stretches of bytes in UTF-8."""
     if text.isascii():
         return list(stretches)
-    found, at, size = [], 0, 0
+    pairs, at, size = [], 0, 0
     for begin, end in stretches:
         start = size + len(text[at:begin].encode())
         size = start + len(text[begin:end].encode())
         at = end
-        found.append((start, size))
-    return found
+        pairs.append((start, size))
+    return pairs

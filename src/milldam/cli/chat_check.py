@@ -62,21 +62,29 @@ def chat_check(template: str, data: tuple[str, ...], **options: Any) -> None:
     milldam chat-check template.jinja chat.jsonl --tokenizer Qwen/Qwen2.5-0.5B
     milldam chat-check model/ chat.parquet --train-on last --limit 1000
     """
-    from milldam.chat.checking import CheckRules, check_chat
+    from milldam.chat.checking import check_chat
     from milldam.chat.masks import train_on
 
     words = options["train_on"].split(",")
     rule = train_on(words[0] if len(words) == 1 else words, turn_end=options["turn_end"])
-    rules = CheckRules(rule, options["form"], named_values(options["columns"], "column"), options["limit"])
     source, special = _template_of(template, options)
-    check = check_chat(data, source, rules, special_tokens=special)
+    columns = named_values(options["columns"], "column")
+    check = check_chat(
+        data,
+        source,
+        rule,
+        form=options["form"],
+        columns=columns,
+        limit=options["limit"],
+        special_tokens=special,
+    )
     if options["as_json"]:
         click.echo(json.dumps(_as_dict(check), ensure_ascii=False))
     else:
         _show_first(check, options["characters"])
-        for line in _lines(check):
+        for line in _lines(check, rule.turn_end):
             click.echo(visible(line))
-    if not check.proven:
+    if not check.usable:
         raise click.exceptions.Exit(1)
 
 
@@ -129,7 +137,7 @@ def _show_first(check: ChatCheck, characters: int) -> None:
         console.print(f"... {counted(len(text) - characters, 'character')} more", style="dim")
 
 
-def _lines(check: ChatCheck) -> list[str]:
+def _lines(check: ChatCheck, turn_end: bool) -> list[str]:
     counts = check.counts
     how = (
         "taken from the template's {% generation %} tags"
@@ -140,9 +148,9 @@ def _lines(check: ChatCheck) -> list[str]:
         "── summary ──",
         f"form             {check.form}",
         f"rows             {check.rows:,}",
-        f"usable           {check.proven:,} ({check.proven / max(1, check.rows):.1%})",
+        f"usable           {check.usable:,} ({check.usable / max(1, check.rows):.1%})",
         f"what is trained  {how}",
-        f"trained share    {check.trained_share:.1%} of {counted(counts['characters'], 'character')}",
+        f"trained share    {_trained_share(check):.1%} of {counted(counts['characters'], 'character')}",
         f"turns            {counts['turns']:,} ({turns_by_role(counts)})",
         *_parts("not trained      ", "header of a trained turn", check.headers),
         *_parts("trained, before  ", "content of a message", check.leads),
@@ -151,15 +159,19 @@ def _lines(check: ChatCheck) -> list[str]:
     if counts["special_tokens_in_content"]:
         said = counted(counts["special_tokens_in_content"], "conversation")
         lines.append(f"warning          {said} with special tokens in what is said: they become special tokens")
-    if check.turn_end and check.ends[""]:
+    if turn_end and not check.tagged and check.ends[""]:
         turns = counted(check.ends[""], "trained turn")
         lines.append(
             f"warning          no end of {turns} is trained on: the template writes none, or with the next message"
         )
-    for reason, refused in sorted(check.refused.items(), key=lambda item: -item[1].count):
-        lines.append(f"refused          {refused.count:,} {reason}, first {refused.first}")
-        lines += [f"                   {count:,} x {message}" for message, count in refused.messages.most_common(_MOST)]
+    for reason, (first, messages) in sorted(check.refused.items(), key=lambda item: -item[1][1].total()):
+        lines.append(f"refused          {messages.total():,} {reason}, first {first}")
+        lines += [f"                   {count:,} x {message}" for message, count in messages.most_common(_MOST)]
     return lines
+
+
+def _trained_share(check: ChatCheck) -> float:
+    return check.counts["trained_characters"] / max(1, check.counts["characters"])
 
 
 def _parts(name: str, of: str, found: Counter[str]) -> list[str]:
@@ -175,15 +187,15 @@ def _as_dict(check: ChatCheck) -> dict[str, Any]:
         "form": check.form.name,
         "tagged": check.tagged,
         "rows": check.rows,
-        "usable": check.proven,
-        "trained_share": round(check.trained_share, 6),
+        "usable": check.usable,
+        "trained_share": round(_trained_share(check), 6),
         "counts": dict(sorted(check.counts.items())),
         "headers": dict(check.headers.most_common(_MOST)),
         "leads": dict(check.leads.most_common(_MOST)),
         "ends": dict(check.ends.most_common(_MOST)),
         "refused": {
-            reason: {"count": one.count, "first": one.first, "messages": dict(one.messages.most_common(_MOST))}
-            for reason, one in check.refused.items()
+            reason: {"count": messages.total(), "first": first, "messages": dict(messages.most_common(_MOST))}
+            for reason, (first, messages) in check.refused.items()
         },
         "first": {"text": text, "trained": stretches},
     }

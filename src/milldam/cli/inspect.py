@@ -106,7 +106,7 @@ def show_tokens(store: Store, number: int, shown: int, *, ids: bool = False) -> 
             facts.append(f"label {store.label(number)}")
     console.print(f"── document {number:,}: {', '.join(facts)} ──", style="bold")
     pieces = _pieces(store, row[: shown + _LONGEST_CHARACTER].tolist(), shown, spans)
-    console.print(_coloured(pieces, ids=ids) if coloured else _marked(pieces, ids=ids))
+    console.print(_shown(pieces, coloured=coloured, ids=ids))
     if len(row) > shown:
         console.print(f"... {counted(len(row) - shown, 'more token')}", style="dim")
 
@@ -143,38 +143,29 @@ def _pieces(store: Store, tokens: list[int], shown: int, spans: Int64s | None) -
         start += length
 
 
-def _coloured(pieces: Iterable[_Piece], *, ids: bool) -> Text:
-    """Each token on another background than the one before it."""
+def _shown(pieces: Iterable[_Piece], *, coloured: bool, ids: bool) -> Text:
+    """Each token on another background than the one before it; without colours a mark after each, and others around
+    those that are trained on."""
     from rich.text import Text
 
-    text = Text()
+    text, inside = Text(), False
     for position, piece in enumerate(pieces):
         grounds = {None: _COLOURS, False: _UNTRAINED, True: _TRAINED}[piece.trained]
         style = grounds[position % len(grounds)]
         if piece.special:
             style = _TRAINED_SPECIAL if piece.trained else _SPECIAL
-        text.append(piece.text, style=style)
-        text.append(piece.ids if ids else "", style="dim")
-    return text
-
-
-def _marked(pieces: Iterable[_Piece], *, ids: bool) -> Text:
-    """A mark after each token, and others around those that are trained on."""
-    from rich.text import Text
-
-    text, inside = Text(), False
-    for piece in pieces:
-        if inside != bool(piece.trained):
+        if not coloured and inside != bool(piece.trained):
             inside = not inside
             text.append(_OPEN if inside else _CLOSE)
-        text.append(f"{piece.text}{piece.ids if ids else ''}{_MARK}")
+        text.append(piece.text, style=style if coloured else "")
+        text.append(piece.ids if ids else "", style="dim" if coloured else "")
+        text.append("" if coloured else _MARK)
     return text.append(_CLOSE if inside else "")
 
 
 @click.command()
 @click.argument("store", type=click.Path(path_type=Path))
-@click.option("--open-path", is_flag=True, help="Print the page as a file:// address, to be opened in a browser.")
-def report(store: Path, open_path: bool) -> None:
+def report(store: Path) -> None:
     """
     The report is run/report.html in the store.
 
@@ -183,8 +174,7 @@ def report(store: Path, open_path: bool) -> None:
     """
     from milldam.report import write_report
 
-    path = write_report(store)
-    click.echo(path.resolve().as_uri() if open_path else visible(str(path)))
+    click.echo(visible(str(write_report(store))))
 
 
 @click.command()

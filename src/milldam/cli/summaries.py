@@ -6,11 +6,11 @@ headline: what was made, from what, in what time and memory, where.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from milldam.markup import counted, preferred_line, shorten, turns_by_role
 from milldam.memory import format_size
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.live import Live
     from rich.text import Text
 
     from milldam.run.budget import WorkPlan
@@ -46,7 +46,7 @@ def show_summary(summary: Summary[Any], *, as_json: bool, quiet: bool = False, v
     if as_json:
         click.echo(json.dumps(summary.as_json()))
     elif not quiet:
-        if verbose and "flow" in summary.facts:
+        if verbose and "flow" in summary.facts and Path(summary.out).is_dir():  # not an .npy file
             from milldam.cli.inspect import show_tokens
             from milldam.stores.tokens.reader import Store
 
@@ -211,77 +211,57 @@ def source_lines(sources: Sequence[Tally]) -> list[str]:
 PLAIN_SECONDS = 30.0
 
 
-@contextmanager
+@contextlib.contextmanager
 def make_observer(*, quiet: bool) -> Iterator[Observer]:
     """The display that fits where standard error goes."""
-    if quiet:
-        yield QuietDisplay()
-    elif sys.stderr.isatty():
-        from rich.console import Console
-
-        display = LiveDisplay(Console(stderr=True))
-        with display.live:
-            yield display
-    else:
-        yield PlainDisplay()
+    display = Display(quiet=quiet)
+    with display.live or contextlib.nullcontext():
+        yield display
 
 
-class QuietDisplay:
-    """Warnings only."""
+class Display:
+    """The plan, then two live lines on a terminal, whose clock runs between reports too, or a plain line every 30
+    seconds elsewhere; `quiet`: warnings only."""
 
     command = ("milldam", *sys.argv[1:])
 
-    def planned(self, plan: WorkPlan) -> None:
-        pass
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet, self._shown, self._reported = quiet, time.monotonic(), time.monotonic()
+        self.live: Live | None = None
+        if not quiet and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
 
-    def progress(self, snapshot: Snapshot) -> None:
-        pass
+            from milldam.run.summary import Snapshot
 
-    def warn(self, message: str) -> None:
-        click.echo(visible(f"Warning: {message}"), err=True)
-
-
-class PlainDisplay(QuietDisplay):
-    """The plan, then a line every 30 seconds."""
-
-    def __init__(self) -> None:
-        self._shown = time.monotonic()
+            self._snapshot, self._console = Snapshot("reading the input"), Console(stderr=True)
+            self.live = Live(get_renderable=self._render, console=self._console, refresh_per_second=4, transient=True)
 
     def planned(self, plan: WorkPlan) -> None:
-        click.echo("\n".join(plan_lines(plan)), err=True)
+        if self.live is not None:
+            self.progress(replace(self._snapshot, stage=plan.stages[0], budget_bytes=plan.budget.limit_bytes))
+            self.live.refresh()  # first: printed lines go above the live ones as they were last drawn
+        if not self._quiet:
+            self._print("\n".join(plan_lines(plan)))
 
     def progress(self, snapshot: Snapshot) -> None:
-        if time.monotonic() - self._shown >= PLAIN_SECONDS:
+        if self.live is not None:
+            self._snapshot, self._reported = snapshot, time.monotonic()
+        elif not self._quiet and time.monotonic() - self._shown >= PLAIN_SECONDS:
             self._shown = time.monotonic()
             pace, amounts = _progress(snapshot, snapshot.elapsed)
-            click.echo(", ".join([f"{snapshot.stage} {_share(snapshot):.0%}", *pace, *amounts]), err=True)
-
-
-class LiveDisplay(QuietDisplay):
-    """The plan, then two lines that change in place; their clock runs between reports too."""
-
-    def __init__(self, console: Console) -> None:
-        from rich.live import Live
-
-        from milldam.run.summary import Snapshot
-
-        self._console = console
-        self._snapshot = Snapshot("reading the input")
-        self._reported = time.monotonic()
-        self.live = Live(get_renderable=self.render, console=console, refresh_per_second=4, transient=True)
-
-    def planned(self, plan: WorkPlan) -> None:
-        self.progress(replace(self._snapshot, stage=plan.stages[0], budget_bytes=plan.budget.limit_bytes))
-        self.live.refresh()  # first: printed lines go above the live ones as they were last drawn
-        self._console.print("\n".join(plan_lines(plan)), highlight=False, markup=False)
-
-    def progress(self, snapshot: Snapshot) -> None:
-        self._snapshot, self._reported = snapshot, time.monotonic()
+            self._print(", ".join([f"{snapshot.stage} {_share(snapshot):.0%}", *pace, *amounts]))
 
     def warn(self, message: str) -> None:
-        self._console.print(visible(f"Warning: {message}"), style="yellow", markup=False)
+        self._print(visible(f"Warning: {message}"), style="yellow")
 
-    def render(self) -> Text:
+    def _print(self, text: str, style: str | None = None) -> None:
+        if self.live is None:
+            click.echo(text, err=True)
+        else:
+            self._console.print(text, style=style, highlight=False, markup=False)
+
+    def _render(self) -> Text:
         from rich.text import Text
 
         seconds = self._snapshot.elapsed + time.monotonic() - self._reported

@@ -1,11 +1,11 @@
-"""Tables that `milldam.map` makes where no folder is named: one folder each in the user's cache, found again by key.
+"""Tables that `milldam.map` makes without a named folder: one folder each in the user's cache, found again by key.
 
     map/3f0c6a1e9b3d2748-91ab...   a table, named by function and settings, then by what it is made of
-    map/.../in-use                 whoever makes or reads it holds a shared `flock`; its time tells the last use
+    map/.../in-use                 whoever makes or reads it holds a shared `flock`; its time is the last use
 
-When an input has changed, its table is brought up to date as one in a named folder is: units of what did not change are
-reused, and who has the old one open keeps reading it. Bounded in bytes: when a table was made, those go that were not
-used for longest, but none that is in use.
+If an input has changed, its table is updated like one in a named folder: units of what did not change are reused, and
+whoever has the old one open keeps reading it. Bounded in bytes: after a table is made, those not used for longest are
+removed, except those in use.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from milldam.stores.table.manifest import IN_USE, NAME
 
 SIZE_VARIABLE = "MILLDAM_MAP_CACHE_SIZE"
 ONCE = "once-"
-"""How the key of a table begins that is not found again."""
+"""Prefix of the key of a table that is not found again."""
 
 
 def cache_folder() -> Path:
@@ -39,14 +39,14 @@ def cache_folder() -> Path:
 
 
 def cache_limit() -> int:
-    """Bytes that all tables may have: as the environment says; or 50 GB, or half of what the disk has free."""
-    given = os.environ.get(SIZE_VARIABLE)
-    return default_bytes(cache_folder(), "*/*") if given is None else parse_size(given)
+    """Bytes for all tables: as the environment says; or 50 GB, or half of what the disk has free."""
+    size = os.environ.get(SIZE_VARIABLE)
+    return default_bytes(cache_folder(), "*/*") if size is None else parse_size(size)
 
 
 @contextlib.contextmanager
 def cached_out(key: str) -> Iterator[Path]:
-    """The folder for the table of a key, nobody else's while the block runs; then there is room made for it."""
+    """The folder for the table of a key, reserved while the block runs; then room is made for it."""
     out = cache_folder() / key
     held: Held | None = None
     while held is None:
@@ -56,16 +56,16 @@ def cached_out(key: str) -> Iterator[Path]:
             held = Held(out / IN_USE)
     try:
         with FileLock(out / RUN_FOLDER / "lock"):
-            pass  # another process that makes the same table is waited for, then its table is found
+            pass  # wait for another process that makes the same table, to use that
         yield out
         make_room(cache_limit())
     finally:
         if key.startswith(ONCE) and not (out / NAME).exists():
-            shutil.rmtree(out, ignore_errors=True)  # nobody would go on with it
+            shutil.rmtree(out, ignore_errors=True)  # nobody would resume it
         del held
 
 
-# ---- what there is ----
+# ---- the tables ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,65 +82,61 @@ class CachedTable:
 
 
 def cached_tables() -> list[CachedTable]:
-    """Those last used first."""
-    found = []
+    """The last used first."""
+    tables = []
     for path in cache_folder().glob("*"):
         if path.is_dir() and not path.name.startswith("."):
+            size, used = 0, 0.0
+            for file in path.rglob("*"):
+                with contextlib.suppress(FileNotFoundError):
+                    size += file.stat().st_size if file.is_file() else 0
+            with contextlib.suppress(FileNotFoundError):
+                used = (path / IN_USE).stat().st_mtime
             with _exclusive(path / IN_USE) as is_free:
-                found.append(CachedTable(path, _bytes_of(path), _last_used(path), not is_free))
-    return sorted(found, key=lambda table: table.used, reverse=True)
-
-
-def _bytes_of(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            total += path.stat().st_size if path.is_file() else 0
-    return total
-
-
-def _last_used(folder: Path) -> float:
-    try:
-        return (folder / IN_USE).stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
+                tables.append(CachedTable(path, size, used, not is_free))
+    return sorted(tables, key=lambda table: table.used, reverse=True)
 
 
 @contextlib.contextmanager
 def _exclusive(path: Path) -> Iterator[bool]:
-    """Whether nobody holds a lock on a file or folder, and nobody gets one while the block runs."""
+    """Whether nobody holds a lock on a file, and nobody gets one while the block runs."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         yield True
         return
+    is_free = True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        yield False
-    else:
-        yield True
+        is_free = False
+    try:
+        yield is_free
     finally:
         os.close(descriptor)
 
 
-# ---- making room ----
-
-
 def make_room(limit: int) -> None:
-    """Remove tables that were not used for longest, until the others have at most so many bytes or are in use."""
+    """Remove the tables that were not used for longest, until the others fit into the limit or are in use."""
     remove_leftovers()
-    for table in reversed(cached_tables()):
-        if sum(one.bytes for one in cached_tables()) <= limit:
-            return
-        remove(table)
+    tables = cached_tables()
+    total = sum(table.bytes for table in tables)
+    for table in reversed(tables):
+        if total > limit and remove(table):
+            total -= table.bytes
+
+
+def remove_leftovers() -> None:
+    """Remove what killed processes left half removed."""
+    for path in cache_folder().glob(f".*{TEMPORARY_SUFFIX}"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def remove(table: CachedTable) -> bool:
-    """Whether it is gone; not when it is in use."""
+    """Whether it is gone; not if it is in use."""
     with _exclusive(table.path / IN_USE) as is_free:
         if is_free:
-            # Under another name first: what has its own is whole.
+            # Under another name first: a folder with its own name is complete.
             gone = table.path.with_name(f".{table.path.name}.{time.time_ns()}{TEMPORARY_SUFFIX}")
             with contextlib.suppress(FileNotFoundError):
                 table.path.rename(gone)
@@ -148,16 +144,10 @@ def remove(table: CachedTable) -> bool:
         return is_free
 
 
-def remove_leftovers() -> None:
-    """Remove what processes that were killed left half removed."""
-    for path in cache_folder().glob(f".*{TEMPORARY_SUFFIX}"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
 def table_of(key: str) -> CachedTable:
-    """The table of a key, or of its beginning. Raises ConfigError when there is none, or more than one."""
-    found = [table for table in cached_tables() if table.key.startswith(key)]
-    if len(found) != 1:
-        what = "no table of that key" if not found else f"{len(found)} tables begin so"
+    """The table of a key, or of its beginning. Raises ConfigError if there is none, or more than one."""
+    tables = [table for table in cached_tables() if table.key.startswith(key)]
+    if len(tables) != 1:
+        what = "no table of that key" if not tables else f"{len(tables)} tables begin so"
         raise ConfigError(f"{key}: {what} in {cache_folder()}. `milldam cache` lists them.")
-    return found[0]
+    return tables[0]

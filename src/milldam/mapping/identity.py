@@ -2,15 +2,16 @@
 
 The function, each function and class of the user's that it reaches, and each value that it captures or reads from a
 global is a part with a hash of its own, so that a change can be named. Code counts by its instructions, without file,
-lines, comments and docstrings; values by what cloudpickle would write of them, sets in order. Of the user's own modules
-counts what the code names in them; of installed packages the version. When in doubt the function is another one.
+lines, comments and docstrings; values by what cloudpickle would write for them, with sets in order. In the user's own
+modules, only what the code names counts; for installed packages, the version. When in doubt the function is another.
 
-Said to have no hash: what can't be pickled, and what `eval`, `import_module` and their like lead to. Not seen: files
-that the function reads, the state of libraries (a seed, an attribute that somebody set), the environment.
+What can't be pickled has no hash, nor does what `eval`, `import_module` and the like lead to. Not seen: files that the
+function reads, the state of libraries (a seed, an attribute that somebody set), the environment.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import enum
 import functools
@@ -37,15 +38,11 @@ _PYTHON, _CODE = "Python", "code"
 _BY_NAME = {"eval", "exec", "__import__", "globals", "import_module"}
 _BY_ATTRIBUTE = {"import_module", "__subclasses__"}
 _CACHED = type(functools.lru_cache(lambda: None))
-_DISPATCH = functools.singledispatch(lambda value: value).__code__  # type: ignore[attr-defined]
-"""Of functions of functools.singledispatch: what they capture is a cache; their registry says what they do."""
-_HEAP_TYPE = 1 << 9
-"""Flag of classes that Python code made, not C."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionIdentity:
-    """What a function is, for a cache; plain JSON by `asdict`."""
+    """A function as a cache knows it; plain JSON by `asdict`."""
 
     name: str
     hash: str
@@ -55,7 +52,7 @@ class FunctionIdentity:
     """What has no hash, and why. When there is any, equal hashes prove nothing."""
 
     def differences(self, newer: FunctionIdentity) -> list[str]:
-        """What is different now, part by part; empty when the hashes are equal.
+        """What has changed, part by part; empty if the hashes are equal.
 
         >>> old = FunctionIdentity("cut", "a", {"captured value limit": "1", "function clean": "2"})
         >>> old.differences(FunctionIdentity("cut", "b", {"captured value limit": "3", "function clean": "2"}))
@@ -64,7 +61,7 @@ class FunctionIdentity:
         if self.hash == newer.hash:
             return []
         differing = [one for one in {**self.parts, **newer.parts} if self.parts.get(one) != newer.parts.get(one)]
-        if _PYTHON in differing:  # it compiles everything anew
+        if _PYTHON in differing:  # it compiles everything differently
             differing = [_PYTHON]
         lines = []
         for part in differing:
@@ -171,7 +168,7 @@ class _Walk:
         if isinstance(value, types.FunctionType):
             return self.refer(value, f"function {short}", self.function)
         if isinstance(value, type):
-            return self.refer(value, f"class {short}", self._class) if value.__flags__ & _HEAP_TYPE else repr(value)
+            return self.refer(value, f"class {short}", self._class)
         if isinstance(value, types.BuiltinFunctionType) or type(value).__name__ == "cython_function_or_method":
             return f"{short} of {self._file(str(value.__module__))}"
         return None
@@ -197,19 +194,14 @@ class _Walk:
     def function(self, function: types.FunctionType, label: str) -> None:
         """By its code, what it captured, its defaults and attributes, and the globals that it uses."""
         code, of = function.__code__, "" if label == _CODE else f" of {label.removeprefix('function ')}"
-        if code is _DISPATCH:
-            self.add(label, dict(function.registry))  # type: ignore[attr-defined]
-            return
-        original = vars(function).get("_torchdynamo_orig_callable")
-        if original is not None:  # compiled by torch; its own wrapper holds addresses, and what it has compiled so far
-            self.add(label, original)
-            return
-        captured = zip(code.co_freevars, function.__closure__ or (), strict=True)
-        values = [(f"captured value {name}{of}", cell.cell_contents) for name, cell in captured if _is_set(cell)]
+        values: list[tuple[str, Any]] = []
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # not set yet
+                values.append((f"captured value {name}{of}", cell.cell_contents))
         defaults = function.__defaults__ or ()
         names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-        given = [*zip(names, defaults, strict=True), *sorted((function.__kwdefaults__ or {}).items())]
-        values += [(f"default argument {name}{of}", value) for name, value in given]
+        all_defaults = [*zip(names, defaults, strict=True), *sorted((function.__kwdefaults__ or {}).items())]
+        values += [(f"default argument {name}{of}", value) for name, value in all_defaults]
         values += [(f"attributes{of}", vars(function))] if vars(function) else []
         uses = _Uses(code)
         if is_library_file(code.co_filename):  # made by a library, as a decorator's wrapper is
@@ -262,13 +254,6 @@ class _Walk:
             members |= {name: one for name, one in own.items() if not isinstance(one, descriptors)}
         annotated = list(vars(kind).get("__annotations__", ()))
         self.parts[label] = self._hash(label, (type(kind), kind.__bases__, annotated, sorted(members.items())))
-
-
-def _is_set(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -380,7 +365,6 @@ def _sentence_pieces(value: Any) -> Any:
 
 _CONTENTS: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("torch", "Tensor"): _tensor,
-    ("torch", "OptimizedModule"): lambda value: vars(value)["_modules"]["_orig_mod"],
     ("transformers", "PreTrainedTokenizerBase"): _huggingface_tokenizer,
     ("sentencepiece", "SentencePieceProcessor"): _sentence_pieces,
     ("datasets", "Dataset"): lambda value: (value._fingerprint, str(value.split)),
@@ -432,8 +416,8 @@ def library_version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         installed = sorted(set(metadata.packages_distributions().get(package, [])))
-        found = [f"{one} {metadata.version(one)}" for one in installed]
-        return ", ".join(found) or str(getattr(sys.modules.get(package), "__version__", "of unknown version"))
+        versions = [f"{one} {metadata.version(one)}" for one in installed]
+        return ", ".join(versions) or str(getattr(sys.modules.get(package), "__version__", "of unknown version"))
 
 
 def library_name(value: Any) -> str | None:
@@ -443,7 +427,7 @@ def library_name(value: Any) -> str | None:
         module = value.__self__.__name__
     if not isinstance(module, str) or not isinstance(name, str) or not is_library(module):
         return None
-    found: Any = sys.modules.get(module)
+    value_there: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return f"{module}.{name}" if found is value else None
+        value_there = getattr(value_there, part, None)
+    return f"{module}.{name}" if value_there is value else None

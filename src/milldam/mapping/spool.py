@@ -7,17 +7,15 @@ Disk: the rows as Arrow holds them.
     00000-3f0c6a1e9b3d2748.arrow    the rows, in the order of the names; another file where their types change
     complete.json                   what they were made from, written last; without it the rows are spooled again
 
-Of `tokenize`: a file of JSON lines beside the store, while the store is made; also named by its content and without a
-time: equal rows are equal input, and a killed run is resumed.
+Of `tokenize`: the same files beside the store, while the store is made. Equal rows are equal input, and a killed run is
+resumed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 import json
-import math
 import os
 import pickle
 import shutil
@@ -44,10 +42,11 @@ BATCH_BYTES, BATCH_ROWS = 1 << 20, 4096
 _COMPLETE = "complete.json"
 _NO_KEY = "Give source_key a name for its content, and change that when the content changes"
 _AT_ONCE = 1000
-"""Rows of a dataset or a table."""
+"""Rows of a dataset."""
+_FILE_BYTES = 1 << 30
 _KNOWN = (
     "Known are paths, a pandas or polars frame, an Arrow table, a datasets.Dataset or IterableDataset, a list of "
-    "dicts, and a function that yields dicts."
+    "dicts, and a function that yields dicts; `tokenize` also takes iterators, and texts as rows."
 )
 
 
@@ -262,63 +261,31 @@ def _tables_of(dataset: Any) -> Callable[[], Iterator[Any]]:
     return lambda: iter(plain)
 
 
-# ---- JSON lines, for jobs that read texts ----
+# ---- for jobs that read texts ----
 
 
 @contextlib.contextmanager
-def as_file(source: Any, out: Path) -> Iterator[str]:
-    """The path of a file with the rows of frames, datasets, generators and lists, while the block runs."""
+def as_files(source: Any, out: Path) -> Iterator[str]:
+    """A pattern of files with the rows of frames, datasets, generators and lists, while the block runs."""
     folder = out.with_name(f"{out.name}.input")
-    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     try:
-        with explain_os_errors(folder):
-            folder.mkdir(parents=True)
-            content, path = xxhash.xxh3_128(), folder / "rows.jsonl"
-            with path.open("wb") as file:
-                for number, row in enumerate(_records(source)):
-                    record = {"text": row} if isinstance(row, str) else row
-                    if not isinstance(record, Mapping):
-                        raise InputError(f"row {number} is of type {type(row).__name__}. Give texts, or rows as dicts.")
-                    line = _json(record).encode("utf-8", "surrogatepass") + b"\n"
-                    content.update(line)
-                    file.write(line)
-            named = path.rename(folder / f"rows-{content.hexdigest()}.jsonl")
-            os.utime(named, (0, 0))
-        yield str(named)
+        spool = Spool("the input", lambda: _records(source), None)
+        spool.write(folder, None, _FILE_BYTES)
+        if next(spool.files(folder), None) is None:
+            raise InputError("The input has no rows.")
+        yield str(folder / "*.arrow")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _records(source: Any) -> Iterator[Any]:
-    """Texts or dicts, in order."""
+def _records(source: Any) -> Iterable[Any]:
+    """Dicts or tables; texts as dicts."""
     table = as_table(pa.table({"text": source}) if isinstance(source, pa.Array | pa.ChunkedArray) else source)
     if table is not None:
-        tables: Iterable[Any] = (table.slice(start, _AT_ONCE) for start in range(0, table.num_rows, _AT_ONCE))
-    elif type(source).__module__.split(".")[0] == "datasets":
-        tables = _tables_of(source)()
-    else:
-        rows = source() if callable(source) and not isinstance(source, type) else source
-        if isinstance(rows, Mapping | str | bytes) or not isinstance(rows, Iterable):
-            raise ConfigError(f"{type(rows).__name__}: no input. {_KNOWN}")
-        return iter(rows)
-    parts = (part.to_pylist() if isinstance(part, pa.Table | pa.RecordBatch) else [part] for part in tables)
-    return itertools.chain.from_iterable(parts)
-
-
-def _json(row: Mapping[str, Any]) -> str:
-    """A row as JSON; values that JSON lacks as text, NaN and infinities as null."""
-
-    def plain(value: Any) -> Any:
-        return value.tolist() if hasattr(value, "tolist") else str(value)
-
-    def without_nan(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: without_nan(one) for name, one in value.items()}
-        if isinstance(value, list | tuple):
-            return [without_nan(one) for one in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    try:
-        return json.dumps(dict(row), ensure_ascii=False, allow_nan=False, default=plain)
-    except ValueError:
-        return json.dumps(without_nan(dict(row)), ensure_ascii=False, default=plain)
+        return [table]
+    if type(source).__module__.split(".")[0] == "datasets":
+        return _tables_of(source)()
+    rows = source() if callable(source) and not isinstance(source, type) else source
+    if isinstance(rows, Mapping | str | bytes) or not isinstance(rows, Iterable):
+        raise ConfigError(f"{type(rows).__name__}: no input. {_KNOWN}")
+    return ({"text": row} if isinstance(row, str) else row for row in rows)

@@ -24,9 +24,8 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,7 @@ from milldam.dedup.preferred import rank
 from milldam.errors import InputError
 from milldam.files import record_of
 from milldam.memory import held_bytes, usage
-from milldam.pipeline.documents import recorded_place
+from milldam.pipeline.documents import print_path, recorded_place
 from milldam.pipeline.first_pass import PRINTS, FirstPass, Shingling
 from milldam.pipeline.fitting import Fitting, keeps_texts
 from milldam.pipeline.preparing import Prepared
@@ -78,8 +77,6 @@ FINGERPRINT, GROUP, DECONTAMINATE, RANK, NEAR, SHINGLE, VERIFY, DECIDE = (
 )  # fmt: skip
 NEAR_STAGES = (RANK, NEAR, SHINGLE, VERIFY, DECIDE)
 RECORDS, FOLDER, FINDINGS = "fingerprints.jsonl", "dedup", "contamination.jsonl"
-LEFT = "hashes-{}.bin", "signatures-{}.bin", "preferences-{}.bin", "matches-{}.bin", "places-{}.jsonl"
-"""What the first pass leaves of a unit for the stages behind it."""
 FEW_DOCUMENTS, FEW_BYTES = 50_000, 64 << 20
 """So many are looked through for near-duplicates in this process, in a second or two, with so much memory; of index
 and matches, so much is decided on here."""
@@ -124,47 +121,54 @@ class Resolving:
         return self._make
 
     def _make(self, assigned: Assigned, progress: Progress) -> Iterator[Record]:
-        number, folder = assigned.unit, self.folder
-        make = {GROUP: self._group, DECONTAMINATE: self._decontaminate}.get(self.stage, self._near)
-        names, found = make(number)
-        below, paths = folder.relative_to(self.out), (path for name in names for path in sorted(folder.glob(name)))
-        yield Record(assigned.key, files={f"{below}/{path.name}": record_of(path) for path in paths}, facts=found)
-
-    def _group(self, number: int) -> tuple[list[str], dict[str, Any]]:
-        limits: dict[str, Any] = {"exempt_below": self.exempt_below, "index_files": self.index_files}
-        limits["memory_bytes"] = self.memory_bytes - held_bytes()  # what this process holds already counts too
-        if self.rules.method == BLOOM:
-            found = resolve_bloom(self.folder, rate=self.rules.false_positive_rate, **limits)
+        stage, number, folder, facts = self.stage, assigned.unit, self.folder, dict[str, Any]()
+        if stage == GROUP:
+            limits: dict[str, Any] = {"exempt_below": self.exempt_below, "index_files": self.index_files}
+            limits["memory_bytes"] = self.memory_bytes - held_bytes()  # what this process holds already counts too
+            names = [drop_file_name(self.rules.method, number)]
+            if self.rules.method == BLOOM:
+                facts = resolve_bloom(folder, rate=self.rules.false_positive_rate, **limits)
+            else:
+                facts = resolve_exact(folder, number, self.steps, threads=self.threads, **limits)
+        elif stage == DECONTAMINATE:
+            names, facts = [drop_file_name(EVALUATION, number), FINDINGS], self._decontaminate(number)
+        elif stage == RANK:
+            rank(self.work())
+            names = ["ranks.bin", "positions.bin"]
+        elif stage == NEAR:
+            names = [f"pairs-{number:03d}.keys", f"marks-{number:03d}.bits"]
+            facts = {"pairs": find_pairs(self.work(), number)}
+        elif stage == VERIFY:
+            names, facts = [f"edges-{number:05d}.*"], {"pairs": verify_pairs(self.work(), number, self.steps)}
         else:
-            found = resolve_exact(self.folder, number, self.steps, threads=self.threads, **limits)
-        return [drop_file_name(self.rules.method, number)], found
+            names, facts = ["drops-near-*.bin"], decide(self.work(), self.compared)
+        below, paths = folder.relative_to(self.out), (path for name in names for path in sorted(folder.glob(name)))
+        yield Record(assigned.key, files={f"{below}/{path.name}": record_of(path) for path in paths}, facts=facts)
 
-    def _decontaminate(self, number: int) -> tuple[list[str], dict[str, Any]]:
+    def _decontaminate(self, number: int) -> dict[str, Any]:
         assert self.evaluation is not None
-        name = drop_file_name(EVALUATION, number)
-        with DropWriter(self.folder / name) as writer:
+
+        def matches() -> Iterator[tuple[int, Matches]]:
+            """Of documents that exact dedup leaves, unit by unit. What near-dedup drops follows from them."""
+            for path in sorted(self.folder.glob("matches-*.bin")):
+                unit, found = int(path.stem.rpartition("-")[2]), Matches.read(path)
+                if len(found.row):
+                    dropped = DropSet(self.folder, unit, (EXACT, BLOOM))
+                    gone = [row for row in np.unique(found.row).tolist() if dropped.of(row) is not None]
+                    found = found.only(~np.isin(found.row, gone))
+                yield unit, found
+
+        with DropWriter(self.folder / drop_file_name(EVALUATION, number)) as writer:
             figures = deciding.decide(
                 Index(self.evaluation),
                 self.sets,
-                self._matches,
+                matches,
                 lambda unit, row: recorded_place(self.folder, unit, row),
                 lambda unit, rows: writer.add(place_of(unit, np.array(rows)), np.full(len(rows), UNKNOWN)),
                 self.folder / FINDINGS,
             )
             writer.commit()
-        return [name, FINDINGS], figures
-
-    def _matches(self) -> Iterator[tuple[int, Matches]]:
-        """The matches of documents that exact dedup leaves, unit by unit. What near-dedup drops follows from them."""
-        for path in sorted(self.folder.glob("matches-*.bin")):
-            unit, matches = int(path.stem.rpartition("-")[2]), Matches.read(path)
-            if len(matches.row):
-                dropped = DropSet(self.folder, unit, (EXACT, BLOOM))
-                gone = [row for row in np.unique(matches.row).tolist() if dropped.of(row) is not None]
-                matches = matches.only(~np.isin(matches.row, gone))
-            yield unit, matches
-
-    # ---- near ----
+        return figures
 
     def work(self) -> NearWork:
         """What the steps of near-dedup go by."""
@@ -177,17 +181,6 @@ class Resolving:
             mark_all=self.rules.index is not None,
             threads=self.threads,
         )
-
-    def _near(self, number: int) -> tuple[list[str], dict[str, Any]]:
-        work = self.work()
-        if self.stage == RANK:
-            rank(work)
-            return ["ranks.bin", "positions.bin"], {}
-        if self.stage == NEAR:
-            return [f"pairs-{number:03d}.keys", f"marks-{number:03d}.bits"], {"pairs": find_pairs(work, number)}
-        if self.stage == VERIFY:
-            return [f"edges-{number:05d}.*"], {"pairs": verify_pairs(work, number, self.steps)}
-        return ["drops-near-*.bin"], decide(work, self.compared)
 
 
 class Deduplication:
@@ -212,22 +205,18 @@ class Deduplication:
         self.contamination: dict[str, Any] | None = None
         """What was found."""
         self._evaluation: Path | None = None
-        known = ((unit.origin, unit.index if not unit.copy else -1, unit.dataset) for unit in self._units())
+        units = session.folder.units.all(Unit.from_json)
+        known = ((unit.origin, unit.index if not unit.copy else -1, unit.dataset) for unit in units)
         self._origins, originals, datasets = np.fromiter(known, "(3,)i8").T
         self._originals: Int64s = originals[originals >= 0]
         self._exempt_below = int(np.count_nonzero(datasets < len(config.validation_sets)))
-        evaluated = prepared.input.evaluation is not None
-        self._counts = step_counts(
-            rules, partition_count(prepared.identity.input["bytes"]), len(self._origins), evaluation=evaluated
-        )
-
-    def _units(self) -> Iterator[Unit]:
-        return self._session.folder.units.all(Unit.from_json)
+        partitions, evaluated = partition_count(prepared.identity.input["bytes"]), prepared.input.evaluation is not None
+        self._counts = step_counts(rules, partitions, len(self._origins), evaluation=evaluated)
 
     def stages(self, readers: Workers, judges: Workers, rows: dict[int, tuple[int, int]]) -> Iterator[Stage]:
         """What is left to do, stage after stage. `readers` read the units, of each the `rows` that are wanted; `judges`
-        do too, and ask filters."""
-        folder, evaluation = self._session.folder, self._prepared.input.evaluation
+        do too, and filter."""
+        config, folder, evaluation = self._config, self._session.folder, self._prepared.input.evaluation
         for place in (self.folder, folder.folder / PRINTS):
             place.mkdir(exist_ok=True)
         if self._rules.index is not None:  # settled once, for now and for when it resumes
@@ -238,13 +227,27 @@ class Deduplication:
             for warning in deciding.warnings_of(Index(self._evaluation), evaluation.sets):
                 self._session.observer.warn(warning)
         records = Records(folder.journal, RECORDS, folder.out, self.keys)
-        load = self._first_pass(readers.threads)
-        yield from self._read(FINGERPRINT, load, records, readers, lambda unit: {"rows": rows.get(unit)})
+        load = FirstPass(
+            out=folder.out,
+            sets=self._prepared.sets,
+            clean=config.clean_rules,
+            rules=self._rules,
+            threads=readers.threads,
+            seed=config.seed,
+            keep_texts=keeps_texts(config, self._text_bytes),
+            evaluation=self._evaluation,
+            value=self._prepared.value,
+        )
+        yield from self._read(FINGERPRINT, load, records, readers, rows)
         self._put_under_numbers()
         preferred = self._count_values(records)
         if GROUP in self._counts:
             grouped = yield from self._resolve(GROUP)
-            self.exact = _summed([record.facts for _, record in grouped.in_plan_order()])
+            total, clusters = Counter[str](), Counter[str]()
+            for _, record in grouped.in_plan_order():
+                clusters.update(record.facts["clusters"])
+                total.update({name: count for name, count in record.facts.items() if name != "clusters"})
+            self.exact = total | {"clusters": dict(clusters)} if total else {}
         if DECONTAMINATE in self._counts:
             decided = yield from self._resolve(DECONTAMINATE)
             self.contamination = next((record.facts for _, record in decided.in_plan_order()), None)
@@ -261,66 +264,34 @@ class Deduplication:
             # Of another corpus, other documents may be in pairs.
             corpus = np.full(len(self.keys), int(self.folder.name.rpartition("-")[2], 16), np.uint64)
             records = Records(folder.journal, f"{SHINGLE}.jsonl", folder.out, self.keys.mixed(corpus))
-            clean, filters = self._config.clean_rules, self._config.filters
-            work = self._resolving(SHINGLE).work()
-            load = Shingling(folder.out, self._prepared.sets, clean, filters, work, judges.threads)
-            yield from self._read(
-                SHINGLE, load, records, judges, lambda unit: {"rows": rows.get(unit), "prints": self.keys[unit]}
-            )
+            rules = self._prepared.sets, self._config.clean_rules, self._config.filters
+            load = Shingling(folder.out, *rules, self._resolving(SHINGLE).work(), judges.threads)
+            yield from self._read(SHINGLE, load, records, judges, rows)
             verified = yield from self._resolve(VERIFY)
             compared = sum(record.facts["pairs"] for _, record in verified.in_plan_order())
         decided = yield from self._resolve(DECIDE, compared)
         for _, record in decided.in_plan_order():
-            found = record.facts
-            self.near = found | {"clusters": found["cluster_sizes"], "cluster_count": found["clusters"]}
+            facts = record.facts
+            self.near = facts | {"clusters": facts["cluster_sizes"], "cluster_count": facts["clusters"]}
             # Not before: killed in between, it could not be done again.
             remove_work(self.folder, sketches=self._rules.index is None)
 
     def _read(
-        self, name: str, load: Load, records: Records, workers: Workers, facts: Callable[[int], dict[str, Any]]
+        self, name: str, load: Load, records: Records, workers: Workers, rows: dict[int, tuple[int, int]]
     ) -> Iterator[Stage]:
         """A look at the input, of which a unit that is repeated has one."""
+
+        def facts(unit: int) -> dict[str, Any]:
+            return {"rows": rows.get(unit), "prints": self.keys[unit]}
+
         todo = [unit for unit in self._originals.tolist() if unit not in records]
         if todo:
             yield Stage(name, load, records, Unit.from_json, workers, facts, todo)
-
-    def _first_pass(self, threads: int) -> FirstPass:
-        return FirstPass(
-            out=self._session.folder.out,
-            sets=self._prepared.sets,
-            clean=self._config.clean_rules,
-            rules=self._rules,
-            threads=threads,
-            seed=self._config.seed,
-            keep_texts=keeps_texts(self._config, self._text_bytes),
-            evaluation=self._evaluation,
-            value=self._prepared.value,
-        )
 
     def _records_of(self, name: str) -> Records:
         folder = self._session.folder
         keys = Keys.of(key_of(self.folder.name, name, step) for step in range(self._counts[name]))
         return Records(folder.journal, f"{name}.jsonl", folder.out, keys)
-
-    def _resolve(self, name: str, compared: int = 0) -> Generator[Stage, None, Records]:
-        """What is left of the steps of a stage: where there is little to do here, else those of near-dedup by all
-        workers that fit."""
-        records, load = self._records_of(name), self._resolving(name, compared)
-        todo = list(records.pending())
-        if not todo:
-            return records
-        count = 1
-        if small := self._is_small(load):
-            most = min(self._session.budget.limit_bytes, held_bytes() + FEW_BYTES)
-            load = load if name in (GROUP, DECONTAMINATE) else replace(load, memory_bytes=most, threads=1)
-        elif name in NEAR_STAGES:
-            count = max(1, min(self._cores, len(todo), load.memory_bytes // NEAR_WORKER_BYTES))
-            threads = self._cores if name == DECIDE else 1
-            load = replace(load, memory_bytes=load.memory_bytes // count, threads=threads)
-        workers = Workers(count, load.threads, apart=count == 1 and not small, here=small)
-        # The later a document, the more come before it that it may be like: long parts first, short ones fill the gaps.
-        yield Stage(name, load, records, workers=workers, todo=todo[::-1] if name == VERIFY else todo)
-        return records
 
     def _resolving(self, name: str, compared: int = 0) -> Resolving:
         return Resolving(
@@ -338,15 +309,30 @@ class Deduplication:
             threads=self._cores,
         )
 
-    def _is_small(self, load: Resolving) -> bool:
-        """Whether a stage takes too little time and memory for a process of its own."""
-        if load.stage == GROUP:
-            sources = sources_of(self.folder, load.index_files)
-            return load.steps == 1 and self._rules.method == EXACT and count_hashes(sources) <= FEW_HASHES
-        if load.stage == DECONTAMINATE:
-            files = (self.folder.glob("matches-*.bin"), [load.evaluation] if load.evaluation else [])
-            return sum(path.stat().st_size for path in chain(*files)) <= FEW_BYTES
-        return Documents(load.work()).count <= FEW_DOCUMENTS
+    def _resolve(self, name: str, compared: int = 0) -> Generator[Stage, None, Records]:
+        """What is left of the steps of a stage: where there is little to do here, else those of near-dedup by all
+        workers that fit."""
+        records, load, count = self._records_of(name), self._resolving(name, compared), 1
+        todo = list(records.pending())
+        if not todo:
+            return records
+        if name == GROUP:
+            few = count_hashes(sources_of(self.folder, load.index_files)) <= FEW_HASHES
+            small = few and load.steps == 1 and self._rules.method == EXACT
+        elif name == DECONTAMINATE:
+            files = [*self.folder.glob("matches-*.bin"), *([load.evaluation] if load.evaluation else [])]
+            small = sum(path.stat().st_size for path in files) <= FEW_BYTES
+        elif small := Documents(load.work()).count <= FEW_DOCUMENTS:
+            most = min(self._session.budget.limit_bytes, held_bytes() + FEW_BYTES)
+            load = replace(load, memory_bytes=most, threads=1)
+        else:
+            count = max(1, min(self._cores, len(todo), load.memory_bytes // NEAR_WORKER_BYTES))
+            threads = self._cores if name == DECIDE else 1
+            load = replace(load, memory_bytes=load.memory_bytes // count, threads=threads)
+        workers = Workers(count, load.threads, apart=count == 1 and not small, here=small)
+        # The later a document, the more come before it that it may be like: long parts first, short ones fill the gaps.
+        yield Stage(name, load, records, workers=workers, todo=todo[::-1] if name == VERIFY else todo)
+        return records
 
     def _count_values(self, records: Records) -> dict[str, Any]:
         """How many documents have a value of the field by which near-duplicates stay; InputError when none has."""
@@ -358,26 +344,19 @@ class Deduplication:
             done, without, there = done + 1, without + nothing, there + some
         # A task of a job array may be here before the others are done.
         if without and not there and done == len(self._originals):
-            said = f'None of {without:,} documents has a {value.kind} in the field "{value.name}".'
-            raise InputError(f"{said} Change dedup.near.prefer.field.")
+            none = f'None of {without:,} documents has a {value.kind} in the field "{value.name}".'
+            raise InputError(f"{none} Change dedup.near.prefer.field.")
         return {"prefer": {"stays": self._prepared.preferred(self._config), "with": there, "without": without}}
 
     def _put_under_numbers(self) -> None:
         """Let what the first pass left of each unit be found by its number in the plan, which drop files name."""
         prints = Path("..") / PRINTS
         for unit in self._originals.tolist():
-            key, name = self.keys[unit], unit_name(unit)
-            for kind in (
-                "hashes-{}.bin",
-                "signatures-{}.bin",
-                "preferences-{}.bin",
-                "matches-{}.bin",
-                "places-{}.jsonl",
-            ):
-                link = self.folder / kind.format(name)
-                if (self.folder / prints / kind.format(key)).exists():
+            for kind in ("hashes", "signatures", "preferences", "matches", "places"):
+                target = print_path(prints, kind, self.keys[unit])
+                if (self.folder / target).exists():
                     with contextlib.suppress(FileExistsError):
-                        link.symlink_to(prints / kind.format(key))
+                        print_path(self.folder, kind, unit_name(unit)).symlink_to(target)
 
     # ---- what the second pass and the end of the job ask ----
 
@@ -426,15 +405,6 @@ class Deduplication:
                 memory_bytes=self._session.budget.limit_bytes - usage().anonymous,
                 threads=self._cores,
             )
-
-
-def _summed(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the partitions of the hashes found together."""
-    total, clusters = Counter[str](), Counter[str]()
-    for one in found:
-        clusters.update(one.pop("clusters"))
-        total.update(one)
-    return total | {"clusters": dict(clusters)} if found else {}
 
 
 def remove_drop_files(folder: RunFolder) -> None:

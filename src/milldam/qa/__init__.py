@@ -5,7 +5,7 @@ settings                  what can be set
 template                  what goes around the texts of a window
 spans, windows            examples -> windows, with the tokens of their answers
 job                       all of it as a job: planned, resumable, in a memory budget
-store, verify             the table that it makes, opened by windows and examples, and verified
+store                     the table that it makes, opened by windows and examples
 selection                 which segments of a document, and in which order documents come
 batches, lanes            windows, documents step by step, lanes that are never idle
 answering                 logits -> the characters of answers

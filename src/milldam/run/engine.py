@@ -52,6 +52,7 @@ from milldam.run.tasks import (
     Load,
     Make,
     Progress,
+    Todo,
     Workers,
     cores,
 )
@@ -282,7 +283,7 @@ class Session:
             self.held.callback(self.pool.leave)
             monitor = Monitor(self.folder.own / "memory.csv", stage="prepare", here=self.pool.machine)
             self.monitor = self.held.enter_context(monitor)
-            self.pool.require_shared(self.folder.folder)
+            self.pool.folder = self.folder.folder.absolute()
             if memory.own_process:
                 memory.keep_arrow_lean()
             self.held = self.held.pop_all()
@@ -340,7 +341,7 @@ class Session:
 
         self.enter(stage.name, total, done, input_bytes)
         with _thread_limit(workers):
-            self.pool.run(workers, stage.load, units, assign, on_event)
+            self.pool.run(workers, Todo(stage.load, units, assign, on_event))
             self._report(force=True)
         self.folder.journal.sync()
         self._work_seconds += self._snapshot.seconds

@@ -6,7 +6,7 @@ when it must give its memory back. What a unit reports is streamed to this proce
 makes goes to the run's folder, which all machines must see.
 
 Ray tries nothing again by itself: a worker or node that dies costs its unit's open part, and the unit goes to another
-slot, resuming after what is recorded. Nodes that join are looked at and used, those that leave are forgotten. A slot
+slot, resuming after what is recorded. Nodes that join are used, those that leave are forgotten. A slot
 whose cores or memory others have taken gets no unit until Ray has started its hand.
 """
 
@@ -20,11 +20,11 @@ import queue
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
-import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,7 @@ from milldam.errors import ConfigError, InputError, MilldamError, ResourceError,
 from milldam.memory import format_size, keep_arrow_lean
 from milldam.run.fork import ADVICE, as_sent
 from milldam.run.pools import Pool
-from milldam.run.tasks import CRASH, DONE, ENDED, ERROR, PROGRESS, Assigned, Event, Load, Work, Workers, begin
-
-log = logging.getLogger("milldam")
+from milldam.run.tasks import CRASH, DONE, ENDED, ERROR, PROGRESS, Event, Todo, Work, Workers, begin
 
 RETRIES = 3
 """How often a unit is tried again; on a cluster machines come and go."""
@@ -89,9 +87,6 @@ class RayPool(Pool):
     def __init__(self, address: str | None, budget_bytes: int) -> None:
         self.ray = _import_ray()
         super().__init__(budget_bytes)
-        self._folder: Path | None = None
-        self._fit: dict[str, bool] = {}
-        """Node -> whether it can take part."""
         self._started = not self.ray.is_initialized()
         place = address or os.environ.get("RAY_ADDRESS", "")
         if place.startswith("ray://") or self.ray.util.client.ray.is_connected():
@@ -137,8 +132,6 @@ class RayPool(Pool):
         if self._started:
             self.ray.shutdown()
 
-    # ---- nodes that can take part ----
-
     def nodes(self) -> list[_Node]:
         """The nodes that are alive, in a fixed order."""
         nodes = []
@@ -149,46 +142,12 @@ class RayPool(Pool):
                 nodes.append(_Node(node["NodeID"], name, int(resources["CPU"]), int(resources.get("memory", 0))))
         return sorted(nodes, key=lambda node: node.id)
 
-    def require_shared(self, folder: Path) -> None:
-        """Raise ConfigError when a node does not see a folder of this machine, or runs another milldam."""
-        self._folder = folder.absolute()
-        for complaint in self._look_at(self.nodes()):
-            raise ConfigError(complaint)
-
-    def _look_at(self, nodes: list[_Node]) -> list[str]:
-        """Why nodes can't take part; those without complaint can."""
-        assert self._folder is not None
-        mark, complaints = self._folder / f".seen-{uuid.uuid4().hex}", []
-        mark.write_bytes(b"")
-        remote = self.ray.remote(max_retries=0)(look)
-        try:
-            facts = str(mark), milldam.__version__, str(Path.cwd())
-            answers = [remote.options(**_on(node)).remote(node.name, *facts) for node in nodes]
-            for node, answer in zip(nodes, answers, strict=True):
-                try:
-                    complaint = self.ray.get(answer, timeout=_PATIENCE_SECONDS)
-                except self.ray.exceptions.RayError as error:
-                    reason = str(error).strip().splitlines()[-1]
-                    complaint = f"The node {node.name} can't run milldam: {reason}\nInstall the same milldam there."
-                self._fit[node.id] = not complaint
-                complaints += [complaint] if complaint else []
-        finally:
-            for path in self._folder.glob(f"{mark.name}*"):
-                path.unlink(missing_ok=True)
-        return complaints
-
     def slots(self, workers: Workers) -> list[_Slot]:
-        """The slots of the nodes that can take part, spread over them."""
-        nodes = self.nodes()
-        new = [node for node in nodes if node.id not in self._fit]
-        if new and self._folder is not None:
-            for complaint in self._look_at(new):
-                log.warning("%s It is left out.", complaint.splitlines()[0])
+        """The slots of all nodes, spread over them."""
         slots: list[_Slot] = []
-        for node in nodes:
-            if self._fit.get(node.id, True):
-                by_cores, by_memory = node.cores // workers.threads, node.memory_bytes // self.share(workers)
-                slots += [(node, number) for number in range(min(workers.count, max(1, by_cores), by_memory))]
+        for node in self.nodes():
+            by_cores, by_memory = node.cores // workers.threads, node.memory_bytes // self.share(workers)
+            slots += [(node, number) for number in range(min(workers.count, max(1, by_cores), by_memory))]
         return sorted(slots, key=lambda slot: slot[1])
 
     def share(self, workers: Workers) -> int:
@@ -196,20 +155,13 @@ class RayPool(Pool):
 
     # ---- work ----
 
-    def run(
-        self,
-        workers: Workers,
-        load: Load,
-        units: Iterable[int],
-        assign: Callable[[int], Assigned],
-        on_event: Callable[[Event], None],
-    ) -> None:
-        """One stage on the cluster. Holds what is in flight."""
+    def run(self, workers: Workers, todo: Todo) -> None:
+        """Make every unit of a stage."""
         if workers.here:
-            super().run(workers, load, units, assign, on_event)
+            super().run(workers, todo)
             return
         self.close()
-        stage = _Stage(self, workers, load, iter(units), assign, on_event)
+        stage = _Stage(self, workers, todo)
         try:
             stage.run()
         finally:
@@ -220,23 +172,12 @@ class RayPool(Pool):
 class _Stage:
     """One stage on the cluster. Holds what is in flight, and a count for each unit in flight that lost a worker."""
 
-    def __init__(
-        self,
-        pool: RayPool,
-        wanted: Workers,
-        load: Load,
-        units: Iterator[int],
-        assign: Callable[[int], Assigned],
-        on_event: Callable[[Event], None],
-    ) -> None:
+    def __init__(self, pool: RayPool, wanted: Workers, todo: Todo) -> None:
         import cloudpickle
 
-        self._pool, self._ray, self._wanted = pool, pool.ray, wanted
-        self._units, self._assign, self._on_event = units, assign, on_event
+        self._pool, self._ray, self._wanted, self._todo = pool, pool.ray, wanted, todo
         options = {name: value for name, value in os.environ.items() if name.startswith("FSSPEC_")}
-        self._stored = self._ray.put(cloudpickle.dumps((load, options)))
-        self._again: list[int] = []
-        self._is_over = False
+        self._stored = self._ray.put(cloudpickle.dumps((todo.load, options)))
         self._crashes, self._failed_starts = Counter[int](), 0
         self._numbers, self._looked = itertools.count(), -_NODE_SECONDS
         self.workers: dict[_Slot, _Worker] = {}
@@ -248,20 +189,19 @@ class _Stage:
             for worker in list(self.workers.values()):
                 if worker.is_ready and worker.unit is None:
                     self._hand_out(worker)
-            if self._is_over and not self._again and all(worker.unit is None for worker in self.workers.values()):
+            if not self._todo.is_unit_left and all(worker.unit is None for worker in self.workers.values()):
                 return
-            if (self._again or not self._is_over) and time.monotonic() - self._looked >= _NODE_SECONDS:
+            if self._todo.is_unit_left and time.monotonic() - self._looked >= _NODE_SECONDS:
                 self._start_workers()
             self._receive()
 
     def _hand_out(self, worker: _Worker) -> None:
-        worker.unit = self._again.pop() if self._again else next(self._units, None)
+        worker.unit = self._todo.next_unit()
         if worker.unit is None:
-            self._is_over = True
             self.dismiss(worker)
             return
         streaming = {"num_returns": "streaming", "_generator_backpressure_num_objects": _REPORTS}
-        self._waiting[worker.actor.work.options(**streaming).remote(self._assign(worker.unit))] = worker
+        self._waiting[worker.actor.work.options(**streaming).remote(self._todo.assign(worker.unit))] = worker
 
     def _start_workers(self) -> None:
         """Have a worker in each slot; wait a while when there are none."""
@@ -278,7 +218,7 @@ class _Stage:
                 room = _on(slot[0], min(threads, slot[0].cores), self._pool.share(self._wanted))
                 actor = hand.options(**room).remote(self._stored, threads, str(Path.cwd()))
                 self.workers[slot] = worker = _Worker(slot, next(self._numbers), actor)
-                self._waiting[actor.pid.remote()] = worker
+                self._waiting[actor.ready.remote(slot[0].name, self._pool.folder, milldam.__version__)] = worker
         self._looked = time.monotonic()
 
     def _receive(self) -> None:
@@ -296,7 +236,10 @@ class _Stage:
                 if worker.is_ready:
                     self._take(worker, *self._ray.get(next(source)))
                 else:
-                    worker.pid, worker.is_ready = self._ray.get(source), True
+                    worker.pid, problem = self._ray.get(source)
+                    if problem:
+                        raise ConfigError(problem)
+                    worker.is_ready = True
                     del self._waiting[source]
             except StopIteration:
                 del self._waiting[source]
@@ -309,13 +252,13 @@ class _Stage:
             raise value
         if kind == PROGRESS:
             worker.held_bytes = value["anonymous_bytes"]
-        self._on_event(worker.event(kind, value))
+        self._todo.on_event(worker.event(kind, value))
 
     def _done(self, worker: _Worker) -> None:
         assert worker.unit is not None
         self._crashes.pop(worker.unit, None)
         self._failed_starts = 0
-        self._on_event(worker.event(DONE))
+        self._todo.on_event(worker.event(DONE))
         worker.unit = None
         if self._wanted.apart or worker.held_bytes > (self._wanted.worker_bytes or sys.maxsize):
             self.dismiss(worker)
@@ -334,8 +277,8 @@ class _Stage:
         if self._crashes[unit] > RETRIES:
             times = f"{self._crashes[unit]} times; the last one {cause}"
             raise WorkerError(f"Unit {unit} lost its worker {times}.\n", *ADVICE)
-        self._on_event(worker.event(CRASH, cause))
-        self._again.append(unit)
+        self._todo.on_event(worker.event(CRASH, cause))
+        self._todo.again.append(unit)
 
     def dismiss(self, worker: _Worker) -> None:
         """End a worker, whatever it is doing; its slot is free."""
@@ -345,7 +288,7 @@ class _Stage:
         with contextlib.suppress(Exception):
             self._ray.kill(worker.actor)
         if worker.pid:
-            self._on_event(worker.event(ENDED))
+            self._todo.on_event(worker.event(ENDED))
 
 
 def _on(node: _Node, cores: float = 0, memory_bytes: int = 0) -> dict[str, Any]:
@@ -370,8 +313,21 @@ class Hand:
         os.environ["RAYON_NUM_THREADS"] = str(threads)
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
 
-    def pid(self) -> int:
-        return os.getpid()
+    def ready(self, node: str, folder: Path | None, version: str) -> tuple[int, str]:
+        """This process, and why its node can't take part: another milldam, or an output that it can't write."""
+        if version != milldam.__version__:
+            return os.getpid(), (
+                f"The node {node} has milldam {milldam.__version__}, the driver {version}: the results could differ.\n"
+                "Install the same version on every node."
+            )
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                return os.getpid(), ""
+        except OSError as error:
+            return os.getpid(), (
+                f"The node {node} can't write to {folder} ({error.strerror}).\nOn a Ray cluster the output must be on "
+                "a file system that all nodes share, under the same path."
+            )
 
     def work(self, assignment: Any) -> Iterator[tuple[str, Any]]:
         """Make a unit: everything it reports, as it comes."""
@@ -409,27 +365,6 @@ class Hand:
         return begin(load)
 
 
-def look(node: str, mark: str, version: str, folder: str) -> str:
-    """Why the node that this runs on can't take part: another milldam, a file of the driver (`mark`) that it does not
-    see, a folder in which it can't write; empty: it can."""
-    with contextlib.suppress(OSError):
-        os.chdir(folder)
-    if version != milldam.__version__:
-        return (
-            f"The node {node} has milldam {milldam.__version__}, this machine {version}: the results could differ.\n"
-            "Install the same version on every node."
-        )
-    what = "can't write to" if Path(mark).exists() else "does not see"
-    with contextlib.suppress(OSError):
-        Path(f"{mark}-{node}").write_bytes(b"")
-        if Path(mark).exists():
-            return ""
-    return (
-        f"The node {node} {what} {Path(mark).parent}.\nOn a Ray cluster the output must be on a file system that all "
-        "nodes share, under the same path."
-    )
-
-
 # ---- the connection ----
 
 
@@ -438,35 +373,28 @@ def _connect(ray: Any, address: str | None) -> None:
     try:
         host, _, port = (address or "").rpartition(":")
         if host and "/" not in host and port.isdigit():
-            # Ray itself takes minutes to see that nobody listens.
+            # Ray itself takes minutes to notice that nothing listens.
             socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_SECONDS).close()
         # Without an address Ray would start a cluster of its own here; "auto" takes the one that runs.
         ray.init(address=address or "auto", namespace="milldam", log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
-        where = address or "here"
         raise InputError(
-            f"No Ray cluster could be reached ({where}): {str(error).splitlines()[0]}\n"
+            f"No Ray cluster could be reached ({address or 'here'}): {str(error).splitlines()[0]}\n"
             "Start one with `ray start --head`, and name it with ",
             Setting("address", "HOST:6379"),
             ".",
         ) from None
     finally:
-        # Ray puts its own in place, which would end this process with nothing said.
+        # Ray puts its own in place, which would end this process without a message.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
 
 
 def _import_ray() -> Any:
-    # Ray prints what it thinks of workers that die to standard output, unless it is told before it is imported.
-    silence = "RAY_DEDUP_LOGS_SKIP_REGEX"
-    ours = "ray" not in sys.modules and silence not in os.environ
-    if ours:
-        os.environ[silence] = "."
+    # Ray prints to standard output about workers that die, unless this is set before it is imported.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     try:
         import ray
     except ImportError:
         raise ConfigError(Setting("executor", "ray"), ' needs the package ray: pip install "milldam[ray]"') from None
-    finally:
-        if ours:
-            del os.environ[silence]
     return ray

@@ -10,7 +10,6 @@ through the cache. Yields a problem at a time, each a sentence that names the fi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,13 +41,7 @@ def verify(where: str | Path | Place) -> Iterator[str]:
         yield f"{place.name}/{kind.manifest}: the fingerprint is not that of its shards"
     yield from _tokenizer_problems(place, (getattr(manifest, "tokenizer", None) or {}).get("xxh3"))
     problems: dict[Kind, Callable[[Place, Any], Iterator[str]]] = {TOKENS: _token_problems, TABLE: _table_problems}
-    whole = True
-    for wrong in problems[kind](place, manifest):
-        whole = False
-        yield wrong
-    if whole and getattr(manifest, "qa", None) is not None:
-        # What does not have its bytes says nothing about its contents.
-        yield from import_module("milldam.qa.verify").problems(place)
+    yield from problems[kind](place, manifest)
     for file in kind.audit(place).values():
         # A store is whole without them: they stay where it was made.
         if place.size(file["name"]) is not None and (problem := wrong_bytes(place, file["name"], file)):

@@ -59,7 +59,7 @@ def to_array(name: str, values: Any) -> pa.Array:
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ResultError(
             f'column "{name}": its values are not of one type that Arrow can hold ({detail}), '
-            f"the first is {_shown(values)}. Return values of one type."
+            f"the first is {_shown(values)}. A column needs one type."
         ) from None
     if array is None:
         raise ResultError(

@@ -24,6 +24,8 @@ LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s#:]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"^( *```)(\w+) +(\S+)$", re.MULTILINE)
 FOREIGN = "https://unpkg.com/iframe-worker/shim"
 WORKER = "assets/javascripts/iframe-worker.js"
+FIRST = ("tokenize", "preprocess", "open", "Store", "Samples", "Streams", "Batches", "mix", "Feed", "map", "Table")
+"""Names that the Python reference has first; the others follow by the alphabet."""
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".sh": "sh", ".toml": "toml"}
 
 
@@ -166,7 +168,7 @@ def decisions() -> str:
 
 
 def names() -> str:
-    """Every public name, under the room it belongs to."""
+    """Every public name, in the order in which they are used."""
     import milldam
     from milldam import qa
 
@@ -174,7 +176,8 @@ def names() -> str:
         "# Python\n\nWhat `import milldam` offers; `milldam.torch` and `milldam.qa` are modules of their own.\n",
         "## milldam\n",
     ]
-    parts += [f"::: {_home(milldam, name)}\n" for name in milldam.__all__ if name not in ("__version__", "qa")]
+    ordered = dict.fromkeys((*FIRST, *milldam.__all__))
+    parts += [f"::: {_home(milldam, name)}\n" for name in ordered if name not in ("__version__", "qa")]
     parts += ["## milldam.qa\n", *(f"::: {_home(qa, name)}\n" for name in qa.__all__)]
     parts += ["## milldam.torch\n", "::: milldam.torch\n"]
     return "\n".join(parts)

@@ -45,7 +45,7 @@ def commands() -> str:
         blocks = inspect.cleandoc(command.help or "").split("\n\n")
         text = (f"```\n{block[2:]}\n```" if block.startswith("\b\n") else block for block in blocks)
         parts += [f"\n## milldam {name}\n", "\n\n".join(text), ""]
-        options = [one for one in command.get_params(context) if isinstance(one, click.Option) and one.name != "help"]
+        options = [one for one in command.params if isinstance(one, click.Option)]
         for section, several in itertools.groupby(options, lambda one: getattr(one, "section", "")):
             records = [one.get_help_record(context) for one in several]
             parts.append(f"| {section or 'option'} | |\n|---|---|")

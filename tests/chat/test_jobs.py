@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,22 +21,13 @@ from tests.kit.chat_jobs import (
 )
 from tests.kit.jobs import (
     TOKENIZER,
-    kill_group,
-    recorded,
     run_here,
-    run_milldam,
     set_aside,
-    started,
-    store_bytes,
-    wait_until,
 )
 from tests.kit.quick import first_quick
 
 import milldam
 from milldam.errors import ConfigError, InputError, StoreError
-
-FAMILIES = ("cohere", "deepseekv3", "gemma", "gemma3", "glm4moe", "llama3", "phi3", "qwen2_5", "qwen3")
-NAMED = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
 
 
 def make(tmp_path: Path, path: Path, out: str = "out", **options: Any) -> milldam.Store:
@@ -76,82 +65,6 @@ def test_units_are_a_quarter_of_those_of_plain_text(tmp_path: Path) -> None:
     (tmp_path / "plain.txt").write_text("Hello")
     made.append(milldam.tokenize(tmp_path / "plain.txt", tmp_path / "plain", tokenizer=TOKENIZER))
     assert [store.manifest.settings["shard_size"] for store in made] == [16 * 10**6, 30 * 10**6, 64 * 10**6]
-
-
-@pytest.mark.parametrize("family", first_quick(FAMILIES))
-def test_a_tagged_template_gives_a_store_of_what_transformers_makes(
-    shared_data: Path, tmp_path: Path, family: str
-) -> None:
-    """Golden ids and masks of a real family, through the command; what the template refuses is rejected by line."""
-    _make_golden(shared_data, tmp_path / "out", f"{family}_training")
-    wanted = _golden(shared_data, family)
-    assert {one["line"] - 1 for one in set_aside(tmp_path / "out")} == {one["row"] for one in wanted if "error" in one}
-    kept = [one for one in wanted if "error" not in one]
-    assert _hashed(tmp_path / "out") == [(one["sha"], one["spans"]) for one in kept]
-
-
-@pytest.mark.parametrize("family", first_quick(FAMILIES, 2))
-def test_a_template_without_tags_gives_the_same_or_refuses_by_name(
-    shared_data: Path, tmp_path: Path, family: str
-) -> None:
-    """Where its text is the same. Nothing differs in silence."""
-    done = _make_golden(shared_data, tmp_path / "out", family, code=None)
-    wanted = _golden(shared_data, family)
-    if done.returncode:
-        assert "template_refused" in done.stderr or "mask_not_proven" in done.stderr
-        return
-    refused = {one["line"] - 1: one["reason"] for one in set_aside(tmp_path / "out")}
-    assert set(refused.values()) <= {"template_refused", "mask_not_proven"}
-    kept = [one for one in wanted if one["row"] not in refused]
-    made = _hashed(tmp_path / "out")
-    assert len(made) == len(kept)
-    same = [(at, one) for at, one in enumerate(kept) if one.get("plain_same")]
-    assert [made[at] for at, _ in same] == [(one["sha"], one["spans"]) for _, one in same]
-
-
-def _make_golden(shared_data: Path, out: Path, template: str, code: int | None = 0) -> Any:
-    config = {
-        "datasets": str(shared_data / "chat/messages.jsonl"),
-        "tokenizer": str(shared_data / "tokenizers/qwen2.5"),
-        "out": str(out),
-        "clean": "off",
-        "dedup": "off",
-        "chat": {"template": str(shared_data / f"chat/templates/{template}.jinja"), "variables": NAMED},
-    }
-    path = out.parent / "config.yaml"
-    path.write_text(json.dumps(config), encoding="utf-8")
-    return run_milldam("preprocess", path, "-q", code=code)
-
-
-def _golden(shared_data: Path, family: str) -> list[dict[str, Any]]:
-    with gzip.open(shared_data / f"chat/golden/{family}.jsonl.gz", "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
-
-
-def _hashed(out: Path) -> list[tuple[str, list[list[int]]]]:
-    return [(hashlib.sha1(json.dumps(ids).encode()).hexdigest()[:16], spans) for ids, spans in found(milldam.open(out))]
-
-
-# ---- forms and formats ----
-
-
-def test_every_form_gives_the_same_conversations(tmp_path: Path) -> None:
-    """OpenAI's, ShareGPT's, Alpaca's, prompt and completion: the form is recognised."""
-    asked = [(f"Question {n}?", f"Answer {n}.") for n in range(30)]
-    rows: dict[str, list[dict[str, Any]]] = {
-        "messages": [{"messages": [_said("user", q), _said("assistant", a)]} for q, a in asked],
-        "conversations": [
-            {"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]} for q, a in asked
-        ],
-        "instruction": [{"instruction": q, "input": "", "output": a} for q, a in asked],
-        "completion": [{"prompt": q, "completion": a} for q, a in asked],
-    }
-    for form, given in rows.items():
-        path = tmp_path / f"{form}.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in given), encoding="utf-8")
-        store = make(tmp_path, path, out=form)
-        assert found(store) == [expected([_said("user", q), _said("assistant", a)]) for q, a in asked]
-        assert store.manifest.chat is not None and store.manifest.chat["form"] == form
 
 
 def _said(role: str, content: str) -> dict[str, Any]:
@@ -376,87 +289,6 @@ def test_another_template_is_another_store(tmp_path: Path) -> None:
     Path(moved).write_text(Path(moved).read_text("utf-8").replace("<|endoftext|>", ""), encoding="utf-8")
     with pytest.raises(ConfigError, match="chat"):
         milldam.tokenize(path, tmp_path / "out", tokenizer=TOKENIZER, chat=chat)
-
-
-# ---- workers, memory, kills ----
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some megabytes in two files, with copies and what can't be used."""
-    folder = tmp_path_factory.mktemp("corpus")
-    conversations = make_conversations(4000, seed=1)
-    conversations += conversations[:200] + [[_said("fail", "x")]] * 3
-    write_messages(folder / "a.jsonl", conversations[:2500])
-    write_messages(folder / "b.jsonl", conversations[2500:])
-    write_template(folder)
-    return folder
-
-
-def arguments(corpus: Path, out: Path, *more: object) -> list[object]:
-    config = {
-        "datasets": [str(corpus / "a.jsonl"), str(corpus / "b.jsonl")],
-        "tokenizer": str(TOKENIZER),
-        "out": str(out),
-        "shard_size": "300KB",
-        "splits": {"val": 0.1},
-        "chat": {"template": str(corpus / "template.jinja"), "max_tokens": 400, "too_long": "cut_turn"},
-    }
-    path = out.with_suffix(".yaml")
-    path.write_text(json.dumps(config), encoding="utf-8")
-    return ["preprocess", path, "-q", *more]
-
-
-@pytest.fixture(scope="module")
-def reference(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The bytes of the store that one worker makes."""
-    out = tmp_path_factory.mktemp("reference") / "out"
-    run_milldam(*arguments(corpus, out, "--workers", 1))
-    run_here("verify", out)
-    made = store_bytes(out)
-    assert sum(name.endswith(".spans") for name in made) > 4
-    return made
-
-
-@pytest.mark.parametrize(
-    "more", first_quick([(("--workers", 2, "--memory", "400MB"),), (("--workers", 2),), (("--workers", 3),)])
-)
-def test_workers_and_memory_change_no_byte(
-    corpus: Path, reference: dict[str, bytes], tmp_path: Path, more: tuple[object, ...]
-) -> None:
-    """Equal files, stretches among them."""
-    run_milldam(*arguments(corpus, tmp_path / "out", *more))
-    assert store_bytes(tmp_path / "out") == reference
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("parts", [1, 4])
-def test_a_killed_run_goes_on_to_the_same_bytes(
-    corpus: Path, reference: dict[str, bytes], tmp_path: Path, parts: int
-) -> None:
-    """SIGKILL for all processes when some parts are done; the same command finishes."""
-    command = arguments(corpus, tmp_path / "out", "--workers", 2)
-    with started(*command) as process:
-        assert wait_until(lambda: recorded(tmp_path / "out") >= parts, process)
-        kill_group(process)
-    run_milldam(*command)
-    assert store_bytes(tmp_path / "out") == reference
-
-
-def test_a_damaged_file_of_stretches_is_noticed(tmp_path: Path) -> None:
-    """By its hash; and, where somebody wrote it so, by what it says."""
-    store = make(tmp_path, write_messages(tmp_path / "chat.jsonl", make_conversations(20)))
-    (path,) = (tmp_path / "out").glob("*.spans")
-    data = np.fromfile(path, "<i8")
-    data[-1] += 10**6
-    data.tofile(path)
-    assert ".spans" in run_here("verify", tmp_path / "out", code=1).output
-    with pytest.raises(StoreError, match=r"\.spans: the stretches of document 19"):
-        milldam.open(tmp_path / "out").spans(19)
-    path.write_bytes(data.tobytes()[:-8])
-    with pytest.raises(StoreError, match=r"\.spans"):
-        milldam.open(tmp_path / "out").spans(0)
-    del store
 
 
 def test_a_template_that_writes_the_date_gives_the_day_that_is_set(tmp_path: Path) -> None:

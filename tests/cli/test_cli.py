@@ -154,6 +154,8 @@ def test_results_on_standard_output_the_rest_on_standard_error(tmp_path: Path, l
     assert done.stdout.splitlines()[-1].startswith(f"{tmp_path / 's'}: 4 documents, ")  # the headline
     done = invoke(*job(lines, tmp_path / "t"), "--verbose")
     assert f"{characters} characters, " in done.stdout and "── document 0: " in done.stdout
+    done = invoke(*job(lines, tmp_path / "t.npy"), "--format", "npy", "-v")
+    assert done.exit_code == 0 and f"{characters} characters, " in done.stdout
     for stage in ("prepare", "tokenize", "finish"):
         assert re.search(rf"^  {stage}(  +[\d.]+ MB){{3}}$", done.stdout, re.MULTILINE), stage
 

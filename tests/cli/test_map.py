@@ -85,7 +85,7 @@ def test_rows_columns_and_json(work: Path) -> None:
         ("broken", [], 3, "ZeroDivisionError"),
         ("lengths", ["--batch-size", "0"], 2, "--batch-size: must be at least 1"),
         ("broken", [], 3, "--on-error reject"),
-        ("row", [], 3, "a dict of lists; for one row a call: --rows"),
+        ("row", [], 3, "a dict of lists; to call it with one row: --rows"),
         ("Kind", [], 2, "Kind is a class"),
         ("lengths", ["--memory", "10MB"], 4, "--memory"),
     ],

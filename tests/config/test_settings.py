@@ -332,6 +332,12 @@ def test_overrides_win_over_the_file(load: Load, override: str, key: str, value:
     assert getattr(load(BASE, override), key) == value
 
 
+def test_overrides_reach_into_empty_blocks(load: Load) -> None:
+    """A key without a value is a block with its defaults."""
+    config = load(BASE + "filters:\ndedup: null", "filters.min_tokens=5", "dedup.normalize=yes")
+    assert (config.filters, config.dedup) == (FilterRules(min_tokens=5), DedupRules(normalize=True))
+
+
 def test_overrides_reach_into_short_forms(load: Load) -> None:
     """A word that stands for a block is spelled out when a key of the block is set."""
     config = load(BASE + "dedup: bloom\npacking: best_fit", "tokenizer.bos=auto", "datasets.0.text_column=body",

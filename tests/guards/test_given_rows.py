@@ -103,6 +103,8 @@ def test_conversations_that_are_given_are_tokenized(tmp_path: Path) -> None:
         ([1, 2], "row 0 is of type int"),
         ({"text": TEXTS}, "dict: no input"),
         (7, "int: no input"),
+        (iter([]), "The input has no rows"),
+        ([{"text": "a", "n": 1}, {"text": "b", "n": "c"}], 'column "n": its values are not of one type'),
     ],
 )
 def test_what_is_no_input_is_refused_with_a_hint(inputs: Any, message: str, tmp_path: Path) -> None:

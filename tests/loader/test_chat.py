@@ -16,7 +16,7 @@ from tests.kit.chat_stores import PAD, Chat, chat_shards, chat_store, chats, ran
 from tests.kit.token_stores import shard_file
 
 import milldam
-from milldam.errors import ConfigError, MismatchError, StoreError
+from milldam.errors import ConfigError, StoreError
 from milldam.loader.stores import Store
 
 PER_TOKEN = ("input_ids", "labels", "position_ids", "document_ids", "loss_mask")
@@ -179,12 +179,6 @@ def test_grouped_batches_waste_less_padding_and_differ_from_epoch_to_epoch(many:
     orders = [batch["document_ids"].tolist() for batch in batches]
     half = len(orders) // 2
     assert orders[:half] != orders[half : 2 * half]
-
-
-def test_a_state_of_other_groups_is_refused(many: Store) -> None:
-    state = many.conversations(length_groups=8).batches(4).state_dict()
-    with pytest.raises(MismatchError, match="length_groups was 8, is 16"):
-        many.conversations(length_groups=16).batches(4).load_state_dict(state)
 
 
 def test_conversations_that_are_too_long_are_counted_and_named(many: Store, caplog: pytest.LogCaptureFixture) -> None:

@@ -19,7 +19,7 @@ from tests.kit.unit_stores import LateParts, Plan, random_plan, unit_store
 import milldam
 from milldam import ConfigError, Feed, MismatchError, StoreError
 from milldam.loader.stores import Store
-from milldam.loader.unit_order import GROUP_PARTS, FinishedParts, Parts
+from milldam.loader.unit_order import GROUP_PARTS, FinishedParts
 
 SEQ_LEN = 16
 PLAN = random_plan(3)
@@ -236,9 +236,3 @@ def test_a_state_of_other_data_or_a_damaged_one_is_refused(store: Store, tmp_pat
     for damage in ({"samples": 10_000}, {"parts": [[1]]}, {"next_unit": 99}, {"begin": 10**9}):
         with pytest.raises((MismatchError, StoreError)):
             batches.load_state_dict(state | {"order": state["order"] | damage})
-
-
-def test_late_parts_are_parts(store: Store) -> None:
-    """The stand-in of these tests and the finished store have one protocol."""
-    kinds: list[Parts] = [FinishedParts(store), LateParts(store, PLAN, late=False)]
-    assert kinds[0].facts == kinds[1].facts

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kit.token_stores import write_store
 
-from milldam.errors import ConfigError, MismatchError
+from milldam.errors import ConfigError
 from milldam.loader.mixing import MixedSamples, Mixture, mix
 from milldam.loader.order import InSequence, Order, Shuffle, Shuffled
 from milldam.loader.samples import Samples
@@ -146,12 +146,6 @@ def test_epochs_of_the_mixture_go_on_without_a_seam() -> None:
     assert marks(samples.batches(1, epochs=2)) == marks(loop) + marks(loop)
 
 
-def test_sources_of_one_size_come_in_different_orders() -> None:
-    """Each source has a seed of its own."""
-    seen = np.array(marks(mixed([50, 50], [1, 1]).batches(10)))
-    assert (seen[seen < 10_000]).tolist() != (seen[seen >= 10_000] - 10_000).tolist()
-
-
 # ---- ranks and state ----
 
 
@@ -169,12 +163,6 @@ def test_resume_anywhere_goes_on_exactly(
     other = mixed(counts, weights, stop=150).batches(then, seed=3)
     other.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert begun + (marks(other) if len(begun) < 150 else []) == whole
-
-
-def test_weights_of_another_scale_are_the_same_weights() -> None:
-    """1 : 3 and 25 : 75."""
-    loop = mixed([10, 10], [25, 75]).batches(2)
-    loop.load_state_dict(mixed([10, 10], [1, 3]).batches(2).state_dict())
 
 
 @settings(max_examples=15)
@@ -204,83 +192,7 @@ def test_new_weights_go_on_where_every_source_stood(
         assert got == wanted[: len(got)]
 
 
-def test_a_mixture_of_mixtures_keeps_its_state() -> None:
-    """Weights of the inner one may change too, and only explicitly."""
-
-    def nested(inner: list[float]) -> MixedSamples:
-        found = mix({mixed([10, 20], inner): 0.5, Rows(2, 9): 0.5}, stop=200)
-        assert isinstance(found, MixedSamples)
-        return found
-
-    loop = nested([1, 1]).batches(5)
-    whole = marks(nested([1, 1]).batches(200))
-    begun = marks(itertools.islice(loop, 9))
-    state = json.loads(json.dumps(loop.state_dict()))
-    again = nested([1, 1]).batches(5)
-    again.load_state_dict(state)
-    assert begun + marks(again) == whole
-    changed = nested([1, 4]).batches(5)
-    with pytest.raises(MismatchError, match="weights were"):
-        changed.load_state_dict(state)
-    changed.load_state_dict(state, new_weights=True)
-    rest = marks(changed)
-    for name, count in enumerate([10, 20]):
-        own = [mark for mark in begun + rest if mark // 10_000 == name][:count]
-        assert len(set(own)) == len(own)
-
-
 # ---- reading ----
-
-
-@settings(max_examples=30)
-@given(
-    numbers=st.lists(st.integers(0, 29), min_size=1, max_size=12),
-    form=st.sampled_from(["xy", "hf"]),
-    dtype=st.sampled_from(["int32", "int64"]),
-    reuse=st.booleans(),
-)
-def test_mixed_reads_are_single_reads(
-    tmp_path_factory: Any, numbers: list[int], form: str, dtype: str, reuse: bool
-) -> None:
-    """Every row at its place, in the dtype that is asked for, in arrays that may be used again."""
-    folder = tmp_path_factory.mktemp("stores")
-    first, second = (store.windows(4, form=form) for store in stored(folder, [41, 85]))
-    samples = mix({first: 1, second: 2})
-    assert isinstance(samples, MixedSamples)
-    assert samples._numbered == len(first) + len(second)
-    out = samples.read(np.arange(12), np.dtype(dtype)) if reuse else None
-    batch = samples.read(np.array(numbers), np.dtype(dtype), out)
-    names: Any = (0, 1) if form == "xy" else ("input_ids", "labels")
-    for name in names:
-        assert batch[name].dtype == dtype
-        assert batch[name].shape == (len(numbers), 4)
-        assert out is None or np.shares_memory(batch[name], out[name])
-        for row, number in enumerate(numbers):
-            single = first[number] if number < len(first) else second[number - len(first)]
-            assert np.array_equal(batch[name][row], single[name])
-    assert not np.shares_memory(*(batch[name] for name in names))
-
-
-@pytest.mark.parametrize("strategy", ["wrapped", "best_fit"])
-@pytest.mark.parametrize("copy", [True, False])
-def test_packed_rows_of_a_mixture_are_those_of_its_stores(tmp_path: Path, strategy: str, copy: bool) -> None:
-    """All arrays of every row, and the borders of its pieces."""
-    first = write_store(tmp_path / "first", [[5, 3, 20, 1, 7], [9, 11]])
-    second = write_store(tmp_path / "second", [[2, 2, 2, 30, 6, 4, 16]])
-    mixture = mix({first: 1, second: 1}, stop="all_exhausted")
-    assert isinstance(mixture, Mixture)
-    samples = mixture.packed(8, strategy=strategy)
-    loop = samples.batches(5, copy=copy)
-    numbers = samples._order(True, 0).numbers(np.arange(samples.epoch_samples))
-    for at, batch in enumerate(loop):
-        borders = [0]
-        for row, number in enumerate(numbers[5 * at : 5 * at + 5]):
-            single = samples.read(np.array([number]))
-            for name in ("input_ids", "labels", "position_ids", "document_ids", "loss_mask"):
-                assert np.array_equal(batch[name][row], single[name][0])
-            borders += (single["cu_seqlens"][1:] + 8 * row).tolist()
-        assert batch["cu_seqlens"].tolist() == borders
-        assert batch["max_seqlen"] == np.diff(borders).max()
 
 
 CUTS: dict[str, Any] = {

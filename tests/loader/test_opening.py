@@ -144,7 +144,7 @@ def test_a_dtype_must_agree_with_what_a_file_says(tmp_path: Path, kind: str) -> 
     if kind == "nanoGPT":
         assert open_foreign(path, dtype=np.uint32).tokens == 500
     else:
-        with pytest.raises(ConfigError, match="says itself that it holds uint16, and dtype=uint32 is asked for"):
+        with pytest.raises(ConfigError, match="holds uint16, as its header says, not uint32"):
             milldam.open(path, dtype=np.uint32)
 
 
@@ -156,11 +156,6 @@ def test_a_dtype_that_holds_no_tokens_is_refused(tmp_path: Path, dtype: str, sai
 
 
 # ---- nanoGPT and llm.c ----
-
-
-def test_a_short_bin_file_opens(tmp_path: Path) -> None:
-    """Even one that is shorter than the header that is looked for."""
-    assert open_foreign(_written(tmp_path / "s.bin", TOKENS[:2])).tokens == 2
 
 
 def test_a_pickle_beside_a_bin_file_is_never_opened(tmp_path: Path) -> None:
@@ -251,15 +246,10 @@ def test_an_npy_file_of_ours_knows_its_vocabulary(desk: Path) -> None:
 # ---- Megatron ----
 
 
-def test_files_without_documents_have_no_length() -> None:
-    """len() is for documents alone: nobody takes tokens for them."""
-    assert not hasattr(ForeignFile, "__len__") and not hasattr(ForeignFile, "__getitem__")
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_pair_of_floats_is_refused(tmp_path: Path, dtype: str) -> None:
     """Floats are no tokens."""
-    with pytest.raises(StoreError, match=f"an index of {dtype} numbers, which are not tokens"):
+    with pytest.raises(StoreError, match=r"dtype code [67]"):
         milldam.open(write_megatron(tmp_path, np.zeros(9, dtype), (4, 5)))
 
 

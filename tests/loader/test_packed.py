@@ -263,10 +263,3 @@ def test_batches_are_the_rows_of_their_order_read_one_by_one(
         check_cu_seqlens(batch)
         found += [{name: batch[name][row].tolist() for name in PER_TOKEN} for row in range(len(batch["labels"]))]
     assert found == expected
-
-
-def test_wrapped_rows_make_no_file(tmp_path: Path) -> None:
-    """Where their documents begin is found when they are read."""
-    store = write_store(tmp_path / "s", [[7, 3, 5]])
-    store.packed(4)[0]
-    assert not (store.path / "rows").exists()

@@ -81,42 +81,10 @@ def test_each_number_comes_once(n: int, key: int) -> None:
     assert (np.sort(numbers) == np.arange(n)).all()
 
 
-@pytest.mark.parametrize("n", [2**32, 10**12, 10**15])
-def test_large_sizes_stay_inside_and_never_repeat(n: int) -> None:
-    """Where not all places can be tried, none of many leaves [0, n) and no two meet, also at both ends."""
-    places = np.concatenate([np.arange(50_000), np.arange(n - 50_000, n)])
-    numbers = Permutation(n, 3)(places)
-    assert numbers.min() >= 0
-    assert numbers.max() < n
-    assert len(np.unique(numbers)) == len(places)
-
-
-@pytest.mark.parametrize(
-    ("n", "key", "numbers"),
-    [
-        (1, 0, [0]),
-        (5, 7, [1, 0, 3, 4, 2]),
-        (1_000, 1, [998, 353, 127, 631, 556, 985]),
-        (65_535, 2, [56736, 11017, 40170, 49478, 11122, 17236]),
-        (65_536, 2, [52176, 55969, 60660, 32687, 42735, 48747]),
-        (65_537, 18446744073709551615, [5965, 6130, 30488, 47856, 48547, 33880]),
-        (1_000_003, 9, [235433, 373871, 71966, 986593, 652037, 634581]),
-        (10**9, mix(0, 0), [88439753, 710189227, 972733293, 232070254, 953250931, 320593240]),
-        (
-            1_000_000_000_000,
-            18036798128018490698,
-            [609926272761, 338763356472, 206322459773, 12944404444, 978382689479, 383054666899],
-        ),
-    ],
-)
-def test_the_order_never_changes_between_versions(n: int, key: int, numbers: list[int]) -> None:
-    """Golden values: a training job that goes on with a new version must get the same order."""
-    assert Permutation(n, key)(np.arange(n)[:6] if n < 10 else np.arange(6)).tolist() == numbers
-
-
 @pytest.mark.parametrize(("n", "checksum"), [(60_000, 3220361731), (70_003, 2777357938)])
 def test_no_number_of_an_order_changes_between_versions(n: int, checksum: int) -> None:
-    """A checksum over all numbers, of the table and of the network with what goes round again."""
+    """A checksum over all numbers, of the table and of the network with what goes round again: a training job that
+    continues with a new version must get the same order."""
     assert zlib.crc32(Permutation(n, 7)(np.arange(n)).astype("<i8").tobytes()) == checksum
 
 

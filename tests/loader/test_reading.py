@@ -188,10 +188,3 @@ def test_tokens_that_begin_between_two_are_read_right_or_refused(tmp_path: Path)
     with pytest.raises(StoreError, match="can't be mapped"):
         open_reader(stream, "map")
     assert open_reader(stream).rows(np.array([40]), 9)[0].tolist() == tokens[40:].tolist()
-
-
-def test_too_many_files_are_not_mapped(tmp_path: Path) -> None:
-    """A process may have so many mappings and no more."""
-    files = write_files(tmp_path, [5] * 4)
-    with patch.object(reading, "MOST_MAPPINGS", 3):
-        assert type(open_reader(files.stream)) is PositionedReader

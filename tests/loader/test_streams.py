@@ -95,9 +95,3 @@ def test_a_state_of_other_streams_is_refused(store: Store) -> None:
         store.streams(4, 11).batches().load_state_dict(state)
     with pytest.raises(MismatchError, match="kind was streams, is windows"):
         store.windows(10).batches(4, shuffle=False).load_state_dict(state)
-
-
-def test_iterating_twice_gives_the_same(store: Store) -> None:
-    """`for x, y in streams` begins at the front each time."""
-    streams = store.streams(3, 20)
-    assert lists(streams) == lists(streams)

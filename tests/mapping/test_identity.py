@@ -143,30 +143,6 @@ def test_a_method_of_a_class_that_is_used() -> None:
     assert changed(source, source.replace("Cleaner(10)", "Cleaner(11)")) == ["global cleaner"]
 
 
-def test_decorated_functions() -> None:
-    """The wrapper, the wrapped function and a cache around it."""
-    source = """
-        import functools
-        def twice(function):
-            @functools.wraps(function)
-            def wrapper(text): return function(text) * 2
-            return wrapper
-        @functools.lru_cache(maxsize=8)
-        def helper(text): return text + "!"
-        def kind(value): return 0
-        @twice
-        def f(text): return helper(text), kind(text)
-    """
-    function = run(source)
-    before = identify(function)
-    function("a")
-    assert before == identify(function)
-    assert before.unhashable == []
-    assert changed(source, source.replace("* 2", "* 3")) == ["code"]
-    assert changed(source, source.replace("helper(text), kind", "kind(text), kind")) != []
-    assert changed(source, source.replace('"!"', '"?"')) == ["function helper"]
-
-
 # ---- modules ----
 
 

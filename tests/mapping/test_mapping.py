@@ -250,51 +250,7 @@ def test_a_source_that_cant_be_identified_is_read_again(tmp_path: Path) -> None:
 # ---- functions that keep something from call to call ----
 
 
-class Counter:
-    def __init__(self) -> None:
-        self.seen = 0
-
-    def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
-        self.seen += len(rows["x"])
-        return {"n": list(range(self.seen - len(rows["x"]), self.seen))}
-
-    def count(self, rows: dict[str, Any]) -> dict[str, Any]:
-        return self(rows)
-
-
-@pytest.mark.parametrize("known", [0, 45])
-def test_a_function_that_counts_is_called_once_a_batch(known: int, tmp_path: Path) -> None:
-    """Also where it takes several batches, or units, to see the type of a column (its first `known` rows are null)."""
-    path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"x": None if row < known else row}) + "\n" for row in range(100)))
-    table = map_rows(path, Counter().count, tmp_path / "out", batch_size=10, shards=7)
-    assert table["n"].to_pylist() == list(range(100)) and leftovers(tmp_path / "out") == []
-
-
-def test_every_worker_begins_with_the_state_that_the_function_had(corpus: Path, tmp_path: Path) -> None:
-    """The program's own object stays as it is; each unit here is the first of a worker, or goes on from another."""
-    counter = Counter()
-    rows = map_rows(corpus, lambda rows: counter({"x": rows["id"]}), tmp_path / "out", workers=2, shards=2)
-    assert counter.seen == 0 and rows[0]["n"] == 0
-
-
 # ---- errors ----
-
-
-def test_an_exception_stops_with_the_users_lines_and_the_place(corpus: Path, tmp_path: Path) -> None:
-    """From a worker process too; units that were done are reused by the mended function's siblings."""
-
-    def broken(batch: dict[str, Any]) -> Any:
-        if 505 in batch["id"]:
-            raise ValueError("five hundred and five")
-        return lengths(batch)
-
-    for workers in (1, 2):
-        with pytest.raises(InputError) as caught:
-            map_rows(corpus, broken, tmp_path / "out", shard_size=1, workers=workers)
-        told = str(caught.value)
-        assert "broken failed on rows 1 to 20" in told and "05.jsonl" in told
-        assert 'raise ValueError("five hundred and five")' in told and "on_error" in told
 
 
 def test_rejected_rows_are_set_aside_and_counted(corpus: Path, tmp_path: Path) -> None:
@@ -550,17 +506,6 @@ def test_a_file_that_changes_while_it_is_mapped_is_not_taken_for_what_it_was(
 
 
 # ---- what is told, and what is left ----
-
-
-def test_a_finished_table_keeps_no_list_of_addresses(corpus: Path, tmp_path: Path) -> None:
-    """They may hold a signature; nor row numbers of datasets."""
-    from datasets import Dataset
-
-    out = tmp_path / "out"
-    data = Dataset.from_dict({"id": list(range(9)), "text": ["word "] * 9})
-    for seed in range(3):
-        map_rows(data.shuffle(seed=seed), lengths, out)
-        assert not (out / "run" / "units.jsonl").exists() and not (out / "run" / "rows").exists()
 
 
 def test_a_table_does_not_take_the_place_of_windows(tmp_path: Path) -> None:

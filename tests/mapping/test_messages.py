@@ -152,7 +152,7 @@ def keep_all(batch: dict[str, Any]) -> Any:
 def test_hints_for_what_newcomers_do(tmp_path: Path) -> None:
     """A function of a row given a batch; a schema that lacks a column; a class; fewer rows."""
     source, out = write_files(tmp_path / "in", "jsonl"), tmp_path / "out"
-    with pytest.raises(InputError, match="given a batch, a dict of lists; for one row a call: batched=False"):
+    with pytest.raises(InputError, match="gets a batch, a dict of lists; to call it with one row: batched=False"):
         map_rows(source, lambda row: {"n": row["text"].upper()}, out)
     with pytest.raises(InputError, match=r"your schema lacks text\. Add .*remove_columns=\['text'\]"):
         map_rows(source, lambda batch: {"n": [1] * len(batch["text"])}, out, schema=pa.schema([("n", pa.int64())]))

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from milldam.errors import ConfigError, InputError
-from milldam.mapping.rows import RowUnit, evenly, source_of
+from milldam.mapping.rows import RowUnit, source_of
 from milldam.mapping.settings import MapSettings
 from milldam.sources.batch import Places, Reject, TextRules
 from milldam.sources.reading import FileReader
@@ -145,15 +145,6 @@ def test_standard_input_is_copied_once_and_read_by_units(tmp_path: Path) -> None
 
 
 # ---- keys ----
-
-
-@given(st.lists(st.integers(0, 500), min_size=1, max_size=60), st.integers(1, 80))
-def test_a_number_of_shards_is_met_exactly_where_there_are_pieces(sizes: list[int], shards: int) -> None:
-    """Exactly so many groups, or as many as there are pieces, in order and none empty."""
-    slices = [Slice(str(number), "txt", None, size=size) for number, size in enumerate(sizes)]
-    groups = list(evenly(iter(slices), shards, sizes))
-    assert len(groups) == min(shards, len(sizes)) and [] not in groups
-    assert [slice for group in groups for slice in group] == slices
 
 
 # ---- datasets ----

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.native import oracles
 
 from milldam.dedup import sketches
-from milldam.dedup.minhash import MinHasher, lower_case, shingle
+from milldam.dedup.minhash import MinHasher, shingle
 from milldam.dedup.sketches import Sketcher
 from milldam.rules import NearRules
 
@@ -39,11 +38,6 @@ def test_every_character_is_read_as_by_numpy() -> None:
     found, expected = shingle(texts, 2), oracles.shingle(texts, 2)
     assert np.array_equal(found.offsets, expected.offsets)
     assert np.array_equal(found.flat, expected.flat)
-
-
-def test_no_character_beyond_the_table_has_a_lower_case() -> None:
-    beyond = "".join(map(chr, range(len(lower_case()), 0x110000)))
-    assert pc.utf8_lower(pa.scalar(beyond)).as_py() == beyond
 
 
 @given(TEXTS, st.sampled_from([(1, 1), (32, 8), (3, 5), (64, 16)]))

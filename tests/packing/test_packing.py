@@ -86,11 +86,6 @@ def test_rows_keep_store_order(tmp_path: Path) -> None:
     assert rows == [[(0, 3), (19, 7)], [(3, 9), (18, 1)], [(12, 6), (26, 4)]]
 
 
-def test_rows_far_longer_than_the_buffer_are_filled(tmp_path: Path) -> None:
-    """Rows stay open from one buffer to the next: short documents fill long rows even when few are held."""
-    assert [len(one) for one in best_fit(tmp_path / "s", [3] * 1000, 1000, buffer=10)] == [333, 333, 333, 1]
-
-
 @pytest.mark.parametrize(
     "packing",
     [{"strategy": "wrapped"}, {"strategy": "wrapped", "pad_last": True}, {"strategy": "best_fit"}],

@@ -15,15 +15,14 @@ from tests.kit.jobs import (
     invoke,
     leftovers,
     run_here,
-    run_milldam,
     store_bytes,
 )
 from tests.kit.qa_jobs import command, small, write_examples
 from tests.kit.qa_recipe import COLUMNS, windower_of
 from tests.kit.quick import first_quick
 
-from milldam.errors import ConfigError, InputError, MismatchError, ResourceError
-from milldam.qa import FeatureStore, examples_of, job, prepare
+from milldam.errors import ConfigError, InputError, MismatchError
+from milldam.qa import examples_of, job, prepare
 from milldam.stores.verify import verify
 
 
@@ -132,18 +131,6 @@ def test_an_example_of_too_many_windows_is_dropped_by_name(tmp_path: Path, monke
 # ---- the same again, and something else ----
 
 
-def test_an_open_store_is_read_on(few: Path, tmp_path: Path) -> None:
-    """Whoever opened it before an update reads what he opened."""
-    path = tmp_path / "e.jsonl"
-    path.write_bytes(few.read_bytes())
-    opened = small(path, tmp_path / "s")
-    numbers = np.arange(len(opened))
-    before = FeatureStore(tmp_path / "s").rows(numbers, ("input_ids",))["input_ids"]
-    write_examples(path, 35, seed=8)
-    assert small(path, tmp_path / "s").examples == 35
-    assert np.array_equal(opened.rows(numbers, ("input_ids",))["input_ids"], before)
-
-
 def add(folder: Path) -> None:
     write_examples(folder / "9.jsonl", 50, seed=7)
 
@@ -210,17 +197,6 @@ def test_other_settings_never_return_old_features(
 
 
 # ---- what can be wrong ----
-
-
-@pytest.mark.slow
-def test_a_budget_that_is_too_small_says_what_would_do(few: Path, tmp_path: Path) -> None:
-    """The smallest budget that works is named, and it works."""
-    refused = run_milldam(*command(few, tmp_path / "s", "--memory", "20MB"), code=4).stderr
-    assert not (tmp_path / "s").exists()
-    named = refused.rpartition("--memory ")[2].strip().rstrip(".")
-    run_milldam(*command(few, tmp_path / "s", "--memory", named))
-    with pytest.raises(ResourceError, match="too small"):
-        small(few, tmp_path / "2", memory=1000)
 
 
 def test_input_that_can_not_be_used(few: Path, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from milldam.memory import inherit, process_tree, shared_bytes, usage
 from milldam.run.budget import Monitor
 from milldam.run.fork import ForkServer
 from milldam.run.pools import Pool
-from milldam.run.tasks import CRASH, DONE, PART, PROGRESS, Assigned, Event, Load, NothingYetError, Workers
+from milldam.run.tasks import CRASH, DONE, PART, PROGRESS, Assigned, Event, Load, NothingYetError, Todo, Workers
 
 linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="workers are forked on Linux only")
 MB = 10**6
@@ -67,7 +67,7 @@ def run(
 
     used = pool or Pool(10**12)
     try:
-        used.run(workers, load, range(units) if isinstance(units, int) else units, assign, hear)
+        used.run(workers, Todo(load, iter(range(units) if isinstance(units, int) else units), assign, hear))
     finally:
         if pool is None:
             used.close()

@@ -19,7 +19,7 @@ from tests.kit.worker_loads import Deadly, Hoarder, Square, assigned, recording,
 
 from milldam.errors import ConfigError, ResourceError, WorkerError
 from milldam.run import ray_cluster
-from milldam.run.tasks import CRASH, DONE, ENDED, PART, PROGRESS, Assigned, Event, Make, Workers
+from milldam.run.tasks import CRASH, DONE, ENDED, PART, PROGRESS, Assigned, Event, Make, Todo, Workers
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -43,7 +43,7 @@ def pool(cluster: Any) -> Iterator[Any]:
 
 def run(pool: Any, task: Any, units: int, workers: Workers = ONE) -> list[Event]:
     events: list[Event] = []
-    pool.run(workers, task, range(units), assigned, events.append)
+    pool.run(workers, Todo(task, iter(range(units)), assigned, events.append))
     return events
 
 
@@ -101,7 +101,7 @@ def test_a_worker_asks_for_its_cores_and_its_share_of_the_budget(pool: Any) -> N
             given.append(event.value.facts["value"])
 
     units = itertools.takewhile(lambda unit: unit < 200, itertools.count())
-    pool.run(Workers(2, 1), Given(), units, assign, on_event)
+    pool.run(Workers(2, 1), Todo(Given(), units, assign, on_event))
     assert len(given) == 200
     assert all(resources == {"CPU": 1.0, "memory": BUDGET / 2} for resources, _, _ in given)
     assert {folder for _, folder, _ in given} == {Path.cwd()}

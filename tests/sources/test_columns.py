@@ -95,29 +95,11 @@ def test_where_there_are_only_numbers_nothing_is_taken_for_text(tmp_path: Path) 
     assert column_of(tmp_path, {"id": "17", "text": "18"}) == "text"
 
 
-def test_a_wanted_column_that_is_missing_names_those_there_are(tmp_path: Path) -> None:
-    """And the one that was probably meant."""
-    with pytest.raises(
-        InputError, match=r'no text in a field "contnet"; found text in "content", "url"\. Did you mean'
-    ):
-        column_of(tmp_path, {"content": "a", "url": "b", "n": 1}, wanted="contnet")
-
-
-def test_records_without_the_field_do_not_hide_it(tmp_path: Path) -> None:
-    """The first hundred records are looked at together."""
-    assert column_of(tmp_path, {"id": 1}, {"text": None}, {"title": "b"}, {"text": "c"}) == "text"
-
-
 def test_broken_lines_at_the_head_are_passed_over(tmp_path: Path) -> None:
     """They will be rejected later; the column is found all the same."""
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\xef\xbb\xbf\nbroken\n\n{"text": "\xff"}\n[1]\n{"body": "a"}\n')
     assert find(path) == "body"
-
-
-def test_plain_text_has_no_column(tmp_path: Path) -> None:
-    """Nothing is opened."""
-    assert find_text_column([Slice(str(tmp_path / "none.txt"), "txt", None)], None) is None
 
 
 # ---- why there is none ----

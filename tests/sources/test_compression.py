@@ -11,7 +11,6 @@ import lzma
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -91,13 +90,6 @@ def test_a_file_that_compresses_a_thousandfold_stays_in_bounded_blocks(kind: str
     assert (max(sizes), sum(sizes)) == (65_536, 20_000_000)
 
 
-@every_compression
-def test_much_padding_does_not_hide_the_member_behind_it(kind: str) -> None:
-    """More zero bytes than are read at a time are padding too."""
-    data = COMPRESS[kind](b"one") + b"\0" * 200_000 + COMPRESS[kind](b"two")
-    assert decompressed(data, kind) == (b"onetwo", None)
-
-
 def test_a_skippable_zst_frame_is_skipped() -> None:
     """Seekable archives carry their index in one."""
     skippable = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"index"
@@ -122,14 +114,6 @@ def test_a_compressed_file_gives_the_documents_of_the_plain_one(tmp_path: Path, 
     write_as, rules, end = FORMATS[format]
     result = read(write(tmp_path / f"a.{format}.{kind}", COMPRESS[kind](write_as(texts_of(50)))), rules, shard_size=100)
     assert (result.units, result.texts, result.rejects) == (1, [text + end for text in texts_of(50)], [])
-
-
-@pytest.mark.parametrize(("name", "least"), [("truncated.jsonl.gz", 10), ("truncated.jsonl.zst", 0)])
-def test_real_truncated_files_give_what_is_whole(shared_data: Path, name: str, least: int) -> None:
-    """And one reject; the zst file is cut inside its first block, so nothing of it can be had."""
-    result = read(shared_data / "messy" / name)
-    assert len(result.texts) >= least
-    assert result.reasons == {"truncated": 1}
 
 
 # ---- damage ----
@@ -241,29 +225,3 @@ def test_a_store_of_damaged_input_says_so_everywhere(tmp_path: Path, damaged: Pa
     assert milldam.open(out).manifest.damaged_files == 1
     (reject,) = set_aside(out)
     assert (reject["reason"], reject["records"]) == ("bad_checksum", 0)
-
-
-def _lengths(rows: dict[str, list[Any]]) -> dict[str, list[int]]:
-    return {"length": [len(text) for text in rows["text"]]}
-
-
-@pytest.mark.parametrize("format", ["jsonl", "csv", "json"])
-def test_map_keeps_what_tokenize_keeps(tmp_path: Path, format: str) -> None:
-    """The rows before the cut, and one reject for the record that was cut."""
-    packed = gzip.compress(FORMATS[format][0](texts_of(300)))
-    path = write(tmp_path / f"a.{format}.gz", packed[: len(packed) // 2])
-    kept = read(path).texts
-    table = milldam.map(str(path), _lengths, tmp_path / "table")
-    assert table.to_arrow().column("text").to_pylist() == kept
-    assert table.report.rejected == {"truncated": 1}
-
-
-def test_a_mapped_unit_of_a_damaged_file_is_reused(tmp_path: Path) -> None:
-    """Its rejects are whole: the entry of the file beside that of a record."""
-    data = as_lines(texts_of(5)) + b"broken\n"
-    paths = [str(write(tmp_path / "a.jsonl.gz", flipped(gzip.compress(data), CHECKSUM["gz"])))]
-    first = milldam.map(paths, _lengths, tmp_path / "table", shard_size=500).report
-    paths.append(str(write(tmp_path / "b.jsonl", as_lines(texts_of(5)))))
-    again = milldam.map(paths, _lengths, tmp_path / "table", shard_size=500).report
-    assert (first.rejected, again.rejected) == ({"bad_json": 1}, {"bad_json": 1})
-    assert (first.reused, again.reused) == (0, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 from pathlib import Path
 
@@ -12,13 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.kit.source_reading import TEXT, Result, read, small_blocks
 
-from milldam.errors import InputError
 from milldam.sources.batch import Places, Reject, TextRules
-from milldam.sources.columns import find_text_column
 from milldam.sources.reading import FileReader
 from milldam.sources.units import Slice
 
-BOM = b"\xef\xbb\xbf"
 SIZES = {"shard_size": st.integers(1, 300), "block": st.integers(8, 120)}
 
 
@@ -66,16 +62,6 @@ def test_rows_that_csv_writes_come_back_once_in_order(
     assert result.rejects == []
 
 
-def test_a_large_file_is_cut_at_records_in_earnest(tmp_path: Path) -> None:
-    """With blocks as they are, and line ends inside of quotes."""
-    rows = [f"row {n}\n" + "x" * (n % 997) for n in range(12_000)]
-    data = "id,text\n" + "".join(f'{n},"{row}"\n' for n, row in enumerate(rows))
-    result = read_csv(tmp_path, data, shard_size=1_500_000)
-    assert len(result.texts) == len(rows)
-    assert result.texts == rows
-    assert result.units > 2
-
-
 # ---- as people write it ----
 
 loose = st.lists(
@@ -116,14 +102,6 @@ def test_fields_are_text_as_they_stand(tmp_path: Path, body: str, texts: list[st
     assert (result.texts, result.rejects) == (texts, [])
 
 
-@pytest.mark.parametrize(
-    "header", [BOM + b"text,id\n", b'"text","id"\r\n', b'text,"a ""long""\nname"\n', '"text",größe\n'.encode()]
-)
-def test_a_header_may_have_a_mark_quotes_and_line_ends(tmp_path: Path, header: bytes) -> None:
-    """Its first record is the header, however many lines it takes."""
-    assert read_csv(tmp_path, header + b"one,1\ntwo,2\n").texts == ["one", "two"]
-
-
 # ---- rejects ----
 
 
@@ -146,14 +124,6 @@ def test_the_line_of_a_reject_counts_blank_lines_and_other_rejects(
 
 
 # ---- compressed ----
-
-
-def test_a_file_truncated_in_its_header_is_an_input_error(tmp_path: Path) -> None:
-    """A short error, not a traceback."""
-    path = tmp_path / "a.csv.gz"
-    path.write_bytes(gzip.compress(b"id,text\n1,a\n")[:12])
-    with pytest.raises(InputError, match=r"a\.csv\.gz"):
-        find_text_column([Slice(str(path), "csv", "gz")], None, None)
 
 
 def test_a_lone_carriage_return_rejects_its_record_with_its_text(tmp_path: Path) -> None:

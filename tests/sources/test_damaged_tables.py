@@ -14,7 +14,7 @@ import pytest
 from tests.kit.jobs import TOKENIZER, documents, expected_ids, run_here
 
 import milldam
-from milldam import InputError, qa
+from milldam import InputError
 
 ROWS = 40
 
@@ -75,31 +75,6 @@ def test_a_damaged_table_in_a_folder_is_set_aside(tmp_path: Path, ending: str, d
     assert Path(reject["file"]).name == f"a.{ending}"
     assert "1 input file is damaged" in told
     assert f"a.{ending}" in told
-
-
-@pytest.mark.parametrize("ending", ["parquet", "arrow"])
-def test_map_sets_a_damaged_table_aside(tmp_path: Path, ending: str) -> None:
-    """The first file need not be the one that shows the columns."""
-    folder = _folder(tmp_path, ending, "truncated")
-    made = milldam.map(
-        str(folder), lambda row: {"size": len(row["text"])}, batched=False, out=tmp_path / "out", workers=1
-    )
-    assert len(made) == 2 * ROWS
-    assert {Path(line["file"]).name for line in _rejects(tmp_path / "out")} == {f"a.{ending}"}
-
-
-def test_question_answering_sets_a_damaged_table_aside(tmp_path: Path) -> None:
-    """As a damaged file of JSON lines."""
-    (tmp_path / "in").mkdir()
-    for name in "ab":
-        rows = [{"id": f"{name}{k}", "context": "It was 1912.", "question": "When?", "answers": None} for k in range(9)]
-        _write(tmp_path / f"in/{name}.parquet", pa.Table.from_pylist(rows))
-    broken = tmp_path / "in/a.parquet"
-    broken.write_bytes(broken.read_bytes()[:-30])
-    rejects: list[Any] = []
-    found = list(qa.examples_of(sorted(map(str, (tmp_path / "in").iterdir())), on_reject=rejects.append))
-    assert [one.id for one in found] == [f"b{k}" for k in range(9)]
-    assert [Path(one.file).name for one in rejects] == ["a.parquet"]
 
 
 @pytest.mark.parametrize("ending", ["parquet", "arrow"])

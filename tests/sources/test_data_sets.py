@@ -155,15 +155,6 @@ def test_a_split_takes_the_files_that_carry_its_name(
     assert len(found) == expected if isinstance(expected, int) else found == expected
 
 
-def test_a_split_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
-    """Nothing is taken in its place."""
-    make(tmp_path, "train.jsonl", "dev.jsonl")
-    with pytest.raises(InputError, match=r'no split "test" in it; there are: "validation", "train"\. Set split\.'):
-        names(tmp_path, "test")
-    with pytest.raises(InputError, match=r'no split "trian".*Did you mean "train"\?'):
-        names(tmp_path, "trian")
-
-
 def test_a_single_file_is_train_whatever_it_is_called(tmp_path: Path) -> None:
     """The user named it; and it is the split that its name carries as well."""
     make(tmp_path, "test.jsonl")
@@ -225,15 +216,6 @@ def test_a_saved_data_set_is_read_in_its_own_order(tmp_path: Path, split: str | 
     assert texts(resolved) == ["a", "b", "c", "d é"]
 
 
-def test_a_saved_data_set_knows_which_split_it_is(tmp_path: Path) -> None:
-    """By what it says, else by its folder's name; without a split it is taken whatever it is."""
-    folder = str(save(tmp_path / "d", [["a"]], _split="test"))
-    assert texts(resolve_data_set(folder, "test", None)) == texts(resolve_data_set(folder, None, None)) == ["a"]
-    with pytest.raises(InputError, match=r'no split "train" in it; there are: "test"'):
-        resolve_data_set(folder, "train", None)
-    assert texts(resolve_data_set(str(save(tmp_path / "validation", [["b"]])), "val", None)) == ["b"]
-
-
 @pytest.mark.parametrize(
     ("split", "expected"),
     [
@@ -248,15 +230,6 @@ def test_a_saved_dict_gives_the_split_asked_for(tmp_path: Path, split: str | Non
     """Train when nothing is asked for."""
     folder = save_dict(tmp_path / "d", train=[["a"], ["b"]], test=[["c"]])
     assert texts(resolve_data_set(str(folder), split, None)) == expected
-
-
-def test_a_saved_dict_without_train_asks_which_split(tmp_path: Path) -> None:
-    """Unless there is one alone."""
-    folder = save_dict(tmp_path / "d", en=[["a"]], de=[["b"]])
-    with pytest.raises(InputError, match=r'which split\? There are "en", "de"\. Set split\.'):
-        resolve_data_set(str(folder), None, None)
-    assert texts(resolve_data_set(str(folder), "de", None)) == ["b"]
-    assert texts(resolve_data_set(str(save_dict(tmp_path / "e", de=[["b"]])), None, None)) == ["b"]
 
 
 def test_a_saved_data_set_at_an_address_is_read_there(tmp_path: Path, bucket: Any) -> None:
@@ -278,17 +251,6 @@ def test_files_outside_of_a_saved_data_set_are_refused(tmp_path: Path, name: str
     """A dataset from elsewhere can't lead out of its folder."""
     folder = save(tmp_path / "d", [["a"]], _data_files=[{"filename": name}])
     with pytest.raises(InputError, match="which is not a file in it"):
-        resolve_data_set(str(folder), None, None)
-
-
-@pytest.mark.parametrize("files", [None, "x", [1], [{}]])
-def test_a_damaged_state_is_a_short_error(tmp_path: Path, files: Any) -> None:
-    """And so is one that is cut off."""
-    folder = save(tmp_path / "d", [["a"]], _data_files=files)
-    with pytest.raises(InputError, match=r"its state\.json lists no files"):
-        resolve_data_set(str(folder), None, None)
-    (folder / "state.json").write_text("{")
-    with pytest.raises(InputError, match="not JSON"):
         resolve_data_set(str(folder), None, None)
 
 
@@ -329,16 +291,6 @@ def test_a_name_on_the_hub_gives_addresses_that_are_streamed(hub: dict[str, Any]
         resolve_data_set("user/corpus-v1.1", "test", None)
 
 
-def test_files_that_hold_no_text_are_refused(hub: dict[str, Any]) -> None:
-    """With one of them, and what is known."""
-    hub["images"] = {"train": ["hf://datasets/images/a.tar"]}
-    with pytest.raises(InputError, match=r"files such as hf://datasets/images/a\.tar\.\nKnown are \.txt"):
-        resolve_data_set("images", None, None)
-    hub["script"] = None
-    with pytest.raises(InputError, match="no data files on the Hub"):
-        resolve_data_set("script", None, None)
-
-
 def test_a_name_that_is_nowhere_says_so_in_two_lines(
     hub: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,14 +304,6 @@ def test_a_name_that_is_nowhere_says_so_in_two_lines(
     assert "on the Hub: Couldn't reach 'corpsu'" in second
 
 
-def test_a_missing_package_is_named_with_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only where a name could be one on the Hub."""
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r'^user/name: no such file or folder\.\n.*pip install "milldam\[hf\]"$'):
-        resolve_data_set("user/name", None, None)
-
-
 @pytest.mark.parametrize("path", ["corpus.jsonl", "./corpus", "a/b/c", "user/corpus.txt", "~/corpus", "../corpus"])
 def test_a_path_that_does_not_exist_is_never_looked_up_on_the_hub(
     hub: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
@@ -371,16 +315,4 @@ def test_a_path_that_does_not_exist_is_never_looked_up_on_the_hub(
         list(list_inputs(resolve_data_set(path, None, None).inputs))
     with pytest.raises(InputError, match=r": no such file or folder\.$"):
         resolve_data_set(path, "train", None)
-    assert not hub
-
-
-def test_what_is_here_is_not_looked_up_on_the_hub(
-    hub: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A folder of that name comes first; a subset of it is a mistake."""
-    make(tmp_path, "user/name/a.jsonl")
-    monkeypatch.chdir(tmp_path)
-    assert resolve_data_set("user/name", None, None) == Resolved(("user/name",))
-    with pytest.raises(ConfigError, match="subset is for datasets on the Hub"):
-        resolve_data_set("user/name", None, "en")
     assert not hub

@@ -17,12 +17,9 @@ from tests.kit.source_reading import Result, read, small_blocks
 from milldam.sources import decoding, plain_text
 from milldam.sources.batch import TextRules
 
-LINE = TextRules("line", invalid_utf8="drop")
 FILE = TextRules("file", invalid_utf8="drop")
 FIELD = TextRules(text_column="text", invalid_utf8="drop")
 
-FLAWED = b"caf\xe9 au lait, \xe2\x82 na\xc3\xafve \xed\xa0\x80\xf0\x9f"
-MENDED = "caf au lait,  naïve "
 PIECES = st.sampled_from([b"a", b" ", b"\0", "é".encode(), "🙂".encode(), b"\xff", b"\xe2\x82", b"\xf0", b"\x80"])
 
 
@@ -88,14 +85,6 @@ def test_another_encoding_is_rejected_not_taken_apart(tmp_path: Path, data: byte
     assert detail in result.rejects[0].detail
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
-def test_text_with_a_few_letters_of_another_encoding_is_kept(tmp_path: Path, encoding: str) -> None:
-    """Dropping does what it says: the letters go, the text stays."""
-    text = "Der größte Müller Österreichs läuft über die Brücke, und keiner hört ihm zu."
-    (found,) = read(written(tmp_path / "a.txt", text.encode(encoding)), FILE).texts
-    assert found == text.encode("ascii", "ignore").decode()
-
-
 def test_only_the_head_decides(tmp_path: Path) -> None:
     """A document that turns bad later is mended, so that the verdict can be had without reading to its end."""
     data = b"x" * decoding.HEAD_BYTES + b"\xff" * 5000
@@ -118,12 +107,3 @@ def test_a_large_file_is_mended_as_a_small_one(tmp_path: Path, pieces: list[byte
 
 
 # ---- found on the way ----
-
-
-@pytest.mark.parametrize("encoding", ["UTF-16", "UTF-32"])
-@pytest.mark.parametrize("order", ["-le", "-be"])
-def test_other_encodings_are_told_by_their_byte_order_mark(tmp_path: Path, encoding: str, order: str) -> None:
-    """UTF-32's little-endian mark begins with that of UTF-16."""
-    path = written(tmp_path / "a.txt", "\ufeffThe mill".encode(encoding + order))
-    (reject,) = read(path, TextRules("file")).rejects
-    assert reject.detail.startswith(f"{encoding} (it begins with its byte order mark)")

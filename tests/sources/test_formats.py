@@ -45,17 +45,6 @@ def test_an_address_is_read_in_units_too(tmp_path: Path, format: str) -> None:
     assert (result.units > 3) == (format != "arrow")  # a stream, which would have to be read through for it
 
 
-@every_format
-def test_a_file_without_documents_holds_nothing(tmp_path: Path, format: str) -> None:
-    """And is no error; nor are blank lines, and a byte order mark."""
-    path = write_texts(tmp_path / f"a.{format}", [])
-    assert (read(path, RULES).texts, read(path, RULES).rejects) == ([], [])
-    blank = {"txt": b"\n \t\n", "jsonl": b"\n\n", "csv": b"text\n\n\r\n"}.get(format)
-    for content in (blank, BOM + blank) if blank else ():
-        path.write_bytes(content)
-        assert (read(path, RULES).texts, read(path, RULES).rejects) == ([], [])
-
-
 @pytest.mark.parametrize("format", ["txt", "jsonl", "json", "csv", "tsv"])
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"], ids=["lf", "crlf"])
 @pytest.mark.parametrize("last", [b"", b"\n", b"\n\n"], ids=["open end", "newline", "blank lines"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.source_reading import TEXT, plan, read, small_blocks
 
-from milldam.sources.batch import TextRules
 from milldam.sources.compression import DamagedError
 from milldam.sources.json_items import as_json_lines
 
@@ -115,20 +113,3 @@ def test_a_lost_bracket_takes_what_follows_and_is_told(broken: str) -> None:
 
 
 # ---- jobs ----
-
-
-def test_real_chat_data_is_read_item_by_item(shared_data: Path) -> None:
-    """Arrays as people publish them."""
-    result = read(shared_data / "chat" / "alpaca_en_demo.json", TextRules(text_column="output"))
-    assert (len(result.texts), result.rejects) == (999, [])
-    for path in sorted((shared_data / "chat").glob("*.json")):
-        values = list(_items(path))
-        assert values == json.loads(path.read_text(encoding="utf-8"))
-
-
-def _items(path: Path) -> Iterator[Any]:
-    data = path.read_bytes()
-    blocks = (data[start : start + 10_000] for start in range(0, len(data), 10_000))
-    for line in b"".join(as_json_lines(blocks)).split(b"\n"):
-        if line.strip():
-            yield json.loads(line)

@@ -13,7 +13,6 @@ from tests.kit.source_reading import TEXT, Result, line_of, read, small_blocks
 
 from milldam.sources.batch import TextRules
 
-BOM = b"\xef\xbb\xbf"
 GOOD = b'{"text": "good"}'
 BAD = {
     b"not json": "bad_json",
@@ -137,42 +136,6 @@ def test_a_deeply_nested_line_is_rejected_not_a_crash(tmp_path: Path) -> None:
 
 
 # ---- real broken files ----
-
-
-@pytest.mark.parametrize(
-    ("name", "reasons"),
-    [
-        ("bad_line_in_middle.jsonl", {"bad_json": 1}),
-        ("blank_lines.jsonl", {}),
-        ("bom.jsonl", {}),
-        ("crlf.jsonl", {}),
-        ("dup_keys.jsonl", {}),
-        ("nan.jsonl", {}),
-        ("no_final_newline.jsonl", {}),
-        ("truncated_last_line.jsonl", {"bad_json": 1}),
-        ("zero_bytes.jsonl", {}),
-        ("zalgo_emoji.jsonl", {}),
-    ],
-)
-@pytest.mark.parametrize("shard_size", [1 << 30, 10_000])
-def test_real_messy_files_lose_nothing_but_what_is_broken(
-    shared_data: Path, name: str, reasons: dict[str, int], shard_size: int
-) -> None:
-    """Against json.loads, line by line."""
-    path = shared_data / "messy" / name
-    result = read(path, TEXT, shard_size)
-    assert result.texts == list(loadable(path.read_bytes()))
-    assert result.reasons == reasons
-
-
-def loadable(data: bytes) -> list[str]:
-    found = []
-    for line in data.removeprefix(BOM).split(b"\n"):
-        try:
-            found.append(json.loads(line)["text"])
-        except ValueError:
-            continue
-    return found
 
 
 @pytest.mark.parametrize("column", ["text", "meta.text"])

@@ -11,7 +11,7 @@ import pytest
 from tests.kit.source_reading import read
 
 import milldam
-from milldam.errors import ConfigError, InputError, StoreError
+from milldam.errors import InputError, StoreError
 from milldam.input_files import LeftOut
 from milldam.sources.units import InputFile, list_inputs
 from milldam.stores.kinds import TABLE
@@ -77,25 +77,12 @@ def test_the_ending_says_format_and_compression(
     assert (file.format, file.compression, file.size) == (format, compression, 1)
 
 
-def test_a_glob_is_sorted_and_may_cross_folders(tmp_path: Path) -> None:
-    """`**` reaches to the bottom; folders that match are no files."""
-    make(tmp_path, "b/2.txt", "a/1.txt", "a/3.csv", "c.txt/inner.jsonl")
-    assert names(tmp_path, tmp_path / "**/*.txt") == ["a/1.txt", "b/2.txt"]
-
-
 @pytest.mark.parametrize("given", ["nothing-*.txt", "empty"])
 def test_what_holds_no_input_is_an_error(tmp_path: Path, given: str) -> None:
     """A glob without matches and an empty folder say which endings are known."""
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"no input files in it\. Known are \.txt"):
         listed(tmp_path / given)
-
-
-def test_a_missing_file_names_the_one_that_is_near(tmp_path: Path) -> None:
-    """A typing mistake is answered with the file that was meant."""
-    make(tmp_path, "corpus.jsonl")
-    with pytest.raises(InputError, match=r'no such file or folder\. Did you mean ".*/corpus.jsonl"\?'):
-        listed(tmp_path / "corpsu.jsonl")
 
 
 def test_an_unknown_ending_asks_for_the_format(tmp_path: Path) -> None:
@@ -111,22 +98,6 @@ def test_input_format_overrules_the_ending(tmp_path: Path, name: str, compressio
     make(tmp_path, name)
     (file,) = listed(tmp_path / name, "jsonl")
     assert (file.format, file.compression) == ("jsonl", compression)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
-    """Found before the run starts, not in the middle of it."""
-    make(tmp_path, "a.txt")
-    (tmp_path / "a.txt").chmod(0)
-    with pytest.raises(InputError, match="not readable"):
-        listed(tmp_path / "a.txt")
-
-
-def test_a_folder_that_contains_itself_is_listed_once(tmp_path: Path) -> None:
-    """A symbolic link to a parent does not repeat the files below it."""
-    make(tmp_path, "data/a.txt")
-    (tmp_path / "data/loop").symlink_to(tmp_path / "data", target_is_directory=True)
-    assert names(tmp_path) == ["data/a.txt"]
 
 
 # ---- addresses ----
@@ -168,12 +139,6 @@ def test_a_folder_at_an_address_has_the_order_of_a_local_one(memory: fsspec.Abst
         memory.pipe(f"/box/{name}", b"x")
         make(tmp_path, name)
     assert [file.path.removeprefix("memory:///box/") for file in listed("memory://box")] == names(tmp_path)
-
-
-def test_an_unknown_scheme_is_a_setting_that_is_wrong() -> None:
-    """fsspec's own words say which protocol or package is missing."""
-    with pytest.raises(ConfigError, match="nosuch://bucket/x"):
-        listed("nosuch://bucket/x.txt")
 
 
 # ---- what is not read ----

@@ -15,7 +15,6 @@ from tests.kit.source_reading import read, small_blocks
 
 from milldam.sources.batch import TextRules
 
-BOM = b"\xef\xbb\xbf"
 LINE, PARAGRAPH, SIGN = TextRules("line"), TextRules("paragraph"), TextRules(separator="<|>")
 SHARDS = st.integers(1, 200)
 BLOCKS = st.integers(12, 60)
@@ -107,11 +106,6 @@ def test_a_giant_line_loses_its_line_end_and_nothing_else(tmp_path: Path) -> Non
     assert read(written(tmp_path, content), LINE).texts == ["x" * 200 + "\r"]
 
 
-def test_a_blank_line_of_any_length_ends_a_paragraph(tmp_path: Path) -> None:
-    """Also where it is longer than slices look for."""
-    assert read(written(tmp_path, "a\n" + " " * 1000 + "\nb\n"), PARAGRAPH, shard_size=100).texts == ["a", "b"]
-
-
 # ---- what is no UTF-8 ----
 
 
@@ -119,13 +113,6 @@ def test_each_of_two_equal_bad_lines_is_rejected_with_its_own_place(tmp_path: Pa
     """A place is where the record is, not where its like is."""
     result = read(written(tmp_path, b"ok\nb\xff\nfine\nb\xff\n"), LINE)
     assert [reject.line for reject in result.rejects] == [2, 4]
-
-
-def test_a_bad_paragraph_is_rejected_with_its_first_line(tmp_path: Path) -> None:
-    """The other paragraphs of the file are kept."""
-    result = read(written(tmp_path, b"one\ntwo\n\nth\xffree\nfour\n\nfive\n"), PARAGRAPH)
-    assert result.texts == ["one\ntwo", "five"]
-    assert [(reject.line, reject.reason) for reject in result.rejects] == [(4, "not_utf8")]
 
 
 # ---- a document per file ----
@@ -150,10 +137,3 @@ def test_a_bad_file_among_good_ones_is_the_one_rejected(tmp_path: Path) -> None:
     result = read(tmp_path, TextRules("file"))
     assert result.texts == ["text 0", "text 1", "text 2", "text 4"]
     assert [Path(reject.file).name for reject in result.rejects] == ["3.txt"]
-
-
-def test_the_record_kept_of_a_reject_is_bounded(tmp_path: Path) -> None:
-    """A giant record does not make a giant rejects file; that it was cut is said."""
-    reject = read(written(tmp_path, b"\xff" * 300_000), LINE).rejects[0].as_json()
-    assert len(reject["record"]) == 65_536
-    assert reject["record_truncated"] is True

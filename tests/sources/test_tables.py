@@ -123,25 +123,6 @@ def test_a_dotted_name_leads_into_nested_columns(tmp_path: Path, format: str) ->
 
 
 @pytest.mark.parametrize("format", KINDS)
-@pytest.mark.parametrize("column", ["body", "id", "text.inner"])
-def test_a_column_that_is_not_text_names_those_that_are(tmp_path: Path, format: str, column: str) -> None:
-    """Missing, of another type, or a way into something that has no inside."""
-    path = write(tmp_path, text_table(["a"]), format)
-    with pytest.raises(InputError, match=rf'no text in a field "{column}"; found text in "text"\. .* text_column'):
-        read(path, TextRules(text_column=column))
-
-
-@pytest.mark.parametrize(("name", "word"), [("a.parquet", "parquet"), ("a.arrow", "Arrow")])
-@pytest.mark.parametrize("content", [b"", b"PAR1", b"ARROW1", b"not a table at all", b"\0" * 100])
-def test_what_is_no_such_file_is_an_input_error(tmp_path: Path, name: str, word: str, content: bytes) -> None:
-    """A short error with the path, not a traceback."""
-    path = tmp_path / name
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=rf"{name}: not a whole {word} file"):
-        read(path, ALONE)
-
-
-@pytest.mark.parametrize("format", KINDS)
 @settings(max_examples=25)
 @given(place=st.floats(0, 1), byte=st.integers(0, 255))
 def test_damage_anywhere_is_an_input_error_or_harmless(tmp_path: Path, format: str, place: float, byte: int) -> None:

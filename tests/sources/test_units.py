@@ -92,14 +92,6 @@ def test_one_changed_file_changes_few_units(seed: int, largest: int, change: str
     assert len(before - after) <= 8
 
 
-def test_units_do_not_depend_on_where_a_corpus_lies() -> None:
-    """Ends follow from names within it: the same folder elsewhere gives the same units."""
-    names = [f"{k // 50}/{k:05d}.txt" for k in range(2000)]
-    here, there = (units_of([a_file(20, f"{place}{name}") for name in names], 1000) for place in ("", "/mnt/x/y/"))
-    assert len(here) > 40
-    assert [len(unit.slices) for unit in here] == [len(unit.slices) for unit in there]
-
-
 def test_a_unit_holds_a_bounded_number_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """A million empty files must not become one unit that fills the memory."""
     monkeypatch.setattr("milldam.sources.units.FILES_PER_UNIT", 3)

@@ -86,11 +86,6 @@ def test_each_rule_does_what_it_says(rules: dict[str, object], given_text: str, 
     assert clean([given_text], CleanRules(**{**OFF, **rules})) == [cleaned]  # type: ignore[arg-type]
 
 
-def test_the_default_strips_and_removes_control_characters() -> None:
-    """Line ends, inner spaces and composed characters are left alone."""
-    assert clean(["\ufeff  a\x00  b\r\n\r\n\r\n\re\u0301 \n"], CleanRules()) == ["a  b\r\n\r\n\r\n\re\u0301"]
-
-
 @given(st.lists(hard_texts, max_size=5), all_rules)
 @example(["a\r", "\nb"], CleanRules(whitespace=True, strip=False))
 @example(["\n", "\n", "\n\n\n"], CleanRules(whitespace=True, strip=False))
@@ -100,28 +95,12 @@ def test_batches_are_cleaned_as_the_reference_says(texts: list[str], rules: Clea
     assert clean(texts, rules) == [reference(one, rules) for one in texts]
 
 
-def test_slices_and_empty_batches_are_cleaned() -> None:
-    """Arrays that begin inside their buffers, or hold nothing."""
-    for rules in (CleanRules(), CleanRules(unicode="NFC", whitespace=True)):
-        texts = array([" x\x00 ", " é\x00  y", "", "z "])
-        cleaned = Cleaner(rules).clean(texts[1:], Verdicts(3)).to_pylist()
-        assert cleaned == [reference(one, rules) for one in texts[1:].to_pylist()]
-        assert len(Cleaner(rules).clean(array([]), Verdicts(0))) == 0
-        assert len(Cleaner(rules).clean(texts[2:2], Verdicts(0))) == 0
-
-
 def test_control_characters_are_found_in_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those that lie across the border of two blocks."""
     monkeypatch.setattr(text, "_BLOCK_BYTES", 3)
     rules = CleanRules()
     texts = ["ab\x85cd", "a\ufeffb", "\x00abc\x7f", "é中\x00"]
     assert clean(texts, rules) == [reference(one, rules) for one in texts]
-
-
-def test_clean_text_is_not_copied() -> None:
-    """What needs nothing is handed on as it is."""
-    texts = array(["plain", "two\nlines\tand a tab"])
-    assert Cleaner(CleanRules(unicode="NFC")).clean(texts, Verdicts(2)) is texts
 
 
 def test_white_space_is_what_python_says() -> None:
@@ -192,16 +171,6 @@ def test_a_function_that_returns_something_else_is_an_error(functions: str) -> N
     """A number is no text."""
     with pytest.raises(ConfigError, match=r"functions.py:number.* returned int; it must return the text, or None"):
         Cleaner(CleanRules(function=f"{functions}:number")).clean(array(["a"]), Verdicts(1))
-
-
-def test_a_function_that_fails_from_the_start_is_an_error(functions: str) -> None:
-    """Nine documents are dropped, the tenth ends the run."""
-    cleaner = Cleaner(CleanRules(function=f"{functions}:broken"))
-    verdicts = Verdicts(9)
-    cleaner.clean(array(["a"] * 9), verdicts)
-    assert verdicts.counts() == {text.FAILURE: 9}
-    with pytest.raises(ConfigError, match="ValueError: no"):
-        cleaner.clean(array(["a"]), Verdicts(1))
 
 
 def test_a_document_too_large_for_a_function_is_dropped(functions: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,17 +73,6 @@ def test_an_edited_function_has_another_hash_and_is_loaded_again(desk: Path, spe
     assert load_function(spec)("") == "new"
 
 
-def test_hash_of_a_module_does_not_import_it(desk: Path) -> None:
-    """Asking whether a result is stale does not run the user's code."""
-    write(desk / "desk_loud.py", "raise SystemExit('ran')\n")
-    assert function_hash("desk_loud:f") == function_hash("desk_loud.py:f")
-
-
-def test_what_is_built_in_has_a_hash_too() -> None:
-    """There is no source file to hash."""
-    assert function_hash("builtins:str") != function_hash("time:ctime")
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

@@ -83,7 +83,7 @@ def test_documents_with_such_characters_are_counted(tmp_path: Path) -> None:
     """Also a giant one, of which one piece has them; the summary tells."""
     texts = ["a plain one", f"{NEW_LETTER}'s", *["plain too"] * 50, f"{NEW_LETTER}'s " + "some words " * 110_000]
     corpus = write_lines(tmp_path / "corpus.jsonl", texts)
-    done = run_here("tokenize", corpus, "-o", tmp_path / "store", "--tokenizer", TOKENIZER, "--eos", "none")
-    assert "2 documents with rare characters by HF tokenizers" in done.stdout + done.stderr
+    done = run_here("tokenize", corpus, "-o", tmp_path / "store", "--tokenizer", TOKENIZER, "--eos", "none", "-v")
+    assert "(2 documents by HF tokenizers)" in done.stdout + done.stderr
     right = tokenizers.Tokenizer.from_file(str(TOKENIZER))
     assert documents(tmp_path / "store") == [right.encode(text, add_special_tokens=False).ids for text in texts]

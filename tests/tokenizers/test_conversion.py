@@ -126,14 +126,6 @@ def test_a_sentencepiece_model_gives_the_ids_of_sentencepiece_on_any_mix(models:
         assert found == expected, text
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_every_piece_keeps_its_number(models: Models, name: str) -> None:
-    """Control, unknown, byte and user-defined pieces too."""
-    original, loaded = models[name]
-    pieces = [original.id_to_piece(number) for number in range(original.get_piece_size())]
-    assert [loaded.token_to_id(piece) for piece in pieces] == list(range(len(pieces)))
-
-
 @pytest.mark.parametrize("kind", ["word", "char"])
 def test_other_kinds_of_sentencepiece_model_are_refused(tmp_path: Path, kind: str) -> None:
     """Not read as something they are not."""
@@ -213,16 +205,6 @@ def test_a_tiktoken_file_gives_the_ids_of_tiktoken(
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_tiktoken_file_gives_the_ids_of_tiktoken_on_documents(
-    encoding: Callable[[str], tuple[tiktoken.Encoding, Any]], demo_texts: list[str], name: str
-) -> None:
-    """On every document of the demo corpus."""
-    original, loaded = encoding(name)
-    texts = [text.rstrip() for text in demo_texts]
-    assert [text for text in texts if encode(loaded.huggingface, text) != original.encode_ordinary(text)] == []
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
 def test_special_tokens_of_a_tiktoken_file_have_their_published_numbers(
     encoding: Callable[[str], tuple[tiktoken.Encoding, Any]], name: str
 ) -> None:
@@ -266,26 +248,6 @@ def test_a_bert_vocabulary_with_capitals_keeps_case_and_accents(tmp_path: Path) 
     """As bert-base-cased does."""
     tokenizer = bert(tmp_path, [*VOCAB, "The"])
     assert tokens_of(tokenizer, "The the MILL café") == ["The", "the", "[UNK]", "café"]
-
-
-@pytest.mark.parametrize(("lower", "tokens"), [(True, ["the"]), (False, ["[UNK]"])])
-def test_what_the_config_says_about_case_goes_before_the_guess(tmp_path: Path, lower: bool, tokens: list[str]) -> None:
-    """`do_lower_case` in the file beside it."""
-    assert tokens_of(bert(tmp_path, VOCAB, {"do_lower_case": lower}), "THE") == tokens
-
-
-def test_special_tokens_of_a_bert_vocabulary_are_special(tmp_path: Path) -> None:
-    """They are found in text, and have their numbers."""
-    tokenizer = bert(tmp_path, VOCAB)
-    assert tokens_of(tokenizer, "the [MASK] mill") == ["the", "[MASK]", "mill"]
-    assert [tokenizer.token_to_id(token) for token in VOCAB] == list(range(len(VOCAB)))
-
-
-@pytest.mark.parametrize("odd", ["\u2028", "\x85", "\x1c", "\x0c"])
-def test_an_entry_that_is_an_odd_line_end_keeps_the_numbers_right(tmp_path: Path, odd: str) -> None:
-    """Only the line feed ends an entry."""
-    tokenizer = bert(tmp_path, [*VOCAB, odd, "last"])
-    assert tokenizer.token_to_id("last") == len(VOCAB) + 1
 
 
 def test_a_bert_vocabulary_gives_the_ids_of_huggingface(shared_data: Path, demo_texts: list[str]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,27 +82,6 @@ def test_tokens_say_which_text_they_come_from(encoder: DocumentEncoder) -> None:
     assert seen == [0, 2, 3, 5, 6, 7]
 
 
-def test_batches_are_taken_in_slices_too(encoder: DocumentEncoder, demo_tokenizer: Path) -> None:
-    """Arrow slices share their buffers with what is not theirs."""
-    batch = texts_of("not this", "one", "two", GIANT, "nor this")[1:4]
-    found = [token for tokens in encoder.encode(batch) for token in tokens.flat.tolist()]
-    assert found == functools.reduce(operator.iadd, expected(demo_tokenizer, "one", "two", GIANT), [])
-
-
-def test_an_empty_batch_gives_nothing(encoder: DocumentEncoder) -> None:
-    """Readers send such batches for progress."""
-    assert [tokens for tokens in encoder.encode(texts_of()) if len(tokens.lengths)] == []
-    assert not encoder.dropped
-
-
-@pytest.mark.parametrize("dtype", ["uint16", "int32"])
-def test_ids_have_the_type_of_the_store(demo_tokenizer: Path, dtype: str) -> None:
-    """Narrow where the vocabulary allows it; for small documents and giants alike."""
-    encoder = small_encoder(demo_tokenizer.read_text(encoding="utf-8"))
-    encoder = DocumentEncoder(encoder, SpecialTokens(1, 0), dtype)
-    assert {tokens.flat.dtype.name for tokens in encoder.encode(texts_of("small", GIANT))} == {dtype}
-
-
 # ---- empty documents ----
 
 
@@ -113,15 +90,6 @@ def test_documents_without_tokens_are_counted_and_left_out(encoder: DocumentEnco
     assert encode_documents(encoder, [["", "a", ""]]) == expected(demo_tokenizer, "a")
     assert encode_in_parts(encoder, ["", "", ""]) == []
     assert encoder.dropped == {"empty": 3}
-
-
-def test_a_giant_that_normalises_to_nothing_is_empty(wordpiece_json: str) -> None:
-    """White space is no token to BERT, whatever its size."""
-    encoder = DocumentEncoder(small_encoder(wordpiece_json), SpecialTokens(1, 2), "uint32")
-    assert encode_documents(encoder, [["a", " " * 5000, "b"]]) == [
-        [1, *encode_whole(reference(wordpiece_json), text), 2] for text in ("a", "b")
-    ]
-    assert encoder.dropped == {"empty": 1}
 
 
 # ---- taking back ----
@@ -134,12 +102,6 @@ def test_cancel_forgets_the_open_document(encoder: DocumentEncoder, demo_tokeniz
         list(encoder.encode(texts_of("lost words in parts " * 10), open=True))
     encoder.cancel()
     assert encode_documents(encoder, [["next", GIANT]]) == expected(demo_tokenizer, "next", GIANT)
-
-
-def test_cancel_without_an_open_document_does_nothing(encoder: DocumentEncoder, demo_tokenizer: Path) -> None:
-    """It may come before anything was read."""
-    encoder.cancel()
-    assert encode_documents(encoder, [["next"]]) == expected(demo_tokenizer, "next")
 
 
 # ---- special tokens ----

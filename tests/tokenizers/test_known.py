@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.guards.test_guards import loaded_after
-from tests.kit.jobs import TOKENIZER, invoke, store_bytes
+from tests.kit.jobs import TOKENIZER
 
 from milldam.errors import ConfigError
 from milldam.tokenizers.loading import NamedTokens, read_tokenizer
 from milldam.tokenizers.proof import Question, find_out, settle_encoder
-
-MAIN = "import sys; from milldam.cli import main; main(sys.argv[1:], standalone_mode=False)"
 
 
 @pytest.fixture
@@ -37,16 +34,6 @@ def test_what_was_proved_is_known(tmp_path: Path, question: Question) -> None:
         assert settle_encoder(asked, find_out(asked, tmp_path), tmp_path).encoder == wanted
 
 
-@pytest.mark.slow
-def test_a_second_job_loads_no_tokenizer_but_the_encoder(tmp_path: Path) -> None:
-    """HF tokenizers is not needed where its ids are known."""
-    (tmp_path / "a.txt").write_text("words of a text that no other test has")
-    for out, loaded in {"first": {"tokenizers"}, "second": set[str]()}.items():
-        command = ("tokenize", tmp_path / "a.txt", "-o", tmp_path / out, "--tokenizer", TOKENIZER, "-q")
-        assert loaded_after(MAIN, *command) & {"tokenizers", "awkward"} == loaded
-    assert store_bytes(tmp_path / "first") == store_bytes(tmp_path / "second")
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -65,16 +52,6 @@ def test_whatever_changed_is_found_out_anew(tmp_path: Path, question: Question, 
     text = replace(question.text, **change["text"]) if "text" in change else question.text
     other = replace(question, **change | {"text": text})
     assert find_out(other, tmp_path).expected is not None
-
-
-def test_a_version_that_changed_is_found_out_anew(
-    tmp_path: Path, question: Question, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of either library."""
-    settle_encoder(question, find_out(question, tmp_path), tmp_path)
-    for library in ("gigatoken", "tokenizers"):
-        monkeypatch.setattr("milldam.tokenizers.proof.version", lambda name, new=library: "9" if name == new else "1")
-        assert find_out(question, tmp_path).expected is not None
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"not ours at all", None])
@@ -101,12 +78,3 @@ def test_only_what_was_proved_is_kept(tmp_path: Path, question: Question) -> Non
     with pytest.raises(ConfigError):
         find_out(replace(question, bos="no such token"), tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_cache_that_can_not_be_written_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job is done without it."""
-    (tmp_path / "a.txt").write_text("text")
-    (tmp_path / "file").write_text("no folder")
-    monkeypatch.setenv("MILLDAM_CACHE", str(tmp_path / "file"))
-    done = invoke("tokenize", tmp_path / "a.txt", "-o", tmp_path / "s", "--tokenizer", TOKENIZER)
-    assert done.exit_code == 0, done.stderr

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -42,25 +41,6 @@ def test_a_tokenizer_json_is_taken_as_it_is(demo_tokenizer: Path) -> None:
     loaded = load_tokenizer(str(demo_tokenizer))
     assert loaded.json == demo_tokenizer.read_text(encoding="utf-8")
     assert loaded.vocab_size == 4096
-
-
-def test_a_folder_is_its_tokenizer_json(tmp_path: Path, demo_tokenizer: Path) -> None:
-    """With the folder's name, whatever else is in it."""
-    folder = tmp_path / "my-model"
-    folder.mkdir()
-    shutil.copy(demo_tokenizer, folder)
-    (folder / "vocab.txt").write_text("[UNK]\n")
-    loaded = load_tokenizer(str(folder))
-    assert (loaded.name, loaded.json) == ("my-model", demo_tokenizer.read_text(encoding="utf-8"))
-
-
-def test_a_file_of_any_name_is_named_after_itself(tmp_path: Path, demo_tokenizer: Path) -> None:
-    """A general name says less than its folder's."""
-    (tmp_path / "model").mkdir()
-    for name in ("model/tokenizer.json", "special.json"):
-        shutil.copy(demo_tokenizer, tmp_path / name)
-    assert load_tokenizer(str(tmp_path / "special.json")).name == "special.json"
-    assert load_tokenizer(str(tmp_path / "model/tokenizer.json")).name == "model"
 
 
 def test_vocab_and_merges_are_a_tokenizer_by_either_name_or_folder(tmp_path: Path, demo_tokenizer: Path) -> None:
@@ -111,14 +91,6 @@ def test_the_vocabulary_size_is_one_more_than_the_largest_id(tmp_path: Path) -> 
     assert load_tokenizer(str(path)).vocab_size == 70_001
 
 
-def test_added_tokens_count_for_the_vocabulary_size(tmp_path: Path, demo_tokenizer: Path) -> None:
-    """They lie behind the model's own."""
-    tokenizer = tokenizers.Tokenizer.from_file(str(demo_tokenizer))
-    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert load_tokenizer(str(tmp_path)).vocab_size == 4098
-
-
 # ---- from the Hub's cache ----
 
 
@@ -133,7 +105,6 @@ def cached_model(home: Path, name: str, files: dict[str, str]) -> None:
         path.write_text(content, encoding="utf-8")
 
 
-NO_HUB = {"HF_ENDPOINT": "http://127.0.0.1:9"}
 """A port that nobody listens at."""
 
 
@@ -172,34 +143,7 @@ def test_a_hub_name_that_is_not_cached_is_a_short_error(tmp_path: Path, name: st
         assert "Nor is a tokenizer of that name in" in output and "HF_HUB_OFFLINE" in output
 
 
-def test_a_mistyped_path_names_its_neighbour_and_the_hub_is_asked_once(tmp_path: Path, demo_tokenizer: Path) -> None:
-    """Without a line of retries, and with the whole of the message."""
-    shutil.copytree(demo_tokenizer.parent, tmp_path / "tokenizers/english")
-    status, output = load_elsewhere("tokenizers/englihs", tmp_path, cwd=tmp_path, HF_HUB_OFFLINE="0", **NO_HUB)
-    assert status == 1
-    first, second, third = output.splitlines()
-    assert first == (
-        'InputError: tokenizers/englihs: no such tokenizer file or folder. Did you mean "tokenizers/english"?'
-    )
-    assert "the Hub does not answer" in second
-    assert third.endswith("or a Hub name such as openai-community/gpt2.")
-
-
-def test_a_cached_tokenizer_needs_no_hub_that_answers(tmp_path: Path, demo_tokenizer: Path) -> None:
-    """What else could be fetched is not waited for."""
-    cached_model(tmp_path, "someone/model", {"tokenizer.json": demo_tokenizer.read_text()})
-    loaded = load_elsewhere("someone/model", tmp_path, HF_HUB_OFFLINE="0", **NO_HUB)
-    assert loaded == (0, "someone/model 4096 None\n")
-
-
 # ---- what is wrong ----
-
-
-@pytest.mark.parametrize("spec", ["no/such/tokenizer.json", "./here", "vocab.txt", "a b", "x.model", "/nowhere/at/all"])
-def test_what_is_not_there_is_a_short_error(spec: str) -> None:
-    """What looks like a path is not looked for on the Hub."""
-    with pytest.raises(InputError, match=r"no such tokenizer file or folder\.\nGive a folder"):
-        load_tokenizer(spec)
 
 
 def test_a_folder_without_a_tokenizer_says_what_it_found(tmp_path: Path) -> None:
@@ -239,14 +183,6 @@ def test_any_bytes_as_a_sentencepiece_model_are_one_or_a_short_error(tmp_path: P
         load_tokenizer(str(path))
     except InputError as error:
         assert "a.model" in str(error)
-
-
-@pytest.mark.parametrize(("there", "missing"), [("merges.txt", "vocab.json"), ("vocab.json", "merges.txt")])
-def test_one_of_a_pair_names_the_other(tmp_path: Path, there: str, missing: str) -> None:
-    """Both are needed."""
-    (tmp_path / there).write_text("{}")
-    with pytest.raises(InputError, match=f"{missing} is missing beside it"):
-        load_tokenizer(str(tmp_path / there))
 
 
 # ---- real ones ----

@@ -14,7 +14,6 @@ from milldam.tokenizers.loading import (
     NamedTokens,
     SpecialTokens,
     choose_special_tokens,
-    load_tokenizer,
     read_named_tokens,
 )
 
@@ -70,20 +69,6 @@ def test_what_is_put_around_a_document(
     assert choose_special_tokens(with_tokens(*has), named, **asked) == chosen
 
 
-@pytest.mark.parametrize("token", ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<eod>"])
-def test_auto_knows_the_usual_names_of_the_end(token: str) -> None:
-    """When no file says anything."""
-    chosen = choose_special_tokens(with_tokens("<x>", token), NamedTokens(), bos="none", eos="auto")
-    assert chosen == SpecialTokens(None, 2, None, token)
-
-
-@pytest.mark.parametrize("token", ["<|begin_of_text|>", "<s>", "<bos>", "[BOS]"])
-def test_auto_knows_the_usual_names_of_the_beginning(token: str) -> None:
-    """When a beginning is asked for."""
-    chosen = choose_special_tokens(with_tokens("<x>", token), NamedTokens(), bos="auto", eos="none")
-    assert chosen == SpecialTokens(2, None, token, None)
-
-
 @pytest.mark.parametrize("option", ["bos", "eos"])
 def test_an_unknown_token_is_a_setting_that_is_wrong(option: str) -> None:
     """With the token that was probably meant."""
@@ -101,13 +86,6 @@ def test_names_are_read_from_either_file_in_either_form(tmp_path: Path, file: st
     """A string, or an object with its content."""
     folder = write(tmp_path, **{file: {"eos_token": value, "bos_token": None}})
     assert read_named_tokens(folder) == NamedTokens(None, "</s>")
-
-
-def test_the_tokenizers_own_config_goes_before_the_map(tmp_path: Path) -> None:
-    """Where they differ; what only one says is taken from it."""
-    old = {"eos_token": "<old>", "bos_token": "<s>"}
-    write(tmp_path, tokenizer_config={"eos_token": "<new>"}, special_tokens_map=old)
-    assert read_named_tokens(tmp_path) == NamedTokens("<s>", "<new>")
 
 
 @pytest.mark.parametrize(
@@ -129,11 +107,3 @@ def test_ids_are_read_from_the_models_config(tmp_path: Path, config: dict[str, A
 def test_what_is_broken_or_says_nothing_is_passed_over(tmp_path: Path, file: str, content: str) -> None:
     """The files beside a tokenizer are a help, not a condition."""
     assert read_named_tokens(write(tmp_path, **{file: content})) == NamedTokens()
-
-
-def test_a_loaded_tokenizer_carries_the_names_beside_it(tmp_path: Path, demo_tokenizer: Path) -> None:
-    """By folder and by file alike."""
-    (tmp_path / "tokenizer.json").write_bytes(demo_tokenizer.read_bytes())
-    write(tmp_path, tokenizer_config={"eos_token": "<|endoftext|>"})
-    for spec in (tmp_path, tmp_path / "tokenizer.json"):
-        assert load_tokenizer(str(spec)).named.eos == "<|endoftext|>"

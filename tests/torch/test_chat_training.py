@@ -79,19 +79,3 @@ def test_padded_conversations_give_the_same_loss(store: Store, model: Any) -> No
     expected, _ = mean_and_gradient(model, one_by_one(store))
     found, _ = mean_and_gradient(model, tensors(store.conversations(length_groups=8).batches(8)))
     assert found == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.slow
-def test_a_block_diagonal_mask_by_document_ids_gives_the_same_loss(store: Store, model: Any) -> None:
-    """For models that make nothing of position ids: attention between equal document ids."""
-    expected, _ = mean_and_gradient(model, one_by_one(store))
-
-    def masked() -> Any:
-        for batch in tensors(store.packed(SEQ_LEN, form="hf").batches(4)):
-            documents = batch["document_ids"]
-            same = (documents[:, :, None] == documents[:, None, :]).tril()[:, None]
-            mask = torch.zeros(same.shape, dtype=torch.float64).masked_fill(~same, torch.finfo(torch.float64).min)
-            yield {**batch, "attention_mask": mask}
-
-    found, _ = mean_and_gradient(model, masked())
-    assert found == pytest.approx(expected, rel=1e-9)

@@ -10,7 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -27,7 +29,6 @@ import milldam  # noqa: E402
 from milldam.errors import ConfigError  # noqa: E402
 from milldam.loader.stores import Store  # noqa: E402
 from milldam.torch import BatchDataset, MapDataset, tensors  # noqa: E402
-from milldam.torch.datasets import _Loop  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -66,40 +67,6 @@ def loader_of(dataset: BatchDataset, workers: int = 0, **options: Any) -> DataLo
 # ---- samples one by one ----
 
 
-def test_a_sample_is_the_window_as_int64(store: Store) -> None:
-    """Whatever tokens are stored as, torch gets what it can embed."""
-    windows = store.windows(SEQ_LEN)
-    dataset = MapDataset(windows)
-    assert len(dataset) == len(windows)
-    for number in (0, 7, -1):
-        x, y = dataset[number]
-        assert x.dtype == y.dtype == torch.int64
-        assert (x.tolist(), y.tolist()) == tuple(part.tolist() for part in windows[number])
-
-
-def test_a_sample_for_hf_is_a_dict(store: Store) -> None:
-    """The form that HF models take."""
-    sample = MapDataset(store.windows(SEQ_LEN, form="hf"))[3]
-    assert sorted(sample) == ["input_ids", "labels"]
-    assert sample["input_ids"].tolist() == sample["labels"].tolist() == store.windows(SEQ_LEN)[3][0].tolist()
-
-
-def test_a_batch_of_samples_is_one_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A DataLoader's batch costs one vectorised read, not one for each sample."""
-    windows = store.windows(SEQ_LEN)
-    reads: list[int] = []
-    read = type(windows).read
-
-    def counted(self: Any, numbers: Any, *rest: Any) -> Any:
-        reads.append(len(numbers))
-        return read(self, numbers, *rest)
-
-    monkeypatch.setattr(type(windows), "read", counted)
-    batches = list(DataLoader(MapDataset(windows), batch_size=16))
-    assert reads == [16, 16, 16, 5]
-    assert batches[0][0].shape == (16, SEQ_LEN)
-
-
 @pytest.mark.parametrize("workers", first_quick([2, 0, 1, 3], 2))
 def test_map_style_every_sample_comes_once(store: Store, workers: int) -> None:
     """A DataLoader that shuffles by itself gets each window exactly once, whatever its workers."""
@@ -122,27 +89,13 @@ def test_workers_together_give_the_sequence_of_one_process(store: Store, workers
     assert all(tensor.dtype == torch.int64 for batch in batches for tensor in batch)
 
 
-@pytest.mark.slow
-def test_spawned_workers_that_persist_are_reached_by_set_epoch(store: Store) -> None:
-    """Workers that were started before learn which epoch comes next."""
-    dataset = BatchDataset(store.windows(SEQ_LEN), 8)
-    loader = loader_of(dataset, 2, multiprocessing_context="spawn", persistent_workers=True)
-    expected = firsts(store.windows(SEQ_LEN).batches(8, epochs=3))
-    epochs = []
-    for epoch in range(3):
-        dataset.set_epoch(epoch)
-        epochs.append(firsts(loader))
-    del loader
-    assert samples_of(epochs[0]) == samples_of(epochs[1]) == samples_of(epochs[2])
-    assert epochs[0][:6] == expected[:6]
-    assert epochs[0] != epochs[1] != epochs[2]
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_forked_workers_are_reached_by_set_epoch(store: Store, persistent: bool) -> None:
+@pytest.mark.parametrize(
+    ("context", "persistent"), [("fork", False), ("fork", True), pytest.param("spawn", True, marks=pytest.mark.slow)]
+)
+def test_workers_are_reached_by_set_epoch(store: Store, context: str, persistent: bool) -> None:
     """Epochs with workers are the epochs without, also of a copy of the dataset."""
     dataset = copy.deepcopy(BatchDataset(store.windows(SEQ_LEN), 8))
-    with_workers = loader_of(dataset, 2, persistent_workers=persistent)
+    with_workers = loader_of(dataset, 2, persistent_workers=persistent, multiprocessing_context=context)
     alone = BatchDataset(store.windows(SEQ_LEN), 8)
     for epoch in (0, 1, 4, 2):
         dataset.set_epoch(epoch)
@@ -178,12 +131,6 @@ def test_ranks_are_those_of_torch_distributed(store: Store, monkeypatch: pytest.
     assert firsts(pickle.loads(sent)) == expected
 
 
-def test_a_rank_without_a_world_size_is_refused(store: Store) -> None:
-    """One says nothing without the other."""
-    with pytest.raises(ConfigError, match="give both, or neither"):
-        BatchDataset(store.windows(SEQ_LEN), 4, rank=0)
-
-
 # ---- any sizes, workers, ranks and points of interruption ----
 
 
@@ -200,8 +147,12 @@ class Line:
 
 
 def in_turn(dataset: BatchDataset, workers: int) -> Iterator[Any]:
-    """What a DataLoader with so many workers hands out: one batch of each in turn, until it has no more."""
-    shares: list[Iterator[Any]] = [_Loop(dataset, worker, workers) for worker in range(workers)]
+    """The batches of a DataLoader with so many workers: one batch of each in turn, until it has no more."""
+    shares: list[Iterator[Any]] = []
+    for number in range(workers):
+        worker = SimpleNamespace(id=number, num_workers=workers)
+        with patch.object(torch.utils.data, "get_worker_info", return_value=worker):
+            shares.append(iter(dataset))
     while shares:
         for share in list(shares):
             batch = next(share, None)
@@ -404,20 +355,6 @@ def test_samples_go_into_a_data_loader_as_they_are(tmp_path: Path, verb: str, fo
     ranks = [DistributedSampler(samples, 2, rank) for rank in range(2)]
     shared = [batch[ids] for sampler in ranks for batch in DataLoader(samples, 4, sampler=sampler)]
     assert {tuple(row) for row in torch.cat(shared).tolist()} == {tuple(row) for row in wanted}
-
-
-@pytest.mark.slow
-def test_a_trainer_of_transformers_takes_windows_and_rows(tmp_path: Path) -> None:
-    """`form="hf"`, without a dataset around them."""
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-    store = write_store(tmp_path / "s", [[40] * 9, [300]])
-    config = transformers.GPT2Config(vocab_size=1000, n_positions=8, n_embd=8, n_layer=1, n_head=1)
-    options = {"max_steps": 2, "report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
-    for samples in (store.windows(8, form="hf"), store.packed(8, form="hf")):
-        arguments = transformers.TrainingArguments(output_dir=str(tmp_path / "out"), **options)
-        model = transformers.GPT2LMHeadModel(config)
-        assert transformers.Trainer(model=model, args=arguments, train_dataset=samples).train().global_step == 2
 
 
 def test_what_a_data_loader_can_not_take_is_refused_with_the_line_to_write(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ by task. The help of an option that is a key of a configuration is the docstring
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import sys
@@ -52,7 +53,9 @@ class SettingOption(click.Option):
             default = self._shown or defaults_of(block).get(key)
             ends = f" [default: {default}]" if isinstance(default, str | int | float) and default else ""
             more = " May be repeated." if self.multiple else ""
-            self.help = f"{descriptions_of(block)[key]}{more}{ends}"
+            text = descriptions_of(block)[key]
+            text = re.sub(r" Default: [^.]*\.", "", text) if self._shown else text
+            self.help = f"{text}{more}{ends}"
         return super().get_help_record(ctx)
 
 

@@ -165,8 +165,7 @@ def _shown(pieces: Iterable[_Piece], *, coloured: bool, ids: bool) -> Text:
 
 @click.command()
 @click.argument("store", type=click.Path(path_type=Path))
-@click.option("--open-path", is_flag=True, help="Print the page as a file:// address, to be opened in a browser.")
-def report(store: Path, open_path: bool) -> None:
+def report(store: Path) -> None:
     """
     The report is run/report.html in the store.
 
@@ -175,8 +174,7 @@ def report(store: Path, open_path: bool) -> None:
     """
     from milldam.report import write_report
 
-    path = write_report(store)
-    click.echo(path.resolve().as_uri() if open_path else visible(str(path)))
+    click.echo(visible(str(write_report(store))))
 
 
 @click.command()

@@ -46,7 +46,7 @@ def show_summary(summary: Summary[Any], *, as_json: bool, quiet: bool = False, v
     if as_json:
         click.echo(json.dumps(summary.as_json()))
     elif not quiet:
-        if verbose and "flow" in summary.facts:
+        if verbose and "flow" in summary.facts and Path(summary.out).is_dir():  # not an .npy file
             from milldam.cli.inspect import show_tokens
             from milldam.stores.tokens.reader import Store
 

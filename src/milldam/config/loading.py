@@ -227,6 +227,8 @@ def _override(values: Values, text: str, *, legacy: bool) -> None:
             here[key] = Plain("") if new.data is None else new.data
             break
         inside = here[key] if isinstance(here, list) else here.get(key)
+        if isinstance(inside, Plain) and inside in ("", "~", "null"):
+            inside = None
         if isinstance(rest[1], int):
             here[key] = inside if isinstance(inside, list) else [] if inside is None else [inside]
         else:

@@ -152,20 +152,8 @@ class Batches(Generic[BatchT]):
 
     def _begin(self, place: int) -> tuple[Iterator[tuple[BatchT, int]], Callable[[], int]]:
         self._began = self._began or (place, perf_counter())
-        until = self._until(place)
+        until = self._order.until(place, self.delivery.epochs)
         return self._made(place, until), lambda: until(NEVER)
-
-    def _until(self, place: int) -> Until:
-        """How far the loop goes that a place belongs to."""
-        return self._order.until(place, self.delivery.epochs)
-
-    def _loop_at(self) -> tuple[int, bool]:
-        """Number of loops over all epochs that are over, and whether one begins here."""
-        return self._order.loop_at(self.samples_seen, self.delivery.epochs or 1)
-
-    def _loop_begin(self, number: int) -> State:
-        """The part of a state that differs where a loop begins."""
-        return self._order.epoch_begin(number * (self.delivery.epochs or 1))
 
     def _every(self, turns: int, first: int) -> Iterator[BatchT]:
         """Of the batches that follow from here, number `first` and every `turns`-th after it: a worker's share.
@@ -173,7 +161,8 @@ class Batches(Generic[BatchT]):
         The others are not read, and the position of this loader does not change.
         """
         place = self.samples_seen + first * self.delivery.step
-        return (batch for batch, _ in self._made(place, self._until(self.samples_seen), turns))
+        until = self._order.until(self.samples_seen, self.delivery.epochs)
+        return (batch for batch, _ in self._made(place, until, turns))
 
     def _made(self, place: int, until: Until, turns: int = 1) -> Iterator[tuple[BatchT, int]]:
         ahead = self._prefetch

@@ -56,7 +56,7 @@ class ConversationRules:
     max_tokens: int | None = None
     """The longest document there may be; None: as long as it is."""
     too_long: WholeTooLong = "drop"
-    """What becomes of longer ones; both of a pair share it."""
+    """How to treat longer ones; both of a pair share it."""
     form: LabelForm = "hf"
     pad_to: int = 1
     """Batches are padded to a multiple of so many tokens."""

@@ -80,7 +80,7 @@ class Feed(Cuttable):
         return self._parts.finished() is not None
 
     def stats(self) -> dict[str, float]:
-        """What tokenizing took and how far ahead it is; empty for a finished store."""
+        """Time and memory of tokenizing, and how far ahead it is; empty for a finished store."""
         return self._parts.stats()
 
     def close(self) -> None:

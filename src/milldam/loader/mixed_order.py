@@ -136,8 +136,8 @@ class Schedule:
     def drawn(self, places: int) -> Int64s:
         """How many samples of each source are among the first so many places."""
         block, inside = divmod(places, BLOCK)
-        before, found = self._block(block)
-        drawn: Int64s = before + np.bincount(found[:inside, 0], minlength=self._sources)
+        before, of_block = self._block(block)
+        drawn: Int64s = before + np.bincount(of_block[:inside, 0], minlength=self._sources)
         return drawn
 
     def epoch_end(self, drawn: Int64s, epochs: Int64s, stop: Stop) -> int:

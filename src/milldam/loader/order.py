@@ -71,7 +71,7 @@ class Order(ABC):
         return None
 
     def state(self, place: int) -> Any:
-        """What must be kept besides the place, as JSON."""
+        """State besides the place, as JSON."""
         return None
 
     def restored(self, state: Any, place: int, *, new_weights: bool) -> Self:
@@ -224,7 +224,7 @@ class _Windowed(Order):
 
     @abstractmethod
     def _stretches_of(self, epoch: int, window: int) -> Stretches:
-        """What of the data a window is made of."""
+        """The stretches of the data that a window is made of."""
 
 
 class BlockShuffled(_Windowed):

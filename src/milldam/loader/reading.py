@@ -20,7 +20,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -78,21 +78,24 @@ ReadRows = Callable[[slice], TokenArray]
 """Some of the rows that were looked up: valid until the next call."""
 
 
-class Reader(Protocol):
+class Reader:
     """Tokens by position, in the dtype they are stored in."""
 
     dtype: np.dtype[Any]
-    announces: bool
-    """Whether it is any use to tell it what comes next."""
+    announces = False
+    """Whether it is any use to announce what comes next."""
 
     def rows(self, starts: Int64s, length: int) -> TokenArray:
         """(len(starts), length): valid until the next call."""
+        return self.runs(starts, np.full(len(starts), length)).reshape(len(starts), length)
 
     def look_up(self, starts: Int64s, length: int) -> ReadRows:
         """Rows of which some at a time are read, once all were looked up together."""
+        return lambda part: self.rows(starts[part], length)
 
     def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
         """Stretches of any length, end to end; valid until the next call."""
+        raise NotImplementedError
 
     def announce(self, starts: Int64s, lengths: Int64s) -> None:
         """These stretches are read soon."""
@@ -161,12 +164,11 @@ class Layout:
                 file, start, length = file + 1, start + here, length - here
 
 
-class MappedReader:
+class MappedReader(Reader):
     """Every file of a stream mapped into one stretch of addresses."""
 
-    announces = False
     held: object = None
-    """What keeps the files where they are, if anything must."""
+    """Keeps the files where they are, if anything must."""
 
     def __init__(self, stream: TokenStream) -> None:
         if not _aligned(stream):
@@ -231,12 +233,6 @@ class MappedReader:
             self._windows[length] = windows
         return windows
 
-    def announce(self, starts: Int64s, lengths: Int64s) -> None:
-        """The page cache holds it all."""
-
-    def release(self, starts: Int64s, lengths: Int64s) -> None:
-        """The page cache holds it all."""
-
 
 def map_side_by_side(files: list[TokenFile], width: int) -> tuple[mmap.mmap, Int64s]:
     """One stretch of addresses with every file in it, and the byte in it where the tokens of each begin.
@@ -254,19 +250,15 @@ def map_side_by_side(files: list[TokenFile], width: int) -> tuple[mmap.mmap, Int
     # The reserved bytes are read-only, so their address can't be had from a writable view.
     address = np.frombuffer(space, np.uint8).__array_interface__["data"][0]
     for file, size, place in zip(files, sizes, places, strict=False):
-        _map_at(address + place, file, size)
+        descriptor = _open(file, size)
+        try:
+            flags = mmap.MAP_SHARED | _MAP_FIXED
+            mapped = _mmap()(address + place, size, mmap.PROT_READ, flags, descriptor, 0)
+            if mapped != address + place:
+                raise _not_mapped(file, os.strerror(ctypes.get_errno()))
+        finally:
+            os.close(descriptor)
     return space, np.array([place + file.first_byte for file, place in zip(files, places, strict=False)], np.int64)
-
-
-def _map_at(address: int, file: TokenFile, size: int) -> None:
-    descriptor = _open(file, size)
-    try:
-        flags = mmap.MAP_SHARED | _MAP_FIXED
-        mapped = _mmap()(address, size, mmap.PROT_READ, flags, descriptor, 0)
-        if mapped != address:
-            raise _not_mapped(file, os.strerror(ctypes.get_errno()))
-    finally:
-        os.close(descriptor)
 
 
 class MappingError(StoreError):
@@ -291,15 +283,15 @@ def _open(file: TokenFile, size: int) -> int:
         descriptor = os.open(file.path, os.O_RDONLY)
     except OSError as error:
         raise StoreError(f"{file.path}: can't be read ({error.strerror}).") from None
-    found = os.fstat(descriptor).st_size
+    actual = os.fstat(descriptor).st_size
     # Reading a mapping behind the end of its file would end the process.
-    if found < size:
+    if actual < size:
         os.close(descriptor)
-        raise StoreError(f"{file.path}: {found:,} bytes where {size:,} are expected. Make it again.")
+        raise StoreError(f"{file.path}: {actual:,} bytes where {size:,} are expected. Make it again.")
     return descriptor
 
 
-class PositionedReader(threading.local):
+class PositionedReader(threading.local, Reader):
     """Exactly the bytes that are asked for, by pread.
 
     Every thread that uses it has its own buffer and its own open files (a `threading.local` is made anew for each), so
@@ -316,12 +308,6 @@ class PositionedReader(threading.local):
         self._descriptors = _Descriptors()
         self._buffer = np.empty(0, np.uint8)
 
-    def rows(self, starts: Int64s, length: int) -> TokenArray:
-        return self.runs(starts, np.full(len(starts), length)).reshape(len(starts), length)
-
-    def look_up(self, starts: Int64s, length: int) -> ReadRows:
-        return lambda part: self.rows(starts[part], length)
-
     def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
         width, first_bytes = self.dtype.itemsize, self._first_bytes
         size = int(lengths.sum()) * width
@@ -333,8 +319,14 @@ class PositionedReader(threading.local):
             slot = target[at : at + length * width]
             descriptor = descriptors.get(file)
             descriptor = self._open(file) if descriptor is None else descriptor
-            if not _fill(slot, descriptor, first_bytes[file] + token * width):
-                raise StoreError(f"{layout.files[file].path}: has become shorter than it was. Make it again.")
+            offset = first_bytes[file] + token * width
+            read = os.preadv(descriptor, (slot,), offset)
+            while read < len(slot):
+                # A network file system may give less at a time.
+                more = os.preadv(descriptor, (slot[read:],), offset + read)
+                if not more:
+                    raise StoreError(f"{layout.files[file].path}: has become shorter than it was. Make it again.")
+                read += more
             at += length * width
         return self._buffer[:size].view(self.dtype)
 
@@ -348,15 +340,13 @@ class PositionedReader(threading.local):
         width = self.dtype.itemsize
         for file, token, length in self._layout.parts(starts, lengths):
             offset = self._first_bytes[file] + token * width
-            os.posix_fadvise(self._descriptor(file), offset, length * width, advice)
-
-    def _descriptor(self, file: int) -> int:
-        descriptor = self._descriptors.get(file)
-        return self._open(file) if descriptor is None else descriptor
+            descriptor = self._descriptors.get(file)
+            descriptor = self._open(file) if descriptor is None else descriptor
+            os.posix_fadvise(descriptor, offset, length * width, advice)
 
     def _open(self, file: int) -> int:
-        found = self._layout.files[file]
-        descriptor = _open(found, found.first_byte + found.tokens * self.dtype.itemsize)
+        opened = self._layout.files[file]
+        descriptor = _open(opened, opened.first_byte + opened.tokens * self.dtype.itemsize)
         if _CAN_ADVISE:
             # Without it the kernel reads around every sample what nobody asked for.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
@@ -364,18 +354,6 @@ class PositionedReader(threading.local):
         if len(self._descriptors) > self._most_open:
             self._descriptors.close_oldest()
         return descriptor
-
-
-def _fill(slot: memoryview, descriptor: int, offset: int) -> bool:
-    """Read all of a slot; False: the file has shrunk."""
-    read = os.preadv(descriptor, (slot,), offset)
-    while read < len(slot):
-        # A network file system may give less at a time.
-        more = os.preadv(descriptor, (slot[read:],), offset + read)
-        if not more:
-            return False
-        read += more
-    return True
 
 
 class _Descriptors(OrderedDict[int, int]):

@@ -57,7 +57,7 @@ class Samples(ABC, Generic[SampleT, BatchT]):
     _rows_each = 1
     """Rows of a batch that a sample has; of two, the first ones of all samples stand before the second ones."""
     _padding: Mapping[str, int] | None = None
-    """What the arrays of a batch are padded with, where samples differ in length."""
+    """Padding of the arrays of a batch, where samples differ in length."""
     _label_form: str | None = None
     """The form of labels, where there are several."""
 
@@ -74,7 +74,7 @@ class Samples(ABC, Generic[SampleT, BatchT]):
     @property
     @abstractmethod
     def token_dtype(self) -> np.dtype[Any]:
-        """What tokens are stored as: the smallest dtype for a batch."""
+        """The dtype that tokens are stored in: the smallest for a batch."""
 
     @property
     def tokenizer(self) -> str | None:
@@ -272,7 +272,7 @@ class TooLongDocuments:
         return cls(count, tokens, longest, total)
 
     def message(self, limit: str, most: int | None, too_long: str, *, also: str = "") -> str:
-        """What becomes of them, and the ways out. `limit`: the setting that says how long is too long."""
+        """A sentence about them, with the ways out. `limit`: the setting that says how long is too long."""
         became = {"drop": "left out", "refuse": "refused", "cut": "cut there", "split": "split"}[too_long]
         others = "drop, cut, split or refuse" if limit == "seq_len" else "drop, cut or refuse"
         return (

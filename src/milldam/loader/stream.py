@@ -38,7 +38,7 @@ class TokenStream:
     """The tokens [first, stop) of some files."""
 
     name: str
-    """What a message calls it."""
+    """Its name in messages."""
     files: tuple[TokenFile, ...]
     dtype: np.dtype[Any]
     first: int
@@ -53,7 +53,7 @@ class TokenStream:
     pairs: bool = False
     """Documents 2k and 2k + 1 are the chosen and the rejected one of a pair."""
     origin: Origin | None = field(default=None, repr=False)
-    """What fetches the files when they are needed; None: they lie here."""
+    """Fetches the files when they are needed; None: they lie here."""
 
     @property
     def tokens(self) -> int:
@@ -95,7 +95,7 @@ class TokenStream:
 
     @property
     def identity(self) -> dict[str, object]:
-        """What a loader's state must agree with."""
+        """The part of a loader's state that names the data."""
         return {"data": self.fingerprint, "first": self.first, "stop": self.stop}
 
     def part(self, first: int, stop: int) -> TokenStream:

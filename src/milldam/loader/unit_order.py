@@ -234,7 +234,7 @@ class UnitOrder(Order):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a part of a unit left."""
+    """The files of a part of a unit."""
 
     files: Mapping[str, TokenFile]
     """Its shard by split; a split that it has nothing of is missing."""
@@ -244,10 +244,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class FeedFacts:
-    """What is known of the data as soon as it is planned."""
+    """Facts about the data that are known as soon as it is planned."""
 
     name: str
-    """What messages call it: the path of the store."""
+    """Its name in messages: the path of the store."""
     identity: str
     """`result_id` of settings and input: equal ones mean equal parts."""
     units: int
@@ -288,7 +288,7 @@ class Parts(Protocol):
         """The store, once all units are made."""
 
     def stats(self) -> dict[str, float]:
-        """What tokenizing took and how far ahead it is; empty for a finished store."""
+        """Time and memory of tokenizing, and how far ahead it is; empty for a finished store."""
 
     def close(self) -> None:
         """Stop making. What was made stays."""

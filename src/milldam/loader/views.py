@@ -109,7 +109,7 @@ class Cuttable(ABC):
         (array([  33, 1655,  547, 1745]), array([1655,  547, 1745,  296]))
         """
         rules = WindowRules(seq_len=seq_len, stride=stride, form=form, tail=tail)
-        self._warn_unmasked("windows", split)
+        self._check_masks("windows", split, masks=False)
         samples: Samples[Any, Any] = self._cut(Windows, rules, split, read)
         return samples
 
@@ -148,7 +148,7 @@ class Cuttable(ABC):
         # Only those who pack pay for its modules.
         from milldam.loader.packed import PackedRows, RowRules
 
-        chat = self._require_side(side, split, "packed")
+        chat = self._check_masks("packed()", split, side)
         rules = RowRules.chosen(
             chat=chat,
             seq_len=seq_len,
@@ -192,7 +192,7 @@ class Cuttable(ABC):
         """
         from milldam.loader.conversations import ConversationRules, Conversations
 
-        self._require_side(side, split, "conversations")
+        self._check_masks("conversations()", split, side)
         rules = ConversationRules(
             max_tokens=max_tokens, too_long=too_long, form=form, pad_to=pad_to, length_groups=length_groups, side=side
         )
@@ -240,16 +240,18 @@ class Cuttable(ABC):
         >>> for x, y in store.streams(4, 32):
         ...     assert x.shape == y.shape == (4, 32)
         """
-        self._warn_unmasked("streams", split)
+        self._check_masks("streams", split, masks=False)
         return Streams(self, batch_size, seq_len, split, read)
 
-    def _require_side(self, side: Side | None, split: str | None, verb: str) -> bool:
-        """Refuse to train on both sides of preference pairs alike; whether these are conversations."""
+    def _check_masks(self, verb: str, split: str | None, side: Side | None = None, *, masks: bool = True) -> bool:
+        """Refuse to train on both sides of preference pairs alike, and warn of `verb` if it knows no `masks`; whether
+        these are conversations."""
         name, chat, pairs = self._conversations(split)
         if pairs and side is None:
+            ways = "name one side of them" if masks else "packed() or conversations() of one side of them"
             raise ConfigError(
-                f"{name}: is a store of pairs: {verb}() would train on the rejected answers, too. Use pairs(), or name "
-                "one side of them: ",
+                f"{name}: is a store of pairs: {verb} would train on the rejected answers, too. Use pairs(), or "
+                f"{ways}: ",
                 Setting("side", "chosen"),
                 ".",
             )
@@ -257,23 +259,12 @@ class Cuttable(ABC):
             one_of("side", side, Side)
             if not pairs:
                 raise ConfigError(f"side: {name} is not a store of pairs. Leave it out.")
-        return chat
-
-    def _warn_unmasked(self, verb: str, split: str | None) -> None:
-        """Warn that samples without documents train on every token of conversations; refuse them for pairs."""
-        name, chat, pairs = self._conversations(split)
-        if pairs:
-            raise ConfigError(
-                f"{name}: is a store of pairs: {verb} would train on the rejected answers, too. Use pairs(), or "
-                "packed() or conversations() of one side of them: ",
-                Setting("side", "chosen"),
-                ".",
-            )
-        if chat:
+        if chat and not masks:
             log.warning(
                 f"{name}: {verb} train on every token of its conversations. packed() and conversations() mask what is "
                 "not to be trained on."
             )
+        return chat
 
 
 class Trainable(Cuttable):

@@ -40,14 +40,14 @@ Columns = dict[str, Any]
 """Name -> values: a list, a numpy array, a tensor, an Arrow array; of one length."""
 
 
-class Given(dict[str, Any]):
-    """A batch or a row as the function gets it. Returned itself, it also loses the columns that are to be removed."""
+class Input(dict[str, Any]):
+    """A batch or a row as the function gets it. If it is returned, the columns to remove are removed from it too."""
 
-    def __or__(self, other: Any) -> Given:  # type: ignore[override]
-        return Given({**self, **other})
+    def __or__(self, other: Any) -> Input:  # type: ignore[override]
+        return Input({**self, **other})
 
-    def copy(self) -> Given:
-        return Given(self)
+    def copy(self) -> Input:
+        return Input(self)
 
 
 class ResultError(InputError):
@@ -60,9 +60,9 @@ class ResultError(InputError):
 class FunctionError(ResultError):
     """The function raised: the traceback of user code, and what may help."""
 
-    def __init__(self, said: str, *message: object) -> None:
+    def __init__(self, exception: str, *message: object) -> None:
         super().__init__(*message)
-        self.said = said
+        self.exception = exception
         """The exception alone, on one line."""
 
 
@@ -110,8 +110,8 @@ class Caller:
         return str(getattr(self._function, "__name__", type(self._function).__name__))
 
     def results(self, rows: Rows, first_row: int | None) -> tuple[list[Columns], list[tuple[int, Rows, str]]]:
-        """What the function made of a batch; more than one where it was called row by row. And where it raises and rows
-        may be set aside, those on which it does: their number in the batch, the row, what it raised."""
+        """The results for a batch, several if it was called row by row; and if it raises and rows may be set aside,
+        those rows: number in the batch, row, what was raised."""
         # The function may leave us in another working directory: from ours lead the paths of input and output.
         with contextlib.chdir("."):
             try:
@@ -119,18 +119,18 @@ class Caller:
             except FunctionError:
                 if self._settings.on_error != "reject":
                     raise
-            made: list[Columns] = []
+            results: list[Columns] = []
             failed = []
             for number in range(row_count(rows)):
                 row = take(rows, number, number + 1)
                 try:
-                    made.append(self(row, None if first_row is None else first_row + number))
+                    results.append(self(row, None if first_row is None else first_row + number))
                 except FunctionError as error:
-                    failed.append((number, row, error.said))
-            return made, failed
+                    failed.append((number, row, error.exception))
+            return results, failed
 
     def __call__(self, rows: Rows, first_row: int | None = None) -> Columns:
-        """The columns of the result: of as many rows as the function made of these."""
+        """The columns of the result."""
         settings, known = self._settings, column_names(rows)
         removed = known if settings.remove_columns == ALL else settings.remove_columns
         for option, names in (("remove_columns", removed), ("input_columns", settings.input_columns or ())):
@@ -144,23 +144,23 @@ class Caller:
     def _batch(self, rows: Rows, first_row: int | None, kept: list[str]) -> Columns:
         count = row_count(rows)
         indices = None if first_row is None else list(range(first_row, first_row + count))
-        returned = self._call(_given(rows, self._settings.format), indices)
+        returned = self._call(_input(rows, self._settings.format), indices)
         returned = self._returned(_await_all([returned])[0] if inspect.isawaitable(returned) else returned, rows, kept)
         staying = {name: column(rows, name) for name in kept}
         if returned is None:
             return staying
-        made = as_columns(returned)
-        length = _common_length(made)
+        columns = as_columns(returned)
+        length = _common_length(columns)
         if as_table(returned) is not None:
-            return made
-        left = [name for name in kept if name not in made]
-        if made and left and length != count:
+            return columns
+        left = [name for name in kept if name not in columns]
+        if columns and left and length != count:
             raise _stays_beside(left, length, count)
-        return staying | made
+        return staying | columns
 
     def _rows(self, rows: Rows, first_row: int | None, kept: list[str]) -> Columns:
         """A row at a time; an async function works on all rows of the batch concurrently."""
-        numbered = enumerate(_given_rows(rows, self._settings.format))
+        numbered = enumerate(_input_rows(rows, self._settings.format))
         calls: Any = (self._call(row, None if first_row is None else first_row + number) for number, row in numbered)
         if any(map(inspect.iscoroutinefunction, (self._function, type(self._function).__call__))):
             calls = _await_all(list(calls))
@@ -182,11 +182,11 @@ class Caller:
                 raise
             results += returned
             origins += [number] * len(returned)
-        made = dict.fromkeys(name for result in results for name in result)
+        names = dict.fromkeys(name for result in results for name in result)
         columns: Columns = {}
-        for name in dict.fromkeys(made if tables else [*kept, *made]):
+        for name in dict.fromkeys(names if tables else [*kept, *names]):
             values = column(rows, name) if name in column_names(rows) else None
-            if name in made:  # what a row leaves out is what the input has, if anything
+            if name in names:  # what a row leaves out is what the input has, if anything
                 columns[name] = [
                     result[name] if name in result else None if values is None else _plain(values[at])
                     for result, at in zip(results, origins, strict=True)
@@ -198,10 +198,10 @@ class Caller:
                 columns[name] = [values[at] for at in origins] if is_list else values.take(pa.array(origins, "int64"))
         return columns
 
-    def _call(self, given: Any, indices: Any) -> Any:
-        """What the function returns, or raises; of an async one, what has to be awaited."""
+    def _call(self, batch: Any, indices: Any) -> Any:
+        """What the function returns or raises; of an async one, what has to be awaited."""
         names = self._settings.input_columns
-        arguments = [given] if names is None else [given[name] for name in names]
+        arguments = [batch] if names is None else [batch[name] for name in names]
         if self._settings.with_indices:
             arguments.append(indices)
         try:
@@ -210,10 +210,10 @@ class Caller:
             return error
 
     def _returned(self, returned: Any, rows: Rows, kept: list[str]) -> Any:
-        """What a call came to, less the removed columns of the input that it only hands on. Raises FunctionError."""
+        """The result of a call, without removed columns of the input that it only passes on. Raises FunctionError."""
         if isinstance(returned, BaseException):
             raise _raised_error(returned, rows, batched=self._settings.batched) from returned
-        if not isinstance(returned, Given):
+        if not isinstance(returned, Input):
             return returned
         removed = set(column_names(rows)) - set(kept)
         return {name: values for name, values in returned.items() if name not in removed}
@@ -247,13 +247,13 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-# ---- what the function is given ----
+# ---- what the function gets ----
 
 
-def _given(rows: Rows, format: str) -> Any:
+def _input(rows: Rows, format: str) -> Any:
     if isinstance(rows, dict):
         if format == "python":
-            return Given({name: _copied(values) for name, values in rows.items()})
+            return Input({name: _copied(values) for name, values in rows.items()})
         try:
             rows = pa.RecordBatch.from_pydict(rows)
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
@@ -266,8 +266,8 @@ def _given(rows: Rows, format: str) -> Any:
                 Setting("columns", ["..."]),
                 ".",
             ) from None
-    given = columns_as(rows, format)
-    return Given(given) if isinstance(given, dict) else given
+    columns = columns_as(rows, format)
+    return Input(columns) if isinstance(columns, dict) else columns
 
 
 def _copied(value: Any) -> Any:
@@ -282,16 +282,16 @@ def _plain(value: Any) -> Any:
     return value.as_py() if isinstance(value, pa.Scalar) else value
 
 
-def _given_rows(rows: Rows, format: str) -> Iterator[Any]:
+def _input_rows(rows: Rows, format: str) -> Iterator[Any]:
     if format == "python" and not isinstance(rows, dict):
-        yield from map(Given, rows.to_pylist())
+        yield from map(Input, rows.to_pylist())
         return
-    given = _given(rows, format)
+    batch = _input(rows, format)
     if format == "arrow":
-        yield from (given.slice(number, 1) for number in range(given.num_rows))
+        yield from (batch.slice(number, 1) for number in range(batch.num_rows))
         return
-    for values in zip(*given.values(), strict=True):
-        yield Given(zip(given, values, strict=True))
+    for values in zip(*batch.values(), strict=True):
+        yield Input(zip(batch, values, strict=True))
 
 
 # ---- what it returned ----
@@ -358,10 +358,10 @@ def _common_length(columns: Columns) -> int:
     return next(iter(lengths.values()), 0)
 
 
-def _stays_beside(left: list[str], returned: int, given: int) -> ResultError:
-    """Other rows than were given have no values of the input beside them."""
+def _stays_beside(left: list[str], returned: int, passed: int) -> ResultError:
+    """More or fewer rows than the function got have no values of the input beside them."""
     return ResultError(
-        f"{returned:,} rows were returned for {given:,}, and columns of the input stay: {', '.join(left)}. "
+        f"{returned:,} rows were returned for {passed:,}, and columns of the input stay: {', '.join(left)}. "
         "Leave those out with ",
         Setting("remove_columns", left),
         " or ",
@@ -380,12 +380,12 @@ def _raised_error(error: BaseException, rows: Rows, *, batched: bool) -> Functio
     for frame in frames[-_FRAMES:]:
         lines.append(f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}')
         lines += [f"    {frame.line}"] if frame.line else []
-    said, columns = "".join(traceback.format_exception_only(error)).rstrip(), column_names(rows)
-    lines.append(said)
+    exception, columns = "".join(traceback.format_exception_only(error)).rstrip(), column_names(rows)
+    lines.append(exception)
     if isinstance(error, KeyError) and error.args and error.args[0] not in columns:
         lines.append(f"The input has the columns {', '.join(columns)}.{did_you_mean(str(error.args[0]), columns)}")
     hint: tuple[object, ...] = ()
     met_list = re.search(r"\b(list|ndarray|ChunkedArray)\b", str(error))
     if batched and met_list and isinstance(error, AttributeError | TypeError):
-        hint = "\nThe function is given a batch, a dict of lists; for one row a call: ", Setting("batched", False), "."
-    return FunctionError(said.splitlines()[-1], "\n".join(lines), *hint)
+        hint = "\nThe function gets a batch, a dict of lists; to call it with one row: ", Setting("batched", False), "."
+    return FunctionError(exception.splitlines()[-1], "\n".join(lines), *hint)

@@ -416,8 +416,8 @@ def library_version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         installed = sorted(set(metadata.packages_distributions().get(package, [])))
-        found = [f"{one} {metadata.version(one)}" for one in installed]
-        return ", ".join(found) or str(getattr(sys.modules.get(package), "__version__", "of unknown version"))
+        versions = [f"{one} {metadata.version(one)}" for one in installed]
+        return ", ".join(versions) or str(getattr(sys.modules.get(package), "__version__", "of unknown version"))
 
 
 def library_name(value: Any) -> str | None:
@@ -427,7 +427,7 @@ def library_name(value: Any) -> str | None:
         module = value.__self__.__name__
     if not isinstance(module, str) or not isinstance(name, str) or not is_library(module):
         return None
-    found: Any = sys.modules.get(module)
+    value_there: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return f"{module}.{name}" if found is value else None
+        value_there = getattr(value_there, part, None)
+    return f"{module}.{name}" if value_there is value else None

@@ -59,7 +59,7 @@ def to_array(name: str, values: Any) -> pa.Array:
         detail = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ResultError(
             f'column "{name}": its values are not of one type that Arrow can hold ({detail}), '
-            f"the first is {_shown(values)}. Return values of one type."
+            f"the first is {_shown(values)}. A column needs one type."
         ) from None
     if array is None:
         raise ResultError(
@@ -168,21 +168,21 @@ def unified(schemas: Sequence[pa.Schema]) -> pa.Schema:
         raise
 
 
-def with_features(made: pa.Schema, source: pa.Schema | None) -> pa.Schema:
+def with_features(schema: pa.Schema, source: pa.Schema | None) -> pa.Schema:
     """The columns with what HF `datasets` knows of those that come from the source: ClassLabel, Translation, Image."""
-    told = {} if source is None else json.loads((source.metadata or {}).get(_HF, b"{}"))
-    known = (told.get("info") or {}).get("features") or {}
+    metadata = {} if source is None else json.loads((source.metadata or {}).get(_HF, b"{}"))
+    known = (metadata.get("info") or {}).get("features") or {}
     kept = {
         name: known[name]
-        for name in made.names
+        for name in schema.names
         if name in known
         and set(re.findall(r'"_type": "(\w+)"', json.dumps(known[name]))) - _PLAIN_FEATURES
         and source is not None
         and source.get_field_index(name) >= 0
-        and source.field(name).type.equals(made.field(name).type)
+        and source.field(name).type.equals(schema.field(name).type)
     }
     features = {_HF: json.dumps({"info": {"features": kept}}).encode()} if kept else {}
-    return made.with_metadata({**(made.metadata or {}), **features}) if features else made
+    return schema.with_metadata({**(schema.metadata or {}), **features}) if features else schema
 
 
 # ---- holding to it ----
@@ -213,23 +213,23 @@ def _fit(field: pa.Field, array: pa.Array) -> pa.Array:
         raise _refused(field, array, f" ({str(error).splitlines()[0]})") from None
 
 
-def _fits(found: pa.DataType, wanted: pa.DataType) -> bool:
+def _fits(kind: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether a cast from one type to the other can leave every value what it is."""
     kinds = pa.types
-    if found.equals(wanted) or kinds.is_null(found):
+    if kind.equals(wanted) or kinds.is_null(kind):
         return True
-    if kinds.is_integer(found):
+    if kinds.is_integer(kind):
         return bool(kinds.is_integer(wanted) or kinds.is_floating(wanted))
-    if kinds.is_floating(found):
-        return bool(kinds.is_floating(wanted) and wanted.bit_width >= found.bit_width)
-    if kinds.is_timestamp(found):
-        return bool(kinds.is_timestamp(wanted) and found.tz == wanted.tz)
-    if _is_list(found) and _is_list(wanted):
-        return _fits(found.value_type, wanted.value_type)
-    if kinds.is_struct(found) and kinds.is_struct(wanted):
+    if kinds.is_floating(kind):
+        return bool(kinds.is_floating(wanted) and wanted.bit_width >= kind.bit_width)
+    if kinds.is_timestamp(kind):
+        return bool(kinds.is_timestamp(wanted) and kind.tz == wanted.tz)
+    if _is_list(kind) and _is_list(wanted):
+        return _fits(kind.value_type, wanted.value_type)
+    if kinds.is_struct(kind) and kinds.is_struct(wanted):
         known = {field.name: field.type for field in wanted}
-        return all(field.name in known and _fits(field.type, known[field.name]) for field in found)
-    return any(is_kind(found) and is_kind(wanted) for is_kind in _ALIKE)
+        return all(field.name in known and _fits(field.type, known[field.name]) for field in kind)
+    return any(is_kind(kind) and is_kind(wanted) for is_kind in _ALIKE)
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -248,7 +248,7 @@ def _refused(field: pa.Field, array: pa.Array, detail: str = "") -> ResultError:
     shown = next((value for value in array.slice(0, 100) if value.is_valid), None)
     value = f", such as {_shown([shown.as_py()])}" if shown is not None else ""
     return ResultError(
-        f'column "{field.name}": {field.type} was expected, as in the rows before or the schema given; '
+        f'column "{field.name}": {field.type} was expected, as in earlier rows or in your schema; '
         f"found {array.type}{value}{detail}.\n"
         f'Return one type everywhere, or give the type that holds all values: {_SCHEMA}, with ("{field.name}", ...).'
     )

@@ -269,7 +269,10 @@ def as_files(source: Any, out: Path) -> Iterator[str]:
     """A pattern of files with the rows of frames, datasets, generators and lists, while the block runs."""
     folder = out.with_name(f"{out.name}.input")
     try:
-        Spool("the input", lambda: _records(source), None).write(folder, None, _FILE_BYTES)
+        spool = Spool("the input", lambda: _records(source), None)
+        spool.write(folder, None, _FILE_BYTES)
+        if next(spool.files(folder), None) is None:
+            raise InputError("The input has no rows.")
         yield str(folder / "*.arrow")
     finally:
         shutil.rmtree(folder, ignore_errors=True)

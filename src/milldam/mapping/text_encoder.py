@@ -100,9 +100,9 @@ class TextEncoder:
             from milldam.tokenizers.document_encoder import DocumentEncoder
             from milldam.tokenizers.encoders import Encoder
 
-            made = Encoder(self._encoder, self._json, plain_specials=self._plain, differing=self._differing)
-            made.stay_within(lambda: 3 * CACHE_BYTES)
-            encoder = self._document_encoder = DocumentEncoder(made, self._special, self.dtype.name)
+            encoder_inside = Encoder(self._encoder, self._json, plain_specials=self._plain, differing=self._differing)
+            encoder_inside.stay_within(lambda: 3 * CACHE_BYTES)
+            encoder = self._document_encoder = DocumentEncoder(encoder_inside, self._special, self.dtype.name)
         ids: list[Ids] = [np.empty(0, self.dtype)] * len(array)
         for tokens in encoder.encode(array):
             assert tokens.positions is not None

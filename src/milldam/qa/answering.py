@@ -156,17 +156,17 @@ class Predictions:
             self._numbers = numbers[self._order]
 
     def __iter__(self) -> Iterator[Prediction]:
-        held: _Found | None = None
-        for found in self._found():
-            if held is not None and held.example == found.example:  # of another chunk
-                found = held.joined(found).best(self._n_best)
+        held: _Ranking | None = None
+        for ranking in self._rankings():
+            if held is not None and held.example == ranking.example:  # of another chunk
+                ranking = held.joined(ranking).best(self._n_best)
             elif held is not None:
                 yield self._prediction(held)
-            held = found
+            held = ranking
         if held is not None:
             yield self._prediction(held)
 
-    def _found(self) -> Iterator[_Found]:
+    def _rankings(self) -> Iterator[_Ranking]:
         """What the windows of each example in a chunk hold."""
         size, row, count = max(1, _SCORES_AT_ONCE // max(self._n_best**2, 384)), 0, len(self._numbers)
         columns = ("context_begin", "context_tokens", "cls_index", "example")
@@ -186,7 +186,7 @@ class Predictions:
         if row != count:
             raise InputError(f"answers: logits of {row:,} windows; there are {count:,}.")
 
-    def _of_windows(self, numbers: Ints, start: Floats, end: Floats, columns: dict[str, Any]) -> Iterator[_Found]:
+    def _of_windows(self, numbers: Ints, start: Floats, end: Floats, columns: dict[str, Any]) -> Iterator[_Ranking]:
         """`start`, `end`: (windows, L)."""
         length = columns["stretches"].shape[1]
         if start.shape[1] != length:
@@ -207,13 +207,13 @@ class Predictions:
         for first, stop in itertools.pairwise(borders):
             inside = valid[first:stop]
             low = null[first + int(null[first:stop].sum(axis=1).argmin())]
-            found = _Found(
+            ranking = _Ranking(
                 int(examples[first]),
                 (float(low[0]), float(low[1])),
                 spans[first:stop][inside],
                 logits[first:stop][inside],
             )
-            yield found.best(self._n_best)
+            yield ranking.best(self._n_best)
 
     def _pairs(self, start: Floats, end: Floats, characters: Any, outside: Bools) -> tuple[Ints, Floats, Bools]:
         """The best pairs of start and end in each window: spans and logits (windows, n, 2), and which are answers."""
@@ -233,12 +233,12 @@ class Predictions:
         spans = np.stack((characters[rows, first, 0], characters[rows, last, 1]), axis=2).astype(np.int64)
         return spans, np.stack((start[rows, first], end[rows, last]), axis=2), flat[rows, chosen] > -np.inf
 
-    def _prediction(self, found: _Found) -> Prediction:
-        example, threshold, null = self._store.example(found.example), self._threshold, found.null
+    def _prediction(self, ranking: _Ranking) -> Prediction:
+        example, threshold, null = self._store.example(ranking.example), self._threshold, ranking.null
         context, null_score = example["context"], sum(null)
-        best = float(found.logits[0].sum()) if len(found.spans) else None
+        best = float(ranking.logits[0].sum()) if len(ranking.spans) else None
         ranked: list[tuple[float, float, int | None, int | None]] = [
-            (*logits, *span) for logits, span in zip(found.logits.tolist(), found.spans.tolist(), strict=True)
+            (*logits, *span) for logits, span in zip(ranking.logits.tolist(), ranking.spans.tolist(), strict=True)
         ]
         if threshold is not None or not ranked:
             # No answer is one of the n best, or comes after them.
@@ -252,7 +252,7 @@ class Predictions:
         )
         if best is None or (threshold is not None and null_score - best > threshold):
             return Prediction(str(example["id"]), "", best, null_score, n_best, None)
-        first, stop = found.spans[0].tolist()
+        first, stop = ranking.spans[0].tolist()
         return Prediction(str(example["id"]), context[first:stop], best, null_score, n_best, (first, stop))
 
     def texts(self) -> dict[str, str]:
@@ -288,7 +288,7 @@ class Predictions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Ranking:
     """Answers found in windows of one example: a row each."""
 
     example: int
@@ -299,18 +299,18 @@ class _Found:
     logits: Floats
     """(answers, 2): start and end."""
 
-    def joined(self, other: _Found) -> _Found:
+    def joined(self, other: _Ranking) -> _Ranking:
         spans, logits = np.concatenate((self.spans, other.spans)), np.concatenate((self.logits, other.logits))
-        return _Found(self.example, min(self.null, other.null, key=sum), spans, logits)
+        return _Ranking(self.example, min(self.null, other.null, key=sum), spans, logits)
 
-    def best(self, most: int) -> _Found:
-        """The best, best first, each span once; of equals the first in the context, then the first found."""
+    def best(self, most: int) -> _Ranking:
+        """The best, best first, each span once; of equals the first in the context, then the first ranking."""
         scores = self.logits.sum(axis=1)
         order = np.lexsort((-scores, self.spans[:, 1], self.spans[:, 0]))
         spans = self.spans[order]
         order = order[np.r_[True, (spans[1:] != spans[:-1]).any(axis=1)]] if len(order) else order
         order = order[np.argsort(-scores[order], kind="stable")][:most]
-        return _Found(self.example, self.null, self.spans[order], self.logits[order])
+        return _Ranking(self.example, self.null, self.spans[order], self.logits[order])
 
 
 def _floats(logits: Any) -> Floats:

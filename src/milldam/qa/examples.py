@@ -13,11 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from milldam.qa.records import Piece, flat_records, list_files, read_records
-from milldam.sources.batch import MalformedError, OnReject, Reading, TextRules
+from milldam.sources.batch import KEPT_RECORD_CHARS, MalformedError, OnReject, Reading, TextRules
 from milldam.sources.units import whole
-
-_KEPT_CHARS = 4096
-"""Characters kept of each text in a rejected record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +79,9 @@ def read_examples(piece: Piece, reading: Reading) -> Iterator[Example]:
             try:
                 yield _example(value)
             except MalformedError as error:
-                kept = json.dumps(_shortened(value), ensure_ascii=False, default=str)
+                kept = json.dumps(value, ensure_ascii=False, default=str)[: KEPT_RECORD_CHARS + 1]
                 detail = ": ".join(filter(None, (where.removeprefix("."), error.detail)))
                 reading.reject(replace(place, reason=error.reason, detail=detail, record=kept))
-
-
-def _shortened(value: Any) -> Any:
-    """The start of its texts and lists."""
-    if isinstance(value, dict):
-        return {key: _shortened(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_shortened(one) for one in value[: _KEPT_CHARS // 4]]
-    return value[:_KEPT_CHARS] if isinstance(value, str) else value
 
 
 def _example(record: Any) -> Example:
@@ -113,14 +101,20 @@ def _example(record: Any) -> Example:
         raise MalformedError("no_context", "the context is empty")
     answers = () if record.get("is_impossible") is True else tuple(_answers(record.get("answers")))
     title = title if isinstance(title, str) else ""
-    made = Example(record["id"], record["question"], record["context"], answers, title)
+    example = Example(record["id"], record["question"], record["context"], answers, title)
     try:
-        for text in (made.id, made.title, made.question, made.context, *(answer.text for answer in answers)):
+        for text in (
+            example.id,
+            example.title,
+            example.question,
+            example.context,
+            *(answer.text for answer in answers),
+        ):
             text.encode()
     except UnicodeEncodeError as error:
         # Half a pair of surrogates is no character: no tokenizer takes it, and no file.
         raise MalformedError("not_unicode", f"a text that is not Unicode ({error.reason})") from None
-    return made
+    return example
 
 
 def _answers(answers: Any) -> Iterator[Answer]:

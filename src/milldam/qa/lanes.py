@@ -150,8 +150,8 @@ class Lanes:
         return handed_out(self._loop.next(self._begin))
 
     def _begin(self, standing: Standing) -> tuple[Iterator[tuple[Rows, Standing]], Callable[[], Standing]]:
-        made, end = self._steps(standing), self._end(standing.begin)
-        steps = prefetched(made, self._prefetch) if self._prefetch else made
+        steps, end = self._steps(standing), self._end(standing.begin)
+        steps = prefetched(steps, self._prefetch) if self._prefetch else steps
         return steps, lambda: self._at_begin(end or 0)
 
     def _steps(self, standing: Standing) -> Iterator[tuple[Rows, Standing]]:

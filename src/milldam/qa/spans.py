@@ -51,9 +51,9 @@ def choose_answer(example: Example) -> Chosen:
         if answer.text and example.context[answer.start : answer.stop] == answer.text and answer.start >= 0:
             return Chosen(answer.text, answer.start, answer.stop, "ok")
     for answer in example.answers:
-        found = _repaired(example.context, answer)
-        if found is not None:
-            return Chosen(example.context[found[0] : found[1]], *found, "repaired")
+        place = _repaired(example.context, answer)
+        if place is not None:
+            return Chosen(example.context[place[0] : place[1]], *place, "repaired")
     # Some sets write "no answer" as an empty text.
     return Chosen(status="unrepairable" if any(answer.text.strip() for answer in example.answers) else "none")
 

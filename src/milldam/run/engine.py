@@ -52,6 +52,7 @@ from milldam.run.tasks import (
     Load,
     Make,
     Progress,
+    Todo,
     Workers,
     cores,
 )
@@ -340,7 +341,7 @@ class Session:
 
         self.enter(stage.name, total, done, input_bytes)
         with _thread_limit(workers):
-            self.pool.run(workers, stage.load, units, assign, on_event)
+            self.pool.run(workers, Todo(stage.load, units, assign, on_event))
             self._report(force=True)
         self.folder.journal.sync()
         self._work_seconds += self._snapshot.seconds

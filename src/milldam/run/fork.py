@@ -29,7 +29,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle, send_handle
@@ -45,10 +45,9 @@ from milldam.run.tasks import (
     ERROR,
     PAUSE_SECONDS,
     PROGRESS,
-    Assigned,
     Event,
     Load,
-    NothingYetError,
+    Todo,
     Work,
     Workers,
     begin,
@@ -91,16 +90,9 @@ class ForkServer:
             self._begin()
             self._send("import", list(modules))
 
-    def run(
-        self,
-        workers: Workers,
-        load: Load,
-        units: Iterable[int],
-        assign: Callable[[int], Assigned],
-        on_event: Callable[[Event], None],
-    ) -> None:
+    def run(self, workers: Workers, todo: Todo) -> None:
         """Make every unit of a stage."""
-        stage = _Stage(self, workers, load, iter(units), assign, on_event)
+        stage = _Stage(self, workers, todo)
         try:
             stage.run()
         except BaseException:
@@ -232,65 +224,40 @@ class _Stage:
     a unit is replaced, too: what a user's function keeps must not add up.
     """
 
-    def __init__(
-        self,
-        server: ForkServer,
-        wanted: Workers,
-        load: Load,
-        units: Iterator[int],
-        assign: Callable[[int], Assigned],
-        on_event: Callable[[Event], None],
-    ) -> None:
-        self._server, self._wanted, self._load = server, wanted, load
-        self._units, self._assign, self._on_event = units, assign, on_event
-        self._again: list[int] = []
-        """Units whose worker was killed."""
-        self._is_over = False
-        """No more units come."""
+    def __init__(self, server: ForkServer, wanted: Workers, todo: Todo) -> None:
+        self._server, self._wanted, self._todo = server, wanted, todo
         self._crashes = Counter[int]()
         self._lost_servers = 0
         """One after the other, without a finished unit between them."""
         self.workers: dict[Connection, _Worker] = {}
 
     def run(self) -> None:
-        first = self._next_unit()
-        if first is None and self._is_over:
+        todo = self._todo
+        first = todo.next_unit()
+        if first is None and todo.is_over:
             return
-        self._again += [] if first is None else [first]
+        todo.again += [] if first is None else [first]
         # The first worker measures how many there may be, if `fit` decides; where they share nothing, it is half.
         count = 1 if self._wanted.fit is not None else self._wanted.count
-        if CAN_FORK and self._server.has_loaded(self._load, self._wanted) and self._server.apart:
+        if CAN_FORK and self._server.has_loaded(self._todo.load, self._wanted) and self._server.apart:
             count = max(1, count // 2)
         for number in range(count):
             self._start(number)
-        while self._is_unit_left() or any(worker.unit is not None for worker in self.workers.values()):
+        while self._todo.is_unit_left or any(worker.unit is not None for worker in self.workers.values()):
             idle = [worker for worker in self.workers.values() if worker.unit is None and not worker.outgrown]
-            for ready in wait(list(self.workers), PAUSE_SECONDS if idle and self._is_unit_left() else None):
+            for ready in wait(list(self.workers), PAUSE_SECONDS if idle and self._todo.is_unit_left else None):
                 assert isinstance(ready, Connection)
                 self._receive(self.workers[ready])
             for worker in idle:
-                if worker.unit is None and worker.connection in self.workers and self._is_unit_left():
+                if worker.unit is None and worker.connection in self.workers and self._todo.is_unit_left:
                     self._hand_out(worker)
         for worker in self.workers.values():
             worker.connection.close()
         for worker in self.workers.values():
             self._server.exit_code(worker)  # once it is known, the worker's memory is free
 
-    def _is_unit_left(self) -> bool:
-        return bool(self._again) or not self._is_over
-
-    def _next_unit(self) -> int | None:
-        """None: there is none just now, or no more come."""
-        try:
-            return self._again.pop() if self._again else next(self._units)
-        except NothingYetError:
-            return None
-        except StopIteration:
-            self._is_over = True
-            return None
-
     def _start(self, number: int) -> None:
-        while not self._server.has_loaded(self._load, self._wanted):
+        while not self._server.has_loaded(self._todo.load, self._wanted):
             self._lost_servers += 1
             if self._lost_servers > RETRIES:
                 cause = f"The process that starts the workers {self._server.cause()}; so did the one before it"
@@ -301,13 +268,13 @@ class _Stage:
         self._hand_out(worker)
 
     def _hand_out(self, worker: _Worker) -> None:
-        worker.unit = self._next_unit()
+        worker.unit = self._todo.next_unit()
         if worker.unit is not None:
-            assignment = self._assign(worker.unit)
+            assignment = self._todo.assign(worker.unit)
             try:
                 worker.connection.send((assignment, self._wanted.worker_bytes))
             except OSError:  # it died while it was idle, which `recv` will show: not of this unit
-                self._again.append(worker.unit)
+                self._todo.again.append(worker.unit)
                 worker.unit = None
 
     def _receive(self, worker: _Worker) -> None:
@@ -322,7 +289,7 @@ class _Stage:
             worker.pid = value
             return
         assert worker.unit is not None
-        self._on_event(Event(worker.number, worker.pid, worker.unit, kind, value))
+        self._todo.on_event(Event(worker.number, worker.pid, worker.unit, kind, value))
         if kind == DONE:
             self._lost_servers, worker.outgrown, worker.unit = 0, value, None
             if not worker.outgrown:
@@ -344,9 +311,9 @@ class _Stage:
             if self._crashes[unit] > RETRIES:
                 times = f"{self._crashes[unit]} times; the last one {cause}"
                 raise WorkerError(f"Unit {unit} ended its worker process {times}.\n", *ADVICE)
-            self._on_event(Event(worker.number, worker.pid, unit, CRASH, cause))
-            self._again.append(unit)
-        if self._is_unit_left():
+            self._todo.on_event(Event(worker.number, worker.pid, unit, CRASH, cause))
+            self._todo.again.append(unit)
+        if self._todo.is_unit_left:
             self._start(worker.number)
 
 

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from milldam.memory import usage
-from milldam.run.tasks import (
-    CAN_FORK,
-    DONE,
-    PAUSE_SECONDS,
-    Assigned,
-    Event,
-    Load,
-    NothingYetError,
-    Workers,
-    begin,
-    cores,
-)
+from milldam.run.tasks import CAN_FORK, DONE, PAUSE_SECONDS, Event, Todo, Workers, begin, cores
 
 if TYPE_CHECKING:
     from milldam.run.fork import ForkServer
@@ -52,25 +42,15 @@ class Pool:
         """Of a machine, the largest."""
         return cores()
 
-    def run(
-        self,
-        workers: Workers,
-        load: Load,
-        units: Iterable[int],
-        assign: Callable[[int], Assigned],
-        on_event: Callable[[Event], None],
-    ) -> None:
-        """Make every unit. `assign(unit)` makes what is handed to the worker, at the time it is handed out.
-
-        On this machine units may come later (`NothingYetError`), while workers go on.
-        """
+    def run(self, workers: Workers, todo: Todo) -> None:
+        """Make every unit of a stage."""
         if workers.here or (workers.count == 1 and not workers.apart):
             # What works here as a worker may take the whole budget.
             if not workers.here or self._left() < ROOM_BYTES:
                 self.close()
-            run_here(load, units, assign, on_event)
+            run_here(todo)
         else:
-            self._start().run(replace(workers, count=1) if workers.apart else workers, load, units, assign, on_event)
+            self._start().run(replace(workers, count=1) if workers.apart else workers, todo)
 
     def expect(self, modules: Sequence[str]) -> None:
         """Workers will be needed that use these modules: have them imported while this process goes on."""
@@ -97,21 +77,17 @@ class Pool:
         self.close()
 
 
-def run_here(
-    load: Load, units: Iterable[int], assign: Callable[[int], Assigned], on_event: Callable[[Event], None]
-) -> None:
-    """Make one unit after another in this process: no start-up, the least memory."""
-    work, pid, coming = begin(load), os.getpid(), iter(units)
-    while True:
-        try:
-            unit = next(coming)
-        except StopIteration:
-            return
-        except NothingYetError:
+def run_here(todo: Todo) -> None:
+    """One unit after another in this process: no start-up, the least memory."""
+    work, pid = begin(todo.load), os.getpid()
+    while todo.is_unit_left:
+        unit = todo.next_unit()
+        if unit is not None:
+            event = partial(Event, 0, pid, unit)
+            work(todo.assign(unit), lambda kind, value, event=event: todo.on_event(event(kind, value)))  # type: ignore[misc]
+            todo.on_event(event(DONE))
+        elif todo.is_unit_left:
             time.sleep(PAUSE_SECONDS)
-            continue
-        work(assign(unit), lambda kind, value, unit=unit: on_event(Event(0, pid, unit, kind, value)))  # type: ignore[misc]
-        on_event(Event(0, pid, unit, DONE))
 
 
 def pool_for(executor: str, address: str | None, budget_bytes: int, server: ForkServer | None) -> Pool:

@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from milldam.errors import ConfigError, InputError, MilldamError, ResourceError,
 from milldam.memory import format_size, keep_arrow_lean
 from milldam.run.fork import ADVICE, as_sent
 from milldam.run.pools import Pool
-from milldam.run.tasks import CRASH, DONE, ENDED, ERROR, PROGRESS, Assigned, Event, Load, Work, Workers, begin
+from milldam.run.tasks import CRASH, DONE, ENDED, ERROR, PROGRESS, Event, Todo, Work, Workers, begin
 
 RETRIES = 3
 """How often a unit is tried again; on a cluster machines come and go."""
@@ -155,20 +155,13 @@ class RayPool(Pool):
 
     # ---- work ----
 
-    def run(
-        self,
-        workers: Workers,
-        load: Load,
-        units: Iterable[int],
-        assign: Callable[[int], Assigned],
-        on_event: Callable[[Event], None],
-    ) -> None:
-        """One stage on the cluster. Holds what is in flight."""
+    def run(self, workers: Workers, todo: Todo) -> None:
+        """Make every unit of a stage."""
         if workers.here:
-            super().run(workers, load, units, assign, on_event)
+            super().run(workers, todo)
             return
         self.close()
-        stage = _Stage(self, workers, load, iter(units), assign, on_event)
+        stage = _Stage(self, workers, todo)
         try:
             stage.run()
         finally:
@@ -179,23 +172,12 @@ class RayPool(Pool):
 class _Stage:
     """One stage on the cluster. Holds what is in flight, and a count for each unit in flight that lost a worker."""
 
-    def __init__(
-        self,
-        pool: RayPool,
-        wanted: Workers,
-        load: Load,
-        units: Iterator[int],
-        assign: Callable[[int], Assigned],
-        on_event: Callable[[Event], None],
-    ) -> None:
+    def __init__(self, pool: RayPool, wanted: Workers, todo: Todo) -> None:
         import cloudpickle
 
-        self._pool, self._ray, self._wanted = pool, pool.ray, wanted
-        self._units, self._assign, self._on_event = units, assign, on_event
+        self._pool, self._ray, self._wanted, self._todo = pool, pool.ray, wanted, todo
         options = {name: value for name, value in os.environ.items() if name.startswith("FSSPEC_")}
-        self._stored = self._ray.put(cloudpickle.dumps((load, options)))
-        self._again: list[int] = []
-        self._is_over = False
+        self._stored = self._ray.put(cloudpickle.dumps((todo.load, options)))
         self._crashes, self._failed_starts = Counter[int](), 0
         self._numbers, self._looked = itertools.count(), -_NODE_SECONDS
         self.workers: dict[_Slot, _Worker] = {}
@@ -207,20 +189,19 @@ class _Stage:
             for worker in list(self.workers.values()):
                 if worker.is_ready and worker.unit is None:
                     self._hand_out(worker)
-            if self._is_over and not self._again and all(worker.unit is None for worker in self.workers.values()):
+            if not self._todo.is_unit_left and all(worker.unit is None for worker in self.workers.values()):
                 return
-            if (self._again or not self._is_over) and time.monotonic() - self._looked >= _NODE_SECONDS:
+            if self._todo.is_unit_left and time.monotonic() - self._looked >= _NODE_SECONDS:
                 self._start_workers()
             self._receive()
 
     def _hand_out(self, worker: _Worker) -> None:
-        worker.unit = self._again.pop() if self._again else next(self._units, None)
+        worker.unit = self._todo.next_unit()
         if worker.unit is None:
-            self._is_over = True
             self.dismiss(worker)
             return
         streaming = {"num_returns": "streaming", "_generator_backpressure_num_objects": _REPORTS}
-        self._waiting[worker.actor.work.options(**streaming).remote(self._assign(worker.unit))] = worker
+        self._waiting[worker.actor.work.options(**streaming).remote(self._todo.assign(worker.unit))] = worker
 
     def _start_workers(self) -> None:
         """Have a worker in each slot; wait a while when there are none."""
@@ -271,13 +252,13 @@ class _Stage:
             raise value
         if kind == PROGRESS:
             worker.held_bytes = value["anonymous_bytes"]
-        self._on_event(worker.event(kind, value))
+        self._todo.on_event(worker.event(kind, value))
 
     def _done(self, worker: _Worker) -> None:
         assert worker.unit is not None
         self._crashes.pop(worker.unit, None)
         self._failed_starts = 0
-        self._on_event(worker.event(DONE))
+        self._todo.on_event(worker.event(DONE))
         worker.unit = None
         if self._wanted.apart or worker.held_bytes > (self._wanted.worker_bytes or sys.maxsize):
             self.dismiss(worker)
@@ -296,8 +277,8 @@ class _Stage:
         if self._crashes[unit] > RETRIES:
             times = f"{self._crashes[unit]} times; the last one {cause}"
             raise WorkerError(f"Unit {unit} lost its worker {times}.\n", *ADVICE)
-        self._on_event(worker.event(CRASH, cause))
-        self._again.append(unit)
+        self._todo.on_event(worker.event(CRASH, cause))
+        self._todo.again.append(unit)
 
     def dismiss(self, worker: _Worker) -> None:
         """End a worker, whatever it is doing; its slot is free."""
@@ -307,7 +288,7 @@ class _Stage:
         with contextlib.suppress(Exception):
             self._ray.kill(worker.actor)
         if worker.pid:
-            self._on_event(worker.event(ENDED))
+            self._todo.on_event(worker.event(ENDED))
 
 
 def _on(node: _Node, cores: float = 0, memory_bytes: int = 0) -> dict[str, Any]:

@@ -123,6 +123,36 @@ class Event:
     """The machine it is on, when it is another one."""
 
 
+@dataclass(slots=True)
+class Todo:
+    """The units of a stage that are to be made, wherever that is."""
+
+    load: Load
+    units: Iterator[int]
+    """On this machine, some may come later (`NothingYetError`)."""
+    assign: Callable[[int], Assigned]
+    """Makes what is handed to a worker, at the time it is handed out."""
+    on_event: Callable[[Event], None]
+    again: list[int] = field(default_factory=list)
+    """Units whose worker has died."""
+    is_over: bool = False
+    """No more units come."""
+
+    @property
+    def is_unit_left(self) -> bool:
+        return bool(self.again) or not self.is_over
+
+    def next_unit(self) -> int | None:
+        """None: there is none just now, or no more come."""
+        try:
+            return self.again.pop() if self.again else next(self.units)
+        except NothingYetError:
+            return None
+        except StopIteration:
+            self.is_over = True
+            return None
+
+
 @dataclass(frozen=True, slots=True)
 class Workers:
     """Who works on a stage, on each machine that takes part."""

@@ -84,49 +84,43 @@ class InputFile:
 def list_inputs(
     inputs: Sequence[str], input_format: str | None = None, left_out: LeftOut | None = None
 ) -> Iterator[InputFile]:
-    """The files behind each input, in the order given. `left_out` is told what is not read of folders."""
-    for given in inputs:
-        found, others = False, LeftOut() if left_out is None else left_out
-        for file in _list_one(str(given), input_format, others):
-            found = True
+    """The files behind each input, in the order given. `left_out` gets what is not read of folders."""
+    for path in inputs:
+        is_empty, others = True, LeftOut() if left_out is None else left_out
+        for file in _list_one(str(path), input_format, others):
+            is_empty = False
             yield file
-        if not found:
+        if is_empty:
             known = ", ".join(FORMATS)
-            said = f"{given}: no input files in it. Known are {known}, each also as .gz, .zst, .bz2 or .xz."
+            message = f"{path}: no input files in it. Known are {known}, each also as .gz, .zst, .bz2 or .xz."
             there = f"\nIn it: {others}. To read text of other endings: "
-            raise InputError(said, *((there, Setting("input_format", "txt")) if str(others) else ()))
+            raise InputError(message, *((there, Setting("input_format", "txt")) if str(others) else ()))
 
 
-def _list_one(given: str, input_format: str | None, left_out: LeftOut) -> Iterator[InputFile]:
-    given = in_home(given)
-    if given == STDIN:
+def _list_one(path: str, input_format: str | None, left_out: LeftOut) -> Iterator[InputFile]:
+    path = in_home(path)
+    if path == STDIN:
         yield _standard_input(input_format)
-    elif is_address(given):
-        yield from _list_address(given, input_format, left_out)
-    elif os.path.isdir(given):
-        above = os.path.join(Path(given), "")
-        for path in files_below(Path(given), any_format=input_format is not None, left_out=left_out):
-            below = path[len(above) :] if path.startswith(above) else os.path.relpath(path, given)
-            yield _local_file(path, input_format, below)
-    elif os.path.isfile(given):
-        yield _local_file(given, input_format)
-    elif glob.has_magic(given):
-        for path in sorted(glob.iglob(given, recursive=True)):
-            if os.path.isfile(path):
-                yield _local_file(path, input_format)
+    elif is_address(path):
+        yield from _list_address(path, input_format, left_out)
+    elif os.path.isdir(path):
+        above = os.path.join(Path(path), "")
+        for file in files_below(Path(path), any_format=input_format is not None, left_out=left_out):
+            below = file[len(above) :] if file.startswith(above) else os.path.relpath(file, path)
+            yield _local_file(file, input_format, below)
+    elif os.path.isfile(path):
+        yield _local_file(path, input_format)
+    elif glob.has_magic(path):
+        for file in filter(os.path.isfile, sorted(glob.iglob(path, recursive=True))):
+            yield _local_file(file, input_format)
+    elif Path(path).exists():
+        what = "a named pipe" if Path(path).is_fifo() else "neither a file nor a folder"
+        advice = f"Feed it on standard input: milldam ... - < {path}"
+        raise InputError(f"{path}: {what}, which can't be read twice. {advice}")
+    elif Path(path).is_symlink():
+        raise InputError(f"{path}: a link to {Path(path).readlink()}, which is not there.")
     else:
-        raise InputError(f"{given}: {_what_else(given)}")
-
-
-def _what_else(given: str) -> str:
-    """Of a path that leads to no file and no folder: what is there, and what to do."""
-    path = Path(given)
-    if path.exists():
-        what = "a named pipe" if path.is_fifo() else "neither a file nor a folder"
-        return f"{what}, which can't be read twice. Feed it on standard input: milldam ... - < {given}"
-    if path.is_symlink():
-        return f"a link to {path.readlink()}, which is not there."
-    return f"no such file or folder.{nearby(given)}"
+        raise InputError(f"{path}: no such file or folder.{nearby(path)}")
 
 
 def _standard_input(input_format: str | None) -> InputFile:
@@ -172,13 +166,13 @@ def _list_address(address: str, input_format: str | None, left_out: LeftOut) -> 
     files, is_folder = list[dict[str, Any]](), False
     with contextlib.suppress(FileNotFoundError), explain_address_errors(address):
         if glob.has_magic(path):
-            matching = sorted(filesystem.glob(path, detail=True).items())
-            found = (detail for _, detail in matching if detail["type"] == "file")
-            files = [detail for detail in found if not PurePosixPath(detail["name"]).name.startswith(".")]
+            matching = (detail for _, detail in sorted(filesystem.glob(path, detail=True).items()))
+            is_hidden = re.compile(r".*/\.[^/]*|\.[^/]*")
+            files = [one for one in matching if one["type"] == "file" and not is_hidden.fullmatch(one["name"])]
         else:
-            given = filesystem.info(path)
-            is_folder = given["type"] == "directory"
-            files = _files_in(filesystem, given["name"], address) if is_folder else [given]
+            info = filesystem.info(path)
+            is_folder = info["type"] == "directory"
+            files = _files_in(filesystem, info["name"], address) if is_folder else [info]
     read = False
     for detail in files:
         if not is_folder or input_format is not None or is_input(detail["name"]):
@@ -186,21 +180,19 @@ def _list_address(address: str, input_format: str | None, left_out: LeftOut) -> 
             yield _remote_file(filesystem, detail, input_format)
         else:
             left_out.add(detail["name"])
-    if read or str(left_out):
-        return
-    why = missing_bucket(filesystem, address, path)
-    if why or not is_folder:
-        raise InputError(f"{without_secrets(address)}: {why or 'nothing there'}. Is the address right?")
+    if not read and not str(left_out):
+        why = missing_bucket(filesystem, address, path)
+        if why or not is_folder:
+            raise InputError(f"{without_secrets(address)}: {why or 'nothing there'}. Is the address right?")
 
 
 def _files_in(filesystem: Any, folder: str, address: str) -> list[dict[str, Any]]:
     """The files of a remote folder in the order of a local one, hidden ones left out; of what milldam made, none: its
     manifest tells, or the lock of its run folder."""
     by_path = {PurePosixPath(name): detail for name, detail in filesystem.find(folder, detail=True).items()}
-    manifests = {kind.manifest for kind in KINDS}
+    manifests, top = {kind.manifest for kind in KINDS}, PurePosixPath(folder)
     ours = {path.parent for path in by_path if path.name in manifests}
     ours |= {path.parent.parent for path in by_path if path.parts[-2:] == (RUN_FOLDER, "lock")}
-    top = PurePosixPath(folder)
     if top in ours:
         # Its files are not its rows in order, and those of its run folder are none at all.
         raise InputError(

@@ -12,7 +12,6 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -26,7 +25,7 @@ FIRST_DOCUMENTS: Final = 10
 SHOWN_CHARACTERS: Final = 60
 
 _loaded: dict[str, str] = {}
-"""Modules that came in by this room, with the hash of their source: an edited one is loaded again."""
+"""Modules that were loaded here, with the hash of their source: an edited one is loaded again."""
 
 
 def load_function(spec: str) -> Callable[..., Any]:
@@ -52,9 +51,8 @@ def function_hash(spec: str) -> str:
     What that file imports in turn is not in it.
     """
     place, _ = _split(spec)
-    with _importable(_folder(place)):
-        source = _source(place, spec)
-    return _hash(source) if source is not None else xxhash.xxh3_128_hexdigest(f"{place} {sys.version}".encode())
+    with _importable(place):
+        return _source_hash(place, spec) or xxhash.xxh3_128_hexdigest(f"{place} {sys.version}".encode())
 
 
 class UserFunction:
@@ -67,10 +65,8 @@ class UserFunction:
     FAILED: Final = object()
 
     def __init__(self, spec: str) -> None:
-        self.spec = spec
-        self._function = load_function(spec)
-        self._failures = 0
-        self._has_worked = False
+        self.spec, self._function = spec, load_function(spec)
+        self._failures, self._has_worked = 0, False
 
     def __call__(self, text: str) -> Any:
         try:
@@ -78,9 +74,10 @@ class UserFunction:
         except Exception as error:
             self._failures += 1
             if not self._has_worked and self._failures >= FIRST_DOCUMENTS:
+                shown = repr(text[:SHOWN_CHARACTERS]) + ("..." if len(text) > SHOWN_CHARACTERS else "")
                 raise ConfigError(
                     f'"{self.spec}" failed on each of the first {FIRST_DOCUMENTS} documents, last with\n'
-                    f"{type(error).__name__}: {error}\non the text that begins {shown(text)}"
+                    f"{type(error).__name__}: {error}\non the text that begins {shown}"
                 ) from error
             return self.FAILED
         self._has_worked = True
@@ -89,11 +86,6 @@ class UserFunction:
     def wrong_type(self, result: object, expected: str) -> ConfigError:
         """The error for an answer of a type that means nothing."""
         return ConfigError(f'"{self.spec}" returned {type(result).__name__}; it must return {expected}.')
-
-
-def shown(text: str) -> str:
-    """The start of a text, for a message."""
-    return repr(text[:SHOWN_CHARACTERS]) + ("..." if len(text) > SHOWN_CHARACTERS else "")
 
 
 def _split(spec: str) -> tuple[str, str]:
@@ -108,15 +100,10 @@ def _is_file(place: str) -> bool:
     return place.endswith(".py") or os.sep in place
 
 
-def _folder(place: str) -> str | None:
-    """The folder of a file, which its own imports may need."""
-    return str(Path(place).absolute().parent) if _is_file(place) else None
-
-
 @contextlib.contextmanager
-def _importable(folder: str | None) -> Iterator[None]:
-    """The current folder, and another, first on the path. Worker processes run without it (`python -P`)."""
-    added = [one for one in (folder, str(Path.cwd())) if one is not None]
+def _importable(place: str) -> Iterator[None]:
+    """The current folder, and that of a file, first on the path. Worker processes run without it (`python -P`)."""
+    added = [str(Path(place).absolute().parent), str(Path.cwd())] if _is_file(place) else [str(Path.cwd())]
     sys.path[:0] = added
     importlib.invalidate_caches()
     # A .pyc of ours would hide an edit that leaves the size and comes within the same second.
@@ -131,15 +118,21 @@ def _importable(folder: str | None) -> Iterator[None]:
 
 
 def _load_module(place: str, spec: str) -> ModuleType:
-    with _importable(_folder(place)):
-        source = _source(place, spec)
-        name = _module_name(place)
-        digest = "" if source is None else _hash(source)
+    with _importable(place):
+        digest, path, name = _source_hash(place, spec), Path(place).absolute(), place
+        if _is_file(place):  # a name of its own, so that two files of the same name do not take each other's place
+            name = f"milldam_user_{path.stem}_{xxhash.xxh3_64_hexdigest(os.fsencode(path))}"
         if name in sys.modules and _loaded.get(name, digest) == digest:
             return sys.modules[name]
         sys.modules.pop(name, None)
         try:
-            module = _load_file(place, name) if _is_file(place) else importlib.import_module(place)
+            if _is_file(place):
+                found = importlib.util.spec_from_file_location(name, path)
+                assert found is not None and found.loader is not None
+                module = sys.modules[name] = importlib.util.module_from_spec(found)
+                found.loader.exec_module(module)
+            else:
+                module = importlib.import_module(place)
         except Exception as error:
             sys.modules.pop(name, None)
             raise ConfigError(f'"{spec}": importing {place} failed with\n{type(error).__name__}: {error}') from error
@@ -147,55 +140,31 @@ def _load_module(place: str, spec: str) -> ModuleType:
         return module
 
 
-def _module_name(place: str) -> str:
-    """Files get a name of their own, so that two of the same name do not take each other's place."""
-    if not _is_file(place):
-        return place
-    path = Path(place).absolute()
-    return f"milldam_user_{path.stem}_{xxhash.xxh3_64_hexdigest(os.fsencode(path))}"
-
-
-def _load_file(place: str, name: str) -> ModuleType:
-    found = importlib.util.spec_from_file_location(name, Path(place).absolute())
-    assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules[name] = module
-    found.loader.exec_module(module)
-    return module
-
-
-def _source(place: str, spec: str) -> Path | None:
-    """The file with the source; None for what is built into Python."""
+def _source_hash(place: str, spec: str) -> str:
+    """A hash of the file with the source; empty for what is built into Python."""
+    origin: str | None = place
     if _is_file(place):
         if not Path(place).is_file():
             raise ConfigError(f'"{spec}": there is no file {place} (the current folder is {Path.cwd()}).')
-        return Path(place)
+    else:
+        # Where it is now: one that was loaded before would answer for where it was then.
+        loaded = sys.modules.pop(place) if place in _loaded and place in sys.modules else None
+        try:
+            found = importlib.util.find_spec(place)
+        except (ImportError, ValueError, AttributeError):
+            found = None
+        except Exception as error:  # a parent package, which has to be imported to look into it
+            raise ConfigError(f'"{spec}": importing {place} failed with\n{type(error).__name__}: {error}') from error
+        finally:
+            if loaded is not None:
+                sys.modules[place] = loaded
+        if found is None:
+            raise ConfigError(
+                f'"{spec}": there is no module {place}. It is looked for in {Path.cwd()} and in installed packages; '
+                "a file can be given as path/to/file.py:function."
+            )
+        origin = found.origin
     try:
-        found = _find(place)
-    except (ImportError, ValueError, AttributeError):
-        found = None
-    except Exception as error:  # a parent package, which has to be imported to look into it
-        raise ConfigError(f'"{spec}": importing {place} failed with\n{type(error).__name__}: {error}') from error
-    if found is None:
-        raise ConfigError(
-            f'"{spec}": there is no module {place}. It is looked for in {Path.cwd()} and in installed packages; '
-            "a file can be given as path/to/file.py:function."
-        )
-    return Path(found.origin) if found.origin and Path(found.origin).is_file() else None
-
-
-def _find(place: str) -> ModuleSpec | None:
-    """Where a module is now: one that was loaded before would answer for where it was then."""
-    loaded = sys.modules.pop(place) if place in _loaded and place in sys.modules else None
-    try:
-        return importlib.util.find_spec(place)
-    finally:
-        if loaded is not None:
-            sys.modules[place] = loaded
-
-
-def _hash(source: Path) -> str:
-    try:
-        return xxhash.xxh3_128_hexdigest(source.read_bytes())
+        return xxhash.xxh3_128_hexdigest(Path(origin).read_bytes()) if origin and Path(origin).is_file() else ""
     except OSError as error:
-        raise os_error(error, source) from None
+        raise os_error(error, Path(origin or place)) from None

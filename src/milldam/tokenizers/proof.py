@@ -251,15 +251,15 @@ def _ranges(pairs: list[list[int]]) -> Ranges:
 
 def _read(folder: Path, name: str) -> dict[str, Any] | None:
     with contextlib.suppress(OSError):
-        found = unseal_line((folder / name).read_bytes())
-        return found if found is not None and "differing" in found else None
+        kept = unseal_line((folder / name).read_bytes())
+        return kept if kept is not None and "differing" in kept else None
     return None
 
 
-def _write(folder: Path, name: str, found: dict[str, Any]) -> None:
-    """Keep what was found out; where the folder can't be written, nothing is kept."""
+def _write(folder: Path, name: str, known: dict[str, Any]) -> None:
+    """Keep what is known; where the folder can't be written, nothing is kept."""
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        replace_unsynced(folder / name, seal_line(found))
+        replace_unsynced(folder / name, seal_line(known))
         for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-_MOST_FILES]:
             path.unlink(missing_ok=True)

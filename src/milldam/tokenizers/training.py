@@ -91,7 +91,6 @@ class TrainedTokenizer:
     """On the part of the sample that was checked."""
 
     def lines(self) -> list[str]:
-        """The same for people."""
         return [
             f"{self.model} tokenizer of {self.vocab_size:,} tokens in {self.path}",
             f"trained on {self.documents:,} documents, {format_size(self.sample_bytes)}; "
@@ -132,15 +131,13 @@ def train_tokenizer(
     if model == "unigram":
         text = _settled(text, len(special_tokens), vocab_size)
     size, per_token = _check_round_trip(text, sample.checked)
-    data = text.encode()
     with explain_os_errors(out / "tokenizer.json"):
         out.mkdir(parents=True, exist_ok=True)
     # Last what makes the folder a tokenizer.
     write_file(out / "tokenizer_config.json", json_bytes(_named_tokens(special_tokens)))
-    write_file(out / "tokenizer.json", data)
-    checked = len(HARD_STRINGS) + len(sample.checked)
-    figures = (hash_bytes(data), sample.documents, sample.size, sample.word_bytes, checked, per_token)
-    return TrainedTokenizer(out, model, size, *figures)
+    write_file(out / "tokenizer.json", text.encode())
+    figures = sample.documents, sample.size, sample.word_bytes, len(HARD_STRINGS) + len(sample.checked), per_token
+    return TrainedTokenizer(out, model, size, hash_bytes(text.encode()), *figures)
 
 
 # ---- what the trainer is given ----

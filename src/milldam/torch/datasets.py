@@ -132,7 +132,8 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
 
     def _loop_at(self) -> tuple[int, bool]:
         """The number of the loop that begins next, and whether that is its begin; the same for all ranks."""
-        return self._at_start((0, 1))._loop_at()
+        now = self._at_start((0, 1))
+        return now._order.loop_at(now.samples_seen, self._options["epochs"] or 1)
 
     def _at_start(self, ranks: tuple[int, int] | None = None) -> Batches[Any]:
         """New batches from where a loop begins."""
@@ -154,7 +155,7 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
             # What a state brought along (a mixture's change of weights) may lie ahead of there.
             start = {}
         if epoch != current:
-            start |= self._at_start((0, 1))._loop_begin(epoch)
+            start |= self._at_start((0, 1))._order.epoch_begin(epoch * (self._options["epochs"] or 1))
         self._start.write(start)
 
     def state_after(self, batches: int) -> State:
@@ -162,7 +163,8 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         if batches < 0:
             raise ConfigError(f"state_after: {batches:,} batches; use 0 or more.")
         now = self._at_start()
-        begin, step, until = now.samples_seen, now.delivery.step, now._until(now.samples_seen)
+        begin, step = now.samples_seen, now.delivery.step
+        until = now._order.until(begin, now.delivery.epochs)
         place = begin + batches * step
         # Samples that go to no rank are passed over with the last batch.
         wanted = place + step if now.delivery.drop_last else place

@@ -292,7 +292,7 @@ def explain_os_errors(path: Path) -> Iterator[None]:
         if error.errno == errno.ENOENT:
             if named != path and path.parent.exists():
                 raise
-            # As in /proc, or when somebody removes the folder meanwhile.
+            # As in /proc, or when the folder was removed meanwhile.
             raise ResourceError(
                 f"{path}: can't be made: its folder takes no files, or was removed. Choose another place."
             ) from None
@@ -318,7 +318,7 @@ def seal_line(value: dict[str, Any]) -> bytes:
 
 
 def unseal_line(line: bytes) -> dict[str, Any] | None:
-    """What was sealed; None when the line is not as it was written. Its line end alone may be missing."""
+    """The sealed value; None when the line is not as it was written. Its line end alone may be missing."""
     line = line if line.endswith(b"\n") else line + b"\n"
     body = line[:-_TAIL]
     if line[-_TAIL:] != _BEFORE + xxhash.xxh3_64_hexdigest(body).encode() + _BEHIND:
@@ -360,7 +360,7 @@ def is_whole_text(data: bytes | mmap.mmap) -> bool:
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:
-    """What a file holds; None when there is none, or it is not as it was written."""
+    """The value in a file; None when there is none, or it is not as it was written."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

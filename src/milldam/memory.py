@@ -84,7 +84,7 @@ class Budget:
 
 
 def available_bytes() -> tuple[int, str]:
-    """What could still be allocated, and what sets that limit: the machine or a cgroup."""
+    """Bytes that could still be allocated, and the origin of that limit: the machine or a cgroup."""
     limits = [(_machine_available(), "on this machine")]
     limits += [(max(0, limit - used), "in the memory cgroup") for limit, used in _cgroup_limits()]
     slurm = os.environ.get("SLURM_MEM_PER_NODE", "")  # MiB; set even where no cgroup enforces it
@@ -176,14 +176,14 @@ _SHARED_SECONDS = 1.0
 
 
 class _Inherited:
-    """What this process, if it was forked, has in common with other workers: it counts once for all of them."""
+    """Memory that this process, if it was forked, has in common with other workers: it counts once for all of them."""
 
     def __init__(self, anonymous: int, workers: int) -> None:
         self.anonymous, self.workers = anonymous, workers
         self._shared, self._looked = 0, -_SHARED_SECONDS
 
     def shared(self) -> int:
-        """What of it this process has not written to, and is likely not to; looked up seldom."""
+        """The part that this process has not written to, and is likely not to; looked up seldom."""
         now = time.monotonic()
         if self.anonymous and now - self._looked >= _SHARED_SECONDS:
             self._looked, self._shared = now, min(shared_bytes(), stays_shared(self.anonymous))
@@ -212,12 +212,12 @@ def inherited() -> tuple[int, int]:
 
 
 def held_bytes() -> int:
-    """What this process holds, and what it has made the one that forked it hold besides: copies of what it changed."""
+    """Memory of this process, and the copies of shared pages that its changes have cost."""
     return usage().anonymous + _inherited.anonymous - _inherited.shared()
 
 
 def allowance(share_bytes: int) -> int:
-    """What this process may hold by the count of `usage` when its share of the budget is so large.
+    """The most that this process may hold, as `usage` counts, of its share of the budget.
 
     What forked workers have inherited is in the share of each by its part; what a worker has written to is its own.
     """
@@ -239,20 +239,20 @@ def shared_bytes(pid: int | str = "self") -> int:
 
 
 def process_tree(root: int | None = None) -> list[int]:
-    """A process, this one unless said otherwise, and all its descendants."""
-    found = [os.getpid() if root is None else root]
+    """A process, this one by default, and all its descendants."""
+    pids = [os.getpid() if root is None else root]
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
         import psutil
 
         with contextlib.suppress(psutil.Error):
-            found += [child.pid for child in psutil.Process(found[0]).children(recursive=True)]
-        return found
-    for pid in found:  # which grows meanwhile
+            pids += [child.pid for child in psutil.Process(pids[0]).children(recursive=True)]
+        return pids
+    for pid in pids:  # which grows meanwhile
         with contextlib.suppress(OSError):
             for task in os.listdir(f"/proc/{pid}/task"):
                 with open(f"/proc/{pid}/task/{task}/children", "rb") as children:
-                    found += map(int, children.read().split())
-    return found
+                    pids += map(int, children.read().split())
+    return pids
 
 
 def release() -> None:

@@ -52,7 +52,7 @@ def prefetched(items: Iterator[Item], ahead: int) -> Iterator[Item]:
 
 
 def in_threads(make: Callable[[Item], Made], items: Iterable[Item], threads: int) -> Iterator[Made]:
-    """What is made of each item, in order; at most one more than there are threads is made or waits."""
+    """The results for all items, in order; at most one more than there are threads is made or waits."""
     if threads == 1:
         yield from map(make, items)
         return
@@ -82,7 +82,7 @@ def _work(items: Iterator[Any], waiting: queue.Queue[Any], stopped: threading.Ev
 
 
 def _hand_over(item: Any, waiting: queue.Queue[Any], stopped: threading.Event) -> None:
-    """Put it in the queue, unless nobody takes from it any more."""
+    """Put it in the queue, unless the iterator was closed."""
     while not stopped.is_set():
         try:
             waiting.put(item, timeout=0.1)

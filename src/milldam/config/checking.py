@@ -264,6 +264,11 @@ _WORDS |= dict.fromkeys(("null", "~", ""))  # type: ignore[arg-type]
 _DEFAULT: Any = object()
 
 
+def is_null(value: Any) -> bool:
+    """Whether a value is null, or a key has none."""
+    return value is None or (isinstance(value, Plain) and value.lower() in ("", "~", "null"))
+
+
 def _typed(value: Any) -> Any:
     """A value without a type to go by, as YAML has it: words for booleans and null, numbers of all spellings."""
     if isinstance(value, dict):

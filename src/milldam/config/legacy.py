@@ -12,7 +12,7 @@ from copy import deepcopy
 from dataclasses import fields
 from typing import Any
 
-from milldam.config.checking import KeyPath, Values, dotted
+from milldam.config.checking import KeyPath, Values, dotted, is_null
 from milldam.config.settings import Config, spelled_out
 
 _DEFAULTS = {"min_characters": 100, "min_tokens": 150}
@@ -80,20 +80,21 @@ def convert(values: Values) -> None:
         if old[0] == "tokenizer":
             config["tokenizer"].pop(old[1], None)
         value = block[str(old[-1])]
-        if old in _MOVED and value is not None and value not in ("", "null", "~"):
+        if old in _MOVED and not is_null(value):
             _move(values, config, old, _MOVED[old], value)
     tokenizer, data_sets = config.get("tokenizer"), config.get("datasets")
     if isinstance(tokenizer, dict) and tokenizer.keys() <= {"train"}:
         del config["tokenizer"]  # without a path it is missing
     elif isinstance(tokenizer, dict) and tokenizer.keys() == {"path"}:
         config["tokenizer"] = tokenizer["path"]
+        values.places["tokenizer",] = values.place(("tokenizer", "path"))
     for number, one in enumerate(data_sets if isinstance(data_sets, list) else []):
         if isinstance(one, dict):
             if "name" in one and "subset" not in one:
                 one["subset"] = one.pop("name")
                 values.places["datasets", number, "subset"] = values.place(("datasets", number, "name"))
             one.setdefault("split", "train")
-    filters = config["filters"] = config.get("filters") or {}
+    filters = config["filters"] = {} if is_null(config.get("filters")) else config["filters"]
     for key, default in _DEFAULTS.items():
         if isinstance(filters, dict) and key not in filters:
             filters[key] = default
@@ -101,7 +102,7 @@ def convert(values: Values) -> None:
     if "out" not in config:
         config["out"] = _DEFAULT_OUT
         notes.append(f"dataset_prepared_path is not set: the store goes to {_DEFAULT_OUT}/.")
-    if config.get("seq_len") is None:
+    if is_null(config.get("seq_len")):
         notes.append("sequence_len is not set: no packed rows are written.")
     else:
         config.setdefault("packing", {"strategy": "wrapped", "write": True})
@@ -122,7 +123,7 @@ def _move(values: Values, config: dict[str, Any], old: KeyPath, new: KeyPath, va
     here: Any = config
     for part in new[:-1]:
         # A word such as `dedup: exact` becomes the block it stands for; `filters:` with nothing after it an empty one.
-        here[part] = {} if here.get(part) in (None, "") else spelled_out(str(part), here[part])
+        here[part] = {} if is_null(here.get(part)) else spelled_out(str(part), here[part])
         here = here[part]
         if not isinstance(here, dict):
             values.notes.append(f"{dotted(old)} is ignored: {part} is set otherwise.")

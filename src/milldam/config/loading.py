@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from milldam.config.checking import OVERRIDES, KeyPath, Plain, Values, checked_settings, dotted
+from milldam.config.checking import OVERRIDES, KeyPath, Plain, Values, checked_settings, dotted, is_null
 from milldam.config.legacy import convert, drop_superseded, is_legacy
 from milldam.config.settings import Config, spelled_out
 from milldam.errors import ConfigError, Setting, os_error
@@ -227,8 +227,7 @@ def _override(values: Values, text: str, *, legacy: bool) -> None:
             here[key] = Plain("") if new.data is None else new.data
             break
         inside = here[key] if isinstance(here, list) else here.get(key)
-        if isinstance(inside, Plain) and inside in ("", "~", "null"):
-            inside = None
+        inside = None if is_null(inside) else inside
         if isinstance(rest[1], int):
             here[key] = inside if isinstance(inside, list) else [] if inside is None else [inside]
         else:

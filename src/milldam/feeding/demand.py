@@ -104,7 +104,7 @@ def demanded(run_folder: Path) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What the maker makes."""
+    """The store that the maker makes."""
 
     name: str
     """Of the order: loaders with another order do not share it."""
@@ -115,7 +115,7 @@ class Planned:
     """Of the store that is being made; empty: nothing is planned yet."""
     units: int = 0
     index_key: int = 0
-    """What the keys of units take in of a dedup index."""
+    """Part of the keys of units, from a dedup index."""
     dtype: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     """Other fields of `FeedFacts`."""
@@ -132,7 +132,7 @@ class Planned:
 
     @staticmethod
     def read(run_folder: Path) -> Planned | None:
-        """What a maker that is at work has written; None: there is none."""
+        """As written by a maker that is at work; None: there is none."""
         value = read_sealed(run_folder / _NAME)
         planned = None if value is None else Planned(**value)
         if planned is None or (planned.host == socket.gethostname() and not _is_alive(planned.process)):

@@ -45,7 +45,7 @@ def open_parts(order: Order) -> Parts:
 
 
 class GrowingParts:
-    """See `loader.unit_order.Parts`. What is unpickled or forked only reads, unless nobody makes what it waits for."""
+    """See `loader.unit_order.Parts`. What is unpickled or forked only reads, unless no maker is left."""
 
     def __init__(self, order: Order, planned: Planned, making: Making | None = None) -> None:
         self._order, self._planned, self._run = order, planned, order.out / RUN_FOLDER

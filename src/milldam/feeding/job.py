@@ -180,7 +180,7 @@ def main() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """What is not recorded is not kept: nothing needs to be wound up."""
+    """End this process with its parent. Nothing needs to be wound up: what is not recorded is made again."""
     # Not by the kernel's signal, which comes when the thread ends that started us.
     while os.getppid() == parent:
         time.sleep(_PARENT_SECONDS)

@@ -1,4 +1,4 @@
-"""The maker of a run folder, as a loader sees it: found, or started; watched; replaced when it dies.
+"""The maker of a run folder, as a loader sees it: started if there is none, watched, replaced when it dies.
 
 A loader that finds no maker at work starts one; of several that are started at once, one gets the run's lock and the
 others end. So when a rank dies with its maker, any other that waits for a unit has its own within a moment.
@@ -39,7 +39,7 @@ _HOW = ("out", "memory", "workers", "overwrite", "executor", "address", "storage
 """Settings that do not change what is made."""
 _STDERR = 2
 _LOOK_SECONDS = 0.25
-"""Between looks at who is at work."""
+"""Between looks at the lock."""
 _STRANGER_SECONDS = 3.0
 """For so long a run that is no feed's may only be about to begin as one."""
 _FIRST_RANK_SECONDS = 2.0
@@ -51,7 +51,7 @@ _RETRIES = 2
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be made."""
+    """A store that is to be made for loaders."""
 
     out: Path
     check: Callable[[], Config]
@@ -79,7 +79,7 @@ class Making:
         """The store is whole."""
 
     def await_planned(self) -> Planned | None:
-        """What is made for loaders; None: nothing, the store is finished."""
+        """The plan of the maker, once it has one; None: the store is finished."""
         while True:
             self._look(None)
             if self.is_finished:
@@ -198,7 +198,7 @@ class _Maker:
             self._connection.send((config, order.name, order.report))
 
     def last_words(self) -> tuple[str, Any]:
-        """What it sent when it ended: that it has finished, or its error."""
+        """Its last message: that it has finished, or its error."""
         with contextlib.suppress(EOFError, OSError):
             if self._connection.poll():
                 kind, value = self._connection.recv()

@@ -28,7 +28,7 @@ from milldam.files import (
     write_sealed,
 )
 from milldam.hub.client import SHARD_FILES, explained, files_at, hub_api, read_file, repo_name
-from milldam.hub.contents import Contents, StoredFile, kind_among
+from milldam.hub.contents import Contents, kind_among
 from milldam.run.summary import Summary
 from milldam.stores.generations import keep, live_files
 from milldam.stores.kinds import store_kind
@@ -61,16 +61,16 @@ def pull_store(
     with explained(f"pull {repo}", progress=progress):
         commit = api.repo_info(repo, repo_type="dataset", revision=revision).sha
         contents = _contents_at(api, repo, commit, split)
-        record = _claim(out, contents, {"repo": repo, "revision": revision, "split": split})
-        manifest = out / contents.kind.manifest
-        is_new = not manifest.exists() or manifest.read_bytes() != contents.manifest_bytes
-        if is_new or any(file.wrong_size(out) for file in contents.files):
+        source = {"repo": repo, "revision": revision, "split": split}
+        before = _refuse_to_replace(out, contents, source)
+        manifest, new = out / contents.kind.manifest, hash_bytes(contents.manifest_bytes)
+        if before != new or any(file.wrong_size(out) for file in contents.files):
             with explain_os_errors(manifest):
                 out.mkdir(parents=True, exist_ok=True)
-                write_sealed(out / _RECORD, record)
+                write_sealed(out / _RECORD, source | {"manifests": [before, new]})
             fetched = _fetch(api, repo, commit, contents, out)
             with explain_os_errors(manifest):
-                if is_new:
+                if before != new:
                     keep(manifest)
                     write_file(manifest, contents.manifest_bytes)
                     fetched[manifest.name] = len(contents.manifest_bytes)
@@ -106,33 +106,42 @@ def _contents_at(api: Any, repo: str, commit: str, split: str | None) -> Content
     return contents
 
 
-def _claim(out: Path, contents: Contents, source: dict[str, str | None]) -> dict[str, Any]:
-    """What is to be written down of this pull. Nothing is replaced but what was pulled from the same."""
+def _refuse_to_replace(out: Path, contents: Contents, source: dict[str, str | None]) -> str:
+    """The hash of the manifest that is there. Nothing is replaced but what was pulled from the same."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out}: a file, not a folder. Choose another place.")
-    pulled, held = read_sealed(out / _RECORD) or {}, store_kind(out)
-    manifest = b"" if held is None else (out / held.manifest).read_bytes()
+    pulled, kind = read_sealed(out / _RECORD) or {}, store_kind(out)
     others = sorted(path.name for path in out.iterdir()) if out.exists() else []
-    if held is None and not pulled and others:
+    if kind is None and not pulled and others:
         raise ConfigError(f"{out} holds something else ({others[0]}). Choose another folder.")
-    own, new = hash_bytes(manifest), hash_bytes(contents.manifest_bytes)
-    if manifest and own != new and own not in pulled.get("manifests", ()):
+    before = hash_bytes(b"" if kind is None else (out / kind.manifest).read_bytes())
+    if before == hash_bytes(contents.manifest_bytes):
+        return before
+    if kind is not None and before not in pulled.get("manifests", ()):
         # Another manifest than the one that was pulled: since then, a store was made here.
         raise MismatchError(f"{out} holds another store, which is not replaced. Choose another folder.")
-    if pulled and own != new and any(pulled.get(name) != value for name, value in source.items()):
+    if pulled and any(pulled.get(name) != value for name, value in source.items()):
         more = [f"{name} {pulled[name]}" for name in ("revision", "split") if pulled.get(name)]
         origin = ", ".join([str(pulled.get("repo")), *more])
         raise MismatchError(f"{out} holds what was pulled from {origin}, which is not replaced. Choose another folder.")
-    return source | {"manifests": [own, new]}
+    return before
 
 
 def _fetch(api: Any, repo: str, commit: str, contents: Contents, out: Path) -> dict[str, int]:
     """Have every file in the folder, with the bytes of the manifest; sizes of those fetched, which are synced."""
     fetched = missing = [file for file in contents.files if not file.is_in(out)]
-    for _ in range(2):  # twice if bytes are wrong
-        if missing:
-            _download(api, repo, commit, missing, out)
-            missing = [file for file in missing if not file.is_in(out)]
+    target = {"repo_type": "dataset", "revision": commit, "local_dir": out, "max_workers": _STREAMS}
+    for _ in range(2 if missing else 0):  # twice if bytes are wrong
+        for file in missing:
+            # What is here under its name is not whole, and huggingface_hub might take it for what it fetched.
+            (out / file.name).unlink(missing_ok=True)
+        api.snapshot_download(repo, allow_patterns=[glob.escape(file.name) for file in missing], **target)
+        if not any((out / file.name).exists() for file in missing):
+            # It returns an empty folder too, when the Hub can't be reached.
+            raise InputError(f"Can't pull {repo}: the Hub does not answer.\nRun the same command again.")
+        missing = [file for file in missing if not file.is_in(out)]
+        if not missing:
+            break
     if missing:
         (out / missing[0].name).unlink(missing_ok=True)
         raise StoreError(
@@ -148,15 +157,3 @@ def _fetch(api: Any, repo: str, commit: str, contents: Contents, out: Path) -> d
         (out / ".cache").rmdir()
     sync_folder(out)
     return {file.name: (out / file.name).stat().st_size for file in fetched}
-
-
-def _download(api: Any, repo: str, commit: str, files: list[StoredFile], out: Path) -> None:
-    for file in files:
-        # What is here under its name is not whole, and huggingface_hub might take it for what it fetched.
-        (out / file.name).unlink(missing_ok=True)
-    patterns = [glob.escape(file.name) for file in files]
-    target = {"repo_type": "dataset", "revision": commit, "local_dir": out}
-    api.snapshot_download(repo, **target, allow_patterns=patterns, max_workers=_STREAMS)
-    if not any((out / file.name).exists() for file in files):
-        # It returns an empty folder too, when the Hub can't be reached.
-        raise InputError(f"Can't pull {repo}: the Hub does not answer.\nRun the same command again.")

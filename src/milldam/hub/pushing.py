@@ -23,7 +23,7 @@ from milldam.errors import ConfigError, MismatchError, Setting, StoreError
 from milldam.files import address_of
 from milldam.hub.card import CARD, local_paths, make_card
 from milldam.hub.client import SHARD_FILES, explained, files_at, hub_api, read_file, repo_name
-from milldam.hub.contents import Contents, StoredFile, read_contents
+from milldam.hub.contents import Contents, read_contents
 from milldam.run.summary import Summary
 from milldam.stores.kinds import KINDS
 
@@ -180,21 +180,19 @@ class _Push:
         target = {"repo_type": "dataset", "revision": self.revision, "commit_message": message}
         for first in range(0, len(self.missing), _FILES_AT_ONCE):
             files = self.missing[first : first + _FILES_AT_ONCE]
-            added = [CommitOperationAdd(file.name, self._checked(file)) for file in files]
+            for file in files:
+                if not file.is_in(self._folder):
+                    raise StoreError(
+                        f"{self._folder / file.name}: its bytes are not those of the manifest; it was not pushed.\n"
+                        f"`milldam verify {self._folder}` checks the store; make it again."
+                    )
+            added = [CommitOperationAdd(file.name, self._folder / file.name) for file in files]
             self.commit = self._api.create_commit(self._repo, added, **target).oid
         if self.closing or self.stale:
             closing: list[Any] = [CommitOperationDelete(name, is_folder=False) for name in self.stale]
             closing += [CommitOperationAdd(name, data) for name, data in self.closing.items()]
             # Refused by the Hub when someone else made a commit meanwhile.
             self.commit = self._api.create_commit(self._repo, closing, parent_commit=self.commit, **target).oid
-
-    def _checked(self, file: StoredFile) -> Path:
-        if not file.is_in(self._folder):
-            raise StoreError(
-                f"{self._folder / file.name}: its bytes are not those of the manifest; it was not pushed.\n"
-                f"`milldam verify {self._folder}` checks the store; make it again."
-            )
-        return self._folder / file.name
 
 
 def _in_the_way(repo: str, what: str) -> MismatchError:

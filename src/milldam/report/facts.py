@@ -19,7 +19,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +30,7 @@ from milldam.markup import escape, shorten
 from milldam.report.timeline import read_timeline
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.format import Index, Int64s
-from milldam.stores.tokens.manifest import READ, Manifest
+from milldam.stores.tokens.manifest import READ, Manifest, Tally
 from milldam.stores.tokens.reader import Store, open_store
 
 _SPLITS_LISTED, _SPLITS_DRAWN, _REASONS_SHOWN = 50, 6, 40
@@ -52,11 +51,9 @@ def gather(out: Path) -> dict[str, Any]:
     manifest, tally = store.manifest, store.manifest.tally
     summary = read_sealed(out / "run" / "summary.json") or {}
     details = summary.get("facts", {})
-    # The file outlives an overwritten run, and a later command that finds nothing to do adds to it: both are cut off.
-    plan, curve = out / "run" / "plan.json", out / "run" / "memory.csv"
-    begin = plan.stat().st_mtime if plan.exists() else -math.inf
-    end = summary["finished"] + 1 if summary.get("finished") is not None else math.inf
-    timeline = read_timeline(curve, begin=begin, end=end) or read_timeline(curve)
+    # A later command that finds nothing to do adds to the file.
+    end, curve = math.inf if summary.get("finished") is None else summary["finished"] + 1, out / "run" / "memory.csv"
+    timeline = read_timeline(curve, end) or read_timeline(curve)
     # The summary knows its own session only; the timeline knows all.
     sessions, seconds = 1 + (len(timeline.restarts) if timeline else 0), float(summary.get("seconds", 0.0))
     if timeline is not None and (sessions > 1 or not seconds):
@@ -76,7 +73,7 @@ def gather(out: Path) -> dict[str, Any]:
         "settings": manifest.settings | near,
         **manifest.totals,
         "tally": tally,
-        "flow": [_stage(one) for one in tally.flow() if one["stage"] == READ or one["dropped"]],
+        "flow": list(_flow(tally)),
         "summary": summary,
         "details": details,
         "workers": summary.get("workers"),
@@ -97,13 +94,15 @@ def gather(out: Path) -> dict[str, Any]:
     }
 
 
-def _stage(stage: dict[str, Any]) -> dict[str, Any]:
-    """A stage of the flow, with its reasons ranked and the rare ones summed up."""
-    ranked = sorted(stage["dropped"].items(), key=lambda item: (-item[1], item[0]))
-    reasons, rest = ranked[:_REASONS_SHOWN], ranked[_REASONS_SHOWN:]
-    if rest:
-        reasons.append((f"{len(rest)} other reasons", sum(count for _, count in rest)))
-    return stage | {"reasons": reasons}
+def _flow(tally: Tally) -> Iterator[dict[str, Any]]:
+    """The stages that did something, with their reasons ranked and the rare ones summed up."""
+    for stage in tally.flow():
+        if stage["stage"] == READ or stage["dropped"]:
+            ranked = sorted(stage["dropped"].items(), key=lambda item: (-item[1], item[0]))
+            reasons, rest = ranked[:_REASONS_SHOWN], ranked[_REASONS_SHOWN:]
+            if rest:
+                reasons.append((f"{len(rest)} other reasons", sum(count for _, count in rest)))
+            yield stage | {"reasons": reasons}
 
 
 def _clusters(details: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], list[Bar]]]:
@@ -152,22 +151,13 @@ def _marked(one: str | None, other: str | None, *, alike: bool) -> list[Any]:
 # ---- lengths ----
 
 
-@dataclass(slots=True)
 class Lengths:
-    """Documents by their number of tokens."""
+    """Documents by their number of tokens: exactly below `exact`, by powers of two from there on."""
 
-    exact: int = 1 << 16
-    """Up to so many tokens, documents are counted exactly."""
-    counts: Int64s = field(init=False)
-    """Documents of exactly so many tokens."""
-    longer: Int64s = field(default_factory=lambda: np.zeros(64, dtype=np.int64))
-    """Documents of 2**k and more, but not 2**(k + 1), tokens, where those are not counted above."""
-    documents: int = 0
-    tokens: int = 0
-    longest: int = 0
-
-    def __post_init__(self) -> None:
-        self.counts = np.zeros(self.exact, dtype=np.int64)
+    def __init__(self, exact: int = 1 << 16) -> None:
+        self._exact = exact
+        self.documents = self.tokens = self.longest = 0
+        self._counts, self._longer = np.zeros(exact, np.int64), np.zeros(64, np.int64)
 
     def add(self, lengths: Int64s) -> None:
         if not len(lengths):
@@ -175,10 +165,10 @@ class Lengths:
         self.documents += len(lengths)
         self.tokens += int(lengths.sum(dtype=np.int64))
         self.longest = max(self.longest, int(lengths.max()))
-        short = lengths < self.exact
-        self.counts += np.bincount(lengths[short], minlength=self.exact)
+        short = lengths < self._exact
+        self._counts += np.bincount(lengths[short], minlength=self._exact)
         # frexp: the exponent of 2**k is k + 1, exactly.
-        self.longer += np.bincount(np.frexp(lengths[~short].astype(np.float64))[1] - 1, minlength=64)
+        self._longer += np.bincount(np.frexp(lengths[~short].astype(np.float64))[1] - 1, minlength=64)
 
     def quantile(self, part: float) -> int | None:
         """The length that this part of the documents does not exceed; None when it is beyond what is counted exactly.
@@ -189,23 +179,23 @@ class Lengths:
         5
         """
         wanted = max(1, int(np.ceil(part * self.documents)))
-        position = int(np.searchsorted(np.cumsum(self.counts), wanted))
-        return position if position < self.exact else None
+        position = int(np.searchsorted(np.cumsum(self._counts), wanted))
+        return position if position < self._exact else None
 
     def figures(self) -> dict[str, str]:
         """For people: the mean, some quantiles, the longest."""
-        parts = {"10 %": 0.1, "median": 0.5, "90 %": 0.9, "99 %": 0.99}
-        lengths = {name: self.quantile(part) for name, part in parts.items()}
-        over = f"over {self.exact - 1:,}"
-        known = {name: over if length is None else f"{length:,}" for name, length in lengths.items()}
-        return {"mean": f"{self.tokens / self.documents:,.1f}"} | known | {"longest": f"{self.longest:,}"}
+        figures = {"mean": f"{self.tokens / self.documents:,.1f}"}
+        for name, part in {"10 %": 0.1, "median": 0.5, "90 %": 0.9, "99 %": 0.99}.items():
+            length = self.quantile(part)
+            figures[name] = f"over {self._exact - 1:,}" if length is None else f"{length:,}"
+        return figures | {"longest": f"{self.longest:,}"}
 
     def bars(self) -> list[Bar]:
         """By powers of two, from the shortest to the longest; one for empty documents if there are any."""
-        powers = [int(self.counts[2**k : 2 ** (k + 1)].sum()) + int(self.longer[k]) for k in range(64)]
+        powers = [int(self._counts[2**k : 2 ** (k + 1)].sum()) + int(self._longer[k]) for k in range(64)]
         used = np.flatnonzero(powers)
         span = range(used[0], used[-1] + 1) if len(used) else range(0)
-        empty = [("0", int(self.counts[0]))] if self.counts[0] else []
+        empty = [("0", int(self._counts[0]))] if self._counts[0] else []
         return empty + [(f"{2**k:,} to {2 ** (k + 1) - 1:,}" if k else "1", powers[k]) for k in span]
 
 

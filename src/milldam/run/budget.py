@@ -33,7 +33,7 @@ TABLE_BYTES = 34 * 10**6
 """gigatoken's cache of the words of half a gigabyte of text, without which it is still fast."""
 TOKENIZER_FACTOR = 16
 FILTER_BYTES, LANGUAGE_BYTES, FUNCTION_BYTES = 40 * 10**6, 85 * 10**6, 64 * 10**6
-"""What text rules, the language model, and a function that gets documents whole take beside the rest."""
+"""For text rules, the language model, and a function that gets whole documents, beside the rest."""
 GROUPING_WORKER_BYTES, LEAST_GROUPING_BYTES = 60 * 10**6, 101 * 10**6
 """The process that groups hashes, and the least that grouping works with."""
 SMALL_INPUT = 16 * 10**6
@@ -45,7 +45,7 @@ SMALL_INPUT = 16 * 10**6
 
 @dataclass(frozen=True, slots=True)
 class WorkPlan:
-    """What follows from the budget and the input."""
+    """Workers and their shares, from the budget and the input."""
 
     budget: Budget
     units: int
@@ -100,12 +100,12 @@ def fit_workers(
 
 
 def least_bytes(parent_bytes: int, loaded_bytes: int) -> int:
-    """What a run takes in which this process does the work itself."""
+    """The least for a run in which this process does the work itself."""
     return max(parent_bytes, WORKER_BYTES) + loaded_bytes + WORK_BYTES
 
 
 def least_grouping_bytes(parent_bytes: int) -> int:
-    """What dedup takes to group in a process of its own."""
+    """The least for dedup that groups in a process of its own."""
     return parent_bytes + GROUPING_WORKER_BYTES + LEAST_GROUPING_BYTES
 
 
@@ -261,7 +261,6 @@ class Monitor:
             self._file.flush()
 
     def use(self, budget_bytes: int) -> MemoryUse:
-        """What was measured, of a budget."""
         use: MemoryUse = {
             "start": next(iter(self._stages.values()))["start"],
             "peak": self._peak,

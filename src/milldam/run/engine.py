@@ -71,7 +71,7 @@ _REPORT_SECONDS, _STATUS_SECONDS = 0.2, 1.0
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What is made of the units that have no complete record."""
+    """A step of a job: makes records of the units that have no complete one."""
 
     name: str
     load: Load
@@ -90,20 +90,20 @@ class Stage:
 
 
 class Job(ABC, Generic[S]):
-    """What only one kind of job knows."""
+    """A kind of job: what differs from other jobs."""
 
     kind: Kind
     stage_names: tuple[str, ...]
     """In order; tasks of a job array can share each of them."""
     outputs: tuple[str, ...] | None
-    """What it leaves in its folder besides the manifest, by pattern: removed when a run begins anew. None: the old
-    result stays until the new manifest takes its place; its records go."""
+    """Patterns of its files besides the manifest, which are removed when a run begins anew. None: the old result stays
+    until the new manifest takes its place; its records go."""
     workers: int | None
     """As many as the user asks for; None: as many as are useful."""
     read_once: bool = False
     """Its input can't be read again, so an earlier list of it is worthless."""
     batch_bytes: int = 0
-    """What a batch may take in each worker, where that is more than usual; known when it is prepared."""
+    """Memory of a batch in each worker, where that is more than usual; known when it is prepared."""
 
     @abstractmethod
     def prepare(self, run: Session) -> Identity:
@@ -123,7 +123,7 @@ class Job(ABC, Generic[S]):
 
     @abstractmethod
     def stages(self, run: Session) -> Iterator[Stage]:
-        """Each is done when the next one is asked for."""
+        """Each is done before the next one is requested."""
 
     @abstractmethod
     def finish(self, run: Session, plan: WorkPlan) -> S:
@@ -144,7 +144,7 @@ class Options:
     address: str | None = None
     overwrite: bool = False
     name: Path | None = None
-    """What messages call the result, when it is not the folder."""
+    """The name of the result in messages, when it is not the folder."""
     held_bytes: int = 0
     """Memory that the calling program holds already; the limit comes on top of it."""
     adapts: bool = False

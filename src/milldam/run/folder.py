@@ -112,7 +112,7 @@ class RunFolder:
                 if self.task is not None:
                     raise TaskHeldError(f"{self.name}: another task is running {self.task.label}.") from None
                 raise held from None
-        # Tasks work beside each other; a whole run works beside nobody.
+        # Tasks work beside each other; a whole run works alone.
         if is_held(self.folder) if self.task is not None else any(map(is_held, _task_folders(self.folder))):
             self._lock.release()
             raise held
@@ -141,7 +141,7 @@ class RunFolder:
         return not (self.out / self.kind.manifest).exists() and not (self.folder / PLAN).exists()
 
     def plan(self) -> dict[str, Any]:
-        """What was written down when the run began; empty where there is none, or it is damaged."""
+        """The plan; empty where there is none, or it is damaged."""
         return read_sealed(self.folder / PLAN) or {}
 
     def _planned(self) -> Identity | None:
@@ -149,7 +149,7 @@ class RunFolder:
         return Identity(plan["settings"], plan["input"], plan["tokenizer_name"]) if plan else None
 
     def _made(self) -> Identity | None:
-        """What the store was made from; None when there is none, or it can't be read. The manifest may be large."""
+        """The identity of the store; None when there is none, or it can't be read. The manifest may be large."""
         with contextlib.suppress(StoreError):
             return Identity.of_store(self.out, self.kind) if (self.out / self.kind.manifest).exists() else None
         return None
@@ -163,7 +163,7 @@ class RunFolder:
         return UNFINISHED if (self.folder / PLAN).exists() and self._planned() != self._made() else FINISHED
 
     def identity(self) -> Identity:
-        """What the store in the folder is, or is to be, made from. Raises StoreError when that can't be read."""
+        """The identity of the store that is, or will be, in the folder. Raises StoreError when it can't be read."""
         if self.state() == FINISHED:
             return Identity.of_store(self.out, self.kind)
         planned = self._planned()
@@ -325,20 +325,20 @@ def _task_folders(run_folder: Path) -> list[Path]:
 def is_held(folder: Path) -> bool:
     try:
         with (folder / LOCK).open("rb") as file:
-            # Shared: many may look at the same time, and none takes another who looks for the holder.
+            # Shared: many processes may look at the same time, and none is taken for the holder.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
     except FileNotFoundError:
         return False
     except OSError as error:
-        # ENOSYS: a file system without locks, where the file is there as long as somebody holds it.
+        # ENOSYS: a file system without locks, where the file exists as long as it is held.
         if error.errno in (errno.EACCES, errno.EAGAIN, errno.ENOSYS):
             return True
         raise
 
 
 def refuse_foreign(out: Path, kind: Kind) -> None:
-    """Never mix our files with somebody else's, nor those of two kinds of stores."""
+    """Refuse a folder with other files in it, or with another kind of store."""
     refuse_address(out)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out}: is a file. Name a folder for the store.")

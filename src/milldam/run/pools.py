@@ -24,11 +24,11 @@ class Pool:
     """Workers on this machine. The process that starts them is kept for the next stage. `server`: begun ahead."""
 
     overhead_bytes = 0
-    """What a worker holds more than one on this machine would."""
+    """Memory of a worker beyond that of one on this machine."""
     forks = CAN_FORK
     """Whether workers share what they load, where nothing forbids it."""
     machine = ""
-    """What events call the machine that this process is on; empty where there is no other."""
+    """The name in events of the machine that this process is on; empty where there is no other."""
 
     def __init__(self, budget_bytes: int, server: ForkServer | None = None) -> None:
         self.budget_bytes, self._server = budget_bytes, server
@@ -45,7 +45,7 @@ class Pool:
     def run(self, workers: Workers, todo: Todo) -> None:
         """Make every unit of a stage."""
         if workers.here or (workers.count == 1 and not workers.apart):
-            # What works here as a worker may take the whole budget.
+            # A worker in this process may take the whole budget.
             if not workers.here or self._left() < ROOM_BYTES:
                 self.close()
             run_here(todo)

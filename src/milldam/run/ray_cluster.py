@@ -39,7 +39,7 @@ from milldam.run.tasks import CRASH, DONE, ENDED, ERROR, PROGRESS, Event, Todo, 
 RETRIES = 3
 """How often a unit is tried again; on a cluster machines come and go."""
 OVERHEAD_BYTES = 60 * 10**6
-"""What a Ray worker process holds more than a local one (measured: docs/log.md)."""
+"""Memory of a Ray worker process beyond that of a local one (measured: docs/log.md)."""
 _NODE_SECONDS, _WAIT_SECONDS, _PATIENCE_SECONDS, _KNOCK_SECONDS = 2.0, 1.0, 120.0, 5.0
 _PAUSE_SECONDS = 0.1
 _REPORTS = 64
@@ -52,7 +52,7 @@ class _Node:
     name: str
     cores: int
     memory_bytes: int
-    """What Ray may give away there."""
+    """The memory that Ray may give away there."""
 
 
 _Slot = tuple[_Node, int]
@@ -182,7 +182,7 @@ class _Stage:
         self._numbers, self._looked = itertools.count(), -_NODE_SECONDS
         self.workers: dict[_Slot, _Worker] = {}
         self._waiting: dict[Any, _Worker] = {}
-        """What a worker is waited for by: its start, or its unit's reports."""
+        """Sources of reports: a worker that starts, or that makes a unit."""
 
     def run(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""What is done of a stage: records by key, each part of a unit once, a unit's parts in order.
+"""The finished work of a stage: records by key, each part of a unit once, a unit's parts in order.
 
 A record is appended once everything that it names is durable; from then on its part is never made again, in this run
 or in a later one whose plan has the same unit. A record stands as long as its unit is in the plan and its files are as
@@ -127,7 +127,7 @@ class Journal:
                 yield from lines
 
     def read(self, name: str) -> Iterator[dict[str, Any]]:
-        """What was appended, without torn and damaged lines."""
+        """The appended values, without torn and damaged lines."""
         return (value for line in self.lines(name) if (value := unseal_line(line)) is not None)
 
 
@@ -150,9 +150,9 @@ class Record:
     files: Files = field(default_factory=dict)
     """Files that the job reads again: hashes are compared too."""
     counts: dict[str, int] = field(default_factory=dict)
-    """What is safe with it: documents, tokens, rows."""
+    """Documents, tokens, rows that are safe with it."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What else the job wants to know of it."""
+    """Facts that only the job understands."""
 
     def as_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in Record.__slots__}  # not by asdict, which copies
@@ -271,7 +271,7 @@ class Records:
 
 
 def safe_counts(journal: Journal, name: str) -> dict[str, int]:
-    """What is recorded as done, seen from another process."""
+    """The sums of what is recorded, seen from another process."""
     done: Counter[str] = Counter(units_done=0)
     parts: set[tuple[str, int]] = set()
     for record in map(parse_record, journal.lines(name)):

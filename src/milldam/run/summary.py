@@ -1,8 +1,6 @@
-"""What a finished job tells, the same for every job: `run/summary.json`, `--json`, the closing lines of a command.
+"""The summary of a finished job, the same for every job: `run/summary.json`, `--json`, the closing lines of a command.
 
-A figure that every job should tell is a field here; what only one kind of job knows is in its `facts`.
-
-`Observer` is who listens while it works.
+A figure of every job is a field here; figures of one kind of job are in its `facts`. An `Observer` gets progress.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "summary.json"
 Facts = TypeVar("Facts", bound=Mapping[str, object])
-"""What is special to a kind of job: a TypedDict that lies beside the job."""
+"""Figures of one kind of job: a TypedDict beside the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class Summary(Generic[Facts]):
     changed: tuple[str, ...] = ()
     """Why the others were made: what is new or differs."""
     counts: dict[str, int] = field(default_factory=dict)
-    """What was read and made: documents, tokens, rows, files, ..."""
+    """Documents, tokens, rows, files, ... that were read and made."""
     rejected: dict[str, int] = field(default_factory=dict)
     """Records that could not be read, by reason."""
     dropped: dict[str, int] = field(default_factory=dict)
@@ -56,7 +54,7 @@ class Summary(Generic[Facts]):
     audit: dict[str, str] = field(default_factory=dict)
     """Files of what was set aside: rejects, dropped, contamination."""
     output_bytes: int = 0
-    """Size of the result on disk, without what tells how it was made."""
+    """Size of the result on disk, without the run folder."""
     seconds: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)
     """Seconds by stage."""
@@ -73,7 +71,7 @@ class Summary(Generic[Facts]):
 
     @property
     def made(self) -> str:
-        """What the result holds, in a few words.
+        """The content of the result, in a few words.
 
         >>> Summary("tokenize", "out", {}, counts={"documents": 91, "tokens": 23_862, "read": 95}).made
         '91 documents, 23,862 tokens'
@@ -126,11 +124,11 @@ def package_versions() -> dict[str, str]:
 
     from milldam import native
 
-    found = {"python": sys.version.split()[0]}
+    versions = {"python": sys.version.split()[0]}
     for name in ("milldam", "gigatoken", "tokenizers", "pyarrow", "numpy"):
         with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found | {"kernels": native.build.library().stem.removeprefix("kernels-")}
+            versions[name] = version(name)
+    return versions | {"kernels": native.build.library().stem.removeprefix("kernels-")}
 
 
 _RESULTS = {"map": ("rows",), "qa": ("examples", "windows"), "push": ("files",), "pull": ("files",)}
@@ -154,11 +152,11 @@ class Snapshot:
 
 
 class Observer(Protocol):
-    """Who wants to know: the command line's progress display, or nobody."""
+    """Gets the progress of a run: the command line's display, or the library's `Quiet`."""
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The words of the command line that began the run, for who resumes it; none in a program."""
+        """The words of the command line that began the run, to resume it with; none in a program."""
         ...
 
     def planned(self, plan: WorkPlan) -> None: ...

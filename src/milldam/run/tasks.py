@@ -1,4 +1,4 @@
-"""What crosses to workers and comes back, wherever they are: in this process, in several, on a cluster, in array tasks.
+"""Messages between a run and its workers, wherever they are: here, in other processes, on a cluster, in array tasks.
 
 An executor gets what a worker loads and the numbers of units. It knows nothing of text: `begin(load)` builds a worker's
 state once, and the callable it returns makes one assigned unit at a time, reporting its records and its progress.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PART, PROGRESS, DONE, CRASH = "part", "progress", "done", "crash"
 """Kinds of events: a record to keep; counters; a unit is made; its worker died."""
 ERROR, ENDED = "error", "ended"
-"""What a worker raised, which ends the stage; a worker of a cluster is no more."""
+"""A worker raised an error, which ends the stage; a worker of a cluster has ended."""
 CAN_FORK = sys.platform == "linux"
 PAUSE_SECONDS = 0.02
 """Until units are asked for again that were not there yet."""
@@ -88,7 +88,7 @@ Work = Callable[[Assigned, Report], None]
 
 
 class Load(Protocol):
-    """What crosses to a worker: settings, and where to find the rest. It pickles."""
+    """Settings for a worker, and where to find the rest. It pickles."""
 
     def load(self) -> Make:
         """Build what a worker needs. The workers may be forked afterwards: a thread, or a file left open, prevents

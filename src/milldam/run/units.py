@@ -34,7 +34,7 @@ _ENTRY = np.dtype([("offset", "<i8"), ("size", "<i8"), ("key", "<u8")])
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a result depends on: two runs with equal identities give equal bytes."""
+    """All that a result depends on: two runs with equal identities give equal bytes."""
 
     settings: dict[str, Any]
     input: dict[str, Any]
@@ -53,7 +53,7 @@ class Identity:
         return result_id(self.settings, self.input)
 
     def differences(self, other: Identity) -> list[str]:
-        """What differs, a line each."""
+        """The differences, a line each."""
         before, now = _flat(self.settings), _flat(other.settings)
         lines, listed = [], set()
         for name in {**self.settings, **other.settings}:
@@ -176,7 +176,7 @@ class UnitList:
     def __init__(self, folder: Path, name: str) -> None:
         self._lines, self._entries = folder / f"{name}.jsonl", folder / f"{name}.offsets"
         self._open: tuple[IO[bytes], npt.NDArray[np.int64]] | None = None
-        """The lines and where each begins, from the first unit that is asked for on."""
+        """The lines and where each begins, from the first read on."""
 
     def write(self, units: Iterable[PlannedUnit]) -> int:
         """Write the units of a plan and return their number. Holds 24 bytes a unit."""
@@ -217,7 +217,7 @@ class UnitList:
         self._entries.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the files; they are opened again when a unit is asked for."""
+        """Close the files; they are opened again when a unit is read."""
         if self._open is not None:
             self._open[0].close()
         self._open = None

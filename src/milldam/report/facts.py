@@ -51,11 +51,9 @@ def gather(out: Path) -> dict[str, Any]:
     manifest, tally = store.manifest, store.manifest.tally
     summary = read_sealed(out / "run" / "summary.json") or {}
     details = summary.get("facts", {})
-    # The file outlives an overwritten run, and a later command that finds nothing to do adds to it: both are cut off.
-    plan, curve = out / "run" / "plan.json", out / "run" / "memory.csv"
-    begin = plan.stat().st_mtime if plan.exists() else -math.inf
-    end = summary["finished"] + 1 if summary.get("finished") is not None else math.inf
-    timeline = read_timeline(curve, begin=begin, end=end) or read_timeline(curve)
+    # A later command that finds nothing to do adds to the file.
+    end, curve = math.inf if summary.get("finished") is None else summary["finished"] + 1, out / "run" / "memory.csv"
+    timeline = read_timeline(curve, end) or read_timeline(curve)
     # The summary knows its own session only; the timeline knows all.
     sessions, seconds = 1 + (len(timeline.restarts) if timeline else 0), float(summary.get("seconds", 0.0))
     if timeline is not None and (sessions > 1 or not seconds):

@@ -43,11 +43,8 @@ class Timeline:
         return int(self.points[:, 1].max())
 
 
-def read_timeline(path: Path, *, begin: float = -math.inf, end: float = math.inf) -> Timeline | None:
-    """The curve of a run; None when there is none. The file may hold other runs before and behind it, too.
-
-    `begin`: a moment of its first session. `end`: what was written after it is of a later command.
-    """
+def read_timeline(path: Path, end: float = math.inf) -> Timeline | None:
+    """The curve of a run with all its sessions; None when there is none. `end`: later rows are of other commands."""
     moments = [one for one in _read_moments(path) if one[0] <= end]
     if not moments:
         return None
@@ -55,24 +52,21 @@ def read_timeline(path: Path, *, begin: float = -math.inf, end: float = math.inf
     gaps = np.diff(times, prepend=times[0])
     changed = np.array([k > 0 and one[2] != moments[k - 1][2] for k, one in enumerate(moments)])
     sessions = np.flatnonzero(changed | (gaps > _GAP_SECONDS))
-    before = sessions[times[sessions] <= begin]
-    first = int(before[-1]) if len(before) and times[-1] >= begin else 0
     gaps[sessions] = 0.0
-    clock = np.maximum(gaps[first:], 0.0).cumsum()
-    clock -= clock[0]
+    clock = np.maximum(gaps, 0.0).cumsum()
     seconds = max(float(clock[-1]), 0.05)
     stages: list[tuple[str, float, float]] = []
-    for (_, stage, *_), at in zip(moments[first:], clock.tolist(), strict=True):
+    for (_, stage, *_), at in zip(moments, clock.tolist(), strict=True):
         if stages:
             stages[-1] = (*stages[-1][:2], at)
         if not stages or stages[-1][0] != stage:
             stages.append((stage, at, at))
-    used = np.array([(anonymous, file) for *_, anonymous, file in moments[first:]])
+    used = np.array([(anonymous, file) for *_, anonymous, file in moments])
     places, stretch = np.unique(np.minimum((clock * POINTS / seconds).astype(int), POINTS - 1), return_inverse=True)
     most = np.zeros((len(places), 2), np.int64)
     np.maximum.at(most, stretch, used)
     points = np.column_stack(((places + 0.5) * seconds / POINTS, most))
-    return Timeline(seconds, points, stages, clock[sessions[sessions > first] - first].tolist())
+    return Timeline(seconds, points, stages, clock[sessions].tolist())
 
 
 def _read_moments(path: Path) -> list[tuple[float, str, str, int, int]]:

@@ -24,9 +24,8 @@ from tests.kit.qa_jobs import store_of
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import ranges
-from milldam.qa.batches import COLUMNS, DocumentSamples, Rows, TimeSteps, WindowSamples
+from milldam.qa.batches import COLUMNS, DocumentSamples, Rows, Selection, TimeSteps, WindowSamples
 from milldam.qa.lanes import Lanes
-from milldam.qa.selection import Selection
 from milldam.qa.store import FeatureStore, Form
 
 LENGTH, PAD, PAD_TYPE = 6, 3, 2

@@ -26,8 +26,7 @@ from milldam.loader.order import Shuffle
 from milldam.loader.samples import at_least
 from milldam.loader.types import State
 from milldam.prefetch import prefetched
-from milldam.qa.batches import COLUMNS, DocumentSamples, Rows
-from milldam.qa.selection import Selection
+from milldam.qa.batches import COLUMNS, DocumentSamples, Rows, Selection
 
 if TYPE_CHECKING:
     from milldam.qa.store import FeatureStore

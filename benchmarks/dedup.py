@@ -27,7 +27,7 @@ import numpy.typing as npt
 from memory import lines_of, measure
 from milldam.dedup.drops import drops_in, place_of
 from milldam.dedup.exact import resolve_bloom, resolve_exact
-from milldam.dedup.fingerprints import FingerprintWriter, Hashes, hash_file_name, stretches
+from milldam.dedup.fingerprints import FingerprintWriter, Hashes, stretches
 from milldam.memory import usage
 from sizes import megabytes, parse_size
 
@@ -60,7 +60,7 @@ def make_units(folder: Path, documents: int, units: int) -> None:
     size = -(-documents // units)
     for unit in range(units):
         number = max(0, min(size, documents - unit * size))
-        with FingerprintWriter(folder / hash_file_name(unit)) as writer:
+        with FingerprintWriter(folder / f"hashes-{unit:07d}.bin") as writer:
             for row in range(0, number, BATCH):
                 writer.add(synthetic_hashes(unit * size + row, min(BATCH, number - row)), row)
             writer.commit()

@@ -40,7 +40,7 @@ from cores import MILLDAM, Task, run_command
 from corpus import SEED_FOLDER, read_texts
 from memory import lines_of, measure
 from milldam.dedup.candidates import NearWork, find_pairs, least_matches, pair_steps
-from milldam.dedup.minhash import CHANCE, NO_WORDS, MinHasher, signature_file_name, unit_name
+from milldam.dedup.minhash import CHANCE, NO_WORDS, MinHasher, unit_name
 from milldam.dedup.near import decide, verify_pairs
 from milldam.dedup.sketches import SketchWriter, sketch_paths
 from milldam.memory import usage
@@ -258,7 +258,7 @@ def make_unit(folder: Path, documents: int, unit: int) -> None:
     models -= models % 5 == 4  # models are no copies themselves
     changed = random.random((len(copies), 256), dtype=np.float32) < 0.15
     rows[copies] = np.where(changed, rows[copies], rows[models])
-    (folder / signature_file_name(unit)).write_bytes(rows.data)
+    (folder / f"signatures-{unit_name(unit)}.bin").write_bytes(rows.data)
     paired = np.union1d(copies, models)
     sketches = random.integers(0, 2**32, (len(paired), SKETCH_VALUES), dtype=np.uint32)
     one, other = (np.searchsorted(paired, some) for some in (copies, models))

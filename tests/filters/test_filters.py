@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -319,36 +318,6 @@ def test_c4_by_example(text: str, reason: str | None) -> None:
     assert reasons([text], FilterRules(c4=True)) == [reason]
 
 
-def test_c4_rules_can_be_turned_off() -> None:
-    """Each by itself."""
-    off = C4Rules(min_sentences=None, lorem_ipsum=False, curly_bracket=False)
-    assert reasons(["lorem ipsum {"], FilterRules(c4=off)) == [None]
-    lines = ["Please enable JavaScript for us.\n", "Our cookie policy is this one.\n", "No mark at this line end\n"]
-    kept = [replace(C4Rules(), **{name: False}) for name in ("javascript", "policy", "terminal_punctuation")]
-    for line, rules in zip(lines, kept, strict=True):
-        assert reasons([line * 3], FilterRules(c4=True)) == ["too_few_sentences"]
-        assert reasons([line * 3], FilterRules(c4=rules)) == [None]
-
-
-def test_published_sets_keep_prose_and_drop_junk() -> None:
-    """With `true`, the thresholds of the papers."""
-    stop_words = ["the", "of", "and", "to", "with", "that", "have", "be"]
-    words = [*stop_words, "river", "mill", "water", "stone", "wheel", "grain", "flour", "sack", "cart", "road", "barn"]
-    generator = np.random.default_rng(0)
-    prose = " ".join(generator.choice(words, 400).tolist()) + "."
-    rules = FilterRules(gopher_quality=True, gopher_repetition=True)
-    junk = ["click here to read the news and more\n" * 50, "# " * 100, "short"]
-    assert reasons([prose, *junk], rules) == [None, "too_many_duplicate_lines", "words_too_short", "too_few_words"]
-
-
-def test_documents_dropped_before_keep_their_reason() -> None:
-    """The first reason stays, and the others are judged as if the dropped were not there."""
-    verdicts = Verdicts(3)
-    verdicts.drop_one(1, "earlier")
-    Filters(FilterRules(c4=True)).judge(array(["{", "{", GOOD]), verdicts)
-    assert [verdicts.reason(position) for position in range(3)] == ["curly_bracket", "earlier", None]
-
-
 # ---- giant documents ----
 
 
@@ -405,22 +374,6 @@ def test_reasons_without_end_are_an_error(functions: str) -> None:
 
 
 # ---- language ----
-
-
-class FakeIdentifier:
-    labels = ("de", "en")
-
-    def classify(self, data: bytes) -> tuple[str, float]:
-        assert len(data) <= language.LANGUAGE_BYTES
-        return ("de", 0.9) if b"der" in data else ("en", 0.65 if b"the" in data else 0.64)
-
-
-def test_language_is_judged_by_its_code_and_score(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another language and one the model is not sure of are different reasons; only the start is looked at."""
-    monkeypatch.setattr(language, "_load_identifier", FakeIdentifier)
-    rules = FilterRules(language=LanguageRules(keep=("en",)))
-    batch = ["the", "hm", "der", "the" + " " * language.LANGUAGE_BYTES + "der"]
-    assert reasons(batch, rules) == [None, language.UNSURE, language.OTHER_LANGUAGE, None]
 
 
 def test_the_real_model_tells_languages_apart() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from tests.kit.fsync_kills import Call, kill_at_fsyncs
 from tests.kit.jobs import run_here, run_milldam
-from tests.kit.quick import first_quick
 from tests.kit.token_stores import Documents, documents_of, random_documents, store_of
 
 import milldam
@@ -255,34 +252,6 @@ def test_what_is_no_tokens_is_refused(tmp_path: Path) -> None:
     refused("hf", "leaves the folder; refused")
     export(store, "mds", tmp_path / "mds")
     refused("mds", "index.json: an index of a format that is not imported, as MDS.\nKnown are ")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kinds", first_quick([[{"eos": 7}], [{}, {"vocab_size": 10}]]))
-def test_a_killed_import_goes_on_and_makes_the_same_bytes(tmp_path: Path, kinds: list[dict[str, int]]) -> None:
-    """Killed at each of its first writes in turn, every time further on: equal files, and no shard made twice."""
-    rng = np.random.default_rng(0)
-    sources = [tmp_path / "a", tmp_path / "b"]
-    for folder in sources:
-        rows = {"train": rng.integers(0, 10, (10, 6)).tolist()}
-        export(store_of(tmp_path / f"{folder.name} store", rows), "hf", folder)
-    calls: list[Call] = [
-        ("import_tokens", [[str(one) for one in sources], str(tmp_path / f"store {k}")], {"shard_size": 12, **options})
-        for k, options in enumerate(kinds)
-    ]
-    for k, signals in enumerate(kill_at_fsyncs(calls, before=14)):
-        assert signals.count(signal.SIGKILL) >= 3, signals
-        store, options = tmp_path / f"store {k}", kinds[k]
-        whole = import_tokens(sources, tmp_path / f"whole {k}", shard_size=12, **options)
-        records = [json.loads(line) for line in (store / "run" / "records.jsonl").read_text().splitlines()]
-        recorded = [store / name for record in records for name in record["outputs"]]
-        assert 1 <= len(recorded) < 2 * len(whole.shards)
-        times = [path.stat().st_mtime_ns for path in recorded]
-        made = import_tokens(sources, store, shard_size=12, **options)
-        assert made.fingerprint == whole.fingerprint
-        assert (store / "milldam.json").read_bytes() == (whole.path / "milldam.json").read_bytes()
-        assert [path.stat().st_mtime_ns for path in recorded] == times
-        assert list(verify(store)) == []
 
 
 def store_bytes(folder: Path) -> dict[str, bytes]:

@@ -7,7 +7,7 @@ stride, and the windows that overflow. Ours must make the same windows; where it
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from types import SimpleNamespace
@@ -198,15 +198,6 @@ def recipe_windows(
 def _window(encoded: Any, context: int) -> RecipeWindow:
     pairs = zip(encoded.offsets, encoded.sequence_ids, strict=True)
     return RecipeWindow(encoded.ids, encoded.type_ids, [place if of == context else None for place, of in pairs])
-
-
-def squad_examples(loaded: dict[str, Any]) -> Iterator[Example]:
-    """Of a SQuAD file that was read whole."""
-    for article in loaded["data"]:
-        for paragraph in article["paragraphs"]:
-            for asked in paragraph["qas"]:
-                answers = tuple(Answer(answer["text"], answer["answer_start"]) for answer in asked["answers"])
-                yield Example(asked["id"], asked["question"], paragraph["context"], answers)
 
 
 texts = st.one_of(

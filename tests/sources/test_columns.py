@@ -19,10 +19,8 @@ import pytest
 
 from milldam.errors import InputError
 from milldam.sources import compression
-from milldam.sources.batch import TextRules
 from milldam.sources.columns import find_text_column
-from milldam.sources.reading import read_unit
-from milldam.sources.units import Slice, Unit, list_inputs
+from milldam.sources.units import Slice, list_inputs
 
 
 def column_of(folder: Path, *records: Any, wanted: str | None = None) -> str | None:
@@ -172,18 +170,6 @@ def test_a_json_file_that_describes_the_data_beside_it_does_not_choose_the_colum
     assert find(tmp_path) == "body"
 
 
-@pytest.mark.parametrize("format", ["parquet", "arrow"])
-def test_of_several_columns_of_a_table_the_largest_is_proposed(tmp_path: Path, format: str) -> None:
-    """Bytes are passed over where there is text."""
-    columns = {"id": ["a1", "a2"], "picture": [b"x" * 500] * 2, "meta": [{"note": "some words"}, {"note": "and more"}]}
-    path = tmp_path / f"a.{format}"
-    write_table(pa.table(columns), path)
-    with pytest.raises(InputError, match=r'"id", "meta\.note"\. Say which one, such as: text_column=\'meta\.note\''):
-        find(path)
-    write_table(pa.table(columns).select(["picture", "id"]), path)
-    assert find(path) == "id"
-
-
 def write_table(table: pa.Table, path: Path) -> None:
     if path.suffix == ".parquet":
         pq.write_table(table, path)
@@ -227,14 +213,6 @@ def test_looking_at_standard_input_takes_nothing_from_it(stdin: Callable[[list[b
     assert compression.open_bytes("-").read() == data
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_csv_on_standard_input_is_read(stdin: Callable[[list[bytes]], None]) -> None:
-    """Its header is looked at first, and its rows are still there."""
-    stdin([b"id,te", b"xt\n1,a\n", b"2,b\n"])
-    assert find_text_column([Slice("-", "csv", None)], None) == "text"
-    assert read_dash("csv", "text") == ["a", "b"]
-
-
 @pytest.mark.parametrize(
     ("data", "format"),
     [(b' {"text": "a"}\n', "jsonl"), (b'[\n {"text": "a"}]', "json"), (b"[1] plain\n", "txt"), (b"", "txt")],
@@ -245,9 +223,3 @@ def test_the_format_of_standard_input_is_told_by_its_head(
     """It has no name that could say so."""
     stdin([data])
     assert [file.format for file in list_inputs(["-"])] == [format]
-
-
-def read_dash(format: str, column: str) -> list[str]:
-    unit = Unit(0, (Slice("-", format, None),))
-    batches = read_unit(unit, TextRules(text_column=column), lambda reject: None)
-    return [text for batch in batches for text in batch.texts.to_pylist()]

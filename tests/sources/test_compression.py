@@ -90,13 +90,6 @@ def test_a_file_that_compresses_a_thousandfold_stays_in_bounded_blocks(kind: str
     assert (max(sizes), sum(sizes)) == (65_536, 20_000_000)
 
 
-def test_a_skippable_zst_frame_is_skipped() -> None:
-    """Seekable archives carry their index in one."""
-    skippable = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"index"
-    data = zstd.compress(b"one") + skippable + zstd.compress(b"two") + skippable
-    assert decompressed(data, "zst") == (b"onetwo", None)
-
-
 @every_compression
 @given(kept=st.integers(1, 3000))
 def test_a_cut_file_gives_a_start_of_its_bytes_then_says_so(kind: str, kept: int) -> None:

@@ -172,15 +172,6 @@ def bucket() -> Iterator[Any]:
     filesystem.rm("/bucket", recursive=True)
 
 
-def test_an_address_with_a_split_takes_the_files_that_carry_it(bucket: Any) -> None:
-    """As for a local folder, by folders and names, and by glob."""
-    for name in ("train/a.jsonl", "test/b.jsonl"):
-        bucket.pipe(f"/bucket/corpus/{name}", b'{"text": "%s"}\n' % name.encode())
-    for path in ("memory://bucket/corpus", "memory://bucket/corpus/", "memory://bucket/corpus/*/*.jsonl"):
-        assert texts(resolve_data_set(path, "test", None)) == ["test/b.jsonl"]
-    assert texts(resolve_data_set("memory://bucket/corpus/train/a.jsonl", "train", None)) == ["train/a.jsonl"]
-
-
 # ---- what HF save_to_disk wrote ----
 
 

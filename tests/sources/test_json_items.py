@@ -37,19 +37,6 @@ def test_the_items_of_an_array_come_a_line_each(items: list[Any], layout: dict[s
     assert lines_of(json.dumps(items, **layout), size) == items
 
 
-def test_json_lines_pass_as_they_are() -> None:
-    """Broken ones too: their own reader tells."""
-    for data in (
-        b'{"a": 1}\n{"a": 2}\n',
-        b'{"a": 1\n{"a": 2}\n',
-        b'\xef\xbb\xbf\n{"a": 1}',
-        b"",
-        b"no JSON\n",
-        b"1\n2\n",
-    ):
-        assert b"".join(as_json_lines(iter([data]))) == data
-
-
 @pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
 def test_an_array_gives_the_documents_of_the_same_json_lines(tmp_path: Path, name: str) -> None:
     """One unit, however large: only JSON lines can be cut."""

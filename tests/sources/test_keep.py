@@ -91,13 +91,6 @@ def test_nested_fields_are_reached_by_dots(tmp_path: Path, ending: str) -> None:
     assert read(path, ("doc.text.score",), rules)[0] == (ROWS[0]["text"], None)
 
 
-def test_values_without_a_common_type_are_kept_as_text(tmp_path: Path) -> None:
-    """JSON, but for those that are text already."""
-    values = [3, "a", None, {"b": [1]}, 2**70]
-    path = write_rows(tmp_path / "a.jsonl", [{"text": "t", "of": value} for value in values])
-    assert read(path, ("of",)) == [("t", one) for one in ("3", "a", None, '{"b": [1]}', str(2**70))]
-
-
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.sampled_from(["0.5", "x", [1]]))
 
 
@@ -199,14 +192,6 @@ def test_columns_of_every_type_have_numbers(tmp_path: Path, column: pa.Array, fi
     path = write_table(tmp_path / "a.parquet", pa.table({"text": ["a", "b", "c"], "of": column}))
     numbers = field_of(path).of_column(column).tolist()
     assert numbers[0] == first and numbers[1] != numbers[1]
-
-
-def test_a_field_is_looked_for_in_several_heads(tmp_path: Path) -> None:
-    """Also where one record in a thousand has it, and the first files have none."""
-    empty = Slice(str(write_rows(tmp_path / "e.jsonl", [{"text": "a", "day": None}])), "jsonl", None)
-    rows = [{"text": "a"} for _ in range(1000)] + [{"text": "b", "day": "2024-05"}]
-    dated = Slice(str(write_rows(tmp_path / "d.jsonl", rows)), "jsonl", None)
-    assert value_field("day", *head_values([empty, dated], "day", "s"), "s") == ValueField("day", "date")
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])

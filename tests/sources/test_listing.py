@@ -92,14 +92,6 @@ def test_an_unknown_ending_asks_for_the_format(tmp_path: Path) -> None:
         listed(tmp_path / "corpus.dat")
 
 
-@pytest.mark.parametrize(("name", "compression"), [("corpus.dat", None), ("corpus.dat.gz", "gz"), ("x.txt", None)])
-def test_input_format_overrules_the_ending(tmp_path: Path, name: str, compression: str | None) -> None:
-    """The format is as asked; the compression is still told by the ending."""
-    make(tmp_path, name)
-    (file,) = listed(tmp_path / name, "jsonl")
-    assert (file.format, file.compression) == ("jsonl", compression)
-
-
 # ---- addresses ----
 
 
@@ -119,18 +111,6 @@ def test_a_file_at_an_address_is_listed_and_read(memory: fsspec.AbstractFileSyst
     assert (file.path, file.format, file.size) == ("memory:///box/a.jsonl", "jsonl", 32)
     assert file.version
     assert read("memory://box/a.jsonl").texts == ["one", "two"]
-
-
-def test_a_folder_and_a_glob_at_an_address(memory: fsspec.AbstractFileSystem) -> None:
-    """Known files to the bottom, sorted; hidden and unknown ones left out."""
-    for name in ("b.txt", "a/2.txt", "a/1.jsonl", "a/.hidden.txt", "a/x.bin"):
-        memory.pipe(f"/box/{name}", b"x")
-    assert [file.path for file in listed("memory://box")] == [
-        "memory:///box/a/1.jsonl",
-        "memory:///box/a/2.txt",
-        "memory:///box/b.txt",
-    ]
-    assert [file.path for file in listed("memory://box/**/*.txt")] == ["memory:///box/a/2.txt", "memory:///box/b.txt"]
 
 
 def test_a_folder_at_an_address_has_the_order_of_a_local_one(memory: fsspec.AbstractFileSystem, tmp_path: Path) -> None:

@@ -136,12 +136,3 @@ def test_a_large_text_file_with_a_flaw_anywhere_gives_nothing(tmp_path: Path, da
     rejects: list[Reject] = []
     assert pieces_of(tmp_path / "a.txt", rejects) == []
     assert [reject.reason for reject in rejects] == [reason]
-
-
-def test_as_a_row_a_text_file_that_is_too_large_is_left_out(tmp_path: Path) -> None:
-    """A function is given whole documents."""
-    (tmp_path / "a.txt").write_text("word " * 2000)
-    rejects: list[Reject] = []
-    reader = FileReader(TextRules(max_document_bytes=MOST), None)
-    assert list(reader.rows([Slice(str(tmp_path / "a.txt"), "txt", None)], rejects.append, Places())) == []
-    assert [(reject.reason, reject.detail.split()[0]) for reject in rejects] == [("too_large", "10,000")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,13 +100,6 @@ def test_control_characters_are_found_in_every_block(monkeypatch: pytest.MonkeyP
     rules = CleanRules()
     texts = ["ab\x85cd", "a\ufeffb", "\x00abc\x7f", "é中\x00"]
     assert clean(texts, rules) == [reference(one, rules) for one in texts]
-
-
-def test_white_space_is_what_python_says() -> None:
-    """Whole texts are stripped by Arrow, parts by Python: they agree on every character."""
-    characters = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
-    left = text.stripped(array(characters)).to_pylist()
-    assert [one for one, rest in zip(characters, left, strict=True) if (rest == "") != one.isspace()] == []
 
 
 # ---- documents in pieces ----

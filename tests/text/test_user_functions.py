@@ -52,14 +52,6 @@ def test_a_file_is_found_and_may_import_its_neighbours(desk: Path) -> None:
     assert sys.path == path
 
 
-def test_two_files_of_one_name_are_two_modules(desk: Path) -> None:
-    """The second `clean.py` is not taken for the first."""
-    write(desk / "one" / "clean.py", "def f(text): return 'one'\n")
-    write(desk / "two" / "clean.py", "def f(text): return 'two'\n")
-    assert load_function("one/clean.py:f")("") == "one"
-    assert load_function("two/clean.py:f")("") == "two"
-
-
 @pytest.mark.parametrize("spec", ["edited.py:f", "edited:f"])
 def test_an_edited_function_has_another_hash_and_is_loaded_again(desk: Path, spec: str) -> None:
     """Never stale: neither the hash nor the function, within one process."""

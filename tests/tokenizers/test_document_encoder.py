@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.kit.token_pieces import (
-    NO_SPECIAL,
     encode_documents,
     encode_in_parts,
     encode_whole,
@@ -73,15 +72,6 @@ def test_a_document_in_parts_between_batches_is_one_document(encoder: DocumentEn
     assert [tokens.open for tokens in parts] == [True] * (len(parts) - 1) + [False]
 
 
-def test_tokens_say_which_text_they_come_from(encoder: DocumentEncoder) -> None:
-    """Whatever gives no token or is long."""
-    texts = ("one", "", "two", GIANT, "", "three", GIANT, "four")
-    several = list(encoder.encode(texts_of(*texts)))
-    assert all(len(tokens.positions) == len(tokens.lengths) for tokens in several if tokens.positions is not None)
-    seen = [place for tokens in several if tokens.positions is not None for place in tokens.positions.tolist()]
-    assert seen == [0, 2, 3, 5, 6, 7]
-
-
 # ---- empty documents ----
 
 
@@ -135,15 +125,6 @@ def test_special_tokens_are_put_around_documents_and_never_doubled(
     assert out.tolist() == [number for ids in wanted for number in ids]
     assert out_lengths.tolist() == [len(ids) for ids in wanted]
     assert out.dtype == dtype
-
-
-@pytest.mark.parametrize("special", [NO_SPECIAL, SpecialTokens(5, None), SpecialTokens(None, 6), SpecialTokens(5, 6)])
-def test_giants_have_the_special_tokens_of_small_documents(demo_tokenizer: Path, special: SpecialTokens) -> None:
-    """Once, at the start of the first part and the end of the last."""
-    tokenizer_json = demo_tokenizer.read_text(encoding="utf-8")
-    encoder = DocumentEncoder(small_encoder(tokenizer_json), special, "uint32")
-    plain = [encode_whole(reference(tokenizer_json), text) for text in ("small", GIANT)]
-    assert encode_documents(encoder, [["small", GIANT]]) == naive_special(plain, special.bos, special.eos)
 
 
 @pytest.mark.parametrize("text", ["{0}a", "a{0}", "{0}a{0}"])

@@ -6,8 +6,6 @@ import copy
 import itertools
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +20,6 @@ from hypothesis import strategies as st
 
 from milldam.errors import ConfigError
 from milldam.files import user_cache
-from milldam.run.budget import BATCHES_BYTES
 from milldam.tokenizers import encoders, proof
 from milldam.tokenizers.encoders import GIGATOKEN, HUGGINGFACE, Encoder, encode_each
 from milldam.tokenizers.proof import HARD_STRINGS, Choice, choose_encoder, expected_ids
@@ -88,31 +85,12 @@ def test_the_text_of_a_special_token_is_text_or_that_token_as_asked(
     assert (0 in ids) is not plain
 
 
-def test_the_text_of_a_special_token_is_text_to_unigram_too(unigram_json: str) -> None:
-    """No text of the input can make a special token."""
-    encoder = Encoder(HUGGINGFACE, unigram_json, plain_specials=True)
-    special = tokenizers.Tokenizer.from_str(unigram_json).token_to_id("</s>")
-    assert special not in encoder.encode_text(b"one </s> two</s>").tolist()
-
-
 @pytest.mark.parametrize("name", BOTH)
 def test_many_threads_give_what_one_gives(demo_json: str, name: str) -> None:
     """In the same order."""
     texts = [f"text number {n} " * (n % 50) for n in range(300)]
     one, many = (Encoder(name, demo_json, plain_specials=True, threads=threads) for threads in (1, 4))
     assert [ids.tolist() for ids in encode_each(one, texts)] == [ids.tolist() for ids in encode_each(many, texts)]
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("many", [["short"] * 100_001, ["long text " * 100_000] * 17])
-def test_a_batch_gives_what_single_documents_give(demo_json: str, threads: int, many: list[str]) -> None:
-    """Many short documents, or many megabytes for several threads, are encoded in another way than a few."""
-    encoder = Encoder(GIGATOKEN, demo_json, plain_specials=True, threads=threads)
-    texts = [*HARD_STRINGS, "", "a"]
-    singly = [encoder.encode_text(text.encode()).tolist() for text in texts]
-    assert [ids.tolist() for ids in encode_each(encoder, texts)] == singly
-    assert [ids.tolist() for ids in encode_each(encoder, [*many, *texts])[len(many) :]] == singly
-    assert [ids.tolist() for ids in encode_each(encoder, texts)] == singly
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -138,46 +116,6 @@ def test_a_frugal_encoder_is_renewed_when_the_process_has_grown(
     encoder.stay_within(lambda: 50 << 20)
     assert encode_each(encoder, ["a text"])[0].tolist() == both[HUGGINGFACE].encode_text(b"a text").tolist()
     assert encoder.renewals == renewed
-
-
-NEW_WORDS = """
-import re, sys
-from pathlib import Path
-import numpy as np
-import pyarrow as pa
-from milldam.memory import release
-from milldam.memory import keep_arrow_lean
-from milldam.tokenizers.encoders import GIGATOKEN, Encoder
-
-def peak():
-    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
-
-keep_arrow_lean()
-encoder = Encoder(GIGATOKEN, Path(sys.argv[1]).read_text(), plain_specials=False)
-encoder.stay_within(lambda: int(sys.argv[2]))
-rng = np.random.default_rng(0)
-texts = pa.array([b" ".join(np.char.mod(b"%d", rng.integers(10**5, 10**8, 60_000))) for _ in range(24)])
-texts = texts.cast(pa.large_string())
-release()
-Path("/proc/self/clear_refs").write_text("5")
-before = peak()
-for number in range(len(texts)):
-    encoder.encode(texts[number : number + 1])
-print(peak() - before, encoder.renewals)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc")
-@pytest.mark.parametrize(("room", "renewals"), [(40 << 20, range(2, 24)), (400 << 20, range(1))])
-def test_caches_take_what_there_is_room_for_and_no_more(demo_tokenizer: Path, room: int, renewals: range) -> None:
-    """Even when every word is new: the caches are dropped before the table that would double does not fit."""
-    command = [sys.executable, "-c", NEW_WORDS, str(demo_tokenizer), str(room)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    grown, renewed = map(int, done.stdout.split())
-    assert grown <= room + BATCHES_BYTES
-    assert renewed in renewals
 
 
 # ---- the proof ----
@@ -256,19 +194,6 @@ def test_gigatoken_by_name_for_a_kind_it_does_not_know_is_a_setting_that_is_wron
     """With what to say instead."""
     with pytest.raises(ConfigError, match=r"encoder: gigatoken can't .*Use encoder='auto'"):
         choose(GIGATOKEN, request.getfixturevalue(kind))
-
-
-def test_an_encoder_that_fails_while_encoding_falls_back(
-    demo_json: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A refusal may come late."""
-
-    class Failing:
-        def encode(self, texts: pa.LargeStringArray) -> tuple[Any, Any]:
-            raise RuntimeError("not this text")
-
-    monkeypatch.setattr(proof, "Encoder", lambda *_, **__: Failing())
-    assert choose("auto", demo_json, folder=tmp_path).encoder == HUGGINGFACE
 
 
 @pytest.mark.parametrize(

@@ -36,13 +36,6 @@ def changed(source: Path, target: Path, **changes: Any) -> Path:
 # ---- from files and folders ----
 
 
-def test_a_tokenizer_json_is_taken_as_it_is(demo_tokenizer: Path) -> None:
-    """Byte for byte, so that its hash says what was used."""
-    loaded = load_tokenizer(str(demo_tokenizer))
-    assert loaded.json == demo_tokenizer.read_text(encoding="utf-8")
-    assert loaded.vocab_size == 4096
-
-
 def test_vocab_and_merges_are_a_tokenizer_by_either_name_or_folder(tmp_path: Path, demo_tokenizer: Path) -> None:
     """GPT-2's pair of files gives the ids of the tokenizer.json they come from."""
     model = json.loads(demo_tokenizer.read_text())["model"]
@@ -82,13 +75,6 @@ def test_dropout_is_taken_out(tmp_path: Path, demo_tokenizer: Path) -> None:
     text = "the same words again and again " * 5
     assert len({tuple(ids(loaded, text)) for _ in range(20)}) == 1
     assert not json.loads(loaded.json)["model"]["dropout"]
-
-
-def test_the_vocabulary_size_is_one_more_than_the_largest_id(tmp_path: Path) -> None:
-    """Also in a vocabulary with holes; the number of bytes a token takes depends on it."""
-    path = tmp_path / "tokenizer.json"
-    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 70_000}, unk_token="a")).save(str(path))
-    assert load_tokenizer(str(path)).vocab_size == 70_001
 
 
 # ---- from the Hub's cache ----
@@ -144,13 +130,6 @@ def test_a_hub_name_that_is_not_cached_is_a_short_error(tmp_path: Path, name: st
 
 
 # ---- what is wrong ----
-
-
-def test_a_folder_without_a_tokenizer_says_what_it_found(tmp_path: Path) -> None:
-    """So that a wrong folder is seen at once."""
-    (tmp_path / "pytorch_model.bin").write_text("x")
-    with pytest.raises(InputError, match=r"no tokenizer in this folder \(found pytorch_model\.bin\)"):
-        load_tokenizer(str(tmp_path))
 
 
 BROKEN = {

@@ -100,10 +100,3 @@ def test_names_are_read_from_either_file_in_either_form(tmp_path: Path, file: st
 def test_ids_are_read_from_the_models_config(tmp_path: Path, config: dict[str, Any], named: NamedTokens) -> None:
     """Single numbers that a token can have; a list of ends says nothing about which one ends a document."""
     assert read_named_tokens(write(tmp_path, config=config)) == named
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"eos_token": 5}', '{"eos_token": {"lstrip": true}}'])
-@pytest.mark.parametrize("file", ["tokenizer_config", "special_tokens_map", "config"])
-def test_what_is_broken_or_says_nothing_is_passed_over(tmp_path: Path, file: str, content: str) -> None:
-    """The files beside a tokenizer are a help, not a condition."""
-    assert read_named_tokens(write(tmp_path, **{file: content})) == NamedTokens()

@@ -89,15 +89,6 @@ def test_the_folder_is_a_tokenizer_with_its_end_of_document(tmp_path: Path, mode
     assert sorted(path.name for path in told.path.iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_frequent_words_become_tokens(tmp_path: Path, demo_texts: list[str], model: Model) -> None:
-    """Training does what it is for."""
-    told = train(tmp_path / "t", model, demo_texts[:40], 700)
-    tokenizer = tokenizers.Tokenizer.from_file(str(told.path / "tokenizer.json"))
-    assert tokenizer.encode(" the").tokens == ["Ġthe"]
-    assert told.bytes_per_token > 2
-
-
 # ---- the same every time ----
 
 

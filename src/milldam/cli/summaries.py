@@ -83,17 +83,15 @@ def summary_lines(summary: Summary[Any], *, verbose: bool = False) -> list[str]:
         lines.append(f"To fetch it: milldam pull {facts['repo']}{revision}")
     lines += [f"Report: {facts['report']}"] if "report" in facts else []
     lines += [f"Warning: {warning}" for warning in (*summary.warnings, *filter(None, [summary.over_budget]))]
-    if summary.memory is not None:
-        memory = summary.memory
+    pace = [_pace(summary)] if is_text or summary.seconds else []
+    if memory := summary.memory:
         peak, budget = memory["peak"], memory["budget"]
         machines = (f"; {name} {format_size(most)}" for name, most in memory.get("machines", {}).items())
-        share = f"{format_size(peak)} of {format_size(budget)} ({peak / budget:.0%})"
-        beside = f"{''.join(machines)}; file-backed (not counted) {format_size(memory['peak_file_backed'])}"
-        lines.append(f"Memory: peak {share}{beside}")
-    if is_text or summary.seconds:
-        lines.append(_pace(summary))
+        text = f"peak {format_size(peak)} of {format_size(budget)} ({peak / budget:.0%}){''.join(machines)}"
+        cached = f"; file-backed (not counted) {format_size(memory['peak_file_backed'])}"
+        pace = [f"Memory: {text}{cached}", *pace] if is_text else ["; ".join([*pace, f"memory: {text}"])]
     size = f", {format_size(summary.output_bytes)} on disk" if summary.output_bytes else ""
-    return [*lines, f"{summary.out}: {summary.made}{size}"]
+    return [*lines, *pace, f"{summary.out}: {summary.made}{size}"]
 
 
 def _pace(summary: Summary[Any]) -> str:

@@ -39,15 +39,6 @@ _ASCII_NO_WORD = bytes(byte for byte in range(128) if not chr(byte).isalnum())
 _ASCII_LEFT_OUT = bytes(byte in _ASCII_NO_WORD for byte in range(256))
 
 
-def hash_file_name(unit: int) -> str:
-    """Where a unit's hashes are, in the folder of the run's.
-
-    >>> hash_file_name(12)
-    'hashes-0000012.bin'
-    """
-    return f"hashes-{unit:07d}.bin"
-
-
 def stretches(path: Path) -> Iterator[Words]:
     """The documents of a hash file, mapped, so many as were sorted together at a time: (3, documents): hi, lo, row."""
     numbers = mapped(path, np.uint64)

@@ -36,7 +36,7 @@ from milldam.dedup.drops import SEEN_BEFORE, DropSet, Original
 from milldam.dedup.exact import Words, count_hashes, each_range, sources_of
 from milldam.dedup.fingerprints import HASH_BYTES, Hashes, fingerprint
 from milldam.dedup.keys import SCATTERED, Int64s, mapped
-from milldam.dedup.minhash import signature_file_name, signature_files, unit_name
+from milldam.dedup.minhash import signature_files, unit_name
 from milldam.dedup.sketches import SketchRows, SketchWriter, sketch_paths
 from milldam.errors import ConfigError, Setting, StoreError
 from milldam.files import (
@@ -287,7 +287,7 @@ def pinned_names(number: int) -> dict[str, str]:
     """What the files of the runs of the index are called where a run is compared with them, by their endings."""
     unit = -1 - number
     sketches, rows = (path.name for path in sketch_paths(Path(), unit_name(unit)))
-    names = (f"index-{number:05d}.hashes", signature_file_name(unit), sketches, rows)
+    names = (f"index-{number:05d}.hashes", f"signatures-{unit_name(unit)}.bin", sketches, rows)
     return dict(zip(_ENDINGS, names, strict=True))
 
 

@@ -176,15 +176,6 @@ def unit_name(unit: int) -> str:
     return f"{unit:07d}" if unit >= 0 else f"index-{-1 - unit:05d}"
 
 
-def signature_file_name(unit: int) -> str:
-    """Where a unit's signatures are.
-
-    >>> signature_file_name(12)
-    'signatures-0000012.bin'
-    """
-    return f"signatures-{unit_name(unit)}.bin"
-
-
 def signature_files(folder: Path) -> dict[int, Path]:
     """The signature files of a folder by unit, in plan order; before them the runs of the index."""
     found: dict[int, Path] = {}

@@ -117,11 +117,6 @@ _HELD_BYTES = 48
 """What is held of a document at a time."""
 
 
-def preference_file_name(unit: int) -> str:
-    """Where a unit's preferences are: a number of 8 bytes a document, lower ones first."""
-    return f"preferences-{unit_name(unit)}.bin"
-
-
 def rank(work: NearWork) -> None:
     """Put the documents in the order of preference: two files of 8 bytes a document. Without them, plan order it is."""
     with work_folder(work.folder / "near-ranking") as folder:
@@ -166,9 +161,9 @@ def _preferences(work: NearWork, documents: Documents, path: Path) -> tuple[Hash
     table = documents.signatures
     for unit in table.units[table.units >= work.exempt_below].tolist():
         base, stop = table.before(unit), table.before(unit + 1)
-        given = mapped(work.folder / preference_file_name(unit), np.uint64)
+        written = mapped(work.folder / f"preferences-{unit_name(unit)}.bin", np.uint64)
         for some in _numbers(work, base, stop):
-            preferences[some] = given[some - base]
+            preferences[some] = written[some - base]
             most = max(most, int(preferences[some].max()))
     if work.rules.preferred_field is not None:
         _raise_copied(preferences, work, table)

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from milldam.errors import ConfigError
 from milldam.rules import C4Rules, FilterRules, GopherQualityRules, GopherRepetitionRules
-from milldam.text.arrays import Verdicts, character_counts, text_offsets
+from milldam.text.arrays import Verdicts, byte_count, character_counts, groups
 
 if TYPE_CHECKING:
     from milldam.filters.layout import Layout, Mask
@@ -38,7 +38,6 @@ Faults = Iterator[tuple["Mask", str]]
 
 
 def length_faults(lengths: Int64s, least: int | None, most: int | None, unit: str) -> Faults:
-    """Which documents have too few or too many characters or tokens."""
     if least is not None:
         yield lengths < least, f"too_few_{unit}"
     if most is not None:
@@ -84,13 +83,12 @@ class Filters:
         _mark(verdicts, length_faults(lengths, self._rules.min_tokens, self._rules.max_tokens, "tokens"))
 
     def _judge_by_layout(self, texts: pa.LargeStringArray, verdicts: Verdicts) -> None:
-        positions = np.flatnonzero(verdicts.keep)
-        kept = texts if len(positions) == len(texts) else texts.take(pa.array(positions))
         from milldam.filters.layout import Layout
 
-        start = 0
-        for group in groups(kept):
-            layout = Layout(group)
+        positions, start = np.flatnonzero(verdicts.keep), 0
+        kept = texts if len(positions) == len(texts) else texts.take(pa.array(positions))
+        for group in groups(kept, GROUP_BYTES):
+            layout = Layout(head(group) if byte_count(group) > GROUP_BYTES else group)
             where = positions[start : start + len(group)]
             start += len(group)
             for rule_set in self._rule_sets:
@@ -155,19 +153,3 @@ def head(text: pa.LargeStringArray) -> pa.LargeStringArray:
     while data[stop] & 0xC0 == 0x80:
         stop -= 1
     return pa.LargeStringArray.from_buffers(1, pa.py_buffer(np.array([0, stop])), data.slice(0, stop))
-
-
-def groups(texts: pa.LargeStringArray) -> Iterator[pa.LargeStringArray]:
-    """Slices of about `GROUP_BYTES`; a larger text comes alone, and is cut to its head."""
-    offsets = text_offsets(texts)
-    stops = offsets[1:] - offsets[0]
-    start = 0
-    while start < len(texts):
-        reached = int(stops[start - 1]) if start else 0
-        stop = int(np.searchsorted(stops, reached + GROUP_BYTES, side="right"))
-        if stop == start:
-            stop = start + 1
-            yield head(texts[start:stop])
-        else:
-            yield texts[start:stop]
-        start = stop

@@ -125,7 +125,7 @@ def finish(
     if dedup is not None and config.dedup_rules is not None and config.dedup_rules.near is not None and "shown" in near:
         from milldam.pipeline.near_examples import near_examples
 
-        examples = near_examples(near, dedup.folder, config.dedup_rules.near.ngram)
+        examples = near_examples(near, dedup.folder)
         near = {name: one for name, one in near.items() if name != "shown"} | examples
     warnings = [*summary.warnings, *near.get("warnings", ())]
     if counts["not_judged"] and (config.filters.on_text or config.dedup_rules or config.index_rules):

@@ -95,20 +95,17 @@ class Fitting:
         """Bytes of each dataset, about, without compression; None: it was shown none yet."""
         self._largest: Slice | None = None
         """The slice that takes most memory to unpack; None: none takes more than batches do."""
+        self._unpacking_bytes = 0
 
     def survey(self, units: Iterable[Unit]) -> Iterator[Unit]:
         """Look at all units as they pass."""
-        self.unpacked, self._largest = Counter(), None
+        self.unpacked, self._largest, self._unpacking_bytes = Counter(), None, 0
         for unit in units:
             for slice in () if unit.copy else unit.slices:
                 self.unpacked[unit.dataset] += int(slice.size * TYPICAL_RATIO.get(slice.compression or "", 1.0))
                 if slice.unpacking > self._unpacking_bytes:
-                    self._largest = slice
+                    self._largest, self._unpacking_bytes = slice, slice.unpacking
             yield unit
-
-    @property
-    def _unpacking_bytes(self) -> int:
-        return 0 if self._largest is None else self._largest.unpacking
 
     @property
     def worker_bytes(self) -> int:

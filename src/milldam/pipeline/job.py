@@ -28,7 +28,6 @@ from milldam.config.settings import Config, text_columns
 from milldam.errors import ConfigError, Setting
 from milldam.files import user_cache
 from milldam.memory import Budget, release, usage
-from milldam.pipeline.counting import RowCounts
 from milldam.pipeline.finishing import Made, TextSummary, complete, finish
 from milldam.pipeline.fitting import Disk, Fitting
 from milldam.pipeline.preparing import prepare
@@ -182,6 +181,8 @@ class TokenJob(engine.Job[TextSummary]):
         ranges: dict[int, tuple[int, int]] = {}
         """Unit -> the rows wanted of it, of the datasets of which not all documents are wanted."""
         if any(rules.counted for rules in prepared.sets):
+            from milldam.pipeline.counting import RowCounts
+
             counts = RowCounts(folder, prepared.sets)
             yield counts.stage(readers)
             ranges = counts.ranges()

@@ -1,4 +1,4 @@
-"""What near-dedup removed, as a person can judge it: pairs side by side, large clusters, and a warning about templates.
+"""What near-dedup removed, as a person can judge it: pairs side by side, large clusters, and a warning about these.
 
 Which documents to show follows from the drops (dedup/near.py). The workers that tokenize them set their texts
 aside in the folder of the drop files (`set_aside`); at the end they are gathered, before that folder is removed. The
@@ -13,10 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
-from milldam.dedup.minhash import shingle
 from milldam.dedup.near import Place, places_of
 from milldam.files import NewFile
 from milldam.markup import counted, place_words, share
@@ -27,9 +23,7 @@ HEAD_CHARACTERS = 20_000
 """Of a document: enough to find where two of them differ."""
 SHOWN_CHARACTERS = 800
 LARGE_SHARE, LARGE_COUNT = 0.01, 100
-"""A cluster or template of so much of the corpus, and so many documents, is worth a warning."""
-TEMPLATE_SIMILARITY = 0.5
-"""Documents that stay and are so much alike are copies of one template."""
+"""A cluster of so much of the corpus, and so many documents, is worth a warning."""
 
 
 def set_aside(folder: Path, unit: int, shown: Iterable[Place], rules: SetRules, batch: Batch) -> Batch:
@@ -46,7 +40,7 @@ def _shown_path(folder: Path, place: Place) -> Path:
     return folder / f"shown-{place[0]:07d}-{place[1]}.txt"
 
 
-def near_examples(near: dict[str, Any], folder: Path, ngram: int) -> dict[str, Any]:
+def near_examples(near: dict[str, Any], folder: Path) -> dict[str, Any]:
     """`near`: what was found. For the summary of the run: `worst` pairs, `largest` clusters, `warnings`."""
     texts, found, documents = dict[Place, str](), near["shown"], near["documents"]
     for place in places_of(found):
@@ -66,13 +60,12 @@ def near_examples(near: dict[str, Any], folder: Path, ngram: int) -> dict[str, A
         return {"similarity": one["similarity"], "dropped": side(dropped, start), "kept": side(kept, start)}
 
     largest, warnings = [{"dropped": one["dropped"], "worst": pair(one["worst"])} for one in found["clusters"]], []
-    for place, clusters, copies in _templates(found["clusters"], texts, ngram):
+    for one in found["clusters"]:
+        copies = one["dropped"] + 1
         if copies >= max(LARGE_COUNT, LARGE_SHARE * documents):
-            where = recorded_place(folder, *place)
+            where = recorded_place(folder, *one["worst"]["kept"])
             many = f"{counted(copies, 'document')} ({share(copies, documents)} of the corpus)"
-            stay = "1 stays" if clusters == 1 else f"{clusters} stay"
-            said = f"are copies of one text or template, of which {stay}: {where['file']}, {place_words(where)}."
-            warnings.append(f"{many} {said}")
+            warnings.append(f"{many} are copies of one text, of which 1 stays: {where['file']}, {place_words(where)}.")
     return {"worst": [pair(one) for one in found["pairs"]], "largest": largest, "warnings": warnings}
 
 
@@ -83,24 +76,3 @@ def _difference(one: str, other: str) -> int:
     if same < SHOWN_CHARACTERS // 2:
         return 0
     return one.find(" ", same - SHOWN_CHARACTERS // 4, same) + 1 or same - SHOWN_CHARACTERS // 4
-
-
-def _templates(clusters: list[dict[str, Any]], texts: dict[Place, str], ngram: int) -> list[tuple[Place, int, int]]:
-    """Clusters whose kept documents share most of their text: the kept one of the largest, how many clusters, and
-    their documents."""
-    kept: list[Place] = [tuple(one["worst"]["kept"]) for one in clusters]
-    found = shingle(pa.array([texts.get(place, "") for place in kept], pa.large_string()), ngram)
-    sets = [np.unique(found.flat[a:b]) for a, b in zip(found.offsets[:-1], found.offsets[1:], strict=True)]
-
-    def alike(one: int, other: int) -> bool:
-        shared = len(np.intersect1d(sets[one], sets[other], assume_unique=True))
-        return shared >= TEMPLATE_SIMILARITY * max(1, len(sets[one]) + len(sets[other]) - shared)
-
-    groups: list[list[int]] = []
-    for k in range(len(clusters)):
-        like = next((group for group in groups if alike(group[0], k)), None)
-        if like is None:
-            groups.append([k])
-        else:
-            like.append(k)
-    return [(kept[group[0]], len(group), sum(clusters[k]["dropped"] + 1 for k in group)) for group in groups]

@@ -71,15 +71,37 @@ def gather_rejects(out: Path, parts: Iterable[Path], paths: Callable[[], Iterabl
 
 def reject_lines(parts: Iterable[Path], paths: Callable[[], Iterable[str]], damage: Damage) -> Iterator[bytes]:
     """The lines of all parts, which come in plan order; adds to `damage`. `paths`: of the input as it lies now."""
-    lines = _LineCounter()
-    for reject in _read(parts):
-        reject["file"] = _current_path(paths, reject["file"])
-        origin = reject.pop("origin", 0)
-        if origin and "line" in reject:
-            reject["line"] += lines.before(reject["file"], origin)
-        if "records" in reject:  # of damaged files alone
-            damage.add(reject)
-        yield (json.dumps(reject, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+    counted, position, ends = "", 0, 0
+    """The file whose line ends are counted, how far, and how many there are: each file is read once."""
+    for part in parts:
+        with part.open("rb") as lines:
+            for reject in map(unseal_line, lines):
+                if reject is None:
+                    advice = "Remove it and run the same command again: its unit is then redone."
+                    raise StoreError(f"{part}: damaged. {advice}")
+                file = reject["file"] = _current_path(paths, reject["file"])
+                origin = reject.pop("origin", 0)
+                if origin and "line" in reject:
+                    if file != counted or origin < position:
+                        counted, position, ends = file, 0, 0
+                    ends += _line_ends(file, position, origin)
+                    position, reject["line"] = origin, reject["line"] + ends
+                if "records" in reject:  # of damaged files alone
+                    damage.add(reject)
+                yield (json.dumps(reject, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+
+
+def _line_ends(path: str, start: int, stop: int) -> int:
+    """Line ends between two bytes of a file."""
+    count = 0
+    with open_bytes(path) as source:
+        source.seek(start)
+        for block in read_blocks(source, None, _BLOCK):
+            block = block[: stop - start]
+            count, start = count + count_line_ends(block), start + len(block)
+            if start >= stop:
+                break
+    return count
 
 
 def first_reject(out: Path, name: str = NAME) -> str:
@@ -92,16 +114,6 @@ def first_reject(out: Path, name: str = NAME) -> str:
     return f"\nThe first is of {reject['file']}: {reject['detail']}. All rejected records are in {path}."
 
 
-def _read(parts: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    for part in parts:
-        with part.open("rb") as lines:
-            for value in map(unseal_line, lines):
-                if value is None:
-                    advice = "Remove it and run the same command again: its unit is then redone."
-                    raise StoreError(f"{part}: damaged. {advice}")
-                yield value
-
-
 def _current_path(paths: Callable[[], Iterable[str]], file: str) -> str:
     """Where a file lies now: input may move between two runs of a job."""
     if is_address(file) or Path(file).exists():
@@ -109,35 +121,22 @@ def _current_path(paths: Callable[[], Iterable[str]], file: str) -> str:
     return next((path for path in paths() if Path(path).name == Path(file).name), file)
 
 
-class _LineCounter:
-    """Line ends before a byte of a file; asked in ascending order, it reads each file once."""
-
-    def __init__(self) -> None:
-        self._file, self._position, self._count = "", 0, 0
-
-    def before(self, file: str, position: int) -> int:
-        if file != self._file or position < self._position:
-            self._file, self._position, self._count = file, 0, 0
-        with open_bytes(file) as source:
-            source.seek(self._position)
-            for block in read_blocks(source, None, _BLOCK):
-                block = block[: position - self._position]
-                self._count += count_line_ends(block)
-                self._position += len(block)
-                if self._position >= position:
-                    break
-        return self._count
-
-
 # ---- the files of a part ----
 
 
-class _PartFile:
-    """Use it as a context manager: it appears when it is committed, if anything was written to it."""
+class RejectFile:
+    """Records that are set aside. Use it as a context manager: the file appears when it is committed, if anything was
+    written to it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: NewFile | None = None
+        self.counts: Counter[str] = Counter()
+
+    def add(self, reject: Reject) -> None:
+        if reject.records:
+            self.counts[reject.reason] += reject.records
+        self._write(seal_line(reject.as_json()))
 
     def _write(self, data: bytes) -> None:
         self._file = self._file or NewFile(self._path)
@@ -158,27 +157,14 @@ class _PartFile:
             self._file.discard()
 
 
-class RejectFile(_PartFile):
-    """Records that are set aside."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.counts: Counter[str] = Counter()
-
-    def add(self, reject: Reject) -> None:
-        if reject.records:
-            self.counts[reject.reason] += reject.records
-        self._write(seal_line(reject.as_json()))
-
-
-class DroppedFile(_PartFile):
+class DroppedFile(RejectFile):
     """Dropped documents as zstd frames of about a MiB of JSON lines, which can be put end to end."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._held = bytearray()
 
-    def add(self, document: dict[str, Any]) -> None:
+    def add_document(self, document: dict[str, Any]) -> None:
         self._held += (json.dumps(document, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
         if len(self._held) >= _FRAME_BYTES:
             self._flush()

@@ -123,7 +123,7 @@ class UnitSink:
                 entry = {"reason": one.reason, **self._explain(row, one.reason), **where, "text": text}
                 if batch.pieces is not None:
                     entry |= {"text": text[:HEAD_BYTES], "text_truncated": True}
-                self._dropped.add(entry)
+                self._dropped.add_document(entry)
         if batch.ids is None or batch.facts is None or not len(batch.rows):
             return {}
         self._shards.add(batch)

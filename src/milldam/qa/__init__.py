@@ -6,8 +6,7 @@ template                  what goes around the texts of a window
 spans, windows            examples -> windows, with the tokens of their answers
 job                       all of it as a job: planned, resumable, in a memory budget
 store                     the table that it makes, opened by windows and examples
-selection                 which segments of a document, and in which order documents come
-batches, lanes            windows, documents step by step, lanes that are never idle
+batches, lanes            windows, documents step by step, lanes that are never idle; which segments of a document
 answering                 logits -> the characters of answers
 evaluation                answers -> EM and F1
 compat                    the functions that users of MemXLNet know
@@ -25,24 +24,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from milldam.qa.answering import Prediction, Predictions, answers
-    from milldam.qa.batches import DocumentSamples, TimeSteps, WindowSamples
+    from milldam.qa.batches import DocumentSamples, Selection, TimeSteps, WindowSamples
     from milldam.qa.evaluation import Scores, evaluate
     from milldam.qa.examples import Answer, Example, examples_of
     from milldam.qa.job import prepare
     from milldam.qa.lanes import Lanes
-    from milldam.qa.selection import Selection
     from milldam.qa.spans import stretches
     from milldam.qa.store import FeatureStore
 
 # Loaded on first use: reading features needs only numpy, and not what made them.
 _NAMES = {
     "answering": ("Prediction", "Predictions", "answers"),
-    "batches": ("DocumentSamples", "TimeSteps", "WindowSamples"),
+    "batches": ("DocumentSamples", "Selection", "TimeSteps", "WindowSamples"),
     "evaluation": ("Scores", "evaluate"),
     "examples": ("Answer", "Example", "examples_of"),
     "job": ("prepare",),
     "lanes": ("Lanes",),
-    "selection": ("Selection",),
     "spans": ("stretches",),
     "store": ("FeatureStore",),
 }

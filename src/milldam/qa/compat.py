@@ -27,10 +27,9 @@ import tokenizers
 from milldam.errors import ConfigError, StoreError
 from milldam.files import hash_bytes, write_file
 from milldam.input_files import InputState, is_address
-from milldam.qa.batches import COLUMNS, DocumentSamples, TimeSteps, WindowSamples
+from milldam.qa.batches import COLUMNS, DocumentSamples, Selection, Strategy, TimeSteps, WindowSamples
 from milldam.qa.job import prepare
 from milldam.qa.records import list_files
-from milldam.qa.selection import Selection, Strategy
 from milldam.qa.spans import stretches
 from milldam.qa.store import FeatureStore
 from milldam.qa.template import READ, WRITE, add_memory_tokens

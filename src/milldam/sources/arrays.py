@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from milldam.sources.batch import TOO_LARGE, Batch, Reading, Reject, too_large
 from milldam.sources.decoding import HEAD_BYTES, decode_text
-from milldam.text.arrays import text_offsets
+from milldam.text.arrays import groups, text_offsets
 
 BATCH_BYTES = 2 << 20
 
@@ -89,20 +89,15 @@ def checked_text(array: pa.Array, reading: Reading, make_reject: MakeReject) -> 
 
 
 def batches_of(batch: Batch) -> Iterator[Batch]:
-    """The texts of a block in slices of about `BATCH_BYTES`, without a copy; a larger document stands alone. One batch
-    without texts when there are none, so that rejects do not pile up."""
-    pending, parts = [slice(0, len(batch.texts))], list[slice]()
-    while pending:
-        part = pending.pop()
-        if part.stop - part.start > 1 and batch.texts[part].nbytes > BATCH_BYTES:
-            half = (part.start + part.stop) // 2
-            pending += slice(half, part.stop), slice(part.start, half)
-        else:
-            parts.append(part)
-    for part in parts:
+    """The texts of a block in slices of at most `BATCH_BYTES`, without a copy; a larger document stands alone. One
+    batch without texts when there are none, so that rejects do not pile up."""
+    parts, start = list(groups(batch.texts, BATCH_BYTES)) or [batch.texts], 0
+    for texts in parts:
+        part = slice(start, start + len(texts))
         columns = None if batch.columns is None else batch.columns[part]
         origins = None if batch.origins is None else batch.origins[part]
-        yield Batch(batch.texts[part], bytes_read=batch.bytes_read // len(parts), columns=columns, origins=origins)
+        yield Batch(texts, bytes_read=batch.bytes_read // len(parts), columns=columns, origins=origins)
+        start = part.stop
 
 
 def kept_columns(names: tuple[str, ...], records: Sequence[Any]) -> pa.RecordBatch | None:

@@ -47,7 +47,11 @@ class Block:
 
 def count_line_ends(data: bytes) -> int:
     """As data.count(b"\\n"), many times as fast."""
-    return int(np.count_nonzero(np.frombuffer(data, np.uint8) == _LINE_END))
+    array, found, count = np.frombuffer(data, np.uint8), np.empty(1 << 16, bool), 0
+    for start in range(0, len(array), len(found)):  # what fits into the processor's cache at a time
+        some = array[start : start + len(found)]
+        count += int(np.count_nonzero(np.equal(some, _LINE_END, out=found[: len(some)])))
+    return count
 
 
 class Boundary:

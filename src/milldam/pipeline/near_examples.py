@@ -1,4 +1,4 @@
-"""Near-duplicates that were removed, for a person to judge: pairs side by side, large clusters, and warnings about them.
+"""Near-duplicates that were removed, for a person to judge: pairs side by side, large clusters, and warnings.
 
 Which documents to show follows from the drops (dedup/near.py). The workers that tokenize them set their texts
 aside in the folder of the drop files (`set_aside`); at the end they are gathered, before that folder is removed. The

@@ -29,7 +29,7 @@ from typing import Any
 
 from milldam.chat.forms import WEIGHT_FIELDS
 from milldam.chat.sandbox import TemplateRefusedError
-from milldam.chat.template import ChatTemplate, Message, Rendering, Stretch, joined
+from milldam.chat.template import ChatTemplate, Message, Rendering, Stretch
 from milldam.chat.words import Source
 from milldam.errors import ConfigError, MilldamError
 
@@ -170,7 +170,7 @@ class Masks:
             if not all(map(_weighs, messages)):
                 raise NotProvenError("a message has a weight of 0, but everything is to be trained on")
             rendering = self._template.render(messages, tools, **variables)
-            return rendering, joined([(0, len(rendering.text))])
+            return rendering, _joined([(0, len(rendering.text))])
         tagged = self.tagged(messages, prompt_messages)
         follow = not tagged or bool(rule.left_out)
         rendering = self._template.render(messages, tools, follow=follow, **variables)
@@ -180,7 +180,7 @@ class Masks:
         else:
             turns = {number: self._turn(messages, number, rendering, tools, variables) for number in wanted}
             _prove(rendering, turns, messages)
-            stretches = joined(one for several in turns.values() for one in several)
+            stretches = _joined(one for several in turns.values() for one in several)
         if rule.left_out:
             stretches = _without_fields(rendering, stretches, rule.left_out)
         return rendering, stretches
@@ -190,7 +190,7 @@ class Masks:
         if wanted != [n for n, one in enumerate(messages) if one["role"] == ASSISTANT]:
             blocks = [_block_of(rendering, n, messages) for n in wanted]
             generated = [one for begin, end in blocks for one in generated if begin <= one[0] and one[1] <= end]
-        generated = joined(generated)
+        generated = _joined(generated)
         if not generated:
             raise NotProvenError("the template's {% generation %} blocks hold nothing of it")
         return generated
@@ -215,7 +215,7 @@ class Masks:
         elif is_last and not (header.text.strip() and header.text.strip() in text[end:]):
             # What is written behind all turns, such as an end token, ends the last one; but not the next prompt.
             end = len(text)
-        others = joined(
+        others = _joined(
             one
             for other, blocks in rendering.turns.items()
             for one in blocks
@@ -294,6 +294,19 @@ def _prove(rendering: Rendering, turns: dict[int, list[Stretch]], messages: Sequ
             raise NotProvenError(f"nothing that message {number} says is written by the template")
 
 
+def _joined(stretches: Iterable[Stretch]) -> list[Stretch]:
+    """Stretches in order, those that touch or overlap as one, empty ones left out."""
+    found: list[Stretch] = []
+    for begin, end in sorted(stretches):
+        if begin == end:
+            continue
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return found
+
+
 def _message_of(source: Source) -> int | None:
     number: int | None = source[1] if source[0] == "messages" else None
     return number
@@ -333,7 +346,7 @@ def _without_fields(rendering: Rendering, stretches: list[Stretch], left_out: fr
             kept += [(start, stop) for start, stop, field in parts if field not in left_out]
     if not kept:
         raise NothingToTrainError("its messages say nothing of what is to be trained on")
-    return joined(kept)
+    return _joined(kept)
 
 
 def _fields_in(rendering: Rendering, begin: int, end: int) -> Iterator[tuple[int, int, str]]:

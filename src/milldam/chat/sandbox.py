@@ -16,6 +16,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import Any
 
 from milldam.chat.words import Words, blurred, joined_words, pieces_of
@@ -24,6 +25,7 @@ from milldam.errors import ConfigError, MilldamError
 try:
     from jinja2 import nodes
     from jinja2.compiler import CodeGenerator
+    from jinja2.ext import Extension
     from jinja2.filters import make_attrgetter
     from jinja2.runtime import LoopContext, Macro
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -56,6 +58,8 @@ _NUMBERED = frozenset(("batch", "center", "indent", "round", "slice", "tojson", 
 """Filters that make as much as a number says."""
 _GROWING = frozenset(("center", "expandtabs", "indent", "ljust", "replace", "rjust", "tojson", "zfill"))
 """Filters and methods that make of a text at most so many times as a number or a text that they are given is large."""
+_GENERATION = "generation block"
+"""A filter that no template can name."""
 _TEXTS = frozenset((str, Words))
 _KEEPING = frozenset(("d", "default", "first", "join", "last", "max", "min", "string", "trim"))
 """Filters that keep what is known of words in mixed texts."""
@@ -149,6 +153,67 @@ def tree_size(value: Any, enough: int) -> int:
     return size
 
 
+class Track(Effort):
+    """Where the rendering is, too."""
+
+    def begin(self, conversation: Any, messages: Any = ()) -> None:
+        super().begin(conversation)
+        self.position = 0
+        self._count = len(messages)
+        self._numbers = {id(message): number for number, message in enumerate(messages)}
+        self._generated: list[tuple[int, str]] = []
+        self._loops: list[tuple[int | None, int, Any]] = []
+        """For each loop that is open: the message it is at, where its turn began, and its item."""
+        self._turns: list[tuple[int, int, int]] = []
+
+    def note(self, written: str) -> str:
+        """What a `{% generation %}` block wrote."""
+        self.step()
+        self.charge(len(written))
+        self._generated.append((self.position, written))
+        return written
+
+    def generated_in(self, text: str) -> list[tuple[int, int]]:
+        """Where the blocks lie; a block whose place is unknown is refused: transformers would misplace it."""
+        for begin, written in self._generated:
+            if not text.startswith(written, begin):
+                raise TemplateRefusedError(
+                    "a {% generation %} block is inside a macro or a {% set %} block, where its place is unknown"
+                )
+        return [(begin, begin + len(written)) for begin, written in self._generated]
+
+    def loop(self) -> None:
+        self._loops.append((None, 0, None))
+
+    def turn(self, item: Any) -> None:
+        """The innermost loop goes on with an item, which may be a message or the place of one."""
+        self.step()
+        self.loop_end()
+        self._loops.append((self._numbers.get(id(item)), self.position, item))
+
+    def looked_up(self, place: int, value: Any) -> None:
+        """A loop over places looks up what is there, which may be a message."""
+        if self._loops:
+            number, begin, item = self._loops[-1]
+            if number is None and type(item) is int and item == place:
+                self._loops[-1] = (self._numbers.get(id(value)), begin, item)
+
+    def loop_end(self) -> None:
+        number, begin, _ = self._loops.pop()
+        if number is not None and self.position > begin:
+            self._turns.append((number, begin, self.position))
+
+    def turns(self) -> dict[int, list[tuple[int, int]]]:
+        """What was written for each message. The last one may be written behind the loop."""
+        turns: dict[int, list[tuple[int, int]]] = {}
+        for number, begin, end in self._turns:
+            turns.setdefault(number, []).append((begin, end))
+        end = max((end for _, _, end in self._turns), default=0)
+        if turns and self._count - 1 not in turns and end < self.position:
+            turns[self._count - 1] = [(end, self.position)]
+        return turns
+
+
 # ---- what a template becomes in Python ----
 
 
@@ -202,16 +267,22 @@ class _Code(CodeGenerator):
 
 
 class Counting(NodeTransformer):
-    """Has macros, joined texts and what is put together from variables counted."""
+    """Has macros, joined texts and what is put together from variables counted, and messages noted where loops come."""
 
     def generic_visit(self, node: nodes.Node, *arguments: Any, **named: Any) -> Any:
         node = super().generic_visit(node, *arguments, **named)
         if isinstance(node, nodes.Macro):
-            node.body = [statement("step"), *node.body]
+            node.body = [_statement("step"), *node.body]
         elif isinstance(node, nodes.Concat):
-            return call("join", *node.nodes)
+            return _call("join", *node.nodes)
         elif isinstance(node, (nodes.List, nodes.Dict)) or (isinstance(node, nodes.Tuple) and node.ctx == "load"):
-            return node if _is_constant(node) else call("made", node)
+            return node if _is_constant(node) else _call("made", node)
+        elif isinstance(node, nodes.For):
+            # A recursive loop is within several rounds of itself: it is counted, and nothing is said of its messages.
+            named_item = isinstance(node.target, nodes.Name) and not node.recursive
+            item = nodes.Name(node.target.name, "load") if named_item else nodes.Const(None)  # type: ignore[attr-defined]
+            node.body = [_statement("turn", item), *node.body]
+            return [_statement("loop"), node, _statement("loop_end")]
         return node
 
 
@@ -219,31 +290,50 @@ def _is_constant(node: nodes.Node) -> bool:
     return all(isinstance(one, (nodes.Const, nodes.Pair)) and _is_constant(one) for one in node.iter_child_nodes())
 
 
-def call(name: str, *arguments: nodes.Expr) -> nodes.Call:
+def _call(name: str, *arguments: nodes.Expr) -> nodes.Call:
     """Of a method of the sandbox."""
     return nodes.Call(nodes.EnvironmentAttribute(name), list(arguments), [], None, None)
 
 
-def statement(name: str, *arguments: nodes.Expr) -> nodes.ExprStmt:
-    return nodes.ExprStmt(call(name, *arguments))
+def _statement(name: str, *arguments: nodes.Expr) -> nodes.ExprStmt:
+    return nodes.ExprStmt(_call(name, *arguments))
+
+
+class _Generation(Extension):
+    """`{% generation %}`: what is in it was written by the assistant."""
+
+    tags = {"generation"}  # noqa: RUF012
+    environment: Sandbox
+
+    def parse(self, parser: Any) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        self.environment.tagged = True
+        noted = nodes.Filter(None, _GENERATION, [], [], None, None)
+        return nodes.FilterBlock(body, noted).set_lineno(line)
 
 
 # ---- the sandbox ----
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's, in which nothing grows without being counted, and nobody's words are lost."""
+    """What transformers offers a template; in it nothing grows without being counted, and nobody's words are lost."""
 
     intercepted_binops = frozenset(("*", "**", "+", "%"))
     code_generator_class = _Code
 
-    def __init__(self, effort: Effort, **options: Any) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, cache_size=0, **options)
-        self.effort, self.step, self.concat = effort, effort.step, joined_words  # type: ignore[method-assign]
+    def __init__(self, track: Track, date: datetime) -> None:
+        extensions = [_Generation, "jinja2.ext.loopcontrols"]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, cache_size=0, extensions=extensions)
+        self.concat = joined_words  # type: ignore[method-assign]
+        self.track, self.tagged = track, False
+        self.step, self.loop, self.turn, self.loop_end = track.step, track.loop, track.turn, track.loop_end
         self.filters |= {"tojson": to_json, "join": self._join}
         self.filters = {name: self._filter(name, one) for name, one in self.filters.items() if name not in _LEFT_OUT}
         self.globals.pop("lipsum", None)
+        self.filters[_GENERATION] = track.note
         self.globals |= {"dict": _Dict(), "namespace": _Namespace}
+        self.globals |= {"raise_exception": _raise, "strftime_now": date.strftime}
 
     def _filter(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         """A filter that is counted, and whose result is marked as words if words went in."""
@@ -251,15 +341,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
         @functools.wraps(plain)
         def counted(*arguments: Any, **named: Any) -> Any:
-            self.effort.step()
+            self.track.step()
             given = [*arguments[at:], *named.values()]
-            self.effort.charge_before(
+            self.track.charge_before(
                 name, given[0] if given else None, given[1:] if name in _NUMBERED | _GROWING else []
             )
             if name == "format":
-                self.effort.charge_format(str(given[0]), "%", given[1:])
+                self.track.charge_format(str(given[0]), "%", given[1:])
             result = plain(*arguments, **named)
-            self.effort.charge_value(result)
+            self.track.charge_value(result)
             if not isinstance(result, str) or (name in _KEEPING and isinstance(result, Words)):
                 return result
             is_mixed = any(source is None for _, source in pieces_of(result))
@@ -268,19 +358,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return counted
 
     def call(self, context: Any, called: Any, /, *arguments: Any, **named: Any) -> Any:
-        self.effort.step()
+        self.track.step()
         function = getattr(called, "__wrapped__", called)  # Jinja puts one of its own in front of `str.format`
         receiver = getattr(function, "__self__", None)
         # What Jinja hands to functions of its own besides is not given by the template.
         given = [*arguments, *(value for name, value in named.items() if name not in ("_loop_vars", "_block_vars"))]
         if isinstance(receiver, (str, bytes)):
-            self.effort.charge_before(called.__name__, receiver, given)
+            self.track.charge_before(called.__name__, receiver, given)
             if called.__name__ == "join" and arguments and isinstance(receiver, str):
                 return self._join(arguments[0], receiver)
             if called.__name__ in ("format", "format_map"):
-                self.effort.charge_format(str(receiver), "{", given)
+                self.track.charge_format(str(receiver), "{", given)
         result = super().call(context, called, *arguments, **named)
-        self.effort.charge_value(result)
+        self.track.charge_value(result)
         is_made = isinstance(result, str) and not isinstance(called, Macro)
         return blurred(result, receiver, given) if is_made else result
 
@@ -288,16 +378,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if operator == "+" and isinstance(left, (list, tuple)):
             # What the left one holds was counted when it was made: a list that grows by one message at a time is
             # not walked through for each.
-            self.effort.charge(_NODE * len(left))
-            self.effort.charge_value(right)
+            self.track.charge(_NODE * len(left))
+            self.track.charge_value(right)
         elif operator == "%" and isinstance(left, str):
-            self.effort.charge_format(left, "%", right if isinstance(right, tuple) else (right,))
+            self.track.charge_format(left, "%", right if isinstance(right, tuple) else (right,))
         elif operator == "*":
             times, of = (left, right) if isinstance(left, int) else (right, left)
             if isinstance(times, int) and isinstance(of, int):
                 _require_small_number(times.bit_length() + of.bit_length())
             elif isinstance(times, int) and isinstance(of, (str, bytes, list, tuple)):
-                self.effort.charge(max(times, 0) * tree_size(of, _MOST_MADE))
+                self.track.charge(max(times, 0) * tree_size(of, _MOST_MADE))
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
             _require_small_number(left.bit_length() * abs(right))
         result = super().call_binop(context, operator, left, right)
@@ -311,29 +401,35 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        value = super().getitem(obj, argument)
+        if type(argument) is int:
+            self.track.looked_up(argument, value)
+        return value
+
     # ---- what templates call without a name for it ----
 
     def add(self, *parts: Any) -> Any:
         """What `+` makes of them, from left to right."""
         if _TEXTS.issuperset(map(type, parts)):
-            self.effort.charge(sum(map(len, parts)))
+            self.track.charge(sum(map(len, parts)))
             return joined_words(parts)
         return functools.reduce(lambda left, right: self.call_binop(None, "+", left, right), parts)
 
     def join(self, *parts: Any) -> str:
         """What `~` makes of them."""
         texts = [self.written(False, part) for part in parts]
-        self.effort.charge(sum(map(len, texts)))
+        self.track.charge(sum(map(len, texts)))
         return joined_words(texts)
 
     def _join(self, value: Any, d: Any = "", attribute: Any = None) -> str:
         """The filter, as Jinja has it where nothing is escaped."""
         items = list(value if attribute is None else map(make_attrgetter(self, attribute), value))
-        self.effort.charge(len(items) * len(str(d)))
+        self.track.charge(len(items) * len(str(d)))
         return self.join(*[part for item in items for part in (d, item)][1:])
 
     def made(self, value: Any) -> Any:
-        self.effort.charge_value(value)
+        self.track.charge_value(value)
         return value
 
     def written(self, escapes: bool, value: Any) -> str:
@@ -350,6 +446,10 @@ def to_json(
     if (ensure_ascii, indent, separators, sort_keys) == (False, None, None, False):
         return _JSON.encode(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> str:
+    raise TemplateRefusedError(str.__str__(str(message))[:300])
 
 
 def _require_small_number(bits: int) -> None:

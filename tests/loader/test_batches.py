@@ -243,12 +243,6 @@ def test_a_state_of_another_loader_is_refused(store: Store, changed: dict[str, A
     assert after.samples_seen == 0
 
 
-def test_drop_last_of_less_than_a_step_is_refused(numbered: Store) -> None:
-    """A loop that could never bring anything would go round in silence."""
-    with pytest.raises(ConfigError, match="7 samples give no full batch on every rank"):
-        samples_of(numbered, 7).batches(4, world_size=2, drop_last=True)
-
-
 @pytest.mark.parametrize("state", [{}, {"version": 1}, {"samples_seen": 3}, None])
 def test_what_is_no_state_is_refused(numbered: Store, state: Any) -> None:
     """A part of one, something else, or one of another version."""
@@ -301,6 +295,7 @@ def test_errors_of_reading_come_out(tmp_path: Path, prefetch: int) -> None:
         ({"rank": -1, "world_size": 4}, "rank: -1; the ranks of world_size=4 are 0 to 3"),
         ({"epochs": 0}, "epochs: 0; use 1 or more, or None"),
         ({"prefetch": -1}, "prefetch: -1; use 0 or more"),
+        ({"world_size": 50, "drop_last": True}, "97 samples give no full batch on every rank"),
         ({"shuffle": "yes"}, 'shuffle: \'yes\'; use True, "block", "shard" or False'),
     ],
 )

@@ -259,6 +259,9 @@ def test_stores_parts_and_paths_mix(tmp_path: Path) -> None:
     wanted = [source.windows(16, stride=8, form="hf") for source in (first, second, parts["val"])]
     assert samples._numbered == sum(map(len, wanted))
     assert [source.identity for source in samples.sources] == [source.identity for source in wanted]
+    rows = samples.read(np.arange(samples._numbered))["input_ids"]
+    alone = np.concatenate([source.read(np.arange(len(source)))["input_ids"] for source in wanted])
+    assert np.array_equal(rows, alone)
     assert samples.weights == (Fraction(1, 4), Fraction(1, 4), Fraction(1, 2))
     assert "0.25" in repr(mixture)
     assert repr(samples).endswith(f": {len(samples)} samples an epoch)")

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kit.token_stores import flat_tokens, shard_file, write_store
+from tests.kit.token_stores import flat_tokens, write_store
 
-from milldam.errors import ConfigError, StoreError
+from milldam.errors import ConfigError
 from milldam.loader.stores import Store
 from milldam.loader.stream import TokenStream
 from milldam.loader.views import Trainable
@@ -171,26 +171,6 @@ def test_wrong_rules_are_refused(tmp_path: Path, options: dict[str, Any], messag
     """Each with what may be used instead."""
     with pytest.raises(ConfigError, match=message):
         write_store(tmp_path / "s", [[9]]).packed(**{"seq_len": 4} | options)
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda path: path.unlink(), "can't be read as an index"),
-        (lambda path: path.write_bytes(b""), "0 bytes are not an index"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-8]), "Make it again"),
-        (
-            lambda path: path.write_bytes(shard_file(path.parent, 1, "idx").read_bytes()),
-            "documents end at byte 18",
-        ),
-    ],
-)
-def test_a_damaged_document_index_is_named(tmp_path: Path, damage: Any, message: str) -> None:
-    """Whatever is wrong with an index file, the error says which one it is."""
-    store = write_store(tmp_path / "s", [[4, 3], [9]])
-    damage(shard_file(store.path, 0, "idx"))
-    with pytest.raises(StoreError, match=rf"train-\w+.idx: .*{message}"):
-        store.packed(4)[0]
 
 
 # ---- the file of rows ----

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,29 +81,16 @@ def test_one_token_too_few_is_an_error_with_numbers(store: Store, form: Form, ta
     assert len(store.windows(seq_len - 1, form=form)) == 1
 
 
-def test_an_empty_store_is_an_error(tmp_path: Path) -> None:
-    """No tokens at all are too few."""
-    with pytest.raises(ConfigError, match="0 tokens are too few"):
-        write_store(tmp_path / "s.milldam", [[]]).windows(1)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"seq_len": 0}, "seq_len: 0; use 1 or more"),
-        ({"seq_len": -5}, "seq_len: -5; use 1 or more"),
         ({"seq_len": 5, "stride": 0}, "stride: 0; use 1 or more"),
         ({"seq_len": 5, "form": "torch"}, 'form: "torch"; use xy or hf'),
+        ({"seq_len": 5, "read": "mmap"}, 'read: "mmap"; use auto, map or pread'),
     ],
 )
 def test_bad_settings_are_refused(store: Store, options: dict[str, Any], message: str) -> None:
     """Which setting, what it is, and what can be meant."""
     with pytest.raises(ConfigError, match=message):
         store.windows(**options)
-
-
-def test_an_unknown_way_of_reading_is_refused(tmp_path: Path) -> None:
-    """What it is, and what can be meant, before anything is read."""
-    store = write_store(tmp_path / "s", [[40]])
-    with pytest.raises(ConfigError, match='read: "mmap"; use auto, map or pread'):
-        store.windows(4, read="mmap")  # type: ignore[arg-type]

@@ -403,12 +403,7 @@ def test_lanes_of_a_real_store_are_busy_where_time_steps_wait(real: FeatureStore
     copy = pickle.loads(pickle.dumps(lanes))
     assert all(same(one, other) for one, other in zip(copy, lanes, strict=True))
     lanes = Lanes(real, 4, seed=1, epochs=40)
-    steps = sum(1 for _ in lanes)
-    assert steps == lanes.count_steps()
+    busy = [step["document_mask"] for step in lanes]
+    assert len(busy) == lanes.count_steps() and np.concatenate(busy).mean() > 0.98
     masks = [step["document_mask"] for steps in DocumentSamples(real).batches(4, seed=1, epochs=40) for step in steps]
     assert np.concatenate(masks).mean() < 0.7
-    assert lanes.busy_share == 1.0  # of the loop that has not begun
-    lanes = Lanes(real, 4, seed=1, epochs=40)
-    for _ in range(steps):
-        next(lanes)
-    assert lanes.busy_share == 34 * 40 / (steps * 4) > 0.98

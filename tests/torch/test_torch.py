@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -164,33 +164,6 @@ def in_turn(dataset: BatchDataset, workers: int) -> Iterator[Any]:
 
 sizes = st.integers(1, 60)
 few = st.integers(1, 5)
-
-
-@given(samples=sizes, batch_size=few, world_size=few, workers=few, epochs=st.integers(1, 3), drop_last=st.booleans())
-def test_any_workers_and_ranks_give_every_sample_once_an_epoch(
-    tmp_path_factory: pytest.TempPathFactory,
-    samples: int,
-    batch_size: int,
-    world_size: int,
-    workers: int,
-    epochs: int,
-    drop_last: bool,
-) -> None:
-    """No sample twice, none lost; with `drop_last` whole steps only, and as many batches on every rank."""
-    assume(not drop_last or epochs * samples >= world_size * batch_size)
-    windows = Line.of(tmp_path_factory.getbasetemp(), samples)
-    seen: Counter[int] = Counter()
-    for rank in range(world_size):
-        options: dict[str, Any] = {"rank": rank, "world_size": world_size, "epochs": epochs, "drop_last": drop_last}
-        dataset = BatchDataset(windows, batch_size, **options)
-        batches = firsts(in_turn(dataset, workers))
-        assert batches == firsts(windows.batches(batch_size, **options))
-        assert len(batches) == len(dataset)
-        seen += samples_of(batches)
-    step = batch_size * world_size
-    whole = epochs * samples // step * step if drop_last else epochs * samples
-    assert seen.total() == whole
-    assert set(seen.values()) <= {epochs} if not drop_last else max(seen.values(), default=0) <= epochs
 
 
 @given(data=st.data(), samples=sizes, batch_size=few, epochs=st.integers(1, 2), stop=st.integers(0, 30))

@@ -29,7 +29,7 @@ from milldam.loader.mixing import Sources, read_by_source
 from milldam.loader.order import Shuffle
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way
-from milldam.loader.samples import NoSamplesError, ReadPart, Rules, Samples, StreamSamples, one_of
+from milldam.loader.samples import NoSamplesError, ReadPart, Samples, StreamSamples, one_of
 from milldam.loader.stores import require_choice, require_opened_for
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.loader.types import BatchT, SampleT, State
@@ -121,15 +121,15 @@ class Cut:
 
     kind: type[Any]
     """Of `StreamSamples`."""
-    rules: Rules
+    rules: Any
     way: Way
     """How files are read."""
 
     @property
     def facts(self) -> State:
         """All that decides which sample has which number in a part: what a state must agree with."""
-        own: State = {"kind": self.kind._kind}
-        return own | self.rules.facts
+        own: State = {"kind": self.kind._kind, **self.rules.facts}
+        return own
 
     @property
     def whole_documents(self) -> bool:
@@ -138,8 +138,8 @@ class Cut:
     @property
     def sample_tokens(self) -> int:
         """Tokens of a sample; of a whole document, a guess."""
-        rules: Any = self.rules
-        return rules.max_tokens or _USUAL_TOKENS if self.whole_documents else rules.seq_len
+        tokens: int = self.rules.max_tokens or _USUAL_TOKENS if self.whole_documents else self.rules.seq_len
+        return tokens
 
 
 class _PartData(Trainable):

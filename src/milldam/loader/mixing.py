@@ -271,7 +271,7 @@ class Sources:
         self.sources: Sequence[Any] = sources
         # begins: (sources + 1,), the number of the first sample of each, and the end
         self.begins: Int64s = np.array([0, *accumulate(source._numbered for source in sources)], np.int64)
-        self._shifts: list[int] = []
+        self._shifts: Sequence[int] = ()
         """Where the stream of each source begins among all."""
 
     @cached_property
@@ -284,12 +284,14 @@ class Sources:
             return None
         # Parts of one store have the same files.
         begins: dict[tuple[TokenFile, ...], int] = {}
-        tokens = 0
+        tokens, shifts = 0, []
         for source in sources:
             files = source._stream.files
             if files not in begins:
                 begins[files], tokens = tokens, tokens + sum(file.tokens for file in files)
-            self._shifts.append(begins[files])
+            shifts.append(begins[files])
+        # At once: another thread may be doing the same.
+        self._shifts = shifts
         stream = replace(first._stream, files=tuple(itertools.chain(*begins)), first=0, stop=tokens)
         return open_reader(stream, first._way, OPEN_FILES * len(begins))
 

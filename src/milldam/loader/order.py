@@ -153,14 +153,12 @@ class LengthGrouped(Order):
     """An order with samples of like length together, so that batches padded to their longest sample waste little.
 
     The samples of every `_GROUPS` groups of places are sorted by length and cut into groups of `group`, which come in
-    random order (`seed`; None: from short to long). Groups begin at multiples of `group` of all places, over the
+    random order. Groups begin at multiples of `group` of all places, over the
     epochs' borders too, so a step of all ranks that divides or is a multiple of a group takes groups whole. What fills
     no group, at an epoch's begin and end, stays as it is. Holds the numbers of four windows.
     """
 
-    def __init__(
-        self, order: Order, samples: int, seed: int | None, group: int, lengths: Callable[[Int64s], Int64s]
-    ) -> None:
+    def __init__(self, order: Order, samples: int, seed: int, group: int, lengths: Callable[[Int64s], Int64s]) -> None:
         super().__init__(samples)
         self._order, self._seed, self._group, self._lengths = order, seed, group, lengths
         self._windows = lru_cache(maxsize=4)(self._sorted)
@@ -186,9 +184,8 @@ class LengthGrouped(Order):
         groups = (len(numbers) - lead) // group
         inside = slice(lead, lead + groups * group)
         table = numbers[inside][self._lengths(numbers[inside]).argsort(kind="stable")].reshape(groups, group)
-        if self._seed is not None:
-            table = table[Permutation(groups, mix(self._seed, epoch, _GROUP_SEED, window))(np.arange(groups))]
-        numbers[inside] = table.reshape(-1)
+        in_turn = Permutation(groups, mix(self._seed, epoch, _GROUP_SEED, window))(np.arange(groups))
+        numbers[inside] = table[in_turn].reshape(-1)
         return first, numbers
 
 

@@ -12,7 +12,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Generic, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -180,20 +180,13 @@ class Samples(ABC, Generic[SampleT, BatchT]):
         return iter(())
 
 
-class Rules(Protocol):
-    """How a stream is cut into samples."""
-
-    @property
-    def facts(self) -> State:
-        """All that decides which sample has which number."""
-
-
 class StreamSamples(Samples[SampleT, BatchT]):
     """Samples of one stream, read by one reader, which is opened when first needed."""
 
     _kind: str
 
-    def __init__(self, data: Trainable, rules: Rules, way: Way = "auto") -> None:
+    def __init__(self, data: Trainable, rules: Any, way: Way = "auto") -> None:
+        """`rules.facts`: all settings that decide which sample has which number."""
         one_of("read", way, Way)
         self._made_from = (data, rules, way)
         self._stream, self._way = data.stream(), way
@@ -203,7 +196,8 @@ class StreamSamples(Samples[SampleT, BatchT]):
     @property
     def identity(self) -> State:
         own: State = {"kind": self._kind, "samples": len(self)}
-        return own | self._made_from[1].facts | self._stream.identity
+        facts: State = self._made_from[1].facts
+        return own | facts | self._stream.identity
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._made_from

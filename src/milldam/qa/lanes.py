@@ -48,8 +48,6 @@ class Standing:
     taken: int
     """Documents of this loop that this rank has read or has in its lanes."""
     steps: int
-    windows: int
-    """Rows of these steps that were not padding."""
     documents: tuple[int | Literal[-1], ...]
     """By lane: the document's number, with its epoch; -1: none."""
     segments: tuple[int, ...]
@@ -61,7 +59,7 @@ class LanePlan:
 
     def __init__(self, samples: DocumentSamples, queue: Iterator[Document], standing: Standing) -> None:
         self._queue, self._begin, self._taken = queue, standing.begin, standing.taken
-        self._steps, self._windows = standing.steps, standing.windows
+        self._steps = standing.steps
         self._document = np.array(standing.documents, np.int64)
         self.through = np.array(standing.segments, np.int64)
         """(lanes,): segments of its document that are read."""
@@ -83,13 +81,12 @@ class LanePlan:
         """Go past a step; where the lanes stand then."""
         busy = self.left > 0
         self._steps += 1
-        self._windows += int(busy.sum())
         for column, change in ((self.window, 1), (self.left, -1), (self.through, 1)):
             column[busy] += change
         ended = self.left == 0
         self._document[ended], self.through[ended] = -1, 0
         lanes = tuple(self._document.tolist()), tuple(self.through.tolist())
-        return Standing(self._begin, self._taken, self._steps, self._windows, *lanes)
+        return Standing(self._begin, self._taken, self._steps, *lanes)
 
 
 class Lanes:
@@ -134,7 +131,7 @@ class Lanes:
 
     def _at_begin(self, place: int) -> Standing:
         lanes = self.delivery.batch_size
-        return Standing(place, 0, 0, 0, (-1,) * lanes, (0,) * lanes)
+        return Standing(place, 0, 0, (-1,) * lanes, (0,) * lanes)
 
     def _end(self, begin: int) -> int | None:
         """Where in the global order a loop ends."""
@@ -200,12 +197,6 @@ class Lanes:
                 heapq.heapreplace(ends, ends[0] + segments)
             longest = max(longest, *ends)
         return longest
-
-    @property
-    def busy_share(self) -> float:
-        """The share of rows of this loop so far that were not padding; 1.0 before the first step."""
-        rows = self._loop.place.steps * self.delivery.batch_size
-        return self._loop.place.windows / rows if rows else 1.0
 
     # ---- states ----
 

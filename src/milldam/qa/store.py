@@ -364,16 +364,6 @@ class FeatureStore:
             self._checked.add(number)
         return batch.column(column)[example - int(layout.examples[number])].as_py()
 
-    def find(self, example_id: str) -> int:
-        """The number of the first example with this id; KeyError without one. Looks through all ids."""
-        import pyarrow.compute as pc
-
-        for begin, batch in zip(self._layout.examples.tolist(), self._layout.batches, strict=False):
-            place = pc.index(batch.column("id"), example_id).as_py()
-            if place >= 0:
-                return int(begin + place)
-        raise KeyError(f'{self.path}: no example "{example_id}"')
-
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen_same, (type(self), self.place, self._way, self.fingerprint)
 

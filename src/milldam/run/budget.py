@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 from milldam.errors import ResourceError, Setting
 from milldam.memory import FORKED, Budget, Usage, format_size, process_tree, shared_bytes, stays_shared, usage
@@ -70,18 +70,6 @@ class WorkPlan:
     """Which of near-duplicates stays, where a field decides."""
     changes: tuple[str, ...] = ()
     """Input files that are new, changed or gone since an earlier run."""
-
-    @classmethod
-    def of(cls, budget: Budget, *, workers: int, useful: int, cores: int, held_bytes: int, **facts: Any) -> WorkPlan:
-        """A plan in which `workers`, of as many as would be useful, share the cores and what the budget leaves them."""
-        return cls(
-            budget=budget,
-            workers=workers,
-            threads=max(1, cores // workers),
-            share_bytes=(budget.limit_bytes - held_bytes) // workers,
-            note=f"the budget holds {workers} of {useful} workers" if workers < useful else "",
-            **facts,
-        )
 
 
 def fit_workers(

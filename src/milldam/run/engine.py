@@ -220,24 +220,18 @@ def _plan(job: Job[S], work: Session, identity: Identity, begin: str) -> WorkPla
 def plan_work(work: Session, job: Job[Any]) -> WorkPlan:
     """As many workers for the listed units as are wanted, useful and fit into the budget."""
     sizes, held = work.folder.units.sizes(), usage().anonymous
-    units, input_bytes = len(sizes), int(sizes.sum())
+    units, input_bytes, facts = len(sizes), int(sizes.sum()), dict[str, Any]()
     cores = work.pool.cores if job.workers is None else job.workers
     useful = 1 if input_bytes < SMALL_INPUT else max(1, min(units, cores))
-    facts = {
-        "useful": useful,
-        "cores": cores,
-        "held_bytes": held,
-        "units": units,
-        "input_bytes": input_bytes,
-        "shard_size": input_bytes // max(1, units),
-        "stages": job.stage_names,
-        **job.plan_facts(work),
-    }
-    if not facts.get("workers"):
-        facts["workers"] = fit_workers(work.budget, held, 0, useful, own_bytes=job.batch_bytes)
-    plan = WorkPlan.of(work.budget, **facts)
-    work.workers = plan.workers
-    return plan
+    facts |= {"units": units, "input_bytes": input_bytes, "shard_size": input_bytes // max(1, units)}
+    facts |= {"stages": job.stage_names, **job.plan_facts(work)}
+    useful, cores, held = facts.pop("useful", useful), facts.pop("cores", cores), facts.pop("held_bytes", held)
+    workers = facts.pop("workers", 0) or fit_workers(work.budget, held, 0, useful, own_bytes=job.batch_bytes)
+    share = (work.budget.limit_bytes - held) // workers
+    note = f"the budget holds {workers} of {useful} workers" if workers < useful else ""
+    work.workers = workers
+    threads = max(1, cores // workers)
+    return WorkPlan(work.budget, workers=workers, threads=threads, share_bytes=share, note=note, **facts)
 
 
 def _complete(job: Job[S], work: Session, identity: Identity, begin: str, *, by_tasks: bool = False) -> S:

@@ -60,14 +60,10 @@ def _lines_that_count(layout: Layout, rules: C4Rules) -> Mask:
     if rules.max_word_length is not None:
         counts &= np.maximum.reduceat(layout.word_characters, lines.starts) <= rules.max_word_length
     for phrase in (JAVASCRIPT if rules.javascript else ()) + (POLICY if rules.policy else ()):
-        counts[_lines_with(layout, phrase)] = False
+        # It begins with a letter: so it lies after its line's first word begins.
+        at = layout.find(phrase, ignore_case=True)
+        counts[np.searchsorted(layout.word_starts[layout.lines.starts], at, side="right") - 1] = False
     return counts
-
-
-def _lines_with(layout: Layout, phrase: bytes) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-    """The lines that a phrase is in, which begins with a letter: so it lies after the line's first word begins."""
-    at = layout.find(phrase, ignore_case=True)
-    return np.searchsorted(layout.word_starts[layout.lines.starts], at, side="right") - 1
 
 
 def _ends_sentence(layout: Layout) -> Mask:

@@ -61,9 +61,12 @@ def pack(store_path: str | Path, rules: PackingRules, seq_len: int, folder: Path
         return {split: _pack_split(stream, rules, seq_len, None) for split, stream in streams}
     settings = _settings(store, rules, seq_len)
     found = _read_finished(folder)
-    if found is not None and _is_current(found, settings, store.manifest, folder):
-        finished: dict[str, dict[str, Any]] = found.settings["packed"]
-        return finished
+    if found is not None:
+        same = {name: value for name, value in found.settings.items() if name != "packed"} == settings
+        same &= (found.tokenizer, found.dtype) == (store.manifest.tokenizer, store.manifest.dtype)
+        if same and all(has_size(folder / name, record["bytes"]) for name, record in found.files()):
+            finished: dict[str, dict[str, Any]] = found.settings["packed"]
+            return finished
     _clear(folder)
     shards: list[Shard] = []
     packed: dict[str, dict[str, Any]] = {}
@@ -138,13 +141,6 @@ def _read_finished(folder: Path) -> Manifest | None:
     if "packed" not in manifest.settings:
         raise MismatchError(f"{folder}: holds a store of documents, not rows. Choose another folder for the rows.")
     return manifest
-
-
-def _is_current(found: Manifest, wanted: dict[str, Any], source: Manifest, folder: Path) -> bool:
-    same = {name: value for name, value in found.settings.items() if name != "packed"} == wanted
-    if not same or (found.tokenizer, found.dtype) != (source.tokenizer, source.dtype):
-        return False
-    return all(has_size(folder / name, record["bytes"]) for name, record in found.files())
 
 
 def _clear(folder: Path) -> None:

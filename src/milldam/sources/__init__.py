@@ -7,7 +7,7 @@ reading       a unit -> texts or rows, by the format of its files:
     jsonl         .jsonl, .json
     csv_records   .csv, .tsv
     tables        .parquet, .arrow
-batch         what a reader is told and gives: rules, batches of text, rejects, where rows come from
+batch         what a reader gets and gives: rules, batches of text, rejects, where rows come from
 rows          what rows are and weigh
 compression   a path, address or standard input -> bytes, decompressed as they flow
 records       bytes -> blocks of whole records, and the rejects of what can't be read

@@ -21,7 +21,6 @@ from milldam.errors import InputError, Setting, did_you_mean
 from milldam.sources.arrays import kept_columns
 from milldam.sources.batch import listed_names, no_such_column
 from milldam.sources.compression import DamagedError, describe_head, open_head, read_blocks
-from milldam.sources.csv_records import csv_head
 from milldam.sources.decoding import other_encoding
 from milldam.sources.jsonl import first_records
 from milldam.sources.units import Slice
@@ -141,6 +140,8 @@ def _first_records(slice: Slice, limit: int = _RECORDS) -> list[dict[str, Any]]:
     """Of JSON or CSV."""
     if slice.format in _JSON:
         return first_records(slice, limit)
+    from milldam.sources.csv_records import csv_head
+
     rows = csv_head(slice)
     header, characters, records = next(rows, []), 0, list[dict[str, Any]]()
     for row in itertools.islice(rows, limit):

@@ -90,7 +90,12 @@ class _Items:
         decided = len(data) - (len(data) - len(data.rstrip(b"\\"))) % 2
         data, self._held = data[:decided], data[decided:]
         pieces, taken, at = [], 0, 0
-        while (at := self._skip(data, at)) < len(data):
+        while True:
+            pattern = _IN_ITEM if self._depth else _IN_ARRAY if self._in_array else _OUTSIDE
+            match = (_IN_STRING if self._in_string else pattern).match(data, at)
+            assert match is not None
+            if (at := match.end()) == len(data):
+                break
             instead = self._pass(data[at : at + 1], self._position + at)
             at += 1
             if instead is not None:
@@ -98,12 +103,6 @@ class _Items:
                 taken = at
         self._position += len(data)
         return _INDENT.sub(b"\n", b"".join([*pieces, data[taken:].replace(b"\n", b"\r")]))
-
-    def _skip(self, data: bytes, at: int) -> int:
-        pattern = _IN_ITEM if self._depth else _IN_ARRAY if self._in_array else _OUTSIDE
-        match = (_IN_STRING if self._in_string else pattern).match(data, at)
-        assert match is not None
-        return match.end()
 
     def _pass(self, byte: bytes, position: int) -> bytes | None:
         """Go past a byte that means something; what to write instead of it, where that is something else."""

@@ -92,13 +92,12 @@ class Encoder:
 
     def encode_text(self, text: bytes) -> Ids:
         """The ids of one text in UTF-8: for small texts, where a batch would cost more to set up than to encode."""
-        if self._fast is not None and (text.isascii() or self._differing is None or not self._differs_on(text)):
+        differs = False
+        if self._differing is not None and not text.isascii():
+            differs = bool(self._differing.held_by(pa.array([text]).cast(pa.large_string()))[0])
+        if self._fast is not None and not differs:
             return self._fast.encode_text(text)
         return encode_by_huggingface(self._exact(), [text.decode()])[0]
-
-    def _differs_on(self, text: bytes) -> bool:
-        assert self._differing is not None
-        return bool(self._differing.held_by(pa.array([text]).cast(pa.large_string()))[0])
 
     def _exact(self) -> Any:
         """HF tokenizers, loaded when it is first needed."""
@@ -178,7 +177,13 @@ class _Gigatoken:
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
         _, offsets, data = texts.buffers()
         starts = np.frombuffer(offsets, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
-        if data is None or not self._pays_off(len(texts), int(starts[-1] - starts[0])):
+        # A batch pays off for many short documents, or with several threads.
+        size = int(starts[-1] - starts[0])
+        self._bytes += size
+        is_short = size < len(texts) * _LONG_DOCUMENT
+        self._short_documents += len(texts) if is_short else 0
+        enough = self._short_documents > _FEW_DOCUMENTS if is_short else self._parallel and self._bytes > _FEW_BYTES
+        if data is None or not enough:
             return self._encode_singly(starts, data)
         import awkward as ak
 
@@ -187,14 +192,6 @@ class _Gigatoken:
         strings = ak.contents.ListOffsetArray(ak.index.Index64(starts), characters, parameters={"__array__": "string"})
         out = self._backend.encode_batch(ak.Array(strings), parallel=self._parallel).layout
         return out.content.data, out.offsets.data
-
-    def _pays_off(self, documents: int, size: int) -> bool:
-        """Whether to encode as a batch."""
-        self._bytes += size
-        if size < documents * _LONG_DOCUMENT:
-            self._short_documents += documents
-            return self._short_documents > _FEW_DOCUMENTS
-        return self._parallel and self._bytes > _FEW_BYTES
 
     def _encode_singly(self, starts: Offsets, data: pa.Buffer | None) -> tuple[Ids, Offsets]:
         """Some at a time: the array of one call keeps room for 512 ids, however short its text is."""

@@ -70,6 +70,11 @@ def test_what_is_written_behind_all_turns_ends_the_last_one() -> None:
     """Such as an end token; but not a prompt that the template writes whether it is asked or not."""
     assert _trained(CHATML.replace("{% endif %}", "{% else %}<eos>{% endif %}"), TALK)[-1] == "Dos.<|im_end|>\n<eos>"
     assert _trained(CHATML.replace("if add_generation_prompt", "if true"), TALK)[-1] == "Dos.<|im_end|>\n"
+    channels = (
+        "{% for m in messages %}<|start|>{{ m.role }}<|channel|>final<|message|>{{ m.content }}<|end|>{% endfor %}"
+    )
+    final = "<|start|>assistant<|channel|>final<|message|>Dos.<|end|>"
+    assert _trained(channels + "<|start|>assistant", TALK)[-1] == final
 
 
 def test_fields_of_messages_choose_among_answers() -> None:

@@ -10,8 +10,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from milldam.chat.forms import BadRowError, Conversation, recognise
 from milldam.chat.loading import TemplateSource
 from milldam.chat.masks import train_on
@@ -108,21 +106,3 @@ def test_no_odd_conversation_gets_a_wrong_mask(shared_data: Path) -> None:
                 inside = {at in trained for at in range(*found.span())}
                 assert inside == {found[1] == "yes"}, (path.name, rendering.text[: found.end()][-200:])
     assert fine > 400
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ([{"type": "image_url", "image_url": {"url": "x"}}], "has_image"),
-        ([{"type": "text", "text": "What?"}, {"type": "image"}], "has_image"),
-        ([{"type": "input_audio", "input_audio": {"data": "x"}}], "has_audio"),
-        ([{"type": "video", "video": "x"}], "has_video"),
-        (None, "no_content"),
-        (5, "bad_content"),
-    ],
-)
-def test_what_is_no_text_is_refused_by_name(content: Any, reason: str) -> None:
-    row = {"messages": [{"role": "user", "content": content}, said("assistant")]}
-    with pytest.raises(BadRowError) as refused:
-        recognise([row]).conversation(row)
-    assert refused.value.reason == reason

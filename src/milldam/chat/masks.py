@@ -135,6 +135,8 @@ class _Header:
     text: str
     tail: str = ""
     last_tail: str = ""
+    prompt: str = ""
+    """The generation prompt, where the role is the assistant."""
 
 
 class Masks:
@@ -212,7 +214,7 @@ class Masks:
             if not text.endswith(tail, begin, end):
                 raise NotProvenError(f"message {number} does not end with {tail!r} as others of its role do")
             end -= len(tail)
-        elif is_last and not (header.text.strip() and header.text.strip() in text[end:]):
+        elif is_last and not any(one.strip() and one.strip() in text[end:] for one in (header.text, header.prompt)):
             # What is written behind all turns, such as an end token, ends the last one; but not the next prompt.
             end = len(text)
         others = _joined(
@@ -404,18 +406,19 @@ def _probed(template: ChatTemplate, role: str, variables: Mapping[str, Any], *, 
     plain = [turn for text in ("Aq7", "") for turn in turns(says(role, text))]
     if not plain:
         raise NotProvenError(f'the template does not go over messages of role "{role}" one by one')
-    header = _common_start([lead for _, _, lead in plain])
+    header, prompt = _common_start([lead for _, _, lead in plain]), ""
     if role == ASSISTANT:
         odd = [says(role, "Aq7") | dict.fromkeys(REASONING, "Rx9"), says(role, "") | {"tool_calls": _ButEmpty()}]
         everything = [*plain, *(turn for one in odd for turn in turns(one))]
-        header = _given_header(header, everything, _prompt(template, says, variables))
+        prompt = _prompt(template, says, variables)
+        header = _given_header(header, everything, prompt)
     elif not header.strip():
         raise NotProvenError(f'the template writes nothing in front of what "{role}" says')
     ends = [
         [block[len(header) :][::-1] for is_last, block, _ in plain if is_last == at_end] for at_end in (False, True)
     ]
     tail, last_tail = (_common_start(some)[::-1] for some in (ends[0] or ends[1], ends[1] or ends[0]))
-    return _Header(header, tail, last_tail)
+    return _Header(header, tail, last_tail, prompt)
 
 
 def _dialogues(message: Message, says: Callable[[str, str], Message]) -> list[list[Message]]:

@@ -109,7 +109,8 @@ class ChatTemplate:
 
 
 def _words_of(error: BaseException) -> str:
-    said = str(getattr(error, "message", None) or error or type(error).__name__)[:300]
-    if said.endswith("_token' is undefined"):
-        said += ": the tokenizer's files name none; set it as a variable of the template"
-    return said
+    words = str(getattr(error, "message", None) or error or type(error).__name__)[:300]
+    words = words.replace("'WordsObject'", "'dict'").replace("'Words'", "'str'")
+    if words.endswith("_token' is undefined"):
+        words += ": the tokenizer's files name none; set it as a variable of the template"
+    return words

@@ -26,14 +26,14 @@ _DEEPEST = 8
 class Words(str):
     """A text with words of the conversation in it."""
 
-    __slots__ = ("pieces",)
-    pieces: list[Piece]
+    __slots__ = ("_pieces",)  # no template can name it
+    _pieces: list[Piece]
 
     def __new__(cls, text: str, pieces: list[Piece] | None = None) -> Any:
         if pieces is None:  # Jinja's functions make a text of the type that they get
             return str(text)
         words = str.__new__(cls, text)
-        words.pieces = pieces
+        words._pieces = pieces
         return words
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ def marked(value: Any, source: Source) -> Any:
 
 
 def pieces_of(text: str) -> list[Piece]:
-    return text.pieces if isinstance(text, Words) else [(text, None)]
+    return text._pieces if isinstance(text, Words) else [(text, None)]
 
 
 def joined_words(parts: Iterable[str]) -> str:
@@ -117,7 +117,7 @@ def blurred(text: str, *made_of: Any) -> str:
 def sources_in(value: Any, depth: int = 0) -> Iterator[Source]:
     """Where all words that a value holds are from."""
     if isinstance(value, Words):
-        yield from (source for _, source in value.pieces if source is not None)
+        yield from (source for _, source in value._pieces if source is not None)
     elif isinstance(value, WordsObject):
         yield value._source
     elif depth < _DEEPEST and isinstance(value, (list, tuple, set, frozenset)):
@@ -132,7 +132,7 @@ def sources_in(value: Any, depth: int = 0) -> Iterator[Source]:
 def _cut(words: Words, begin: int, result: str) -> Any:
     """What is left of words that were stripped or sliced, from a position on."""
     at, end, left = 0, begin + len(result), list[Piece]()
-    for text, source in words.pieces:
+    for text, source in words._pieces:
         left.append((text[max(begin - at, 0) : max(end - at, 0)], source))
         at += len(text)
     left = [piece for piece in left if piece[0]]

@@ -42,7 +42,7 @@ def left_out(searched: Mapping[str, int]) -> str:
 
 
 def warning_of(name: str, searched: Mapping[str, int]) -> str | None:
-    """What to say of a set of which nothing is looked for: it would pass for one that is not in the corpus."""
+    """A warning about a set of which nothing is looked for: it would pass for one that is not in the corpus."""
     if searched["too_short"] + searched["common"] < max(1, searched["passages"]):
         return None
     return f"{name}: nothing of this evaluation set is looked for (passages: {left_out(searched)})."

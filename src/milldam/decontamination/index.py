@@ -114,10 +114,10 @@ class Passages:
     @property
     def digest(self) -> str:
         """Another one whenever what is looked for, or said of it, is another."""
-        told = xxhash.xxh3_128(repr((list(self.names), sorted(self.repeated.items()), len(self))).encode())
+        digest = xxhash.xxh3_128(repr((list(self.names), sorted(self.repeated.items()), len(self))).encode())
         for part in (self.stops, self.sets, self.items, self.columns, self.follows, self.texts):
-            told.update(part)
-        return told.hexdigest()
+            digest.update(part)
+        return digest.hexdigest()
 
 
 @dataclass(slots=True)

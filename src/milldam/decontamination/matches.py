@@ -124,7 +124,7 @@ def _behind_space(data: memoryview, at: int) -> int:
 
 
 def match_path(folder: Path, name: str) -> Path:
-    """Where the matches of a unit are, by its key or its number."""
+    """The file of the matches of a unit, by its key or its number."""
     return folder / f"matches-{name}.bin"
 
 
@@ -154,7 +154,7 @@ class Matches:
         return Matches(documents=self.documents, texts=self.texts, **columns)
 
     def text(self, number: int) -> str | None:
-        """What the document says there, as far as it was kept."""
+        """The text of the document there, as far as it was kept."""
         at = int(self.excerpt[number])
         if at < 0:
             return None

@@ -58,7 +58,7 @@ Pairs = tuple[Int64s, Int64s]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NearWork:
-    """Where near-duplicates are looked for, by which rules, in how much memory."""
+    """The folder, rules and memory of a search for near-duplicates."""
 
     folder: Path
     """Has signatures and the drop files of other ways, then pairs, sketches and edges."""

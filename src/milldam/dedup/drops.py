@@ -53,7 +53,7 @@ def unit_and_row(places: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def drop_file_name(way: str, partition: int) -> str:
-    """Where one way of dedup puts the drops of one partition.
+    """The file of the drops of one partition, by one way of dedup.
 
     >>> drop_file_name(EXACT, 3)
     'drops-exact-00003.bin'
@@ -110,7 +110,7 @@ class DropWriter:
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """What a dropped document duplicates."""
+    """The document that a dropped one duplicates."""
 
     reason: str
     unit: int | None = None
@@ -144,7 +144,7 @@ class DropSet:
                     verdicts.drop(gone, name)
 
     def of(self, row: int) -> Original | None:
-        """What a dropped document duplicates; None for one that is kept."""
+        """The document that a dropped one duplicates; None for one that is kept."""
         for reason, table in self._files:
             for drop in self._between(table, row, row + 1):
                 of, similarity = int(drop["of"]), int(drop["similarity"])

@@ -136,7 +136,7 @@ def each_range(
     partition: int = 0,
     partitions: int = 1,
 ) -> Iterator[T]:
-    """What is made of the hashes in each range of a partition, range after range, in threads.
+    """The results of `make` on the hashes in each range of a partition, range after range, in threads.
 
     (4, hashes), in order, each once: high half, low half, the position of the first, how many documents have it.
     `repeated` gets the positions of all others, each with that of the first, some at a time.
@@ -325,7 +325,7 @@ def _double(hashes: Hashes) -> tuple[Words, Words]:
 
 
 def _repeated(hashes: Hashes) -> Mask:
-    """Whether an earlier one is equal."""
+    """A mask of the hashes that an earlier one is equal to."""
     order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # of equal ones the first comes first
     repeated = np.empty(len(hashes), dtype=bool)
     repeated[order] = ~begins(*hashes[order].T)

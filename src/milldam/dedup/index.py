@@ -82,7 +82,7 @@ class IndexedRun:
 
 
 def _rules_of(near: Mapping[str, int]) -> dict[str, int]:
-    """What signatures must have in common to be compared."""
+    """The rules that signatures must have in common to be compared."""
     return {name: near[name] for name in ("ngram", "bands", "rows")}
 
 
@@ -154,16 +154,16 @@ class DedupIndex:
             with self._locked(), explain_os_errors(folder):
                 runs = self.others(run_id, out)
                 if state not in (None, _state_of(runs)):
-                    said = (
+                    message = (
                         f"dedup.index: {self.folder} is no longer as it was when the run was planned. Start over with "
                     )
-                    raise StoreError(said, Setting("overwrite", True), ".")
+                    raise StoreError(message, Setting("overwrite", True), ".")
                 linked = [{"id": run.id, "files": self._link(run, k, folder)} for k, run in enumerate(runs)]
                 pinned = {"index": self.place, "state": _state_of(runs), "runs": linked}
                 write_sealed(record, pinned)
         elif not whole:
-            said = f"{record}: damaged, or what it names: the runs that this one is compared with. Start over with "
-            raise StoreError(said, Setting("overwrite", True), ".")
+            message = f"{record}: damaged, or what it names: the runs that this one is compared with. Start over with "
+            raise StoreError(message, Setting("overwrite", True), ".")
         assert pinned is not None
         return [(run["id"], folder / pinned_names(number)[_HASHES]) for number, run in enumerate(pinned["runs"])]
 
@@ -349,7 +349,7 @@ _NOWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class PinnedIndex:
-    """What the documents of a job are compared with; it pickles."""
+    """The runs of the index that the documents of a job are compared with; it pickles."""
 
     runs: tuple[str, ...]
     """Ids of the runs of the index."""
@@ -381,7 +381,7 @@ class SeenBefore:
         self._runs = dict(zip(rows[seen].tolist(), runs[seen].tolist(), strict=True))
 
     def of(self, row: int) -> Original | None:
-        """What the document of a row duplicates, of those asked for last."""
+        """The run that holds the document of a row, of the last batch."""
         run = self._runs.get(row)
         return None if run is None else Original(SEEN_BEFORE, indexed_run=run)
 

@@ -37,8 +37,8 @@ class KeyLayout:
 
     def __init__(self, documents: int) -> None:
         if documents > MOST_DOCUMENTS:
-            said = f"Near-dedup compares at most {MOST_DOCUMENTS:,} documents, those of the index included"
-            raise ResourceError(f"{said}; there are {documents:,}. Make several stores, or use dedup: exact.")
+            message = f"Near-dedup compares at most {MOST_DOCUMENTS:,} documents, those of the index included"
+            raise ResourceError(f"{message}; there are {documents:,}. Make several stores, or use dedup: exact.")
         self._bits = max(1, (documents - 1).bit_length())
         self.together = 1 << self._bits
         """The keys of pairs with the same second, or of the same hash, differ by less."""

@@ -168,7 +168,7 @@ class MinHasher:
 
 
 def unit_name(unit: int) -> str:
-    """What the files of a unit are called; below 0 it is no unit: -1 - k is the run k of the index.
+    """The name of a unit in file names; below 0 it is no unit: -1 - k is the run k of the index.
 
     >>> unit_name(12), unit_name(-1)
     ('0000012', 'index-00000')

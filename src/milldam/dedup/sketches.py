@@ -72,7 +72,7 @@ class Sketcher:
 
 
 def sketch_paths(folder: Path, name: str) -> tuple[Path, Path]:
-    """Where sketches are: hashes, and rows with the ends of theirs.
+    """The files of sketches: hashes, and rows with the ends of theirs.
 
     >>> [path.name for path in sketch_paths(Path(), unit_name(12))]
     ['sketches-0000012.bin', 'sketches-0000012.rows']
@@ -176,8 +176,8 @@ class SketchRows:
     def find(self, rows: Int64s) -> Spans:
         at = np.searchsorted(self.rows, rows.astype(np.uint64))
         if len(self.rows) <= at.max(initial=-1) or (self.rows[at] != rows).any():
-            said = "lacks documents that are compared. Run the same command again to make it again."
-            raise StoreError(f"{self._path}: {said}")
+            message = "lacks documents that are compared. Run the same command again to make it again."
+            raise StoreError(f"{self._path}: {message}")
         ends = self._table[at, 1]
         starts = np.where(at > 0, self._table[at - 1, 1] & ~_CUT, 0).astype(np.int64)
         return Spans(starts, (ends & ~_CUT).astype(np.int64) - starts, (ends & _CUT) > 0)

@@ -43,7 +43,7 @@ FORMATS: tuple[str, ...] = get_args(FormatName)
 class Format(Protocol):
     """A module that writes the files of one tool, and reads them if it is in `READ`. It may also have
 
-    open_file(path, asked) -> ForeignFile           opens a file where it lies; its ending is in `foreign.OPENERS`
+    open_file(path, wanted) -> ForeignFile          opens a file where it lies; its ending is in `foreign.OPENERS`
     indexed(folder, split) -> list of SourceFile    the files of a folder that its index describes; None: no index
     complete_folder(export, split, folder, made)    what makes a folder complete; of each file: file, rows, bytes, xxh3
     """
@@ -63,7 +63,7 @@ class Format(Protocol):
         """All tokens of a file in blocks, its rows or itself as documents."""
 
     def files(self, export: Export) -> Iterable[OutputFile]:
-        """What is to be written, from the store's index and the options alone."""
+        """The files to write, from the store's index and the options alone."""
 
     def write_file(self, export: Export, file: OutputFile, progress: Progress) -> FileRecord:
         """Make one of these files, durably."""

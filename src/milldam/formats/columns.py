@@ -32,7 +32,7 @@ _MASKS = ("labels", "assistant_masks", "completion_mask")
 """The first of these that there is says what is trained on."""
 _PROMPTS = ("prompt_ids", "prompt_input_ids")
 _ANSWERS = (("chosen", "rejected"), ("completion",))
-"""What answers to a prompt are called; in names of columns, they take the place of `prompt`."""
+"""Words for answers to a prompt; in names of columns, they take the place of `prompt`."""
 _LABEL = "label"
 
 
@@ -176,8 +176,8 @@ def _values(column: pa.Array, path: Path, name: str = "") -> tuple[Array, Int64s
     kind = column.type
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     if not is_list or not pa.types.is_integer(kind.value_type):
-        told = f"{path}: the column {name}is {kind}; a list of integers is wanted. Say which with "
-        raise InputError(told, Setting("masks" if name else "column"), ".")
+        problem = f"{path}: the column {name}is {kind}; a list of integers is wanted. Say which with "
+        raise InputError(problem, Setting("masks" if name else "column"), ".")
     values = column.flatten()
     if column.null_count or values.null_count:
         raise InputError(f"{path}: the column has nulls, which are not tokens. Drop these rows first.")

@@ -63,7 +63,7 @@ def work_folder(out: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class ExportSettings(Settings):
-    """What the user asks for."""
+    """Settings of an export."""
 
     to: FormatName
     out: str
@@ -83,7 +83,7 @@ class ExportSettings(Settings):
 
 
 class ExportFacts(TypedDict):
-    """What only an export tells."""
+    """Facts of the summary that only an export has."""
 
     to: str
     dtype: str

@@ -1,4 +1,4 @@
-"""What the user names -> the files to import, in a fixed order. No token is read.
+"""Paths that the user names -> the files to import, in a fixed order. No token is read.
 
 A folder that an index describes (state.json, dataset_dict.json) is read as that says; of other folders everything is
 read, their folders included. Folders are splits when they are called so, or are several; files when their names say so

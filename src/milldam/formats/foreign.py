@@ -48,20 +48,20 @@ class ForeignFile(Trainable):
         kind: str,
         file: TokenFile,
         dtype: np.dtype[Any],
-        asked: np.dtype[Any] | None,
+        wanted: np.dtype[Any] | None,
         *,
         vocab_size: int | None = None,
         tokenizer: TokenizerFacts | None = None,
     ) -> None:
-        """`asked`: the dtype that the user says it has; `vocab_size`, `tokenizer`: where the file says them."""
-        if asked is not None and asked != dtype:
-            raise ConfigError(f"{file.path}: holds {dtype}, as its header says, not {asked}. Leave dtype out.")
+        """`wanted`: the dtype that the user says it has; `vocab_size`, `tokenizer`: where the file says them."""
+        if wanted is not None and wanted != dtype:
+            raise ConfigError(f"{file.path}: holds {dtype}, as its header says, not {wanted}. Leave dtype out.")
         if file.tokens == 0:
             raise InputError(f"{file.path}: no tokens in it. There is nothing to train on.")
         self.kind, self.dtype, self.vocab_size = kind, dtype, vocab_size
         self.path, self.tokens = file.path, file.tokens
         self.tokenizer_name: str | None = (tokenizer or {}).get("name")
-        self._file, self._asked, self._tokenizer = file, asked, tokenizer or {}
+        self._file, self._wanted, self._tokenizer = file, wanted, tokenizer or {}
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -94,7 +94,7 @@ class ForeignFile(Trainable):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_foreign, (self.path, self._asked)
+        return open_foreign, (self.path, self._wanted)
 
     def _facts(self) -> str:
         return f"{self.tokens:,} tokens, {self.dtype}, {self.kind}"
@@ -119,12 +119,12 @@ def opener_of(path: Path) -> str:
 
 def open_foreign(path: Path, dtype: npt.DTypeLike | None = None) -> ForeignFile:
     """Open a file that ends in .npy, .bin or .idx. `dtype`: for .bin files, which may not say it themselves."""
-    asked = None if dtype is None else token_dtype_of(dtype)
+    wanted = None if dtype is None else token_dtype_of(dtype)
     module: Any = importlib.import_module(f"milldam.formats.{opener_of(path)}")
     try:
         if path.stat().st_size == 0:
             raise InputError(f"{path}: empty. There is nothing to train on.")
-        opened: ForeignFile = module.open_file(path, asked)
+        opened: ForeignFile = module.open_file(path, wanted)
         return opened
     except OSError as error:
         raise InputError(f"{path}: can't be read ({error.strerror}).") from None

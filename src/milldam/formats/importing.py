@@ -68,7 +68,7 @@ _LARGEST_BELIEVED = 2**24
 
 @dataclass(frozen=True, slots=True)
 class ImportSettings(Settings):
-    """What the user asks for."""
+    """Settings of an import."""
 
     source: tuple[str, ...]
     out: str
@@ -94,18 +94,18 @@ class ImportSettings(Settings):
         if not self.source:
             raise ConfigError(Setting("source"), ": name at least one file or folder.")
         if self.eos is not None and self.bos is not None:
-            told = ": documents are cut after one id, or before one. Leave one out."
-            raise ConfigError(Setting("eos"), " and ", Setting("bos"), told)
+            problem = ": documents are cut after one id, or before one. Leave one out."
+            raise ConfigError(Setting("eos"), " and ", Setting("bos"), problem)
         if self.masks not in (None, "none") and self.border is not None:
-            told = ": a stream that is cut at an id has no rows that a mask could belong to. Leave one out."
-            raise ConfigError(Setting("masks"), " and ", Setting("eos"), told)
+            problem = ": a stream that is cut at an id has no rows that a mask could belong to. Leave one out."
+            raise ConfigError(Setting("masks"), " and ", Setting("eos"), problem)
         if self.split is not None and not stays_in_folder(self.split, hidden=False):
             raise ConfigError(Setting("split", self.split), ": no name for files. Use letters and digits.")
         if self.dtype is not None:
             token_dtype_of(self.dtype)
         if self.tokenizer is not None and self.vocab_size is not None:
-            told = ": the tokenizer says it. Leave one out."
-            raise ConfigError(Setting("vocab_size"), " and ", Setting("tokenizer"), told)
+            problem = ": the tokenizer says it. Leave one out."
+            raise ConfigError(Setting("vocab_size"), " and ", Setting("tokenizer"), problem)
 
     @property
     def border(self) -> int | None:
@@ -114,7 +114,7 @@ class ImportSettings(Settings):
 
 
 class ImportFacts(TypedDict):
-    """What only an import tells."""
+    """Facts of the summary that only an import has."""
 
     formats: tuple[str, ...]
     dtype: str
@@ -221,7 +221,7 @@ class ImportJob(engine.Job[ImportSummary]):
         return self._identity
 
     def _load_tokenizer(self) -> tuple[dict[str, Any], str | None]:
-        """What the manifest says of the tokenizer, and its JSON."""
+        """The tokenizer's facts for the manifest, and its JSON."""
         settings = self._settings
         facts: dict[str, Any] = {"bos": settings.bos, "eos": settings.eos, "bos_token": None, "eos_token": None}
         if settings.tokenizer is None:
@@ -316,7 +316,7 @@ class ImportJob(engine.Job[ImportSummary]):
         return summary
 
     def _chat_facts(self) -> dict[str, Any] | None:
-        """What is known of conversations, where a column said what is trained on."""
+        """Facts of conversations, where a column said what is trained on."""
         kinds, sums = set[tuple[bool, ...]](), Counter[str]()
         for _, record in self._records.in_plan_order():
             if not record.last:
@@ -352,7 +352,7 @@ class ImportJob(engine.Job[ImportSummary]):
 
 
 def _row_bytes(file: SourceFile, rules: ReadRules) -> int:
-    """What the rows of a Parquet file take: read, decoded and as tokens. A few bytes on disk may be millions of ids."""
+    """Memory for rows of a Parquet file, read, decoded and as tokens: a few bytes on disk may be millions of ids."""
     if file.format != "parquet":
         return 0
     import pyarrow as pa

@@ -30,7 +30,7 @@ SUFFIXES = ()
 SHAPE, ALL_SPLITS, OPTIONS, DTYPES = "folder", True, rows.OPTIONS, rows.DTYPES
 _HASH = "xxh3_128"
 _FILE_BYTES = 1 << 32
-"""What an offset can say."""
+"""The range of an offset."""
 _OFFSET_BYTES, _WIDEST_HEADER = 4, 9
 
 

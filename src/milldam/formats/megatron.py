@@ -38,8 +38,8 @@ DTYPES = tuple(sorted(DTYPE_CODES, reverse=True))
 class MegatronFile(ForeignFile):
     """A pair of Megatron-LM, whose documents are known: `file[i]`, `len(file)`, `for document in file`."""
 
-    def __init__(self, file: TokenFile, asked: np.dtype[Any] | None, index: Index) -> None:
-        super().__init__("Megatron", file, index.dtype, asked)
+    def __init__(self, file: TokenFile, wanted: np.dtype[Any] | None, index: Index) -> None:
+        super().__init__("Megatron", file, index.dtype, wanted)
         self.index = index
 
     @functools.cached_property
@@ -65,7 +65,7 @@ class MegatronFile(ForeignFile):
         return f"{len(self):,} documents, {super()._facts()}"
 
 
-def open_file(path: Path, asked: np.dtype[Any] | None) -> MegatronFile:
+def open_file(path: Path, wanted: np.dtype[Any] | None) -> MegatronFile:
     tokens, index_path = path.with_suffix(".bin"), path.with_suffix(".idx")
     if not tokens.is_file():
         raise InputError(f"{index_path}: an index without its tokens: there is no {tokens.name} beside it.")
@@ -73,7 +73,7 @@ def open_file(path: Path, asked: np.dtype[Any] | None) -> MegatronFile:
     size = tokens.stat().st_size
     index.check_ends(size)
     file = TokenFile(tokens, size // index.dtype.itemsize, index=index_path, empty_documents=True)
-    return MegatronFile(file, asked, index)
+    return MegatronFile(file, wanted, index)
 
 
 def read(source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:

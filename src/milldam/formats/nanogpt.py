@@ -30,12 +30,12 @@ _LLM_C_HEADER = 1024
 read, write_file = read_flat, write_flat
 
 
-def open_file(path: Path, asked: np.dtype[Any] | None) -> ForeignFile:
+def open_file(path: Path, wanted: np.dtype[Any] | None) -> ForeignFile:
     size = path.stat().st_size
     with path.open("rb") as file:
         magic, version, count = struct.unpack("<3i", file.read(12).ljust(12, b"\0"))
     if magic not in _LLM_C:
-        dtype = np.dtype("uint16") if asked is None else asked
+        dtype = np.dtype("uint16") if wanted is None else wanted
         if size % dtype.itemsize:
             raise InputError(
                 f"{path}: {size:,} bytes are not a whole number of tokens of {dtype}, {dtype.itemsize} bytes each. "
@@ -43,7 +43,7 @@ def open_file(path: Path, asked: np.dtype[Any] | None) -> ForeignFile:
                 Setting("dtype", "int32"),
                 ".",
             )
-        return ForeignFile("nanoGPT", TokenFile(path, size // dtype.itemsize), dtype, asked)
+        return ForeignFile("nanoGPT", TokenFile(path, size // dtype.itemsize), dtype, wanted)
     known, name = _LLM_C[magic]
     if version != known:
         raise InputError(f"{path}: a file of llm.c, version {version}; this milldam reads version {known}.")
@@ -53,7 +53,7 @@ def open_file(path: Path, asked: np.dtype[Any] | None) -> ForeignFile:
             f"{path}: {size:,} bytes where {count:,} tokens of {name}, as its header says, take {expected:,} with it. "
             "Is it cut short? Make it again."
         )
-    return ForeignFile("llm.c", TokenFile(path, count, _LLM_C_HEADER), np.dtype(name), asked)
+    return ForeignFile("llm.c", TokenFile(path, count, _LLM_C_HEADER), np.dtype(name), wanted)
 
 
 def files(export: Export) -> Iterator[OutputFile]:

@@ -30,7 +30,7 @@ _HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_ar
 read, files = read_flat, flat_files
 
 
-def open_file(path: Path, asked: np.dtype[Any] | None) -> ForeignFile:
+def open_file(path: Path, wanted: np.dtype[Any] | None) -> ForeignFile:
     with path.open("rb") as opened:
         try:
             version = npy_format.read_magic(opened)
@@ -54,14 +54,14 @@ def open_file(path: Path, asked: np.dtype[Any] | None) -> ForeignFile:
         raise InputError(f"{path}: its tokens begin at byte {first}, which is not aligned. Save it again with numpy.")
     file, facts = TokenFile(path, shape[0], first), read_sidecar(path)
     if facts is None:
-        return ForeignFile("numpy", file, dtype, asked)
+        return ForeignFile("numpy", file, dtype, wanted)
     there, written = f"{shape[0]} tokens of {dtype.name}", f"{facts['tokens']} tokens of {facts['dtype']}"
     if there != written:
         raise StoreError(
             f"{path}: {there}, and {sidecar_path(path).name} beside it says {written}: it belongs to another file. "
             "Make both again, or remove the .json."
         )
-    return ForeignFile("numpy", file, dtype, asked, vocab_size=facts["vocab_size"], tokenizer=facts["tokenizer"])
+    return ForeignFile("numpy", file, dtype, wanted, vocab_size=facts["vocab_size"], tokenizer=facts["tokenizer"])
 
 
 def write_file(export: Export, file: OutputFile, progress: Progress) -> FileRecord:
@@ -77,7 +77,7 @@ def npy_header(dtype: np.dtype[Any], count: int) -> bytes:
 
 
 class Sidecar(TypedDict):
-    """What is read of X.npy.json; it has more, as the manifest of a store."""
+    """The fields of X.npy.json that are read; it has more, as the manifest of a store."""
 
     dtype: str
     tokens: int

@@ -185,7 +185,7 @@ class RowFormat:
     file_name: Callable[[int, int], str]
     """Of file number k of n."""
     row_bytes: int
-    """What a row takes besides its tokens, at most."""
+    """Bytes of a row besides its tokens, at most."""
     write: Callable[[NewFile, Rows, OutputFile], None]
     """Puts the rows of a file into it."""
     file_bytes: int | None = None

@@ -1,4 +1,4 @@
-"""What an export writes: its files, each a unit of the job, and the tokens of a store in one large file.
+"""The files of an export, each a unit of the job, and the tokens of a store in one large file.
 
 Files are read, not mapped, so nothing stays resident: a block holds at most a million tokens.
 """
@@ -34,7 +34,7 @@ FileRecord = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What is exported, and how."""
+    """A store to export, and how."""
 
     store: Store
     """Of the chosen split, or the whole store where it has one split or the format takes several."""

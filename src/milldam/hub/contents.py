@@ -60,7 +60,7 @@ class Contents:
 
     @classmethod
     def of(cls, kind: Kind, data: bytes, where: str) -> Contents:
-        """What the text of a manifest names. `where`: what messages call its place."""
+        """The files that the text of a manifest names. `where`: what messages call its place."""
         manifest = kind.read_manifest(cast("Any", _ManifestAlone(where, data)))
         tokenizer = (manifest.tokenizer or {}).get("xxh3")
         files = [StoredFile("tokenizer.json", tokenizer, None)] if tokenizer else []
@@ -95,7 +95,7 @@ def kind_among(names: set[str], where: str) -> Kind:
 
 
 def read_contents(folder: Path) -> Contents:
-    """What the manifest in a folder names. The files themselves are not looked at."""
+    """The files that the manifest in a folder names. The files themselves are not looked at."""
     if not folder.is_dir():
         raise StoreError(f"{folder}: no such folder.")
     names = {path.name for path in folder.iterdir() if path.is_file()}

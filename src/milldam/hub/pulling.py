@@ -39,7 +39,7 @@ _RECORD = ".milldam-pull.json"
 
 
 class PullFacts(TypedDict):
-    """What only a pull tells."""
+    """Facts of the summary that only a pull has."""
 
     repo: str
     commit: str
@@ -93,7 +93,7 @@ def pull_store(
 
 
 def _contents_at(api: Any, repo: str, commit: str, split: str | None) -> Contents:
-    """What the manifest there names; every file must be in the repository, of its size."""
+    """The files that the manifest there names; every file must be in the repository, of its size."""
     there = files_at(api, repo, commit)
     kind = kind_among(set(there), repo)
     contents = Contents.of(kind, read_file(api, repo, commit, kind.manifest), repo)

@@ -32,7 +32,7 @@ _FILES_AT_ONCE = 512
 
 
 class PushFacts(TypedDict):
-    """What only a push tells."""
+    """Facts of the summary that only a push has."""
 
     repo: str
     revision: str
@@ -134,7 +134,7 @@ def _visibility(api: Any, repo: str, public: bool) -> bool | None:
 
 
 class _Push:
-    """What is left to do for a store on a branch of a repository."""
+    """The work that is left for a store on a branch of a repository."""
 
     def __init__(self, api: Any, repo: str, revision: str, folder: Path, contents: Contents, *, exists: bool) -> None:
         from huggingface_hub.utils import RevisionNotFoundError

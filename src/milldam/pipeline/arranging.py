@@ -118,7 +118,7 @@ def _chunks(out: Path, staged: Staged) -> Iterator[_Chunk]:
 
 
 def _capped(out: Path, staged: Staged, room: int) -> tuple[Staged, int]:
-    """What stays of a shard whose dataset has `room` tokens left, and the room behind it."""
+    """The part of a shard that stays when its dataset has `room` tokens left, and the room after it."""
     for chunk in _chunks(out, staged):
         ends = np.cumsum(chunk.lengths)
         if ends[-1] > room:
@@ -150,8 +150,8 @@ def _boundaries(out: Path, shards: Callable[[], Iterator[Staged]], wanted: dict[
                 break
             reached += length
     if wanted and (len(boundaries) < len(wanted) or reached >= ends[-1]):
-        asked = ", ".join(f"{name}_tokens: {tokens:,}" for name, tokens in wanted.items())
-        raise InputError(f"splits: {asked} leaves nothing to train: there are {int(ends[-1]):,} tokens.")
+        wish = ", ".join(f"{name}_tokens: {tokens:,}" for name, tokens in wanted.items())
+        raise InputError(f"splits: {wish} leaves nothing to train: there are {int(ends[-1]):,} tokens.")
     return boundaries
 
 

@@ -45,7 +45,7 @@ class HuggingFace:
 
 
 def load_finder(tokenizer_json: str) -> TokenSpans:
-    """What conversations need, where workers forked later share it."""
+    """Loads what conversations need, where workers forked later share it."""
     huggingface = HuggingFace(tokenizer_json)
     finder = TokenSpans(tokenizer_json, huggingface)
     if finder.needs_huggingface:

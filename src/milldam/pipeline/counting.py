@@ -52,7 +52,7 @@ class _Counts(Records):
 
 
 class RowCounts:
-    """What has been counted, and what follows from it. Holds a number per unit of the datasets that are counted."""
+    """The documents counted so far, and the rows that follow from them. Holds a number a unit of counted datasets."""
 
     def __init__(self, folder: RunFolder, sets: tuple[SetRules, ...]) -> None:
         self._sets, self._records = sets, _Counts(folder)

@@ -70,7 +70,7 @@ class Evaluation:
 
     @property
     def building_bytes(self) -> int:
-        """What building the index takes; 0 where it is built."""
+        """Memory that building the index takes; 0 where it is built."""
         return 0 if self._passages is None else BUILDING_FACTOR * len(self._passages.texts)
 
     def provide_index(self, folder: Path) -> Path:
@@ -110,8 +110,8 @@ def _read(passages: Passages, number: int, one: EvaluationSet) -> None:
         before += row_count(rows)
     gone = next((name for name in columns if name not in found), None)
     if gone is not None:
-        said = f': {one.path}: no text in a field "{gone}"; its fields are {listed_names(seen)}.'
-        raise InputError(Setting(f"decontaminate.{number}.columns"), said + did_you_mean(gone, seen))
+        message = f': {one.path}: no text in a field "{gone}"; its fields are {listed_names(seen)}.'
+        raise InputError(Setting(f"decontaminate.{number}.columns"), message + did_you_mean(gone, seen))
 
 
 def _rows(one: EvaluationSet) -> Iterator[Rows]:
@@ -164,7 +164,7 @@ def find_contamination(
     held_bytes: int = 0,
     **rules: Any,
 ) -> dict[str, Any]:
-    """What a store holds of evaluation sets, all by the same `rules`: figures of each, as a run's summary has them.
+    """Looks for evaluation sets in a store, all by the same `rules`: figures of each, as a run's summary has them.
 
     `findings`: a file for all that was found, a JSON object a line. `held_bytes`: memory that the calling program holds
     already; the limit comes on top of it.

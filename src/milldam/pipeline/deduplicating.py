@@ -114,7 +114,7 @@ class Resolving:
     compared: int
     """Pairs that were verified before this stage."""
     memory_bytes: int
-    """What a process that does it may take in all."""
+    """The most that a process that does it may take."""
     threads: int
 
     def load(self) -> Make:
@@ -171,7 +171,7 @@ class Resolving:
         return figures
 
     def work(self) -> NearWork:
-        """What the steps of near-dedup go by."""
+        """The settings of the steps of near-dedup."""
         assert self.rules.near is not None
         return NearWork(
             folder=self.folder,
@@ -197,13 +197,13 @@ class Deduplication:
         """Of what the first pass leaves, by unit."""
         # Another one for other fingerprints: what was resolved from those is of no use.
         self.folder = session.folder.folder / f"{FOLDER}-{xxh3_64_hexdigest(keys.tobytes())}"
-        """Where drop files lie."""
+        """The folder of the drop files."""
         self.index: dict[str, Path] = {}
         """Runs of the index that this one is compared with, and their files."""
         self.exact: dict[str, Any] = {}
         self.near: dict[str, Any] = {}
         self.contamination: dict[str, Any] | None = None
-        """What was found."""
+        """Figures of what was dropped."""
         self._evaluation: Path | None = None
         units = session.folder.units.all(Unit.from_json)
         known = ((unit.origin, unit.index if not unit.copy else -1, unit.dataset) for unit in units)
@@ -214,7 +214,7 @@ class Deduplication:
         self._counts = step_counts(rules, partitions, len(self._origins), evaluation=evaluated)
 
     def stages(self, readers: Workers, judges: Workers, rows: dict[int, tuple[int, int]]) -> Iterator[Stage]:
-        """What is left to do, stage after stage. `readers` read the units, of each the `rows` that are wanted; `judges`
+        """The stages that are left to do. `readers` read the units, of each the `rows` that are wanted; `judges`
         do too, and filter."""
         config, folder, evaluation = self._config, self._session.folder, self._prepared.input.evaluation
         for place in (self.folder, folder.folder / PRINTS):
@@ -310,7 +310,7 @@ class Deduplication:
         )
 
     def _resolve(self, name: str, compared: int = 0) -> Generator[Stage, None, Records]:
-        """What is left of the steps of a stage: where there is little to do here, else those of near-dedup by all
+        """Runs the steps of a stage that are left: here where there is little to do, else those of near-dedup by all
         workers that fit."""
         records, load, count = self._records_of(name), self._resolving(name, compared), 1
         todo = list(records.pending())
@@ -362,7 +362,7 @@ class Deduplication:
 
     @property
     def findings(self) -> Path | None:
-        """Where the passages of evaluation sets that were found are told."""
+        """The file of the passages of evaluation sets that were found."""
         return self.folder / FINDINGS if DECONTAMINATE in self._counts else None
 
     @property

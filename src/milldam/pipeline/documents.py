@@ -50,7 +50,7 @@ EMPTY = "empty"
 
 @dataclass(frozen=True, slots=True)
 class SetRules:
-    """What the passes need to know of one dataset."""
+    """The rules of one dataset, as the passes need them."""
 
     text: TextRules
     weight: float = 1.0
@@ -73,7 +73,7 @@ class SetRules:
         return first, stop if self.max_documents is None else min(stop, first + self.max_documents)
 
     def compared(self, batch: Batch) -> pa.LargeStringArray:
-        """What makes documents duplicates of each other."""
+        """The texts that make documents duplicates of each other."""
         by_prompt = self.chat is not None and self.chat.dedup_on_prompt and batch.prompts is not None
         return batch.prompts if by_prompt else batch.texts
 
@@ -177,7 +177,7 @@ def _cleaned(pieces: Iterator[tuple[str, int]], cleaner: Cleaner, verdicts: Verd
 
 
 def print_path(folder: Path, kind: str, key: str) -> Path:
-    """What the first pass leaves of a unit, by kind: hashes, signatures, preferences, matches, places, texts."""
+    """A file that the first pass leaves of a unit: hashes, signatures, preferences, matches, places or texts."""
     return folder / f"{kind}-{key}.{'jsonl' if kind == 'places' else 'bin'}"
 
 

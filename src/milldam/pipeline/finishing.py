@@ -55,7 +55,7 @@ neither filtered nor compared with others."""
 
 
 class TextFacts(TypedDict, total=False):
-    """What only tokenize and preprocess tell; without a run's own part when the store was up to date."""
+    """Facts of tokenize and preprocess alone; without a run's own part when the store was up to date."""
 
     encoder: str
     exact_documents: int
@@ -78,10 +78,10 @@ class TextFacts(TypedDict, total=False):
     dedup: dict[str, Any]
     near: dict[str, Any]
     contamination: dict[str, Any]
-    """What was found of each evaluation set."""
+    """Figures of each evaluation set."""
     config: dict[str, Any]
     report: str
-    """Where the report is."""
+    """The path of the report."""
 
 
 TextSummary = Summary[TextFacts]
@@ -89,7 +89,7 @@ TextSummary = Summary[TextFacts]
 
 @dataclass(slots=True)
 class Made:
-    """What the stages of a job have made."""
+    """The records that the stages of a job have made."""
 
     records: Records
     arranged: Records | None = None
@@ -262,13 +262,13 @@ def _pack(config: Config, out: Path) -> dict[str, Any]:
 
 
 def _summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -> TextSummary:
-    """What the manifest alone tells: its facts, and the sums over its shards."""
+    """A summary from the manifest alone: its facts, and the sums over its shards."""
     totals = Totals.of(splits.values())
     tally, chat = manifest.tally, manifest.chat
     warnings = []
     if chat is not None and chat.get("special_tokens_in_content"):
-        said = counted(chat["special_tokens_in_content"], "conversation")
-        warnings.append(f"The text of a special token in what is said of {said} was taken for that token.")
+        conversations = counted(chat["special_tokens_in_content"], "conversation")
+        warnings.append(f"The text of a special token in what is said of {conversations} was taken for that token.")
     facts: TextFacts = {
         "encoder": manifest.encoder,
         "damaged_files": manifest.damaged_files,

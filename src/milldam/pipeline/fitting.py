@@ -44,7 +44,7 @@ TEXTS_PART_OF_DISK = 8
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """What typical text of the input's size takes."""
+    """The disk that typical text of the input's size takes."""
 
     store_bytes: int
     most_bytes: int
@@ -80,12 +80,12 @@ class Fitting:
         self.cores = config.workers or pool.cores
         """To use, on each machine."""
         self.tokenizer_bytes = TOKENIZER_FACTOR * len(prepared.known.json)
-        """What it will take in memory, as measured of many."""
+        """Memory of the loaded tokenizer, as measured of many."""
         filters, clean = config.filters, config.clean_rules
         self._filter_bytes = FILTER_BYTES * filters.on_text + LANGUAGE_BYTES * (filters.language is not None)
         function = FUNCTION_BYTES if clean is not None and clean.function is not None else 0
         self.loaded_bytes = self.tokenizer_bytes + self._filter_bytes + function + pool.overhead_bytes
-        """What a worker of the second pass holds besides its batches."""
+        """Memory of a worker of the second pass besides its batches."""
         paths = [path for one in config.sources for path in one.paths]
         small = config.executor == "local" and config.workers is None and prepared.identity.input["bytes"] < SMALL_INPUT
         closed = any(path == STDIN or path.startswith("memory://") for path in paths)
@@ -147,7 +147,7 @@ class Fitting:
             raise ResourceError(*error.args, unpacking) from None
 
     def workers_for(self, units: int) -> dict[str, Any]:
-        """What a plan says of the workers of the second pass."""
+        """The workers of the second pass, as a plan has them."""
         useful = 1 if self._one_process else max(1, min(self.cores, units))
         held = usage().anonymous
         workers = self.fit(self.loaded_bytes, useful, forked=self._pool.forks)
@@ -155,7 +155,7 @@ class Fitting:
         return {"workers": workers, "useful": useful, "cores": self.cores, "held_bytes": held}
 
     def share_bytes(self, planned: dict[str, Any]) -> int:
-        """What each of these workers may hold besides what unpacking the input takes."""
+        """The most that each of these workers may hold, unpacking the input not included."""
         return (self._budget.limit_bytes - int(planned["held_bytes"])) // int(
             planned["workers"]
         ) - self._unpacking_bytes

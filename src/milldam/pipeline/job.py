@@ -73,8 +73,8 @@ def run_job(
 def array_of(config: Config, *, report: bool = True) -> ArrayWork[TextSummary]:
     """The same for tasks of a job array."""
     if config.limit is not None:
-        said = ": counts documents in one process, not in arrays. Use max_documents of the datasets."
-        raise ConfigError(Setting("limit"), said)
+        message = ": counts documents in one process, not in arrays. Use max_documents of the datasets."
+        raise ConfigError(Setting("limit"), message)
     paths = (path for one in config.sources for path in one.paths)
     alone = next((path for path in paths if path == STDIN or path.startswith("memory://")), None)
     if alone is not None:
@@ -100,8 +100,8 @@ class TokenJob(engine.Job[TextSummary]):
     def prepare(self, run: Session) -> Identity:
         config = self._config
         if self.read_once and not config.overwrite and run.folder.state() == FINISHED:
-            said = f"{config.out} exists, and standard input can't be compared with it. Use "
-            raise ConfigError(said, Setting("overwrite", True), ".")
+            message = f"{config.out} exists, and standard input can't be compared with it. Use "
+            raise ConfigError(message, Setting("overwrite", True), ".")
         self._prepared = prepare(config, run.folder)
         self._fitting = Fitting(config, self._prepared, run.budget, run.pool)
         return self._prepared.identity
@@ -217,7 +217,7 @@ class TokenJob(engine.Job[TextSummary]):
             )
 
     def _selected(self, run: Session, ranges: dict[int, tuple[int, int]] | None = None) -> KeyArray:
-        """What a unit's tokens depend on besides its slices: a number each. `ranges`: the rows wanted of units."""
+        """A number a unit for all that its tokens depend on besides its slices. `ranges`: the rows wanted of units."""
         units, prepared = run.folder.units, self._prepared
         mixed = np.full(len(units), prepared.index_key, np.uint64)
         if ranges:
@@ -258,7 +258,7 @@ class TokenJob(engine.Job[TextSummary]):
         )
 
     def _is_full(self, records: Records) -> bool:
-        """Whether the rest of the input is not wanted."""
+        """Whether the limit is reached."""
         return self._config.limit is not None and records.counts["documents"] >= self._config.limit
 
     # ---- finish ----
@@ -290,12 +290,12 @@ def _stage_names(config: Config) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """What a job would do and take."""
+    """The plan of a job, and the disk and memory that it takes."""
 
     plan: WorkPlan
     disk: Disk
     state: str
-    """What is in the output folder."""
+    """The state of the output folder."""
     memory_bytes: int
     """The smallest budget for its workers; on several machines, of each."""
 
@@ -318,7 +318,7 @@ def plan_job(config: Config) -> PlannedJob:
 
 
 def _state_of(config: Config, identity: Identity) -> str:
-    """What is in the output folder, in words; refuses what another job made."""
+    """The state of the output folder, in words; refuses what another job made."""
     refuse_foreign(Path(config.out), TOKENS)
     there = RunFolder(Path(config.out), TOKENS)
     state = there.state()

@@ -1,4 +1,4 @@
-"""What decides on the documents of a unit by their texts and tokens: duplicates, samples, filters, splits.
+"""Judging the documents of a unit by their texts and tokens: duplicates, samples, filters, splits.
 
 Which split a document belongs to, and whether it is sampled, follows from the hash of its text alone. So the choice
 does not depend on where a document stands or on what else there is: it stays when data is added, and equal documents
@@ -34,7 +34,7 @@ SAMPLE, SPLIT = 0x5A3D, 0x591E
 """Salts of the keys that samples and splits go by."""
 NOT_SAMPLED = "not_sampled"
 FACTS = np.dtype([("key", "<u8"), ("text_bytes", "<i8"), ("characters", "<i8")])
-"""What is known of a document besides its tokens; kept as it is until the place of the document is known."""
+"""Facts of a document besides its tokens; kept until the place of the document is known."""
 
 
 def content_keys(texts: pa.LargeStringArray, seed: int, salt: int, head_bytes: int = HEAD_BYTES) -> Keys:
@@ -161,7 +161,7 @@ class Judge:
         return batch
 
     def explain(self, row: int, reason: str) -> dict[str, Any]:
-        """What a dropped document duplicates, where that is why."""
+        """The document that a dropped one duplicates, where that is why."""
         drops, folder = self._seen or self._drops.get("dedup"), self._load.drops
         if drops is None:
             return {}

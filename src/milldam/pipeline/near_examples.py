@@ -1,4 +1,4 @@
-"""What near-dedup removed, as a person can judge it: pairs side by side, large clusters, and a warning about these.
+"""Near-duplicates that were removed, for a person to judge: pairs side by side, large clusters, and warnings.
 
 Which documents to show follows from the drops (dedup/near.py). The workers that tokenize them set their texts
 aside in the folder of the drop files (`set_aside`); at the end they are gathered, before that folder is removed. The
@@ -70,7 +70,7 @@ def near_examples(near: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _difference(one: str, other: str) -> int:
-    """Where to begin to show two texts: a little before they differ, at a word."""
+    """The character to show two texts from: a little before they differ, at a word."""
     shorter = min(len(one), len(other))
     same = next((k for k in range(shorter) if one[k] != other[k]), shorter)
     if same < SHOWN_CHARACTERS // 2:

@@ -34,7 +34,7 @@ from milldam.stores.tokens.manifest import Manifest
 
 
 def npy_path(inputs: Sequence[str], out: Path | None) -> Path:
-    """Where the file goes: when nothing is said, beside the one text file it is made from."""
+    """The path of the file: by default beside the one text file it is made from."""
     if out is not None:
         return out
     if len(inputs) != 1 or not inputs[0].endswith(".txt"):
@@ -91,7 +91,7 @@ class _ComparedJob(TokenJob):
 
 
 def _clear_comparison(work: Path) -> None:
-    """What a run left that was killed while it only compared: a manifest without its shards."""
+    """Remove what a run left that was killed while it only compared: a manifest without its shards."""
     if (work / MANIFEST).exists():
         shards = Manifest.read(work).shards
         if any(not (work / f"{shard.name}.bin").exists() for shard in shards):
@@ -99,7 +99,7 @@ def _clear_comparison(work: Path) -> None:
 
 
 def work_folder(npy: Path) -> Path:
-    """Where the tokens of an .npy file are made."""
+    """The folder in which the tokens of an .npy file are made."""
     return npy.with_name(f".{npy.name}.milldam-npy")
 
 

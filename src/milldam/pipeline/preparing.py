@@ -206,7 +206,7 @@ class Prepared:
 
     @property
     def index_key(self) -> int:
-        """What the keys of units take in of the index that they are compared with; 0: there is none."""
+        """A number, for the keys of units, of the index that they are compared with; 0: there is none."""
         return int(self.identity.input.get("index", "0")[:16], 16)
 
     def preferred(self, config: Config) -> str:
@@ -217,7 +217,7 @@ class Prepared:
         return near.preferred_field.described(self.value.kind)
 
     def chat_facts(self, counts: Counter[str]) -> dict[str, Any] | None:
-        """What a store tells of its conversations; None: it has none."""
+        """Facts of a store's conversations; None: it has none."""
         recipe = self.sets[-1].chat
         if recipe is None:
             return None
@@ -273,7 +273,7 @@ def _settled(config: Config, sets: tuple[SetRules, ...], value: ValueField | Non
 
 
 def _chat_settings(recipes: list[ChatRecipe]) -> dict[str, Any]:
-    """What decides on conversations and was looked up: the template by its content, the forms by name."""
+    """The settings of conversations that were looked up: the template by its content, the forms by name."""
     if len({(one.sides, one.form.labelled) for one in recipes}) > 1:
         names = ", ".join(dict.fromkeys(str(one.form) for one in recipes))
         raise InputError(f"Datasets of pairs, with labels and without go into stores of their own; here are {names}.")

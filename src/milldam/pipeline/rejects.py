@@ -115,7 +115,7 @@ def first_reject(out: Path, name: str = NAME) -> str:
 
 
 def _current_path(paths: Callable[[], Iterable[str]], file: str) -> str:
-    """Where a file lies now: input may move between two runs of a job."""
+    """The path of a file now: input may move between two runs of a job."""
     if is_address(file) or Path(file).exists():
         return file
     return next((path for path in paths() if Path(path).name == Path(file).name), file)

@@ -63,7 +63,7 @@ def _server_ahead(config: Config) -> Iterator[ForkServer | None]:
 
 
 def _is_large(config: Config) -> bool:
-    """Whether there is surely work for several processes: what is seen at a glance."""
+    """Whether there is surely work for several processes, at a glance."""
     if config.workers == 1 or config.limit is not None or (Path(config.out) / TOKENS.manifest).exists():
         return False
     with contextlib.suppress(OSError):  # what can't be looked at is told by who reads it

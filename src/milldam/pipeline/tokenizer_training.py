@@ -59,8 +59,8 @@ def _rules(config: Config) -> TrainingRules:
     if tokenizer.train is None:
         raise ConfigError("tokenizer.train is missing: it says how large the vocabulary shall be.")
     if Path(tokenizer.path).exists() and not config.overwrite:
-        said = f"{tokenizer.path} exists already. Replace it with "
-        raise ConfigError(said, Setting("overwrite", True), ", or change tokenizer.path.")
+        message = f"{tokenizer.path} exists already. Replace it with "
+        raise ConfigError(message, Setting("overwrite", True), ", or change tokenizer.path.")
     return tokenizer.train
 
 

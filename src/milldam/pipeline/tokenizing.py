@@ -43,7 +43,7 @@ Step = Callable[[Batch], Batch]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeLoad:
-    """What every worker needs to know; it pickles."""
+    """The settings of every worker; it pickles."""
 
     out: Path
     sets: tuple[SetRules, ...]
@@ -150,7 +150,7 @@ class TokenizeLoad:
     def _steps(
         self, judge: Judge, encoder: Encoder, finder: TokenSpans | None, unit: Unit, progress: Progress
     ) -> list[tuple[str, Step]]:
-        """What each batch goes through, and what its time is booked as."""
+        """The steps of each batch, and what the time of each is booked as."""
         rules, steps = self.sets[unit.dataset], list[tuple[str, Step]]()
         if self.drops is not None and any(number == unit.index for number, _ in self.shown):
             from milldam.pipeline.near_examples import set_aside

@@ -101,7 +101,7 @@ class UnitSink:
         return self._shards.text_bytes >= self._load.shard_size
 
     def begin(self, batch: Batch) -> None:
-        """What comes with a batch, whatever becomes of its documents."""
+        """Take what comes with a batch, whatever becomes of its documents."""
         self._last_batch = batch.number
         if batch.origins is not None:
             self._rows, self._origins = batch.rows, batch.origins

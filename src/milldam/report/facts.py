@@ -40,7 +40,7 @@ _DROPPED, _PER_REASON, _DROPPED_BYTES = 6, 2, 1 << 20
 _SIZES_APART = 10
 """Cluster sizes that have a bar of their own; larger ones share bars by powers of two."""
 Bar = tuple[str, int]
-"""What is counted, and how many there are."""
+"""A label and a count."""
 _WORD = re.compile(r"[!-~\u00a1-\u2fff]+\s*|.\s*", re.DOTALL)
 """Words with the space behind them; where there are no spaces, single characters."""
 

@@ -1,4 +1,4 @@
-"""What milldam makes: token stores and tables.
+"""The results of milldam: token stores and tables.
 
 kinds        the registry: how a folder tells its kind, how it is opened; what all manifests share
 generations  how a manifest is replaced while others read the store

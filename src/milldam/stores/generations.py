@@ -49,7 +49,7 @@ class Held:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def map(self) -> mmap.mmap | bytes:
-        """What is in it."""
+        """Its content."""
         try:
             return mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError):  # it is empty, or can't be mapped

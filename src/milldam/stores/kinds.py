@@ -44,7 +44,7 @@ class Kind:
     format: str
     phrase: str
     opened: str
-    """What opens it, for people; {0} is its folder."""
+    """How people open it; {0} is its folder."""
     version: int = 1
 
     def read_manifest(self, place: Place) -> StoreManifest:
@@ -252,7 +252,7 @@ class _AuditFile(_FileRecord):
 
 
 class _InputFacts(TypedDict, total=False):
-    """What was read: all of it, or nothing where nobody knows."""
+    """The input: all of it, or nothing where nobody knows."""
 
     files: int
     bytes: int

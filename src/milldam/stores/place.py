@@ -24,7 +24,7 @@ BLOCK_BYTES = 1 << 20
 Place: TypeAlias = "Folder | RemotePlace"
 """A folder of files, wherever it is: both have what `Folder` has."""
 Origin: TypeAlias = "RemoteFiles"
-"""What fetches the files of a place that is not on this machine."""
+"""Fetches the files of a place that is not on this machine."""
 P = TypeVar("P", bound="Folder | RemotePlace")
 
 
@@ -35,7 +35,7 @@ class Folder:
     """
 
     origin = None
-    """What fetches the files; None: they lie here."""
+    """Fetches the files; None: they lie here."""
     mapped_bytes = None
     """How much may be kept mapped without need; None: no limit."""
 

@@ -49,7 +49,7 @@ def verify(where: str | Path | Place) -> Iterator[str]:
 
 
 def manifest_at(place: Place) -> tuple[Kind, StoreManifest]:
-    """What lies at a place. Raises StoreError when it is no store."""
+    """The kind and manifest of the store at a place. Raises StoreError when it is no store."""
     kind = (None if place.folder is None else store_kind(place.folder)) or TOKENS
     return kind, kind.read_manifest(place)
 
@@ -77,7 +77,7 @@ def _tokenizer_problems(place: Place, made_with: str | None) -> Iterator[str]:
 def wrong_bytes(
     place: Place, name: str, record: dict[str, Any], see: Callable[[bytes], object] | None = None
 ) -> str | None:
-    """What is wrong with size or hash of a file. `see`: gets each block."""
+    """The problem with size or hash of a file. `see`: gets each block."""
     size, digest = place.size(name), xxhash.xxh3_128()
     if size is None:
         return f"{place.name}/{name}: missing"
@@ -108,7 +108,7 @@ def _token_problems(place: Place, manifest: Manifest) -> Iterator[str]:
 
 
 def _wrong_files(place: Place, shard: Shard, manifest: Manifest) -> Iterator[str]:
-    """What is wrong with the bytes of a shard's files, its ids, and the number of its labels."""
+    """Problems with the bytes of a shard's files, its ids, and the number of its labels."""
     outside, dtype = set[int](), np.dtype(manifest.dtype)
 
     def see_ids(block: bytes) -> None:
@@ -127,7 +127,7 @@ def _wrong_files(place: Place, shard: Shard, manifest: Manifest) -> Iterator[str
 
 
 def _index_problems(place: Place, shard: Shard, dtype: np.dtype[Any]) -> Iterator[str]:
-    """What is wrong within an index, and in what says what is trained on."""
+    """Problems within an index, and in the stretches that are trained on."""
     name = f"{place.name}/{shard.name}"
     path, index = f"{name}.idx", Index.parse(place.map(f"{shard.name}.idx", shard.idx), f"{name}.idx")
     if index.dtype != dtype:

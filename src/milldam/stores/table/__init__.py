@@ -1,4 +1,4 @@
-"""What `milldam.map` makes: Arrow shards with a manifest, opened memory-mapped.
+"""Results of `milldam.map`: Arrow shards with a manifest, opened memory-mapped.
 
 manifest   `milldam-table.json`: schema, shards in order, what they were made from
 writer     batches of rows -> a shard

@@ -94,7 +94,7 @@ class TableManifest:
     tokenizer: TokenizerFacts | None = None
     """Of windows of question answering: that which made their ids."""
     qa: dict[str, Any] | None = None
-    """What all windows of question answering have in common (`milldam.qa.store.Form`); None: other rows."""
+    """Common facts of all windows of question answering (`milldam.qa.store.Form`); None: other rows."""
 
     @property
     def rows(self) -> int:

@@ -140,7 +140,7 @@ class Table:
         self._sound: defaultdict[int, set[int]] = defaultdict(set)
         """Record batches of each file that were looked through."""
         self.report: Summary[Any] | None = None
-        """What the `milldam.map` that returned this table did; None for one that was opened by its path."""
+        """The summary of the `milldam.map` that returned this table; None for one that was opened by its path."""
 
     def __len__(self) -> int:
         return self.num_rows
@@ -314,7 +314,7 @@ class Table:
 
 
 def _facts(table: Table) -> list[tuple[str, str]]:
-    """What a notebook shows."""
+    """For a notebook."""
     facts = {"rows": f"{len(table):,}", "columns": ", ".join(table.columns), "shards": f"{table.shards:,}"}
     return [*facts.items(), ("size", format_size(table.manifest.bytes))]
 

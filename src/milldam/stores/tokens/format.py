@@ -31,7 +31,7 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
 DTYPE_CODES = {"int32": 4, "uint16": 8}
-"""What a store holds."""
+"""Dtypes of a store."""
 _READABLE = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 MAX_SEQUENCE = 2**31 - 1
 _CHUNK = 1 << 17
@@ -96,7 +96,7 @@ class Index:
     documents: Int64s
     """First sequence of each document, and one past the last."""
     path: str
-    """What messages call the file."""
+    """The file, for messages."""
 
     @property
     def size(self) -> int:
@@ -195,7 +195,7 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """What is trained on of some documents."""
+    """The stretches of some documents that are trained on."""
 
     pairs: Int64s
     """(stretches, 2): half-open positions within each document."""
@@ -248,7 +248,7 @@ class SpanTable:
     pairs: Int64s
     """(stretches, 2)."""
     path: str
-    """What messages call the file."""
+    """The file, for messages."""
 
     @classmethod
     def parse(cls, buffer: memoryview | bytes, documents: int, path: str) -> SpanTable:
@@ -279,7 +279,7 @@ class SpanTable:
         return Spans(self.pairs[begins[0] : begins[-1]].astype(np.int64), np.diff(begins))
 
     def problems(self, lengths: Iterator[Int64s]) -> Iterator[str]:
-        """What is wrong, given the tokens of all documents in blocks."""
+        """Problems, given the tokens of all documents in blocks."""
         if (np.diff(self.begins) < 0).any():
             yield f"{self.path}: its documents are not in order"
             return

@@ -209,18 +209,18 @@ class Manifest:
     A store that was made without one has no hash, and no `tokenizer.json`.
     """
     encoder: str
-    """What encoded it, with its version."""
+    """The encoder, with its version."""
     settings: dict[str, Any]
     """Every setting that changes the result."""
     input: InputFacts
     """Number, size and fingerprint of the input files."""
     shards: tuple[Shard, ...]
     sources: tuple[Tally, ...] = ()
-    """What became of the records of each dataset, in plan order; none: it was not made from records."""
+    """The records of each dataset, in plan order; none: it was not made from records."""
     damaged_files: int = 0
     """Input files that were damaged: what came before the damage is in the store, though no checksum proves it."""
     chat: ChatFacts | None = None
-    """What is known of its conversations; None: it has none."""
+    """Facts of its conversations; None: it has none."""
     units: int | None = None
     """How many units its plan had, of which some may have left no shard; None: every shard is one."""
     audit: AuditFiles | None = None
@@ -252,7 +252,7 @@ class Manifest:
 
     @property
     def tally(self) -> Tally:
-        """What became of all records; where nothing tells, every document was one."""
+        """All records together; where nothing is known, every document was one."""
         if not self.sources:
             return Tally(read=self.documents, documents=self.documents, tokens=self.tokens)
         return total(self.sources)

@@ -49,7 +49,7 @@ class _MappedShard:
     tokens: TokenArray
     index: Index
     spans: SpanTable | None = None
-    """What is trained on; None: all of it."""
+    """The stretches that are trained on; None: all of it."""
     labels: npt.NDArray[np.uint8] | None = None
 
     def document(self, number: int) -> TokenArray:
@@ -275,7 +275,7 @@ class Store:
 
 
 def _facts(store: Store) -> dict[str, str]:
-    """What a notebook shows."""
+    """For a notebook."""
     facts = {"documents": f"{len(store):,}", "tokens": f"{store.tokens:,}", "dtype": store.manifest.dtype}
     facts |= {"vocabulary": f"{store.vocab_size:,}", "tokenizer": str(store.manifest.tokenizer.get("name"))}
     size = sum(shard.bin["bytes"] for shard in store.shards)

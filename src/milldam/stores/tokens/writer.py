@@ -33,7 +33,7 @@ class Tokens:
     positions: Int64s | None = None
     """Which of the texts that were encoded each piece comes from."""
     spans: Spans | None = None
-    """What is trained on of each document; none is open then."""
+    """The trained stretches of each document; none is open then."""
     documents_each: int = 1
     """So many documents stay together: the two of a pair."""
 
@@ -66,7 +66,7 @@ class ShardWriter:
         self._open_length = 0
         self._bin = NewFile(folder / f"{split}.bin")
         self._spools: dict[str, IO[bytes]] = {}
-        """What comes with the tokens, until it can be written: lengths; counts and pairs of stretches, labels."""
+        """Temporary files until the index can be written: lengths; counts and pairs of stretches, labels."""
 
     def append(self, tokens: Tokens) -> None:
         """Add documents; an open one is finished by the appends that follow."""

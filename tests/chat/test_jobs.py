@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import shutil
 from pathlib import Path
@@ -24,7 +23,6 @@ from tests.kit.jobs import (
     run_here,
     set_aside,
 )
-from tests.kit.quick import first_quick
 
 import milldam
 from milldam.errors import ConfigError, InputError, StoreError
@@ -69,24 +67,6 @@ def test_units_are_a_quarter_of_those_of_plain_text(tmp_path: Path) -> None:
 
 def _said(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
-
-
-@pytest.mark.parametrize("kind", first_quick(["json", "parquet", "gz", "dataset"], 2))
-def test_every_format_gives_the_same_conversations(tmp_path: Path, kind: str) -> None:
-    """A JSON array, Parquet, compressed lines, a dataset of HF: the same as JSON lines."""
-    conversations = make_conversations(60, seed=3)
-    rows = [{"messages": one} for one in conversations]
-    path = tmp_path / {"json": "chat.json", "parquet": "chat.parquet", "gz": "chat.jsonl.gz"}.get(kind, "saved")
-    if kind == "json":
-        path.write_text(json.dumps(rows), encoding="utf-8")
-    elif kind == "gz":
-        path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
-    elif kind == "parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=7)
-    else:
-        pytest.importorskip("datasets").Dataset.from_list(rows).save_to_disk(str(path))
-    store = make(tmp_path, path)
-    assert found(store) == [expected(one) for one in conversations]
 
 
 def test_pairs_stay_together(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from milldam.errors import InputError, Setting, did_you_mean
 from milldam.sources.arrays import kept_columns
@@ -103,6 +102,8 @@ def head_values(slices: Iterable[Slice], wanted: str, setting: str) -> tuple[str
 
     Raises InputError, with the fields there are, when no head has it.
     """
+    import pyarrow.compute as pc
+
     from milldam.sources import tables
 
     there: dict[str, None] = {}

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
+from milldam.chat.forms import BadRowError
 from milldam.chat.words import Words, blurred, joined_words, pieces_of
-from milldam.errors import ConfigError, MilldamError
+from milldam.errors import ConfigError
 
 try:
     from jinja2 import nodes
@@ -41,8 +42,11 @@ _JSON = json.JSONEncoder(ensure_ascii=False)
 """`json.dumps` makes one for every call."""
 
 
-class TemplateRefusedError(MilldamError):
+class TemplateRefusedError(BadRowError):
     """A template failed on a conversation, or said no to it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("template_refused", message)
 
 
 class _Code(CodeGenerator):

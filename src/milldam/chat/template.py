@@ -14,6 +14,7 @@ from typing import Any
 import jinja2
 from jinja2.runtime import Context
 
+from milldam.chat.forms import Message
 from milldam.chat.sandbox import Sandbox, TemplateRefusedError
 from milldam.chat.words import Source, joined_words, marked, pieces_of
 from milldam.errors import ConfigError
@@ -27,7 +28,6 @@ _FAILURES = (
 )
 """What a template's own mistakes raise."""
 
-Message = dict[str, Any]
 Stretch = tuple[int, int]
 
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from tests.kit.token_stores import flat_tokens, write_store
 
-from milldam.cli.moving import export
+from milldam.cli import main
 from milldam.errors import ConfigError, MismatchError, StoreError
 from milldam.loader.stores import Store
 
@@ -24,9 +24,8 @@ def store(tmp_path: Path) -> Store:
 
 def run(*arguments: object) -> str:
     """What the command prints; its errors are raised."""
-    # The names of help are kept by the command, for who asks for it later.
-    options = {"standalone_mode": False, "help_option_names": ["-h", "--help"]}
-    result = CliRunner().invoke(export, [str(argument) for argument in arguments], **options)
+    words = ["--debug", "export", *(str(argument) for argument in arguments)]
+    result = CliRunner().invoke(main, words, standalone_mode=False)
     if result.exception is not None:
         raise result.exception
     return result.stdout

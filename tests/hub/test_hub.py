@@ -27,7 +27,7 @@ from tests.kit.jobs import run_here, write_lines
 from tests.kit.token_stores import shard_file, write_store
 
 import milldam
-from milldam.cli.moving import push as push_command
+from milldam.cli import main
 from milldam.errors import ConfigError, InputError, MilldamError, MismatchError, StoreError
 from milldam.files import hash_bytes, hash_file
 from milldam.hub import pull, push
@@ -374,7 +374,7 @@ def test_trouble_is_told_without_the_token(
     hub.add_repo(REPO)
     hub.mishap(at, status, times=99)
     folder = tokens(tmp_path / "made")
-    result = CliRunner().invoke(push_command, [str(folder), REPO], help_option_names=["-h", "--help"])
+    result = CliRunner().invoke(main, ["--debug", "push", str(folder), REPO])
     assert isinstance(result.exception, MilldamError) and str(result.exception).count("\n") <= 2
     assert "anna/corpus" in str(result.exception)
     assert WRITER not in everything_told(tmp_path, result.output, str(result.exception), caplog.text)

@@ -82,8 +82,6 @@ class _Commands(Mapping[str, click.Command]):
         word = name.replace("-", "_")
         module = import_module(f"milldam.cli.{_MODULES.get(name, word)}")
         command: click.Command = getattr(module, "import_" if name == "import" else word)
-        # Its own too: click remembers the names that it first saw, also where a command is called without this group.
-        command.context_settings["help_option_names"] = ["-h", "--help"]
         if command.short_help is None:
             command.short_help = _SUMMARIES[name]
             command.help = f"{_SUMMARIES[name]}\n\n{cleandoc(command.help or '')}"

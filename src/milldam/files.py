@@ -335,8 +335,12 @@ def write_sealed(path: Path, value: dict[str, Any]) -> None:
 def replace_unsynced(path: Path, data: bytes) -> None:
     """Replace a file without waiting for the disk: a power failure may leave a torn one, so it must be sealed."""
     new = path.with_name(f"{path.name}.new")
-    new.write_bytes(data)
-    new.replace(path)
+    try:
+        new.write_bytes(data)
+        new.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(new)  # a write that fails names no file
+        raise
 
 
 def seal_file(value: dict[str, Any]) -> bytes:

@@ -13,8 +13,8 @@ import click
 from milldam.cli.commands import JobCommand, Request, job_options, json_values, present, setting, text_options, together
 
 if TYPE_CHECKING:
-    from milldam.mapping.job import MapSummary
     from milldam.mapping.settings import MapSettings
+    from milldam.mapping.table_job import TableSummary
     from milldam.run.summary import Observer
 
 
@@ -62,7 +62,9 @@ if TYPE_CHECKING:
     click.option("--key", metavar="NAME", help="Name that identifies it, if what it depends on can't be hashed."),
 )
 @job_options()
-def map(function: str, inputs: tuple[str, ...], **options: Any) -> Request[MapSummary] | dict[str, Request[MapSummary]]:
+def map(
+    function: str, inputs: tuple[str, ...], **options: Any
+) -> Request[TableSummary] | dict[str, Request[TableSummary]]:
     """
     The function takes a dict of columns (lists) and returns one, as in HF's `map`. INPUT: text (columns text and file),
     JSON lines, CSV, parquet, Arrow, a folder that `save_to_disk` wrote, or a name on the Hub. Memory is bounded. If it
@@ -88,7 +90,7 @@ def map(function: str, inputs: tuple[str, ...], **options: Any) -> Request[MapSu
         if name in found and found[name] != "all":
             found[name] = [one.strip() for one in found[name].split(",")]
 
-    def request(values: dict[str, Any]) -> Request[MapSummary]:
+    def request(values: dict[str, Any]) -> Request[TableSummary]:
         settings = settings_of(values)
         return Request(partial(_run, settings), partial(array_of, settings))
 
@@ -96,7 +98,7 @@ def map(function: str, inputs: tuple[str, ...], **options: Any) -> Request[MapSu
     return request(found) if splits is None else {name: request(one) for name, one in splits.items()}
 
 
-def _run(settings: MapSettings, observer: Observer) -> MapSummary:
+def _run(settings: MapSettings, observer: Observer) -> TableSummary:
     from milldam.mapping.job import run_map
 
     # What the function prints goes where that of worker processes goes: standard output is for the summary.

@@ -23,7 +23,7 @@ try:
     from jinja2.compiler import CodeGenerator
     from jinja2.ext import Extension
     from jinja2.filters import make_attrgetter
-    from jinja2.runtime import LoopContext, Macro
+    from jinja2.runtime import Macro
     from jinja2.sandbox import ImmutableSandboxedEnvironment
     from markupsafe import escape
 except ImportError:
@@ -32,7 +32,6 @@ except ImportError:
 MOST_ROUNDS = 1_000_000
 """Rounds of loops in one rendering."""
 _OF_DICTS = frozenset(dir(dict))
-_OF_LOOPS = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
 _GENERATION = "generation block"
 """A filter that no template can name."""
 _EXACT = frozenset(("d", "default", "first", "join", "last", "max", "min", "string", "trim"))
@@ -195,8 +194,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if type(obj) is dict and attribute not in _OF_DICTS:
             # Jinja's answer, without asking for an attribute that a dict can't have.
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if type(obj) is LoopContext and attribute in _OF_LOOPS:
-            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:

@@ -11,7 +11,6 @@ from milldam.config.checking import checked_settings
 from milldam.errors import ConfigError, Setting
 from milldam.memory import parse_size
 from milldam.rules import AtLeastOne, Settings, Size, SizeRange
-from milldam.run.budget import SMALL_INPUT
 
 Format = Literal["python", "numpy", "arrow"]
 OnError = Literal["raise", "reject"]
@@ -102,12 +101,6 @@ class MapSettings(Settings):
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _WITHOUT_EFFECT}
         values["batch_bytes"] = self.most_batch_bytes
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-    def wants_processes(self, input_bytes: int) -> bool:
-        """Whether the function runs in other processes: unless there is little to do or workers is 1."""
-        if self.executor != "local":
-            return True
-        return input_bytes > SMALL_INPUT if self.workers is None else self.workers > 1
 
     @property
     def unit_bytes(self) -> int:

@@ -47,6 +47,7 @@ LOOKS = [
     *("m.content|filesizeformat", "m == messages[0]", "messages.index(m)", "m.content|min"),
     *("messages[0].content == m.content", "(m.content, 1)|string", "m.content|trim('x')", "m.content is iterable"),
     *("m.content if m.content is defined else 'no'", "m.content|select|list", "raise_exception(m.content)"),
+    *("m.content|wordwrap(2)", "m.content|urlize", "{'a': m.content}|xmlattr", "[m.content]|pprint", "m.content|title"),
     *("cycler(m.content).next()", "m.content.partition('<')", "m.content.splitlines()|join", "m.content.title()|lower"),
 ]
 

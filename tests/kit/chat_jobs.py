@@ -87,6 +87,6 @@ def trained_tokens(
         pa.array([rendering.text], pa.large_string()),
         np.array(in_bytes(rendering.text, stretches), np.int64).reshape(-1, 2),
         np.array([0, len(stretches)]),
-        np.array([renderer.derives(talk)]),
+        np.array([renderer.masks(talk).derives(talk)]),
     )
     return ids, spans.tolist()

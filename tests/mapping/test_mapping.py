@@ -498,7 +498,7 @@ def test_a_file_that_changes_while_it_is_mapped_is_not_taken_for_what_it_was(
 
     write("old")
     options: dict[str, Any] = {"shard_size": "10KB", "remove_columns": "all", "workers": 1}
-    with monkeypatch.context() as patched, pytest.raises(InputError, match=r"a\.jsonl: changed while it was mapped"):
+    with monkeypatch.context() as patched, pytest.raises(InputError, match=r"a\.jsonl: changed while it was read"):
         patched.setattr(job.MapJob, "stages", rewritten)
         map_rows(path, words, tmp_path / "out", **options)
     write("old")

@@ -20,8 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from milldam.errors import ConfigError, InputError
-from milldam.mapping.rows import RowUnit, source_of
+from milldam.mapping.rows import source_of
 from milldam.mapping.settings import MapSettings
+from milldam.mapping.table_job import RowUnit
 from milldam.sources.batch import Places, Reject, TextRules
 from milldam.sources.reading import FileReader
 from milldam.sources.units import Slice

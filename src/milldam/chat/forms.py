@@ -231,7 +231,7 @@ class _Row:
         if not messages:
             raise BadRowError("empty_conversation", "it has no messages")
         if isinstance(variables, str):
-            variables = _parsed(variables, "bad_variables", "chat_template_kwargs")
+            variables = parsed(variables, "bad_variables", "chat_template_kwargs")
         variables = {} if variables is None else variables
         if not isinstance(variables, dict) or any(name in variables for name in _RESERVED):
             raise BadRowError("bad_variables", f"chat_template_kwargs: {str(variables)[:80]}")
@@ -293,7 +293,7 @@ def _said(value: Any, role: str, reason: str) -> list[Message]:
 
 def _messages(value: Any) -> list[Message]:
     if isinstance(value, str):
-        value = _parsed(value, "no_messages", "messages")
+        value = parsed(value, "no_messages", "messages")
     if not isinstance(value, (list, tuple)):
         raise BadRowError("no_messages", "there are no messages")
     if not value:
@@ -396,7 +396,7 @@ def _part(part: Any) -> tuple[str, Any]:
 def _tool_calls(value: Any) -> list[Any]:
     """Calls in any form -> OpenAI's. Arguments stay as they are: a dict, or JSON in a text."""
     if isinstance(value, str):
-        value = _parsed(value, "bad_tool_call", "a tool call")
+        value = parsed(value, "bad_tool_call", "a tool call")
     calls = []
     for call in value if isinstance(value, (list, tuple)) else [value]:
         if isinstance(call, dict):
@@ -412,13 +412,13 @@ def _tool_calls(value: Any) -> list[Any]:
 
 def _tools(value: Any) -> list[Any] | None:
     if isinstance(value, str):
-        value = _parsed(value, "bad_tools", "tools") if value.strip() else None
+        value = parsed(value, "bad_tools", "tools") if value.strip() else None
     if not value:
         return None
     tools = [value] if isinstance(value, dict) else value
     if not isinstance(tools, (list, tuple)):
         raise BadRowError("bad_tools", f"tools: {str(value)[:80]!r}")
-    tools = [_parsed(one, "bad_tools", "a tool") if isinstance(one, str) else one for one in tools]
+    tools = [parsed(one, "bad_tools", "a tool") if isinstance(one, str) else one for one in tools]
     for number, tool in enumerate(tools):
         if not isinstance(tool, dict):
             raise BadRowError("bad_tools", f"a tool is {str(tool)[:80]!r}")
@@ -428,7 +428,7 @@ def _tools(value: Any) -> list[Any] | None:
     return tools
 
 
-def _parsed(text: str, reason: str, what: str) -> Any:
+def parsed(text: str, reason: str, what: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -14,7 +14,7 @@ such headers may stand in it (gpt-oss), the model has to write the header too: a
 
 The rendering says whose words each piece of the text is (words.py). So what is trained on is proven for each
 conversation: every trained message is written in its own turn, its words stand there alone, and no others do. What is
-not proven raises NotProvenError with the reason; nothing is ever trained on in full, or left out, silently.
+not proven raises BadRowError with the reason; nothing is ever trained on in full, or left out, silently.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ import contextlib
 import itertools
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from milldam.chat.forms import WEIGHT_FIELDS
+from milldam.chat.forms import WEIGHT_FIELDS, BadRowError, Conversation, Message, parsed
 from milldam.chat.sandbox import TemplateRefusedError
-from milldam.chat.template import ChatTemplate, Message, Rendering, Stretch
-from milldam.chat.words import Source
-from milldam.errors import ConfigError, MilldamError
+from milldam.chat.template import ChatTemplate, Rendering, Stretch
+from milldam.errors import ConfigError
 
 ASSISTANT, LAST, ALL = "assistant", "last", "all"
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -46,12 +45,8 @@ _CLOSING = re.compile(r"(?:</[^<>\s]{1,64}>|\[/[A-Z_]{1,32}\]|<[a-z_]+\|>|<\|[a-
 _END_OF_THOUGHT = re.compile(r"\s*(?:</(?:think|thinking|thought|reasoning)>|\[/THINK\])\s*")
 
 
-class NotProvenError(MilldamError):
-    """The trained parts of a conversation are not certain."""
-
-
-class NothingToTrainError(NotProvenError):
-    """None of the messages is to be trained on."""
+def _not_proven(message: str) -> BadRowError:
+    return BadRowError("mask_not_proven", message)
 
 
 # ---- the rule ----
@@ -80,7 +75,10 @@ class TrainOn:
         chosen = chosen[-1:] if self.last else chosen
         chosen = [n for n in chosen if n >= prompt_messages and _weighs(messages[n])]
         if not chosen:
-            raise NothingToTrainError("none of its messages is one to train on")
+            answers = any(one["role"] == ASSISTANT for one in messages[prompt_messages:])
+            no_answer = self.roles == (ASSISTANT,) and self.field is None and not answers
+            reason = "no_assistant" if no_answer else "nothing_to_train_on"
+            raise BadRowError(reason, "none of its messages is one to train on")
         return chosen
 
 
@@ -118,7 +116,7 @@ def _weight(message: Message, field: str, default: bool) -> bool:
         return default
     if isinstance(value, (bool, int, float)) and value in (0, 1):
         return bool(value)
-    raise NotProvenError(f"{field} is {value!r}, but only 0 and 1 are supported")
+    raise _not_proven(f"{field} is {value!r}, but only 0 and 1 are supported")
 
 
 def _weighs(message: Message) -> bool:
@@ -140,79 +138,112 @@ class _Header:
 
 
 class Masks:
-    """Finds the trained stretches of conversations by one template."""
+    """A template, the form in which it takes messages, and what of its texts is trained on."""
 
-    def __init__(self, template: ChatTemplate, rule: TrainOn, *, in_parts: bool = False) -> None:
-        """`in_parts`: the template takes contents as lists of parts."""
-        self._template, self.rule, self._in_parts = template, rule, in_parts
+    def __init__(self, template: ChatTemplate, rule: TrainOn) -> None:
+        self.template, self.rule = template, rule
         self._headers: dict[tuple[str, str], _Header | str] = {}
+        """By role and variables; a text says why there is none."""
 
-    def tagged(self, messages: Sequence[Message], prompt_messages: int = 0) -> bool:
-        """Whether the template's tags tell what is trained on."""
-        if not self._template.tagged or self.rule.everything:
+        def writes(word: str, *messages: Message) -> bool:
+            try:
+                return word in template.render(messages).text
+            except TemplateRefusedError:
+                return False
+
+        said = {"role": "user", "content": "Aq7"}
+        self._in_parts = not writes("Aq7", said) and writes("Aq7", said | {"content": _in_parts("Aq7")})
+        """Some templates that know of images take texts in parts alone."""
+        call = {"type": "function", "function": {"name": "f", "arguments": '{"k9": 1}'}}
+        self._parses = not writes('{"k9": 1}', said, {"role": ASSISTANT, "content": "", "tool_calls": [call]})
+        """A template that writes arguments by `tojson` would quote those that are JSON already."""
+
+    def fitting(self, talk: Conversation) -> Conversation:
+        """A conversation as the template takes it."""
+        messages, fields = talk.messages, set().union(*talk.messages)
+        if not fields.isdisjoint(REASONING):
+            messages = [_with_reasoning(message) for message in messages]
+        if self._in_parts:
+            messages = [
+                one | {"content": _in_parts(one["content"])} if isinstance(one.get("content"), str) else one
+                for one in messages
+            ]
+        if self._parses and "tool_calls" in fields:
+            messages = [_with_parsed_arguments(one) if "tool_calls" in one else one for one in messages]
+        return talk if messages is talk.messages else replace(talk, messages=messages)
+
+    def derives(self, talk: Conversation) -> bool:
+        """Whether its stretches are derived: not everything, nor what the template's tags hold."""
+        rule = self.rule
+        if rule.everything:
             return False
-        if self.rule.field is None and self.rule.roles == (ASSISTANT,):
+        if not self.template.tagged:
             return True
-        return all(messages[n]["role"] == ASSISTANT for n in self.rule.messages(messages, prompt_messages))
+        if rule.field is None and rule.roles == (ASSISTANT,):
+            return False
+        return any(talk.messages[n]["role"] != ASSISTANT for n in rule.messages(talk.messages, talk.prompt_messages))
 
-    def find(
-        self,
-        messages: Sequence[Message],
-        tools: Any = None,
-        variables: Mapping[str, Any] | None = None,
-        *,
-        prompt_messages: int = 0,
-    ) -> tuple[Rendering, list[Stretch]]:
-        """The rendering, and its trained stretches of characters in order; NotProvenError where they are not certain.
-
-        The first `prompt_messages` are never trained on, unless everything is.
-        """
-        rule, variables = self.rule, variables or {}
+    def find(self, talk: Conversation) -> tuple[Rendering, list[Stretch]]:
+        """The rendering, and its trained stretches of characters in order; BadRowError where they are not certain."""
+        rule, talk = self.rule, self.fitting(talk)
+        messages = talk.messages
         if rule.everything:
             if not all(map(_weighs, messages)):
-                raise NotProvenError("a message has a weight of 0, but everything is to be trained on")
-            rendering = self._template.render(messages, tools, **variables)
+                raise _not_proven("a message has a weight of 0, but everything is to be trained on")
+            rendering = self.template.render(messages, talk.tools, **talk.variables)
             return rendering, _joined([(0, len(rendering.text))])
-        tagged = self.tagged(messages, prompt_messages)
-        follow = not tagged or bool(rule.left_out)
-        rendering = self._template.render(messages, tools, follow=follow, **variables)
-        wanted = rule.messages(messages, prompt_messages)
-        if tagged:
-            stretches = self._by_tags(messages, wanted, rendering)
-        else:
-            turns = {number: self._turn(messages, number, rendering, tools, variables) for number in wanted}
+        derives = self.derives(talk)
+        follow = derives or bool(rule.left_out)
+        rendering = self.template.render(messages, talk.tools, follow=follow, **talk.variables)
+        wanted = rule.messages(messages, talk.prompt_messages)
+        if derives:
+            turns = {number: self._turn(talk, number, rendering) for number in wanted}
             _prove(rendering, turns, messages)
             stretches = _joined(one for several in turns.values() for one in several)
-        if rule.left_out:
-            stretches = _without_fields(rendering, stretches, rule.left_out)
-        return rendering, stretches
+        else:
+            generated = rendering.generated
+            if wanted != [n for n, one in enumerate(messages) if one["role"] == ASSISTANT]:
+                blocks = [_block_of(rendering, n, messages) for n in wanted]
+                generated = [one for begin, end in blocks for one in generated if begin <= one[0] and one[1] <= end]
+            stretches = _joined(generated)
+            if not stretches:
+                raise _not_proven("the template's {% generation %} blocks hold nothing of it")
+        return rendering, _without_fields(rendering, stretches, rule.left_out) if rule.left_out else stretches
 
-    def _by_tags(self, messages: Sequence[Message], wanted: list[int], rendering: Rendering) -> list[Stretch]:
-        generated = rendering.generated
-        if wanted != [n for n, one in enumerate(messages) if one["role"] == ASSISTANT]:
-            blocks = [_block_of(rendering, n, messages) for n in wanted]
-            generated = [one for begin, end in blocks for one in generated if begin <= one[0] and one[1] <= end]
-        generated = _joined(generated)
-        if not generated:
-            raise NotProvenError("the template's {% generation %} blocks hold nothing of it")
-        return generated
+    def by_turn(self, talk: Conversation) -> list[Conversation]:
+        """Examples whose trained turns are as a model sees them at inference.
 
-    def _turn(
-        self, messages: Sequence[Message], number: int, rendering: Rendering, tools: Any, variables: Mapping[str, Any]
-    ) -> list[Stretch]:
+        Trained turns that the template leaves as they are when the next one follows share one; of each example the
+        turns of those before it are not trained on. Where nothing is rewritten, that is the conversation itself.
+        """
+        fitting, examples = self.fitting(talk), list[Conversation]()
+
+        def written(count: int) -> Rendering:
+            return self.template.render(fitting.messages[:count], fitting.tools, **fitting.variables)
+
+        wanted = self.rule.messages(fitting.messages, talk.prompt_messages)
+        first = wanted[0]
+        for number, after in itertools.pairwise(wanted):
+            asked = written(number + 1)
+            end = max((end for _, end in asked.turns.get(number, ())), default=len(asked.text))
+            if not written(after + 1).text.startswith(asked.text[:end]):
+                examples.append(replace(talk, messages=talk.messages[: number + 1], prompt_messages=first))
+                first = after
+        return [*examples, replace(talk, prompt_messages=first)] if examples else [talk]
+
+    def _turn(self, talk: Conversation, number: int, rendering: Rendering) -> list[Stretch]:
         """The trained stretches of a turn, where the template has no tags."""
-        text, (begin, end) = rendering.text, _block_of(rendering, number, messages)
-        header, is_last = self._header(str(messages[number]["role"]), variables), number == len(messages) - 1
+        text, (begin, end) = rendering.text, _block_of(rendering, number, talk.messages)
+        header, is_last = self._header(str(talk.messages[number]["role"]), talk), number == len(talk.messages) - 1
         # The first turn may come behind what begins the text, such as a default system prompt.
         at = text.find(header.text, begin, end) if begin == 0 or number == 0 else begin
         if at < 0 or not text.startswith(header.text, at, end):
-            at = begin
-            header = self._asked_header(messages, number, rendering, tools, variables, header)
+            at, header = begin, self._header_of_turn(talk, number, rendering, header)
         begin = at + len(header.text)
         if not self.rule.turn_end:
             tail = header.last_tail if is_last else header.tail
             if not text.endswith(tail, begin, end):
-                raise NotProvenError(f"message {number} does not end with {tail!r} as others of its role do")
+                raise _not_proven(f"message {number} does not end with {tail!r} as others of its role do")
             end -= len(tail)
         elif is_last and not any(one.strip() and one.strip() in text[end:] for one in (header.text, header.prompt)):
             # What is written behind all turns, such as an end token, ends the last one; but not the next prompt.
@@ -226,39 +257,53 @@ class Masks:
         ends, begins = [begin, *(stop for _, stop in others)], [*(start for start, _ in others), end]
         return [(start, stop) for start, stop in zip(ends, begins, strict=True) if start < stop]
 
-    def _header(self, role: str, variables: Mapping[str, Any]) -> _Header:
-        key = role, repr(variables) if variables else ""
+    def _header(self, role: str, talk: Conversation) -> _Header:
+        """How turns of a role begin, with the variables of a conversation."""
+        key = role, repr(talk.variables) if talk.variables else ""
         known = self._headers.get(key)
         if known is None:
             try:
-                known = _probed(self._template, role, variables, in_parts=self._in_parts)
-            except (NotProvenError, TemplateRefusedError) as error:
+                known = _probed(self.template, role, talk.variables, in_parts=self._in_parts)
+            except BadRowError as error:
                 known = str(error)
             if len(self._headers) < 1000:
                 self._headers[key] = known
         if isinstance(known, str):
-            raise NotProvenError(known)
+            raise _not_proven(known)
         return known
 
-    def _asked_header(
-        self,
-        messages: Sequence[Message],
-        number: int,
-        rendering: Rendering,
-        tools: Any,
-        variables: Mapping[str, Any],
-        usual: _Header,
-    ) -> _Header:
+    def _header_of_turn(self, talk: Conversation, number: int, rendering: Rendering, usual: _Header) -> _Header:
         """The header of a turn that does not begin as others do: what the template writes to ask for this one."""
-        begin, end = _block_of(rendering, number, messages)
-        if messages[number]["role"] == ASSISTANT:
-            asked = self._template.render(messages[:number], tools, generation_prompt=True, **variables).text
-            prompt = asked[begin:]
-            while (tag := _OPENING.search(prompt)) and _closing(tag) in rendering.text[begin:end]:
-                prompt = prompt[: tag.start()]
+        begin, end = _block_of(rendering, number, talk.messages)
+        if talk.messages[number]["role"] == ASSISTANT:
+            asked = self.template.render(
+                talk.messages[:number], talk.tools, generation_prompt=True, **talk.variables
+            ).text
+            prompt = _without_open_tags(asked[begin:], [rendering.text[begin:end]])
             if asked[:begin] == rendering.text[:begin] and rendering.text.startswith(prompt, begin, end):
                 return replace(usual, text=prompt)
-        raise NotProvenError(f"message {number} does not begin with {usual.text!r} as others of its role do")
+        raise _not_proven(f"message {number} does not begin with {usual.text!r} as others of its role do")
+
+
+def _in_parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def _with_reasoning(message: Message) -> Message:
+    """Under all names that templates have for it, as transformers gives it to them."""
+    said = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    return message if said is None else {"thinking": said} | message | {"reasoning_content": said}
+
+
+def _with_parsed_arguments(message: Message) -> Message:
+    calls = []
+    for call in message["tool_calls"]:
+        function = call.get("function")
+        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+            arguments = parsed(function["arguments"], "bad_tool_call", "the arguments of a tool call")
+            call = call | {"function": function | {"arguments": arguments}}
+        calls.append(call)
+    return message | {"tool_calls": calls}
 
 
 def _block_of(rendering: Rendering, number: int, messages: Sequence[Message]) -> Stretch:
@@ -266,7 +311,7 @@ def _block_of(rendering: Rendering, number: int, messages: Sequence[Message]) ->
     blocks = rendering.turns.get(number, [])
     if len(blocks) != 1:
         count = "nowhere" if not blocks else f"{len(blocks)} times"
-        raise NotProvenError(f"message {number} ({messages[number]['role']}) is written {count}")
+        raise _not_proven(f"message {number} ({messages[number]['role']}) is written {count}")
     return blocks[0]
 
 
@@ -274,15 +319,15 @@ def _prove(rendering: Rendering, turns: dict[int, list[Stretch]], messages: Sequ
     """Words of trained messages stand in their own stretches, and no others do."""
     stretches = sorted((*one, number) for number, several in turns.items() for one in several)
     if any(one[1] > other[0] for one, other in itertools.pairwise(stretches)):
-        raise NotProvenError("the template writes a turn within another one, or turns in another order")
+        raise _not_proven("the template writes a turn within another one, or turns in another order")
     begins, heard = [begin for begin, _, _ in stretches], set[int]()
     for begin, end, source in rendering.words:
-        message = _message_of(source)
+        message = source[1] if source[0] == "messages" else None
         where = bisect_right(begins, begin) - 1
         if where >= 0 and end <= stretches[where][1]:
             number = stretches[where][2]
             if message != number:
-                raise NotProvenError(f"the turn of message {number} holds what other messages say")
+                raise _not_proven(f"the turn of message {number} holds what other messages say")
             if number not in heard and not rendering.text[begin:end].isspace():
                 heard.add(number)
             continue
@@ -290,10 +335,10 @@ def _prove(rendering: Rendering, turns: dict[int, list[Stretch]], messages: Sequ
         names_a_call = source[2:3] == ("tool_calls",) and source[-1] in ("name", "id")
         touches = (where + 1 < len(begins) and end > begins[where + 1]) or (where >= 0 and begin < stretches[where][1])
         if touches or (message in turns and not names_a_call):
-            raise NotProvenError("what is trained on is also written outside its own turn")
+            raise _not_proven("what is trained on is also written outside its own turn")
     for number in turns.keys() - heard:
         if any(map(_is_said, (messages[number].get(name) for name in ("content", "tool_calls", *REASONING)))):
-            raise NotProvenError(f"nothing that message {number} says is written by the template")
+            raise _not_proven(f"nothing that message {number} says is written by the template")
 
 
 def _joined(stretches: Iterable[Stretch]) -> list[Stretch]:
@@ -307,11 +352,6 @@ def _joined(stretches: Iterable[Stretch]) -> list[Stretch]:
         else:
             found.append((begin, end))
     return found
-
-
-def _message_of(source: Source) -> int | None:
-    number: int | None = source[1] if source[0] == "messages" else None
-    return number
 
 
 def _is_said(value: Any) -> bool:
@@ -347,7 +387,7 @@ def _without_fields(rendering: Rendering, stretches: list[Stretch], left_out: fr
         if any(field and field not in left_out and start < stop for start, stop, field in parts):
             kept += [(start, stop) for start, stop, field in parts if field not in left_out]
     if not kept:
-        raise NothingToTrainError("its messages say nothing of what is to be trained on")
+        raise BadRowError("nothing_to_train_on", "its messages say nothing of what is to be trained on")
     return _joined(kept)
 
 
@@ -357,7 +397,7 @@ def _fields_in(rendering: Rendering, begin: int, end: int) -> Iterator[tuple[int
         if not begin <= start < end:
             continue
         if len(source) < 3:
-            raise NotProvenError(f"the template mixes the fields of message {_message_of(source)}")
+            raise _not_proven("the template mixes the fields of messages")
         name = "reasoning" if source[2] in REASONING else str(source[2])
         if name == "content":
             # Thinking that the content holds, or that the template has cut out of it.
@@ -374,11 +414,6 @@ def _fields_in(rendering: Rendering, begin: int, end: int) -> Iterator[tuple[int
 # ---- what a template writes around what is said ----
 
 
-def in_parts(text: str) -> list[dict[str, str]]:
-    """A content as a list of parts."""
-    return [{"type": "text", "text": text}]
-
-
 class _ButEmpty(list[Any]):
     """Tool calls that are there, and none: what a template writes for a turn in which nothing is said."""
 
@@ -390,30 +425,45 @@ def _probed(template: ChatTemplate, role: str, variables: Mapping[str, Any], *, 
     """What turns of a role have in common, whatever is said in them."""
 
     def says(who: str, text: str) -> Message:
-        return {"role": who, "content": [{"type": "text", "text": text}] if in_parts else text}
+        return {"role": who, "content": _in_parts(text) if in_parts else text}
+
+    ask, answer = says("user", "q"), says(ASSISTANT, "a")
+    before, behind = [ask], [[], [ask]]
+    if role == "user":
+        before, behind = [ask, answer], [[], [answer]]
+    elif role in ("system", "developer"):
+        before, behind = [], [[ask]]
 
     def turns(said: Message) -> Iterator[tuple[bool, str, str]]:
-        """What is written for a message before another one, and as the last one: the block, and its text up to words"""
-        for dialogue in _dialogues(said, says):
-            number = next(n for n, one in enumerate(dialogue) if one is said)
+        """Of a message as the last one, and before another: whether it is, its block, and its text up to words."""
+        for more in behind:
             with contextlib.suppress(TemplateRefusedError):
-                rendering = template.render(dialogue, follow=True, **variables)
-                if len(rendering.turns.get(number, ())) == 1:
-                    begin, end = rendering.turns[number][0]
-                    own = (at for at, _, source in rendering.words if _message_of(source) == number and at >= begin)
-                    yield number == len(dialogue) - 1, rendering.text[begin:end], rendering.text[begin : next(own, end)]
+                rendering = template.render([*before, said, *more], follow=True, **variables)
+                blocks = rendering.turns.get(len(before), ())
+                if len(blocks) == 1:
+                    begin, end = blocks[0]
+                    own = (at for at, _, source in rendering.words if source[:2] == ("messages", len(before)))
+                    first = next((at for at in own if at >= begin), end)
+                    yield not more, rendering.text[begin:end], rendering.text[begin:first]
 
     plain = [turn for text in ("Aq7", "") for turn in turns(says(role, text))]
     if not plain:
-        raise NotProvenError(f'the template does not go over messages of role "{role}" one by one')
+        raise _not_proven(f'the template does not go over messages of role "{role}" one by one')
     header, prompt = _common_start([lead for _, _, lead in plain]), ""
     if role == ASSISTANT:
         odd = [says(role, "Aq7") | dict.fromkeys(REASONING, "Rx9"), says(role, "") | {"tool_calls": _ButEmpty()}]
-        everything = [*plain, *(turn for one in odd for turn in turns(one))]
-        prompt = _prompt(template, says, variables)
-        header = _given_header(header, everything, prompt)
+        every = [*plain, *(turn for one in odd for turn in turns(one))]
+        whole = template.render([ask, says(ASSISTANT, "Aq7")], **variables)
+        asked = template.render([ask], generation_prompt=True, **variables).text
+        if len(whole.turns.get(1, ())) != 1:
+            raise _not_proven("the template does not go over messages one by one")
+        begin = whole.turns[1][0][0]
+        if asked[:begin] != whole.text[:begin]:
+            raise _not_proven("the template writes a question in another way where it is to be answered")
+        prompt = asked[begin:]
+        header = _given_header(header, [block for _, block, _ in every], [lead for _, _, lead in every], prompt)
     elif not header.strip():
-        raise NotProvenError(f'the template writes nothing in front of what "{role}" says')
+        raise _not_proven(f'the template writes nothing in front of what "{role}" says')
     ends = [
         [block[len(header) :][::-1] for is_last, block, _ in plain if is_last == at_end] for at_end in (False, True)
     ]
@@ -421,56 +471,33 @@ def _probed(template: ChatTemplate, role: str, variables: Mapping[str, Any], *, 
     return _Header(header, tail, last_tail, prompt)
 
 
-def _dialogues(message: Message, says: Callable[[str, str], Message]) -> list[list[Message]]:
-    """A message before others and as the last one, never as the first if others can be."""
-    role = message["role"]
-    if role == "user":
-        before = [says("user", "q"), says(ASSISTANT, "a"), message]
-        return [before, [*before, says(ASSISTANT, "a")]]
-    if role in ("system", "developer"):
-        return [[message, says("user", "q")]]
-    return [[says("user", "q"), message], [says("user", "q"), message, says("user", "q")]]
-
-
-def _prompt(template: ChatTemplate, says: Callable[[str, str], Message], variables: Mapping[str, Any]) -> str:
-    """What the template writes where the assistant is to go on."""
-    ask = says("user", "q")
-    whole = template.render([ask, says(ASSISTANT, "Aq7")], **variables)
-    asked = template.render([ask], generation_prompt=True, **variables).text
-    if len(whole.turns.get(1, ())) != 1:
-        raise NotProvenError("the template does not go over messages one by one")
-    begin = whole.turns[1][0][0]
-    if asked[:begin] != whole.text[:begin]:
-        raise NotProvenError("the template writes a question in another way where it is to be answered")
-    return asked[begin:]
-
-
-def _given_header(shared: str, turns: Iterable[tuple[bool, str, str]], prompt: str) -> str:
+def _given_header(shared: str, blocks: Sequence[str], leads: Sequence[str], prompt: str) -> str:
     """What the model is given of a turn, by what plain turns share, by all turns, and by the generation prompt."""
-    blocks, leads = [block for _, block, _ in turns], [lead for _, _, lead in turns]
     if not prompt and shared.strip():
-        raise NotProvenError(f"the template has no generation prompt, so that nothing tells whose {shared!r} is")
+        raise _not_proven(f"the template has no generation prompt, so that nothing tells whose {shared!r} is")
     if not any(lead.startswith(prompt) for lead in leads):
         return ""
-    header = _common_start([prompt, *leads])
-    while (tag := _OPENING.search(header)) and any(_closing(tag) in block for block in blocks):
-        header = header[: tag.start()]
+    header = _without_open_tags(_common_start([prompt, *leads]), blocks)
     beyond = shared[len(prompt) :] if shared.startswith(prompt) else ""
-    return header if all(_is_pair(tag, shared) for tag in _TAG.findall(beyond)) else ""
+    for tag in _TAG.findall(beyond):
+        # Only pairs that are opened and closed, such as <think></think>, belong to it.
+        name, opens, closes = tag.strip("<>[]/"), tag[0], tag[-1]
+        if f"{opens}{name}{closes}" not in shared or f"{opens}/{name}{closes}" not in shared:
+            return ""
+    return header
 
 
 def _common_start(texts: Sequence[str]) -> str:
     """What all texts begin with: what the first and the last of them in order do."""
     low, high = min(texts), max(texts)
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(low, high, strict=False))
-    return low[: sum(1 for _ in same)]
+    return low[: next((at for at, pair in enumerate(zip(low, high, strict=False)) if pair[0] != pair[1]), len(low))]
 
 
-def _closing(tag: re.Match[str]) -> str:
-    return f"</{tag[1]}>" if tag[1] else f"[/{tag[2]}]"
-
-
-def _is_pair(tag: str, text: str) -> bool:
-    """Whether a tag is one of a pair that a text opens and closes, such as <think></think>."""
-    name = tag.strip("<>[]/")
-    return (f"<{name}>" in text and f"</{name}>" in text) or (f"[{name}]" in text and f"[/{name}]" in text)
+def _without_open_tags(header: str, blocks: Sequence[str]) -> str:
+    """A header up to a tag, such as <think>, that a turn closes."""
+    while tag := _OPENING.search(header):
+        closing = f"</{tag[1]}>" if tag[1] else f"[/{tag[2]}]"
+        if not any(closing in block for block in blocks):
+            break
+        header = header[: tag.start()]
+    return header

@@ -9,6 +9,7 @@ A record is one entry; a pair of answers is one record with two sides, so that n
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -173,7 +174,8 @@ class ConversationReader:
                 continue
             several: Sequence[Conversation | Pair] = [conversation]
             if recipe.per_turn and isinstance(conversation, Conversation):
-                several = renderer.by_turn(conversation)
+                with contextlib.suppress(BadRowError):  # raised again when it is rendered
+                    several = renderer.masks(conversation).by_turn(conversation)
             numbers += [number] * len(several)
             conversations += several
         reasons = {} if self._cleaner is None else self._clean(conversations, self._cleaner)
@@ -205,7 +207,7 @@ class ConversationReader:
             stretches=np.array(pairs, np.int64).reshape(-1, 2),
             counts=np.diff(ends).astype(np.int64),
             turns=_turns(sides),
-            derived=np.array([renderer.derives(side) for side in sides], np.bool_),
+            derived=np.array([renderer.masks(side).derives(side) for side in sides], np.bool_),
             labels=np.array([side.label for side in sides[::count]], dtype=np.uint8) if labelled else None,
         )
         batch = Batch(

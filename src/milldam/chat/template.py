@@ -1,8 +1,7 @@
 """Chat templates: a conversation -> its text, and where in it messages, `{% generation %}` blocks and words lie.
 
-Templates are those that models ship (Jinja), with what transformers offers them; they run within bounds (sandbox.py),
-and, if asked, on words that know who said them (words.py). Positions are taken while the text is written: one
-rendering, linear in the number of messages.
+Templates are those that models ship (Jinja). They run in a sandbox (sandbox.py) and, if asked, on words that know who
+said them (words.py). Positions are taken while the text is written: one rendering, linear in the number of messages.
 """
 
 from __future__ import annotations
@@ -15,18 +14,20 @@ from typing import Any
 import jinja2
 from jinja2.runtime import Context
 
-from milldam.chat.sandbox import MOST_CHARACTERS, Counting, Sandbox, TemplateRefusedError, Track
+from milldam.chat.forms import Message
+from milldam.chat.sandbox import Sandbox, TemplateRefusedError
 from milldam.chat.words import Source, joined_words, marked, pieces_of
 from milldam.errors import ConfigError
 
 GIVEN = ("messages", "tools", "add_generation_prompt")
+MOST_CHARACTERS = 64 << 20
+"""Of a text."""
 _FAILURES = (
     *(jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError),
     *(RecursionError, TypeError, ValueError),
 )
 """What a template's own mistakes raise."""
 
-Message = dict[str, Any]
 Stretch = tuple[int, int]
 
 
@@ -56,10 +57,9 @@ class ChatTemplate:
         for name in GIVEN:
             if name in (variables or {}):
                 raise ConfigError(f"{name} is not a template variable that can be set: it comes from the conversation.")
-        self._track = Track()
-        self._sandbox = Sandbox(self._track, date or datetime.now())
+        self._sandbox = Sandbox(date or datetime.now())
         try:
-            self._template = self._sandbox.from_string(Counting().visit(self._sandbox.parse(source)))
+            self._template = self._sandbox.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"The chat template can't be read: line {error.lineno}: {error.message}.") from None
         except RecursionError:
@@ -79,20 +79,21 @@ class ChatTemplate:
     ) -> Rendering:
         """The text, or TemplateRefusedError with the template's own words. `follow`: tell whose words it writes."""
         # Each message is an object of its own: where the template is with it is told by that.
-        track, given = self._track, ([message.copy() for message in messages], tools)
+        sandbox, template = self._sandbox, self._template
         if follow:
-            given = marked(given[0], ("messages",)), marked(tools, ("tools",))
-        track.begin([*messages, tools], given[0])
-        template = self._template
+            given = marked(list(messages), ("messages",)), marked(tools, ("tools",))
+        else:
+            given = [message.copy() for message in messages], tools
+        sandbox.begin(given[0])
         # As `Template.generate` does it, which takes twice the time.
         names = self._variables | variables | dict(zip(GIVEN, (*given, generation_prompt), strict=True))
         chunks: list[str] = []
         try:
-            context = Context(template.environment, names, template.name, template.blocks)
+            context = Context(sandbox, names, template.name, template.blocks)
             for chunk in template.root_render_func(context):
                 chunks.append(chunk)
-                track.position += len(chunk)
-                if track.position > MOST_CHARACTERS:
+                sandbox.position += len(chunk)
+                if sandbox.position > MOST_CHARACTERS:
                     raise TemplateRefusedError(f"the text has more than {MOST_CHARACTERS:,} characters")
         except TemplateRefusedError:
             raise
@@ -105,7 +106,7 @@ class ChatTemplate:
             if source is not None:
                 words.append((at, at + len(piece), source))
             at += len(piece)
-        return Rendering(text, track.generated_in(text), track.turns(), words)
+        return Rendering(text, sandbox.generated_in(text), sandbox.turns(), words)
 
 
 def _words_of(error: BaseException) -> str:

@@ -20,7 +20,6 @@ Piece = tuple[str, Source | None]
 
 SEVERAL: Source = ("several", None)
 """In place of a source: words of more than one message."""
-_DEEPEST = 8
 
 
 class Words(str):
@@ -114,19 +113,17 @@ def blurred(text: str, *made_of: Any) -> str:
     return words
 
 
-def sources_in(value: Any, depth: int = 0) -> Iterator[Source]:
+def sources_in(value: Any) -> Iterator[Source]:
     """Where all words that a value holds are from."""
     if isinstance(value, Words):
         yield from (source for _, source in value._pieces if source is not None)
     elif isinstance(value, WordsObject):
         yield value._source
-    elif depth < _DEEPEST and isinstance(value, (list, tuple, set, frozenset)):
+    elif isinstance(value, (list, tuple, set, frozenset)):
         for one in value:
-            yield from sources_in(one, depth + 1)
-    elif depth < _DEEPEST and isinstance(value, dict):
-        for key, one in value.items():
-            yield from sources_in(key, depth + 1)
-            yield from sources_in(one, depth + 1)
+            yield from sources_in(one)
+    elif isinstance(value, dict):
+        yield from sources_in(list(value.items()))
 
 
 def _cut(words: Words, begin: int, result: str) -> Any:

@@ -5,6 +5,7 @@ identity            what a function depends on
 rows, spool         anything that has rows -> units, and a reader of their rows
 function, schema    rows -> batches -> function -> columns of one schema
 working             the function and a unit in a worker
+table_job           the part of a job that `milldam qa` shares: records, manifest, summary
 job                 all of it as a job of the engine: planned, resumable, in a memory budget
 cache               tables for which no folder was named
 text_encoder        `milldam.TextEncoder`, for use inside a function

@@ -3,8 +3,7 @@
 prepare   the function's identity, the source: nothing is read that need not be
 units     rows of sources that can be read only once go to the run folder first
 map       units to shards; the first batch of the first worker tells how many workers there are
-finish    types of all units put together, rejects gathered, the manifest written last; then what only the old table
-          needs is removed
+finish    types of all units put together for the manifest    mapping/table_job.py
 
 A unit's key is everything that its rows depend on: function, settings, what it reads. So other settings are no reason
 to refuse a folder: what has a record under its key is what this run would make.
@@ -18,51 +17,43 @@ import contextlib
 import copy
 import json
 import os
-import shutil
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict
 
-import numpy as np
 import pyarrow as pa
-from xxhash import xxh3_64_intdigest
 
 from milldam.errors import ConfigError, InputError, MilldamError, Setting, StoreError
 from milldam.input_files import is_address, without_secrets
 from milldam.mapping.cache import ONCE, cached_out
 from milldam.mapping.function import ALL
 from milldam.mapping.identity import FunctionIdentity, identify
-from milldam.mapping.rows import RowUnit, source_of
+from milldam.mapping.rows import source_of
 from milldam.mapping.schema import given_schema, unified
 from milldam.mapping.settings import MapSettings
+from milldam.mapping.table_job import SPOOL, RowUnit, TableJob
 from milldam.mapping.working import FAILED, MapLoad
 from milldam.markup import counted
 from milldam.memory import usage
-from milldam.pipeline.rejects import first_reject, gather_rejects
+from milldam.pipeline.rejects import first_reject
 from milldam.run import engine
-from milldam.run.budget import WORK_BYTES, WorkPlan, fit_workers
+from milldam.run.budget import WORK_BYTES
 from milldam.run.engine import Session, Stage
-from milldam.run.folder import FINISHED, PLAN, RunFolder
-from milldam.run.records import RECORDS, Record, Records, sweep
+from milldam.run.folder import RunFolder
 from milldam.run.summary import Observer, Summary, log
 from milldam.run.tasks import Workers
 from milldam.run.units import Identity, key_of
 from milldam.sources.compression import STDIN
 from milldam.sources.units import InputFile
-from milldam.stores.generations import live_files
 from milldam.stores.kinds import TABLE
-from milldam.stores.table.manifest import TableManifest, TableSchema, TableShard
+from milldam.stores.table.manifest import TableManifest, TableSchema
 from milldam.stores.table.reader import cast_column
-from milldam.stores.table.writer import ENDING, ROWS
-from milldam.stores.verify import has_every_file
 
-SPOOL = "rows"
-"""In the run folder: what could be read only once, and row numbers of a dataset."""
 _VERSION = 3
 """Of the way from rows to rows: another one makes other keys."""
 _CHANGES_SHOWN = 6
@@ -111,10 +102,10 @@ def array_of(settings: MapSettings) -> engine.ArrayWork[MapSummary]:
     return engine.array_of(MapJob(settings), _options(settings, Path(settings.out)))
 
 
-class MapJob(engine.Job[MapSummary]):
+class MapJob(TableJob[MapFacts]):
     """Rows to a table."""
 
-    kind, stage_names, outputs = TABLE, ("map",), None
+    stage_names, outputs = ("map",), None
 
     def __init__(self, settings: MapSettings) -> None:
         self.settings, self.workers = settings, settings.workers
@@ -124,8 +115,6 @@ class MapJob(engine.Job[MapSummary]):
         self.function: FunctionIdentity | None = None
         self._once = uuid.uuid4().hex
         """In the keys if the function has no hash: nothing is reused."""
-        self._count = 0
-        """Workers of the run."""
 
     # ---- prepare ----
 
@@ -182,7 +171,7 @@ class MapJob(engine.Job[MapSummary]):
         files = self._source.files() if self._source.rows is None else ()
         folder.inputs.write((0, file) for file in _outside(files, folder.out))
         self._identity = Identity(made_from, self._source.identity)
-        self._changed = _changes(folder, self._identity)
+        self.changed = _changes(folder, self._identity)
         return self._identity
 
     def units(self, run: Session) -> Iterable[RowUnit]:
@@ -192,38 +181,26 @@ class MapJob(engine.Job[MapSummary]):
         return self._source.units()
 
     def up_to_date(self, run: Session) -> MapSummary | None:
-        folder = run.folder
         assert self.function is not None
-        if self.function.unhashable or not has_every_file(folder.out, self.kind):
-            return None
-        table = TableManifest.read(folder.out)
-        if folder.state() != FINISHED:
-            (folder.folder / PLAN).unlink()  # of another table, of which nothing came
-        _clear_up(folder)
-        log.info("%s is up to date; %s", folder.out, _reused(table.counts["units"], table.counts["units"]))
-        return _summary(table, table.totals, folder.out)
+        return None if self.function.unhashable else super().up_to_date(run)
 
     # ---- map ----
 
     def plan_facts(self, run: Session) -> dict[str, Any]:
         folder, settings = run.folder, self.settings
-        keys, sizes = folder.units.keys(), folder.units.sizes()
-        mixed = keys.mixed(np.full(len(keys), xxh3_64_intdigest(self._recipe.encode()), np.uint64))
-        self._records = records = Records(folder.journal, RECORDS, folder.out, mixed)
-        self._reused, left = records.complete, len(sizes) - records.complete
+        records, sizes = self.open_records(run, self._recipe), folder.units.sizes()
         schema, of_source = (None if one is None else one.to_arrow() for one in (self._schema, self._source_schema()))
         self._load = MapLoad(
             replace(settings, source=None), self._source.reader, folder.out, schema, of_source, run.budget.limit_bytes
         )
         self._is_apart = settings.wants_processes(records.pending_bytes(sizes)) and self._can_travel(run)
+        left = len(sizes) - records.complete
         useful = max(1, min(settings.workers or run.pool.cores, left)) if self._is_apart else 1
-        self._count = fit_workers(run.budget, usage().anonymous, 0, useful, own_bytes=self.batch_bytes)
-        note = _reused(self._reused, len(sizes), self._changed)
+        note = _reused(records.complete, len(sizes), self.changed)
         log.info("%s: %s", folder.out, note)
         return {
-            "workers": self._count,
             "useful": useful,
-            "done": self._reused,
+            "done": records.complete,
             "encoder": "python",
             "encoder_note": f"{self.function and self.function.name}; {note}",
             "left_out": self._source.left_out,
@@ -241,69 +218,57 @@ class MapJob(engine.Job[MapSummary]):
         return True
 
     def stages(self, run: Session) -> Iterator[Stage]:
-        if next(self._records.pending(), None) is None:
+        if next(self.records.pending(), None) is None:
             return
-        limit, most = run.budget.limit_bytes, self._count
+        limit, most = run.budget.limit_bytes, run.workers
 
         def fit(first: dict[str, int]) -> tuple[int, int]:
             """How many workers fit, by what the first batch took, and what one may hold after a unit."""
             left = limit - usage().anonymous - first["inherited_bytes"]
-            self._count = max(1, min(most, int(left // (_MARGIN * first["peak_bytes"]))))
-            share = (left + first["inherited_bytes"]) // self._count
-            return self._count, share - (first["peak_bytes"] - first["idle_bytes"])
+            run.workers = max(1, min(most, int(left // (_MARGIN * first["peak_bytes"]))))
+            share = (left + first["inherited_bytes"]) // run.workers
+            return run.workers, share - (first["peak_bytes"] - first["idle_bytes"])
 
         threads = max(1, run.pool.cores // most)
         workers = Workers(most, threads, apart=self._is_apart and most == 1, fit=fit if self._is_apart else None)
-        yield Stage("map", self._load, self._records, lambda value: RowUnit(**value), workers)
+        yield Stage("map", self._load, self.records, lambda value: RowUnit(**value), workers)
 
     # ---- finish ----
 
-    def finish(self, run: Session, plan: WorkPlan) -> MapSummary:
-        folder, made_from = run.folder, self._identity
-        rejects = (folder.out / name for record in self._in_order() for name in record.files)
-        damage = gather_rejects(folder.out, rejects, lambda: (file["path"] for file in folder.inputs.planned()))
-        if damage.files:
-            run.observer.warn(str(damage))
-        units = read = 0
-        rejected: Counter[str] = Counter()
+    def manifest(self, out: Path, counts: Counter[str], reasons: dict[str, dict[str, int]]) -> TableManifest:
         with_rows: dict[str, int] = {}
         without_rows: dict[str, int] = {}
-        for number, record in enumerate(self._in_order()):
-            units, read = units + 1, read + record.facts["read"]
-            rejected.update(record.facts["rejected"])
+        for number, record in enumerate(self.in_order()):
             for ipc in record.facts["types"]:
                 (with_rows if record.facts["shards"] else without_rows).setdefault(ipc, number)
-        schema = self._schema or self._types_of_all(with_rows or without_rows)
+        schema, read, rejected = (
+            self._schema or self._types_of_all(with_rows or without_rows),
+            counts["read"],
+            reasons["rejected"],
+        )
         if schema is None and not (read or rejected):  # the columns of a source without rows
             schema = self._types_without_rows()
-        if schema is None or (read and read == rejected[FAILED]):
+        if schema is None or (read and read == rejected.get(FAILED)):
             assert self.function is not None
-            what = f"No rows came out of {self.function.name}" if read else "No rows in the input"
-            reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(rejected.items()))
-            counted_reasons = f" (rejected: {reasons})" if reasons else ""
-            raise InputError(f"{what}{counted_reasons}: there is no table to make.{first_reject(folder.out)}")
-        counts = {"units": units, "read": read, "rejected": dict(sorted(rejected.items()))}
-        table = TableManifest(schema, made_from.settings, made_from.input, counts)
+            cause = f"No rows came out of {self.function.name}" if read else "No rows in the input"
+            listed = ", ".join(f"{reason} {count:,}" for reason, count in rejected.items())
+            cause += f" (rejected: {listed})" if listed else ""
+            raise InputError(f"{cause}: there is no table to make.{first_reject(out)}")
+        facts = {"units": counts["units"], "read": read, "rejected": rejected}
+        return TableManifest(schema, self._identity.settings, self._identity.input, facts)
 
-        def shards() -> Iterator[TableShard]:
-            for record in self._in_order():
-                yield from (TableShard(name, rows, **record.outputs[name]) for name, rows in record.facts["shards"])
-
-        totals = table.write(folder.out, shards)
-        summary = replace(
-            run.measured(_summary(table, totals, folder.out)),
-            up_to_date=False,
-            reused=self._reused,
-            changed=self._changed,
-            workers=max(1, self._count),
+    def summary(self, table: TableManifest, totals: Mapping[str, int], out: Path) -> MapSummary:
+        return Summary(
+            "map",
+            str(out),
+            {"columns": table.schema.columns},
+            up_to_date=True,
+            units=table.counts["units"],
+            reused=table.counts["units"],
+            counts={"rows": totals["rows"], "read": table.counts["read"]},
+            rejected=table.counts["rejected"],
+            output_bytes=totals["bytes"],
         )
-        summary.write(folder.folder)
-        _clear_up(folder)
-        return summary
-
-    def _in_order(self) -> Iterator[Record]:
-        """The records of all units, one at a time, since there may be a million."""
-        return (record for _, record in self._records.in_plan_order())
 
     def _types_of_all(self, first: dict[str, int]) -> TableSchema | None:
         """The columns of all units, put together; None: there are none. `first`: types -> the first unit that has them.
@@ -319,7 +284,7 @@ class MapJob(engine.Job[MapSummary]):
             other = next((one for one in kinds if one[1] != kinds[0][1]), kinds[0])
             raise _disagree(name, *kinds[0], *other) from None
         # Every value of a shard with narrower types must have a place in the wider one: 2**60 is no float.
-        for number, record in enumerate(self._in_order()):
+        for number, record in enumerate(self.in_order()):
             for (name, _), ipc in zip(record.facts["shards"], record.facts["types"], strict=False):
                 narrow = [one for one in schemas[ipc] if one.type not in (pa.null(), schema.field(one.name).type)]
                 if narrow:
@@ -375,16 +340,6 @@ def _outside(files: Iterable[InputFile], out: Path) -> Iterator[InputFile]:
         yield file
 
 
-def _clear_up(folder: RunFolder) -> None:
-    """Remove what a finished table, or one that somebody has open, no longer needs."""
-    folder.tidy()
-    sweep(folder.out, [f"{ROWS}-*{ENDING}"], live_files(folder.out, TABLE))
-    rejects = (Path(name).name for record in folder.journal.read(RECORDS) for name in record["files"])
-    sweep(folder.folder, ["rejects-*.jsonl"], rejects)
-    folder.units.remove()  # it may hold addresses with secrets
-    shutil.rmtree(folder.folder / SPOOL, ignore_errors=True)
-
-
 # ---- messages ----
 
 
@@ -410,18 +365,3 @@ def _reused(reused: int, units: int, changed: tuple[str, ...] = ()) -> str:
     more = len(changed) - _CHANGES_SHOWN
     why = [*changed[:_CHANGES_SHOWN], *([f"and {more} more"] if more > 0 else [])]
     return f"{reused} of {counted(units, 'unit')} reused" + (f"; changed: {'; '.join(why)}" if changed else "")
-
-
-def _summary(table: TableManifest, totals: dict[str, int], out: Path) -> MapSummary:
-    """The summary of a table that is up to date."""
-    return Summary(
-        "map",
-        str(out),
-        {"columns": table.schema.columns},
-        up_to_date=True,
-        units=table.counts["units"],
-        reused=table.counts["units"],
-        counts={"rows": totals["rows"], "read": table.counts["read"]},
-        rejected=table.counts["rejected"],
-        output_bytes=totals["bytes"],
-    )

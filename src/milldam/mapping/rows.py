@@ -15,7 +15,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
@@ -28,6 +28,7 @@ from milldam.files import hash_bytes, in_home
 from milldam.input_files import InputState, LeftOut, is_address, is_table, version_of, without_secrets
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.spool import Spool, in_memory_bytes, refuse_transform, spool_of
+from milldam.mapping.table_job import RowUnit, changed_while_read, require_unchanged
 from milldam.memory import parse_size
 from milldam.run.units import key_of
 from milldam.sources.arrays import BATCH_BYTES
@@ -37,7 +38,7 @@ from milldam.sources.data_sets import ALL, Resolved, choose_splits, parse_split,
 from milldam.sources.reading import TABLES, FileReader, columns_of, rows_between, slice_file
 from milldam.sources.rows import Rows, cut_by_size
 from milldam.sources.tables import open_schema
-from milldam.sources.units import InputFile, Slice, Unit, gather, is_as_listed, list_inputs, whole
+from milldam.sources.units import InputFile, Slice, Unit, gather, list_inputs, whole
 from milldam.stores.table.manifest import TableManifest
 
 Seen = TypeVar("Seen")
@@ -45,22 +46,6 @@ _FINE = 16
 """For a number of shards, slices are this many times finer than shards."""
 LARGEST_IN_MEMORY = 16 << 20
 """A dataset with more bytes than this in memory is not sent to each worker, but spooled."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowUnit:
-    index: int
-    key: str
-    """Equal keys, equal rows; if rows are numbered, also equal numbers. Independent of its place in the plan."""
-    size: int
-    """Bytes of input, for progress."""
-    place: dict[str, Any]
-    """What its reader has to read; plain JSON."""
-    first_row: int | None = None
-    """Number of its first row among all; None if rows are not numbered."""
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class RowReader(Protocol):
@@ -128,11 +113,6 @@ def _paths(source: Any) -> list[str] | None:
     return None
 
 
-def _changed(path: str) -> InputError:
-    again = "Run the same call again: finished units of files that did not change are reused."
-    return InputError(f"{path}: changed while it was mapped. {again}")
-
-
 # ---- files ----
 
 
@@ -147,9 +127,7 @@ class FileRows:
         return rows if chosen is None else rows_between(rows, *chosen)
 
     def require_unchanged(self, unit: RowUnit) -> None:
-        for path, state in {slice.path: slice.state for slice in _slices_of(unit)}.items():
-            if not is_as_listed(path, state):
-                raise _changed(without_secrets(path))
+        require_unchanged(_slices_of(unit))
 
 
 def _slices_of(unit: RowUnit) -> Iterator[Slice]:
@@ -366,7 +344,7 @@ class DatasetRows:
     def require_unchanged(self, unit: RowUnit) -> None:
         for path, version in self.versions:
             if not Path(path).exists() or version_of(os.stat(path)) != version:
-                raise _changed(path)
+                raise changed_while_read(path)
 
 
 class InDataset:

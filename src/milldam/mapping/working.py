@@ -26,9 +26,10 @@ import pyarrow as pa
 from milldam.errors import ConfigError, InputError, ResourceError, Setting
 from milldam.mapping.function import Caller, Columns, FunctionError, ResultError, batches
 from milldam.mapping.identity import FunctionIdentity, identify
-from milldam.mapping.rows import RowReader, RowUnit
+from milldam.mapping.rows import RowReader
 from milldam.mapping.schema import fit, inferred, joined, to_array, with_features
 from milldam.mapping.settings import MapSettings
+from milldam.mapping.table_job import RowUnit, unit_record
 from milldam.memory import format_size, inherited, release, usage
 from milldam.pipeline.rejects import RejectFile
 from milldam.run.engine import Assigned, Make, Progress
@@ -180,21 +181,9 @@ class _Worker:
                 self._look(size, progress)
                 progress.lap()
             load.reader.require_unchanged(unit)
-            files = {f"{RUN_FOLDER}/{name}": file for name, file in rejects.commit().items()}
-            shards = writer.commit()
+            lists, shards = rejects.commit(), writer.commit()
         release()
-        return Record(
-            assigned.key,
-            outputs={shard.name: {"bytes": shard.bytes, "xxh3": shard.xxh3} for shard in shards},
-            files=files,
-            counts={"rows": sum(shard.rows for shard in shards)},
-            facts={
-                "read": done,
-                "rejected": dict(sorted(rejects.counts.items())),
-                "types": writer.types,
-                "shards": [[shard.name, shard.rows] for shard in shards],
-            },
-        )
+        return unit_record(assigned, shards, lists, {"read": done}, rejects.counts, types=writer.types)
 
     def _look(self, size: int, progress: Progress) -> None:
         """At the memory, between two batches."""

@@ -3,7 +3,7 @@
 prepare   tokenizer, memory tokens, template, input listing: everything that can be wrong is found here
 units     pieces of files; a large SQuAD file is read through once to be cut
 window    a unit's examples -> windows -> a shard, and lists of rejects and of answers to check
-finish    these lists gathered, the manifest written last
+finish    these lists gathered, the manifest written last    mapping/table_job.py
 
 Memory: this process plans and keeps count; a worker holds a tokenizer, a batch of examples and their windows.
 """
@@ -14,20 +14,20 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import pyarrow as pa
-from xxhash import xxh3_64_intdigest
 
 from milldam.config.checking import checked_settings
-from milldam.errors import InputError, StoreError
+from milldam.errors import InputError
 from milldam.files import NewFile, hash_bytes
+from milldam.mapping.table_job import SHARDS, RowUnit, TableJob, require_unchanged, unit_record
 from milldam.memory import release, usage
 from milldam.pipeline.rejects import NAME as REJECTS
-from milldam.pipeline.rejects import RejectFile, first_reject, gather_rejects
+from milldam.pipeline.rejects import RejectFile, first_reject
 from milldam.qa.examples import Example, read_examples
 from milldam.qa.records import PIECE_BYTES, Piece, cut_file, list_files
 from milldam.qa.settings import First, PaddingSide, QARules, QASettings
@@ -35,28 +35,23 @@ from milldam.qa.store import FeatureStore, Form
 from milldam.qa.template import Template
 from milldam.qa.windows import VERSION, Windower, Windows, load_qa_tokenizer
 from milldam.run import engine
-from milldam.run.budget import TOKENIZER_FACTOR, WorkPlan, fit_workers
+from milldam.run.budget import SMALL_INPUT, TOKENIZER_FACTOR, fit_workers
 from milldam.run.engine import Assigned, Make, Progress, Session, Stage
-from milldam.run.records import RECORDS, Record, Records, sweep
+from milldam.run.folder import RUN_FOLDER
+from milldam.run.records import Record
 from milldam.run.summary import Observer, Summary
 from milldam.run.units import Identity, key_of
 from milldam.sources.batch import Reading, TextRules
 from milldam.sources.units import Slice, gather, whole
-from milldam.stores.generations import live_files
-from milldam.stores.kinds import TABLE
-from milldam.stores.table.manifest import TableManifest, TableSchema, TableShard
-from milldam.stores.table.writer import ENDING, ROWS, TableShardWriter
-from milldam.stores.verify import has_every_file
+from milldam.stores.table.manifest import TableManifest, TableSchema
+from milldam.stores.table.writer import TableShardWriter
 
 if TYPE_CHECKING:
     from milldam.choices import Executor
 
 ANSWERS = "answers.jsonl"
-SHARDS = (f"{ROWS}-*{ENDING}",)
 WINDOWS_BYTES = 42 * 10**6
 """What a worker's batch of examples and its windows take, besides what any worker takes."""
-SMALL_INPUT = 8 * 10**6
-"""Bytes of input for which starting worker processes takes longer than the work."""
 BATCH_EXAMPLES, BATCH_CONTEXTS, BATCH_WINDOWS = 256, 256_000, 6 << 20
 """Limits of a batch: examples, characters of distinct contexts (what encoding takes), bytes of windows."""
 _CHARACTERS_A_TOKEN = 3
@@ -118,37 +113,10 @@ def array_of(settings: QASettings) -> engine.ArrayWork[QASummary]:
     return engine.array_of(QAJob(settings), engine.Options.of(settings))
 
 
-@dataclass(frozen=True, slots=True)
-class QAUnit:
-    """Pieces of files that become a shard."""
-
-    pieces: tuple[Piece, ...]
-    most: int | None = None
-    """Limit for its examples."""
-
-    @property
-    def size(self) -> int:
-        return sum(piece.slice.size for piece in self.pieces)
-
-    @property
-    def key(self) -> str:
-        slices = (piece.slice for piece in self.pieces)
-        made_from = [[one.state, one.format, one.compression, one.start, one.stop] for one in slices]
-        return key_of(self.most, made_from)
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> QAUnit:
-        pieces = (Piece(Slice(**piece["slice"]), piece["article"]) for piece in value["pieces"])
-        return cls(tuple(pieces), value["most"])
-
-
-class QAJob(engine.Job[QASummary]):
+class QAJob(TableJob[QAFacts]):
     """Examples to windows."""
 
-    kind, stage_names, outputs = TABLE, ("window",), (*SHARDS, ANSWERS, REJECTS)
+    stage_names, outputs = ("window",), (SHARDS, ANSWERS, REJECTS)
 
     def __init__(self, settings: QASettings) -> None:
         self._settings, self._rules, self.workers = settings, settings.rules, settings.workers
@@ -170,31 +138,32 @@ class QAJob(engine.Job[QASummary]):
             "max_examples": self._settings.max_examples,
             "split": self._settings.split,
         }
-        self._identity = Identity(settings, self._list_input(run), tokenizer.name)
+        self._files = list(list_files(self._settings.inputs, self._settings.split))
+        listed = run.folder.inputs.write((0, file) for file in self._files)
+        self._identity = Identity(settings, listed, tokenizer.name)
         return self._identity
 
-    def _list_input(self, run: Session) -> dict[str, Any]:
-        self._files = list(list_files(self._settings.inputs, self._settings.split))
-        return run.folder.inputs.write((0, file) for file in self._files)
-
-    def units(self, run: Session) -> Iterable[QAUnit]:
+    def units(self, run: Session) -> Iterator[RowUnit]:
         most = self._settings.max_examples
-        if most is not None:  # counted over all files, in order
-            return [QAUnit(tuple(Piece(whole(file).of_state(file.state)) for file in self._files), most)]
-        run.enter("read")
-        pieces = (piece for file in self._files for piece in cut_file(file))
-        return (QAUnit(tuple(group)) for group in gather(pieces, PIECE_BYTES, lambda piece: piece.slice))
+        groups: Iterable[list[Piece]]
+        if most is None:
+            run.enter("read")
+            pieces = (piece for file in self._files for piece in cut_file(file))
+            groups = gather(pieces, PIECE_BYTES, lambda piece: piece.slice)
+        else:  # counted over all files, in order
+            groups = [[Piece(whole(file).of_state(file.state)) for file in self._files]]
+        for index, group in enumerate(groups):
+            slices = [piece.slice for piece in group]
+            key = key_of(most, [[one.state, one.format, one.compression, one.start, one.stop] for one in slices])
+            place = {"pieces": [asdict(piece) for piece in group], "most": most}
+            yield RowUnit(index, key, sum(one.size for one in slices), place)
 
     def files(self, run: Session) -> dict[str, bytes]:
         return {"tokenizer.json": self._tokenizer.json.encode()}
 
     def plan_facts(self, run: Session) -> dict[str, Any]:
-        if run.folder.task is None:
-            run.folder.provide(self.files(run))  # workers read the tokenizer there
         sizes, rules, settings = run.folder.units.sizes(), self._rules, self._settings
-        recipe = xxh3_64_intdigest(json.dumps(self._identity.settings, sort_keys=True).encode())
-        keys = run.folder.units.keys().mixed(np.full(len(sizes), recipe, np.uint64))
-        self._records = records = Records(run.folder.journal, RECORDS, run.folder.out, keys)
+        records = self.open_records(run, json.dumps(self._identity.settings, sort_keys=True))
         small = settings.executor == "local" and settings.workers is None and sizes.sum() < SMALL_INPUT
         useful = 1 if small else max(1, min(settings.workers or run.pool.cores, len(sizes) - records.complete))
         worker_bytes = TOKENIZER_FACTOR * len(self._tokenizer.json) + WINDOWS_BYTES + run.pool.overhead_bytes
@@ -210,125 +179,52 @@ class QAJob(engine.Job[QASummary]):
 
     def stages(self, run: Session) -> Iterator[Stage]:
         rules = TextRules(strict=self._settings.strict, only_file=len(self._files) == 1)
-        load = WindowLoad(run.folder.out, run.folder.folder, rules, self._rules, self._tokenizer.template, self._form)
-        yield Stage("window", load, self._records, QAUnit.from_json)
+        load = WindowLoad(run.folder.out, rules, self._rules, self._tokenizer.template, self._form)
+        yield Stage("window", load, self.records, lambda value: RowUnit(**value))
 
-    # ---- finish ----
-
-    def finish(self, run: Session, plan: WorkPlan) -> QASummary:
-        folder, records = run.folder, self._records
-        if records.complete != plan.units:
-            raise StoreError(f"{folder.out}: {plan.units - records.complete} units are not done.")
-        if self._list_input(run) != self._identity.input:
-            raise InputError("The input changed while it was read. Run the same command again: it reads what changed.")
-        with NewFile(folder.out / ANSWERS) as answers:
-            for part in self._parts(folder.out, "answers-"):
+    def manifest(self, out: Path, counts: Counter[str], reasons: dict[str, dict[str, int]]) -> TableManifest:
+        with NewFile(out / ANSWERS) as answers:
+            for part in self.lists(out, "answers-"):
                 answers.write(part.read_bytes())
             if answers.size:
                 answers.commit()
             else:
                 answers.path.unlink(missing_ok=True)
-        rejects = self._parts(folder.out, "rejects-")
-        damage = gather_rejects(folder.out, rejects, lambda: (file["path"] for file in folder.inputs.planned()))
-        if damage.files:
-            run.observer.warn(str(damage))
-        manifest = self._manifest()
-        totals = Counter[str]()
-        for shard in self._shards():
-            totals.update(rows=shard.rows, bytes=shard.bytes)
-        if not totals["rows"]:
-            reasons = manifest.counts["rejected"] | manifest.counts["dropped"]
-            if not reasons:
+        if not counts["windows"]:
+            listed = ", ".join(f"{reason} {count:,}" for one in reasons.values() for reason, count in one.items())
+            if not listed:
                 raise InputError("No examples in the input: nothing to write.")
-            listed = ", ".join(f"{reason} {count:,}" for reason, count in reasons.items())
-            first = first_reject(folder.out) if manifest.counts["rejected"] else ""
-            raise InputError(f"No examples left: {listed}.{first}")
-        folder.tidy()
-        summary = replace(
-            run.measured(_summary(manifest, totals, folder.out)),
-            up_to_date=False,
-            units=plan.units,
-            reused=records.reused,
-            changed=plan.changes,
-            workers=plan.workers,
+            raise InputError(f"No examples left: {listed}.{first_reject(out) if reasons['rejected'] else ''}")
+        facts: dict[str, Any] = {name: counts[name] for name in ("units", "read")}
+        facts |= {"answered": counts["ok"] + counts["repaired"], "unanswerable": counts["none"]}
+        facts |= {name: counts[name] for name in ("repaired", "unrepairable")}
+        facts |= {name: reasons[name] for name in ("dropped", "rejected")}
+        facts |= {name: counts[name] for name in ("windows", "windows_with_answers", "tokens")}
+        tokenizer = {
+            "name": self._tokenizer.name,
+            "xxh3": hash_bytes(self._tokenizer.json.encode()),
+            "vocab_size": self._tokenizer.vocab_size,
+            "cls_id": self._tokenizer.template.cls_id,
+        }
+        schema, form = TableSchema.of(schema_of(self._form)), json.loads(json.dumps(asdict(self._form)))
+        settings, listed_input = self._identity.settings, self._identity.input
+        return TableManifest(schema, settings, listed_input, facts, tokenizer=tokenizer, qa=form)
+
+    def summary(self, table: TableManifest, totals: Mapping[str, int], out: Path) -> QASummary:
+        form, counts = Form.of(table, str(out)), table.counts
+        numbers = {name: count for name, count in counts.items() if isinstance(count, int) and name != "units"}
+        return Summary(
+            "qa",
+            str(out),
+            {"max_seq_length": form.max_seq_length, "memory_tokens": len(form.memory)},
+            up_to_date=True,
+            units=counts["units"],
+            reused=counts["units"],
+            counts=numbers | {"examples": totals["rows"]},
+            rejected=counts["rejected"],
+            dropped=counts["dropped"],
+            output_bytes=totals["bytes"],
         )
-        summary.write(folder.folder)
-        manifest.write(folder.out, self._shards)
-        _clean_up(run)
-        return summary
-
-    def _in_order(self) -> Iterator[Record]:
-        """The records of all units, one at a time, since there may be a million."""
-        return (record for _, record in self._records.in_plan_order())
-
-    def _parts(self, out: Path, begin: str) -> Iterator[Path]:
-        """The lists of all units whose names begin so."""
-        names = (name for record in self._in_order() for name in record.files)
-        return (out / name for name in names if Path(name).name.startswith(begin))
-
-    def _shards(self) -> Iterator[TableShard]:
-        for record in self._in_order():
-            for name, file in record.outputs.items():
-                yield TableShard(name, record.facts["rows"], **file)
-
-    def _manifest(self) -> TableManifest:
-        """The manifest without its shards."""
-        tokenizer, sums, units, read = self._tokenizer, Counter[str](), 0, 0
-        dropped, rejected = Counter[str](), Counter[str]()
-        for record in self._in_order():
-            sums.update(record.facts["counts"])
-            units, read = units + 1, read + record.facts["read"]
-            dropped.update(record.facts["dropped"])
-            rejected.update(record.facts["rejected"])
-        counts = {
-            "units": units,
-            "read": read,
-            "answered": sums["ok"] + sums["repaired"],
-            "unanswerable": sums["none"],
-            **{name: sums[name] for name in ("repaired", "unrepairable")},
-            "dropped": dict(sorted(dropped.items())),
-            "rejected": dict(sorted(rejected.items())),
-            **{name: sums[name] for name in ("windows", "windows_with_answers", "tokens")},
-        }
-        facts = {
-            "name": tokenizer.name,
-            "xxh3": hash_bytes(tokenizer.json.encode()),
-            "vocab_size": tokenizer.vocab_size,
-            "cls_id": tokenizer.template.cls_id,
-        }
-        form = json.loads(json.dumps(asdict(self._form)))
-        schema = TableSchema.of(schema_of(self._form))
-        return TableManifest(schema, self._identity.settings, self._identity.input, counts, tokenizer=facts, qa=form)
-
-    def up_to_date(self, run: Session) -> QASummary | None:
-        if not has_every_file(run.folder.out, TABLE):
-            return None
-        _clean_up(run)  # a kill may have come after the manifest
-        manifest = TableManifest.read(run.folder.out)
-        return _summary(manifest, manifest.totals, run.folder.out)
-
-
-def _clean_up(run: Session) -> None:
-    """Remove what neither the table nor a record names."""
-    folder = run.folder
-    sweep(folder.out, SHARDS, live_files(folder.out, TABLE))
-    kept = (Path(name).name for line in folder.journal.read(RECORDS) for name in line["files"])
-    sweep(folder.folder, ("answers-*.jsonl", "rejects-*.jsonl"), kept)
-
-
-def _summary(manifest: TableManifest, totals: Mapping[str, int], out: Path) -> QASummary:
-    form, counts = Form.of(manifest, str(out)), manifest.counts
-    numbers = {name: count for name, count in counts.items() if isinstance(count, int) and name != "units"}
-    return Summary(
-        "qa",
-        str(out),
-        {"max_seq_length": form.max_seq_length, "memory_tokens": len(form.memory)},
-        up_to_date=True,
-        counts=numbers | {"examples": totals["rows"]},
-        rejected=counts["rejected"],
-        dropped=counts["dropped"],
-        output_bytes=totals["bytes"],
-    )
 
 
 # ---- in a worker ----
@@ -354,8 +250,6 @@ class WindowLoad:
     """Makes the shard of a unit."""
 
     out: Path
-    folder: Path
-    """Of the run."""
     text_rules: TextRules
     rules: QARules
     template: Template
@@ -370,45 +264,39 @@ class WindowLoad:
 
     def _make(self, windower: Windower, assigned: Assigned, progress: Progress) -> Record:
         """The record of a unit, whose files are durable."""
-        unit, schema = assigned.unit, schema_of(self.form)
+        place, schema, run_folder = assigned.unit.place, schema_of(self.form), self.out / RUN_FOLDER
+        pieces = [Piece(Slice(**piece["slice"]), piece["article"]) for piece in place["pieces"]]
         counts: Counter[str] = Counter()
         dropped: Counter[str] = Counter()
         with (
             TableShardWriter(self.out, schema) as writer,
-            NewFile(self.folder / f"answers-{assigned.key}.jsonl") as answers,
-            RejectFile(self.folder / f"rejects-{assigned.key}.jsonl") as rejects,
+            NewFile(run_folder / f"answers-{assigned.key}.jsonl") as answers,
+            RejectFile(run_folder / f"rejects-{assigned.key}.jsonl") as rejects,
         ):
             reading = Reading(self.text_rules, rejects.add)
-            examples = (example for piece in unit.pieces for example in read_examples(piece, reading))
-            read = 0
-            for batch in self._batches(itertools.islice(examples, unit.most)):
+            examples = (example for piece in pieces for example in read_examples(piece, reading))
+            for batch in self._batches(itertools.islice(examples, place["most"])):
                 progress.lap("read")
                 windows = windower(batch)
                 progress.lap("encode")
                 writer.append(_rows(batch, windows, writer.rows, schema))
                 answers.write(b"".join(_answers_to_check(batch, windows)))
                 progress.lap("write")
-                read += len(batch)
                 tokens = int(windows.column("length").sum())
                 answered = int((windows.column("start_positions") != windows.column("cls_index")).sum())
                 dropped.update(windows.dropped.values())
                 counts.update(one.status for k, one in enumerate(windows.chosen) if k not in windows.dropped)
-                counts.update(windows=len(windows.numbers), windows_with_answers=answered, tokens=tokens)
+                counts.update(read=len(batch), windows=len(windows.numbers), tokens=tokens)
+                counts.update(windows_with_answers=answered)
                 size = sum(len(example.question) + len(example.context) for example in batch)
                 progress.add(documents=len(batch), tokens=tokens, characters=size, input_bytes=size)
-            files = rejects.commit()
+            require_unchanged(piece.slice for piece in pieces)
+            lists, shard = rejects.commit(), writer.commit()
             if answers.size:
-                files[answers.path.name] = answers.commit()
-            shard = writer.commit()
+                lists[answers.path.name] = answers.commit()
         release()
-        facts = {"read": read, "rows": writer.rows, "counts": dict(counts), "dropped": dict(dropped)}
-        return Record(
-            assigned.key,
-            outputs={} if shard is None else {shard.name: {"bytes": shard.bytes, "xxh3": shard.xxh3}},
-            files={f"{self.folder.name}/{name}": file for name, file in files.items()},
-            counts={"rows": writer.rows},
-            facts=facts | {"rejected": dict(sorted(rejects.counts.items()))},
-        )
+        shards = [] if shard is None else [shard]
+        return unit_record(assigned, shards, lists, counts, rejects.counts, dropped=dict(dropped))
 
     def _batches(self, examples: Iterator[Example]) -> Iterator[list[Example]]:
         """Batches of about `BATCH_WINDOWS`; an example with more windows than that comes alone."""

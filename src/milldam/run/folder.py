@@ -13,7 +13,7 @@ The manifest in the output folder is what makes it a store. While there is a pla
 the store is being made or updated: until the new manifest takes its place, the old store stays whole.
 
 A job whose result is no run folder of its own (export) has one beside OUT, `.OUT.milldam-JOB`, so that OUT appears at
-once, by a rename; it is removed when the job is done.
+once, by a rename. It stays, and says what OUT was made from.
 """
 
 from __future__ import annotations

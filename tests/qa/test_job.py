@@ -253,12 +253,3 @@ def test_the_summary_says_what_was_made(few: Path, tmp_path: Path) -> None:
     told = json.loads(invoke(*command(few, tmp_path / "2", "--json")).stdout)
     assert told["counts"]["examples"] == 60 and told["counts"]["repaired"] == 1 and told["memory"]["peak"] > 0
     assert invoke(*command(few, tmp_path / "3", "--quiet")).stdout == ""
-
-
-# ---- killed ----
-
-
-def recorded(out: Path) -> int:
-    """Finished units of a run."""
-    path = out / "run/records.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0

@@ -23,7 +23,7 @@ from milldam.cli.commands import (
 from milldam.mapping.settings import MapSettings, settings_of
 
 if TYPE_CHECKING:
-    from milldam.mapping.job import MapSummary
+    from milldam.mapping.table_job import TableSummary
     from milldam.run.summary import Observer
 
 
@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     settings(MapSettings, "on_error key"),
 )
 @job_options()
-def map(function: str, inputs: tuple[str, ...], **options: Any) -> Request[MapSummary] | dict[str, Request[MapSummary]]:
+def map(
+    function: str, inputs: tuple[str, ...], **options: Any
+) -> Request[TableSummary] | dict[str, Request[TableSummary]]:
     """
     The function takes a dict of columns (lists) and returns one, as in HF's `map`. INPUT: text (columns text and file),
     JSON lines, CSV, parquet, Arrow, a folder that `save_to_disk` wrote, or a name on the Hub. Memory is bounded. If it
@@ -66,7 +68,7 @@ def map(function: str, inputs: tuple[str, ...], **options: Any) -> Request[MapSu
     if "fn_kwargs" in found:
         found["fn_kwargs"] = json_values(found["fn_kwargs"], "args")
 
-    def request(values: dict[str, Any]) -> Request[MapSummary]:
+    def request(values: dict[str, Any]) -> Request[TableSummary]:
         chosen = settings_of(values)
         return Request(partial(_run, chosen), partial(array_of, chosen))
 
@@ -74,7 +76,7 @@ def map(function: str, inputs: tuple[str, ...], **options: Any) -> Request[MapSu
     return request(found) if splits is None else {name: request(one) for name, one in splits.items()}
 
 
-def _run(settings: MapSettings, observer: Observer) -> MapSummary:
+def _run(settings: MapSettings, observer: Observer) -> TableSummary:
     from milldam.mapping.job import run_map
 
     # What the function prints goes where that of worker processes goes: standard output is for the summary.

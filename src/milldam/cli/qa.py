@@ -15,7 +15,7 @@ from milldam.errors import ConfigError
 from milldam.qa.settings import QASettings
 
 if TYPE_CHECKING:
-    from milldam.qa.job import QASummary
+    from milldam.mapping.table_job import TableSummary
 
 _STEPS = ("overlap", "hop")
 
@@ -28,7 +28,7 @@ _STEPS = ("overlap", "hop")
     settings(QASettings, "max_seq_length overlap hop memory_tokens first padding_side max_segments"),
 )
 @job_options()
-def qa(inputs: tuple[str, ...], **options: Any) -> Request[QASummary]:
+def qa(inputs: tuple[str, ...], **options: Any) -> Request[TableSummary]:
     """
     INPUT: SQuAD's JSON (v1.1 or v2), or records of id, context, question and answers as JSON lines, parquet, Arrow, a
     folder that `save_to_disk` wrote or a name on the Hub; or one YAML file with the same settings. Memory is

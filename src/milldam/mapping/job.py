@@ -20,11 +20,11 @@ import os
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict
+from typing import Any
 
 import pyarrow as pa
 
@@ -36,7 +36,7 @@ from milldam.mapping.identity import FunctionIdentity, identify
 from milldam.mapping.rows import source_of
 from milldam.mapping.schema import given_schema, unified
 from milldam.mapping.settings import MapSettings
-from milldam.mapping.table_job import SPOOL, RowUnit, TableJob
+from milldam.mapping.table_job import SPOOL, RowUnit, TableJob, TableSummary
 from milldam.mapping.working import FAILED, MapLoad
 from milldam.markup import counted
 from milldam.memory import usage
@@ -45,7 +45,7 @@ from milldam.run import engine
 from milldam.run.budget import WORK_BYTES
 from milldam.run.engine import Session, Stage
 from milldam.run.folder import RunFolder
-from milldam.run.summary import Observer, Summary, log
+from milldam.run.summary import Observer, log
 from milldam.run.tasks import Workers
 from milldam.run.units import Identity, key_of
 from milldam.sources.compression import STDIN
@@ -61,15 +61,7 @@ _MARGIN = 1.15
 """Batches differ in size, and a shard waits to be written."""
 
 
-class MapFacts(TypedDict):
-    columns: dict[str, str]
-    """Name -> type."""
-
-
-MapSummary: TypeAlias = Summary[MapFacts]
-
-
-def run_map(settings: MapSettings, observer: Observer | None = None, *, held_bytes: int = 0) -> MapSummary:
+def run_map(settings: MapSettings, observer: Observer | None = None, *, held_bytes: int = 0) -> TableSummary:
     """Make the table, or what is left to make of it. `held_bytes`: memory that the calling program holds already."""
     job = MapJob(settings)
     if settings.out is not None:
@@ -85,7 +77,7 @@ def _options(settings: MapSettings, out: Path, held_bytes: int = 0) -> engine.Op
     return engine.Options.of(settings, out, held_bytes=held_bytes, adapts=True)
 
 
-def array_of(settings: MapSettings) -> engine.ArrayWork[MapSummary]:
+def array_of(settings: MapSettings) -> engine.ArrayWork[TableSummary]:
     """The same for tasks of a job array."""
     if settings.out is None:
         raise ConfigError(Setting("out"), ": name a folder for the table: other machines don't see this one's cache.")
@@ -102,7 +94,7 @@ def array_of(settings: MapSettings) -> engine.ArrayWork[MapSummary]:
     return engine.array_of(MapJob(settings), _options(settings, Path(settings.out)))
 
 
-class MapJob(TableJob[MapFacts]):
+class MapJob(TableJob):
     """Rows to a table."""
 
     stage_names, outputs = ("map",), None
@@ -180,7 +172,7 @@ class MapJob(TableJob[MapFacts]):
             self._source.spool()
         return self._source.units()
 
-    def up_to_date(self, run: Session) -> MapSummary | None:
+    def up_to_date(self, run: Session) -> TableSummary | None:
         assert self.function is not None
         return None if self.function.unhashable else super().up_to_date(run)
 
@@ -256,19 +248,6 @@ class MapJob(TableJob[MapFacts]):
             raise InputError(f"{cause}: there is no table to make.{first_reject(out)}")
         facts = {"units": counts["units"], "read": read, "rejected": rejected}
         return TableManifest(schema, self._identity.settings, self._identity.input, facts)
-
-    def summary(self, table: TableManifest, totals: Mapping[str, int], out: Path) -> MapSummary:
-        return Summary(
-            "map",
-            str(out),
-            {"columns": table.schema.columns},
-            up_to_date=True,
-            units=table.counts["units"],
-            reused=table.counts["units"],
-            counts={"rows": totals["rows"], "read": table.counts["read"]},
-            rejected=table.counts["rejected"],
-            output_bytes=totals["bytes"],
-        )
 
     def _types_of_all(self, first: dict[str, int]) -> TableSchema | None:
         """The columns of all units, put together; None: there are none. `first`: types -> the first unit that has them.

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
@@ -36,7 +36,7 @@ from milldam.stores.table.manifest import TableManifest, TableShard
 from milldam.stores.table.writer import ENDING, ROWS
 from milldam.stores.verify import has_every_file
 
-F = TypeVar("F", bound=Mapping[str, object])
+TableSummary: TypeAlias = Summary[Mapping[str, Any]]
 SPOOL = "rows"
 """In the run folder: rows that could be read only once, and row numbers of a dataset."""
 SHARDS = f"{ROWS}-*{ENDING}"
@@ -95,7 +95,7 @@ def unit_record(
     )
 
 
-class TableJob(engine.Job[Summary[F]]):
+class TableJob(engine.Job[TableSummary]):
     """A job whose result is a table."""
 
     kind = TABLE
@@ -107,10 +107,6 @@ class TableJob(engine.Job[Summary[F]]):
     def manifest(self, out: Path, counts: Counter[str], reasons: dict[str, dict[str, int]]) -> TableManifest:
         """The manifest without its shards. `counts`: units, and the sums of what their records count; `reasons`: how
         much was rejected and dropped, by reason. Raises InputError when there is no table to make."""
-
-    @abstractmethod
-    def summary(self, table: TableManifest, totals: Mapping[str, int], out: Path) -> Summary[F]:
-        """The summary of a table that is up to date."""
 
     def open_records(self, run: Session, recipe: str) -> Records:
         """The records of the listed units. `recipe`: everything that rows depend on besides their unit."""
@@ -132,7 +128,7 @@ class TableJob(engine.Job[Summary[F]]):
         for record in self.in_order():
             yield from (TableShard(name, rows, **record.outputs[name]) for name, rows in record.facts["shards"])
 
-    def finish(self, run: Session, plan: WorkPlan) -> Summary[F]:
+    def finish(self, run: Session, plan: WorkPlan) -> TableSummary:
         folder, out = run.folder, run.folder.out
         damage = gather_rejects(
             out, self.lists(out, "rejects-"), lambda: (file["path"] for file in folder.inputs.planned())
@@ -150,7 +146,7 @@ class TableJob(engine.Job[Summary[F]]):
             totals["bytes"] += sum(file["bytes"] for file in record.outputs.values())
         table = self.manifest(out, counts, {name: dict(sorted(one.items())) for name, one in reasons.items()})
         summary = replace(
-            run.measured(self.summary(table, totals, out)),
+            run.measured(_summary(table, totals, out)),
             up_to_date=False,
             reused=self.records.reused,
             changed=self.changed or plan.changes,
@@ -161,7 +157,7 @@ class TableJob(engine.Job[Summary[F]]):
         clean_up(folder)
         return summary
 
-    def up_to_date(self, run: Session) -> Summary[F] | None:
+    def up_to_date(self, run: Session) -> TableSummary | None:
         folder = run.folder
         if not has_every_file(folder.out, TABLE):
             return None
@@ -169,9 +165,30 @@ class TableJob(engine.Job[Summary[F]]):
         if folder.state() != FINISHED:
             (folder.folder / PLAN).unlink()  # of another table, of which nothing came
         clean_up(folder)  # a kill may have come after the manifest
-        summary = self.summary(table, table.totals, folder.out)
+        summary = _summary(table, table.totals, folder.out)
         log.info("%s is up to date: %s", folder.out, summary.made)
         return summary
+
+
+def _summary(table: TableManifest, totals: Mapping[str, int], out: Path) -> TableSummary:
+    """The summary of a table that is up to date."""
+    name, rows, facts = (
+        ("map", "rows", {"columns": table.schema.columns}) if table.qa is None else ("qa", "examples", {})
+    )
+    counts = {name: count for name, count in table.counts.items() if isinstance(count, int)}
+    units = counts.pop("units")
+    return Summary(
+        name,
+        str(out),
+        facts,
+        up_to_date=True,
+        units=units,
+        reused=units,
+        counts={rows: totals["rows"], **counts},
+        rejected=table.counts["rejected"],
+        dropped=table.counts.get("dropped", {}),
+        output_bytes=totals["bytes"],
+    )
 
 
 def clean_up(folder: RunFolder) -> None:

@@ -13,10 +13,10 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ import pyarrow as pa
 from milldam.config.checking import checked_settings
 from milldam.errors import InputError
 from milldam.files import NewFile, hash_bytes
-from milldam.mapping.table_job import SHARDS, RowUnit, TableJob, require_unchanged, unit_record
+from milldam.mapping.table_job import SHARDS, RowUnit, TableJob, TableSummary, require_unchanged, unit_record
 from milldam.memory import release, usage
 from milldam.pipeline.rejects import NAME as REJECTS
 from milldam.pipeline.rejects import RejectFile, first_reject
@@ -39,7 +39,7 @@ from milldam.run.budget import SMALL_INPUT, TOKENIZER_FACTOR, fit_workers
 from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
-from milldam.run.summary import Observer, Summary
+from milldam.run.summary import Observer
 from milldam.run.units import Identity, key_of
 from milldam.sources.batch import Reading, TextRules
 from milldam.sources.units import Slice, gather, whole
@@ -55,16 +55,6 @@ WINDOWS_BYTES = 42 * 10**6
 BATCH_EXAMPLES, BATCH_CONTEXTS, BATCH_WINDOWS = 256, 256_000, 6 << 20
 """Limits of a batch: examples, characters of distinct contexts (what encoding takes), bytes of windows."""
 _CHARACTERS_A_TOKEN = 3
-
-
-class QAFacts(TypedDict):
-    """What the summary of such a job has besides."""
-
-    max_seq_length: int
-    memory_tokens: int
-
-
-QASummary = Summary[QAFacts]
 
 
 def prepare(
@@ -103,17 +93,17 @@ def prepare(
     return FeatureStore(settings.out)
 
 
-def run_qa(settings: QASettings, observer: Observer | None = None, *, held_bytes: int = 0) -> QASummary:
+def run_qa(settings: QASettings, observer: Observer | None = None, *, held_bytes: int = 0) -> TableSummary:
     """Do the job, or what is left of it. `held_bytes`: memory that the calling program holds already."""
     return engine.run(QAJob(settings), engine.Options.of(settings, held_bytes=held_bytes), observer)
 
 
-def array_of(settings: QASettings) -> engine.ArrayWork[QASummary]:
+def array_of(settings: QASettings) -> engine.ArrayWork[TableSummary]:
     """The same for tasks of a job array."""
     return engine.array_of(QAJob(settings), engine.Options.of(settings))
 
 
-class QAJob(TableJob[QAFacts]):
+class QAJob(TableJob):
     """Examples to windows."""
 
     stage_names, outputs = ("window",), (SHARDS, ANSWERS, REJECTS)
@@ -209,22 +199,6 @@ class QAJob(TableJob[QAFacts]):
         schema, form = TableSchema.of(schema_of(self._form)), json.loads(json.dumps(asdict(self._form)))
         settings, listed_input = self._identity.settings, self._identity.input
         return TableManifest(schema, settings, listed_input, facts, tokenizer=tokenizer, qa=form)
-
-    def summary(self, table: TableManifest, totals: Mapping[str, int], out: Path) -> QASummary:
-        form, counts = Form.of(table, str(out)), table.counts
-        numbers = {name: count for name, count in counts.items() if isinstance(count, int) and name != "units"}
-        return Summary(
-            "qa",
-            str(out),
-            {"max_seq_length": form.max_seq_length, "memory_tokens": len(form.memory)},
-            up_to_date=True,
-            units=counts["units"],
-            reused=counts["units"],
-            counts=numbers | {"examples": totals["rows"]},
-            rejected=counts["rejected"],
-            dropped=counts["dropped"],
-            output_bytes=totals["bytes"],
-        )
 
 
 # ---- in a worker ----

@@ -33,25 +33,27 @@ def damage_and_resume(job: Case, faults: Faults, share: float, rng: random.Rando
     calls = faults.count("rename", job.to("clean"))
     clean = job.made("clean")
     assert faults.run(Fault("rename", KILL, max(1, int(calls * share))), job.to("begun")).returncode == -9
-    files = sorted(path for path in job.kept("begun").rglob("*") if path.is_file())
+    parts = [job.kept("begun") if job.words[0] == "export" else job.path("begun")]
+    for part in parts:
+        shutil.copytree(part, part.with_name(f"{part.name}-saved"), symlinks=True)
+    folder = job.kept("begun") / "run" if job.words[0] == "export" else job.kept("begun")
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
     assert files
     wrong: list[str] = []
-    for number, path in enumerate(rng.sample(files, min(len(files), most))):
+    for path in rng.sample(files, min(len(files), most)):
         for damage in rng.sample((*BYTES, not_utf8), max(1, most // 40)):
-            out = f"again-{number}-{damage.__name__}"
-            for part in (job.path("begun"), job.kept("begun")):
-                copy = part.with_name(part.name.replace("begun", out))
-                if part.is_dir() and not copy.exists():
-                    shutil.copytree(part, copy, symlinks=True)
-            damaged = Path(str(path).replace("begun", out))
-            damaged.write_bytes(damage(path.read_bytes(), rng))
-            result = invoke(*job.to(out))
+            for part in (job.path("begun"), *parts):
+                shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
+            for part in parts:
+                shutil.copytree(part.with_name(f"{part.name}-saved"), part, symlinks=True, dirs_exist_ok=True)
+            path.write_bytes(damage(path.read_bytes(), rng))
+            result = invoke(*job.to("begun"))
             name = f"{path.name} {damage.__name__}"
             if result.exit_code == 3 and path.name in result.output:
                 continue
             if result.exit_code:
                 wrong.append(f"{name}: {result.exit_code} {result.output[-400:]} {result.exception!r}")
-            elif job.made(out) != clean:
+            elif job.made("begun") != clean:
                 wrong.append(f"{name}: other bytes")
     return wrong
 

@@ -225,7 +225,8 @@ def test_workers_die_with_their_server_and_an_interrupt_ends_both(tmp_path: Path
     def stop(event: Event) -> None:
         server = psutil.Process(event.pid).parent()
         assert server is not None
-        workers = server.children()
+        while len(workers := server.children()) < 3:
+            time.sleep(0.01)
         pids.extend(worker.pid for worker in workers)
         server.kill()
         assert psutil.wait_procs(workers, timeout=60)[1] == []

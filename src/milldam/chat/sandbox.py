@@ -50,7 +50,7 @@ class TemplateRefusedError(BadRowError):
 
 
 class _Code(CodeGenerator):
-    """Writes loops that note their messages, words as they are, and look-ups that call no function of the sandbox."""
+    """Writes loops that note their messages, and texts without losing words."""
 
     def visit_For(self, node: nodes.For, frame: Any) -> None:  # noqa: N802
         # A recursive loop is within several rounds of itself: its messages are not noted.
@@ -85,23 +85,6 @@ class _Code(CodeGenerator):
             self.visit(one, frame)
             self.write(", ")
         self.write(")")
-
-    def visit_Getattr(self, node: nodes.Getattr, frame: Any) -> None:  # noqa: N802
-        if node.attr in _OF_DICTS:
-            super().visit_Getattr(node, frame)
-        else:
-            self._look_up("getattr", node.node, node.attr, frame)
-
-    def visit_Getitem(self, node: nodes.Getitem, frame: Any) -> None:  # noqa: N802
-        if isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str):
-            self._look_up("getitem", node.node, node.arg.value, frame)
-        else:
-            super().visit_Getitem(node, frame)
-
-    def _look_up(self, way: str, of: nodes.Expr, name: str, frame: Any) -> None:
-        self.write(f"(_of[{name!r}] if type(_of := ")
-        self.visit(of, frame)
-        self.write(f") is dict and {name!r} in _of else environment.{way}(_of, {name!r}))")
 
     def _output_child_pre(self, node: Any, frame: Any, finalize: Any) -> None:
         escapes = frame.eval_ctx.volatile or frame.eval_ctx.autoescape

@@ -71,8 +71,11 @@ class Demand:
             self._write()
 
     def _write(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        replace_unsynced(self._path, json.dumps(self._units).encode())
+        while True:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # a maker that just finished removed the folder again
+                replace_unsynced(self._path, json.dumps(self._units).encode())
+                return
 
     def withdraw(self) -> None:
         with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
-from milldam.choices import Action, ChatForm, InputFormat
+from milldam.choices import Action, ChatForm, Executor, InputFormat
 from milldam.errors import ConfigError
 from milldam.memory import format_size, parse_size
 
@@ -50,6 +50,22 @@ class Settings:
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings(Settings):
+    """How a job is run. Nothing here changes its result."""
+
+    memory: Size | None = None
+    """Limit for the whole process tree, such as 512MB. Default: half of what is free. Does not change the result."""
+    workers: AtLeastOne | None = None
+    """Cores to use. Default: all. Does not change the result."""
+    executor: Executor = "local"
+    """Where to run: this machine, or a Ray cluster whose machines all see `out`. Does not change the result."""
+    address: str | None = None
+    """Address of the Ray cluster, such as 10.0.0.1:6379. Default: the one running here, else a new one is started."""
+    overwrite: bool = False
+    """Replace a result that was made with other settings or input."""
 
 
 # ---- cleaning ----

@@ -104,22 +104,3 @@ def test_byte_lengths_tell_what_offsets_tell(shared_data: Path, messages: list[d
     if any(message["content"] for message in messages if message["role"] == "assistant"):
         fast = trained_tokens(_renderer(TIGHT), finder, reference._tokenizer, talk)
         assert fast == trained_tokens(_renderer(TIGHT), slow, reference._tokenizer, talk)
-
-
-@pytest.mark.parametrize("family", ["qwen2_5", "llama3", "gemma", "phi3", "qwen3", "cohere"])
-@given(messages=_conversations())
-def test_masks_without_tags_are_those_with_tags_or_refused(
-    shared_data: Path, family: str, messages: list[dict[str, Any]]
-) -> None:
-    """Whatever is said, nothing differs silently."""
-    made: list[Any] = []
-    for kind in ("_training", ""):
-        template = (shared_data / f"chat/templates/{family}{kind}.jinja").read_text(encoding="utf-8")
-        try:
-            rendering, stretches = _renderer(template).show(Conversation(messages))
-            made.append((rendering.text, stretches))
-        except BadRowError as error:
-            assert error.reason in ("mask_not_proven", "template_refused")
-            return
-    if made[0][0] == made[1][0]:
-        assert made[0] == made[1]

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from milldam.chat.forms import BadRowError, Conversation, Pair, from_table, recognise
+from milldam.chat.forms import BadRowError, Conversation, Pair, recognise, records_of
 from milldam.errors import ConfigError, InputError
 
 USER = {"role": "user", "content": "Hi"}
@@ -39,7 +39,6 @@ def _pair(row: dict[str, Any]) -> Pair:
     [
         ({"messages": [USER, ANSWER]}, [USER, ANSWER]),
         ({"messages": json.dumps([USER, ANSWER])}, [USER, ANSWER]),
-        ({"conversation": [USER, ANSWER]}, [USER, ANSWER]),
         ({"messages": [USER, ANSWER | {"name": None, "tool_calls": None}]}, [USER, ANSWER]),
         ({"messages": [USER, ANSWER | {"name": "Ann", "weight": 0}]}, [USER, ANSWER | {"name": "Ann", "weight": 0}]),
         (
@@ -94,7 +93,6 @@ def _pair(row: dict[str, Any]) -> Pair:
             ],
         ),
         ({"prompt": "Hi", "completion": "Hello"}, [USER, ANSWER]),
-        ({"prompt": "Hi", "response": "Hello"}, [USER, ANSWER]),
         ({"prompt": [USER], "completion": [ANSWER]}, [USER, ANSWER]),
     ],
 )
@@ -119,6 +117,9 @@ def test_a_row_of_every_form_becomes_messages(row: dict[str, Any], messages: lis
         ({"messages": [USER, ANSWER], "images": ["a.png"]}, "has_image"),
         ({"messages": [USER, ANSWER], "audios": ["a.wav"]}, "has_audio"),
         ({"messages": [USER | {"images": ["a.png"]}, ANSWER]}, "has_image"),
+        ({"messages": [USER, ANSWER | {"function_call": {"name": "f"}}]}, "bad_tool_call"),
+        ({"messages": [USER, ANSWER], "functions": [TOOL]}, "bad_tools"),
+        ({"messages": [USER, ANSWER | {"train_detail": [{"train": False}]}]}, "trained_in_part"),
         ({"messages": [USER, ANSWER], "tools": "[{"}, "bad_tools"),
         ({"messages": [USER, ANSWER], "tools": "7"}, "bad_tools"),
         ({"messages": [USER, ANSWER], "chat_template_kwargs": "{"}, "bad_variables"),
@@ -164,25 +165,6 @@ def test_preference_data_of_every_form_become_pairs(row: dict[str, Any]) -> None
     assert pair.chosen.prompt_messages == pair.rejected.prompt_messages == 1
 
 
-def test_function_calls_of_openai_are_tool_calls() -> None:
-    """As they were before there were tools: `functions`, `function_call`, and a role `function`."""
-    call = {"name": "f", "arguments": '{"a": 1}'}
-    row = {
-        "messages": [
-            {"role": "user", "content": "Q"},
-            {"role": "assistant", "content": None, "function_call": call},
-            {"role": "function", "name": "f", "content": "3"},
-            {"role": "assistant", "content": "Three."},
-        ],
-        "functions": [{"name": "f", "parameters": {}}],
-    }
-    found = recognise([row]).conversation(row)
-    assert isinstance(found, Conversation)
-    assert found.messages[1]["tool_calls"] == [{"type": "function", "function": call}]
-    assert "function_call" not in found.messages[1] and found.messages[2]["role"] == "tool"
-    assert found.tools == [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-
-
 def test_tools_may_be_json_or_bare_functions() -> None:
     """Templates get them as OpenAI writes them."""
     wanted = [{"type": "function", "function": TOOL}]
@@ -226,7 +208,7 @@ def test_tools_from_a_table_have_their_own_fields_alone() -> None:
         "messages": [USER, {"role": "assistant", "content": None, "tool_calls": calls}],
         "tools": [TOOL | {"parameters": {"a": {"type": "int"}}}, TOOL | {"parameters": {"b": {"type": "str"}}}],
     }
-    (read,) = from_table(pa.RecordBatch.from_pylist([row]))
+    (read,) = records_of(pa.RecordBatch.from_pylist([row]))
     assert _one(read).tools == _one(row).tools
     assert [one["function"]["arguments"] for one in _one(read).messages[1]["tool_calls"]] == [{"a": 1}, {"b": "x"}]
     assert "content" not in _one(read).messages[1]

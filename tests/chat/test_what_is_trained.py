@@ -105,22 +105,15 @@ def test_all_is_not_trained_on_where_a_message_says_otherwise(tmp_path: Path) ->
     assert _reasons(tmp_path) == {1: "mask_not_proven"}
 
 
-def test_weights_of_parts_are_those_of_the_message_or_refused_by_name(tmp_path: Path) -> None:
+def test_weights_within_a_message_are_refused_by_name(tmp_path: Path) -> None:
     """axolotl's `train` of parts and `train_detail`: never trained on as a whole without a word."""
-    said, thought = {"type": "text", "text": "Uno."}, {"type": "text", "text": "Hm. "}
-    untrained, odd = said | {"train": False}, said | {"weight": 0}
+    part = {"type": "text", "text": "Uno."}
     detail = [{"begin_offset": 0, "end_offset": 1, "train": False}]
-    rows = [
-        {"messages": [USER, _answer(content=content), USER, _answer(content="Dos.")]}
-        for content in ([thought | {"train": False}, untrained], [thought | {"train": True}, said | {"train": True}])
-    ]
-    rows += [
-        {"messages": [USER, _answer(content=content)]}
-        for content in ([thought, untrained], [thought, odd], [odd, "Uno"])
-    ]
+    contents = [[part], [part, part | {"train": False}], [part | {"weight": 0}]]
+    rows = [{"messages": [USER, _answer(content=content)]} for content in contents]
     rows.append({"messages": [USER, _answer(train_detail=detail)]})
-    assert _trained(tmp_path, *rows) == [["Dos.<|im_end|>\n"], ["Hm. Uno.<|im_end|>\n", "Dos.<|im_end|>\n"]]
-    assert _reasons(tmp_path) == dict.fromkeys((3, 4, 5, 6), "trained_in_part")
+    assert _trained(tmp_path, *rows) == [["Uno.<|im_end|>\n"]]
+    assert _reasons(tmp_path) == dict.fromkeys((2, 3, 4), "trained_in_part")
 
 
 # ---- the end of a turn ----

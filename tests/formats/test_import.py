@@ -18,7 +18,8 @@ from tests.kit.token_stores import Documents, documents_of, random_documents, st
 import milldam
 from milldam.errors import ConfigError, InputError
 from milldam.formats import export, import_tokens
-from milldam.formats.importing import ImportSettings, ImportSummary, run_import
+from milldam.formats.importing import ImportSummary, run_import
+from milldam.formats.settings import ImportSettings
 from milldam.loader.stores import Store
 from milldam.stores.tokens import reader
 from milldam.stores.verify import verify
@@ -266,7 +267,7 @@ def test_a_source_that_changed_costs_the_files_that_changed(tmp_path: Path) -> N
         write_rows(source / f"{number}.parquet", *range(number, number + 5))
 
     def imported() -> ImportSummary:
-        return run_import(ImportSettings((str(source),), str(out)))
+        return run_import(ImportSettings(source=(str(source),), out=str(out)))
 
     imported()
     before = {path.name: path.stat().st_mtime_ns for path in out.glob("*.bin")}

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from milldam.chat.forms import BadRowError, Conversation, Form, from_table, recognise
+from milldam.chat.forms import BadRowError, Conversation, Form, recognise, records_of
 from milldam.chat.loading import TemplateSource
 from milldam.chat.masks import TrainOn
 from milldam.chat.rendering import Renderer
@@ -121,9 +121,6 @@ def _batches(inputs: Sequence[str], unread: list[Reject]) -> Iterator[tuple[list
         for file in list_inputs(data_set.inputs, data_set.input_format):
             places, number = Places(), 0
             for rows in reader.rows([whole(file)], unread.append, places):
-                if isinstance(rows, dict):
-                    records = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
-                else:
-                    records = from_table(rows)
+                records = records_of(rows)
                 yield records, places, number
                 number += len(records)

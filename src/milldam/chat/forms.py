@@ -10,12 +10,13 @@
 A `label` (true or false, as KTO takes it) may stand beside any but the last. The form is recognised from the first
 rows, or set. What does not fit raises BadRowError with a reason by name, for that row alone.
 
-Nothing is invented: contents are taken as they are. Roles are unified (human -> user, gpt -> assistant, observation ->
-tool), text parts joined, function calls made `tool_calls`, and bare descriptions of functions `tools`.
+Contents are taken as they are. Roles are unified (human -> user, gpt -> assistant, observation -> tool), text parts
+joined, ShareGPT's function calls made `tool_calls`, and bare descriptions of functions `tools`.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,9 +45,6 @@ _COLUMNS = (
     *("messages", "conversations", "instruction", "input", "output", "history", "system", "tools"),
     *("prompt", "completion", "chosen", "rejected", "label", "chat_template_kwargs"),
 )
-_OTHER_NAMES = {"messages": ("conversation", "dialogue", "dialog", "chat"), "completion": ("response", "answer")}
-_OLD_TOOLS = "functions"
-"""OpenAI's name for tools before there were tools."""
 _ROLES = {
     **dict.fromkeys(("human", "user", "User", "Human"), "user"),
     **dict.fromkeys(("gpt", "assistant", "model", "bot", "chatgpt", "bing", "bard", "Assistant"), "assistant"),
@@ -54,12 +52,19 @@ _ROLES = {
     **dict.fromkeys(("function_call", "tool_call"), "function_call"),
 }
 """Roles of ShareGPT data. Others stay as they are: the template decides."""
-_MEDIA = {
-    "has_image": ("image", "images", "image_url", "input_image"),
-    "has_audio": ("audio", "audios", "audio_url", "input_audio"),
-    "has_video": ("video", "videos", "video_url"),
+_REFUSED = {
+    **dict.fromkeys(("image", "images", "image_url", "input_image"), "has_image"),
+    **dict.fromkeys(("audio", "audios", "audio_url", "input_audio"), "has_audio"),
+    **dict.fromkeys(("video", "videos", "video_url"), "has_video"),
+    "function_call": "bad_tool_call",
+    "functions": "bad_tools",
+    "train_detail": "trained_in_part",
 }
-_MEDIA_NAMES = {name: reason for reason, names in _MEDIA.items() for name in names}
+"""Fields of a row, a message or a part that would be lost: the reason for which it is refused."""
+_TEXT_PARTS = {
+    **dict.fromkeys(("text", "input_text", "output_text"), "content"),
+    **dict.fromkeys(("reasoning", "thinking"), "reasoning_content"),
+}
 WEIGHT_FIELDS = ("weight", "loss_weight", "train")
 """Of a message, or of its parts: whether it is trained on."""
 _RESERVED = ("messages", "tools", "add_generation_prompt")
@@ -117,15 +122,34 @@ class Form:
 
     def conversation(self, row: Row) -> Conversation | Pair:
         """BadRowError if there is none in the row."""
-        if len(row) == 1 and not self.labelled and self.name in (MESSAGES, CONVERSATIONS):
-            messages: Any = row.get(self.columns[self.name])
+        name = self.name
+        if len(row) == 1 and not self.labelled and name in (MESSAGES, CONVERSATIONS):
+            messages: Any = row.get(self.columns[name])
             if _are_plain(messages):
                 return Conversation(messages)
-        return _Row(row, self).read()
+        _refuse(row, "the row")
+        # Columns by our names.
+        row = {ours: row.get(theirs) for ours, theirs in self.columns.items()}
+        if name == PREFERENCE:
+            return _pair(row)
+        prompt: list[Message] = []
+        if name == COMPLETION:
+            prompt = _turns(row["prompt"], "user", "no_prompt")
+            messages = prompt + _turns(row["completion"], "assistant", "no_assistant")
+        elif name == INSTRUCTION:
+            messages, output = _instruction(row), row["output"]
+            if not isinstance(output, str):
+                raise BadRowError("no_assistant", "there is no output")
+            messages.append({"role": "assistant", "content": output})
+        else:
+            messages = _messages(row[name])
+        if self.labelled and not _is_label(row["label"]):
+            raise BadRowError("bad_label", f"label is {row['label']!r}, neither true nor false")
+        return _conversation(row, messages, len(prompt), bool(row["label"]) if self.labelled else None)
 
     def reads(self, column: str) -> bool:
         """Whether it matters what is in a column of that name."""
-        return column in self.columns.values() or column == _OLD_TOOLS or column in _MEDIA_NAMES
+        return column in self.columns.values() or column in _REFUSED
 
     def __str__(self) -> str:
         return f"{self.name} ({', '.join(self.seen)})"
@@ -143,11 +167,7 @@ def recognise(rows: Sequence[Row], *, form: str = "auto", columns: Mapping[str, 
             message = f": no column is called {name!r}; there are {', '.join(_COLUMNS)}."
             raise ConfigError(Setting("chat.columns"), message)
     present = {name for row in rows for name, value in row.items() if value is not None}
-    named: dict[str, str] = {}
-    for name in _COLUMNS:
-        for candidate in (columns[name],) if name in columns else (name, *_OTHER_NAMES.get(name, ())):
-            if candidate in present:
-                named.setdefault(name, candidate)
+    named = {name: columns.get(name, name) for name in _COLUMNS if columns.get(name, name) in present}
     if form == "auto":
         form = next((known for known, needed in _NEEDED.items() if all(name in named for name in needed)), form)
     listed, example = ", ".join(sorted(present)) or "nothing", min(present, default="x")
@@ -172,12 +192,14 @@ def recognise(rows: Sequence[Row], *, form: str = "auto", columns: Mapping[str, 
     return Form(form, {name: name for name in _COLUMNS} | dict(columns) | named, seen, labelled)
 
 
-def from_table(rows: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Rows of an Arrow table as dicts, without what only the table's type put into them.
+def records_of(rows: pa.RecordBatch | Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Rows of columns or of an Arrow table as dicts, without what only the table's type put into them.
 
     In a table all tools have the fields of any, and so have all arguments: those of another tool are null. A template
     would write them.
     """
+    if isinstance(rows, Mapping):
+        return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
 
     def without_nulls(value: Any) -> Any:
         if isinstance(value, list):
@@ -189,93 +211,59 @@ def from_table(rows: pa.RecordBatch) -> list[dict[str, Any]]:
     return [{name: without_nulls(value) for name, value in row.items()} for row in rows.to_pylist()]
 
 
-class _Row:
-    """A row that is to become a conversation."""
-
-    def __init__(self, row: Row, form: Form) -> None:
-        self._row, self._form = row, form
-        if not _MEDIA_NAMES.keys().isdisjoint(row):
-            for name, reason in _MEDIA_NAMES.items():
-                if row.get(name):
-                    raise BadRowError(reason, f'there is something in "{name}"')
-
-    def get(self, name: str) -> Any:
-        return self._row.get(self._form.columns[name])
-
-    def read(self) -> Conversation | Pair:
-        name, prompt = self._form.name, 0
-        if name == PREFERENCE:
-            return self._pair()
-        if name == COMPLETION:
-            asked = _said(self.get("prompt"), "user", "no_prompt")
-            messages, prompt = asked + _said(self.get("completion"), "assistant", "no_assistant"), len(asked)
-        elif name == INSTRUCTION:
-            messages, output = self._instruction(), self.get("output")
-            if not isinstance(output, str):
-                raise BadRowError("no_assistant", "there is no output")
-            messages.append({"role": "assistant", "content": output})
-        else:
-            messages = _messages(self.get(name))
-        label = None
-        if self._form.labelled:
-            label = self.get("label")
-            if not _is_label(label):
-                raise BadRowError("bad_label", f"label is {label!r}, neither true nor false")
-        return self._conversation(messages, prompt, None if label is None else bool(label))
-
-    def _conversation(self, messages: list[Message], prompt: int, label: bool | None = None) -> Conversation:
-        system, tools, variables = self.get("system"), self.get("tools"), self.get("chat_template_kwargs")
-        if isinstance(system, str) and system and (not messages or messages[0]["role"] != "system"):
-            messages = [{"role": "system", "content": system}, *messages]
-            prompt += 1 if prompt else 0
-        if not messages:
-            raise BadRowError("empty_conversation", "it has no messages")
-        if isinstance(variables, str):
-            variables = parsed(variables, "bad_variables", "chat_template_kwargs")
-        variables = {} if variables is None else variables
-        if not isinstance(variables, dict) or any(name in variables for name in _RESERVED):
-            raise BadRowError("bad_variables", f"chat_template_kwargs: {str(variables)[:80]}")
-        variables = {str(name): one for name, one in variables.items() if one is not None}
-        tools = _tools(tools if tools is not None else self._row.get(_OLD_TOOLS))
-        return Conversation(messages, tools, variables, label, prompt)
-
-    def _instruction(self) -> list[Message]:
-        messages: list[Message] = []
-        for turn in self.get("history") or ():
-            if not isinstance(turn, (list, tuple)) or len(turn) != 2 or not all(isinstance(one, str) for one in turn):
-                raise BadRowError("bad_history", f"a turn of the history is {str(turn)[:80]!r}")
-            messages += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
-        asked = [one for one in (self.get("instruction"), self.get("input")) if one]
-        if not asked or not all(isinstance(one, str) for one in asked):
-            raise BadRowError("no_prompt", "there is no instruction")
-        return [*messages, {"role": "user", "content": "\n".join(asked)}]
-
-    def _pair(self) -> Pair:
-        chosen, rejected = (_said(self.get(name), "assistant", f"no_{name}") for name in ("chosen", "rejected"))
-        if chosen == rejected:
-            raise BadRowError("same_answers", "chosen and rejected are the same")
-        prompt: list[Message] = []
-        if self.get("prompt") is not None:
-            prompt = _said(self.get("prompt"), "user", "no_prompt")
-        elif (
-            turns := next((name for name in (CONVERSATIONS, MESSAGES) if self.get(name) is not None), None)
-        ) is not None:
-            prompt = _messages(self.get(turns))
-        elif self.get("instruction") is not None:
-            prompt = self._instruction()
-        if not prompt:
-            while len(prompt) < min(len(chosen), len(rejected)) and chosen[len(prompt)] == rejected[len(prompt)]:
-                prompt.append(chosen[len(prompt)])
-            if not prompt:
-                raise BadRowError("no_prompt", "chosen and rejected do not begin with the same messages")
-        # Both may hold the prompt again, as those of UltraFeedback do.
-        sides = [one if one[: len(prompt)] == prompt else prompt + one for one in (chosen, rejected)]
-        if any(len(one) <= len(prompt) for one in sides):
-            raise BadRowError("no_assistant", "there is nothing after the prompt")
-        return Pair(*(self._conversation(one, len(prompt)) for one in sides))
+def _conversation(row: Row, messages: list[Message], prompt: int, label: bool | None = None) -> Conversation:
+    """Messages with the tools, the variables and the system prompt that stand beside them in a row."""
+    system, variables = row["system"], row["chat_template_kwargs"]
+    if isinstance(system, str) and system and (not messages or messages[0]["role"] != "system"):
+        messages = [{"role": "system", "content": system}, *messages]
+        prompt += 1 if prompt else 0
+    if not messages:
+        raise BadRowError("empty_conversation", "it has no messages")
+    if isinstance(variables, str):
+        variables = parsed(variables, "bad_variables", "chat_template_kwargs")
+    variables = {} if variables is None else variables
+    if not isinstance(variables, dict) or any(name in variables for name in _RESERVED):
+        raise BadRowError("bad_variables", f"chat_template_kwargs: {str(variables)[:80]}")
+    variables = {str(name): one for name, one in variables.items() if one is not None}
+    return Conversation(messages, _tools(row["tools"]), variables, label, prompt)
 
 
-def _said(value: Any, role: str, reason: str) -> list[Message]:
+def _instruction(row: Row) -> list[Message]:
+    messages: list[Message] = []
+    for turn in row["history"] or ():
+        if not isinstance(turn, (list, tuple)) or len(turn) != 2 or not all(isinstance(one, str) for one in turn):
+            raise BadRowError("bad_history", f"a turn of the history is {str(turn)[:80]!r}")
+        messages += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
+    parts = [one for one in (row["instruction"], row["input"]) if one]
+    if not parts or not all(isinstance(one, str) for one in parts):
+        raise BadRowError("no_prompt", "there is no instruction")
+    return [*messages, {"role": "user", "content": "\n".join(parts)}]
+
+
+def _pair(row: Row) -> Pair:
+    chosen, rejected = (_turns(row[name], "assistant", f"no_{name}") for name in ("chosen", "rejected"))
+    if chosen == rejected:
+        raise BadRowError("same_answers", "chosen and rejected are the same")
+    turns = row[CONVERSATIONS] if row[CONVERSATIONS] is not None else row[MESSAGES]
+    if row["prompt"] is not None:
+        prompt = _turns(row["prompt"], "user", "no_prompt")
+    elif turns is not None:
+        prompt = _messages(turns)
+    elif row["instruction"] is not None:
+        prompt = _instruction(row)
+    else:
+        same = itertools.takewhile(lambda both: both[0] == both[1], zip(chosen, rejected, strict=False))
+        prompt = [one for one, _ in same]
+    if not prompt:
+        raise BadRowError("no_prompt", "chosen and rejected do not begin with the same messages")
+    # Both may hold the prompt again, as those of UltraFeedback do.
+    sides = [one if one[: len(prompt)] == prompt else prompt + one for one in (chosen, rejected)]
+    if any(len(one) <= len(prompt) for one in sides):
+        raise BadRowError("no_assistant", "there is nothing after the prompt")
+    return Pair(*(_conversation(row, one, len(prompt)) for one in sides))
+
+
+def _turns(value: Any, role: str, reason: str) -> list[Message]:
     """A text of a role, a message, or messages."""
     if isinstance(value, str):
         return [{"role": role, "content": value}]
@@ -283,9 +271,14 @@ def _said(value: Any, role: str, reason: str) -> list[Message]:
         return [_message(value)]
     if isinstance(value, (list, tuple)) and value:
         return _messages(value)
-    raise BadRowError(
-        reason, f"there is {'nothing' if not value else f'{type(value).__name__}'} where a text should be"
-    )
+    kind = type(value).__name__ if value else "nothing"
+    raise BadRowError(reason, f"there is {kind} where a text should be")
+
+
+def _refuse(fields: Row, what: str) -> None:
+    for name in () if _REFUSED.keys().isdisjoint(fields) else _REFUSED:
+        if fields.get(name):
+            raise BadRowError(_REFUSED[name], f'{what} has a field "{name}"')
 
 
 # ---- messages ----
@@ -314,30 +307,22 @@ def _are_plain(messages: Any) -> bool:
         return False
 
 
-def _message(given: Any) -> Message:
-    if not isinstance(given, dict):
-        raise BadRowError("bad_message", f"a message is {str(given)[:80]!r}")
+def _message(value: Any) -> Message:
+    if not isinstance(value, dict):
+        raise BadRowError("bad_message", f"a message is {str(value)[:80]!r}")
     # As transformers does: of null, templates would write "None". And a column of Parquet has every key in each.
-    message = {key: value for key, value in given.items() if value is not None}
+    message = {key: one for key, one in value.items() if one is not None}
     role = message.pop("from", None) if "role" not in message else message["role"]
     if not isinstance(role, str) or not role:
         raise BadRowError("no_role", "a message has no role")
     if "content" not in message and "value" in message:
         message["content"] = message.pop("value")
     # `role` goes first, as templates that write a message whole show it.
-    message = {"role": _ROLES.get(role, role)} | {key: value for key, value in message.items() if key != "role"}
+    message = {"role": _ROLES.get(role, role)} | {key: one for key, one in message.items() if key != "role"}
     if message["role"] == "function_call":  # a turn of ShareGPT
         weights = {name: message[name] for name in WEIGHT_FIELDS if name in message}
         return {"role": "assistant", "content": "", "tool_calls": _tool_calls(message.get("content")), **weights}
-    for name in () if _MEDIA_NAMES.keys().isdisjoint(message) else _MEDIA_NAMES:
-        if message.get(name):
-            raise BadRowError(_MEDIA_NAMES[name], f"a message of {message['role']} has one")
-    if message.get("train_detail"):
-        raise BadRowError(
-            "trained_in_part", f"train_detail: a message of {message['role']} can't be trained on in part"
-        )
-    if isinstance(message.get("function_call"), dict):
-        message["tool_calls"] = [*(message.get("tool_calls") or ()), message.pop("function_call")]
+    _refuse(message, f"a message of {role}")
     if isinstance(message.get("content"), (list, tuple)):
         _join_parts(message)
     if isinstance(message.get("tool_calls"), (str, list, tuple)):
@@ -346,51 +331,36 @@ def _message(given: Any) -> Message:
             del message["tool_calls"]
     content = message.get("content")
     if content is None and not message.get("tool_calls"):
-        raise BadRowError("no_content", f"a message of {message['role']} says nothing")
+        raise BadRowError("no_content", f"a message of {role} has no content")
     if content is not None and not isinstance(content, str):
-        raise BadRowError("bad_content", f"what {message['role']} says is {type(content).__name__}, not a text")
+        raise BadRowError("bad_content", f"the content of {role} is {type(content).__name__}, not a text")
     return message
 
 
 def _join_parts(message: Message) -> None:
-    """Parts of a content -> a text, reasoning and tool calls, and the weights on which all parts agree."""
+    """Parts of a content -> a text, reasoning and tool calls."""
     texts: dict[str, list[str]] = {"content": [], "reasoning_content": []}
-    parts, calls = message["content"], list[Any]()
-    for part in parts:
-        kind, said = _part(part)
-        if kind == "tool_call":
-            calls += _tool_calls(said)
+    calls = _tool_calls(message.get("tool_calls") or [])
+    for part in message["content"]:
+        part = {"text": part} if isinstance(part, str) else part
+        if not isinstance(part, dict):
+            raise BadRowError("bad_content", f"a part of a message is {str(part)[:80]!r}")
+        kind = part.get("type", "text")
+        _refuse({kind: True} if kind in _REFUSED else part if kind != "text" else {}, "a part of a message")
+        if any(part.get(name) is not None for name in WEIGHT_FIELDS):
+            raise BadRowError("trained_in_part", "a part of a message has a weight: only whole messages may have one")
+        value = next((part[key] for key in ("text", "value", kind) if part.get(key) is not None), None)
+        if kind == "tool_call" and value is not None:
+            calls += _tool_calls(value)
+        elif kind in _TEXT_PARTS and isinstance(value, str):
+            texts[_TEXT_PARTS[kind]].append(value)
         else:
-            texts["reasoning_content" if kind in ("reasoning", "thinking") else "content"].append(said)
-    for name in WEIGHT_FIELDS:
-        weights = [part.get(name) if isinstance(part, dict) else None for part in parts]
-        if any(weight != weights[0] for weight in weights):
-            raise BadRowError(
-                "trained_in_part", f"{name} of its parts: a message of {message['role']} can't be trained on in part"
-            )
-        if weights and weights[0] is not None:
-            message[name] = weights[0]
+            raise BadRowError("bad_content", f"a message has a part of type {kind!r} without a text")
     message["content"] = "".join(texts["content"])
     if texts["reasoning_content"]:
         message["reasoning_content"] = "".join(texts["reasoning_content"])
     if calls:
-        message["tool_calls"] = [*_tool_calls(message.get("tool_calls") or []), *calls]
-
-
-def _part(part: Any) -> tuple[str, Any]:
-    if isinstance(part, str):
-        return "text", part
-    if not isinstance(part, dict):
-        raise BadRowError("bad_content", f"a part of a message is {str(part)[:80]!r}")
-    kind = part.get("type", "text")
-    for reason, names in _MEDIA.items():
-        if kind in names or (kind != "text" and any(part.get(name) for name in names)):
-            raise BadRowError(reason, f"a message has a part of type {kind}")
-    said = next((part[key] for key in ("text", "value", kind) if part.get(key) is not None), None)
-    known = kind in ("text", "input_text", "output_text", "reasoning", "thinking", "tool_call")
-    if not known or said is None or (kind != "tool_call" and not isinstance(said, str)):
-        raise BadRowError("bad_content", f"a message has a part of type {kind!r} without a text")
-    return kind, said
+        message["tool_calls"] = calls
 
 
 def _tool_calls(value: Any) -> list[Any]:
@@ -415,16 +385,14 @@ def _tools(value: Any) -> list[Any] | None:
         value = parsed(value, "bad_tools", "tools") if value.strip() else None
     if not value:
         return None
-    tools = [value] if isinstance(value, dict) else value
-    if not isinstance(tools, (list, tuple)):
-        raise BadRowError("bad_tools", f"tools: {str(value)[:80]!r}")
-    tools = [parsed(one, "bad_tools", "a tool") if isinstance(one, str) else one for one in tools]
-    for number, tool in enumerate(tools):
+    tools = []
+    for tool in value if isinstance(value, (list, tuple)) else [value]:
+        tool = parsed(tool, "bad_tools", "a tool") if isinstance(tool, str) else tool
         if not isinstance(tool, dict):
             raise BadRowError("bad_tools", f"a tool is {str(tool)[:80]!r}")
         if "function" not in tool and "name" in tool and tool.get("type", "function") == "function":
-            function = {key: one for key, one in tool.items() if key != "type"}
-            tools[number] = {"type": "function", "function": function}
+            tool = {"type": "function", "function": {key: one for key, one in tool.items() if key != "type"}}
+        tools.append(tool)
     return tools
 
 

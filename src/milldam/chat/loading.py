@@ -4,7 +4,6 @@
     additional_chat_templates/NAME.jinja   others, by name
     tokenizer_config.json                  `chat_template`: a text, or a list of named ones; and the special tokens
     special_tokens_map.json                more special tokens
-    chat_template.json                     as some processors have it
 
 Without a name, `default` is taken, and `tool_use` for conversations with tools where there is one: transformers' rule.
 """
@@ -23,7 +22,7 @@ from milldam.input_files import nearby
 from milldam.tokenizers.loading import hub_file
 
 _CONFIG, _JINJA, _MORE = "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates"
-_FILES = (_JINJA, _CONFIG, "special_tokens_map.json", "chat_template.json")
+_FILES = (_JINJA, _CONFIG, "special_tokens_map.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +79,12 @@ def find_template(
         if name not in named:
             raise ConfigError(f'{origin}: no chat template "{name}"; there are {listed}.{did_you_mean(name, named)}')
         return TemplateSource(named[name], f"{origin} ({name})", None, tokens)
-    if "default" not in named and len(named) > 1:
+    if "default" in named:
+        return TemplateSource(named["default"], origin, named.get("tool_use"), tokens)
+    if len(named) > 1:
         message = f"{origin}: which chat template? There are {listed}. Say which one: "
         raise ConfigError(message, Setting("chat.named_template", min(named)), ".")
-    if "default" not in named:
-        return TemplateSource(next(iter(named.values())), origin, None, tokens)
-    return TemplateSource(named["default"], origin, named.get("tool_use"), tokens)
+    return TemplateSource(next(iter(named.values())), origin, None, tokens)
 
 
 def _files_beside(tokenizer: str) -> dict[str, Path]:
@@ -109,9 +108,7 @@ def _files_beside(tokenizer: str) -> dict[str, Path]:
 
 
 def _templates_in(files: Mapping[str, Path]) -> dict[str, str]:
-    named: dict[str, str] = {}
-    for file in ("chat_template.json", _CONFIG):
-        named |= _templates_of(_object(files[file])) if file in files else {}
+    named = _templates_of(_object(files[_CONFIG])) if _CONFIG in files else {}
     named |= {path.stem: _text(path) for file, path in files.items() if file.startswith(_MORE)}
     return named | ({"default": _text(files[_JINJA])} if _JINJA in files else {})
 
@@ -121,8 +118,6 @@ def _templates_of(config: dict[str, Any]) -> dict[str, str]:
     value = config.get("chat_template")
     if isinstance(value, str):
         return {"default": value}
-    if isinstance(value, dict):
-        return {str(name): text for name, text in value.items() if isinstance(text, str)}
     several = [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
     return {
         str(one["name"]): one["template"] for one in several if isinstance(one.get("template"), str) and "name" in one

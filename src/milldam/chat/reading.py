@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from milldam.chat.forms import BadRowError, Conversation, Form, Pair, from_table, recognise
+from milldam.chat.forms import BadRowError, Conversation, Form, Pair, recognise, records_of
 from milldam.chat.loading import TemplateSource
 from milldam.chat.masks import REASONING, TrainOn
 from milldam.chat.rendering import Renderer, in_bytes, prompt_of, shared_renderer
@@ -69,11 +69,6 @@ class ChatRecipe:
     max_tokens: int | None = None
     too_long: str = "drop"
     per_turn: bool = False
-
-    @property
-    def by_prompt(self) -> bool:
-        """Whether anything goes by the prompts."""
-        return self.dedup_on_prompt or self.group_by_prompt
 
     @property
     def sides(self) -> int:
@@ -216,7 +211,7 @@ class ConversationReader:
             verdicts=verdicts,
             sides=of_sides,
         )
-        if recipe.by_prompt:
+        if recipe.dedup_on_prompt or recipe.group_by_prompt:
             asked = zip(sides[::count], texts[::count], strict=True)
             batch.prompts = pa.array([prompt_of(side) or text for side, text in asked], pa.large_string())
         batch.counts["special_tokens_in_content"] = sum(map(renderer.says_special, sides))
@@ -248,7 +243,7 @@ class _Records:
 
     def __init__(self, slice: Slice, places: Places, first: int, rows: Rows, reading: Reading) -> None:
         self._slice, self._places, self._first, self._reading = slice, places, first, reading
-        self._rows = from_records(from_table(rows)) if not isinstance(rows, dict) else rows
+        self._rows = from_records(records_of(rows)) if not isinstance(rows, dict) else rows
 
     def read_by(self, form: Form) -> Iterator[tuple[int, dict[str, Any]]]:
         names = [name for name in self._rows if form.reads(name)] or list(self._rows)
@@ -292,9 +287,7 @@ def find_form(slices: Iterator[Slice], form: str, columns: dict[str, str]) -> Fo
         else:
             reader = FileReader(TextRules(invalid_utf8="replace"), None)
             some = next(iter(reader.rows([slice], lambda _: None, Places())), {})
-            columns_seen = some if isinstance(some, dict) else some.slice(0, _ROWS_SEEN).to_pydict()
-            rows = [dict(zip(columns_seen, values, strict=True)) for values in zip(*columns_seen.values(), strict=True)]
-            rows = rows[:_ROWS_SEEN]
+            rows = records_of(some if isinstance(some, dict) else some.slice(0, _ROWS_SEEN))[:_ROWS_SEEN]
         if rows:
             try:
                 return recognise(rows, form=form, columns=columns)

@@ -23,7 +23,7 @@ try:
     from jinja2.compiler import CodeGenerator
     from jinja2.ext import Extension
     from jinja2.filters import make_attrgetter
-    from jinja2.runtime import LoopContext, Macro
+    from jinja2.runtime import Macro
     from jinja2.sandbox import ImmutableSandboxedEnvironment
     from markupsafe import escape
 except ImportError:
@@ -32,7 +32,6 @@ except ImportError:
 MOST_ROUNDS = 1_000_000
 """Rounds of loops in one rendering."""
 _OF_DICTS = frozenset(dir(dict))
-_OF_LOOPS = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
 _GENERATION = "generation block"
 """A filter that no template can name."""
 _EXACT = frozenset(("d", "default", "first", "join", "last", "max", "min", "string", "trim"))
@@ -50,7 +49,7 @@ class TemplateRefusedError(BadRowError):
 
 
 class _Code(CodeGenerator):
-    """Writes loops that note their messages, words as they are, and look-ups that call no function of the sandbox."""
+    """Writes loops that note their messages, and texts without losing words."""
 
     def visit_For(self, node: nodes.For, frame: Any) -> None:  # noqa: N802
         # A recursive loop is within several rounds of itself: its messages are not noted.
@@ -85,23 +84,6 @@ class _Code(CodeGenerator):
             self.visit(one, frame)
             self.write(", ")
         self.write(")")
-
-    def visit_Getattr(self, node: nodes.Getattr, frame: Any) -> None:  # noqa: N802
-        if node.attr in _OF_DICTS:
-            super().visit_Getattr(node, frame)
-        else:
-            self._look_up("getattr", node.node, node.attr, frame)
-
-    def visit_Getitem(self, node: nodes.Getitem, frame: Any) -> None:  # noqa: N802
-        if isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str):
-            self._look_up("getitem", node.node, node.arg.value, frame)
-        else:
-            super().visit_Getitem(node, frame)
-
-    def _look_up(self, way: str, of: nodes.Expr, name: str, frame: Any) -> None:
-        self.write(f"(_of[{name!r}] if type(_of := ")
-        self.visit(of, frame)
-        self.write(f") is dict and {name!r} in _of else environment.{way}(_of, {name!r}))")
 
     def _output_child_pre(self, node: Any, frame: Any, finalize: Any) -> None:
         escapes = frame.eval_ctx.volatile or frame.eval_ctx.autoescape
@@ -212,8 +194,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if type(obj) is dict and attribute not in _OF_DICTS:
             # Jinja's answer, without asking for an attribute that a dict can't have.
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if type(obj) is LoopContext and attribute in _OF_LOOPS:
-            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:

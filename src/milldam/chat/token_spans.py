@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -86,18 +85,19 @@ class TokenSpans:
     def _proven(self, begins: Int64s, texts: pa.LargeStringArray, places: Int64s) -> npt.NDArray[np.bool_]:
         """Whose tokens are their bytes, one after the other."""
         proven: npt.NDArray[np.bool_] = np.diff(begins) == np.diff(places)
-        if self._normalizer is not None:
-            asked = proven
-            if self._normalizer in _UNICODE_FORMS:
-                asked = proven & ~pc.string_is_ascii(texts).to_numpy(zero_copy_only=False)
-            for number in np.flatnonzero(asked).tolist():
-                proven[number] = self._is_normal(texts[number].as_py())
+        if self._normalizer is None:
+            return proven
+        is_form, unclear = self._normalizer in _UNICODE_FORMS, proven
+        if is_form:
+            unclear = proven & ~pc.string_is_ascii(texts).to_numpy(zero_copy_only=False)
+        for number in np.flatnonzero(unclear).tolist():
+            text = texts[number].as_py()
+            proven[number] = (
+                unicodedata.is_normalized(self._normalizer, text)
+                if is_form
+                else self._huggingface.normalizer.normalize_str(text) == text
+            )
         return proven
-
-    def _is_normal(self, text: str) -> bool:
-        if self._normalizer in _UNICODE_FORMS:
-            return unicodedata.is_normalized(self._normalizer, text)
-        return bool(self._huggingface.normalizer.normalize_str(text) == text)
 
     def _by_offsets(self, text: str, count: int, stretches: Int64s, *, derived: bool) -> Int64s:
         """Where HF's encoder says that they are. (n, 2)"""
@@ -109,7 +109,7 @@ class TokenSpans:
             )
         places = np.array(encoded.offsets, np.int64).reshape(-1, 2)
         found = []
-        for begin, end in _in_characters(text, stretches):
+        for begin, end in _in_characters(text, stretches).tolist():
             first, stop = _tokens_within(places, begin, end)
             reaches_beyond = stop > first and places[stop - 1, 1] > end
             if derived and reaches_beyond and text[max(begin, int(places[stop - 1, 0])) : end].isspace():
@@ -147,11 +147,13 @@ def _by_bytes(
 
 def _bytes_of_ids(content: dict[str, Any]) -> npt.NDArray[np.int32] | None:
     """How many bytes of text each id is; None for what is no byte-level BPE."""
+    from tokenizers import pre_tokenizers
+
     model = content.get("model") or {}
     vocab = model.get("vocab")
     if model.get("type") != "BPE" or not isinstance(vocab, dict) or not _is_byte_level(content.get("pre_tokenizer")):
         return None
-    letters = set(_byte_letters())
+    letters = set(pre_tokenizers.ByteLevel.alphabet())
     if not letters <= vocab.keys():
         # Some byte would be unknown, or left out.
         return None
@@ -176,26 +178,13 @@ def _is_byte_level(step: dict[str, Any] | None) -> bool:
     return step.get("type") == "ByteLevel"
 
 
-def _byte_letters() -> Iterator[str]:
-    """The 256 letters by which byte-level tokenizers write bytes."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = 0
-    for byte in range(256):
-        yield chr(byte if byte in printable else 256 + others)
-        others += byte not in printable
-
-
-def _in_characters(text: str, stretches: Int64s) -> list[tuple[int, int]]:
+def _in_characters(text: str, stretches: Int64s) -> Int64s:
+    """Stretches of bytes as stretches of characters."""
     if text.isascii():
-        return [(begin, end) for begin, end in stretches.tolist()]
-    data = text.encode()
-    found, at, characters = [], 0, 0
-    for begin, end in stretches.tolist():
-        start = characters + len(data[at:begin].decode())
-        characters = start + len(data[begin:end].decode())
-        at = end
-        found.append((start, characters))
-    return found
+        return stretches
+    starts = (np.frombuffer(text.encode(), np.uint8) & _CONTINUES) != _CONTINUATION
+    characters: Int64s = np.concatenate(([0], np.cumsum(starts)))[stretches]
+    return characters
 
 
 def _tokens_within(places: Int64s, begin: int, end: int) -> tuple[int, int]:

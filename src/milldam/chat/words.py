@@ -53,9 +53,6 @@ class Words(str):
     def __iter__(self) -> Iterator[Any]:
         return iter([blurred(letter, self) for letter in str.__iter__(self)])
 
-    def __reversed__(self) -> Iterator[Any]:
-        return reversed(list(self))
-
 
 class WordsObject(dict[str, Any]):
     """An object of JSON in a conversation, such as the arguments of a call: as JSON, it is words as a whole."""

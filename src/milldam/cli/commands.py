@@ -38,9 +38,9 @@ Add = Callable[[_Command], _Command]
 
 
 class SettingOption(click.Option):
-    """An option for a key of a configuration; the text of its help is read when it is shown."""
+    """An option for a field of settings; the text of its help is read when it is shown."""
 
-    def __init__(self, *names: Any, of: str, key: str = "", shown: str = "", **more: Any):
+    def __init__(self, *names: Any, of: str | type, key: str = "", shown: str = "", **more: Any):
         super().__init__(*names, **more)
         self._of, self._key, self._shown = of, key, shown
 
@@ -49,7 +49,8 @@ class SettingOption(click.Option):
             from milldam.config import settings
             from milldam.config.checking import defaults_of, descriptions_of
 
-            block, key = getattr(settings, self._of), self._key or str(self.name)
+            block = getattr(settings, self._of) if isinstance(self._of, str) else self._of
+            key = self._key or str(self.name)
             default = self._shown or defaults_of(block).get(key)
             ends = f" [default: {default}]" if isinstance(default, str | int | float) and default else ""
             more = " May be repeated." if self.multiple else ""
@@ -59,9 +60,38 @@ class SettingOption(click.Option):
         return super().get_help_record(ctx)
 
 
-def setting(*names: str, of: str = "Config", **more: Any) -> Add[Any]:
-    """An option for a key of the block `of`; `shown`: its default, if it is not that of the key."""
+def setting(*names: str, of: str | type = "Config", **more: Any) -> Add[Any]:
+    """An option for a field of `of`, a class or the name of a block of configurations; `shown`: another default."""
     return click.option(*names, cls=SettingOption, of=of, **more)
+
+
+def settings(block: type, keys: str, *, in_file: bool = False) -> Add[Any]:
+    """Options for fields of a job's settings, made from their types; a list is written a,b,c.
+
+    `in_file`: a file may have the required ones.
+    """
+    from milldam.config.checking import defaults_of, keys_of
+
+    options = []
+    for key in keys.split():
+        kinds, names = keys_of(block)[key], ["-o", "--out"] if key == "out" else [f"--{key.replace('_', '-')}"]
+        more: dict[str, Any] = {"required": not in_file and key not in defaults_of(block)}
+        if kinds.scalars == {bool}:
+            more["is_flag"] = True
+        elif kinds.item:
+            more |= {"metavar": "NAMES", "callback": _listed}
+        elif kinds.choices:
+            more["type"] = click.Choice(kinds.choices)
+        elif kinds.scalars == {int}:
+            more |= {"type": int, "metavar": "N"}
+        else:
+            more["metavar"] = "SIZE" if int in kinds.scalars else "PATH" if key in ("out", "tokenizer") else "NAME"
+        options.append(setting(*names, of=block, **more))
+    return together("", *options)
+
+
+def _listed(ctx: click.Context, param: click.Parameter, text: str | None) -> str | list[str] | None:
+    return text if text is None or text == "all" else [name.strip() for name in text.split(",")]
 
 
 def together(section: str, *options: Add[Any]) -> Add[Any]:

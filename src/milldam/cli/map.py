@@ -5,15 +5,24 @@ from __future__ import annotations
 import contextlib
 import sys
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.cli.commands import JobCommand, Request, job_options, json_values, present, setting, text_options, together
+from milldam.cli.commands import (
+    JobCommand,
+    Request,
+    job_options,
+    json_values,
+    present,
+    setting,
+    settings,
+    text_options,
+    together,
+)
+from milldam.mapping.settings import MapSettings, settings_of
 
 if TYPE_CHECKING:
-    from milldam.mapping.settings import MapSettings
     from milldam.mapping.table_job import TableSummary
     from milldam.run.summary import Observer
 
@@ -21,45 +30,18 @@ if TYPE_CHECKING:
 @click.command(cls=JobCommand)
 @click.argument("function", metavar="SCRIPT.PY:FUNCTION")
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@together("Output", settings(MapSettings, "out remove_columns shard_size shards"))
 @together(
-    "Output",
-    click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for the table. [default: in the cache]"),
-    click.option("--remove-columns", metavar="NAMES", help='Input columns to leave out: a,b,c or "all".'),
-    click.option("--shard-size", metavar="SIZE", help="Approximate input per unit. [default: 64MB]"),
-    click.option("--shards", type=int, metavar="N", help="Instead of --shard-size: N units of even size."),
-)
-@together(
-    "Input",
-    text_options,
-    click.option("--columns", metavar="NAMES", help="Read only these columns: a,b,c. [default: all]"),
-    click.option("--split", metavar="NAME", help="Read only this split of a dataset."),
-    setting("--subset", of="DataSet", metavar="NAME"),
+    "Input", text_options, settings(MapSettings, "columns split"), setting("--subset", of="DataSet", metavar="NAME")
 )
 @together(
     "Function",
     click.option(
         *("--rows", "batched"), is_flag=True, flag_value=False, default=True, help="It takes one row, not a batch."
     ),
-    click.option("--batch-size", type=int, metavar="N", help="Rows per call. [default: 1000]"),
-    click.option("--batch-bytes", metavar="SIZE", help="Most bytes per call. [default: 8MB]"),
-    click.option(
-        "--format",
-        type=click.Choice(["python", "numpy", "arrow"]),
-        help="Type of the columns that it gets. [default: python]",
-    ),
-    click.option("--with-indices", is_flag=True, help="Pass the row numbers as a second argument."),
-    click.option(
-        *("--args", "arguments"),
-        multiple=True,
-        metavar="NAME=VALUE",
-        help="An argument, JSON or text. Repeatable.",
-    ),
-    click.option(
-        "--on-error",
-        type=click.Choice(["raise", "reject"]),
-        help="If it fails: stop, or set the row aside. [default: raise]",
-    ),
-    click.option("--key", metavar="NAME", help="Name that identifies it, if what it depends on can't be hashed."),
+    settings(MapSettings, "batch_size batch_bytes format with_indices"),
+    setting("--args", "fn_kwargs", of=MapSettings, multiple=True, metavar="NAME=VALUE"),
+    settings(MapSettings, "on_error key"),
 )
 @job_options()
 def map(
@@ -81,18 +63,14 @@ def map(
     """
     from milldam.mapping.job import array_of
     from milldam.mapping.rows import each_split
-    from milldam.mapping.settings import settings_of
 
     found = present(options) | {"source": list(inputs), "function": function, "batched": options["batched"]}
-    if "arguments" in found:
-        found["fn_kwargs"] = json_values(found.pop("arguments"), "args")
-    for name in ("columns", "remove_columns"):
-        if name in found and found[name] != "all":
-            found[name] = [one.strip() for one in found[name].split(",")]
+    if "fn_kwargs" in found:
+        found["fn_kwargs"] = json_values(found["fn_kwargs"], "args")
 
     def request(values: dict[str, Any]) -> Request[TableSummary]:
-        settings = settings_of(values)
-        return Request(partial(_run, settings), partial(array_of, settings))
+        chosen = settings_of(values)
+        return Request(partial(_run, chosen), partial(array_of, chosen))
 
     splits = each_split(found)
     return request(found) if splits is None else {name: request(one) for name, one in splits.items()}

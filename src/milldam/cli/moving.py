@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.choices import Side
 from milldam.cli.commands import (
     JobCommand,
     Request,
@@ -24,11 +23,14 @@ from milldam.cli.commands import (
     job_options,
     json_option,
     quiet_option,
+    setting,
+    settings,
     together,
 )
 from milldam.cli.summaries import show_summary
 from milldam.errors import EXIT_INTERRUPTED
-from milldam.formats import FORMATS, READ
+from milldam.formats import ReadName
+from milldam.formats.settings import ExportSettings, ImportSettings
 
 if TYPE_CHECKING:
     from milldam.formats.exporting import ExportSummary
@@ -36,24 +38,11 @@ if TYPE_CHECKING:
     from milldam.run.summary import Summary
 
 
-def _out(what: str, metavar: str = "PATH") -> Callable[..., Any]:
-    return click.option("-o", "--out", type=click.Path(path_type=Path), required=True, metavar=metavar, help=what)
-
-
 @click.command(cls=JobCommand)
 @click.argument("store")
-@together(
-    "Format",
-    click.option("--to", type=click.Choice(FORMATS), required=True, help="Format to write."),
-    _out("File, file pair or folder to write."),
-    click.option("--split", metavar="NAME", help="Write only this split. [default: all, if the format can hold them]"),
-    click.option("--seq-len", type=int, metavar="N", help="Rows of N tokens. [default: one document per row]"),
-    click.option("--side", type=choice(Side), help="Of preference pairs, write only this side. [default: pairs]"),
-    click.option("--dtype", metavar="D", help="Type of the tokens, such as uint16 or int32. [default: by format]"),
-    click.option("--shard-size", default="256MB", metavar="SIZE", show_default=True, help="Size of several files."),
-)
+@together("Format", settings(ExportSettings, "to out split seq_len side dtype shard_size"))
 @job_options()
-def export(store: str, to: str, out: Path, **options: Any) -> Request[ExportSummary]:
+def export(store: str, **options: Any) -> Request[ExportSummary]:
     """
     Memory is bounded. If it is interrupted or killed, run the same command to resume. Files appear when
     they are complete.
@@ -64,39 +53,22 @@ def export(store: str, to: str, out: Path, **options: Any) -> Request[ExportSumm
     milldam export corpus.milldam --to hf -o corpus-hf --seq-len 2048
     """
     from milldam.config.checking import checked_settings
-    from milldam.formats.exporting import ExportSettings, array_of, run_export
+    from milldam.formats.exporting import array_of, run_export
 
-    settings = checked_settings(ExportSettings, {"to": to, "out": out, **options})
-    return Request(partial(run_export, store, settings), partial(array_of, store, settings))
+    checked = checked_settings(ExportSettings, options)
+    return Request(partial(run_export, store, checked), partial(array_of, store, checked))
 
 
 @click.command("import", cls=JobCommand)
-@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.argument("source", nargs=-1, required=True, metavar="SOURCE...")
 @together(
     "Format",
-    _out("Folder for the store.", "STORE"),
-    click.option("--from", "format", type=click.Choice(READ), help="Format of SOURCE. [default: that of the files]"),
-    click.option("--tokenizer", metavar="NAME", help="Folder, file or Hub name of the tokenizer. [default: none]"),
-    click.option("--column", metavar="NAME", help="Column with the token ids. [default: input_ids or tokens]"),
-    click.option(
-        "--masks",
-        metavar="NAME",
-        help="Column with the loss mask, or none. [default: labels, assistant_masks or completion_mask]",
-    ),
-    click.option("--eos", type=int, metavar="ID", help="Join all rows and cut documents after this id."),
-    click.option("--bos", type=int, metavar="ID", help="The same, but cut before this id, as in llm.c's files."),
-    click.option("--dtype", metavar="DTYPE", help="Type of the tokens in .bin files. [default: uint16]"),
-    click.option("--split", metavar="NAME", help="Split to read, and its name in the store. [default: all, or train]"),
-    click.option(
-        "--vocab-size",
-        type=int,
-        metavar="N",
-        help="Size of the vocabulary. [default: by tokenizer or ids]",
-    ),
-    click.option("--shard-size", default="256MB", metavar="SIZE", show_default=True, help="Size of the store's files."),
+    settings(ImportSettings, "out"),
+    setting("--from", "format", of=ImportSettings, type=choice(ReadName)),
+    settings(ImportSettings, "tokenizer column masks eos bos dtype split vocab_size shard_size"),
 )
 @job_options()
-def import_(sources: tuple[str, ...], out: Path, **options: Any) -> Request[ImportSummary]:
+def import_(source: tuple[str, ...], **options: Any) -> Request[ImportSummary]:
     """
     SOURCE: .npy, .bin of nanoGPT or llm.c, a .bin/.idx pair of Megatron, Parquet, Arrow, or a folder of save_to_disk.
     Each row, or each flat file, becomes one document. With --eos all are joined and cut after each such
@@ -108,10 +80,10 @@ def import_(sources: tuple[str, ...], out: Path, **options: Any) -> Request[Impo
     milldam import tokenized_dataset/ -o corpus.milldam --column input_ids
     """
     from milldam.config.checking import checked_settings
-    from milldam.formats.importing import ImportSettings, array_of, run_import
+    from milldam.formats.importing import array_of, run_import
 
-    settings = checked_settings(ImportSettings, {"source": sources, "out": out, **options})
-    return Request(partial(run_import, settings), partial(array_of, settings))
+    checked = checked_settings(ImportSettings, {"source": source, **options})
+    return Request(partial(run_import, checked), partial(array_of, checked))
 
 
 @click.command()

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from milldam.cli.commands import JobCommand, Request, choice, job_options, json_option, present, together
+from milldam.cli.commands import JobCommand, Request, job_options, json_option, present, settings, together
 from milldam.cli.naming import visible
 from milldam.errors import ConfigError
-from milldam.qa.settings import First, PaddingSide
+from milldam.qa.settings import QASettings
 
 if TYPE_CHECKING:
     from milldam.mapping.table_job import TableSummary
@@ -22,23 +22,10 @@ _STEPS = ("overlap", "hop")
 
 @click.command(cls=JobCommand)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@together(
-    "Input and output",
-    click.option("-o", "--out", type=click.Path(path_type=Path), help="Folder for the store."),
-    click.option("--tokenizer", help="Folder, file or Hub name of the tokenizer."),
-    click.option("--split", metavar="NAME", help="Split to read, and its name in the store. [default: train]"),
-    click.option("--max-examples", type=int, metavar="N", help="Stop after exactly N examples."),
-    click.option("--strict", is_flag=True, help="Stop at the first record that can't be used."),
-)
+@together("Input and output", settings(QASettings, "out tokenizer split max_examples strict", in_file=True))
 @together(
     "Windows",
-    click.option("--max-seq-length", type=int, metavar="N", help="Tokens per window. [default: 384]"),
-    click.option("--overlap", type=int, metavar="N", help="Tokens that two windows share. [default: 128]"),
-    click.option("--hop", type=int, metavar="N", help="Instead: tokens from the start of one window to the next."),
-    click.option("--memory-tokens", type=int, metavar="N", help="Memory tokens at each end. [default: 0]"),
-    click.option("--first", type=choice(First), help="What comes first in a window. [default: auto]"),
-    click.option("--padding-side", type=choice(PaddingSide), help="Side on which windows are padded. [default: auto]"),
-    click.option("--max-segments", type=int, metavar="N", help="Keep only the first N windows of an example."),
+    settings(QASettings, "max_seq_length overlap hop memory_tokens first padding_side max_segments"),
 )
 @job_options()
 def qa(inputs: tuple[str, ...], **options: Any) -> Request[TableSummary]:
@@ -56,7 +43,6 @@ def qa(inputs: tuple[str, ...], **options: Any) -> Request[TableSummary]:
     from milldam.config.checking import Values, checked_settings
     from milldam.config.loading import read_file
     from milldam.qa.job import array_of, run_qa
-    from milldam.qa.settings import QASettings
 
     chosen, values = present(options), Values({"inputs": inputs})
     if any(path.lower().endswith((".yaml", ".yml")) for path in inputs):
@@ -67,8 +53,8 @@ def qa(inputs: tuple[str, ...], **options: Any) -> Request[TableSummary]:
         chosen = (dict.fromkeys(_STEPS) if any(name in chosen for name in _STEPS) else {}) | chosen
     for name, value in chosen.items():
         values.put(name, value)
-    settings = checked_settings(QASettings, values)
-    return Request(partial(run_qa, settings), partial(array_of, settings))
+    checked = checked_settings(QASettings, values)
+    return Request(partial(run_qa, checked), partial(array_of, checked))
 
 
 @click.command("qa-eval")

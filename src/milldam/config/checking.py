@@ -219,9 +219,9 @@ def kinds_of(annotation: Any) -> Kinds:
 
 @cache
 def keys_of(block: type) -> dict[str, Kinds]:
-    """The keys of a block, and what they may hold."""
-    hints = get_type_hints(block)
-    return {one.name: kinds_of(hints[one.name]) for one in fields(block)}
+    """The keys of a block, its own before inherited ones, and what they may hold."""
+    hints, own = get_type_hints(block), block.__annotations__
+    return {one.name: kinds_of(hints[one.name]) for one in sorted(fields(block), key=lambda one: one.name not in own)}
 
 
 @cache
@@ -242,7 +242,9 @@ def descriptions_of(block: type) -> dict[str, str]:
     """The docstrings of the fields, each in one line."""
     return {
         key.target.id: " ".join(text.value.value.split())
-        for key, text in itertools.pairwise(_classes_of(block.__module__)[block.__name__].body)
+        for one in reversed(block.__mro__)
+        if is_dataclass(one)
+        for key, text in itertools.pairwise(_classes_of(one.__module__)[one.__name__].body)
         if isinstance(key, ast.AnnAssign) and isinstance(key.target, ast.Name)
         if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
     }

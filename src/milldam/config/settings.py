@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le, MinLen
 
-from milldam.choices import Documents, Encoder, Executor, InputFormat, InvalidUtf8, SpecialText
+from milldam.choices import Documents, Encoder, InputFormat, InvalidUtf8, SpecialText
 from milldam.errors import ConfigError, Setting, did_you_mean
 from milldam.memory import parse_size
 from milldam.rules import (
@@ -26,6 +26,7 @@ from milldam.rules import (
     FilterRules,
     NearRules,
     PackingRules,
+    RunSettings,
     Settings,
     Size,
     SizeRange,
@@ -116,7 +117,7 @@ class TokenizerRules(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config(Settings):
+class Config(RunSettings):
     """Raw datasets to a ready store. Only `datasets`, `tokenizer` and `out` are required."""
 
     datasets: str | DataSet | tuple[str | DataSet, ...]
@@ -160,16 +161,6 @@ class Config(Settings):
     """Stop after exactly this many documents; uses one process."""
     shard_size: Annotated[str | int, SizeRange(SMALLEST_SHARD_SIZE)] | None = None
     """Input per shard, such as 256MB. Default: 64MB, of conversations 16MB."""
-    memory: Size | None = None
-    """Limit for the whole process tree, such as 512MB. Default: half of what is free. Does not change the result."""
-    workers: AtLeastOne | None = None
-    """Cores to use. Default: all. Does not change the result."""
-    executor: Executor = "local"
-    """Where to run: this machine, or a Ray cluster whose machines all see `out`. Does not change the result."""
-    address: str | None = None
-    """Address of the Ray cluster, such as 10.0.0.1:6379. Default: the one running here, else a new one is started."""
-    overwrite: bool = False
-    """Replace a result that was made with other settings or input."""
     storage_options: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
     """Options for the file systems behind addresses, by protocol, such as {s3: {endpoint_url: "http://minio:9000"}}.
     Passed to fsspec; never written to the store. Does not change the result."""

@@ -5,6 +5,7 @@ foreign      a flat file, read by training where it lies
 columns      documents from columns of Arrow and Parquet files: what hf and parquet read
 rows         files of rows of about a size: what hf, parquet and mds write
 writing      a file to export, and tokens in one large file: what npy, nanogpt and megatron write
+settings     the options of export and import
 finding      what the user names -> the files to import
 importing    the job of import: tokens -> documents -> shards
 exporting    the job of export, and where its files go
@@ -107,7 +108,8 @@ def export(
     """
     settings = {name: value for name, value in locals().items() if name != "store"}
     from milldam.config.checking import checked_settings
-    from milldam.formats.exporting import ExportSettings, run_export
+    from milldam.formats.exporting import run_export
+    from milldam.formats.settings import ExportSettings
 
     return run_export(store, checked_settings(ExportSettings, settings))
 
@@ -149,7 +151,8 @@ def import_tokens(
     """
     settings = {**locals()}
     from milldam.config.checking import checked_settings
-    from milldam.formats.importing import ImportSettings, run_import
+    from milldam.formats.importing import run_import
+    from milldam.formats.settings import ImportSettings
     from milldam.loader.stores import Store
 
     run_import(checked_settings(ImportSettings, settings))

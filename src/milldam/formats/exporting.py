@@ -23,7 +23,6 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from milldam.choices import Executor, Side
 from milldam.errors import ConfigError, MismatchError, Setting
 from milldam.files import (
     explain_os_errors,
@@ -34,13 +33,13 @@ from milldam.files import (
     stays_in_folder,
     sync_folder,
 )
-from milldam.formats import Format, FormatName, load_format
+from milldam.formats import Format, load_format
 from milldam.formats.rows import Rows
+from milldam.formats.settings import ExportSettings
 from milldam.formats.writing import Export, OutputFile, has_splits
 from milldam.loader.opening import open_data
 from milldam.loader.stores import Store
 from milldam.memory import parse_size
-from milldam.rules import AtLeastOne, Settings, Size
 from milldam.run import engine
 from milldam.run.budget import WorkPlan
 from milldam.run.engine import Assigned, Make, Progress, Session, Stage
@@ -59,27 +58,6 @@ log = logging.getLogger("milldam")
 
 def work_folder(out: Path) -> Path:
     return out.with_name(f".{out.name}.milldam-export")
-
-
-@dataclass(frozen=True, slots=True)
-class ExportSettings(Settings):
-    """Settings of an export."""
-
-    to: FormatName
-    out: str
-    split: str | None = None
-    seq_len: AtLeastOne | None = None
-    """Tokens of a row; None: a document a row."""
-    side: Side | None = None
-    """Of preference pairs: write the documents of one side; None: both, as pairs."""
-    dtype: str | None = None
-    shard_size: Size = "256MB"
-    """Of a file, about, in formats of several files."""
-    memory: Size | None = None
-    workers: AtLeastOne | None = None
-    executor: Executor = "local"
-    address: str | None = None
-    overwrite: bool = False
 
 
 class ExportFacts(TypedDict):

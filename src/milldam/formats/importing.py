@@ -20,20 +20,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
-from annotated_types import Ge, Le
 
-from milldam.choices import Executor
 from milldam.errors import ConfigError, InputError, Setting
-from milldam.files import hash_bytes, stays_in_folder
-from milldam.formats import ReadName, load_format
+from milldam.files import hash_bytes
+from milldam.formats import load_format
 from milldam.formats.finding import ReadRules, SourceFile, find_files
 from milldam.formats.foreign import token_dtype_of
+from milldam.formats.settings import ImportSettings
 from milldam.input_files import version_of
 from milldam.memory import parse_size, usage
-from milldam.rules import AtLeastOne, Settings, Size
 from milldam.run import engine
 from milldam.run.budget import WorkPlan, require_room
 from milldam.run.engine import Assigned, Make, Progress, Session, Stage
@@ -64,53 +62,6 @@ _COPIES = 3
 _LARGEST_ID = 2**31 - 1
 _LARGEST_BELIEVED = 2**24
 """No vocabulary is larger; ids of two bytes that are read as four are, nearly always."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImportSettings(Settings):
-    """Settings of an import."""
-
-    source: tuple[str, ...]
-    out: str
-    format: ReadName | None = None
-    """None: seen from the files."""
-    tokenizer: str | None = None
-    column: str | None = None
-    masks: str | None = None
-    """The column that says what is trained on; "none": none is to; None: seen from the names."""
-    eos: Annotated[int, Ge(0)] | None = None
-    bos: Annotated[int, Ge(0)] | None = None
-    dtype: str | None = None
-    split: str | None = None
-    vocab_size: Annotated[int, Ge(1), Le(2**31)] | None = None
-    shard_size: Size = "256MB"
-    memory: Size | None = None
-    workers: AtLeastOne | None = None
-    executor: Executor = "local"
-    address: str | None = None
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.source:
-            raise ConfigError(Setting("source"), ": name at least one file or folder.")
-        if self.eos is not None and self.bos is not None:
-            problem = ": documents are cut after one id, or before one. Leave one out."
-            raise ConfigError(Setting("eos"), " and ", Setting("bos"), problem)
-        if self.masks not in (None, "none") and self.border is not None:
-            problem = ": a stream that is cut at an id has no rows that a mask could belong to. Leave one out."
-            raise ConfigError(Setting("masks"), " and ", Setting("eos"), problem)
-        if self.split is not None and not stays_in_folder(self.split, hidden=False):
-            raise ConfigError(Setting("split", self.split), ": no name for files. Use letters and digits.")
-        if self.dtype is not None:
-            token_dtype_of(self.dtype)
-        if self.tokenizer is not None and self.vocab_size is not None:
-            problem = ": the tokenizer says it. Leave one out."
-            raise ConfigError(Setting("vocab_size"), " and ", Setting("tokenizer"), problem)
-
-    @property
-    def border(self) -> int | None:
-        """The id at which a stream is cut: behind it, or before it where it begins documents (`bos`)."""
-        return self.bos if self.eos is None else self.eos
 
 
 class ImportFacts(TypedDict):
@@ -198,6 +149,8 @@ class ImportJob(engine.Job[ImportSummary]):
     kind, outputs = TOKENS, (*SHARDS, "tokenizer.json")
 
     def __init__(self, settings: ImportSettings) -> None:
+        if settings.dtype is not None:
+            token_dtype_of(settings.dtype)
         self._settings, self.workers = settings, settings.workers
         self._vocab_size = settings.vocab_size
         scans = settings.tokenizer is None and settings.vocab_size is None

@@ -42,7 +42,7 @@ from milldam.markup import counted
 from milldam.memory import usage
 from milldam.pipeline.rejects import first_reject
 from milldam.run import engine
-from milldam.run.budget import WORK_BYTES
+from milldam.run.budget import SMALL_INPUT, WORK_BYTES
 from milldam.run.engine import Session, Stage
 from milldam.run.folder import RunFolder
 from milldam.run.summary import Observer, log
@@ -185,7 +185,8 @@ class MapJob(TableJob):
         self._load = MapLoad(
             replace(settings, source=None), self._source.reader, folder.out, schema, of_source, run.budget.limit_bytes
         )
-        self._is_apart = settings.wants_processes(records.pending_bytes(sizes)) and self._can_travel(run)
+        wants_several = records.pending_bytes(sizes) > SMALL_INPUT if settings.workers is None else settings.workers > 1
+        self._is_apart = (settings.executor != "local" or wants_several) and self._can_travel(run)
         left = len(sizes) - records.complete
         useful = max(1, min(settings.workers or run.pool.cores, left)) if self._is_apart else 1
         note = _reused(records.complete, len(sizes), self.changed)

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
-from milldam.choices import Documents, Executor, InputFormat, InvalidUtf8
+from milldam.choices import Documents, InputFormat, InvalidUtf8
 from milldam.config.checking import checked_settings
 from milldam.errors import ConfigError, Setting
 from milldam.memory import parse_size
-from milldam.rules import AtLeastOne, Settings, Size, SizeRange
-from milldam.run.budget import SMALL_INPUT
+from milldam.rules import AtLeastOne, RunSettings, Size, SizeRange
 
 Format = Literal["python", "numpy", "arrow"]
 OnError = Literal["raise", "reject"]
@@ -24,7 +23,7 @@ _WITHOUT_EFFECT = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MapSettings(Settings):
+class MapSettings(RunSettings):
     """A job of `milldam.map`."""
 
     source: Any
@@ -33,41 +32,33 @@ class MapSettings(Settings):
     function_spec: str | None = None
     """`script.py:function`, where the function was named so: workers load it by that."""
     out: str | None = None
-    """The folder for the table. [default: one in the user's cache, found again by the function, settings and input]"""
+    """Folder for the table. Default: one in the cache, found again by the function, settings and input."""
     batched: bool = True
     """The function takes and returns a dict of columns; False: one row as a dict."""
     batch_size: AtLeastOne = 1000
-    """Most rows per call."""
+    """Rows per call."""
     batch_bytes: Annotated[str | int, SizeRange(most=1 << 30)] = "8MB"
-    """Most bytes per call; a larger row comes alone. An Arrow array is sure to hold 1 GiB."""
+    """Most bytes per call; a larger row comes alone."""
     columns: tuple[str, ...] | None = None
-    """Read only these columns of the input."""
+    """Read only these columns: a,b,c. Default: all."""
     remove_columns: Literal["all"] | tuple[str, ...] = ()
-    """Input columns to leave out of the table; "all": all of them."""
+    """Input columns to leave out of the table: a,b,c or "all"."""
     input_columns: tuple[str, ...] | None = None
     """Pass these columns to the function as positional arguments instead of a dict."""
     format: Format = "python"
-    """Type of what the function gets: "python" lists, "numpy" arrays, or "arrow" tables."""
+    """Type of the columns that the function gets: lists of Python, numpy arrays, or an Arrow table."""
     with_indices: bool = False
     """Pass the row numbers as a second argument."""
     fn_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the function."""
+    """Further arguments of the function; on the command line JSON or text."""
     schema: Any = None
-    """The columns of the table: a `pyarrow.Schema` or `datasets.Features`. [default: inferred from the first rows]"""
-    workers: AtLeastOne | None = None
-    """Cores to use. [default: all]"""
-    memory: Size | None = None
-    """Limit for the whole process tree, such as 512MB. [default: half of what is free]"""
-    executor: Executor = "local"
-    """Where to run: "local", or "ray", a cluster whose machines all see `out`."""
-    address: str | None = None
-    """Address of the Ray cluster. [default: the one that runs here]"""
+    """The columns of the table: a `pyarrow.Schema` or `datasets.Features`. Default: inferred from the first rows."""
     shard_size: Size = "64MB"
     """Approximate input per unit, which is reused or redone as a whole."""
     shards: AtLeastOne | None = None
     """Instead of shard_size: exactly this many units of even size."""
     on_error: OnError = "raise"
-    """If the function raises: "raise", or "reject": set the rows aside on which it does."""
+    """If the function fails: stop, or set the row aside."""
     key: str | None = None
     """Name that identifies the function, if what it depends on can't be hashed."""
     source_key: str | None = None
@@ -78,11 +69,10 @@ class MapSettings(Settings):
     max_document_bytes: Size = "32MiB"
     input_format: InputFormat | None = None
     split: str | None = None
+    """Read only this split of a dataset."""
     subset: str | None = None
     strict: bool = False
     """Stop at the first record that can't be read."""
-    overwrite: bool = False
-    """Redo everything, even if it is up to date."""
 
     def __post_init__(self) -> None:
         if isinstance(self.function, type):
@@ -102,12 +92,6 @@ class MapSettings(Settings):
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _WITHOUT_EFFECT}
         values["batch_bytes"] = self.most_batch_bytes
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-    def wants_processes(self, input_bytes: int) -> bool:
-        """Whether the function runs in other processes: unless there is little to do or workers is 1."""
-        if self.executor != "local":
-            return True
-        return input_bytes > SMALL_INPUT if self.workers is None else self.workers > 1
 
     @property
     def unit_bytes(self) -> int:

@@ -8,9 +8,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, MinLen
 
-from milldam.choices import Executor
 from milldam.errors import ConfigError, Setting
-from milldam.rules import AtLeastOne, Settings, Size
+from milldam.rules import AtLeastOne, RunSettings, Settings
 
 First = Literal["auto", "question", "context"]
 PaddingSide = Literal["auto", "left", "right"]
@@ -18,14 +17,14 @@ DEFAULT_OVERLAP = 128
 _SPLIT = re.compile(r"\w+(?:[.+-]\w+)*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class QARules(Settings):
     """How examples become windows of at most max_seq_length tokens: every setting that changes features."""
 
     max_seq_length: Annotated[int, Ge(8)] = 384
-    """Tokens of a window, with the question, special and memory tokens; shorter ones are padded to it."""
+    """Tokens per window, with the question, special and memory tokens; shorter ones are padded."""
     overlap: Annotated[int, Ge(0)] | None = None
-    """Tokens of the context that a window shares with the previous one. [default: 128]"""
+    """Tokens of the context that two windows share. Default: 128."""
     hop: AtLeastOne | None = None
     """Instead of overlap: tokens of the context from the start of one window to the start of the next."""
     first: First = "auto"
@@ -34,9 +33,9 @@ class QARules(Settings):
     padding_side: PaddingSide = "auto"
     """Where windows are padded. auto: as the tokenizer does."""
     memory_tokens: Annotated[int, Ge(0)] = 0
-    """Put this many [MEM_READ_i] in front of every window's text and as many [MEM_WRITE_i] behind it."""
+    """Memory tokens at each end: so many [MEM_READ_i] before every window's text, as many [MEM_WRITE_i] after it."""
     max_segments: AtLeastOne | None = None
-    """Keep only the first windows of an example, at most this many. To choose others, select when loading."""
+    """Keep only the first windows of an example, at most this many."""
 
     def __post_init__(self) -> None:
         if self.overlap is not None and self.hop is not None:
@@ -54,29 +53,19 @@ class QARules(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QASettings(QARules):
+class QASettings(QARules, RunSettings):
     """A job of question answering."""
 
     inputs: Annotated[tuple[str, ...], MinLen(1)]
     """Files, folders, globs, addresses, `save_to_disk` folders, names on the Hub."""
     tokenizer: str
-    """Folder, file or Hub name of the tokenizer; it must give offsets, as all of HF tokenizers do."""
+    """Folder, file or Hub name of the tokenizer."""
     out: str
-    """The folder for the store."""
+    """Folder for the store."""
     max_examples: AtLeastOne | None = None
     """Stop after exactly this many examples."""
     split: str = "train"
-    """The files of a folder, of a saved dataset or of one on the Hub to read."""
-    memory: Size | None = None
-    """Limit for the whole process tree, such as 600MB. [default: half of what is free]"""
-    workers: AtLeastOne | None = None
-    """Cores to use. [default: all]"""
-    executor: Executor = "local"
-    """Where to run: on this machine, or on a Ray cluster whose machines all see `out`."""
-    address: str | None = None
-    """Address of the Ray cluster, such as 10.0.0.1:6379. [default: the one that runs here]"""
-    overwrite: bool = False
-    """Replace what was made with other settings."""
+    """Split to read, and its name in the store."""
     strict: bool = False
     """Stop at the first record that can't be used."""
 

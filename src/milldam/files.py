@@ -335,11 +335,18 @@ def write_sealed(path: Path, value: dict[str, Any]) -> None:
 def replace_unsynced(path: Path, data: bytes) -> None:
     """Replace a file without waiting for the disk: a power failure may leave a torn one, so it must be sealed."""
     new = path.with_name(f"{path.name}.new")
-    try:
+    with naming(new):
         new.write_bytes(data)
         new.replace(path)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name a file in errors of the system that name none, as those of reading and writing."""
+    try:
+        yield
     except OSError as error:
-        error.filename = error.filename or str(new)  # a write that fails names no file
+        error.filename = error.filename or str(path)
         raise
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from milldam.errors import MismatchError, StoreError
 from milldam.feeding.demand import Demand, Planned
 from milldam.feeding.making import Making, Order
-from milldam.files import has_size
+from milldam.files import has_size, naming
 from milldam.loader.stores import Store, token_file
 from milldam.loader.unit_order import FeedFacts, FinishedParts, Part, Parts
 from milldam.prefetch import leave_if_closed
@@ -199,7 +199,7 @@ class MadeParts:
                 self._places.clear()
                 self.complete.clear()
                 self.tokens = 0
-            while block := os.pread(descriptor, _BLOCK, self._at):
+            while block := self._read(descriptor):
                 begin = self._at - len(self._rest)
                 lines = (self._rest + block).split(b"\n")
                 # The last one is empty, or still being written.
@@ -209,6 +209,10 @@ class MadeParts:
                     begin += len(line) + 1
         finally:
             os.close(descriptor)
+
+    def _read(self, descriptor: int) -> bytes:
+        with naming(self._path):
+            return os.pread(descriptor, _BLOCK, self._at)
 
     def _take(self, line: bytes, begin: int) -> None:
         record = parse_record(line)

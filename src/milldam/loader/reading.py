@@ -315,19 +315,23 @@ class PositionedReader(threading.local, Reader):
             self._buffer = np.empty(size, np.uint8)
         # Attributes of a `threading.local` are slow: once a batch, not once a row.
         layout, descriptors, at, target = self._layout, self._descriptors, 0, self._buffer.data
-        for file, token, length in layout.parts(starts, lengths):
-            slot = target[at : at + length * width]
-            descriptor = descriptors.get(file)
-            descriptor = self._open(file) if descriptor is None else descriptor
-            offset = first_bytes[file] + token * width
-            read = os.preadv(descriptor, (slot,), offset)
-            while read < len(slot):
-                # A network file system may give less at a time.
-                more = os.preadv(descriptor, (slot[read:],), offset + read)
-                if not more:
-                    raise StoreError(f"{layout.files[file].path}: has become shorter than it was. Make it again.")
-                read += more
-            at += length * width
+        try:
+            for file, token, length in layout.parts(starts, lengths):
+                slot = target[at : at + length * width]
+                descriptor = descriptors.get(file)
+                descriptor = self._open(file) if descriptor is None else descriptor
+                offset = first_bytes[file] + token * width
+                read = os.preadv(descriptor, (slot,), offset)
+                while read < len(slot):
+                    # A network file system may give less at a time.
+                    more = os.preadv(descriptor, (slot[read:],), offset + read)
+                    if not more:
+                        raise StoreError(f"{layout.files[file].path}: has become shorter than it was. Make it again.")
+                    read += more
+                at += length * width
+        except OSError as error:
+            error.filename = error.filename or str(layout.files[file].path)
+            raise
         return self._buffer[:size].view(self.dtype)
 
     def announce(self, starts: Int64s, lengths: Int64s) -> None:

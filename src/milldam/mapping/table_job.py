@@ -162,9 +162,10 @@ class TableJob(engine.Job[TableSummary]):
         if not has_every_file(folder.out, TABLE):
             return None
         table = TableManifest.read(folder.out)
-        if folder.state() != FINISHED:
-            (folder.folder / PLAN).unlink()  # of another table, of which nothing came
-        clean_up(folder)  # a kill may have come after the manifest
+        if folder.refusal is None:  # the disk can be written to
+            if folder.state() != FINISHED:
+                (folder.folder / PLAN).unlink()  # of another table, of which nothing came
+            clean_up(folder)  # a kill may have come after the manifest
         summary = _summary(table, table.totals, folder.out)
         log.info("%s is up to date: %s", folder.out, summary.made)
         return summary

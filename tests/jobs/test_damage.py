@@ -33,19 +33,17 @@ def damage_and_resume(job: Case, faults: Faults, share: float, rng: random.Rando
     calls = faults.count("rename", job.to("clean"))
     clean = job.made("clean")
     assert faults.run(Fault("rename", KILL, max(1, int(calls * share))), job.to("begun")).returncode == -9
-    parts = [job.kept("begun") if job.words[0] == "export" else job.path("begun")]
-    for part in parts:
-        shutil.copytree(part, part.with_name(f"{part.name}-saved"), symlinks=True)
+    begun = job.kept("begun") if job.words[0] == "export" else job.path("begun")
+    saved = shutil.copytree(begun, begun.with_name(f"{begun.name}-saved"), symlinks=True)
     folder = job.kept("begun") / "run" if job.words[0] == "export" else job.kept("begun")
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     assert files
     wrong: list[str] = []
     for path in rng.sample(files, min(len(files), most)):
         for damage in rng.sample((*BYTES, not_utf8), max(1, most // 40)):
-            for part in (job.path("begun"), *parts):
-                shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
-            for part in parts:
-                shutil.copytree(part.with_name(f"{part.name}-saved"), part, symlinks=True, dirs_exist_ok=True)
+            for path_before in (job.path("begun"), begun):
+                shutil.rmtree(path_before) if path_before.is_dir() else path_before.unlink(missing_ok=True)
+            shutil.copytree(saved, begun, symlinks=True)
             path.write_bytes(damage(path.read_bytes(), rng))
             result = invoke(*job.to("begun"))
             name = f"{path.name} {damage.__name__}"

@@ -14,20 +14,16 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator
+from jinja2.ext import Extension
+from jinja2.filters import make_attrgetter
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from markupsafe import escape
+
 from milldam.chat.forms import BadRowError
 from milldam.chat.words import Words, blurred, joined_words, pieces_of
-from milldam.errors import ConfigError
-
-try:
-    from jinja2 import nodes
-    from jinja2.compiler import CodeGenerator
-    from jinja2.ext import Extension
-    from jinja2.filters import make_attrgetter
-    from jinja2.runtime import Macro
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-    from markupsafe import escape
-except ImportError:
-    raise ConfigError('Chat templates need jinja2: pip install "milldam[chat]".') from None
 
 MOST_ROUNDS = 1_000_000
 """Rounds of loops in one rendering."""

@@ -222,7 +222,9 @@ def keep_batches(batches: Iterator[Batch], path: Path) -> Iterator[Batch]:
         for batch in batches:
             whole = whole and batch.pieces is None
             if whole:
-                kept = pickle.dumps(replace(batch, columns=None), protocol=5)
+                # A slice of a larger array would be written whole.
+                texts = pa.concat_arrays([batch.texts, batch.texts[:0]])
+                kept = pickle.dumps(replace(batch, texts=texts, columns=None), protocol=5)
                 new.write(_LENGTH.pack(len(kept)))
                 new.write(kept)
             yield batch

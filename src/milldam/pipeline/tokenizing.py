@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from milldam.errors import InputError
-from milldam.memory import allowance, release, usage
+from milldam.memory import held_bytes, release
 from milldam.pipeline.documents import SetRules, kept_batches, print_path, read_documents
 from milldam.pipeline.judging import Judge, preload_rules
 from milldam.pipeline.unit_output import STAGED, UnitSink
@@ -101,8 +101,8 @@ class TokenizeLoad:
 
             finder = load_finder(text)
         release()
-        taken = usage().anonymous + BATCHES_BYTES
-        encoder.room = lambda: allowance(self.share_bytes) - taken
+        taken = held_bytes() + BATCHES_BYTES
+        encoder.room = lambda: self.share_bytes - taken
         return functools.partial(self._make, encoder, finder)
 
     def _make(

@@ -15,7 +15,7 @@ from milldam.errors import ConfigError
 
 if TYPE_CHECKING:
     from milldam.pipeline.finishing import TextSummary
-    from milldam.run.engine import ArrayWork
+    from milldam.run.array import ArrayWork
 
 
 @click.command(cls=JobCommand)

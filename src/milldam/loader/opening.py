@@ -120,7 +120,7 @@ def _result_of(path: Path) -> Path:
 
 def _is_result_of(path: Path, result: Path) -> bool:
     """Whether a store or an .npy file says that it was made from the input as it is now."""
-    facts: Any = TOKENS.head(Folder(result)) if result.suffix == STORE_ENDING else read_sidecar(result) or {}
+    facts: Any = TOKENS.facts(Folder(result)) if result.suffix == STORE_ENDING else read_sidecar(result) or {}
     settings = facts.get("settings") or {}
     any_format = any(one.get("input_format") for one in settings.get("datasets", ()) if isinstance(one, dict))
     state = InputState()

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from memory import end_on_terminate, measure
+from milldam.config.loading import load_config
 from milldam.config.settings import Config
 from milldam.files import hash_bytes
 from milldam.pipeline.documents import SetRules
@@ -143,7 +144,7 @@ class SimulatedRecords(Records):
 
 
 def config_of(out: Path) -> Config:
-    return Config(datasets="/data/simulated-crawl", tokenizer="simulated", out=str(out), dedup="off")
+    return load_config({"datasets": "/data/simulated-crawl", "tokenizer": "simulated", "out": str(out), "dedup": "off"})
 
 
 class SimulatedJob(engine.Job[TextSummary]):

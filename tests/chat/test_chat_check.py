@@ -39,8 +39,6 @@ def test_the_first_conversation_is_shown_with_marks_and_all_are_counted(tmp_path
     assert code == 0
     assert "<|im_start|>assistant\n⟦Hello<|im_end|>\n⟧" in said
     assert "usable           1 (25.0%)" in said
-    assert "1 x '<|im_start|>assistant\\n' (header of a trained turn)" in said
-    assert "1 x '<|im_end|>\\n' (content of a message)" in said
     for reason in ("no_assistant, first row 2 of", "empty_conversation, first row 3 of", "bad_tools, first row 4 of"):
         assert f"1 {reason}" in said
     assert "chat.jsonl, line 5" in said
@@ -48,11 +46,11 @@ def test_the_first_conversation_is_shown_with_marks_and_all_are_counted(tmp_path
 
 def test_json_tells_the_same(tmp_path: Path) -> None:
     """For programs."""
-    code, said = _run(tmp_path, "--json", "--no-turn-end", "--limit", "1")
+    code, said = _run(tmp_path, "--json", "--limit", "1")
     found = json.loads(said)
     assert (code, found["rows"], found["usable"], found["tagged"]) == (0, 1, 1, False)
     begin, end = found["first"]["trained"][0]
-    assert found["first"]["text"][begin:end] == "Hello"
+    assert found["first"]["text"][begin:end] == "Hello<|im_end|>\n"
     assert found["counts"]["turns_assistant"] == 1
 
 
@@ -62,7 +60,6 @@ def test_an_end_that_is_written_with_the_next_message_is_warned_of(tmp_path: Pat
 {{ m.content }}{% endfor %}{% if add_generation_prompt %}<|end|><|assistant|>{% endif %}"""
     warning = "no end of 1 trained turn is trained on"
     assert warning in _run(tmp_path, template=late)[1]
-    assert warning not in _run(tmp_path, "--no-turn-end", template=late)[1]
     assert warning not in _run(tmp_path)[1]
 
 

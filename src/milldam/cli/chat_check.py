@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +31,6 @@ _MOST = 5
     default="assistant",
     show_default=True,
     help="Messages to train on: assistant, last, all, roles separated by commas, or a message field.",
-)
-@click.option(
-    "--turn-end/--no-turn-end", default=True, show_default=True, help="Whether to train on the tokens that end a turn."
 )
 @click.option("--form", default="auto", show_default=True, help="The form of the conversations.")
 @click.option(
@@ -66,7 +62,7 @@ def chat_check(template: str, data: tuple[str, ...], **options: Any) -> None:
     from milldam.chat.masks import train_on
 
     words = options["train_on"].split(",")
-    rule = train_on(words[0] if len(words) == 1 else words, turn_end=options["turn_end"])
+    rule = train_on(words[0] if len(words) == 1 else words)
     source, special = _template_of(template, options)
     columns = named_values(options["columns"], "column")
     check = check_chat(
@@ -82,7 +78,7 @@ def chat_check(template: str, data: tuple[str, ...], **options: Any) -> None:
         click.echo(json.dumps(_as_dict(check), ensure_ascii=False))
     else:
         _show_first(check, options["characters"])
-        for line in _lines(check, rule.turn_end):
+        for line in _lines(check):
             click.echo(visible(line))
     if not check.usable:
         raise click.exceptions.Exit(1)
@@ -137,7 +133,7 @@ def _show_first(check: ChatCheck, characters: int) -> None:
         console.print(f"... {counted(len(text) - characters, 'character')} more", style="dim")
 
 
-def _lines(check: ChatCheck, turn_end: bool) -> list[str]:
+def _lines(check: ChatCheck) -> list[str]:
     counts = check.counts
     how = (
         "taken from the template's {% generation %} tags"
@@ -152,15 +148,12 @@ def _lines(check: ChatCheck, turn_end: bool) -> list[str]:
         f"what is trained  {how}",
         f"trained share    {_trained_share(check):.1%} of {counted(counts['characters'], 'character')}",
         f"turns            {counts['turns']:,} ({turns_by_role(counts)})",
-        *_parts("not trained      ", "header of a trained turn", check.headers),
-        *_parts("trained, before  ", "content of a message", check.leads),
-        *_parts("trained, after   ", "content of a message", check.ends),
     ]
     if counts["special_tokens_in_content"]:
         said = counted(counts["special_tokens_in_content"], "conversation")
         lines.append(f"warning          {said} with special tokens in what is said: they become special tokens")
-    if turn_end and not check.tagged and check.ends[""]:
-        turns = counted(check.ends[""], "trained turn")
+    if not check.tagged and counts["turns_without_end"]:
+        turns = counted(counts["turns_without_end"], "trained turn")
         lines.append(
             f"warning          no end of {turns} is trained on: the template writes none, or with the next message"
         )
@@ -174,13 +167,6 @@ def _trained_share(check: ChatCheck) -> float:
     return check.counts["trained_characters"] / max(1, check.counts["characters"])
 
 
-def _parts(name: str, of: str, found: Counter[str]) -> list[str]:
-    shown = [f"{count:,} x {text!r}" for text, count in found.most_common(_MOST)]
-    if len(found) > _MOST:
-        shown.append(f"and {len(found) - _MOST:,} others")
-    return [f"{name}{', '.join(shown)} ({of})"] if shown else []
-
-
 def _as_dict(check: ChatCheck) -> dict[str, Any]:
     text, stretches = check.first or ("", [])
     return {
@@ -190,9 +176,6 @@ def _as_dict(check: ChatCheck) -> dict[str, Any]:
         "usable": check.usable,
         "trained_share": round(_trained_share(check), 6),
         "counts": dict(sorted(check.counts.items())),
-        "headers": dict(check.headers.most_common(_MOST)),
-        "leads": dict(check.leads.most_common(_MOST)),
-        "ends": dict(check.ends.most_common(_MOST)),
         "refused": {
             reason: {"count": messages.total(), "first": first, "messages": dict(messages.most_common(_MOST))}
             for reason, (first, messages) in check.refused.items()

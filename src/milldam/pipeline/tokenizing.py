@@ -98,9 +98,9 @@ class TokenizeLoad:
         if self.seen is not None:
             self.seen.open()  # what it imports is there before workers are forked
         if any(one.chat is not None for one in self.sets):
-            from milldam.pipeline.chat_encoding import load_finder
+            from milldam.chat.token_spans import TokenSpans
 
-            finder = load_finder(text)
+            finder = TokenSpans(text)
         release()
         taken = usage().anonymous + BATCHES_BYTES
         encoder.stay_within(lambda: allowance(self.share_bytes) - taken)

@@ -109,7 +109,7 @@ def run_units(command: tuple[str, ...], stage: str, index: int | None, of: int |
     """
     from milldam.cli.commands import array_of_command, as_interrupt
     from milldam.cli.summaries import make_observer, show_summary
-    from milldam.run.tasks import ArrayTask
+    from milldam.run.array import ArrayTask
 
     if stage in (PREPARE, FINISH):
         if index or (of or 1) > 1:

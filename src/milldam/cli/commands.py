@@ -24,7 +24,7 @@ from milldam.cli.naming import DESCRIBED
 from milldam.errors import EXIT_INTERRUPTED, ConfigError, Setting
 
 if TYPE_CHECKING:
-    from milldam.run.engine import ArrayWork
+    from milldam.run.array import ArrayWork
     from milldam.run.summary import Observer, Summary
 
 _SHOWING = ("as_json", "quiet", "verbose")

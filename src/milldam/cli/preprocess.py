@@ -30,7 +30,7 @@ from milldam.memory import format_size
 if TYPE_CHECKING:
     from milldam.config.settings import Config
     from milldam.pipeline.finishing import TextSummary
-    from milldam.run.engine import ArrayWork
+    from milldam.run.array import ArrayWork
 
 
 @click.command(cls=JobCommand)

@@ -27,7 +27,7 @@ from milldam.errors import ConfigError
 
 if TYPE_CHECKING:
     from milldam.pipeline.finishing import TextSummary
-    from milldam.run.engine import ArrayWork
+    from milldam.run.array import ArrayWork
 
 
 def _pairs(name: str, metavar: str, text: str) -> Any:

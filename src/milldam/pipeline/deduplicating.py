@@ -196,7 +196,7 @@ class Deduplication:
         self.keys = keys
         """Of what the first pass leaves, by unit."""
         # Another one for other fingerprints: what was resolved from those is of no use.
-        self.folder = session.folder.folder / f"{FOLDER}-{xxh3_64_hexdigest(keys.tobytes())}"
+        self.folder = session.folder.folder / f"{FOLDER}-{xxh3_64_hexdigest(keys.values.tobytes())}"
         """The folder of the drop files."""
         self.index: dict[str, Path] = {}
         """Runs of the index that this one is compared with, and their files."""
@@ -374,7 +374,7 @@ class Deduplication:
         """A number for each unit that says which of its documents are dropped: of the rows alone, or, where dropped
         documents are written out, of all that is said of them."""
         tells_all, origins = self._config.write_dropped, self._origins
-        found, keys = np.zeros(len(origins), np.uint64), np.frombuffer(self.keys.tobytes(), np.uint64)
+        found, keys = np.zeros(len(origins), np.uint64), self.keys.values
         for path in sorted(self.folder.glob("drops-*.bin")):
             way = np.uint64(int(xxh3_64_hexdigest(path.name.split("-")[1].encode()), 16))
             for drops in drops_in(path):
@@ -412,7 +412,7 @@ def remove_drop_files(folder: RunFolder) -> None:
     grows."""
     found = list(folder.folder.glob(f"{FOLDER}-*"))
     if found:
-        live = (Path(name).name for record in folder.journal.read(RECORDS) for name in record["files"])
+        live = (Path(name).name for record in folder.journal.read(RECORDS) for name in record.files)
         sweep(folder.folder / PRINTS, ("*",), live)
         for name in (GROUP, DECONTAMINATE, *NEAR_STAGES):
             folder.journal.forget(f"{name}.jsonl")

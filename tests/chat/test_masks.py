@@ -73,10 +73,8 @@ def test_what_is_written_behind_all_turns_ends_the_last_one() -> None:
     assert _trained(channels + "<|start|>assistant", TALK)[-1] == final
 
 
-def test_fields_of_messages_choose_among_answers() -> None:
-    """0 and 1; one that says neither is refused."""
-    some = [*TALK[:2], TALK[2] | {"weight": 0}, *TALK[3:]]
-    assert _trained(CHATML, some, "weight") == ["Dos.<|im_end|>\n"]
+def test_a_weight_that_is_neither_0_nor_1_is_refused() -> None:
+    """A message is trained on as a whole or not at all."""
     with _refused("mask_not_proven", r"0\.5"):
         _trained(CHATML, [*TALK[:2], TALK[2] | {"weight": 0.5}], "weight")
 
@@ -174,14 +172,6 @@ def test_what_can_not_be_proven_is_refused_with_the_reason(template: str, reason
         _trained(template, TALK)
 
 
-def test_a_conversation_without_what_is_trained_on_is_refused() -> None:
-    """By a name of its own."""
-    with _refused("no_assistant"):
-        _trained(CHATML, TALK[:2])
-    with pytest.raises(ConfigError):
-        train_on([])
-
-
 def test_tags_within_a_macro_are_refused() -> None:
     """Transformers would put them in another place."""
     template = (
@@ -250,8 +240,9 @@ def test_fields_of_a_message_are_trained_on_or_not(words: Any, trained: list[str
 
 def test_where_nothing_is_left_of_all_fields_it_is_said() -> None:
     """As a setting, and for a conversation that has nothing else."""
-    with pytest.raises(ConfigError, match="all fields are false"):
-        train_on({"content": False, "reasoning": False, "tool_calls": False})
+    for nothing in ([], {"content": False, "reasoning": False, "tool_calls": False}):
+        with pytest.raises(ConfigError, match="Nothing would be trained on"):
+            train_on(nothing)
     with _refused("nothing_to_train_on"):
         _trained(CHATML, TALK, {"content": False})
 

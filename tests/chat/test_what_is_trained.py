@@ -31,18 +31,13 @@ def _answer(**fields: Any) -> dict[str, Any]:
 
 
 def _trained(
-    folder: Path,
-    *rows: dict[str, Any],
-    template: str = CHATML,
-    tokenizer: Any = TOKENIZER,
-    out: str = "out",
-    **chat: Any,
+    folder: Path, *rows: dict[str, Any], template: str = CHATML, tokenizer: Path = TOKENIZER, **chat: Any
 ) -> list[list[str]]:
     """What each conversation of a store is trained on, and nothing else of it."""
     (folder / "t.jinja").write_text(template)
     (folder / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     chat = {"template": str(folder / "t.jinja")} | chat
-    store = milldam.tokenize(folder / "chat.jsonl", folder / out, tokenizer=str(tokenizer), chat=chat)
+    store = milldam.tokenize(folder / "chat.jsonl", folder / "out", tokenizer=str(tokenizer), chat=chat)
     return [
         [store.decode(store[number][begin:end]) for begin, end in store.spans(number).tolist()]
         for number in range(len(store))
@@ -50,7 +45,7 @@ def _trained(
 
 
 def _reasons(folder: Path) -> dict[int, str]:
-    return {one["line"]: one["reason"] for one in set_aside(folder / "o")}
+    return {one["line"]: one["reason"] for one in set_aside(folder / "out")}
 
 
 # ---- null ----
@@ -93,8 +88,9 @@ def test_weights_that_can_not_be_honoured_are_refused_by_name(tmp_path: Path) ->
     rows.append({"messages": [USER, _answer(train_detail=detail)]})
     assert _trained(tmp_path, *rows) == [["Uno.<|im_end|>\n"]]
     assert _reasons(tmp_path) == dict.fromkeys((2, 3, 4), "trained_in_part")
+    (tmp_path / "all").mkdir()
     with pytest.raises(MilldamError, match="mask_not_proven 1"):
-        _trained(tmp_path, {"messages": [USER, _answer(train=False)]}, train_on="all", out="all")
+        _trained(tmp_path / "all", {"messages": [USER, _answer(train=False)]}, train_on="all")
 
 
 # ---- the end of a turn ----

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from memory import end_on_terminate, measure
+from milldam.config.loading import load_config
 from milldam.config.settings import Config
 from milldam.files import hash_bytes
 from milldam.pipeline.documents import SetRules
@@ -50,7 +51,7 @@ from milldam.run.units import Identity
 from milldam.sources.batch import TextRules
 from milldam.sources.units import InputFile, Unit
 from milldam.stores.kinds import TOKENS
-from milldam.stores.tokens.reader import open_store
+from milldam.stores.tokens.reader import Store
 from milldam.tokenizers.loading import NamedTokens, SpecialTokens, TokenizerText
 from milldam.tokenizers.proof import KnownTokenizer, Question
 from sizes import parse_size
@@ -143,7 +144,7 @@ class SimulatedRecords(Records):
 
 
 def config_of(out: Path) -> Config:
-    return Config(datasets="/data/simulated-crawl", tokenizer="simulated", out=str(out), dedup="off")
+    return load_config({"datasets": "/data/simulated-crawl", "tokenizer": "simulated", "out": str(out), "dedup": "off"})
 
 
 class SimulatedJob(engine.Job[TextSummary]):
@@ -227,7 +228,7 @@ def run_step(step: str, out: str, units: str) -> None:
 
 def do_step(step: str, out: Path, units: int, clock: Clock) -> None:
     if step == "open":
-        store = open_store(out)
+        store = Store(out)
         clock("open")
         assert len(store.shards) == units + -(-units // 100)
         return

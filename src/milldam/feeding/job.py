@@ -124,7 +124,7 @@ def _refuse_at_once(config: Config) -> None:
 def _refuse_unknowable(config: Config) -> None:
     """Refuse what can't be known at the first batch, with the reason."""
     whole = "can't be known before all of the input is read, and training begins before."
-    if config.evaluation_sets:
+    if config.decontaminate:
         message = f": which n-grams are too common to count {whole} Open what `milldam preprocess` made."
         raise ConfigError(Setting("decontaminate"), message)
     if config.dedup_rules is not None:

@@ -26,7 +26,7 @@ from milldam.files import TEMPORARY_SUFFIX, explain_os_errors, user_cache
 from milldam.memory import parse_size
 from milldam.remote import default_bytes
 from milldam.run.folder import RUN_FOLDER
-from milldam.stores.generations import Held
+from milldam.stores.place import hold
 from milldam.stores.table.manifest import IN_USE, NAME
 
 SIZE_VARIABLE = "MILLDAM_MAP_CACHE_SIZE"
@@ -48,12 +48,14 @@ def cache_limit() -> int:
 def cached_out(key: str) -> Iterator[Path]:
     """The folder for the table of a key, reserved while the block runs; then room is made for it."""
     out = cache_folder() / key
-    held: Held | None = None
+    held = None
     while held is None:
         with explain_os_errors(out), contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
             (out / RUN_FOLDER).mkdir(exist_ok=True, parents=True)
-            (out / IN_USE).touch()
-            held = Held(out / IN_USE)
+            with (out / IN_USE).open("ab") as file:
+                file.write(b"" if file.tell() else b"\n")  # an empty file can't be held
+            os.utime(out / IN_USE)
+            held = hold(out / IN_USE)
     try:
         with FileLock(out / RUN_FOLDER / "lock"):
             pass  # wait for another process that makes the same table, to use that

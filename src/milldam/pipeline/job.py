@@ -282,7 +282,7 @@ def _stage_names(config: Config) -> tuple[str, ...]:
     if dedup is not None:
         from milldam.pipeline.deduplicating import step_counts
 
-        names += step_counts(dedup, 1, 1, evaluation=bool(config.evaluation_sets))
+        names += step_counts(dedup, 1, 1, evaluation=bool(config.decontaminate))
     return (*names, "tokenize", *(["arrange"] if config.counts_tokens else []))
 
 

@@ -180,7 +180,7 @@ def _recipe(config: Config, rules: ChatRules, slices: Iterator[Slice]) -> ChatRe
     return ChatRecipe(
         form=find_form(slices, rules.form, rules.columns),
         template=template,
-        train_on=train_on(rules.train_on, turn_end=rules.turn_end),
+        train_on=train_on(rules.train_on),
         clean=config.clean_rules,
         dedup_on_prompt=rules.dedup_on == "prompt",
         group_by_prompt=rules.group_by == "prompt",

@@ -97,9 +97,9 @@ class TokenizeLoad:
         if self.seen is not None:
             self.seen.open()  # what it imports is there before workers are forked
         if any(one.chat is not None for one in self.sets):
-            from milldam.pipeline.chat_encoding import load_finder
+            from milldam.chat.token_spans import TokenSpans
 
-            finder = load_finder(text)
+            finder = TokenSpans(text)
         release()
         taken = held_bytes() + BATCHES_BYTES
         encoder.room = lambda: self.share_bytes - taken

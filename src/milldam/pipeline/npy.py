@@ -64,11 +64,10 @@ def tokenize_to_npy(config: Config, observer: Observer | None = None) -> TextSum
                 new.write(block.data)
             new.commit()
         facts = dataclasses.asdict(manifest) | {"format_version": TOKENS.version, "fingerprint": manifest.fingerprint}
-        counts = {"documents": manifest.documents, "tokens": manifest.tokens}
+        counts = {name: manifest.totals[name] for name in ("documents", "tokens")}
         write_file(sidecar_path(npy), json_bytes({"format": "milldam npy", **facts, **counts}))
-    for name in TOKENS.names_in(work / TOKENS.manifest):
-        if name.startswith("train-"):
-            (work / name).unlink(missing_ok=True)
+    for name, _ in Manifest.read(work).files():
+        (work / name).unlink(missing_ok=True)
     return dataclasses.replace(summary, out=str(npy), output_bytes=npy.stat().st_size)
 
 
@@ -77,8 +76,8 @@ def _is_joined(work: Path, npy: Path) -> bool:
     facts, manifest = read_sidecar(npy), Manifest.read(work)
     if facts is None or not npy.exists() or facts["fingerprint"] != manifest.fingerprint:
         return False
-    dtype = np.dtype(manifest.dtype)
-    return npy.stat().st_size == len(npy_header(dtype, manifest.tokens)) + manifest.tokens * dtype.itemsize
+    dtype, tokens = np.dtype(manifest.dtype), manifest.totals["tokens"]
+    return bool(npy.stat().st_size == len(npy_header(dtype, tokens)) + tokens * dtype.itemsize)
 
 
 class _NpyJob(TokenJob):

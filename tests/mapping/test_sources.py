@@ -23,8 +23,8 @@ from milldam.errors import ConfigError, InputError
 from milldam.mapping.rows import source_of
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.table_job import RowUnit
-from milldam.sources.batch import Places, Reject, TextRules
-from milldam.sources.reading import FileReader
+from milldam.sources.batch import Reject, TextRules
+from milldam.sources.rows import FileReader, Places
 from milldam.sources.units import Slice
 
 Records = list[dict[str, Any]]
@@ -324,7 +324,7 @@ def test_rows_messages_and_the_list_of_inputs_tell_no_secrets(
     from milldam.sources.units import InputFile
 
     plain = address.replace("?X-Amz-Signature=secret", "").replace("me:secret@", "")
-    monkeypatch.setattr("milldam.sources.plain_text.open_bytes", lambda path: io.BytesIO(b"hello\n\xff\n"))
+    monkeypatch.setattr("milldam.sources.records.open_bytes", lambda path: io.BytesIO(b"hello\n\xff\n"))
     reader, places = FileReader(TextRules("line"), None), Places()
     rejects: list[Reject] = []
     (rows,) = reader.rows([Slice(address, "txt", None)], rejects.append, places)

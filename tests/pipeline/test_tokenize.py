@@ -312,7 +312,7 @@ def test_a_giant_record_is_kept_within_the_budget(tmp_path: Path, ending: str) -
 
 
 def test_invalid_utf8_is_rejected_dropped_replaced_or_stops(tmp_path: Path) -> None:
-    """Four policies for bytes that are no UTF-8, and no fifth, silent one."""
+    """No policy is silent."""
     path = tmp_path / "c.txt"
     path.write_bytes(b"good\ncaf\xe9\nend\n")
     rejected = tokenize(path, tmp_path / "a", documents="line")
@@ -325,7 +325,7 @@ def test_invalid_utf8_is_rejected_dropped_replaced_or_stops(tmp_path: Path) -> N
     assert replaced.rejects is None
     dropped = tokenize(path, tmp_path / "d", documents="line", invalid_utf8="drop")
     assert documents(dropped) == expected_ids(["good", "caf", "end"])
-    stopped = invoke(*_job(path, tmp_path / "c", "--documents", "line", "--invalid-utf8", "strict"))
+    stopped = invoke(*_job(path, tmp_path / "c", "--documents", "line", "--strict"))
     assert stopped.exit_code == 3
     assert f"{path}:2: not_utf8" in stopped.stderr
 

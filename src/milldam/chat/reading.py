@@ -33,14 +33,11 @@ from milldam.sources.batch import (
     NUMBER_BITS,
     Batch,
     OnReject,
-    Place,
-    Places,
     Reading,
     Reject,
     TextRules,
 )
-from milldam.sources.reading import FileReader
-from milldam.sources.rows import Rows, from_records, row_count
+from milldam.sources.rows import FileReader, Place, Places, Rows, from_records, row_count
 from milldam.sources.units import Slice, Unit
 from milldam.text.arrays import Verdicts, text_offsets
 from milldam.text.cleaning import Cleaner

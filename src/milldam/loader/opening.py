@@ -20,7 +20,7 @@ import numpy.typing as npt
 from milldam.errors import ConfigError, InputError, MismatchError, StoreError
 from milldam.formats.foreign import ForeignFile, foreign_path, open_foreign
 from milldam.formats.npy import read_sidecar
-from milldam.input_files import InputState, bare_name, files_below, kind_of, nearby, version_of
+from milldam.input_files import NO_INPUT, add_input, bare_name, files_below, kind_of, nearby, version_of
 from milldam.loader.stores import Store
 from milldam.stores.kinds import TOKENS, store_kind
 from milldam.stores.place import Folder
@@ -123,12 +123,12 @@ def _is_result_of(path: Path, result: Path) -> bool:
     facts: Any = TOKENS.head(Folder(result)) if result.suffix == STORE_ENDING else read_sidecar(result) or {}
     settings = facts.get("settings") or {}
     any_format = any(one.get("input_format") for one in settings.get("datasets", ()) if isinstance(one, dict))
-    state = InputState()
+    state = NO_INPUT
     for file in files_below(path, any_format=any_format) if path.is_dir() else [str(path)]:
         status = os.stat(file)
-        state.add(file, status.st_size, version_of(status))
+        state = add_input(state, file, status.st_size, version_of(status))
     known = (facts.get("input") or {}).get("fingerprint")
-    return known is not None and known == state.as_json()["fingerprint"]
+    return known is not None and known == state["fingerprint"]
 
 
 def _command_for(path: Path, out: Path) -> str:

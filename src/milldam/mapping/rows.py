@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,18 +26,27 @@ import pyarrow as pa
 
 from milldam.errors import ConfigError, InputError
 from milldam.files import hash_bytes, in_home
-from milldam.input_files import InputState, LeftOut, is_address, is_table, version_of, without_secrets
+from milldam.input_files import (
+    NO_INPUT,
+    add_input,
+    describe_left_out,
+    is_address,
+    is_table,
+    version_of,
+    without_secrets,
+)
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.spool import Spool, in_memory_bytes, refuse_transform, spool_of
 from milldam.mapping.table_job import RowUnit, changed_while_read, require_unchanged
 from milldam.memory import parse_size
 from milldam.run.units import key_of
 from milldam.sources.arrays import BATCH_BYTES
-from milldam.sources.batch import OnReject, Places, TextRules, require_columns
+from milldam.sources.batch import OnReject, TextRules, require_columns
 from milldam.sources.compression import STDIN, DamagedError
-from milldam.sources.data_sets import ALL, Resolved, choose_splits, parse_split, resolve_data_set, split_names
-from milldam.sources.reading import TABLES, FileReader, columns_of, rows_between, slice_file
-from milldam.sources.rows import Rows, cut_by_size
+from milldam.sources.data_sets import Resolved, resolve_data_set, split_names
+from milldam.sources.reading import TABLES, columns_of, slice_file
+from milldam.sources.rows import FileReader, Places, Rows, cut_by_size, rows_between
+from milldam.sources.splits import ALL, choose_splits, parse_split
 from milldam.sources.tables import open_schema
 from milldam.sources.units import InputFile, Slice, Unit, gather, list_inputs, whole
 from milldam.stores.table.manifest import TableManifest
@@ -178,13 +188,13 @@ class Files:
         """For the cache: where it is, or what is in it."""
         return [path if is_address(path) else os.path.abspath(path) for path in self._paths] or self.identity
 
-    def _named_files(self, left_out: LeftOut | None = None) -> Iterator[InputFile]:
+    def _named_files(self, left_out: Counter[str] | None = None) -> Iterator[InputFile]:
         for one in self._listed:
             table = _table_of(one)
             if table is None or table.shards:
                 yield from list_inputs(one.inputs, one.input_format, left_out)
 
-    def files(self, left_out: LeftOut | None = None) -> Iterator[InputFile]:
+    def files(self, left_out: Counter[str] | None = None) -> Iterator[InputFile]:
         """The files to read, with versions, so that a change can be named."""
         return self._named_files(left_out) if self.rows is None else self.rows.files(self.spool_folder)
 
@@ -194,11 +204,10 @@ class Files:
         once they are spooled."""
         if self.rows is not None and self.rows.fingerprint is not None:
             return {"files": 0, "bytes": 0, "fingerprint": self.rows.fingerprint}
-        state, left_out = InputState(), LeftOut()
+        known, left_out = NO_INPUT, Counter[str]()
         for file in self.files(left_out):
-            state.add(file.path, file.size, file.version)
-        self.left_out = str(left_out)
-        known = state.as_json()
+            known = add_input(known, file.path, file.size, file.version)
+        self.left_out = describe_left_out(left_out)
         if known["files"] or self.schema is None:
             return known
         return known | {"fingerprint": hash_bytes(self.schema.serialize().to_pybytes())}  # a table without rows
@@ -284,7 +293,7 @@ class Files:
             yield RowUnit(index, key, unit.size, {"slices": [one.as_json() for one in slices]})
 
     def _slices(self, size: int) -> Iterator[Slice]:
-        return (one.of_state(file.state) for file in self.files() for one in slice_file(file, size, self._rules))
+        return (one for file in self.files() for one in slice_file(file, size, self._rules))
 
     def _bounds(self) -> tuple[int, float]:
         """The numbers of the first row and of the one behind the last."""
@@ -392,16 +401,16 @@ class InDataset:
 
 def _choose_split(source: Any, split: str | None) -> Any:
     """A dataset of a dict of them, or the only one, with the slice that is asked for."""
-    chosen = None if split is None else parse_split(split)
+    names, rows = (None, None) if split is None else parse_split(split)
     if isinstance(source, dict):
         from datasets import concatenate_datasets
 
-        several = [source[name] for name in choose_splits(chosen, source, "the dataset")]
+        several = [source[name] for name in choose_splits(names, source, "the dataset")]
         source = several[0] if len(several) == 1 else concatenate_datasets(several)
-    elif chosen is not None and chosen.names not in ((ALL,), (str(source.split),)):
+    elif names is not None and names not in ((ALL,), (str(source.split),)):
         raise ConfigError(f'split "{split}": the dataset is split "{source.split}" alone. Leave split out.')
-    if chosen is None or chosen.rows is None:
+    if rows is None:
         return source
     if not hasattr(source, "__len__"):
         raise ConfigError(f'split "{split}": a streamed dataset has no slices. Use .skip() and .take() on it.')
-    return source.select(range(*chosen.rows.bounds(len(source))))
+    return source.select(range(*rows.bounds(len(source))))

@@ -35,8 +35,8 @@ from milldam.pipeline.rejects import RejectFile
 from milldam.run.engine import Assigned, Make, Progress
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
-from milldam.sources.batch import Place, Places, Reject, shown
-from milldam.sources.rows import Rows, byte_size, column, column_names, row_count
+from milldam.sources.batch import Reject
+from milldam.sources.rows import Place, Places, Rows, byte_size, column, column_names, row_count, shown
 from milldam.stores.table.manifest import TableSchema, TableShard
 from milldam.stores.table.writer import TableShardWriter
 

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.files import explain_os_errors, hash_bytes, hash_file, record_of
-from milldam.input_files import InputState, changed_files
+from milldam.input_files import NO_INPUT, add_input, changed_files
 from milldam.markup import counted
 from milldam.stores.kinds import Kind, result_id
 from milldam.stores.place import Folder
@@ -264,7 +264,7 @@ class InputList:
 
         The files of a dataset come one after the other.
         """
-        state, at = InputState(), 0
+        state, at = NO_INPUT, 0
         self._begins.clear()
         with explain_os_errors(self.new), self.new.open("w", encoding="utf-8") as listing:
             for dataset, file in files:
@@ -272,8 +272,8 @@ class InputList:
                 entry = {name: getattr(file, name) for name in file.__dataclass_fields__}
                 self._begins.setdefault(dataset, at)
                 at += listing.write(json.dumps(entry | ({"dataset": dataset} if dataset else {})) + "\n")
-                state.add(file.path, file.size, file.version, dataset)
-        return state.as_json()
+                state = add_input(state, file.path, file.size, file.version, dataset)
+        return state
 
     def planned(self) -> Iterator[dict[str, Any]]:
         """The files of the plan."""

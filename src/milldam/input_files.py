@@ -19,7 +19,9 @@ from typing import Any
 
 from milldam.errors import InputError, MilldamError, nearest
 from milldam.files import hash_bytes
+from milldam.markup import counted
 from milldam.stores.kinds import KINDS, TABLE
+from milldam.stores.place import Folder
 
 FORMATS = {
     ".txt": "txt",
@@ -175,7 +177,7 @@ def describe_left_out(left_out: Counter[str]) -> str:
     """
     endings = [f"{ending} {number:,}" for ending, number in left_out.most_common(_ENDINGS_SHOWN)]
     listed = ", ".join([*endings, "..."] if len(left_out) > _ENDINGS_SHOWN else endings)
-    return f"{left_out.total():,} files of no known format ({listed})" if left_out else ""
+    return f"{counted(left_out.total(), 'file')} of no known format ({listed})" if left_out else ""
 
 
 def files_below(folder: Path, *, any_format: bool = False, left_out: Counter[str] | None = None) -> Iterator[str]:
@@ -211,7 +213,7 @@ def is_table(folder: Path) -> bool:
 
 
 def _shards(table: Path) -> Iterator[str]:
-    for name, _ in TABLE.files_in(table / TABLE.manifest):
+    for name, _ in TABLE.read(Folder(table)).files():
         if not (table / name).is_file():
             raise InputError(f"{table / name}: this shard of the table is missing. Make the table again.")
         yield str(table / name)

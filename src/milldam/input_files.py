@@ -19,7 +19,6 @@ from typing import Any
 
 from milldam.errors import InputError, MilldamError, nearest
 from milldam.files import hash_bytes
-from milldam.markup import counted
 from milldam.stores.kinds import KINDS, TABLE
 from milldam.stores.place import Folder
 
@@ -177,7 +176,8 @@ def describe_left_out(left_out: Counter[str]) -> str:
     """
     endings = [f"{ending} {number:,}" for ending, number in left_out.most_common(_ENDINGS_SHOWN)]
     listed = ", ".join([*endings, "..."] if len(left_out) > _ENDINGS_SHOWN else endings)
-    return f"{counted(left_out.total(), 'file')} of no known format ({listed})" if left_out else ""
+    files = "1 file" if left_out.total() == 1 else f"{left_out.total():,} files"
+    return f"{files} of no known format ({listed})" if left_out else ""
 
 
 def files_below(folder: Path, *, any_format: bool = False, left_out: Counter[str] | None = None) -> Iterator[str]:

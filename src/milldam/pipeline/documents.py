@@ -37,7 +37,7 @@ from milldam.text.arrays import Verdicts, text_offsets
 
 if TYPE_CHECKING:
     from milldam.chat.reading import ChatRecipe
-    from milldam.sources.data_sets import RowSlice
+    from milldam.sources.splits import RowSlice
     from milldam.text.cleaning import Cleaner
 
 READ_AHEAD = 4

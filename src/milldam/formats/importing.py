@@ -38,7 +38,7 @@ from milldam.run.budget import WorkPlan, require_room
 from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.records import RECORDS, Record, Records, sweep
 from milldam.run.summary import Observer, Summary
-from milldam.run.units import Identity, key_of
+from milldam.run.units import Identity, key_of, mixed_keys
 from milldam.stores.kinds import TOKENS, live_files
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import SHARD_FILES, Manifest, Shard, sums
@@ -203,7 +203,7 @@ class ImportJob(engine.Job[ImportSummary]):
         settings, folder = self._settings, run.folder
         keys = folder.units.keys()
         if self._vocab_size is None:
-            scans = Records(folder.journal, SCANS, folder.out, keys)
+            scans = Records(folder, SCANS, keys)
             yield Stage("scan", _Scan(self._rules), scans, ImportUnit.from_json)
             largest = max((record.facts["largest"] for _, record in scans.in_plan_order()), default=-1)
             if largest >= _LARGEST_BELIEVED:
@@ -218,8 +218,7 @@ class ImportJob(engine.Job[ImportSummary]):
         dtype = token_dtype(self._vocab_size)
         width = np.dtype(dtype).itemsize
         # Ids beyond 65,536 that come with a new file make all shards wider.
-        mixed = keys.mixed(np.full(len(keys), width, np.uint64))
-        self._records = Records(folder.journal, RECORDS, folder.out, mixed)
+        self._records = Records(folder, RECORDS, mixed_keys(keys, width))
         shard_tokens = max(1, parse_size(settings.shard_size) // width)
         begins = settings.eos is None
         load = _Import(folder.out, self._rules, settings.border, begins, dtype, self._vocab_size, shard_tokens)

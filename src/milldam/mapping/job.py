@@ -76,6 +76,8 @@ def array_of(settings: MapSettings) -> ArrayWork[TableSummary]:
     """The same for tasks of a job array."""
     if settings.out is None:
         raise ConfigError(Setting("out"), ": name a folder for the table: other machines don't see this one's cache.")
+    if settings.source == STDIN or (isinstance(settings.source, list | tuple) and STDIN in settings.source):
+        raise ConfigError(f"{STDIN}: can't be read again by other tasks. Save it to a file.")
     function = identify(settings.function, settings.fn_kwargs, key=settings.key)
     if function.unhashable:
         listed = "; ".join(function.unhashable)

@@ -118,6 +118,12 @@ def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
 
 def _take_block(block: Block, name: Bytes, take: Callable[..., int]) -> pa.LargeStringArray | None:
     """All texts of a block as most are; None when anything in it is odd."""
+    if not block.data.isascii():
+        try:
+            whole = pa.py_buffer(np.array([0, len(block.data)])), pa.py_buffer(block.data)
+            pa.LargeStringArray.from_buffers(1, *whole).validate(full=True)
+        except pa.ArrowInvalid:  # not UTF-8
+            return None
     data, lines = np.frombuffer(block.data, np.uint8), block.line_ends + (not block.data.endswith(b"\n"))
     texts, offsets = pa.allocate_buffer(len(data), resizable=True), pa.allocate_buffer(8 * (lines + 1))
     ends, room = np.frombuffer(offsets, np.int64), np.frombuffer(texts, np.uint8)

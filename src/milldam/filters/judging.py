@@ -9,6 +9,7 @@ Too short and too long, in characters and in tokens.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,13 +38,6 @@ Faults = Iterator[tuple["Mask", str]]
 """Which documents are at fault, and the reason."""
 
 
-def length_faults(lengths: Int64s, least: int | None, most: int | None, unit: str) -> Faults:
-    if least is not None:
-        yield lengths < least, f"too_few_{unit}"
-    if most is not None:
-        yield lengths > most, f"too_many_{unit}"
-
-
 class Filters:
     """One per unit of work."""
 
@@ -68,8 +62,7 @@ class Filters:
         """Mark what is dropped."""
         rules = self._rules
         if rules.min_characters is not None or rules.max_characters is not None:
-            characters = character_counts(texts)
-            _mark(verdicts, length_faults(characters, rules.min_characters, rules.max_characters, "characters"))
+            _mark_lengths(character_counts(texts), rules.min_characters, rules.max_characters, "characters", verdicts)
         if self._rule_sets:
             self._judge_by_layout(texts, verdicts)
         for ask in self._asked:
@@ -80,7 +73,7 @@ class Filters:
 
     def judge_tokens(self, lengths: Int64s, verdicts: Verdicts) -> None:
         """Mark what has too few or too many tokens."""
-        _mark(verdicts, length_faults(lengths, self._rules.min_tokens, self._rules.max_tokens, "tokens"))
+        _mark_lengths(lengths, self._rules.min_tokens, self._rules.max_tokens, "tokens", verdicts)
 
     def _judge_by_layout(self, texts: pa.LargeStringArray, verdicts: Verdicts) -> None:
         from milldam.filters.layout import Layout
@@ -92,7 +85,11 @@ class Filters:
             where = positions[start : start + len(group)]
             start += len(group)
             for rule_set in self._rule_sets:
-                _mark(verdicts, rule_set(layout), where)
+                for mask, reason in rule_set(layout):
+                    if mask.any():
+                        which = np.zeros(len(texts), dtype=bool)
+                        which[where[mask]] = True
+                        verdicts.drop(which, reason)
 
     def _ask_function(self, text: Any) -> str | None:
         assert self._function is not None
@@ -115,33 +112,24 @@ class Filters:
 
 
 def _rule_sets(rules: FilterRules) -> Iterator[Callable[[Layout], Faults]]:
-    """Each is loaded where it is asked for."""
-    c4 = C4Rules() if rules.c4 is True else rules.c4
-    if c4:
-        from milldam.filters.c4 import c4_faults
+    from milldam.filters.c4 import c4_faults
+    from milldam.filters.gopher import quality_faults, repetition_faults
 
-        yield lambda layout: c4_faults(layout, c4)
-    quality = GopherQualityRules() if rules.gopher_quality is True else rules.gopher_quality
-    if quality:
-        from milldam.filters.gopher import quality_faults
-
-        yield lambda layout: quality_faults(layout, quality)
-    repetition = GopherRepetitionRules() if rules.gopher_repetition is True else rules.gopher_repetition
-    if repetition:
-        from milldam.filters.gopher import repetition_faults
-
-        yield lambda layout: repetition_faults(layout, repetition)
+    sets: list[tuple[Any, Any, Callable[..., Faults]]] = [
+        (rules.c4, C4Rules, c4_faults),
+        (rules.gopher_quality, GopherQualityRules, quality_faults),
+        (rules.gopher_repetition, GopherRepetitionRules, repetition_faults),
+    ]
+    for wanted, kind, faults in sets:
+        if wanted:
+            yield functools.partial(faults, rules=kind() if wanted is True else wanted)
 
 
-def _mark(verdicts: Verdicts, faults: Faults, where: Int64s | None = None) -> None:
-    """Drop by masks over all documents, or over those at some positions."""
-    for mask, reason in faults:
-        if mask.any():
-            which = mask
-            if where is not None:
-                which = np.zeros(len(verdicts.codes), dtype=bool)
-                which[where[mask]] = True
-            verdicts.drop(which, reason)
+def _mark_lengths(lengths: Int64s, least: int | None, most: int | None, unit: str, verdicts: Verdicts) -> None:
+    if least is not None:
+        verdicts.drop(lengths < least, f"too_few_{unit}")
+    if most is not None:
+        verdicts.drop(lengths > most, f"too_many_{unit}")
 
 
 def head(text: pa.LargeStringArray) -> pa.LargeStringArray:

@@ -119,13 +119,6 @@ class Verdicts:
         some.codes, some.reasons = self.codes[keep], self.reasons
         return some
 
-    def merge(self, other: Verdicts, keep: Mask) -> None:
-        """Take over the verdicts on the documents of a mask."""
-        for number, reason in enumerate(other.reasons, start=1):
-            which = np.zeros(len(self.codes), dtype=bool)
-            which[keep] = other.codes == number
-            self.drop(which, reason)
-
     @property
     def keep(self) -> Mask:
         keep: Mask = self.codes == 0

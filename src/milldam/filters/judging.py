@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from milldam.errors import ConfigError
 from milldam.rules import C4Rules, FilterRules, GopherQualityRules, GopherRepetitionRules
 from milldam.text.arrays import Verdicts, byte_count, character_counts, groups
 
@@ -31,8 +30,6 @@ HEAD_BYTES: Final = 1 << 20
 GROUP_BYTES: Final = 1 << 18
 """How much is judged at once: what belongs to it stays in the processor's cache."""
 DROPPED, FAILURE = "dropped_by_filter", "error_in_filter_function"
-MOST_REASONS: Final = 1000
-"""A user's function that gives more different reasons than this is no count of reasons any more."""
 Int64s = npt.NDArray[np.int64]
 Faults = Iterator[tuple["Mask", str]]
 """Which documents are at fault, and the reason."""
@@ -56,7 +53,6 @@ class Filters:
 
             self._function = UserFunction(rules.function)
             self._asked.append(self._ask_function)
-        self._reasons: set[str] = set()
 
     def judge(self, texts: pa.LargeStringArray, verdicts: Verdicts) -> None:
         """Mark what is dropped."""
@@ -102,12 +98,6 @@ class Filters:
             return DROPPED
         if not isinstance(result, str) or not result:
             raise self._function.wrong_type(result, "True or False, or a text: the reason to drop the document")
-        self._reasons.add(result)
-        if len(self._reasons) > MOST_REASONS:
-            raise ConfigError(
-                f'"{self._function.spec}" gave more than {MOST_REASONS} different reasons, the last "{result[:60]}". '
-                "Reasons are counted: return one of a few."
-            )
         return result
 
 

@@ -26,6 +26,17 @@ def text_offsets(texts: pa.LargeStringArray) -> npt.NDArray[np.int64]:
     return np.frombuffer(buffer, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
 
 
+def is_utf8(data: bytes) -> bool:
+    if data.isascii():
+        return True
+    try:
+        whole = pa.py_buffer(np.array([0, len(data)])), pa.py_buffer(data)
+        pa.LargeStringArray.from_buffers(1, *whole).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
 def character_counts(texts: pa.LargeStringArray) -> npt.NDArray[np.int64]:
     """How many characters each text has."""
     data = texts.buffers()[2] if len(texts) else None

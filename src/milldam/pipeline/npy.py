@@ -18,8 +18,7 @@ from milldam.config.settings import Config
 from milldam.errors import ConfigError, MilldamError, MismatchError, Setting, StoreError
 from milldam.files import NewFile, json_bytes, write_file
 from milldam.formats.exporting import work_folder as export_folder
-from milldam.formats.npy import npy_header
-from milldam.formats.writing import token_blocks
+from milldam.formats.flat import npy_header, token_blocks
 from milldam.loader.stores import Store
 from milldam.pipeline.finishing import TextSummary, complete
 from milldam.pipeline.job import TokenJob
@@ -128,6 +127,6 @@ def _join(work: Path, npy: Path) -> None:
     shutil.rmtree(export_folder(npy), ignore_errors=True)
     with NewFile(npy) as new:
         new.write(npy_header(store.dtype, store.tokens))
-        for block in token_blocks(store):
+        for block in token_blocks(store.stream()):
             new.write(block.data)
         new.commit()

@@ -209,15 +209,20 @@ class Sidecar(TypedDict):
 
     dtype: str
     tokens: int
+    fingerprint: str
     vocab_size: int
     tokenizer: Facts
     settings: dict[str, Any]
     input: Facts
 
 
+def sidecar_path(npy: Path) -> Path:
+    return npy.with_name(npy.name + ".json")
+
+
 def read_sidecar(npy: Path) -> Sidecar | None:
     """None when there is no such file, or it is not ours."""
-    path = npy.with_name(npy.name + ".json")
+    path = sidecar_path(npy)
     try:
         facts = read_json(path)
     except FileNotFoundError:

@@ -50,7 +50,10 @@ _LARGEST_BELIEVED = 2**24
 """No vocabulary is larger; ids of two bytes that are read as four are, nearly always."""
 _ENDINGS = dict.fromkeys(OPENED, "") | {".parquet": "parquet", ".pq": "parquet", ".arrow": "hf", ".feather": "hf"}
 _SPLIT = re.compile(r"(?:^|[_.-])(train|validation|valid|val|test|eval|dev)(?=[_.-]|$)")
-_KNOWN = "Known are .npy, .bin (nanoGPT, llm.c), .bin with .idx (Megatron), .parquet, .arrow, and save_to_disk folders."
+_KNOWN = (
+    "Known are .npy, .bin (nanoGPT, llm.c), .bin with .idx (Megatron), .parquet, .arrow, "
+    "and the folders of save_to_disk."
+)
 
 
 class ImportFacts(TypedDict):

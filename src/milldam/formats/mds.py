@@ -33,7 +33,7 @@ _WIDEST_HEADER = 9
 def write_mds(new: NewFile, rows: Rows, file: OutputFile) -> None:
     """Write all rows of a file; documents have a header each before their tokens."""
     columns = json.dumps(_columns(rows.dtype, rows.seq_len), sort_keys=True).encode()
-    lengths = np.concatenate([*rows.lengths(file.first, file.rows)])
+    lengths = rows.lengths_of(file)
     sizes = lengths * rows.dtype.itemsize
     if rows.seq_len is None:
         sizes += 5 + _widths(lengths)

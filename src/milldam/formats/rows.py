@@ -109,6 +109,9 @@ class Rows:
             each = self._whole.lengths(numbers).sum(axis=1) if self.seq_len is None else None
             yield np.full(len(numbers), self.seq_len, np.int64) if each is None else each
 
+    def lengths_of(self, file: OutputFile) -> Int64s:
+        return np.concatenate([*self.lengths(file.first, file.rows)])
+
     def files(self, to: str, shard_size: int) -> Iterator[tuple[str, int, int]]:
         """(name, rows, tokens) of the files: each begins with the row that passes another multiple of the size."""
         size, before = min(shard_size, MOST_BYTES), 0
@@ -132,17 +135,15 @@ class Rows:
         """The rows of a file, about a million tokens at a time, or one row that has more."""
         # Exactly the bytes that are asked for: nothing stays mapped, whatever the size of the store.
         reader = None if self.masked else open_reader(self.store.stream(), "pread")
-        number, position = file.first, file.start
-        for lengths in self.lengths(file.first, file.rows):
-            for first, stop, count in cut_blocks(lengths):
-                if reader is None:
-                    columns = self._columns(np.arange(number, number + stop - first))
-                    yield {name: (values.astype(self.types[name][0]), each) for name, (values, each) in columns.items()}
-                else:
-                    tokens = reader.runs(np.array([position]), np.array([count])) if count else np.empty(0, self.dtype)
-                    tokens = np.ascontiguousarray(block_as(tokens, self.dtype))
-                    yield {"input_ids": (tokens, lengths[first:stop])}
-                number, position = number + stop - first, position + count
+        number, position, lengths = file.first, file.start, self.lengths_of(file)
+        for first, stop, count in cut_blocks(lengths):
+            if reader is None:
+                columns = self._columns(np.arange(number + first, number + stop))
+                yield {name: (values.astype(self.types[name][0]), each) for name, (values, each) in columns.items()}
+            else:
+                tokens = reader.runs(np.array([position]), np.array([count])) if count else np.empty(0, self.dtype)
+                yield {"input_ids": (np.ascontiguousarray(block_as(tokens, self.dtype)), lengths[first:stop])}
+            position += count
 
     def _columns(self, numbers: Int64s) -> Columns:
         if self.seq_len is not None:

@@ -32,12 +32,15 @@ _GENERAL_NAMES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "sp
 
 @dataclass(frozen=True, slots=True)
 class NamedTokens:
-    """The names that the files beside a tokenizer give to its special tokens."""
+    """The names that the files beside a tokenizer give to its special tokens, and the side on which it pads."""
 
     bos: str | None = None
     eos: str | None = None
     bos_id: int | None = None
     eos_id: int | None = None
+    cls: str | None = None
+    pad: str | None = None
+    padding_side: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +198,9 @@ def read_named_tokens(folder: Path) -> NamedTokens:
             content = json.loads((folder / file).read_bytes())
         except (OSError, ValueError):
             continue
-        for role in ("bos", "eos") if isinstance(content, dict) else ():
+        if isinstance(content, dict) and content.get("padding_side") in ("left", "right"):
+            names["side"] = content["padding_side"]
+        for role in ("bos", "eos", "cls", "pad") if isinstance(content, dict) else ():
             token, number = content.get(f"{role}_token"), content.get(f"{role}_token_id")
             token = token.get("content") if isinstance(token, dict) else token
             if isinstance(token, str) and file != "config.json":
@@ -203,7 +208,8 @@ def read_named_tokens(folder: Path) -> NamedTokens:
             # Some configs say -1, or a list of several.
             if type(number) is int and 0 <= number < 1 << 32 and file == "config.json":
                 ids[role] = number
-    return NamedTokens(names.get("bos"), names.get("eos"), ids.get("bos"), ids.get("eos"))
+    found = names.get("bos"), names.get("eos"), ids.get("bos"), ids.get("eos"), names.get("cls"), names.get("pad")
+    return NamedTokens(*found, names.get("side"))
 
 
 def choose_special_tokens(tokenizer: Any, named: NamedTokens, *, bos: str, eos: str) -> SpecialTokens:

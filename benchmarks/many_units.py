@@ -35,17 +35,18 @@ from pathlib import Path
 from typing import Any
 
 from memory import end_on_terminate, measure
+from milldam.config.loading import load_config
 from milldam.config.settings import Config
 from milldam.files import hash_bytes
 from milldam.pipeline.documents import SetRules
 from milldam.pipeline.finishing import Made, TextSummary, complete, finish
 from milldam.pipeline.preparing import Input, Prepared
 from milldam.run import engine
+from milldam.run.array import ArrayTask, ArrayWork
 from milldam.run.budget import WorkPlan
 from milldam.run.engine import Assigned, Make, Options, Progress, Session
 from milldam.run.folder import RunFolder
 from milldam.run.records import Record, Records
-from milldam.run.tasks import ArrayTask
 from milldam.run.units import Identity
 from milldam.sources.batch import TextRules
 from milldam.sources.units import InputFile, Unit
@@ -143,7 +144,7 @@ class SimulatedRecords(Records):
 
 
 def config_of(out: Path) -> Config:
-    return Config(datasets="/data/simulated-crawl", tokenizer="simulated", out=str(out), dedup="off")
+    return load_config({"datasets": "/data/simulated-crawl", "tokenizer": "simulated", "out": str(out), "dedup": "off"})
 
 
 class SimulatedJob(engine.Job[TextSummary]):
@@ -240,7 +241,7 @@ def do_step(step: str, out: Path, units: int, clock: Clock) -> None:
     job = SimulatedJob(out, units, clock, **how.get(step, {}))
     options = Options(out, memory="300MB")
     if step == "plan":
-        engine.array_of(job, options).run(ArrayTask("prepare", 0, 1))
+        ArrayWork(job, options).run(ArrayTask("prepare", 0, 1))
     else:
         engine.run(job, options)
 

@@ -2,8 +2,7 @@
 
 `Budget` is the limit for the whole process tree: the user's, or half of what the cgroup or the machine leaves. What
 counts against it is anonymous and shared memory, which the kernel can't take back. File-backed pages (memory-mapped
-files, libraries) are reclaimed at will, and reported separately. What forked workers share with the process that forked
-them counts once; any other page that two processes share counts twice, so the figures err on the safe side.
+files, libraries) are reclaimed at will, and reported separately. What forked processes share counts once.
 """
 
 from __future__ import annotations
@@ -167,75 +166,29 @@ def usage(pid: int | str = "self") -> Usage:
     return Usage(anonymous * 1024, kilobytes.get(b"File", 0) * 1024)
 
 
-FORKED = "milldam-worker"
-"""The name, as the kernel has it, of a process that shares memory with the one that forked it."""
-_PR_SET_NAME = 15
-_STAYS_SHARED = 0.75
-"""Of what a worker inherits, the part that it does not write to, at most; of a tokenizer and its imports it is 0.8."""
+forked = False
+"""Whether this process has memory in common with the one that forked it; set by `run.fork`."""
 _SHARED_SECONDS = 1.0
-
-
-class _Inherited:
-    """Memory that this process, if it was forked, has in common with other workers: it counts once for all of them."""
-
-    def __init__(self, anonymous: int, workers: int) -> None:
-        self.anonymous, self.workers = anonymous, workers
-        self._shared, self._looked = 0, -_SHARED_SECONDS
-
-    def shared(self) -> int:
-        """The part that this process has not written to, and is likely not to; looked up seldom."""
-        now = time.monotonic()
-        if self.anonymous and now - self._looked >= _SHARED_SECONDS:
-            self._looked, self._shared = now, min(shared_bytes(), stays_shared(self.anonymous))
-        return self._shared
-
-
-_inherited = _Inherited(0, 1)
-
-
-def inherit(anonymous: int, workers: int) -> None:
-    """Take note, in a process that was forked, of what it has in common with others; they see it by its name."""
-    global _inherited
-    _inherited = _Inherited(anonymous, workers)
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").prctl(_PR_SET_NAME, FORKED.encode(), 0, 0, 0)
-
-
-def stays_shared(inherited_bytes: int) -> int:
-    """Of what a worker inherits, the most that can be relied upon to stay shared."""
-    return int(_STAYS_SHARED * inherited_bytes)
-
-
-def inherited() -> tuple[int, int]:
-    """(what this process got when it was forked, what of that it still shares and is likely to)."""
-    return _inherited.anonymous, _inherited.shared()
+_shared = (-_SHARED_SECONDS, 0)
+"""When it was looked up how much of this process's memory counts for others, and how much that is."""
 
 
 def held_bytes() -> int:
-    """Memory of this process, and the copies of shared pages that its changes have cost."""
-    return usage().anonymous + _inherited.anonymous - _inherited.shared()
+    """Anonymous memory of this process; of what forked processes share, its part."""
+    global _shared
+    anonymous = usage().anonymous
+    if forked and time.monotonic() - _shared[0] >= _SHARED_SECONDS:
+        _shared = time.monotonic(), max(0, anonymous - proportional_bytes())
+    return anonymous - _shared[1]
 
 
-def allowance(share_bytes: int) -> int:
-    """The most that this process may hold, as `usage` counts, of its share of the budget.
-
-    What forked workers have inherited is in the share of each by its part; what a worker has written to is its own.
-    """
-    return share_bytes - _inherited.anonymous // _inherited.workers + _inherited.shared()
-
-
-def shared_bytes(pid: int | str = "self") -> int:
-    """Of the anonymous memory of a process, what others have, too. The kernel walks its pages: 1 ms for 100 MB."""
+def proportional_bytes(pid: int | str = "self") -> int:
+    """Anonymous memory of a process; of what several share, its part. The kernel walks its pages: 1 ms for 100 MB."""
     try:
         found = dict(re.findall(rb"^(\w+):\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_bytes(), re.MULTILINE))
-    except OSError:
-        return 0
-    anonymous, dirty, all_dirty, part = (
-        int(found.get(name, 0)) for name in (b"Anonymous", b"Private_Dirty", b"Pss_Dirty", b"Pss_Anon")
-    )
-    # Pages of a mapped file that was just written are dirty, too. Kernels before 6.0 do not tell them apart.
-    files = all_dirty - part if all_dirty else 0
-    return 1024 * max(0, anonymous - max(0, dirty - files))
+        return 1024 * (int(found[b"Pss_Anon"]) + int(found[b"Pss_Shmem"]))
+    except (OSError, KeyError):  # gone, or another kernel
+        return usage(pid).anonymous
 
 
 def process_tree(root: int | None = None) -> list[int]:

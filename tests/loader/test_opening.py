@@ -19,7 +19,6 @@ from tests.kit.token_stores import write_store
 import milldam
 from milldam.errors import ConfigError, InputError, MismatchError, StoreError
 from milldam.formats.foreign import ForeignFile
-from milldam.loader.stores import Store
 from milldam.stores.tokens.format import HEADER, MAGIC
 
 TOKENS = (np.arange(1000) % 700 + 1).astype(np.uint16)
@@ -82,19 +81,12 @@ def open_foreign(path: Path | str, **options: Any) -> ForeignFile:
 
 
 @every_kind
-def test_a_file_of_another_tool_opens(tmp_path: Path, kind: str) -> None:
-    """Tokens, dtype and kind are known, and the text of the object says so."""
-    file = open_foreign(KINDS[kind](tmp_path))
-    assert (file.tokens, file.dtype, file.kind) == (1000, np.uint16, kind)
-    assert (file.vocab_size, file.tokenizer_name) == (None, None)
-    assert f"1,000 tokens, uint16, {kind})" in repr(file)
-
-
-@every_kind
 @pytest.mark.parametrize("way", ["map", "pread"])
 def test_views_of_a_foreign_file_give_its_tokens(tmp_path: Path, kind: str, way: Any) -> None:
     """Windows, streams, rows and splits read the tokens that were written."""
     file = open_foreign(KINDS[kind](tmp_path))
+    assert (file.vocab_size, file.tokenizer_name) == (None, None)
+    assert f"1,000 tokens, uint16, {kind})" in repr(file)
     x, y = next(file.windows(99, read=way).batches(10, shuffle=False))
     assert x.ravel().tolist() == TOKENS[:990].tolist() and y.ravel().tolist() == TOKENS[1:991].tolist()
     x, _ = next(iter(file.streams(3, 111, read=way)))
@@ -200,32 +192,14 @@ def test_damaged_npy_files_are_refused(tmp_path: Path) -> None:
             milldam.open(path)
 
 
-@pytest.fixture(scope="module")
-def desk_of_module(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """corpus.txt with corpus.milldam and corpus.npy made from it, and books/ with books.milldam."""
-    folder = tmp_path_factory.mktemp("desk")
-    shutil.copy(DEMO / "notes.txt", folder / "corpus.txt")
-    (folder / "books" / "more").mkdir(parents=True)
-    for name in ("a.txt", "b.txt", "more/c.txt"):
-        (folder / "books" / name).write_text(f"The text of {name}.\n" * 20)
-    milldam.tokenize(folder / "corpus.txt", folder / "corpus.milldam", tokenizer=TOKENIZER, workers=1)
-    milldam.tokenize(folder / "books", folder / "books.milldam", tokenizer=TOKENIZER, workers=1)
-    done = invoke("tokenize", folder / "corpus.txt", "--format", "npy", "--tokenizer", TOKENIZER, "--workers", 1)
-    assert done.exit_code == 0, done.output
-    return folder
-
-
-@pytest.fixture
-def desk(desk_of_module: Path, tmp_path: Path) -> Path:
-    """A copy of it that keeps the times."""
-    return shutil.copytree(desk_of_module, tmp_path / "desk")
-
-
-def test_an_npy_file_of_ours_knows_its_vocabulary(desk: Path) -> None:
+def test_an_npy_file_of_ours_knows_its_vocabulary(tmp_path: Path) -> None:
     """What milldam wrote beside it is read: vocabulary, tokenizer, and the EOS that rows are padded with."""
-    file = open_foreign(desk / "corpus.npy")
+    text, out = DEMO / "notes.txt", tmp_path / "corpus.npy"
+    done = invoke("tokenize", text, "-o", out, "--format", "npy", "--tokenizer", TOKENIZER, "--workers", 1)
+    assert done.exit_code == 0, done.output
+    file, store = open_foreign(out), milldam.tokenize(text, tmp_path / "s", tokenizer=TOKENIZER, workers=1)
     assert (file.vocab_size, file.tokenizer_name, file.stream().pad_id) == (4096, "demo_data", 0)
-    assert file.windows(10)[0][0].tolist() == milldam.open(desk / "corpus.milldam")[0][:10].tolist()
+    assert file.windows(10)[0][0].tolist() == store[0][:10].tolist()
 
 
 # ---- Megatron ----
@@ -270,39 +244,13 @@ def test_folders_that_are_no_store_say_what_they_are(tmp_path: Path) -> None:
         milldam.open(tmp_path / "half.milldam")
 
 
-def test_what_was_made_from_an_input_is_found_by_its_name_and_said(
-    desk: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A store first, or an .npy file; of a folder too; moved together it stays fresh."""
-    store = milldam.open(desk / "corpus.txt")
-    assert isinstance(store, Store) and store.path == desk / "corpus.milldam"
-    assert f"{desk / 'corpus.txt'}: using {desk / 'corpus.milldam'}, made from it and up to date" in caplog.text
-    assert isinstance(milldam.open(desk / "books"), Store)
-    monkeypatch.chdir(desk / "books")
-    assert milldam.open(".").tokens == milldam.open(desk / "books.milldam").tokens
-    shutil.rmtree(desk / "corpus.milldam")
-    moved = desk.rename(desk.with_name("moved"))
-    assert open_foreign(moved / "corpus.npy").path == moved / "corpus.npy"
-    assert milldam.open(moved / "corpus.txt").tokens == milldam.open(moved / "corpus.npy").tokens  # type: ignore[attr-defined]
-
-
-def test_stale_data_is_refused_with_what_makes_it(desk: Path) -> None:
-    """Grown, touched, renamed, or with another file in the folder; what is not stale of two is used."""
-    (desk / "books" / "new.txt").write_text("More.")
-    with pytest.raises(MismatchError, match=r"(?s)books.milldam: not made from it as it is now.*milldam tokenize"):
-        milldam.open(desk / "books")
-    text = desk / "corpus.txt"
-    times = text.stat()
-    os.utime(text, ns=(times.st_atime_ns, times.st_mtime_ns + 10**9))
-    with pytest.raises(MismatchError, match=r"(?s)corpus.milldam: not made.*corpus.npy: not made"):
-        milldam.open(text)
-    assert milldam.open(desk / "corpus.milldam").tokens
-    os.utime(text, ns=(times.st_atime_ns, times.st_mtime_ns))
-    (desk / "corpus.npy.json").unlink()
-    assert milldam.open(text).tokens
-    (desk / "corpus.milldam" / "milldam.json").write_bytes(b"{")
-    with pytest.raises(MismatchError, match="the data beside it can't be used"):
-        milldam.open(text)
-
-
-# ---- every kind, by every command ----
+def test_a_text_is_refused_with_what_to_open_or_to_run(tmp_path: Path) -> None:
+    """Nothing is tokenized unasked, and no other file than the one that was named is opened."""
+    (tmp_path / "corpus.txt").write_text("A text.")
+    with pytest.raises(
+        InputError, match=r"neither a store.*make it: milldam tokenize .*corpus\.txt -o .*corpus\.milldam"
+    ):
+        milldam.open(tmp_path / "corpus.txt")
+    write_store(tmp_path / "corpus.milldam", [[5]])
+    with pytest.raises(InputError, match=r"Open the store that was made from it: .*corpus\.milldam"):
+        milldam.open(tmp_path / "corpus.txt")

@@ -62,23 +62,19 @@ def test_orders_never_change_between_versions() -> None:
 
 
 @given(sizes, seeds, blocks, windows, st.integers(0, 3))
-def test_a_window_is_made_of_its_stretches_alone(
+def test_a_window_has_the_samples_that_were_announced(
     samples: int, seed: int, block: int, window_blocks: int, epoch: int
 ) -> None:
-    """From window to window, the samples that come are exactly those of the stretches that were announced."""
+    """From window to window, those in the order in which they are stored and those that come are the same."""
     made = make("block", samples, seed, block, window_blocks)
     place, end = epoch * samples, (epoch + 1) * samples
     while place < end:
-        found = made.stretches(place)
-        assert found is not None
-        behind, stretches = found
-        assert place < behind <= end
-        assert made.stretches(behind - 1)[0] == behind  # type: ignore[index]
-        assert (stretches.counts > 0).all()
-        assert (stretches.firsts >= 0).all()
-        assert (stretches.firsts + stretches.counts <= samples).all()
-        assert np.sort(stretches.numbers).tolist() == np.sort(made.numbers(np.arange(place, behind))).tolist()
-        place = behind
+        window = made.window(place)
+        assert window is not None and window[0] == place < window[1] <= end
+        assert made.window(window[1] - 1) == window
+        places = np.arange(*window)
+        assert sorted(made.stored(places).tolist()) == sorted(made.numbers(places).tolist())
+        place = window[1]
     assert place == end
 
 

@@ -99,8 +99,8 @@ def test_a_share_is_taken_as_it_is_written() -> None:
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({}, r"say how much each part gets, such as split\(train=0\.9, val=\.\.\.\)"),
-        ({"a": ..., "b": ...}, "a and b can't both get the rest"),
+        ({}, r"Say how much each part gets, such as split\(train=0\.9, val=\.\.\.\)"),
+        ({"a": ..., "b": ...}, "one of them can get the rest"),
         ({"a": 0.9, "b": 0.2}, "1,100 tokens are asked for, and there are 1,000"),
         ({"a": 0.0001, "b": ...}, "a would get no token of 1,000"),
         ({"a": 0}, "a=0; use a share between 0 and 1, a number of tokens, or"),

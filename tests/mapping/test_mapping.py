@@ -327,7 +327,7 @@ def test_a_source_without_rows_gives_an_empty_table_where_it_has_columns(corpus:
         ({"format": "nunpy"}, 'Did you mean "numpy"'),
         ({"batch_size": -1}, "batch_size: must be at least 1"),
         ({"remove_columns": "text"}, None),
-        ({"num_proc": 2}, 'Did you mean "workers"'),
+        ({"num_workers": 2}, 'Did you mean "workers"'),
         ({"on_error": "ignore"}, "raise or reject"),
         ({"fn_kwargs": [1]}, "fn_kwargs"),
         ({"batch_bytes": "2GB"}, "at most 1.1 GB"),

@@ -238,9 +238,9 @@ def test_documents_resume_from_json_anywhere_with_other_ranks(
 def test_samples_pickle_and_batches_go_on(real: FeatureStore) -> None:
     """A copy in another process stands where the original stands."""
     for samples in (WindowSamples(real), DocumentSamples(real)):
-        batches = samples.batches(3, seed=2)
+        batches, copy = samples.batches(3, seed=2), pickle.loads(pickle.dumps(samples)).batches(3, seed=2)
         next(batches)
-        copy = pickle.loads(pickle.dumps(batches))
+        copy.load_state_dict(batches.state_dict())
         assert all(same(one, other) for one, other in zip(copy, batches, strict=True))
     steps = next(DocumentSamples(real).batches(3))
     assert same(pickle.loads(pickle.dumps(steps)), steps)

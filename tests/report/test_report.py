@@ -263,7 +263,7 @@ def test_a_store_alone_gives_a_page(tmp_path: Path) -> None:
 def test_the_time_of_a_resumed_run_is_that_of_all_its_sessions(tmp_path: Path) -> None:
     """The summary knows the last session only; rates must not be taken from that."""
     out = make_store(tmp_path / "s", {"train": ["one"]})
-    rows = [f"{t},a,1,5,5,job\n" for t in range(101)] + [f"{7000 + t},a,2,5,5,job\n" for t in range(51)]
+    rows = [f"{t},a,1,5,5\n" for t in range(101)] + [f"{7000 + t},a,2,5,5\n" for t in range(51)]
     write_run(out, {"seconds": 50.0}, rows)
     assert "Time 2 min 30 s 2 sessions" in read_page(out).text
 
@@ -274,7 +274,7 @@ def test_a_damaged_summary_costs_only_itself(full: Path, tmp_path: Path, damage:
     out = shutil.copytree(full, tmp_path / "s")
     path = out / "run" / "summary.json"
     path.write_text(path.read_text().replace(*damage, 1))
-    (out / "run" / "memory.csv").write_text(HEADER + "broken\n1,2,3\nnan,a,1,2,3,job\n" + "x" * 5000 + "\n")
+    (out / "run" / "memory.csv").write_text(HEADER + "broken\n1,2,3\nnan,a,1,2,3\n" + "x" * 5000 + "\n")
     page = read_page(out)
     assert set(SECTIONS) <= page.ids and "packing" not in page.ids and "not recorded" in page.text
 
@@ -303,7 +303,7 @@ def make_hostile_store(folder: Path) -> Path:
     summary["work"] = summary["stages"] = {evil: 4.0}
     summary["memory"]["stages"] = {evil: {"start": 1, "peak": 2, "final": 1}}
     stages = [re.sub(r"[,\n\u2028]", " ", one) for one in HOSTILE]
-    write_run(out, summary, [f"{1_700_000_000 + 30 * k},{s},1,{MB},{MB},job\n" for k, s in enumerate(stages)])
+    write_run(out, summary, [f"{1_700_000_000 + 30 * k},{s},1,{MB},{MB}\n" for k, s in enumerate(stages)])
     write_dropped(out, [{"reason": evil, "text": one, "of": evil} for one in HOSTILE])
     return out
 
@@ -343,25 +343,17 @@ def memory_svg(folder: Path, rows: Iterable[str], **summary: Any) -> str:
     return chart[0] if chart else ""
 
 
-def test_processes_are_summed_per_sample(tmp_path: Path) -> None:
-    """A point is the whole tree at a moment; two samples of one moment are kept apart by their processes."""
-    rows = [f"10,a,1,{100 * MB},10,job\n", f"10,a,2,{50 * MB},5,job\n", f"10,b,1,{90 * MB},1,job\n"]
-    drawn = memory_svg(tmp_path, [*rows, f"10,b,1,{70 * MB},1,job\n", f"12,b,1,{20 * MB},2,job\n"])
-    assert "peak 150 MB" in drawn
-    assert re.findall("<title>(.*?)</title>", drawn) == ["a: 0 s", "b: 2 s"]
-
-
 def test_the_time_between_two_sessions_is_left_out(tmp_path: Path) -> None:
     """A run that was ended and resumed an hour later took the time of its two sessions."""
-    rows = [f"{t},a,1,5,5,job\n" for t in range(10)] + [f"{3600 + t},a,2,5,5,job\n" for t in range(5)]
+    rows = [f"{t},a,1,5,5\n" for t in range(10)] + [f"{3600 + t},a,2,5,5\n" for t in range(5)]
     drawn = memory_svg(tmp_path, rows)
     assert "<title>a: 13 s</title>" in drawn and drawn.count("resumed") == 1
 
 
 def test_rows_of_a_later_command_are_not_shown(tmp_path: Path) -> None:
     """What was written after the run was finished belongs to another."""
-    mine = [f"{100 + t},mine,2,{5 * MB},5,job\n" for t in range(5)]
-    later = [f"{200 + t},later,3,{77 * MB},5,job\n" for t in range(5)]
+    mine = [f"{100 + t},mine,2,{5 * MB},5\n" for t in range(5)]
+    later = [f"{200 + t},later,3,{77 * MB},5\n" for t in range(5)]
     drawn = memory_svg(tmp_path, mine + later, finished=109)
     assert set(re.findall("<title>(.*?)</title>", drawn)) == {"mine: 4 s"}
     assert "peak 5 MB" in drawn and "resumed" not in drawn

@@ -27,8 +27,8 @@ from milldam.config.loading import load_config
 from milldam.config.settings import Config
 from milldam.errors import InputError, MismatchError, NotReadyError, TaskHeldError
 from milldam.pipeline.job import array_of, plan_job
+from milldam.run.array import ArrayTask
 from milldam.run.folder import RunFolder
-from milldam.run.tasks import ArrayTask
 from milldam.stores.kinds import TOKENS
 
 run_units = importlib.import_module("milldam.cli.arrays")

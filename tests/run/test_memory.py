@@ -160,7 +160,7 @@ def test_a_process_that_is_gone_uses_nothing() -> None:
 
 
 def test_monitor_counts_child_processes_and_writes_them_down(tmp_path: Path) -> None:
-    """The memory of a child is in the peak, and has rows of its own in the timeline."""
+    """The memory of a child is in the peak, and in the timeline."""
     code = "data = bytearray(b'x') * (80 << 20); print('ready', flush=True); input()"
     timeline = tmp_path / "memory.csv"
     with Monitor(timeline, stage="one") as monitor:
@@ -175,9 +175,8 @@ def test_monitor_counts_child_processes_and_writes_them_down(tmp_path: Path) -> 
     assert list(summary["stages"]) == ["one", "two"]
     with timeline.open() as file:
         rows = list(csv.DictReader(file))
-    assert set(rows[0]) == {"time", "stage", "pid", "anonymous_bytes", "file_bytes", "name"}
-    of_child = [row for row in rows if int(row["pid"]) == child.pid]
-    assert max(int(row["anonymous_bytes"]) for row in of_child) >= 80 << 20
+    assert set(rows[0]) == {"time", "stage", "pid", "anonymous_bytes", "file_bytes"}
+    assert max(int(row["anonymous_bytes"]) for row in rows) == summary["peak"]
     assert {row["stage"] for row in rows} == {"one", "two"}
 
 
@@ -205,7 +204,7 @@ def test_the_refusal_on_the_command_line_names_a_budget_that_works(tmp_path: Pat
 
 
 def test_the_machine_that_holds_most_counts(tmp_path: Path) -> None:
-    """The budget is for each machine: processes elsewhere are summed by machine, and have rows of their own."""
+    """The budget is for each machine: processes elsewhere are summed by machine."""
     with Monitor(tmp_path / "memory.csv") as monitor:
         here = monitor.sample().anonymous
         monitor.note("b", 7, 3 * here)
@@ -213,8 +212,6 @@ def test_the_machine_that_holds_most_counts(tmp_path: Path) -> None:
         monitor.note("a", 7, 2 * here)
         assert monitor.sample().anonymous == 7 * here
     assert monitor.use(10**9)["machines"] == {"a": 2 * here, "b": 7 * here}
-    rows = (tmp_path / "memory.csv").read_text()
-    assert f",b:8,{4 * here},0,\n" in rows
     timeline = read_timeline(tmp_path / "memory.csv")
     assert timeline is not None and timeline.peak == 7 * here
 

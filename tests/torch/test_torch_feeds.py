@@ -60,8 +60,6 @@ def test_a_state_after_some_batches_resumes_in_the_middle(finished: Feed) -> Non
     wanted = rows(whole)
     assert rows(resumed) == wanted
     assert dataset.state_after(len(taken) + len(wanted))["epoch"] == 1
-    with pytest.raises(ConfigError, match="a loop from here has"):
-        dataset.state_after(len(taken) + len(wanted) + 1)
 
 
 def test_a_store_in_the_making_has_no_length_and_all_batches(finished: Feed, late: Feed) -> None:
@@ -72,5 +70,5 @@ def test_a_store_in_the_making_has_no_length_and_all_batches(finished: Feed, lat
     wanted = rows(finished.windows(SEQ_LEN).batches(7, seed=3))
     assert rows(dataset) == wanted
     assert rows(tensors(late.windows(SEQ_LEN).batches(7, seed=3))) == wanted
-    with pytest.raises(ConfigError, match="a sampler of torch can't draw from a feed"):
+    with pytest.raises(ConfigError, match="A sampler of torch can't draw from a feed"):
         MapDataset(late.windows(SEQ_LEN))

@@ -49,12 +49,12 @@ def stats(store: str, as_json: bool) -> None:
     for name, value in figures.items():
         if isinstance(value, dict) and value:
             click.echo(f"{name}:")
+            for key, inner in value.items():
+                show(f"  {key}", inner)
         else:
-            show(name, value or None if isinstance(value, dict) else value)
-        for key, inner in value.items() if isinstance(value, dict) else ():
-            show(f"  {key}", inner)
-    for line in sources:
-        click.echo(visible(line))
+            show(name, None if value == {} else value)
+    if sources:
+        click.echo(visible("\n".join(sources)))
 
 
 def _of_store(store: Store) -> dict[str, Any]:

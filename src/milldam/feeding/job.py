@@ -34,7 +34,7 @@ from milldam.run.engine import Options, Session, Stage
 from milldam.run.folder import RunFolder
 from milldam.run.fork import as_sent
 from milldam.run.records import Records
-from milldam.run.tasks import DONE, ERROR, NothingYetError
+from milldam.run.tasks import DONE, ERROR
 from milldam.run.units import Identity
 from milldam.sources.compression import STDIN, storage_options
 from milldam.stores.tokens.format import token_dtype
@@ -93,35 +93,22 @@ class FeedJob(TokenJob):
         )
         for stage in super().stages(run):
             planned.write(folder.folder)
-            yield replace(stage, todo=DemandedUnits(folder, stage.records))
+            yield replace(stage, todo=demanded_units(folder, stage.records))
         forget_all(folder.folder)
 
     def _load(self, run: Session) -> TokenizeLoad:
         return replace(super()._load(run), only_as_listed=True)
 
 
-class DemandedUnits:
-    """Units of a plan that loaders want and that are not made, until all of the plan are handed out.
-
-    How far ahead of training they are made is up to the loaders.
-    """
-
-    def __init__(self, folder: RunFolder, records: Records) -> None:
-        self._folder, self._records = folder, records
-        self._handed_out: set[int] = set()
-        self._left = len(records.keys) - records.complete
-
-    def __iter__(self) -> DemandedUnits:
-        return self
-
-    def __next__(self) -> int:
-        if len(self._handed_out) == self._left:
-            raise StopIteration
-        for unit in demanded(self._folder.folder):
-            if 0 <= unit < len(self._records.keys) and unit not in self._records and unit not in self._handed_out:
-                self._handed_out.add(unit)
-                return unit
-        raise NothingYetError
+def demanded_units(folder: RunFolder, records: Records) -> Iterator[int | None]:
+    """Units of a plan that loaders want and that are not made, until all of the plan are handed out; None while there
+    is no demand. How far ahead of training they are made is up to the loaders."""
+    handed_out, left = set[int](), len(records.keys) - records.complete
+    while len(handed_out) < left:
+        wanted = (unit for unit in demanded(folder.folder) if 0 <= unit < len(records.keys))
+        unit = next((unit for unit in wanted if unit not in records and unit not in handed_out), None)
+        handed_out |= set() if unit is None else {unit}
+        yield unit
 
 
 def _refuse_at_once(config: Config) -> None:
@@ -137,7 +124,7 @@ def _refuse_at_once(config: Config) -> None:
 def _refuse_unknowable(config: Config) -> None:
     """Refuse what can't be known at the first batch, with the reason."""
     whole = "can't be known before all of the input is read, and training begins before."
-    if config.evaluation_sets:
+    if config.decontaminate:
         message = f": which n-grams are too common to count {whole} Open what `milldam preprocess` made."
         raise ConfigError(Setting("decontaminate"), message)
     if config.dedup_rules is not None:

@@ -41,6 +41,7 @@ from milldam.loader.opening import open_data
 from milldam.loader.stores import Store
 from milldam.memory import parse_size
 from milldam.run import engine
+from milldam.run.array import ArrayWork
 from milldam.run.budget import WorkPlan
 from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.records import RECORDS, Record, Records
@@ -76,10 +77,10 @@ def run_export(store: str | Path | Store, settings: ExportSettings, observer: Ob
     return engine.run(job, job.options, observer)
 
 
-def array_of(store: str | Path | Store, settings: ExportSettings) -> engine.ArrayWork[ExportSummary]:
+def array_of(store: str | Path | Store, settings: ExportSettings) -> ArrayWork[ExportSummary]:
     """The same for tasks of a job array."""
     job = ExportJob(store, settings)
-    return engine.array_of(job, job.options)
+    return ArrayWork(job, job.options)
 
 
 class ExportJob(engine.Job[ExportSummary]):

@@ -33,6 +33,7 @@ from milldam.formats.settings import ImportSettings
 from milldam.input_files import version_of
 from milldam.memory import parse_size, usage
 from milldam.run import engine
+from milldam.run.array import ArrayWork
 from milldam.run.budget import WorkPlan, require_room
 from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.records import RECORDS, Record, Records, sweep
@@ -81,9 +82,9 @@ def run_import(settings: ImportSettings, observer: Observer | None = None) -> Im
     return engine.run(ImportJob(settings), engine.Options.of(settings), observer)
 
 
-def array_of(settings: ImportSettings) -> engine.ArrayWork[ImportSummary]:
+def array_of(settings: ImportSettings) -> ArrayWork[ImportSummary]:
     """The same for tasks of a job array."""
-    return engine.array_of(ImportJob(settings), engine.Options.of(settings))
+    return ArrayWork(ImportJob(settings), engine.Options.of(settings))
 
 
 # ---- units ----

@@ -18,14 +18,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Generic, NamedTuple, NoReturn, TypedDict, TypeVar
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from milldam.checked import checked
 from milldam.errors import ConfigError, MismatchError
-from milldam.loader.order import Order, Shuffle, Stretches, Until
+from milldam.loader.order import Order, Shuffle, Until
 from milldam.loader.permutation import Int64s
 from milldam.loader.samples import ReadPart, Samples, at_least
 from milldam.loader.types import BatchT, State
@@ -37,6 +37,8 @@ NEVER = 1 << 62
 _NUMBERS_AT_ONCE = 4096
 """Places whose samples are computed in one call: the permutation's cost a number falls until about here."""
 _ANNOUNCED_SAMPLES, _ANNOUNCED_BYTES = 1024, 1 << 25
+_WINDOW_PARTS, _PLACES_AT_ONCE = 64, 1 << 16
+"""A window is announced in so many parts while the one before it is read, and no more places than so many at once."""
 ItemT = TypeVar("ItemT")
 PlaceT = TypeVar("PlaceT")
 
@@ -70,11 +72,6 @@ class Delivery:
     def mine(self, first: int, stop: int) -> Int64s:
         """This rank's places in [first, stop); `first` is where a step begins."""
         return np.arange(first + self.rank, stop, self.world_size)
-
-    def batches(self, places: int) -> int:
-        """How many batches this rank makes of so many places."""
-        full, rest = divmod(places, self.step)
-        return full + (not self.drop_last and rest > self.rank)
 
 
 class Batches(Generic[BatchT]):
@@ -128,7 +125,8 @@ class Batches(Generic[BatchT]):
         if self.delivery.epochs is None:
             raise TypeError("these batches have no end (epochs=None)")
         # Raises TypeError too where the number of samples is not known yet.
-        return self.delivery.batches(self.delivery.epochs * self.samples.epoch_samples)
+        full, rest = divmod(self.delivery.epochs * self.samples.epoch_samples, self.delivery.step)
+        return full + (not self.delivery.drop_last and rest > self.delivery.rank)
 
     @property
     def epoch(self) -> int:
@@ -139,10 +137,6 @@ class Batches(Generic[BatchT]):
     def samples_seen(self) -> int:
         """Samples delivered to all ranks together since the very first epoch."""
         return self._loop.place
-
-    def __getitem__(self, number: int) -> NoReturn:
-        """torch's DataLoader asks; batches come in their own order."""
-        raise ConfigError("These are batches already. Instead of a DataLoader, use milldam.torch.tensors(batches).")
 
     def __iter__(self) -> Iterator[BatchT]:
         return self._loop.items(self._begin)
@@ -213,19 +207,6 @@ class Batches(Generic[BatchT]):
     def __repr__(self) -> str:
         of = f"{self.delivery.batch_size:,} x {self.samples!r}"
         return f"Batches({of}: {self.samples_seen:,} samples seen, epoch {self.epoch:,})"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        options: dict[str, Any] = {"seed": self._seed, "shuffle": self._shuffle, "prefetch": self._prefetch}
-        options |= {"copy": self._copy, "dtype": self.dtype}
-        return _unpickled, (self.samples, self.delivery, options, self.state_dict())
-
-
-def _unpickled(
-    samples: Samples[object, BatchT], delivery: Delivery, options: dict[str, Any], state: State
-) -> Batches[BatchT]:
-    batches = Batches(samples, delivery, **options)
-    batches.load_state_dict(state)
-    return batches
 
 
 def wide_enough(dtype: npt.DTypeLike, samples: Samples[object, BatchT]) -> np.dtype[Any]:
@@ -366,8 +347,8 @@ class Work(Generic[BatchT]):
         """(batch, the place behind it), of every `turns`-th step."""
         steps: Iterator[_Step] = itertools.islice(self._steps(place, until), 0, None, turns)
         if any(reader.announces for reader in self.samples._readers):
-            in_windows = self.order.stretches(place) is not None
-            steps = self._announced_windows(steps, place) if in_windows else self._announced(steps)
+            window = self.order.window(place)
+            steps = self._announced(steps) if window is None else self._announced_windows(steps, window)
         for step in steps:
             # Nothing here may hold a batch while its user has it: its arrays could not be used again.
             yield self._read(step), step.behind
@@ -403,11 +384,6 @@ class Work(Generic[BatchT]):
                 yield _Step(numbers, read, slice(first, first + size), behind)
             place = stop
 
-    def _announce(self, stretches: Stretches) -> None:
-        """Tell the readers that these samples are read soon."""
-        for reader, starts, lengths in self.samples._spans(stretches):
-            reader.announce(starts, lengths)
-
     def _announced(self, steps: Iterator[_Step]) -> Iterator[_Step]:
         """The same steps, each announced some time before it comes."""
         # Many at a time, since a call costs as much as several samples; few at first, for an early first batch.
@@ -416,34 +392,40 @@ class Work(Generic[BatchT]):
         ahead, most = 1, max(1, samples // self.delivery.batch_size)
         announced: list[_Step] = []
         while coming := list(itertools.islice(steps, ahead)):
-            self._announce(Stretches.single(np.concatenate([step.numbers[step.part] for step in coming])))
+            numbers = np.concatenate([step.numbers[step.part] for step in coming])
+            for reader, starts, lengths in self.samples._spans(numbers):
+                reader.announce(starts, lengths)
             yield from announced
             announced, ahead = coming, min(2 * ahead, most)
         yield from announced
 
-    def _announced_windows(self, steps: Iterator[_Step], place: int) -> Iterator[_Step]:
-        """The same steps. The window that comes next is announced little by little while one is read, and the one
-        before it given back."""
+    def _announced_windows(self, steps: Iterator[_Step], window: tuple[int, int]) -> Iterator[_Step]:
+        """The same steps. The window that comes next is announced part by part while one is read, and the one before it
+        given back."""
 
-        def window_at(place: int) -> tuple[int, Stretches]:
-            window = self.order.stretches(place)
-            assert window is not None
-            return window
+        def window_behind(place: int) -> int:
+            following = self.order.window(place)
+            assert following is not None
+            return following[1]
 
-        begin, (end, now) = place, window_at(place)
-        self._announce(now)
-        (next_end, following), announced = window_at(end), 0
+        def tell(name: str, first: int, stop: int) -> None:
+            for place in range(first, stop, _PLACES_AT_ONCE):
+                numbers = self.order.stored(np.arange(place, min(place + _PLACES_AT_ONCE, stop)))
+                for reader, starts, lengths in self.samples._spans(numbers):
+                    getattr(reader, name)(starts, lengths)
+
+        (begin, end), announced = window, window[1]
+        next_end = window_behind(end)
+        tell("announce", begin, end)
         for step in steps:
             yield step
-            share = min(1.0, (step.behind - begin) / max(1, end - begin))
-            due = max(announced, int(len(following.firsts) * share))
-            self._announce(following[announced:due])
-            announced = due
+            due = min(next_end, end + (next_end - end) * (step.behind - begin) // (end - begin))
+            if due == next_end or due - announced >= (next_end - end) // _WINDOW_PARTS:
+                tell("announce", announced, due)
+                announced = due
             if step.behind >= end:
-                for reader, starts, lengths in self.samples._spans(now):
-                    reader.release(starts, lengths)
-                begin, end, now = end, next_end, following
-                (next_end, following), announced = window_at(end), 0
+                tell("release", begin, end)
+                begin, end, next_end = end, next_end, window_behind(next_end)
 
 
 class Spare(Generic[BatchT]):
@@ -454,42 +436,34 @@ class Spare(Generic[BatchT]):
         # Where references are not counted exactly, nothing is known to be free.
         counted = hasattr(sys, "getrefcount") and getattr(sys, "_is_gil_enabled", lambda: True)()
         self._most, self._in_turn = most if counted or in_turn else 0, in_turn
-        self._kept: deque[_Kept] = deque()
+        self._kept: deque[tuple[Any, list[Any], list[int]]] = deque()
+        """Batches, with their arrays and how many references to each of these are our own."""
 
     def take(self) -> BatchT | None:
         """A batch to overwrite; None: there is none."""
-        batch: BatchT | None = None
-        if self._in_turn and len(self._kept) == self._most > 0:
+        if self._in_turn:
+            if len(self._kept) < self._most:
+                return None
             self._kept.rotate(-1)
-            batch = self._kept[-1].batch
-        elif not self._in_turn:
-            for kept in self._kept:
-                if kept.is_free():
-                    batch = kept.batch
-                    break
-        return batch
+            return self._kept[-1][0] if self._kept else None
+        for batch, arrays, own in self._kept:
+            # By number: a loop over the arrays would hold them too.
+            if all(sys.getrefcount(arrays[at]) <= count for at, count in enumerate(own)):
+                free: BatchT = batch
+                return free
+        return None
 
-    def keep(self, batch: BatchT) -> None:
+    def keep(self, batch: Any) -> None:
         """A full batch of new arrays, which may serve again."""
-        if len(self._kept) < self._most:
-            self._kept.append(_Kept(batch))
-
-
-class _Kept:
-    """A batch of our own, whose arrays others may hold."""
-
-    def __init__(self, batch: Any) -> None:
+        if len(self._kept) == self._most:
+            return
         # Another tuple or dict than the one that is handed out: who holds that one holds the arrays.
-        self.batch: Any = dict(batch) if isinstance(batch, dict) else [*batch]
-        values = batch.values() if isinstance(batch, dict) else batch
+        own_batch: Any = dict(batch) if isinstance(batch, dict) else [*batch]
+        values = own_batch.values() if isinstance(batch, dict) else own_batch
         arrays = [value for value in values if isinstance(value, np.ndarray)]
         # Views of a view refer to the array that owns the memory: both are looked at.
         owners = [array.base for array in arrays if array.base is not None]
-        self._watched = [*arrays, *{id(owner): owner for owner in owners}.values()]
+        watched = [*arrays, *{id(owner): owner for owner in owners}.values()]
         # This list and the call that asks; our batch where the array is in it; our arrays where they are views of it.
-        self._own = [2 + sum(one is other for other in (*arrays, *owners)) for one in self._watched]
-
-    def is_free(self) -> bool:
-        """Whether all references are our own."""
-        # By number: a loop over the objects would hold them too.
-        return all(sys.getrefcount(self._watched[at]) <= own for at, own in enumerate(self._own))
+        own = [2 + sum(one is other for other in (*arrays, *owners)) for one in watched]
+        self._kept.append((own_batch, watched, own))

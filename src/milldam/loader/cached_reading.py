@@ -23,6 +23,7 @@ from milldam.loader.reading import (
     TokenArray,
     Way,
     fits_memory,
+    joined,
 )
 from milldam.loader.stream import TokenStream
 from milldam.memory import format_size
@@ -74,7 +75,7 @@ class CachedReader(PositionedReader):
         return super().runs(starts, lengths)
 
     def announce(self, starts: Int64s, lengths: Int64s) -> None:
-        files = list(dict.fromkeys(file for file, _, _ in self._layout.parts(starts, lengths)))
+        files = list(dict.fromkeys(file for file, _, _ in self._layout.parts(*joined(starts, lengths))))
         # Samples side by side go on in the next file.
         following = [files[-1] + 1] if files and files[-1] + 1 < len(self._layout.files) else []
         new = [file for file in dict.fromkeys(files + following) if file not in self._descriptors]
@@ -82,7 +83,7 @@ class CachedReader(PositionedReader):
             self._from.announce([self._layout.files[file].path for file in new])
 
     def release(self, starts: Int64s, lengths: Int64s) -> None:
-        for file in {file for file, _, _ in self._layout.parts(starts, lengths)} & self._descriptors.keys():
+        for file in {file for file, _, _ in self._layout.parts(*joined(starts, lengths))} & self._descriptors.keys():
             self._close(file)
         self._from.announce([])
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -36,17 +36,15 @@ from milldam.loader.documents import (
     mask_labels,
     require_documents,
 )
-from milldam.loader.order import LengthGrouped, Order, Shuffle, Stretches
+from milldam.loader.order import LengthGrouped, Order, Shuffle
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way, ranges
 from milldam.loader.samples import NoSamplesError, StreamSamples, TooLongDocuments, at_least, counted_number, one_of
-from milldam.loader.types import Array, Bools, ConversationBatch, LabelForm, PairBatch, State, TokenizedPair
+from milldam.loader.types import Array, Bools, Columns, LabelForm, State
 
 if TYPE_CHECKING:
     from milldam.loader.views import Trainable
 
-SampleT = TypeVar("SampleT")
-BatchT = TypeVar("BatchT")
 WholeTooLong = Literal["drop", "cut", "refuse"]
 _DOCUMENTS_AT_ONCE = 1 << 16
 
@@ -79,7 +77,7 @@ class ConversationRules:
         return own | {"max_tokens": self.max_tokens, "too_long": self.too_long, "length_groups": self.length_groups}
 
 
-class WholeDocuments(StreamSamples[SampleT, BatchT]):
+class WholeDocuments(StreamSamples[Columns, Columns]):
     """Samples of one or two whole documents each: all that a stream has as a whole, but for those left out."""
 
     _signed = True
@@ -99,10 +97,9 @@ class WholeDocuments(StreamSamples[SampleT, BatchT]):
             )
         self._wanted = range(first, stop) if side is None else range(first + get_args(Side).index(side), stop, 2)
         self._left_out = np.empty(0, np.int64)
-        most = rules.max_tokens
         if self.too_long.documents and rules.too_long == "refuse":
             raise ConfigError(f"{stream.name}: {self._too_long_message()}")
-        if most is not None and self.too_long.documents and rules.too_long == "drop":
+        if (most := rules.max_tokens) is not None and self.too_long.documents and rules.too_long == "drop":
             long = [
                 np.flatnonzero(lengths > most) + block * _DOCUMENTS_AT_ONCE
                 for block, lengths in enumerate(self._length_blocks())
@@ -137,11 +134,8 @@ class WholeDocuments(StreamSamples[SampleT, BatchT]):
 
     def _too_long_message(self) -> str:
         """How many documents are too long, and what becomes of them; empty when there are none."""
-        rules = self.rules
-        pairs = ", with the pairs that they are of" if self._rows_each > 1 and rules.too_long == "drop" else ""
-        if not self.too_long.documents:
-            return ""
-        return self.too_long.message("max_tokens", rules.max_tokens, rules.too_long, also=pairs)
+        most = self.rules.max_tokens
+        return "" if most is None else self.too_long.message("max_tokens", most, self.rules.too_long)
 
     @property
     def sample_tokens(self) -> int:
@@ -165,8 +159,8 @@ class WholeDocuments(StreamSamples[SampleT, BatchT]):
         begins, lengths = self._documents.extents(documents)
         return begins, lengths if self.rules.max_tokens is None else np.minimum(lengths, self.rules.max_tokens)
 
-    def _lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
-        return self._extents(self._documents_of(stretches.numbers))
+    def _stretches(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        return *self._extents(self._documents_of(numbers)), np.full_like(numbers, self._rows_each)
 
     @cached_property
     def _trained(self) -> TrainedTokens | None:
@@ -183,13 +177,13 @@ class WholeDocuments(StreamSamples[SampleT, BatchT]):
     def _order(self, shuffle: Shuffle, seed: int) -> Order:
         order = super()._order(shuffle, seed)
         group = self.rules.length_groups
-        return order if group is None else LengthGrouped(order, len(self), seed, group, self._longest_of)
+        return order if group is None else LengthGrouped(order, len(self), seed, group, self.longest)
 
     def lengths(self, numbers: Int64s) -> Int64s:
         """(samples, documents of each): their tokens."""
-        return self._extents(self._documents_of(numbers))[1].reshape(-1, self._rows_each)
+        return self._stretches(numbers)[1].reshape(-1, self._rows_each)
 
-    def _longest_of(self, numbers: Int64s) -> Int64s:
+    def longest(self, numbers: Int64s) -> Int64s:
         """The tokens of each sample, of its longer document."""
         longest: Int64s = self.lengths(numbers).max(axis=1)
         return longest
@@ -201,7 +195,7 @@ class WholeDocuments(StreamSamples[SampleT, BatchT]):
 class _Padded:
     """Documents of samples as rows of one width."""
 
-    def __init__(self, samples: WholeDocuments[SampleT, BatchT], documents: Int64s, dtype: npt.DTypeLike) -> None:
+    def __init__(self, samples: WholeDocuments, documents: Int64s, dtype: npt.DTypeLike) -> None:
         begins, self.lengths = samples._extents(documents)
         multiple = samples.rules.pad_to
         self.width = max(1, -(-int(self.lengths.max(initial=0)) // multiple)) * multiple
@@ -220,7 +214,7 @@ class _Padded:
         return mask
 
 
-class Conversations(WholeDocuments[ConversationBatch, ConversationBatch]):
+class Conversations(WholeDocuments):
     """Documents one by one: `conversations[k]`, `len(conversations)`, `conversations.batches(16)`."""
 
     _kind = "conversations"
@@ -247,16 +241,14 @@ class Conversations(WholeDocuments[ConversationBatch, ConversationBatch]):
         mark(*self._losses(documents, lengths).at(lengths.cumsum() - lengths), trained)
         return tokens, trained, lengths
 
-    def read(
-        self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: ConversationBatch | None = None
-    ) -> ConversationBatch:
+    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Columns | None = None) -> Columns:
         documents = self._documents_of(numbers)
         padded = _Padded(self, documents, dtype)
         labels = padded.ids.copy()
         if self.rules.form == "shifted":
             labels.reshape(-1)[:-1] = padded.ids.reshape(-1)[1:]
         mask_labels(labels, padded.loss_mask())
-        batch: ConversationBatch = {
+        batch = {
             "input_ids": padded.ids,
             "attention_mask": padded.attention_mask,
             "labels": labels,
@@ -267,7 +259,7 @@ class Conversations(WholeDocuments[ConversationBatch, ConversationBatch]):
         return batch
 
 
-class Pairs(WholeDocuments[TokenizedPair, PairBatch]):
+class Pairs(WholeDocuments):
     """Preference pairs: `pairs[k]`, `len(pairs)`, `pairs.batches(16)`.
 
     A pair is {"prompt_ids", "chosen_ids", "rejected_ids"}, as TRL's DPOTrainer has it after tokenization. A batch of n
@@ -304,7 +296,7 @@ class Pairs(WholeDocuments[TokenizedPair, PairBatch]):
         prompts = np.minimum(first.reshape(2, -1).min(axis=0), shared)
         return documents, padded, np.concatenate((prompts, prompts))
 
-    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: PairBatch | None = None) -> PairBatch:
+    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Columns | None = None) -> Columns:
         documents, padded, prompts = self._rows(numbers, dtype)
         mask = padded.loss_mask() & (np.arange(padded.width) >= prompts[:, None])
         return {
@@ -314,7 +306,7 @@ class Pairs(WholeDocuments[TokenizedPair, PairBatch]):
             "document_ids": documents,
         }
 
-    def __getitems__(self, numbers: Sequence[int]) -> list[TokenizedPair]:
+    def __getitems__(self, numbers: Sequence[int]) -> list[Columns]:
         wanted = np.array([counted_number(number, len(self)) for number in numbers], np.int64)
         _, padded, prompts = self._rows(wanted, np.int64)
         rows, half = [row[:length] for row, length in zip(padded.ids, padded.lengths, strict=True)], len(numbers)

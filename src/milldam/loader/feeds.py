@@ -17,15 +17,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError, ResourceError
 from milldam.loader.conversations import WholeDocuments
-from milldam.loader.mixed_order import groups
-from milldam.loader.mixing import Sources, read_by_source
+from milldam.loader.mixing import Sources, groups, read_by_source
 from milldam.loader.order import Shuffle
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way
@@ -163,7 +162,7 @@ class FeedSamples(Samples[SampleT, BatchT]):
     """
 
     _length_known = False
-    _no_sampler = "a sampler of torch can't draw from a feed, whose end is not known."
+    _no_sampler = "A sampler of torch can't draw from a feed, whose end is not known."
 
     def __init__(self, parts: Parts, split: str, cut: Cut) -> None:
         self.parts, self.split, self.cut = parts, split, cut
@@ -219,12 +218,6 @@ class FeedSamples(Samples[SampleT, BatchT]):
     def __len__(self) -> int:
         return self.epoch_samples
 
-    def __getitem__(self, number: int) -> SampleT:
-        """Sample k of the first epoch, in sequence."""
-        if number < 0:
-            raise IndexError(f"sample {number} of a feed; its end is not known. Count from 0.")
-        return self._sample(int(self._order(False, 0).numbers(np.array([number]))[0]))
-
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
         return self._look_up(numbers, dtype)(slice(0, len(numbers)), out)
 
@@ -250,10 +243,6 @@ class FeedSamples(Samples[SampleT, BatchT]):
     @property
     def _numbered(self) -> int:
         return 1 << (_INDEX_BITS + _GROUP_BITS)
-
-    def _sample(self, number: int) -> SampleT:
-        serial, inside = divmod(number, 1 << _INDEX_BITS)
-        return cast(SampleT, self.open_group(self._keys[serial]).sample(inside))
 
     def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[BatchT]:
         serials, inside = numbers >> _INDEX_BITS, numbers & ((1 << _INDEX_BITS) - 1)

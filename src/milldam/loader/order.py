@@ -10,7 +10,6 @@ import itertools
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Self
 
@@ -18,7 +17,6 @@ import numpy as np
 
 from milldam.errors import ConfigError, ResourceError
 from milldam.loader.permutation import Int64s, Permutation, mix
-from milldam.loader.reading import ranges
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.loader.types import State
 from milldam.memory import format_size
@@ -29,46 +27,31 @@ Until = Callable[[int], int]
 BLOCK_BYTES = 128 * 1024
 WINDOW_BLOCKS = 512
 WINDOW_SHARDS = 4
-_PIECES = 64
-"""A shard's samples are announced in so many pieces, so that reading ahead goes with reading."""
 _GROUPS, _GROUP_SEED = 64, 5
 """Groups that are sorted together; a number apart from those that other orders mix into their seeds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stretches:
-    """Samples that lie side by side: numbers [first, first + count) each."""
-
-    firsts: Int64s
-    counts: Int64s
-
-    @classmethod
-    def single(cls, numbers: Int64s) -> Stretches:
-        """Samples by number, each on its own."""
-        return cls(numbers, np.ones_like(numbers))
-
-    @property
-    def numbers(self) -> Int64s:
-        return ranges(self.firsts, self.counts)
-
-    def __getitem__(self, part: slice) -> Stretches:
-        return Stretches(self.firsts[part], self.counts[part])
 
 
 class Order(ABC):
     """Which sample comes at a place, and where epochs and loops over some of them end."""
 
+    first_end: int
+    """Where the first epoch ends."""
+
     def __init__(self, samples: int) -> None:
-        self.samples = samples
+        self.samples = self.first_end = samples
         """Samples of an epoch."""
 
     @abstractmethod
     def numbers(self, places: Int64s) -> Int64s:
         """Numbers of the samples at ascending places."""
 
-    def stretches(self, place: int) -> tuple[int, Stretches] | None:
-        """Where the window that a place lies in ends, and what of the data it is made of; None: no windows."""
+    def window(self, place: int) -> tuple[int, int] | None:
+        """[begin, end): the places around one whose samples are shuffled among themselves; None: there are none."""
         return None
+
+    def stored(self, places: Int64s) -> Int64s:
+        """Numbers of the samples of windows in the order in which they are stored."""
+        return self.numbers(places)
 
     def state(self, place: int) -> Any:
         """State besides the place, as JSON."""
@@ -78,33 +61,28 @@ class Order(ABC):
         """The order that continues from a state."""
         return self
 
-    @property
-    def first_end(self) -> int:
-        """Where the first epoch ends."""
-        return self.samples
-
     def epoch_at(self, place: int) -> int:
         """Number of epochs that are over at a place."""
-        behind = place - self.first_end
-        return 0 if behind < 0 else 1 + behind // self.samples
+        return max(0, 1 + (place - self.first_end) // self.samples)
+
+    def up_to(self, stop: int, epoch: int) -> int:
+        """A place, or the end of an epoch where that comes before it."""
+        return min(stop, self.first_end + epoch * self.samples)
 
     def until(self, place: int, epochs: int | None) -> Until:
         """How far the loop over so many epochs goes that a place belongs to."""
         if epochs is None:
             return lambda stop: stop
-        length = epochs * self.samples
-        first = self.first_end + length - self.samples
-        end = first if place < first else first + ((place - first) // length + 1) * length
-        return lambda stop: min(stop, end)
+        last = (self.epoch_at(place) // epochs + 1) * epochs - 1
+        return lambda stop: self.up_to(stop, last)
 
-    def loop_at(self, place: int, epochs: int) -> tuple[int, bool]:
-        """Number of loops over so many epochs that are over at a place, and whether one begins there."""
-        number, rest = divmod(place, epochs * self.samples)
-        return number, rest == 0
+    def is_begin(self, place: int) -> bool:
+        """Whether an epoch begins at a place."""
+        return place == 0 or (place >= self.first_end and (place - self.first_end) % self.samples == 0)
 
     def epoch_begin(self, epoch: int) -> State:
         """The part of a state that differs where an epoch begins."""
-        return {"samples_seen": epoch * self.samples}
+        return {"samples_seen": self.first_end + (epoch - 1) * self.samples if epoch else 0}
 
 
 def make_order(shuffle: Shuffle, samples: int, seed: int, sample_bytes: int) -> Order:
@@ -193,35 +171,35 @@ class _Windowed(Order):
     """Windows of an epoch one after the other, the samples of each in an order of their own."""
 
     def numbers(self, places: Int64s) -> Int64s:
-        return by_group(places, self.samples, self._in_epoch)
+        return by_group(places, self.samples, lambda epoch, inside: self._in_epoch(epoch, inside, stored=False))
 
-    def _in_epoch(self, epoch: int, places: Int64s) -> Int64s:
+    def stored(self, places: Int64s) -> Int64s:
+        return by_group(places, self.samples, lambda epoch, inside: self._in_epoch(epoch, inside, stored=True))
+
+    def _in_epoch(self, epoch: int, places: Int64s, *, stored: bool) -> Int64s:
         ends = self._ends(epoch)
         windows = ends.searchsorted(places, side="right")
         numbers = np.empty_like(places)
         for window in np.unique(windows).tolist():
             here = windows == window
             begin = int(ends[window - 1]) if window else 0
-            numbers[here] = self._in_window(epoch, window, places[here] - begin)
+            numbers[here] = self._in_window(epoch, window, places[here] - begin, stored)
         return numbers
+
+    def window(self, place: int) -> tuple[int, int]:
+        epoch, inside = divmod(place, self.samples)
+        ends = self._ends(epoch)
+        window = int(ends.searchsorted(inside, side="right"))
+        begin = int(ends[window - 1]) if window else 0
+        return epoch * self.samples + begin, epoch * self.samples + int(ends[window])
 
     @abstractmethod
     def _ends(self, epoch: int) -> Int64s:
         """Places in an epoch behind each window."""
 
     @abstractmethod
-    def _in_window(self, epoch: int, window: int, inside: Int64s) -> Int64s:
-        """The samples at places of a window."""
-
-    def stretches(self, place: int) -> tuple[int, Stretches] | None:
-        epoch, inside = divmod(place, self.samples)
-        ends = self._ends(epoch)
-        window = int(ends.searchsorted(inside, side="right"))
-        return epoch * self.samples + int(ends[window]), self._stretches_of(epoch, window)
-
-    @abstractmethod
-    def _stretches_of(self, epoch: int, window: int) -> Stretches:
-        """The stretches of the data that a window is made of."""
+    def _in_window(self, epoch: int, window: int, inside: Int64s, stored: bool) -> Int64s:
+        """The samples at places of a window, shuffled or as they are stored."""
 
 
 class BlockShuffled(_Windowed):
@@ -238,35 +216,19 @@ class BlockShuffled(_Windowed):
         count, size = max(1, samples // (block * WINDOW_BLOCKS)), block * WINDOW_BLOCKS
         self._borders = np.array([*range(0, count * size, size), samples])
         self._block_orders = lru_cache(maxsize=2)(lambda epoch: Permutation(self._blocks, mix(seed, epoch, 1)))
-        self._inside = lru_cache(maxsize=2)(self._order_inside)
+        self._orders = lru_cache(maxsize=2)(lambda epoch, window, size: Permutation(size, mix(seed, epoch, 2, window)))
 
     def _ends(self, epoch: int) -> Int64s:
         return self._borders[1:]
 
-    def _order_inside(self, epoch: int, window: int) -> Permutation:
-        size = int(self._borders[window + 1] - self._borders[window])
-        return Permutation(size, mix(self._seed, epoch, 2, window))
-
-    def _in_window(self, epoch: int, window: int, inside: Int64s) -> Int64s:
-        return self._sample(epoch, self._borders[window] + self._inside(epoch, window)(inside))
-
-    def _sample(self, epoch: int, slots: Int64s) -> Int64s:
-        """The sample in each slot of the shuffled row of blocks."""
-        block, inside = np.divmod(slots, self._block)
+    def _in_window(self, epoch: int, window: int, inside: Int64s, stored: bool) -> Int64s:
+        begin, end = self._borders[window : window + 2].tolist()
+        slots = inside if stored else self._orders(epoch, window, end - begin)(inside)
+        block, within = np.divmod(begin + slots, self._block)
         in_block = block < self._blocks
         block[in_block] = self._block_orders(epoch)(block[in_block])
-        return (block * self._block + inside + mix(self._seed, epoch, 3) % self.samples) % self.samples
-
-    def _stretches_of(self, epoch: int, window: int) -> Stretches:
-        stop = int(self._borders[window + 1])
-        begins = np.arange(int(self._borders[window]), stop, self._block)
-        counts = np.minimum(begins + self._block, stop) - begins
-        # Cut the stretch that goes over the last sample to the first.
-        firsts = self._sample(epoch, begins)
-        over = np.maximum(firsts + counts - self.samples, 0)
-        wrapped = over > 0
-        firsts = np.concatenate((firsts, np.zeros(int(wrapped.sum()), np.int64)))
-        return Stretches(firsts, np.concatenate((counts - over, over[wrapped])))
+        numbers: Int64s = (block * self._block + within + mix(self._seed, epoch, 3) % self.samples) % self.samples
+        return numbers
 
 
 def require_cache(stream: TokenStream, shuffle: Shuffle) -> None:
@@ -288,20 +250,6 @@ def require_cache(stream: TokenStream, shuffle: Shuffle) -> None:
             f'{stream.name}: shuffle="shard" reads {WINDOW_SHARDS} shards at a time, which take up to '
             f"{format_size(largest)}, and {holds}. Use a larger cache=..., or shuffle=False."
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Epoch:
-    """The windows of an epoch, in the order in which they come."""
-
-    files: list[tuple[int, int]]
-    """First file of each, and one past its last."""
-    firsts: Int64s
-    """First sample of each."""
-    inside: Int64s
-    """How many of its samples lie in its files alone; the others follow."""
-    ends: Int64s
-    """Places behind each."""
 
 
 class ShardShuffled(_Windowed):
@@ -326,44 +274,32 @@ class ShardShuffled(_Windowed):
         # Samples of a packing need not begin in order; each belongs to exactly one file all the same.
         self._firsts = np.maximum.accumulate(np.array([0, *firsts, samples]))
         self._epochs = lru_cache(maxsize=2)(self._plan)
-        self._orders = lru_cache(maxsize=2)(self._order_inside)
+        self._orders = lru_cache(maxsize=2)(lambda epoch, window, size: Permutation(size, mix(seed, epoch, 2, window)))
 
     def _first(self, position: int, side: int) -> int:
         """The first sample whose begin (side 0) or last token (side 1) lies at a position or behind it."""
         return bisect_left(range(self.samples), position, key=lambda number: self._extent(number)[side])
 
-    def _plan(self, epoch: int) -> _Epoch:
+    def _plan(self, epoch: int) -> tuple[Int64s, Int64s, Int64s]:
+        """Of the windows of an epoch in their order: the first sample of each, how many of its samples lie in its files
+        alone (the others follow), and the places behind each."""
         count = len(self._file_ends)
         begin = mix(self._seed, epoch, 3) % min(WINDOW_SHARDS, count)
         cuts = sorted({0, *range(begin, count, WINDOW_SHARDS), count})
         pairs = [(a, b) for a, b in itertools.pairwise(cuts) if self._firsts[a] < self._firsts[b]]
         order = Permutation(len(pairs), mix(self._seed, epoch, 1))(np.arange(len(pairs)))
-        files = [pairs[number] for number in order.tolist()]
-        firsts = np.array([self._firsts[a] for a, _ in files])
-        stops = np.array([self._firsts[b] for _, b in files])
-        over = np.array([self._first(int(self._file_ends[b - 1]), 1) for _, b in files])
-        return _Epoch(files, firsts, np.clip(over, firsts, stops) - firsts, (stops - firsts).cumsum())
-
-    def _order_inside(self, epoch: int, window: int) -> Permutation:
-        return Permutation(int(self._epochs(epoch).inside[window]), mix(self._seed, epoch, 2, window))
+        # files: (windows, 2), the first of each, and one past its last
+        files = np.array(pairs)[order]
+        firsts, stops = self._firsts[files].T
+        over = np.array([self._first(end, 1) for end in self._file_ends[files[:, 1] - 1].tolist()])
+        return firsts, np.clip(over, firsts, stops) - firsts, (stops - firsts).cumsum()
 
     def _ends(self, epoch: int) -> Int64s:
-        return self._epochs(epoch).ends
+        return self._epochs(epoch)[2]
 
-    def _in_window(self, epoch: int, window: int, inside: Int64s) -> Int64s:
-        plan = self._epochs(epoch)
-        shuffled = inside < plan.inside[window]
-        if shuffled.any():
-            inside[shuffled] = self._orders(epoch, window)(inside[shuffled])
-        inside += plan.firsts[window]
-        return inside
-
-    def _stretches_of(self, epoch: int, window: int) -> Stretches:
-        begins: list[int] = []
-        counts: list[int] = []
-        for file in range(*self._epochs(epoch).files[window]):
-            first, stop = int(self._firsts[file]), int(self._firsts[file + 1])
-            step = max(1, -(-(stop - first) // _PIECES))
-            begins += range(first, stop, step)
-            counts += (min(step, stop - begin) for begin in range(first, stop, step))
-        return Stretches(np.array(begins, np.int64), np.array(counts, np.int64))
+    def _in_window(self, epoch: int, window: int, inside: Int64s, stored: bool) -> Int64s:
+        first, size = (int(column[window]) for column in self._epochs(epoch)[:2])
+        shuffled = inside < size
+        if shuffled.any() and not stored:
+            inside[shuffled] = self._orders(epoch, window, size)(inside[shuffled])
+        return inside + first

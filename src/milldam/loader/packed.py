@@ -1,14 +1,15 @@
 """Packed rows: samples of seq_len tokens made of documents, or pieces of them, whose boundaries are kept.
 
 wrapped    row k is tokens [k * seq_len, (k + 1) * seq_len) of the stream: nothing is made before it is read
-best_fit   a document is cut only when it is longer than a row, or left out then; what stays free is padded: see
-           `row_index`
+best_fit   a document is cut only when it is longer than a row, or left out then; what stays free is padded. The rows
+           are planned once, by streaming over the lengths of documents, and kept in a file, which is mapped
 
 Where the data says which tokens are trained on (conversations), all others have no loss: see `documents`.
 
 The pieces of thousands of rows are looked up together, some dozens of numpy calls; a batch is then written by a kernel
 (native/rows.c), out of mapped tokens, or of those that are read for it. Holds the batch, and some 130 bytes for each of
-about 65,536 pieces; of conversations 8,192, and 16 bytes for each trained stretch.
+about 65,536 pieces; of conversations 8,192, and 16 bytes for each trained stretch. Planning best-fit rows holds some
+megabytes, whatever the number of documents, and takes about 1.5 us for each; the file has 12 bytes a piece and 8 a row.
 
 A batch is a dict. Each of these is (rows, seq_len):
 
@@ -25,16 +26,24 @@ own), and `max_seqlen`, the longest of them. A row never holds two pieces of a d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from milldam.choices import Side
-from milldam.errors import ConfigError, StoreError
+from milldam.errors import ConfigError, ResourceError, StoreError
+from milldam.files import NewFile, explain_os_errors, hash_bytes
 from milldam.loader.documents import (
     Documents,
     Losses,
@@ -45,13 +54,14 @@ from milldam.loader.documents import (
     mask_labels,
     require_documents,
 )
-from milldam.loader.order import Stretches
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import MappedReader, Reader, TokenArray, Way, end_to_end, ranges
-from milldam.loader.row_index import ALGORITHM, open_row_index
 from milldam.loader.samples import NoSamplesError, ReadPart, StreamSamples, TooLongDocuments, at_least, one_of
+from milldam.loader.stream import TokenStream
 from milldam.loader.types import Bools, LabelForm, PackedBatch, PackedRow, State
 from milldam.native import kernel
+from milldam.packing.best_fit import Cutter, Pieces, best_fit_rows
+from milldam.packing.rows import IndexColumns
 from milldam.stores.tokens.format import Index
 
 if TYPE_CHECKING:
@@ -62,12 +72,17 @@ TooLong = Literal["drop", "cut", "split", "refuse"]
 """A document that is longer than a row: no row has it, one row has its begin, several rows have pieces of it, or it is
 an error."""
 
+ALGORITHM = 1
+"""Another number for every change of `best_fit_rows` that gives other rows."""
 PADDING = -1
 """The document of padding."""
+_OFFSETS_IN_TOKENS = 1
+"""The code of a dtype of one byte in the file of rows: offsets count tokens, whatever their size."""
 _LONGEST_ROW = 2**31 - 1
 _PIECES_AT_ONCE, _MASKED_PIECES_AT_ONCE = 1 << 16, 1 << 13
 """Pieces that are looked up together, if rows have as many as on average; masked ones come with the stretches that are
 trained on."""
+log = logging.getLogger("milldam")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,15 +113,6 @@ class RowRules:
             raise ConfigError("too_long: wrapped rows cut documents wherever a row is full; leave it out.")
         if self.pad_last and self.strategy == "best_fit":
             raise ConfigError("pad_last: best_fit pads every row that is not full; leave it out.")
-
-    @classmethod
-    def chosen(
-        cls, *, chat: bool, strategy: Strategy | None, too_long: TooLong | None, pad_last: bool, **options: Any
-    ) -> RowRules:
-        """The rules, with defaults that suit the data: conversations are neither cut nor split."""
-        strategy = strategy or ("best_fit" if chat and not pad_last else "wrapped")
-        too_long = too_long or ("drop" if chat and strategy == "best_fit" else "split")
-        return cls(strategy=strategy, too_long=too_long, pad_last=pad_last, **options)
 
     @property
     def facts(self) -> State:
@@ -149,11 +155,11 @@ class PackedRows(StreamSamples[PackedRow, PackedBatch]):
         require_documents(stream)
         if not stream.tokens:
             raise NoSamplesError(f"{stream.name}: has no tokens to make rows of.")
-        if rules.too_long in ("drop", "refuse"):
-            if self.too_long.documents and rules.too_long == "refuse":
-                raise ConfigError(f"{stream.name}: {self._too_long_message()}")
-            if self.too_long.documents == self.too_long.of_documents:
-                raise NoSamplesError(f"{stream.name}: {self._too_long_message()}")
+        long = self.too_long if rules.too_long in ("drop", "refuse") else TooLongDocuments()
+        if long.documents and rules.too_long == "refuse":
+            raise ConfigError(f"{stream.name}: {self._too_long_message()}")
+        if long.documents and long.documents == long.of_documents:
+            raise NoSamplesError(f"{stream.name}: {self._too_long_message()}")
         self._index: Index | None = None
         if rules.strategy == "best_fit":
             self._index = open_row_index(stream, rules)
@@ -232,8 +238,8 @@ class PackedRows(StreamSamples[PackedRow, PackedBatch]):
 
     def _wrapped(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """The pieces of rows, how many each row has, and its padding."""
-        row, stop, starts = self.rules.seq_len, self._stream.stop, self._starts(numbers)
-        behind = starts + row
+        stop, starts = self._stream.stop, self._stretches(numbers)[0]
+        behind = starts + self.rules.seq_len
         # The token behind a row tells whether its last document goes on; behind the stream there is none.
         places = np.concatenate((starts, np.minimum(behind, stop - 1)))
         first_document, last_document = self._documents.find(places).reshape(2, -1)
@@ -257,18 +263,14 @@ class PackedRows(StreamSamples[PackedRow, PackedBatch]):
             counts, table = np.add.reduceat(some, last - counts + 1, dtype=np.int64), table[some]
         return table, counts, np.maximum(behind - stop, 0)
 
-    def _starts(self, numbers: Int64s) -> Int64s:
-        starts: Int64s = numbers * self.rules.seq_len + self._stream.first
-        return starts
-
     def _best_fit(self, numbers: Int64s, index: Index) -> tuple[Int64s, Int64s, Int64s]:
         """The same, from the index of rows."""
         row, first, stop = self.rules.seq_len, self._stream.first, self._stream.stop
-        begins, lengths, counts = self._runs(numbers, index)
+        begins, lengths, counts = self._stretches(numbers)
         padding = row - np.add.reduceat(lengths, counts.cumsum() - counts)
         # Only the head of the file was checked when it was opened.
         if begins.min() < first or (begins + lengths).max() > stop or lengths.min() < 1 or padding.min() < 0:
-            raise self._damaged(index)
+            raise _damaged(index)
         # A document that fills its row may go on behind it.
         full = np.flatnonzero(lengths == row)
         behind = begins[full] + row
@@ -278,24 +280,21 @@ class PackedRows(StreamSamples[PackedRow, PackedBatch]):
         goes_on[full] = (documents_behind == documents[full]) & (behind < stop)
         return np.stack((begins, lengths, documents, goes_on), axis=1), counts, padding
 
-    def _runs(self, numbers: Int64s, index: Index) -> tuple[Int64s, Int64s, Int64s]:
-        """Begins and lengths of the pieces of rows, and how many each row has."""
+    def _stretches(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        if (index := self._index) is None:
+            begins = numbers * self.rules.seq_len + self._stream.first
+            ends = np.minimum(begins + self.rules.seq_len + (self.rules.form == "shifted"), self._stream.stop)
+            return begins, ends - begins, np.ones_like(numbers)
         first = index.documents[numbers]
         counts = index.documents[numbers + 1] - first
         if (first < 0).any() or (counts < 1).any() or (first + counts > len(index.lengths)).any():
-            raise self._damaged(index)
+            raise _damaged(index)
         which = ranges(first, counts)
         return index.offsets[which], index.lengths[which].astype(np.int64), counts
 
-    def _damaged(self, index: Index) -> StoreError:
-        return StoreError(f"{index.path}: is damaged. Remove it, and it is rebuilt.")
 
-    def _lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
-        if self._index is not None:
-            return self._runs(stretches.numbers, self._index)[:2]
-        starts = self._starts(stretches.firsts)
-        ends = starts + stretches.counts * self.rules.seq_len + (self.rules.form == "shifted")
-        return starts, np.minimum(ends, self._stream.stop) - starts
+def _damaged(index: Index) -> StoreError:
+    return StoreError(f"{index.path}: is damaged. Remove it, and it is rebuilt.")
 
 
 _PER_TOKEN = ("input_ids", "labels", "position_ids", "document_ids", "loss_mask")
@@ -401,3 +400,88 @@ class RowReading:
             "document_ids": block[:wide].view(np.int64).reshape(rows, self._seq_len),
             "loss_mask": block[wide + 3 * narrow :].view(np.bool_).reshape(rows, self._seq_len),
         }
+
+
+# ---- the file of best-fit rows ----
+#
+# It has the layout of a shard's index (milldam.stores.tokens.format): its documents are the rows, its sequences their
+# pieces, and an offset is where a piece begins in the stream. Its name says by two hashes which place of the data it is
+# for and what its rows follow from. It lies in the data's own cache folder, or, where that can't be written, in the
+# user's.
+
+
+def open_row_index(stream: TokenStream, rules: RowRules) -> Index:
+    """The rows of a stream, from a file that was made before or is made now."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    users = (Path(home) if home else Path.home() / ".cache") / "milldam" / "rows"
+    folders = [users] if stream.cache is None else [stream.cache, users]
+    for folder in folders:
+        if (index := _map(_path_in(folder, stream, rules))) is not None:
+            return index
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError:
+            continue
+        return _make(_path_in(folder, stream, rules), stream, rules)
+    raise ResourceError(
+        f"{stream.name}: its rows have to be kept in a file, and neither of these can be written: "
+        f"{', '.join(str(folder) for folder in folders)}. Set XDG_CACHE_HOME to a folder that can be."
+    )
+
+
+def _path_in(folder: Path, stream: TokenStream, rules: RowRules) -> Path:
+    """The file for these rows; names for one place of the data begin alike, so that outdated files are recognised."""
+
+    def key(*parts: object) -> str:
+        return hash_bytes(json.dumps(parts).encode())[:12]
+
+    place = os.path.relpath(stream.files[0].path.parent, folder)
+    # A cache of stores at addresses has them all in one folder.
+    name = Path(stream.name).name if stream.origin is None else stream.fingerprint
+    data = key(place, name, stream.first, stream.stop, rules.facts)
+    return folder / f"best_fit-{rules.seq_len}-{data}-{key(rules.facts, stream.identity)}.rows"
+
+
+def _map(path: Path) -> Index | None:
+    """The index in a file, when there is one and it is whole."""
+    try:
+        index = Index.map(path)
+    except StoreError:
+        return None
+    ends = (int(index.documents[0]), int(index.documents[-1]))
+    return index if len(index.documents) > 1 and ends == (0, len(index.lengths)) else None
+
+
+def _make(path: Path, stream: TokenStream, rules: RowRules) -> Index:
+    """Processes that start together all do it, to the same end."""
+    begun = perf_counter()
+    log.info("%s: making the best-fit rows of %d tokens", stream.name, rules.seq_len)
+    with explain_os_errors(path), closing(IndexColumns(path.parent)) as columns, NewFile(path) as new:
+        for rows in best_fit_rows(_pieces(stream, rules), rules.seq_len, buffer=rules.buffer):
+            columns.add(rows.counts, rows.pieces.starts + stream.first, rows.pieces.lengths)
+        columns.write(new, _OFFSETS_IN_TOKENS)
+        new.commit()
+    for outdated in path.parent.glob(f"{path.stem.rpartition('-')[0]}-*{path.suffix}"):
+        if outdated != path:
+            outdated.unlink(missing_ok=True)
+    index = _map(path)
+    if index is None:
+        raise ResourceError(f"{path}: was written, but not so that it can be read. Is the disk failing?")
+    count, took = len(index.documents) - 1, perf_counter() - begun
+    fill = 100 * int(index.lengths.sum(dtype=np.int64)) / (count * rules.seq_len)
+    log.info("%s: %d rows, %.2f %% full, in %.1f s: %s", stream.name, count, fill, took, path)
+    return index
+
+
+def _pieces(stream: TokenStream, rules: RowRules) -> Iterator[Pieces]:
+    """Documents, or the pieces of those that are longer than a row; positions count from the stream's first token."""
+    cutter = Cutter(rules.seq_len, wrapped=False)
+    for begins, ends in document_extents(stream, rules.side):
+        if rules.too_long == "split":
+            yield from cutter.cut(begins, ends)
+        else:
+            pieces = Pieces(begins, np.minimum(ends - begins, rules.seq_len))
+            yield pieces if rules.too_long == "cut" else pieces[ends - begins <= rules.seq_len]

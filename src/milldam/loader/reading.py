@@ -74,6 +74,13 @@ def end_to_end(starts: Int64s, lengths: Int64s) -> tuple[Int64s, Int64s]:
     return starts[first], np.add.reduceat(lengths, first)
 
 
+def joined(starts: Int64s, lengths: Int64s) -> tuple[Int64s, Int64s]:
+    """All that stretches cover, those that touch or overlap the one before as one."""
+    ends = starts + lengths
+    first = np.flatnonzero(np.concatenate(([True], (starts[1:] > ends[:-1]) | (starts[1:] < starts[:-1]))))
+    return starts[first], np.maximum.reduceat(ends, first) - starts[first]
+
+
 ReadRows = Callable[[slice], TokenArray]
 """Some of the rows that were looked up: valid until the next call."""
 
@@ -87,11 +94,16 @@ class Reader:
 
     def rows(self, starts: Int64s, length: int) -> TokenArray:
         """(len(starts), length): valid until the next call."""
-        return self.runs(starts, np.full(len(starts), length)).reshape(len(starts), length)
+        return self.look_up(starts, length)(slice(None))
 
     def look_up(self, starts: Int64s, length: int) -> ReadRows:
         """Rows of which some at a time are read, once all were looked up together."""
-        return lambda part: self.rows(starts[part], length)
+
+        def read(part: slice) -> TokenArray:
+            some = starts[part]
+            return self.runs(some, np.full(len(some), length)).reshape(len(some), length)
+
+        return read
 
     def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
         """Stretches of any length, end to end; valid until the next call."""
@@ -151,13 +163,11 @@ class Layout:
 
     def parts(self, starts: Int64s, lengths: Int64s) -> Iterator[tuple[int, int, int]]:
         """(file, token in it, tokens) of stretches, cut where files end."""
-        file = self.find(starts)
-        if len(file) and (starts + lengths <= self.ends[file]).all():
-            return zip(file.tolist(), (starts - self.begins[file]).tolist(), lengths.tolist(), strict=True)
-        return self._cut_parts(starts, lengths)
-
-    def _cut_parts(self, starts: Int64s, lengths: Int64s) -> Iterator[tuple[int, int, int]]:
-        for file, start, length in zip(self.find(starts).tolist(), starts.tolist(), lengths.tolist(), strict=True):
+        files = self.find(starts)
+        if len(files) and (starts + lengths <= self.ends[files]).all():
+            yield from zip(files.tolist(), (starts - self.begins[files]).tolist(), lengths.tolist(), strict=True)
+            return
+        for file, start, length in zip(files.tolist(), starts.tolist(), lengths.tolist(), strict=True):
             while length > 0:
                 here = min(length, int(self.ends[file]) - start)
                 yield file, start - int(self.begins[file]), here
@@ -184,9 +194,6 @@ class MappedReader(Reader):
         self.tokens: TokenArray = np.frombuffer(self._space, stream.dtype)
         """The whole stretch, what lies between files included: see `places`."""
         self._windows: dict[int, TokenArray] = {}
-
-    def rows(self, starts: Int64s, length: int) -> TokenArray:
-        return self.look_up(starts, length)(slice(None))
 
     def look_up(self, starts: Int64s, length: int) -> ReadRows:
         places, windows = self.places(starts, length), self._windows_of(length)
@@ -246,7 +253,7 @@ def map_side_by_side(files: list[TokenFile], width: int) -> tuple[mmap.mmap, Int
     try:
         space = mmap.mmap(-1, max(places[-1], page), flags=mmap.MAP_PRIVATE | mmap.MAP_ANON, prot=mmap.PROT_READ)
     except OSError as error:
-        raise _not_mapped(files[0], str(error.strerror)) from None
+        raise MappingError(files[0], str(error.strerror)) from None
     # The reserved bytes are read-only, so their address can't be had from a writable view.
     address = np.frombuffer(space, np.uint8).__array_interface__["data"][0]
     for file, size, place in zip(files, sizes, places, strict=False):
@@ -255,7 +262,7 @@ def map_side_by_side(files: list[TokenFile], width: int) -> tuple[mmap.mmap, Int
             flags = mmap.MAP_SHARED | _MAP_FIXED
             mapped = _mmap()(address + place, size, mmap.PROT_READ, flags, descriptor, 0)
             if mapped != address + place:
-                raise _not_mapped(file, os.strerror(ctypes.get_errno()))
+                raise MappingError(file, os.strerror(ctypes.get_errno()))
         finally:
             os.close(descriptor)
     return space, np.array([place + file.first_byte for file, place in zip(files, places, strict=False)], np.int64)
@@ -264,9 +271,8 @@ def map_side_by_side(files: list[TokenFile], width: int) -> tuple[mmap.mmap, Int
 class MappingError(StoreError):
     """A file that is there and whole, and can't be mapped."""
 
-
-def _not_mapped(file: TokenFile, error: str) -> MappingError:
-    return MappingError(f'{file.path}: can\'t be mapped ({error}). read="pread" reads it without a mapping.')
+    def __init__(self, file: TokenFile, error: str) -> None:
+        super().__init__(f'{file.path}: can\'t be mapped ({error}). read="pread" reads it without a mapping.')
 
 
 @functools.cache
@@ -342,7 +348,7 @@ class PositionedReader(threading.local, Reader):
 
     def _advise(self, starts: Int64s, lengths: Int64s, advice: int) -> None:
         width = self.dtype.itemsize
-        for file, token, length in self._layout.parts(starts, lengths):
+        for file, token, length in self._layout.parts(*joined(starts, lengths)):
             offset = self._first_bytes[file] + token * width
             descriptor = self._descriptors.get(file)
             descriptor = self._open(file) if descriptor is None else descriptor

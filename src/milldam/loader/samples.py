@@ -1,9 +1,10 @@
 """The seam between the kinds of samples (windows, packed rows, documents, streams, mixtures, feeds) and the way they
 come (order, ranks, state, reading ahead: `batches`).
 
-A sample is a number. `Samples._spans` says where it lies: stretches of tokens in the stream of a reader, which
-`documents.Documents` takes to documents; `read` gives its tokens. Users see the names without an underscore; the others
-are for code that makes batches and mixtures of samples. Pickles as what it was made from, never as data.
+A sample is a number. `StreamSamples._stretches` is the one function that says where it lies: stretches of tokens in a
+stream, which `documents.Documents` takes to documents. Reading and announcing both go by it; of mixtures and feeds, an
+order gives the source or the group and the number in it. Users see the names without an underscore; the others are for
+code that makes batches and mixtures of samples. Pickles as what it was made from, never as data.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError
-from milldam.loader.order import Order, ShardShuffled, Shuffle, Stretches, make_order, require_cache
+from milldam.loader.order import Order, ShardShuffled, Shuffle, make_order, require_cache
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Reader, Way, open_reader
 from milldam.loader.types import Array, BatchT, SampleT, State
@@ -100,7 +101,7 @@ class Samples(ABC, Generic[SampleT, BatchT]):
 
     def __getitems__(self, numbers: Sequence[int]) -> list[SampleT]:
         """Many samples in one read: what torch's DataLoader asks for when it makes a batch."""
-        self.require_sampler("DataLoader")
+        self.require_sampler()
         batch: Any = self.read(np.array([counted_number(number, len(self)) for number in numbers], np.int64))
         names = [name for name in batch if name not in OF_A_WHOLE_BATCH] if isinstance(batch, Mapping) else []
         columns = [batch[name] for name in names] or batch
@@ -108,13 +109,10 @@ class Samples(ABC, Generic[SampleT, BatchT]):
         samples: list[Any] = [dict(zip(names, row, strict=True)) for row in rows] if names else rows
         return samples
 
-    def require_sampler(self, asked_by: str) -> None:
+    def require_sampler(self) -> None:
         """Refuse samples that a sampler of torch can't draw from."""
         if self._no_sampler is not None:
-            raise ConfigError(
-                f"{asked_by}: {self._no_sampler} Use milldam.torch: DataLoader(BatchDataset(samples, batch_size), "
-                "batch_size=None)."
-            )
+            raise ConfigError(f"{self._no_sampler} Use DataLoader(BatchDataset(samples, batch_size), batch_size=None).")
 
     @abstractmethod
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
@@ -158,10 +156,6 @@ class Samples(ABC, Generic[SampleT, BatchT]):
     def _order(self, shuffle: Shuffle, seed: int) -> Order:
         """The order in which the samples come."""
 
-    def _sample(self, number: int) -> SampleT:
-        """The sample that an order has given this number."""
-        return self[number]
-
     def _stats(self) -> dict[str, float]:
         """Figures about making the samples."""
         return {}
@@ -175,7 +169,7 @@ class Samples(ABC, Generic[SampleT, BatchT]):
         """The readers of the files, where they are worth announcing."""
         return ()
 
-    def _spans(self, stretches: Stretches) -> Iterator[tuple[Reader, Int64s, Int64s]]:
+    def _spans(self, numbers: Int64s) -> Iterator[tuple[Reader, Int64s, Int64s]]:
         """Where samples lie: readers, with begins and lengths in the stream of each."""
         return iter(())
 
@@ -226,11 +220,12 @@ class StreamSamples(Samples[SampleT, BatchT]):
         return None
 
     @abstractmethod
-    def _lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
-        """Begins and lengths in the stream of what samples are made of; for neighbours they may be joined."""
+    def _stretches(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Where samples lie: begins and lengths of their stretches in the stream, sample after sample, a label that
+        lies behind one included; and how many stretches each sample has."""
 
-    def _spans(self, stretches: Stretches) -> Iterator[tuple[Reader, Int64s, Int64s]]:
-        yield self._reader, *self._lie(stretches)
+    def _spans(self, numbers: Int64s) -> Iterator[tuple[Reader, Int64s, Int64s]]:
+        yield self._reader, *self._stretches(numbers)[:2]
 
     def _order(self, shuffle: Shuffle, seed: int) -> Order:
         require_cache(self._stream, shuffle)
@@ -238,8 +233,8 @@ class StreamSamples(Samples[SampleT, BatchT]):
             return make_order(shuffle, len(self), seed, self.sample_tokens * self._stream.dtype.itemsize)
 
         def extent(number: int) -> tuple[int, int]:
-            starts, lengths = self._lie(Stretches.single(np.array([number])))
-            return int(starts[0]), int((starts + lengths).max()) - 1
+            begins, lengths, _ = self._stretches(np.array([number]))
+            return int(begins[0]), int((begins + lengths).max()) - 1
 
         return ShardShuffled(self._stream.files, len(self), seed, extent)
 
@@ -257,7 +252,6 @@ class TooLongDocuments:
 
     @classmethod
     def count(cls, lengths: Iterable[Int64s], most: int) -> TooLongDocuments:
-        """Those of more tokens than so many; a look at all lengths, some milliseconds for a million."""
         count, tokens, longest, total = 0, 0, 0, 0
         for some in lengths:
             long = some[some > most]
@@ -265,14 +259,12 @@ class TooLongDocuments:
             longest = max(longest, int(long.max(initial=0)))
         return cls(count, tokens, longest, total)
 
-    def message(self, limit: str, most: int | None, too_long: str, *, also: str = "") -> str:
+    def message(self, limit: str, most: int, too_long: str) -> str:
         """A sentence about them, with the ways out. `limit`: the setting that says how long is too long."""
         became = {"drop": "left out", "refuse": "refused", "cut": "cut there", "split": "split"}[too_long]
-        others = "drop, cut, split or refuse" if limit == "seq_len" else "drop, cut or refuse"
         return (
-            f"{self.documents:,} of {self.of_documents:,} documents are longer than {limit}={most:,} and are "
-            f"{became}{also} ({self.tokens:,} tokens; the longest has {self.longest:,}). Use a larger {limit}, or "
-            f"another too_long: {others}."
+            f"{self.documents:,} of {self.of_documents:,} documents are longer than {limit}={most:,} and are {became} "
+            f"({self.tokens:,} tokens; the longest has {self.longest:,}). Use a larger {limit}, or another too_long."
         )
 
 

@@ -6,7 +6,7 @@ with another `dtype` arrays of that one have these names.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,9 @@ State = dict[str, object]
 
 LabelForm = Literal["shifted", "hf"]
 """Labels: the next token, or the same one for models that shift by themselves."""
+
+Columns = dict[str, Array]
+"""A sample or a batch of whole documents or of pairs, by the names that `conversations` lists."""
 
 SampleT = TypeVar("SampleT", covariant=True)
 BatchT = TypeVar("BatchT")
@@ -63,28 +66,3 @@ class PackedBatch(PackedRow):
 
     cu_seqlens: Int32s
     max_seqlen: int
-
-
-class ConversationBatch(Labelled):
-    """Documents as a whole, padded to the longest; a sample has no rows."""
-
-    attention_mask: Int64s
-    document_ids: Int64s
-    label: NotRequired[Bools]
-
-
-class TokenizedPair(TypedDict):
-    """A preference pair, as TRL's trainers have it after tokenization."""
-
-    prompt_ids: Int64s
-    chosen_ids: Int64s
-    rejected_ids: Int64s
-
-
-class PairBatch(TypedDict):
-    """Preference pairs: all chosen documents, then all rejected ones."""
-
-    input_ids: Int64s
-    attention_mask: Int64s
-    completion_mask: Int64s
-    document_ids: Int64s

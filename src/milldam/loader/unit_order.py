@@ -9,9 +9,8 @@ So what comes at a place follows from the plan, the parts and the seed, never fr
 epoch has shows when it is through. A state names the parts of its group and how the sequence goes on: whoever resumes
 from it needs no earlier part. Holds 16 bytes for each unit, and about a kilobyte for each group that it has passed.
 
-A feed is made of parts of units, which a finished store has, or which are still to be made. A unit of the plan leaves
-one part, or several where it is a stream that can't be cut (docs/decisions/0006); a part is at most one shard for each
-split. An implementation of `Parts` decides when a part is there, never which one comes next.
+A unit of the plan leaves one part, or several where it is a stream that can't be cut (docs/decisions/0006); a part is
+at most one shard for each split. `Parts` decides when a part is there, never which one comes next.
 """
 
 from __future__ import annotations
@@ -80,7 +79,6 @@ class UnitOrder(Order):
     def __init__(self, feed: FeedSamples[Any, Any], seed: int, *, shuffled: bool, begin: _Group | None = None) -> None:
         self._feed, self._seed, self._shuffled = feed, seed, shuffled
         self._groups = [begin or _Group(0, 0, 0, 0, (), 0, 0)]
-        self._begins = [self._groups[0].begin]
         self._lock = threading.RLock()
         self._units = lru_cache(maxsize=3)(self._units_of)
         self._inside = lru_cache(maxsize=4)(self._order_inside)
@@ -98,19 +96,13 @@ class UnitOrder(Order):
 
     # ---- groups ----
 
-    def _at(self, place: int) -> _Group:
-        """The group that the sample at a place is in."""
+    def _at(self, place: int, *, sample: bool = True) -> _Group:
+        """The group of the sample at a place; without one, the last that is known to begin there or before, so that
+        none is opened that need not be."""
         with self._lock:
-            while self._groups[-1].end <= place:
+            while self._groups[-1].end < place + sample:
                 self._extend()
-            return self._groups[bisect_right(self._begins, place) - 1]
-
-    def _up_to(self, place: int) -> _Group:
-        """The last known group that begins at a place or before it; none is opened that need not be."""
-        with self._lock:
-            while self._groups[-1].end < place:
-                self._extend()
-            return self._groups[bisect_right(self._begins, place) - 1]
+            return self._groups[bisect_right(self._groups, place, key=lambda group: group.begin) - 1]
 
     def _extend(self) -> None:
         """Add the next group. Waits until its parts are made."""
@@ -130,16 +122,13 @@ class UnitOrder(Order):
         while len(parts) < wanted and place < feed.units:
             coming = self._coming(epoch, place)
             feed.parts.want(coming)
-            unit = coming[0]
-            made = feed.parts.part(unit, part)
+            made = feed.parts.part(coming[0], part)
             if feed.split in made.files:
-                parts.append((unit, part))
+                parts.append((coming[0], part))
             place, part = (place + 1, 0) if made.last else (place, part + 1)
         feed.parts.want(self._coming(epoch, place))
         key = tuple(parts)
-        group = _Group(last.end, self._samples_in(key), epoch, groups + 1, key, place, part)
-        self._groups.append(group)
-        self._begins.append(group.begin)
+        self._groups.append(_Group(last.end, self._samples_in(key), epoch, groups + 1, key, place, part))
 
     def _is_last(self, group: _Group) -> bool:
         """Whether no unit of the epoch follows."""
@@ -160,9 +149,9 @@ class UnitOrder(Order):
         order = Shuffled(group.samples, key) if self._shuffled else InSequence(group.samples)
         samples = self._feed.open_group(group.parts).sources[0]
         length_groups = getattr(samples.rules, "length_groups", None)
-        if length_groups is None:
-            return order
-        return LengthGrouped(order, group.samples, key, length_groups, samples._longest_of)
+        return (
+            order if length_groups is None else LengthGrouped(order, group.samples, key, length_groups, samples.longest)
+        )
 
     def _samples_in(self, parts: Key) -> int:
         return int(self._feed.open_group(parts).begins[-1]) if parts else 0
@@ -170,33 +159,27 @@ class UnitOrder(Order):
     # ---- epochs: where they end shows when they are over ----
 
     def epoch_at(self, place: int) -> int:
-        group = self._up_to(place)
+        group = self._at(place, sample=False)
         return group.epoch + (place == group.end and self._is_last(group))
 
     def until(self, place: int, epochs: int | None) -> Until:
-        if epochs is None:
-            return lambda stop: stop
-        through = (self._at(place).epoch // epochs + 1) * epochs
+        if epochs is not None:
+            # What is left of an epoch may have no sample: then the loop is one over the next.
+            self._at(place)
+        return super().until(place, epochs)
 
-        def reach(stop: int) -> int:
-            with self._lock:
-                last = self._groups[-1]
-                while (
-                    last.end < stop and last.epoch < through and not (last.epoch == through - 1 and self._is_last(last))
-                ):
-                    self._extend()
-                    last = self._groups[-1]
-                if last.epoch >= through:
-                    # Some other loop went on: the end lies further back.
-                    last = next(group for group in reversed(self._groups) if group.epoch < through)
-                return min(stop, last.end)
+    def up_to(self, stop: int, epoch: int) -> int:
+        with self._lock:
+            while (last := self._groups[-1]).end < stop and (
+                last.epoch < epoch or (last.epoch == epoch and not self._is_last(last))
+            ):
+                self._extend()
+            # Some other loop may be in a later epoch.
+            return min(stop, next(group for group in reversed(self._groups) if group.epoch <= epoch).end)
 
-        return reach
-
-    def loop_at(self, place: int, epochs: int) -> tuple[int, bool]:
-        group, epoch = self._up_to(place), self.epoch_at(place)
-        begins = (place == group.begin and group.groups < 2) or (place == group.end and self._is_last(group))
-        return epoch // epochs, begins and epoch % epochs == 0
+    def is_begin(self, place: int) -> bool:
+        group = self._at(place, sample=False)
+        return (place == group.begin and group.groups < 2) or (place == group.end and self._is_last(group))
 
     def epoch_begin(self, epoch: int) -> State:
         if epoch and self._feed.parts.finished() is None:
@@ -210,22 +193,18 @@ class UnitOrder(Order):
     # ---- states ----
 
     def state(self, place: int) -> dict[str, Any]:
-        return self._up_to(place).as_json()
+        return self._at(place, sample=False).as_json()
 
     def restored(self, state: Any, place: int, *, new_weights: bool) -> UnitOrder:
         begin: _Group = checked(_Group, state, _NAME)
         feed = self._feed
-        if any(len(pair) != 2 for pair in begin.parts):
-            raise StoreError(f"{_NAME}: damaged: its parts are not pairs of a unit and a part.")
-        if begin.begin > place or begin.next_unit > feed.units:
+        damaged = any(len(pair) != 2 for pair in begin.parts) or begin.begin > place or begin.next_unit > feed.units
+        if damaged:
             raise StoreError(f"{_NAME}: damaged: it is not that of {feed.units:,} units at sample {place:,}.")
         order = UnitOrder(feed, self._seed, shuffled=self._shuffled, begin=begin)
         feed.parts.want([unit for unit, _ in begin.parts] + order._coming(begin.epoch, begin.next_unit))
         if place < begin.end and self._samples_in(begin.parts) != begin.samples:
-            raise MismatchError(
-                f"{feed.name}: the parts that this state names have {self._samples_in(begin.parts):,} samples and "
-                f"had {begin.samples:,}. The data is not what it was."
-            )
+            raise MismatchError(f"{feed.name}: the parts that this state names are not what they were.")
         return order
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from numbers import Integral
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -20,16 +19,7 @@ from milldam.errors import ConfigError, Setting
 from milldam.loader.reading import Way
 from milldam.loader.samples import Samples, one_of
 from milldam.loader.stream import TokenStream
-from milldam.loader.types import (
-    ConversationBatch,
-    LabelForm,
-    Labelled,
-    PackedBatch,
-    PackedRow,
-    PairBatch,
-    TokenizedPair,
-    TokenPair,
-)
+from milldam.loader.types import Columns, LabelForm, Labelled, PackedBatch, PackedRow, TokenPair
 from milldam.loader.windows import Form, Streams, WindowRules, Windows
 
 if TYPE_CHECKING:
@@ -48,19 +38,6 @@ class WindowOptions(TypedDict, total=False):
     read: Way
 
 
-class RowOptions(TypedDict, total=False):
-    """Options of `packed`."""
-
-    strategy: Strategy | None
-    split: str | None
-    form: LabelForm
-    pad_last: bool
-    buffer: int
-    too_long: TooLong | None
-    side: Side | None
-    read: Way
-
-
 class Cuttable(ABC):
     """Tokens end to end, to be cut into samples of any length."""
 
@@ -71,13 +48,6 @@ class Cuttable(ABC):
     @abstractmethod
     def _conversations(self, split: str | None) -> tuple[str, bool, bool]:
         """Its name in messages, whether it says which tokens are trained on, and whether it has preference pairs."""
-
-    def __getitems__(self, numbers: Sequence[int]) -> NoReturn:
-        """torch's DataLoader asks for documents, which do not fit in one batch."""
-        raise ConfigError(
-            f"{self!r}: its documents have different lengths. Give the DataLoader .windows(1024) or .packed(1024) of "
-            "it."
-        )
 
     @overload
     def windows(
@@ -148,15 +118,16 @@ class Cuttable(ABC):
         # Only those who pack pay for its modules.
         from milldam.loader.packed import PackedRows, RowRules
 
+        # Conversations are neither cut nor split.
         chat = self._check_masks("packed()", split, side)
-        rules = RowRules.chosen(
-            chat=chat,
+        strategy = strategy or ("best_fit" if chat and not pad_last else "wrapped")
+        rules = RowRules(
             seq_len=seq_len,
             strategy=strategy,
             form=form,
             pad_last=pad_last,
             buffer=buffer,
-            too_long=too_long,
+            too_long=too_long or ("drop" if chat and strategy == "best_fit" else "split"),
             side=side,
         )
         rows: Samples[PackedRow, PackedBatch] = self._cut(PackedRows, rules, split, read)
@@ -173,7 +144,7 @@ class Cuttable(ABC):
         length_groups: int | None = None,
         side: Side | None = None,
         read: Way = "auto",
-    ) -> Samples[ConversationBatch, ConversationBatch]:
+    ) -> Samples[Columns, Columns]:
         """Documents one by one, batches padded to the longest in them, with an attention mask.
 
         max_tokens      most tokens of a document
@@ -196,7 +167,7 @@ class Cuttable(ABC):
         rules = ConversationRules(
             max_tokens=max_tokens, too_long=too_long, form=form, pad_to=pad_to, length_groups=length_groups, side=side
         )
-        samples: Samples[ConversationBatch, ConversationBatch] = self._cut(Conversations, rules, split, read)
+        samples: Samples[Columns, Columns] = self._cut(Conversations, rules, split, read)
         return samples
 
     def pairs(
@@ -208,7 +179,7 @@ class Cuttable(ABC):
         pad_to: int = 1,
         length_groups: int | None = None,
         read: Way = "auto",
-    ) -> Samples[TokenizedPair, PairBatch]:
+    ) -> Samples[Columns, Columns]:
         """Preference pairs in the form of TRL's DPOTrainer; options as for `conversations`.
 
         A pair is {"prompt_ids", "chosen_ids", "rejected_ids"}; a batch of n pairs is what its collator makes of them:
@@ -229,7 +200,7 @@ class Cuttable(ABC):
                 "`milldam tokenize --chat`."
             )
         rules = ConversationRules(max_tokens=max_tokens, too_long=too_long, pad_to=pad_to, length_groups=length_groups)
-        samples: Samples[TokenizedPair, PairBatch] = self._cut(Pairs, rules, split, read)
+        samples: Samples[Columns, Columns] = self._cut(Pairs, rules, split, read)
         return samples
 
     def streams(self, batch_size: int, seq_len: int, *, split: str | None = None, read: Way = "auto") -> Streams:
@@ -360,37 +331,33 @@ def _between_conversations(stream: TokenStream, borders: list[int]) -> list[int]
 
 
 def _sizes(parts: dict[str, float | int | EllipsisType], total: int, name: str) -> dict[str, int]:
-    """Tokens of each part. Shares are cut at the sum of the shares so far, so nothing is lost to rounding."""
-    if not parts:
-        raise ConfigError("split: say how much each part gets, such as split(train=0.9, val=...).")
+    """Tokens of each part: a share as it is written, not as the float nearest to it, and shares cut at the sum of the
+    shares so far, so nothing is lost to rounding."""
+    counts: dict[str, Fraction] = {}
+    for part, size in parts.items():
+        share = not isinstance(size, Integral)
+        if size is not ... and (isinstance(size, bool) or not size > 0 or (share and size > 1)):
+            raise ConfigError(
+                f"split: {part}={size}; use a share between 0 and 1, a number of tokens, or ... for the rest."
+            )
+        counts[part] = Fraction(0) if size is ... else Fraction(str(size)) * (total if share else 1)
     shares = [size for size in parts.values() if isinstance(size, float)]
-    if len(shares) == len(parts) and math.isclose(sum(shares), 1):
+    rest = [part for part, size in parts.items() if size is ...]
+    if parts and len(shares) == len(parts) and math.isclose(sum(shares), 1):
         # 5/6 + 1/6 as written is a little more than 1, and 2/3 + 1/3 a little less.
-        parts = parts | {list(parts)[-1]: ...}
-    open_parts = [part for part, size in parts.items() if size is ...]
-    if len(open_parts) > 1:
-        raise ConfigError(f"split: {' and '.join(open_parts)} can't both get the rest.")
-    counts = {part: _count(part, size, total) for part, size in parts.items() if not isinstance(size, EllipsisType)}
-    exact = sum(counts.values(), Fraction())
-    if exact > total:
-        raise ConfigError(f"{name}: split: {int(exact):,} tokens are asked for, and there are {total:,}.")
-    if open_parts:
-        counts[open_parts[0]] = total - exact
-    sizes: dict[str, int] = {}
-    reached = Fraction()
-    for part in parts:
-        begin, reached = int(reached), reached + counts[part]
-        sizes[part] = int(reached) - begin
-        if sizes[part] < 1:
+        rest = [list(parts)[-1]]
+        counts[rest[0]] = Fraction(0)
+    left = total - sum(counts.values(), Fraction())
+    if left < 0 or len(rest) > 1 or not parts:
+        raise ConfigError(
+            f"{name}: split: {int(total - left):,} tokens are asked for, and there are {total:,}. Say how much each "
+            "part gets, such as split(train=0.9, val=...); one of them can get the rest."
+        )
+    if rest:
+        counts[rest[0]] = left
+    borders = [int(border) for border in accumulate(counts.values(), initial=Fraction())]
+    sizes = {part: stop - first for part, (first, stop) in zip(parts, pairwise(borders), strict=True)}
+    for part, count in sizes.items():
+        if count < 1:
             raise ConfigError(f"{name}: split: {part} would get no token of {total:,}.")
     return sizes
-
-
-def _count(part: str, size: float | int, total: int) -> Fraction:
-    """A part's tokens; a share as it is written, not as the float nearest to it."""
-    whole = isinstance(size, Integral)
-    if isinstance(size, bool) or not size > 0 or (not whole and size > 1):
-        raise ConfigError(
-            f"split: {part}={size}; use a share between 0 and 1, a number of tokens, or ... for the rest."
-        )
-    return Fraction(int(size)) if whole else Fraction(str(size)) * total

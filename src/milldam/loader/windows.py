@@ -11,17 +11,16 @@ is cut into. With several ranks there are B times world_size stretches, and each
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from milldam.errors import ConfigError
-from milldam.loader.order import InSequence, Order, Shuffle, Stretches
+from milldam.loader.order import InSequence, Order, Shuffle
 from milldam.loader.permutation import Int64s
-from milldam.loader.reading import Reader, TokenArray, Way
+from milldam.loader.reading import Reader, Way
 from milldam.loader.samples import (
     NoSamplesError,
     ReadPart,
@@ -32,6 +31,7 @@ from milldam.loader.samples import (
     one_of,
     widened,
 )
+from milldam.loader.stream import TokenStream
 from milldam.loader.types import BatchT, State, TokenPair
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ Form = Literal["xy", "hf"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRules:
+    """Window k begins at token k * hop."""
+
     seq_len: int
     stride: int | None = None
     """Tokens from one window's begin to the next one's; None: seq_len."""
@@ -70,19 +72,67 @@ class WindowRules:
         """Tokens that a window takes of the stream."""
         return self.seq_len + (self.form == "xy")
 
+    def count(self, stream: TokenStream) -> int:
+        room = stream.tokens - self.span
+        if room < 0:
+            raise NoSamplesError(
+                f"{stream.name}: {stream.tokens:,} tokens are too few for one window of seq_len={self.seq_len:,}, "
+                f"which takes {self.span:,}. Use a shorter seq_len, or more data."
+            )
+        # The last window begins where a whole one still fits.
+        return room // self.hop + 1 + (self.tail and room % self.hop > 0)
 
-def read_windows(reader: Reader, starts: Int64s, rules: WindowRules, dtype: npt.DTypeLike) -> ReadPart[Any]:
+    def begins(self, numbers: Int64s, stream: TokenStream) -> Int64s:
+        begins = numbers * self.hop
+        return (np.minimum(begins, stream.tokens - self.span) if self.tail else begins) + stream.first
+
+
+@dataclass(frozen=True, slots=True)
+class StepRules:
+    """Data cut into `lanes` stretches: window t * lanes + b is step t of stretch b."""
+
+    lanes: int
+    seq_len: int
+    form = "xy"
+
+    @property
+    def facts(self) -> State:
+        return {"streams": self.lanes, "seq_len": self.seq_len}
+
+    @property
+    def span(self) -> int:
+        return self.seq_len + 1
+
+    def count(self, stream: TokenStream) -> int:
+        # One token at the very end is nothing but a target.
+        steps = (stream.tokens - 1) // self.lanes // self.seq_len
+        if steps < 1:
+            raise NoSamplesError(
+                f"{stream.name}: {stream.tokens:,} tokens are too few for {self.lanes:,} streams of "
+                f"seq_len={self.seq_len:,}, which take {self.lanes * self.seq_len + 1:,}."
+            )
+        return steps * self.lanes
+
+    def begins(self, numbers: Int64s, stream: TokenStream) -> Int64s:
+        step, lane = np.divmod(numbers, self.lanes)
+        begins: Int64s = lane * ((stream.tokens - 1) // self.lanes) + step * self.seq_len + stream.first
+        return begins
+
+
+def read_windows(reader: Reader, begins: Int64s, rules: WindowRules | StepRules, dtype: npt.DTypeLike) -> ReadPart[Any]:
     """Look up windows by where they begin, for batches of them that follow."""
-    rows = reader.look_up(starts, rules.span)
-    return lambda part, out: _batch(rows(part), rules.form, dtype, out)
+    rows = reader.look_up(begins, rules.span)
 
+    def read(part: slice, out: Any) -> Any:
+        windows = rows(part)
+        if rules.form == "hf":
+            # Two arrays, since people mask labels in place.
+            names = ("input_ids", "labels")
+            return {name: widened(windows, dtype, None if out is None else out[name]) for name in names}
+        x, y = (None, None) if out is None else out
+        return widened(windows[:, :-1], dtype, x), widened(windows[:, 1:], dtype, y)
 
-def _batch(rows: TokenArray, form: Form, dtype: npt.DTypeLike, out: Any) -> Any:
-    if form == "hf":
-        # Two arrays, since people mask labels in place.
-        return {name: widened(rows, dtype, None if out is None else out[name]) for name in ("input_ids", "labels")}
-    x, y = (None, None) if out is None else out
-    return widened(rows[:, :-1], dtype, x), widened(rows[:, 1:], dtype, y)
+    return read
 
 
 class Windows(StreamSamples[BatchT, BatchT]):
@@ -90,17 +140,9 @@ class Windows(StreamSamples[BatchT, BatchT]):
 
     _kind = "windows"
 
-    def __init__(self, data: Trainable, rules: WindowRules, way: Way = "auto") -> None:
+    def __init__(self, data: Trainable, rules: WindowRules | StepRules, way: Way = "auto") -> None:
         super().__init__(data, rules, way)
-        self.rules, stream = rules, self._stream
-        room = stream.tokens - rules.span
-        if room < 0:
-            raise NoSamplesError(
-                f"{stream.name}: {stream.tokens:,} tokens are too few for one window of seq_len={rules.seq_len:,}, "
-                f"which takes {rules.span:,}. Use a shorter seq_len, or more data."
-            )
-        # The last window begins where a whole one still fits.
-        self._count = room // rules.hop + 1 + (rules.tail and room % rules.hop > 0)
+        self.rules, self._count = rules, rules.count(self._stream)
 
     @property
     def sample_tokens(self) -> int:
@@ -109,26 +151,27 @@ class Windows(StreamSamples[BatchT, BatchT]):
     def __len__(self) -> int:
         return self._count
 
-    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
-        batch: BatchT = _batch(self._reader.rows(self._starts(numbers), self.rules.span), self.rules.form, dtype, out)
-        return batch
+    def _stretches(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        begins = self.rules.begins(numbers, self._stream)
+        return begins, np.full_like(numbers, self.rules.span), np.ones_like(numbers)
 
     def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[BatchT]:
-        return read_windows(self._reader, self._starts(numbers), self.rules, dtype)
+        return read_windows(self._reader, self._stretches(numbers)[0], self.rules, dtype)
 
-    def _starts(self, numbers: Int64s) -> Int64s:
-        starts = numbers * self.rules.hop
-        if self.rules.tail:
-            starts = np.minimum(starts, self._stream.tokens - self.rules.span)
-        return starts + self._stream.first
-
-    def _lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
-        starts = self._starts(stretches.firsts)
-        return starts, self._starts(stretches.firsts + stretches.counts - 1) + self.rules.span - starts
+    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
+        return self._look_up(numbers, dtype)(slice(None), out)
 
     def __repr__(self) -> str:
-        rules = self.rules
-        return f"Windows({self._stream.name}: {len(self):,} of {rules.seq_len:,} tokens, stride {rules.hop:,})"
+        return f"{type(self).__name__}({self._stream.name}: {len(self):,} of {self.rules.seq_len:,} tokens)"
+
+
+class Steps(Windows[TokenPair]):
+    """Windows of streams, in their order."""
+
+    _kind = "streams"
+
+    def _order(self, shuffle: Shuffle, seed: int) -> Order:
+        return InSequence(len(self))
 
 
 class Streams:
@@ -181,70 +224,8 @@ class Streams:
         numbers = self._steps._order(False, 0).numbers(np.arange(wanted * lanes, (wanted + 1) * lanes))
         return self._steps.read(numbers)
 
-    def __getitems__(self, steps: Sequence[int]) -> NoReturn:
-        """torch's DataLoader would make batches of batches."""
-        raise ConfigError("Streams are batches already, in their order. Use DataLoader(streams, batch_size=None).")
-
     def __reduce__(self) -> tuple[Any, ...]:
         return Streams, (self._data, self.batch_size, self.seq_len, self._split, self._way)
 
     def __repr__(self) -> str:
-        return f"Streams({self._steps!r}: {self.batch_size:,} x {self.seq_len:,} tokens)"
-
-
-@dataclass(frozen=True, slots=True)
-class StepRules:
-    """Data cut into `lanes` stretches, of which a step has `seq_len` tokens each."""
-
-    lanes: int
-    seq_len: int
-
-    @property
-    def facts(self) -> State:
-        return {"streams": self.lanes, "seq_len": self.seq_len}
-
-
-class Steps(StreamSamples[TokenPair, TokenPair]):
-    """Sample t * lanes + b: step t of stretch b."""
-
-    _kind = "streams"
-
-    def __init__(self, data: Trainable, rules: StepRules, way: Way = "auto") -> None:
-        super().__init__(data, rules, way)
-        self.rules, lanes, seq_len = rules, rules.lanes, rules.seq_len
-        # One token at the very end is nothing but a target.
-        self._stretch = (self._stream.tokens - 1) // lanes
-        self._count = self._stretch // seq_len * lanes
-        if self._count < 1:
-            raise NoSamplesError(
-                f"{self._stream.name}: {self._stream.tokens:,} tokens are too few for {lanes:,} streams of "
-                f"seq_len={seq_len:,}, which take {lanes * seq_len + 1:,}."
-            )
-
-    @property
-    def sample_tokens(self) -> int:
-        return self.rules.seq_len
-
-    def __len__(self) -> int:
-        return self._count
-
-    def _order(self, shuffle: Shuffle, seed: int) -> Order:
-        return InSequence(len(self))
-
-    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: TokenPair | None = None) -> TokenPair:
-        rows = self._reader.rows(self._starts(numbers), self.rules.seq_len + 1)
-        pair: TokenPair = _batch(rows, "xy", dtype, out)
-        return pair
-
-    def _starts(self, numbers: Int64s) -> Int64s:
-        step, lane = np.divmod(numbers, self.rules.lanes)
-        starts: Int64s = lane * self._stretch + step * self.rules.seq_len + self._stream.first
-        return starts
-
-    def _lie(self, stretches: Stretches) -> tuple[Int64s, Int64s]:
-        # Samples side by side are of different stretches of the data.
-        starts = self._starts(stretches.numbers)
-        return starts, np.full(len(starts), self.rules.seq_len + 1)
-
-    def __repr__(self) -> str:
-        return self._stream.name
+        return f"Streams({self._data!r}: {self.batch_size:,} x {self.seq_len:,} tokens)"

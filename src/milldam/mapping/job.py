@@ -42,6 +42,7 @@ from milldam.markup import counted
 from milldam.memory import usage
 from milldam.pipeline.rejects import first_reject
 from milldam.run import engine
+from milldam.run.array import ArrayWork
 from milldam.run.budget import SMALL_INPUT, WORK_BYTES
 from milldam.run.engine import Session, Stage
 from milldam.run.folder import RunFolder
@@ -77,7 +78,7 @@ def _options(settings: MapSettings, out: Path, held_bytes: int = 0) -> engine.Op
     return engine.Options.of(settings, out, held_bytes=held_bytes, adapts=True)
 
 
-def array_of(settings: MapSettings) -> engine.ArrayWork[TableSummary]:
+def array_of(settings: MapSettings) -> ArrayWork[TableSummary]:
     """The same for tasks of a job array."""
     if settings.out is None:
         raise ConfigError(Setting("out"), ": name a folder for the table: other machines don't see this one's cache.")
@@ -91,7 +92,7 @@ def array_of(settings: MapSettings) -> engine.ArrayWork[TableSummary]:
             Setting("key"),
             ".",
         )
-    return engine.array_of(MapJob(settings), _options(settings, Path(settings.out)))
+    return ArrayWork(MapJob(settings), _options(settings, Path(settings.out)))
 
 
 class MapJob(TableJob):

@@ -10,7 +10,7 @@ from milldam.choices import Documents, InputFormat, InvalidUtf8
 from milldam.config.checking import checked_settings
 from milldam.errors import ConfigError, Setting
 from milldam.memory import parse_size
-from milldam.rules import AtLeastOne, RunSettings, Size, SizeRange
+from milldam.rules import AtLeastOne, RunSettings, Size, SizeRange, Texts
 
 Format = Literal["python", "numpy", "arrow"]
 OnError = Literal["raise", "reject"]
@@ -39,11 +39,11 @@ class MapSettings(RunSettings):
     """Rows per call."""
     batch_bytes: Annotated[str | int, SizeRange(most=1 << 30)] = "8MB"
     """Most bytes per call; a larger row comes alone."""
-    columns: tuple[str, ...] | None = None
+    columns: Texts | None = None
     """Read only these columns: a,b,c. Default: all."""
-    remove_columns: Literal["all"] | tuple[str, ...] = ()
+    remove_columns: Literal["all"] | Texts = ()
     """Input columns to leave out of the table: a,b,c or "all"."""
-    input_columns: tuple[str, ...] | None = None
+    input_columns: Texts | None = None
     """Pass these columns to the function as positional arguments instead of a dict."""
     format: Format = "python"
     """Type of the columns that the function gets: lists of Python, numpy arrays, or an Arrow table."""

@@ -162,10 +162,9 @@ class TableJob(engine.Job[TableSummary]):
         if not has_every_file(folder.out, TABLE):
             return None
         table = TableManifest.read(folder.out)
-        if folder.refusal is None:  # the disk can be written to
-            if folder.state() != FINISHED:
-                (folder.folder / PLAN).unlink()  # of another table, of which nothing came
-            clean_up(folder)  # a kill may have come after the manifest
+        if folder.state() != FINISHED:
+            (folder.folder / PLAN).unlink()  # of another table, of which nothing came
+        clean_up(folder)  # a kill may have come after the manifest
         summary = _summary(table, table.totals, folder.out)
         log.info("%s is up to date: %s", folder.out, summary.made)
         return summary
@@ -196,7 +195,7 @@ def clean_up(folder: RunFolder) -> None:
     """Remove what a finished table, or one that somebody has open, no longer needs."""
     folder.tidy()
     sweep(folder.out, [SHARDS], live_files(folder.out, TABLE))
-    kept = (Path(name).name for record in folder.journal.read(RECORDS) for name in record["files"])
+    kept = (Path(name).name for record in folder.journal.read(RECORDS) for name in record.files)
     sweep(folder.folder, [f"{begin}*.jsonl" for begin in LISTS], kept)
     folder.units.remove()  # it may hold addresses with secrets
     shutil.rmtree(folder.folder / SPOOL, ignore_errors=True)

@@ -23,6 +23,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from milldam import memory
 from milldam.errors import ConfigError, InputError, ResourceError, Setting
 from milldam.mapping.function import Caller, Columns, FunctionError, ResultError, batches
 from milldam.mapping.identity import FunctionIdentity, identify
@@ -30,7 +31,7 @@ from milldam.mapping.rows import RowReader
 from milldam.mapping.schema import fit, inferred, joined, to_array, with_features
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.table_job import RowUnit, unit_record
-from milldam.memory import format_size, inherited, release, usage
+from milldam.memory import format_size, proportional_bytes, release, usage
 from milldam.pipeline.rejects import RejectFile
 from milldam.run.engine import Assigned, Make, Progress
 from milldam.run.folder import RUN_FOLDER
@@ -195,11 +196,12 @@ class _Worker:
         self._unreleased, self._looked, held = 0, now, usage().anonymous
         if not self._is_measured:
             self._is_measured = True
-            got, shared = inherited()
+            # The one process that shares with this one, so far, is the one that forked it.
+            shared = 2 * (held - proportional_bytes()) if memory.forked else 0
             # The most that this process has held since it was forked: what the kernel counts, less what is mapped now.
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
             peak = max(held, peak - usage().file) - shared
-            progress.report(peak_bytes=peak, idle_bytes=held - shared, inherited_bytes=got)
+            progress.report(peak_bytes=peak, idle_bytes=held - shared, inherited_bytes=shared)
         limit = self._load.limit_bytes
         if held > limit:
             raise ResourceError(

@@ -174,16 +174,17 @@ def arrange(
 ) -> Generator[Stage, None, Records]:
     """The stage that puts staged shards where they belong; the records of what it made, a unit each staged shard."""
     session.enter(ARRANGE)
-    folder, validation = session.folder, len(config.validation_sets)
+    folder, validation = session.folder, len(config.validation)
     # In a file: what is known of each shard would otherwise be held of all of them, several times over.
     listed = UnitList(folder.own, ARRANGE)
     try:
-        count = listed.write(_limited(config, folder, staged))
+        with listed.listing(_limited(config, folder, staged)) as put_in_place:
+            put_in_place()
 
         def free() -> Iterator[Staged]:
             return (one for one in listed.all(Staged.from_json) if one.dataset >= validation)
 
-        boundaries = _boundaries(folder.out, free, config.split_tokens if count else {})
+        boundaries = _boundaries(folder.out, free, config.split_tokens if len(listed) else {})
         ends = [asdict(one) for one in boundaries]
         # A key names the documents, and what decides where they go.
         keys = Keys.of(

@@ -39,23 +39,16 @@ class Counting:
         yield Record(assigned.key, counts={"documents": count})
 
 
-class _Counts(Records):
-    """Records that remember the documents of each unit."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self.documents: dict[int, int] = {}
-        super().__init__(folder.journal, NAME, folder.out, folder.units.keys())
-
-    def _book(self, record: Record) -> None:
-        super()._book(record)
-        self.documents[self.keys.number_of(record.key) or 0] = record.counts["documents"]
-
-
 class RowCounts:
     """The documents counted so far, and the rows that follow from them. Holds a number a unit of counted datasets."""
 
     def __init__(self, folder: RunFolder, sets: tuple[SetRules, ...]) -> None:
-        self._sets, self._records = sets, _Counts(folder)
+        self._sets, self._documents = sets, dict[int, int]()
+
+        def count(unit: int, record: Record) -> None:
+            self._documents[unit] = record.counts["documents"]
+
+        self._records = Records(folder.journal, NAME, folder.out, folder.units.keys(), count)
         self._units: dict[int, list[int]] = {k: [] for k, rules in enumerate(sets) if rules.counted}
         """Dataset -> its units in order."""
         for unit in folder.units.all(Unit.from_json):
@@ -68,7 +61,7 @@ class RowCounts:
 
     def _missing(self) -> Iterator[int]:
         """Units to count, in plan order, until those without a gap reach the last document that is wanted."""
-        counted = self._records.documents
+        counted = self._documents
         for dataset, units in self._units.items():
             rules, reached, documents = self._sets[dataset], 0, 0
             needs_all = rules.rows is not None and rules.rows.needs_total
@@ -86,7 +79,7 @@ class RowCounts:
         """Unit -> the rows wanted of it, for every unit of the datasets that are counted."""
         found: dict[int, Rows] = {}
         for dataset, units in self._units.items():
-            counts = [self._records.documents.get(unit, 0) for unit in units]
+            counts = [self._documents.get(unit, 0) for unit in units]
             first, stop = self._sets[dataset].wanted(sum(counts))
             before = 0
             for unit, count in zip(units, counts, strict=True):

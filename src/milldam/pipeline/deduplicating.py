@@ -196,7 +196,7 @@ class Deduplication:
         self.keys = keys
         """Of what the first pass leaves, by unit."""
         # Another one for other fingerprints: what was resolved from those is of no use.
-        self.folder = session.folder.folder / f"{FOLDER}-{xxh3_64_hexdigest(keys.tobytes())}"
+        self.folder = session.folder.folder / f"{FOLDER}-{xxh3_64_hexdigest(keys.values.tobytes())}"
         """The folder of the drop files."""
         self.index: dict[str, Path] = {}
         """Runs of the index that this one is compared with, and their files."""
@@ -209,7 +209,7 @@ class Deduplication:
         known = ((unit.origin, unit.index if not unit.copy else -1, unit.dataset) for unit in units)
         self._origins, originals, datasets = np.fromiter(known, "(3,)i8").T
         self._originals: Int64s = originals[originals >= 0]
-        self._exempt_below = int(np.count_nonzero(datasets < len(config.validation_sets)))
+        self._exempt_below = int(np.count_nonzero(datasets < len(config.validation)))
         partitions, evaluated = partition_count(prepared.identity.input["bytes"]), prepared.input.evaluation is not None
         self._counts = step_counts(rules, partitions, len(self._origins), evaluation=evaluated)
 
@@ -303,7 +303,7 @@ class Deduplication:
             exempt_below=self._exempt_below,
             index_files=tuple(self.index.values()),
             evaluation=self._evaluation,
-            sets=self._config.evaluation_sets,
+            sets=self._config.decontaminate,
             compared=compared,
             memory_bytes=self._session.budget.limit_bytes - usage().anonymous,
             threads=self._cores,
@@ -374,7 +374,7 @@ class Deduplication:
         """A number for each unit that says which of its documents are dropped: of the rows alone, or, where dropped
         documents are written out, of all that is said of them."""
         tells_all, origins = self._config.write_dropped, self._origins
-        found, keys = np.zeros(len(origins), np.uint64), np.frombuffer(self.keys.tobytes(), np.uint64)
+        found, keys = np.zeros(len(origins), np.uint64), self.keys.values
         for path in sorted(self.folder.glob("drops-*.bin")):
             way = np.uint64(int(xxh3_64_hexdigest(path.name.split("-")[1].encode()), 16))
             for drops in drops_in(path):
@@ -412,7 +412,7 @@ def remove_drop_files(folder: RunFolder) -> None:
     grows."""
     found = list(folder.folder.glob(f"{FOLDER}-*"))
     if found:
-        live = (Path(name).name for record in folder.journal.read(RECORDS) for name in record["files"])
+        live = (Path(name).name for record in folder.journal.read(RECORDS) for name in record.files)
         sweep(folder.folder / PRINTS, ("*",), live)
         for name in (GROUP, DECONTAMINATE, *NEAR_STAGES):
             folder.journal.forget(f"{name}.jsonl")

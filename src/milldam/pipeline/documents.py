@@ -6,7 +6,7 @@ passes. A text file larger than a document may be is a batch of its own, whose t
 The first pass keeps its batches for the second, which then neither parses nor cleans again. Only a cache: without it
 the second pass reads the input once more, with the same result. It is written when it takes a small part of the free
 disk, and removed with the run's other intermediate files. Not compressed: that would take longer than reading the input
-again (docs/log.md). Disk: the texts, and 10 bytes a document: an Arrow stream, and a hash of it.
+again (docs/log.md). Disk: the texts, and some 20 bytes a document.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import mmap
+import pickle
+import struct
 import sys
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +29,7 @@ import pyarrow as pa
 import xxhash
 
 from milldam.errors import StoreError
-from milldam.files import FileSink, NewFile
+from milldam.files import NewFile
 from milldam.prefetch import prefetched
 from milldam.rules import CleanRules
 from milldam.sources.batch import NUMBER_BITS, Batch, Reject, TextRules
@@ -209,62 +211,43 @@ def _recorded_places(path: Path, inode: int, changed: int) -> tuple[list[tuple[i
 
 # ---- batches that are kept ----
 
-_HASH_BYTES = 32
-_FIELDS = ("number", "bytes_read")
+_LENGTH, _HASH_BYTES = struct.Struct("<q"), 16
 
 
 def keep_batches(batches: Iterator[Batch], path: Path) -> Iterator[Batch]:
     """Hand batches on, and write them to a file, which appears when all are written; with a document in pieces, none
-    does."""
+    does. Each as a pickle behind its length; a hash of all at the end."""
     with NewFile(path) as new:
-        stream, whole = None, True
+        whole = True
         for batch in batches:
-            verdicts = batch.verdicts or Verdicts(len(batch.texts))
-            facts: dict[str, Any] = {name: getattr(batch, name) for name in _FIELDS}
-            facts |= {"first_row": batch.first_row, "reasons": verdicts.reasons, "counts": batch.counts}
-            facts |= {"rejects": [asdict(reject) for reject in batch.rejects]}
-            facts |= {"sides": None if batch.sides is None else batch.sides.as_json()}
-            facts |= {"prompts": batch.prompts is not None}
-            prompts = pa.nulls(len(batch.texts), pa.large_string()) if batch.prompts is None else batch.prompts
-            columns = {"text": batch.texts, "code": pa.array(verdicts.codes), "origin": pa.array(batch.origins)}
-            table = pa.record_batch(columns | {"prompt": prompts})
             whole = whole and batch.pieces is None
             if whole:
-                stream = stream or pa.ipc.new_stream(FileSink(new), table.schema)
-                stream.write_batch(table, custom_metadata={"batch": json.dumps(facts)})
+                # A slice of a larger array would be written whole.
+                texts = pa.concat_arrays([batch.texts, batch.texts[:0]])
+                kept = pickle.dumps(replace(batch, texts=texts, columns=None), protocol=5)
+                new.write(_LENGTH.pack(len(kept)))
+                new.write(kept)
             yield batch
-        if whole and stream is not None:
-            stream.close()
-            new.write(new.record["xxh3"].encode())
+        if whole:
+            new.write(bytes.fromhex(new.record["xxh3"]))
             new.put_in_place()
 
 
 def kept_batches(path: Path, skip_batches: int = 0) -> Iterator[Batch]:
     """The batches in such a file."""
-    with pa.memory_map(str(path)) as file:
-        data = file.read_buffer()
-    body = data.slice(0, max(0, data.size - _HASH_BYTES))
-    if data.slice(body.size).to_pybytes() != xxhash.xxh3_128_hexdigest(body).encode():
-        # Without it, the unit is read from the input.
-        path.unlink(missing_ok=True)
-        raise StoreError(f"{path}: damaged, and now removed. Run the same command again to continue without it.")
-    with pa.ipc.open_stream(body) as stream:
-        while True:
-            try:
-                table, metadata = stream.read_next_batch_with_custom_metadata()
-            except StopIteration:
-                return
-            facts = json.loads(metadata["batch"])
-            if facts["number"] <= skip_batches:
-                continue
-            batch = Batch(table["text"], **{name: facts[name] for name in _FIELDS})
-            batch.rows, batch.verdicts = facts["first_row"] + np.arange(len(table)), Verdicts(len(table))
-            batch.verdicts.reasons, batch.verdicts.codes = facts["reasons"], table["code"].to_numpy()
-            batch.origins = table["origin"].to_numpy()
-            batch.rejects, batch.counts = [Reject(**reject) for reject in facts["rejects"]], Counter(facts["counts"])
-            batch.prompts = table["prompt"] if facts["prompts"] else None
-            if facts["sides"] is not None:
-                from milldam.chat.reading import Sides
-
-                batch.sides = Sides.from_json(facts["sides"])
-            yield batch
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        end = len(data) - _HASH_BYTES
+        with memoryview(data) as view:
+            if view[end:] != xxhash.xxh3_128_digest(view[: max(0, end)]):
+                # Without it, the unit is read from the input.
+                path.unlink(missing_ok=True)
+                raise StoreError(
+                    f"{path}: damaged, and now removed. Run the same command again to continue without it."
+                )
+        at = 0
+        while at < end:
+            (size,) = _LENGTH.unpack_from(data, at)
+            at += _LENGTH.size + size
+            batch: Batch = pickle.loads(data[at - size : at])
+            if batch.number > skip_batches:
+                yield batch

@@ -131,7 +131,7 @@ def finish(
     if counts["not_judged"] and (config.filters.on_text or config.dedup_rules or config.index_rules):
         many = counted(counts["not_judged"], "text file")
         warnings.append(f"{many} larger than max_document_bytes: neither filtered nor compared with other documents.")
-    empty = [*config.split_shares, *config.split_tokens, *([VAL] if config.validation_sets else [])]
+    empty = [*config.split_shares, *config.split_tokens, *([VAL] if config.validation else [])]
     splits = {name: {"documents": 0, "tokens": 0} for name in empty} | summary.facts["splits"]
     facts: TextFacts = {
         "splits": {name: splits[name] for name in dict.fromkeys([*summary.facts["splits"], *empty])},

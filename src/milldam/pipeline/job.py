@@ -33,8 +33,9 @@ from milldam.pipeline.fitting import Disk, Fitting
 from milldam.pipeline.preparing import prepare
 from milldam.pipeline.tokenizing import TokenizeLoad
 from milldam.run import engine
+from milldam.run.array import ArrayWork
 from milldam.run.budget import WorkPlan, least_bytes, least_grouping_bytes, require_room
-from milldam.run.engine import ArrayWork, Options, Session, Stage
+from milldam.run.engine import Options, Session, Stage
 from milldam.run.folder import FINISHED, NEW, RunFolder, refuse_foreign
 from milldam.run.pools import Pool
 from milldam.run.records import RECORDS, Records
@@ -79,7 +80,7 @@ def array_of(config: Config, *, report: bool = True) -> ArrayWork[TextSummary]:
     alone = next((path for path in paths if path == STDIN or path.startswith("memory://")), None)
     if alone is not None:
         raise ConfigError(f"{alone}: other machines can't read it. Save it to a file.")
-    return engine.array_of(TokenJob(config, report=report), Options.of(config))
+    return ArrayWork(TokenJob(config, report=report), Options.of(config))
 
 
 class TokenJob(engine.Job[TextSummary]):
@@ -281,7 +282,7 @@ def _stage_names(config: Config) -> tuple[str, ...]:
     if dedup is not None:
         from milldam.pipeline.deduplicating import step_counts
 
-        names += step_counts(dedup, 1, 1, evaluation=bool(config.evaluation_sets))
+        names += step_counts(dedup, 1, 1, evaluation=bool(config.decontaminate))
     return (*names, "tokenize", *(["arrange"] if config.counts_tokens else []))
 
 

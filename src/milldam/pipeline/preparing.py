@@ -59,10 +59,10 @@ class Input:
         """Files of the input's folders that are not read."""
         self.evaluation: Evaluation | None = None
         """The evaluation sets that are kept out."""
-        if config.evaluation_sets:
+        if config.decontaminate:
             from milldam.pipeline.decontaminating import Evaluation
 
-            self.evaluation = Evaluation(config.evaluation_sets)
+            self.evaluation = Evaluation(config.decontaminate)
         self.index: IndexLookup | None = None
         """The index whose documents are dropped in one pass."""
         if config.index_rules is not None:
@@ -95,7 +95,7 @@ class Input:
 
     def sets(self) -> tuple[SetRules, ...]:
         """Every dataset, with what its files show; the input must be listed."""
-        config, before = self._config, len(self._config.validation_sets)
+        config, before = self._config, len(self._config.validation)
         sets = []
         for number, one in enumerate(config.sources):
             rules = TextRules(
@@ -126,7 +126,7 @@ class Input:
             return None
         from milldam.dedup.preferred import value_field
 
-        trained = range(len(self._config.validation_sets), len(self._config.sources))
+        trained = range(len(self._config.validation), len(self._config.sources))
         path, values = head_values(self._slices(*trained), preferred.field, setting)
         return value_field(preferred.field, path, values, setting)
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from milldam.errors import InputError
-from milldam.memory import allowance, release, usage
+from milldam.memory import held_bytes, release
 from milldam.pipeline.documents import SetRules, kept_batches, print_path, read_documents
 from milldam.pipeline.judging import Judge, preload_rules
 from milldam.pipeline.unit_output import STAGED, UnitSink
@@ -102,8 +102,8 @@ class TokenizeLoad:
 
             finder = load_finder(text)
         release()
-        taken = usage().anonymous + BATCHES_BYTES
-        encoder.stay_within(lambda: allowance(self.share_bytes) - taken)
+        taken = held_bytes() + BATCHES_BYTES
+        encoder.stay_within(lambda: self.share_bytes - taken)
         return functools.partial(self._make, encoder, finder)
 
     def _make(

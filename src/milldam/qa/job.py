@@ -34,6 +34,7 @@ from milldam.qa.store import FeatureStore, Form
 from milldam.qa.template import Template, template_of
 from milldam.qa.windows import VERSION, Windower, Windows
 from milldam.run import engine
+from milldam.run.array import ArrayWork
 from milldam.run.budget import SMALL_INPUT, TOKENIZER_FACTOR, fit_workers
 from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.folder import RUN_FOLDER
@@ -98,9 +99,9 @@ def run_qa(settings: QASettings, observer: Observer | None = None, *, held_bytes
     return engine.run(QAJob(settings), engine.Options.of(settings, held_bytes=held_bytes), observer)
 
 
-def array_of(settings: QASettings) -> engine.ArrayWork[TableSummary]:
+def array_of(settings: QASettings) -> ArrayWork[TableSummary]:
     """The same for tasks of a job array."""
-    return engine.array_of(QAJob(settings), engine.Options.of(settings))
+    return ArrayWork(QAJob(settings), engine.Options.of(settings))
 
 
 class QAJob(TableJob):

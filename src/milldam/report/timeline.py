@@ -6,8 +6,8 @@ a run that was ended and the one that resumed it is left out, and where is marke
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,32 +70,18 @@ def read_timeline(path: Path, end: float = math.inf) -> Timeline | None:
 
 
 def _read_moments(path: Path) -> list[tuple[float, str, str, int, int]]:
-    """(time, stage, process that sampled, anonymous bytes, file-backed bytes), summed over the processes of the machine
-    that holds most: the budget is for each. Lines that are no rows, as a kill leaves them, are passed over."""
-    samples: dict[tuple[float, str, int], dict[str, tuple[int, int]]] = {}
-    number = 0
+    """(time, stage, process that sampled, anonymous bytes, file-backed bytes) of every sample. Lines that are no rows,
+    as a kill leaves them, are passed over."""
+    moments = []
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return []
     for line in lines:
-        try:
-            moment, stage, pid, *sizes, _ = line.split(",")
-            time, (anonymous, file) = float(moment), map(int, sizes)
-        except ValueError:
-            continue
-        if not math.isfinite(time):
-            continue
-        if pid in samples.get((time, stage, number), ()):
-            number += 1  # another sample of the same moment
-        samples.setdefault((time, stage, number), {})[pid] = anonymous, file
-    moments = []
-    for (time, stage, _), rows in samples.items():
-        machines: defaultdict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
-        for pid, (anonymous, file) in rows.items():
-            one = machines[pid.rpartition(":")[0]]
-            machines[pid.rpartition(":")[0]] = one[0] + anonymous, one[1] + file
-        moments.append((time, stage, next(iter(rows)), *max(machines.values())))
+        with contextlib.suppress(ValueError):
+            moment, stage, pid, anonymous, file = line.split(",")
+            if math.isfinite(float(moment)):
+                moments.append((float(moment), stage, pid, int(anonymous), int(file)))
     return moments
 
 

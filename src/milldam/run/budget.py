@@ -1,29 +1,25 @@
 """The budget of a run: how many workers it holds, the smallest that works, and what was used over time.
 
-`Monitor` samples a process tree into `memory.csv`, a row a process and sample:
-`time,stage,pid,anonymous_bytes,file_bytes,name`. It keeps every sample of the first five minutes, then one for each
-1/1,500 of the time that has passed, and each that is higher than all before: a day is about 10,000 samples. The file
-can be cut off anywhere and is still readable. No history is held in memory.
-
-A sample is taken five times a second; less often where that would cost more than about 2 % of a core. What a forked
-worker shares with the process that forked it is left out of what it holds; since the kernel walks all pages for that,
-one worker is looked at again at each sample.
+`Monitor` samples a process tree into `memory.csv`, a row a sample: `time,stage,pid,anonymous_bytes,file_bytes`. It
+keeps every sample of the first five minutes, then one for each 1/1,500 of the time that has passed, and each that is
+higher than all before: a day is about 10,000 samples. The file can be cut off anywhere and is still readable. A sample
+is taken five times a second; less often where that would cost more than about 2 % of a core.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
 from milldam.errors import ResourceError, Setting
-from milldam.memory import FORKED, Budget, Usage, format_size, process_tree, shared_bytes, stays_shared, usage
+from milldam.memory import Budget, Usage, format_size, process_tree, proportional_bytes, usage
 
 # Measured (docs/log.md): a worker's imports, what batches on their way may take, a loaded tokenizer by its file's size.
 WORKER_BYTES = 42 * 10**6
@@ -36,6 +32,8 @@ FILTER_BYTES, LANGUAGE_BYTES, FUNCTION_BYTES = 40 * 10**6, 85 * 10**6, 64 * 10**
 """For text rules, the language model, and a function that gets whole documents, beside the rest."""
 GROUPING_WORKER_BYTES, LEAST_GROUPING_BYTES = 60 * 10**6, 101 * 10**6
 """The process that groups hashes, and the least that grouping works with."""
+_STAYS_SHARED = 0.75
+"""Of what a worker inherits, the part that it does not write to, at least; of a tokenizer and its imports it is 0.8."""
 SMALL_INPUT = 16 * 10**6
 """Bytes of input for which starting worker processes takes longer than the work."""
 
@@ -83,7 +81,7 @@ def fit_workers(
     require_room(budget, {"this job": least_bytes(parent_bytes, loaded_bytes + own_bytes)})
     loaded, own = WORKER_BYTES + loaded_bytes, own_bytes + WORK_BYTES
     left = budget.limit_bytes - parent_bytes
-    several = (left - loaded) // (own + loaded - stays_shared(loaded)) if forked else left // (own + loaded)
+    several = (left - loaded) // (own + loaded - int(_STAYS_SHARED * loaded)) if forked else left // (own + loaded)
     return max(1, min(wanted, several))
 
 
@@ -116,7 +114,7 @@ _SAMPLE_SECONDS, _FIRST_SECONDS = 0.2, 0.005
 _SHARE_OF_CORE, _SHARE_OF_TIME = 50, 1500
 _SILENT_SECONDS = 5.0
 """A process on another machine that has not reported for so long is taken to be gone."""
-_HEADER = "time,stage,pid,anonymous_bytes,file_bytes,name\n"
+_HEADER = "time,stage,pid,anonymous_bytes,file_bytes\n"
 
 
 class MemoryUse(TypedDict):
@@ -137,19 +135,16 @@ class MemoryUse(TypedDict):
 class Monitor:
     """Samples this process and those below it from a thread of its own; use it as a context manager.
 
-    Of processes on other machines it knows what they reported last (`note`); a row's pid is then `machine:pid`. The
-    budget holds for each machine: what counts is the one that holds most. `here`: what notes call this machine. A
-    cluster may run below this process then: its workers report for themselves, and what else it takes is not ours.
+    Of processes on other machines it knows what they reported last (`note`). The budget holds for each machine: what
+    counts is the one that holds most. `here`: what notes call this machine. A cluster may run below this process then:
+    its workers report for themselves, and what else it takes is not ours.
     """
 
     def __init__(self, timeline: Path, *, stage: str = "start", here: str = "") -> None:
-        self.stage, self._here = stage, here
-        self.now = Usage()
-        self._peak = self._peak_file = 0
+        self.stage, self._here, self.now = stage, here, Usage()
+        self._peak = Usage()
         self._machines: dict[str, int] = {}
         self._stages: dict[str, dict[str, int]] = {}
-        self._shared: dict[int, int] = {}
-        """Of forked workers, those first that were not looked at for longest."""
         self._elsewhere: dict[tuple[str, int], tuple[float, int]] = {}
         """(machine, process) -> (when it reported, what it held)."""
         self._file = timeline.open("a", encoding="utf-8")
@@ -191,47 +186,27 @@ class Monitor:
     def sample(self, *, last: bool = False) -> Usage:
         """Measure the tree once, now. `last`: of a stage, and so always written down."""
         with self._lock:
-            rows = self._read()
-            here = sum((use for _, use, _ in rows), Usage())
-            silent, totals = time.monotonic() - _SILENT_SECONDS, dict[str, int]()
+            pids = [os.getpid()] if self._here else process_tree()
+            here = sum(map(usage, pids), Usage())
+            if len(pids) > 1:  # of what forked processes share, each has its part
+                here = Usage(sum(map(proportional_bytes, pids)), here.file)
+            silent = time.monotonic() - _SILENT_SECONDS
             self._elsewhere = {who: one for who, one in self._elsewhere.items() if one[0] > silent}
-            for (machine, pid), (_, held) in self._elsewhere.items():
-                totals[machine] = totals.get(machine, here.anonymous if machine == self._here else 0) + held
-                rows.append((f"{machine}:{pid}", Usage(held), ""))
-            for machine, total in totals.items():
-                self._machines[machine] = max(self._machines.get(machine, 0), total)
+            totals = Counter({self._here: here.anonymous}) if self._elsewhere else Counter[str]()
+            for (machine, _), (_, held) in self._elsewhere.items():
+                totals[machine] += held
+            for machine in totals.keys() - {""}:
+                self._machines[machine] = max(self._machines.get(machine, 0), totals[machine])
             self.now = Usage(max(here.anonymous, *totals.values(), 0), here.file)
             held = self.now.anonymous
             stage = self._stages.setdefault(self.stage, {"start": held, "peak": held, "final": held})
             stage |= {"peak": max(stage["peak"], held), "final": held}
             elapsed = time.monotonic() - self._started
-            if last or held > self._peak or elapsed - self._written >= elapsed / _SHARE_OF_TIME:
-                now, self._written = time.time(), elapsed
-                lines = (f"{now:.2f},{self.stage},{pid},{use.anonymous},{use.file},{name}\n" for pid, use, name in rows)
-                self._write("".join(lines))
-            self._peak, self._peak_file = max(self._peak, held), max(self._peak_file, self.now.file)
+            if last or held > self._peak.anonymous or elapsed - self._written >= elapsed / _SHARE_OF_TIME:
+                self._written = elapsed
+                self._write(f"{time.time():.2f},{self.stage},{os.getpid()},{held},{self.now.file}\n")
+            self._peak = Usage(max(self._peak.anonymous, held), max(self._peak.file, self.now.file))
             return self.now
-
-    def _read(self) -> list[tuple[str, Usage, str]]:
-        """(process, what it holds, its name) of each that is still there."""
-        rows = []
-        for pid in [os.getpid()] if self._here else process_tree():
-            use, name = usage(pid), ""
-            if not use.anonymous:
-                continue  # ended
-            with contextlib.suppress(OSError):
-                name = re.sub(r"[^\w./-]", "?", Path(f"/proc/{pid}/comm").read_text(errors="replace").strip())
-            if name == FORKED:
-                if pid not in self._shared:
-                    self._shared[pid] = shared_bytes(pid)
-                use = Usage(max(0, use.anonymous - self._shared[pid]), use.file)
-            rows.append((str(pid), use, name))
-        if self._shared:  # workers write to what they share, which makes it their own
-            pid = next(iter(self._shared))
-            del self._shared[pid]
-            if shared := shared_bytes(pid):
-                self._shared[pid] = shared
-        return rows
 
     def _watch(self) -> None:
         """Short intervals at the start, for brief runs; then five samples a second, fewer when they are expensive."""
@@ -251,12 +226,10 @@ class Monitor:
     def use(self, budget_bytes: int) -> MemoryUse:
         use: MemoryUse = {
             "start": next(iter(self._stages.values()))["start"],
-            "peak": self._peak,
+            "peak": self._peak.anonymous,
             "final": self.now.anonymous,
-            "peak_file_backed": self._peak_file,
+            "peak_file_backed": self._peak.file,
             "stages": {name: dict(stage) for name, stage in self._stages.items()},
             "budget": budget_bytes,
         }
-        if self._machines:
-            use["machines"] = dict(sorted(self._machines.items()))
-        return use
+        return use | {"machines": dict(sorted(self._machines.items()))} if self._machines else use

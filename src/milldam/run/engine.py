@@ -31,10 +31,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from milldam import memory
-from milldam.errors import ConfigError, MilldamError, NotReadyError, Setting, StoreError, os_error
+from milldam.errors import NotReadyError, Setting, os_error
 from milldam.memory import Budget, release, usage
 from milldam.run.budget import SMALL_INPUT, Monitor, WorkPlan, fit_workers
-from milldam.run.folder import FINISHED, NEW, PREPARE_FIRST, UNFINISHED, RunFolder, read_status
+from milldam.run.folder import FINISHED, NEW, UNFINISHED, RunFolder
 from milldam.run.pools import Pool, pool_for
 from milldam.run.records import RECORDS, Records
 from milldam.run.summary import Observer, Quiet, Snapshot, Summary, describe_machine, package_versions
@@ -44,9 +44,7 @@ from milldam.run.tasks import (
     ENDED,
     FINISH,
     PART,
-    PREPARE,
     PROGRESS,
-    ArrayTask,
     Assigned,
     Event,
     Load,
@@ -56,14 +54,14 @@ from milldam.run.tasks import (
     Workers,
     cores,
 )
-from milldam.run.units import Identity, PlannedUnit, UnitList
+from milldam.run.units import Identity, UnitList
 from milldam.stores.kinds import Kind
 
 if TYPE_CHECKING:
+    from milldam.run.array import ArrayTask
     from milldam.run.fork import ForkServer
 
-__all__ = ["ArrayWork", "Assigned", "Job", "Load", "Make", "Options", "Progress", "Session", "Stage", "array_of", "run"]
-
+__all__ = ["Assigned", "Job", "Load", "Make", "Options", "Progress", "Session", "Stage", "Workers", "run"]
 S = TypeVar("S")
 F = TypeVar("F", bound=Mapping[str, object])
 _REPORT_SECONDS, _STATUS_SECONDS = 0.2, 1.0
@@ -82,11 +80,21 @@ class Stage:
     """None: as many as are planned."""
     facts: Callable[[int], dict[str, Any]] = lambda number: {}
     """`Assigned.facts` of a unit, by its number; looked up when it is handed out."""
-    todo: Iterable[int] | None = None
-    """The units to make, in this order; None: all without a complete record. An iterator may have none to hand out for
-    a while (`NothingYetError`), and may end before all are made."""
+    todo: Iterable[int | None] | None = None
+    """The units to make, in this order; None: all without a complete record. An iterator may yield None while it has
+    none to hand out, and may end before all are made."""
     listed: UnitList | None = None
     """Where the units are listed; None: in the plan."""
+
+    def require_done(self, wanted: str) -> None:
+        """Raise NotReadyError where something is left to do. `wanted`: the stage that comes next."""
+        units = self.records.pending() if self.todo is None else self.todo
+        if next(iter(units), None) is not None:
+            raise NotReadyError(
+                Setting("stage"),
+                f": {wanted}: the stage {self.name} before it is not done. Run its tasks first; "
+                "the job's own command does all that is left on one machine.",
+            )
 
 
 class Job(ABC, Generic[S]):
@@ -110,7 +118,7 @@ class Job(ABC, Generic[S]):
         """Check settings and input, and list the input (`run.folder.inputs.write`)."""
 
     @abstractmethod
-    def units(self, run: Session) -> Iterable[PlannedUnit]:
+    def units(self, run: Session) -> Iterable[Any]:
         """Refuse what can be refused before the last one: nothing in the folder has changed yet."""
 
     def files(self, run: Session) -> dict[str, bytes]:
@@ -161,19 +169,19 @@ class Options:
 
 def run(job: Job[S], options: Options, observer: Observer | None = None) -> S:
     """Do a job, or what is left of it."""
-    with _at_work(job, options, observer) as work:
-        identity, begin = _where_to_begin(job, work, options)
+    with at_work(job, options, observer) as work:
+        identity, begin = where_to_begin(job, work, options)
         if begin == FINISHED:
             work.folder.tidy()
             summary = job.up_to_date(work)
             if summary is not None:
                 return summary
             begin = UNFINISHED
-        return _complete(job, work, identity, begin)
+        return complete(job, work, identity, begin)
 
 
 @contextlib.contextmanager
-def _at_work(
+def at_work(
     job: Job[S], options: Options, observer: Observer | None, task: ArrayTask | None = None
 ) -> Iterator[Session]:
     """A session in the job's run folder, which is locked meanwhile."""
@@ -189,30 +197,28 @@ def _at_work(
         raise os_error(error, None if error.filename else options.name or options.out) from error
 
 
-def _where_to_begin(job: Job[S], work: Session, options: Options) -> tuple[Identity, str]:
-    identity, folder = job.prepare(work), work.folder
+def where_to_begin(job: Job[S], work: Session, options: Options) -> tuple[Identity, str]:
+    """The job's identity, and the state of its folder: FINISHED, UNFINISHED or NEW."""
+    identity, journal = job.prepare(work), work.folder.journal
     names = (RECORDS, *(f"{stage}.jsonl" for stage in job.stage_names))
-    has_results = any(next(folder.journal.read(name), None) is not None for name in names)
+    has_results = any(next(journal.read(name), None) is not None for name in names)
     adapts, overwrite = options.adapts, options.overwrite
-    return identity, folder.where_to_begin(identity, overwrite=overwrite, has_results=has_results, adapts=adapts)
+    return identity, work.folder.where_to_begin(identity, overwrite=overwrite, has_results=has_results, adapts=adapts)
 
 
-def _plan(job: Job[S], work: Session, identity: Identity, begin: str) -> WorkPlan:
+def make_plan(job: Job[S], work: Session, identity: Identity, begin: str) -> WorkPlan:
     """List the units in the folder, and settle the number of workers."""
-    folder = work.folder
-    if folder.refusal is not None:
-        raise folder.refusal
-    changes: tuple[str, ...] = ()
+    folder, changes = work.folder, list[str]()
     if begin == NEW:
         work.monitor.restart()
     else:
         folder.tidy()
-        changes = tuple(folder.inputs.changes())
+        changes = folder.inputs.changes()
     if begin != NEW and not job.read_once and folder.has_plan(identity):
         folder.provide(job.files(work))
     else:
         folder.start(identity, job.units(work), job.files(work), anew=begin == NEW, outputs=job.outputs)
-    plan = replace(plan_work(work, job), changes=changes)
+    plan = replace(plan_work(work, job), changes=tuple(changes))
     work.observer.planned(plan)
     return plan
 
@@ -220,26 +226,26 @@ def _plan(job: Job[S], work: Session, identity: Identity, begin: str) -> WorkPla
 def plan_work(work: Session, job: Job[Any]) -> WorkPlan:
     """As many workers for the listed units as are wanted, useful and fit into the budget."""
     sizes, held = work.folder.units.sizes(), usage().anonymous
-    units, input_bytes, facts = len(sizes), int(sizes.sum()), dict[str, Any]()
+    units, input_bytes = len(sizes), int(sizes.sum())
     cores = work.pool.cores if job.workers is None else job.workers
     useful = 1 if input_bytes < SMALL_INPUT else max(1, min(units, cores))
-    facts |= {"units": units, "input_bytes": input_bytes, "shard_size": input_bytes // max(1, units)}
+    facts: dict[str, Any] = {"units": units, "input_bytes": input_bytes, "shard_size": input_bytes // max(1, units)}
     facts |= {"stages": job.stage_names, **job.plan_facts(work)}
     useful, cores, held = facts.pop("useful", useful), facts.pop("cores", cores), facts.pop("held_bytes", held)
     workers = facts.pop("workers", 0) or fit_workers(work.budget, held, 0, useful, own_bytes=job.batch_bytes)
-    share = (work.budget.limit_bytes - held) // workers
     note = f"the budget holds {workers} of {useful} workers" if workers < useful else ""
-    work.workers = workers
-    threads = max(1, cores // workers)
-    return WorkPlan(work.budget, workers=workers, threads=threads, share_bytes=share, note=note, **facts)
+    work.workers, share = workers, (work.budget.limit_bytes - held) // workers
+    return WorkPlan(
+        work.budget, workers=workers, threads=max(1, cores // workers), share_bytes=share, note=note, **facts
+    )
 
 
-def _complete(job: Job[S], work: Session, identity: Identity, begin: str, *, by_tasks: bool = False) -> S:
-    """Plan, do what is left of every stage, finish. `by_tasks`: array tasks have done the stages that they share."""
-    plan = _plan(job, work, identity, begin)
+def complete(job: Job[S], work: Session, identity: Identity, begin: str, *, shared: tuple[str, ...] = ()) -> S:
+    """Plan, do what is left of every stage, finish. `shared`: stages that the tasks of an array must have done."""
+    plan = make_plan(job, work, identity, begin)
     for stage in job.stages(work):
-        if by_tasks and stage.name in job.stage_names:
-            _require_done(stage, FINISH)
+        if stage.name in shared:
+            stage.require_done(FINISH)
         else:
             work.work(stage)
     work.pool.close()
@@ -258,8 +264,6 @@ class Session:
 
     def __init__(self, folder: RunFolder, observer: Observer, budget: Budget, pool: Pool) -> None:
         self.folder, self.observer, self.budget, self.pool = folder, observer, budget, pool
-        self.held = contextlib.ExitStack()
-        """Takes what a job wants closed at the end."""
         self.workers = 1
         """As planned, for stages that name no number."""
         self._snapshot = Snapshot(budget_bytes=budget.limit_bytes)
@@ -271,16 +275,20 @@ class Session:
         """By kind, summed over workers."""
         self._stage_seconds: defaultdict[str, float] = defaultdict(float)
         """Of the stages that are over."""
+        self.held = contextlib.ExitStack()
+        """Takes what a job wants closed at the end."""
+        self.held.callback(pool.leave)
+        pool.folder = folder.folder.absolute()
 
     def __enter__(self) -> Session:
-        with self.held:
-            self.held.callback(self.pool.leave)
+        try:
             monitor = Monitor(self.folder.own / "memory.csv", stage="prepare", here=self.pool.machine)
             self.monitor = self.held.enter_context(monitor)
-            self.pool.folder = self.folder.folder.absolute()
             if memory.own_process:
                 memory.keep_arrow_lean()
-            self.held = self.held.pop_all()
+        except BaseException:
+            self.held.close()
+            raise
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -321,7 +329,7 @@ class Session:
         units = iter(records.pending() if stage.todo is None else stage.todo)
         if task is not None:  # about its part of what is left
             total, done, input_bytes = -(-(total - done) // task.of), 0, input_bytes // task.of
-            units = (unit for unit in units if unit % task.of == task.index)
+            units = (unit for unit in units if unit is None or unit % task.of == task.index)
         workers = stage.workers or Workers(self.workers, 1)
 
         def assign(number: int) -> Assigned:
@@ -334,10 +342,12 @@ class Session:
             self._take(event)
 
         self.enter(stage.name, total, done, input_bytes)
-        with _thread_limit(workers):
-            self.pool.run(workers, Todo(stage.load, units, assign, on_event))
+        try:
+            with _thread_limit(workers):
+                self.pool.run(workers, Todo(stage.load, units, assign, on_event))
             self._report(force=True)
-        self.folder.journal.sync()
+        finally:
+            records.close()
         self._work_seconds += self._snapshot.seconds
         # A stage that ran in this process must not weigh on the next one.
         release()
@@ -372,17 +382,14 @@ class Session:
             counts.update(running["counts"])
             seconds.update(running["seconds"])
         held, elapsed = self.monitor.now.anonymous, now - self._stage_started
-        shown = dataclasses.replace(
-            self._snapshot, counts=counts, seconds=seconds, anonymous_bytes=held, elapsed=elapsed
-        )
+        shown = replace(self._snapshot, counts=counts, seconds=seconds, anonymous_bytes=held, elapsed=elapsed)
         self.observer.progress(shown)
         if now - self._written >= _STATUS_SECONDS or force:
             self._written = now
-            status = {
-                name: getattr(shown, name) for name in ("stage", "units", "units_done", "budget_bytes", "workers")
-            }
+            names = ("stage", "units", "units_done", "budget_bytes", "workers", "anonymous_bytes")
+            status = {name: getattr(shown, name) for name in names} | {"elapsed": now - self._started}
             status |= {"command": self.observer.command, "directory": str(Path.cwd()), "counts": dict(counts)}
-            self.folder.write_status(status | {"elapsed": now - self._started, "anonymous_bytes": held})
+            self.folder.write_status(status)
 
 
 @contextlib.contextmanager
@@ -399,85 +406,3 @@ def _thread_limit(workers: Workers) -> Iterator[None]:
         for name in names:
             os.environ.pop(name, None)
         os.environ.update(before)
-
-
-# ---- the same job as tasks of a job array, on machines that see its output folder ----
-
-
-def array_of(job: Job[S], options: Options) -> ArrayWork[S]:
-    if options.executor != "local":
-        raise ConfigError(Setting("executor"), f": {options.executor}: array tasks work each on its own machine.")
-    return ArrayWork(job, options)
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayWork(Generic[S]):
-    """A job for the tasks of a job array."""
-
-    job: Job[S]
-    options: Options
-
-    def run(self, task: ArrayTask, observer: Observer | None = None) -> S | None:
-        """Do what is left of a task. PREPARE plans for the others; FINISH makes the result and returns its summary.
-
-        Raises NotReadyError when the job is not prepared or an earlier stage is not done, TaskHeldError when another
-        process is at work on this task.
-        """
-        job, options = self.job, self.options
-        if task.stage not in (PREPARE, FINISH):
-            with _at_work(job, options, observer, task) as work:
-                self._share(work, task)
-            return None
-        with _at_work(job, options, observer) as work:
-            if task.stage == PREPARE:
-                identity, begin = _where_to_begin(job, work, options)
-                if begin != FINISHED:
-                    _plan(job, work, identity, begin)
-                    # What stands before the first stage is settled once, for all tasks.
-                    next(job.stages(work), None)
-                    work.folder.forget_tasks()
-                return None
-            if work.folder.is_new():
-                raise NotReadyError(f"{work.folder.name}: not prepared. First: {PREPARE_FIRST}")
-            identity = job.prepare(work)
-            was_finished = work.folder.require_same(identity) == FINISHED
-            summary = job.up_to_date(work) if was_finished else None
-            if summary is not None:
-                return summary
-            # What a finished store has lost is made again here: tasks leave it alone.
-            return _complete(job, work, identity, UNFINISHED, by_tasks=not was_finished)
-
-    def _share(self, work: Session, task: ArrayTask) -> None:
-        """Do what is left of a task of a stage, beside other tasks."""
-        folder, names = work.folder, self.job.stage_names
-        try:
-            if folder.require_same(self.job.prepare(work)) != FINISHED:
-                if not folder.lists_units():
-                    lists = f"{folder.folder / 'units.jsonl'} or units.offsets"
-                    raise StoreError(f"{lists}: damaged. Make it again: {PREPARE_FIRST}")
-                work.observer.planned(plan_work(work, self.job))
-                if task.stage not in names:
-                    known = f"this job has the stages {', '.join(names)}; {PREPARE} before and {FINISH} after."
-                    raise ConfigError(Setting("stage"), f": {task.stage}: {known}")
-                for stage in self.job.stages(work):
-                    if stage.name == task.stage:
-                        work.work(stage, task)
-                        break
-                    if stage.name in names and names.index(stage.name) > names.index(task.stage):
-                        break  # nothing of the stage was left to do
-                    _require_done(stage, task.stage)
-        except MilldamError as error:
-            failed = {"stage": task.stage, "state": "failed", "message": str(error)}
-            folder.write_status(read_status(folder.own) | failed)
-            raise
-        folder.write_status(read_status(folder.own) | {"stage": task.stage, "state": "done"})
-
-
-def _require_done(stage: Stage, wanted: str) -> None:
-    units = stage.records.pending() if stage.todo is None else stage.todo
-    if next(iter(units), None) is not None:
-        raise NotReadyError(
-            Setting("stage"),
-            f": {wanted}: the stage {stage.name} before it is not done. Run its tasks first; "
-            "the job's own command does all that is left on one machine.",
-        )

@@ -26,24 +26,14 @@ import itertools
 import os
 import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from milldam.errors import (
-    ConfigError,
-    MismatchError,
-    NotReadyError,
-    ResourceError,
-    RunHeldError,
-    Setting,
-    StoreError,
-    TaskHeldError,
-)
+from milldam.errors import ConfigError, MismatchError, NotReadyError, RunHeldError, Setting, StoreError, TaskHeldError
 from milldam.files import (
     explain_os_errors,
     hash_bytes,
@@ -59,9 +49,11 @@ from milldam.files import (
     write_sealed,
 )
 from milldam.run.records import RECORDS, Journal
-from milldam.run.tasks import ArrayTask
-from milldam.run.units import Identity, InputList, PlannedUnit, UnitList
+from milldam.run.units import Identity, InputList, UnitList
 from milldam.stores.kinds import KINDS, Kind, store_kind
+
+if TYPE_CHECKING:
+    from milldam.run.array import ArrayTask
 
 RUN_FOLDER, PLAN, LOCK = "run", "plan.json", "lock"
 PREPARE_FIRST = "milldam run-units --stage prepare COMMAND..."
@@ -83,8 +75,6 @@ class RunFolder:
         """Folder for what others need not see: status, memory timeline, what is just being listed."""
         self.journal = Journal(self.folder, None if task is None else task.label)
         self.inputs, self.units = InputList(self.folder, self.own), UnitList(self.folder, "units")
-        self.refusal: ResourceError | None = None
-        """Why nothing can be written in the folder: it can still be read."""
 
     def __enter__(self) -> RunFolder:
         refuse_foreign(self.out, self.kind)
@@ -92,16 +82,6 @@ class RunFolder:
             raise NotReadyError(f"{self.name}: not prepared. First: {PREPARE_FIRST}")
         self._new_folders = [folder for folder in (self.out, *self.out.parents) if not folder.exists()]
         self._lock = FileLock(self.own / LOCK)
-        try:
-            self._take_lock()
-        except ResourceError as error:
-            if self.task is not None or not (self.out / self.kind.manifest).exists():
-                raise
-            self.refusal, self.own = error, Path(tempfile.mkdtemp(prefix="milldam-"))
-            self.inputs = InputList(self.folder, self.own)
-        return self
-
-    def _take_lock(self) -> None:
         held = RunHeldError(f"{self.name}: another run is using it. `milldam status {self.name}` shows it.")
         with explain_os_errors(self.own):
             self.own.mkdir(parents=True, exist_ok=True)
@@ -109,24 +89,17 @@ class RunFolder:
                 # A little patience: `milldam status` takes the lock for a moment to see whether it is free.
                 self._lock.acquire(timeout=0.2, poll_interval=0.01)
             except Timeout:
-                if self.task is not None:
-                    raise TaskHeldError(f"{self.name}: another task is running {self.task.label}.") from None
-                raise held from None
+                if self.task is None:
+                    raise held from None
+                raise TaskHeldError(f"{self.name}: another task is running {self.task.label}.") from None
         # Tasks work beside each other; a whole run works alone.
         if is_held(self.folder) if self.task is not None else any(map(is_held, _task_folders(self.folder))):
             self._lock.release()
             raise held
+        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self.journal.close()
-        self.units.close()
-        UnitList(self.own, "units.new").remove()
+    def __exit__(self, *_: object) -> None:
         self.inputs.new.unlink(missing_ok=True)
-        if self.refusal is not None:
-            shutil.rmtree(self.own)
-            if isinstance(error, OSError):  # more than reading was needed
-                raise self.refusal
-            return
         if self.task is None and self.is_new():  # nothing came of it: put the folder back as it was
             with contextlib.suppress(OSError):
                 if [path.name for path in self.out.iterdir()] == [RUN_FOLDER]:
@@ -227,7 +200,7 @@ class RunFolder:
     def start(
         self,
         identity: Identity,
-        units: Iterable[PlannedUnit],
+        units: Iterable[Any],
         files: Mapping[str, bytes] | None = None,
         *,
         anew: bool = False,
@@ -238,25 +211,25 @@ class RunFolder:
         `files`: see `provide`. `anew`: remove what is recorded, and with it what matches `outputs` (folders end in a
         slash); None: the old result stays until there is a new one.
         """
-        staged, started = UnitList(self.own, "units.new"), time.time()
-        staged.write(units)
+        started = time.time()
         if not anew and self.state() == UNFINISHED:
             started = self.plan().get("started", started)
-        if anew and outputs is None:
-            self.journal.forget(RECORDS)
-        elif anew:
-            self._clear(outputs or ())
-        self.provide(files or {})
-        staged.replace(self.units)
-        self.inputs.new.replace(self.inputs.path)
-        plan = {
-            "kind": self.kind.name,
-            "settings": identity.settings,
-            "input": identity.input,
-            "tokenizer_name": identity.tokenizer_name,
-            "started": started,
-            "files": self.units.records(),
-        }
+        self.tidy()
+        with self.units.listing(units) as put_in_place:
+            if anew and outputs is None:
+                self.journal.forget(RECORDS)
+            elif anew:
+                self._clear(outputs or ())
+            self.provide(files or {})
+            self.inputs.new.replace(self.inputs.path)
+            plan = {
+                "kind": self.kind.name,
+                "settings": identity.settings,
+                "input": identity.input,
+                "tokenizer_name": identity.tokenizer_name,
+                "started": started,
+                "files": put_in_place(),
+            }
         write_sealed(self.folder / PLAN, plan)
 
     def provide(self, files: Mapping[str, bytes]) -> None:
@@ -268,8 +241,6 @@ class RunFolder:
     def _clear(self, outputs: tuple[str, ...]) -> None:
         """Remove what an earlier run left: the manifest first, so that no half of it passes for a store."""
         (self.out / self.kind.manifest).unlink(missing_ok=True)
-        self.journal.close()
-        self.tidy()
         for name in outputs:
             if name.endswith("/"):
                 shutil.rmtree(self.out / name, ignore_errors=True)
@@ -279,13 +250,11 @@ class RunFolder:
         for path in self.folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
-            elif path.name not in (LOCK, "memory.csv", "inputs.new.jsonl", "units.new.jsonl", "units.new.offsets"):
+            elif not path.name.startswith(".") and path.name not in (LOCK, "memory.csv", self.inputs.new.name):
                 path.unlink(missing_ok=True)
 
     def tidy(self) -> None:
         """Remove what killed processes left half written, and the last status."""
-        if self.refusal is not None:
-            return
         (self.own / _STATUS).unlink(missing_ok=True)
         for folder in (self.out, self.folder, *(path for path in self.folder.iterdir() if path.is_dir())):
             remove_temporaries(folder)

@@ -7,11 +7,11 @@
 Processes, not threads (docs/decisions/0003): a worker that dies takes nothing with it but its unit, which another one
 tries once more. Nothing is forked from the process of the caller, who may have threads: the server is started as
 `python -m milldam.run.fork`, so a script that calls milldam needs no `if __name__ == "__main__"`. The server is the
-workers' parent, and none outlives it. When it is killed, another one is started.
+workers' parent, and none outlives it.
 
 Where loading has left a thread running (a lock that it holds would stay locked for ever in the copy) or a file open
-(the copies would share its position), nothing is forked: the server begins anew without what it had loaded ("apart"),
-and starts each worker as a program of its own, which loads for itself. So it does where forking is not safe at all.
+(the copies would share its position), nothing is forked: each worker is a program of its own ("apart"), which loads for
+itself. So it is where forking is not safe at all.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import Any
 
+from milldam import memory
 from milldam.errors import MilldamError, Setting, WorkerError
-from milldam.memory import allowance, inherit, keep_arrow_lean, release, usage
+from milldam.memory import held_bytes, keep_arrow_lean, release
 from milldam.run.tasks import (
     CAN_FORK,
     CRASH,
@@ -66,7 +67,8 @@ _GONE = (EOFError, BrokenPipeError, ConnectionResetError)
 """Raised where the process at the other end is no more."""
 _STDERR = 2
 """Where what a user's function prints goes: standard output is for results."""
-_FAREWELL_SECONDS = 10.0
+_FAREWELL_SECONDS, _LAST_THREADS_SECONDS = 1.0, 0.2
+"""For the server to end its workers; for a thread that was waited for, and may still be ending."""
 _LEAN = {"ARROW_DEFAULT_MEMORY_POOL": "jemalloc", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """Of Arrow's allocators the one that gives back what is no longer used: mimalloc keeps some 10 MB in every worker."""
 _NO_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
@@ -76,18 +78,37 @@ _NO_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
 # ---- this process ----
 
 
+def _program(role: str, environment: dict[str, str]) -> tuple[subprocess.Popen[bytes], Connection]:
+    """Start this module as a program in a role, and connect to it."""
+    ours, theirs = socket.socketpair()
+    path = os.pathsep.join(filter(None, sys.path))
+    # Ctrl-C reaches the whole group: it is blocked until the process ignores it itself.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process = subprocess.Popen(
+            # -P: what lies in the current folder must not stand in for an installed package.
+            [sys.executable, "-P", "-m", "milldam.run.fork", role, str(theirs.fileno()), str(os.getpid())],
+            pass_fds=[theirs.fileno()],
+            env=_LEAN | environment | os.environ | {"PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=_STDERR,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    theirs.close()
+    return process, Connection(ours.detach())
+
+
 class ForkServer:
     """The process that forks workers; it runs stage after stage until `close`, as starting it takes half a second."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self._loaded: Load | None = None
-        self.apart = self._is_lost = self._is_busy = False
 
     def expect(self, modules: Sequence[str]) -> None:
         """Have what a stage will need imported in the background."""
-        if self._process is None and CAN_FORK:
-            self._begin()
+        if self.process is None and CAN_FORK:
             self._send("import", list(modules))
 
     def run(self, workers: Workers, todo: Todo) -> None:
@@ -97,112 +118,76 @@ class ForkServer:
             stage.run()
         except BaseException:
             self.close()  # at once: what is not recorded is not kept, so nothing needs to be wound up
+            for worker in stage.workers.values():
+                if worker.process is not None:
+                    worker.process.kill()
             raise
         finally:
             for connection in stage.workers:
                 connection.close()
 
-    # ---- the server, as this process sees it: it answers "load" and "code" ----
-
-    @property
-    def pids(self) -> list[int]:
-        """The server's, if there is one."""
-        return [] if self._process is None else [self._process.pid]
-
-    def has_loaded(self, load: Load, workers: Workers) -> bool:
-        """Start the server and load a stage, unless that is done. False: the server died."""
-        if (self._is_lost or self.apart) and self._loaded is not load:
-            self.close()  # of no use for another stage
-        if self._process is None:
-            self._begin()
-        if self._loaded is not load and not self._is_lost:
-            # Keeps the encoders' thread pools to the threads of a worker.
-            environment = {"RAYON_NUM_THREADS": str(workers.threads)}
+    def can_fork(self, load: Load, workers: Workers) -> bool:
+        """Load a stage, unless that is done. False: something forbids forking, and the server has ended."""
+        if not CAN_FORK:
+            return False
+        if self.process is not None and self.process.poll() is not None:
+            self.close()  # it died between two stages
+        if self._loaded is not load:
+            environment = {"RAYON_NUM_THREADS": str(workers.threads)}  # for the encoders' thread pools
             environment |= {name: os.environ[name] for name in ("TOKENIZERS_PARALLELISM",) if name in os.environ}
-            self._send("load", (load, environment, workers.count))
-            kind, reason = self._answer()
-            self._loaded, self.apart = load, kind == "apart"
-            if reason:
+            self._send("load", (load, environment))
+            self._loaded = load
+            if reason := self._answer():
                 log.info("Workers are not forked, each loads for itself: the process that loaded for all %s.", reason)
-        return not self._is_lost
-
-    def _begin(self) -> None:
-        ours, theirs = socket.socketpair()
-        path = os.pathsep.join(filter(None, sys.path))
-        # Ctrl-C reaches the whole group: it is blocked until the process ignores it itself.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self._process = subprocess.Popen(
-                _command("server" if CAN_FORK else "apart", theirs.fileno(), os.getpid()),
-                pass_fds=[theirs.fileno()],
-                env=(_LEAN | _NO_THREADS if CAN_FORK else _LEAN) | os.environ | {"PYTHONPATH": path},
-                stdin=subprocess.DEVNULL,
-                stdout=_STDERR,
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
-        self._control = Connection(ours.detach())
+                self.close()
+        return self.process is not None
 
     def _send(self, kind: str, value: Any) -> None:
-        self._is_busy = kind in ("import", "load")
-        try:
+        if self.process is None:
+            self.process, self._control = _program("server", _NO_THREADS)
+        with contextlib.suppress(OSError):  # it has died, which whoever waits for an answer is told
             self._control.send((kind, value))
-        except OSError:
-            self._is_lost = True
 
-    def _answer(self) -> tuple[str, Any]:
-        """Raises the error that loading ended with."""
+    def _answer(self) -> Any:
+        """Raises the error that loading ended with; WorkerError when the server has died."""
         try:
             kind, value = self._control.recv()
         except (EOFError, OSError):
-            self._is_lost = True
-            return "lost", None
-        self._is_busy = False
+            assert self.process is not None
+            cause = f"The process that starts the workers {cause_of(self.process.wait())}.\n"
+            raise WorkerError(cause, *ADVICE) from None
         if kind == ERROR:
             raise value
-        return kind, value
+        return value
 
     def fork(self, number: int) -> _Worker:
-        """Start a worker; its connection ends at once when the server is lost."""
+        """Start a worker."""
         ours, theirs = socket.socketpair()
-        connection = Connection(ours.detach())
         with theirs:
             self._send("fork", number)
+            assert self.process is not None
             with contextlib.suppress(OSError):
-                send_handle(self._control, theirs.fileno(), self.pids[0])
-        if self.apart:
-            with contextlib.suppress(OSError):
-                connection.send(self._loaded)
-        return _Worker(number, self._process, connection)
+                send_handle(self._control, theirs.fileno(), self.process.pid)
+        return _Worker(number, Connection(ours.detach()))
 
-    def cause(self) -> str:
-        """How the server ended, once it is lost."""
-        assert self._process is not None
-        return cause_of(self._process.wait())
-
-    def exit_code(self, worker: _Worker) -> int | None:
-        """How a worker ended that has ended, or ends now; None: its server is lost, and the worker with it."""
-        if worker.server is not self._process:
-            return None
-        if not self._is_lost:
-            self._send("code", worker.number)
-        return None if self._is_lost else self._answer()[1]
+    def exit_code(self, worker: _Worker) -> int:
+        """How a worker ended that has ended, or ends now."""
+        if worker.process is not None:
+            return worker.process.wait()
+        self._send("code", worker.number)
+        return int(self._answer())
 
     def close(self) -> None:
         """End the server, with every worker."""
-        if self._process is None:
+        if self.process is None:
             return
         self._control.close()
         try:
-            if self._is_busy:  # it has no workers, and reads nothing until it has loaded
-                self._process.kill()
-            self._process.wait(_FAREWELL_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = self._loaded = None
-        self.apart = self._is_lost = self._is_busy = False
+            self.process.wait(_FAREWELL_SECONDS)
+        except subprocess.TimeoutExpired:  # it is loading
+            self.process.kill()
+            self.process.wait()
+        self.process = self._loaded = None
 
 
 @dataclass(slots=True)
@@ -210,8 +195,9 @@ class _Worker:
     """At work on a unit, idle (no unit), or about to end by itself (outgrown)."""
 
     number: int
-    server: subprocess.Popen[bytes] | None
     connection: Connection
+    process: subprocess.Popen[bytes] | None = None
+    """None: it was forked by the server."""
     pid: int = 0
     unit: int | None = None
     outgrown: bool = False
@@ -227,8 +213,6 @@ class _Stage:
     def __init__(self, server: ForkServer, wanted: Workers, todo: Todo) -> None:
         self._server, self._wanted, self._todo = server, wanted, todo
         self._crashes = Counter[int]()
-        self._lost_servers = 0
-        """One after the other, without a finished unit between them."""
         self.workers: dict[Connection, _Worker] = {}
 
     def run(self) -> None:
@@ -237,19 +221,18 @@ class _Stage:
         if first is None and todo.is_over:
             return
         todo.again += [] if first is None else [first]
+        self._forks = self._server.can_fork(todo.load, self._wanted)
         # The first worker measures how many there may be, if `fit` decides; where they share nothing, it is half.
         count = 1 if self._wanted.fit is not None else self._wanted.count
-        if CAN_FORK and self._server.has_loaded(self._todo.load, self._wanted) and self._server.apart:
-            count = max(1, count // 2)
-        for number in range(count):
+        for number in range(count if self._forks or not CAN_FORK else max(1, count // 2)):
             self._start(number)
-        while self._todo.is_unit_left or any(worker.unit is not None for worker in self.workers.values()):
+        while todo.is_unit_left or any(worker.unit is not None for worker in self.workers.values()):
             idle = [worker for worker in self.workers.values() if worker.unit is None and not worker.outgrown]
-            for ready in wait(list(self.workers), PAUSE_SECONDS if idle and self._todo.is_unit_left else None):
+            for ready in wait(list(self.workers), PAUSE_SECONDS if idle and todo.is_unit_left else None):
                 assert isinstance(ready, Connection)
                 self._receive(self.workers[ready])
             for worker in idle:
-                if worker.unit is None and worker.connection in self.workers and self._todo.is_unit_left:
+                if worker.unit is None and worker.connection in self.workers and todo.is_unit_left:
                     self._hand_out(worker)
         for worker in self.workers.values():
             worker.connection.close()
@@ -257,13 +240,13 @@ class _Stage:
             self._server.exit_code(worker)  # once it is known, the worker's memory is free
 
     def _start(self, number: int) -> None:
-        while not self._server.has_loaded(self._todo.load, self._wanted):
-            self._lost_servers += 1
-            if self._lost_servers > RETRIES:
-                cause = f"The process that starts the workers {self._server.cause()}; so did the one before it"
-                raise WorkerError(f"{cause}, and no unit was finished between them.\n", *ADVICE)
-            self._server.close()
-        worker = self._server.fork(number)
+        if self._forks:
+            worker = self._server.fork(number)
+        else:
+            environment = {"RAYON_NUM_THREADS": str(self._wanted.threads)}
+            process, connection = _program("worker", environment)
+            worker = _Worker(number, connection, process)
+            connection.send(self._todo.load)
         self.workers[worker.connection] = worker
         self._hand_out(worker)
 
@@ -291,7 +274,7 @@ class _Stage:
         assert worker.unit is not None
         self._todo.on_event(Event(worker.number, worker.pid, worker.unit, kind, value))
         if kind == DONE:
-            self._lost_servers, worker.outgrown, worker.unit = 0, value, None
+            worker.outgrown, worker.unit = value, None
             if not worker.outgrown:
                 self._hand_out(worker)
         elif kind == PROGRESS and self._wanted.fit is not None and "peak_bytes" in value:
@@ -304,10 +287,9 @@ class _Stage:
         """A worker has ended: its unit is tried once more, unless it has ended two."""
         del self.workers[worker.connection]
         worker.connection.close()
-        code, unit = self._server.exit_code(worker), worker.unit
+        cause, unit = cause_of(self._server.exit_code(worker)), worker.unit
         if unit is not None:
-            cause = "was ended with the process that started it" if code is None else cause_of(code)
-            self._crashes[unit] += code is not None
+            self._crashes[unit] += 1
             if self._crashes[unit] > RETRIES:
                 times = f"{self._crashes[unit]} times; the last one {cause}"
                 raise WorkerError(f"Unit {unit} ended its worker process {times}.\n", *ADVICE)
@@ -324,21 +306,12 @@ def cause_of(code: int) -> str:
     return f"was ended by signal {-code}" if code < 0 else f"exited with code {code}"
 
 
-def _command(role: str, handle: int, parent: int) -> list[str]:
-    # -P: what lies in the current folder must not stand in for an installed package.
-    return [sys.executable, "-P", "-m", "milldam.run.fork", role, str(handle), str(parent)]
-
-
 # ---- the server ----
 
-_LAST_THREADS_SECONDS = 0.2
-"""A thread that was waited for may still be ending."""
 
-
-def serve(control: Connection, *, apart: bool) -> None:
+def serve(control: Connection) -> None:
     """Do what is requested, one after the other, until the other end is closed."""
     loaded: Work | None = None
-    inherited = 0, 1  # bytes that every worker gets, and how many workers
     pids: dict[int, int] = {}  # number of a worker -> its process
     try:
         while True:
@@ -349,35 +322,30 @@ def serve(control: Connection, *, apart: bool) -> None:
                         importlib.import_module(name)
             elif kind == "code":
                 _, status = os.waitpid(pids.pop(value), 0)
-                control.send(("ended", os.waitstatus_to_exitcode(status)))
+                control.send((DONE, os.waitstatus_to_exitcode(status)))
             elif kind == "fork":
-                pids[value] = _start_worker(control, None if apart else loaded, inherited)
+                assert loaded is not None
+                pids[value] = _fork_worker(control, loaded)
             else:
-                load, environment, workers = value
+                load, environment = value
                 os.environ |= environment
                 loaded = None  # it must be gone before the next one takes its place
-                if not apart:
-                    loaded = _load_for_forks(control, load)
-                    inherited = usage().anonymous, workers
-                control.send(("apart" if apart else "loaded", ""))
+                loaded, reason = _load_for_forks(load)
+                control.send((DONE, reason))
     except _GONE:
         return
     except Exception as error:
         control.send((ERROR, as_sent(error)))
     finally:
-        _end(pids)
+        with contextlib.suppress(OSError):
+            for pid in pids.values():
+                os.kill(pid, signal.SIGKILL)
+            for pid in pids.values():
+                os.waitpid(pid, 0)
 
 
-def _end(pids: dict[int, int]) -> None:
-    with contextlib.suppress(OSError):
-        for pid in pids.values():
-            os.kill(pid, signal.SIGKILL)
-        for pid in pids.values():
-            os.waitpid(pid, 0)
-
-
-def _load_for_forks(control: Connection, load: Load) -> Work:
-    """Load a stage; where that leaves something that must not be copied, this process begins anew as "apart"."""
+def _load_for_forks(load: Load) -> tuple[Work, str]:
+    """Load a stage; why the result must not be copied, where that is so."""
     gc.unfreeze()
     gc.collect()  # of the stage before
     release()
@@ -390,15 +358,11 @@ def _load_for_forks(control: Connection, load: Load) -> Work:
         reason = f"runs {threads} threads"
     elif opened := sorted(_open_files() - before):
         reason = f"has left {opened[0]} open"
-    if reason:
-        control.send(("apart", reason))
-        os.set_inheritable(control.fileno(), True)
-        os.execv(sys.executable, _command("apart", control.fileno(), os.getppid()))
     gc.collect()
     release()
     # The collector would write to every object there is, and so give each worker a copy of its own.
     gc.freeze()
-    return loaded
+    return loaded, reason
 
 
 def _open_files() -> set[str]:
@@ -411,13 +375,8 @@ def _open_files() -> set[str]:
     return {path for path in paths - harmless if not path.startswith("/proc/")}
 
 
-def _start_worker(control: Connection, loaded: Work | None, inherited: tuple[int, int]) -> int:
-    """Fork a worker, or where nothing is loaded start it as a program of its own; return its process."""
+def _fork_worker(control: Connection, loaded: Work) -> int:
     handle = recv_handle(control)
-    if loaded is None:
-        pid = subprocess.Popen(_command("worker", handle, os.getpid()), pass_fds=[handle]).pid
-        os.close(handle)
-        return pid
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # or each copy would write it
     server, pid = os.getpid(), os.fork()
@@ -428,7 +387,7 @@ def _start_worker(control: Connection, loaded: Work | None, inherited: tuple[int
     try:
         control.close()
         die_with(server)
-        inherit(*inherited)
+        memory.forked = True
         work(Connection(handle), loaded)
         code = 0
     finally:
@@ -452,7 +411,7 @@ def work(connection: Connection, make: Work | None = None) -> None:
             while not outgrown:
                 assignment, most_bytes = connection.recv()
                 make(assignment, lambda kind, value: connection.send((kind, value)))
-                outgrown = most_bytes is not None and usage().anonymous > allowance(most_bytes)
+                outgrown = most_bytes is not None and held_bytes() > most_bytes
                 connection.send((DONE, outgrown))
         except _GONE:
             raise
@@ -482,13 +441,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     die_with(parent)
-    if role != "apart":
-        keep_arrow_lean()  # before a stage brings imports along
+    keep_arrow_lean()  # before a stage brings imports along
     if role == "worker":
         work(Connection(handle))
         sys.stdout.flush()
         os._exit(0)  # whatever threads a function has left
-    serve(Connection(handle), apart=role == "apart")
+    serve(Connection(handle))
 
 
 if __name__ == "__main__":

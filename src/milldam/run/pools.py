@@ -64,8 +64,8 @@ class Pool:
         return self._server
 
     def _left(self) -> int:
-        pids = () if self._server is None else self._server.pids
-        return self.budget_bytes - sum(usage(pid).anonymous for pid in (os.getpid(), *pids))
+        server = None if self._server is None else self._server.process
+        return self.budget_bytes - usage().anonymous - (0 if server is None else usage(server.pid).anonymous)
 
     def close(self) -> None:
         """End what was kept."""

@@ -4,15 +4,15 @@ A record is appended once everything that it names is durable; from then on its 
 or in a later one whose plan has the same unit. A record stands as long as its unit is in the plan and its files are as
 they were written; what does not stand is made again.
 
-Records are lines of a journal. A line reaches the kernel before `append` returns, so a killed process loses none. It is
-synced to disk at once when the last sync is more than a moment ago, else with the lines that follow: a power failure
-costs at most what was done within that moment, which is then done again. Each line is sealed (`milldam.files`): one
-that was torn by a crash, or damaged since, is passed over, and its part is made again. A task of a job array, which
+Records are lines of a journal. A line reaches the kernel before `add` returns, so a killed process loses none. It is
+synced at once when the last sync is more than a moment ago, else with the lines that follow: a power failure costs at
+most what was done within that moment, which is then done again. Each line is sealed (`milldam.files`): one that was
+torn by a crash, or damaged since, is passed over, and its part is made again. A task of a job array, which
 works beside others on other machines, appends to a file of its own: `records@<task>.jsonl` beside `records.jsonl`.
 Readers get the lines of all of them.
 
-Memory: a byte a unit, an entry for each unit that is begun; to put records in order, 32 bytes each and as much again
-for a moment. A pass over a million records takes some seconds: most of it is reading JSON.
+Memory: a byte a unit, 32 bytes a record and as much again to put them in order, an entry for each unit that is begun.
+A pass over a million records takes some seconds: most of it is reading JSON.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ import os
 import time
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import compress
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,91 +45,6 @@ from milldam.files import (
 from milldam.run.units import Keys
 
 SYNC_SECONDS = 0.2
-
-
-class Journal:
-    """The appended files of a folder. `task`: the label of the array task whose lines these are."""
-
-    def __init__(self, folder: Path, task: str | None = None) -> None:
-        self.folder, self.task = folder, task
-        self._open: dict[str, IO[bytes]] = {}
-        self._unsynced: set[str] = set()
-        self._synced = 0.0
-
-    def append(self, name: str, value: dict[str, Any]) -> None:
-        stem, _, ending = name.rpartition(".")
-        with explain_os_errors(self.folder / name):
-            file = self._open.get(name)
-            if file is None:
-                path = self.folder / (name if self.task is None else f"{stem}@{self.task}.{ending}")
-                file = self._open[name] = path.open("a+b", buffering=0)
-                if file.tell():  # a line that was torn by a crash must not take the next one with it
-                    file.seek(-1, os.SEEK_END)
-                    if file.read(1) != b"\n":
-                        write_whole(file.fileno(), b"\n")
-            try:
-                write_whole(file.fileno(), seal_line(value))
-            except OSError:
-                self._open.pop(name).close()  # opened again, its last line is seen to be torn
-                self._unsynced.discard(name)
-                raise
-            self._unsynced.add(name)
-            if time.monotonic() - self._synced > SYNC_SECONDS:
-                self.sync()
-
-    def sync(self) -> None:
-        """Make every line durable."""
-        with explain_os_errors(self.folder):
-            for name in self._unsynced:
-                os.fsync(self._open[name].fileno())
-        self._unsynced.clear()
-        self._synced = time.monotonic()
-
-    def close(self) -> None:
-        """Close the files; they may be replaced now, and are opened again when something is appended."""
-        try:
-            self.sync()
-        finally:
-            for file in self._open.values():
-                file.close()
-            self._open.clear()
-            self._unsynced.clear()
-
-    def paths(self, name: str) -> list[Path]:
-        """The files of that name: the run's own, then those of array tasks."""
-        stem, _, ending = name.rpartition(".")
-        names = [name, *sorted(names_matching(self.folder, f"{stem}@*.{ending}"))]
-        return [path for path in map(self.folder.joinpath, names) if path.exists()]
-
-    def forget(self, name: str) -> None:
-        """Remove the files of that name."""
-        self.close()
-        for path in self.paths(name):
-            path.unlink()
-
-    def rewrite(self, name: str, lines: Iterable[bytes]) -> None:
-        """Replace the files of that name by one with these lines."""
-        self.close()
-        before, path = self.paths(name), self.folder / name
-        with NewFile(path) as new:
-            for line in lines:
-                new.write(line if line.endswith(b"\n") else line + b"\n")
-            new.commit()
-        for other in before:
-            if other != path:
-                other.unlink()
-
-    def lines(self, name: str) -> Iterator[bytes]:
-        """Every line, including torn and damaged ones."""
-        for path in self.paths(name):
-            with path.open("rb") as lines:
-                yield from lines
-
-    def read(self, name: str) -> Iterator[dict[str, Any]]:
-        """The appended values, without torn and damaged lines."""
-        return (value for line in self.lines(name) if (value := unseal_line(line)) is not None)
-
-
 RECORDS = "records.jsonl"
 """Of the stage that makes the result."""
 Files = dict[str, dict[str, Any]]
@@ -164,25 +78,73 @@ def parse_record(line: bytes) -> Record | None:
     return None if value is None else Record(**value)
 
 
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """The appended files of a folder. `task`: the label of the array task whose lines these are."""
+
+    folder: Path
+    task: str | None = None
+
+    def paths(self, name: str) -> list[Path]:
+        """The files of that name: the run's own, then those of array tasks."""
+        stem, _, ending = name.rpartition(".")
+        names = [name, *sorted(names_matching(self.folder, f"{stem}@*.{ending}"))]
+        return [path for path in map(self.folder.joinpath, names) if path.exists()]
+
+    def own(self, name: str) -> Path:
+        """The file of that name that this process appends to."""
+        stem, _, ending = name.rpartition(".")
+        return self.folder / (name if self.task is None else f"{stem}@{self.task}.{ending}")
+
+    def read(self, name: str) -> Iterator[Record]:
+        """The records of that name, without torn and damaged lines."""
+        for path in self.paths(name):
+            with path.open("rb") as lines:
+                yield from filter(None, map(parse_record, lines))
+
+    def forget(self, name: str) -> None:
+        """Remove the files of that name."""
+        for path in self.paths(name):
+            path.unlink()
+
+
 class Records:
     """The records of one stage: a file of the run's journal, read against the keys of the plan's units."""
 
-    def __init__(self, journal: Journal, name: str, out: Path, keys: Keys) -> None:
-        self.keys, self.out = keys, out
-        self._journal, self._name = journal, name
+    def __init__(
+        self,
+        journal: Journal,
+        name: str,
+        out: Path,
+        keys: Keys,
+        on_record: Callable[[int, Record], None] = lambda unit, record: None,
+    ) -> None:
+        """`on_record`: gets each record that stands, as it is read or added, with the number of its unit."""
+        self._on_record = on_record
+        self.keys, self.out, self._own = keys, out, journal.own(name)
         self._is_complete = bytearray(len(keys))
         self._begun: dict[int, Record] = {}
         """The last record of each unit that is begun and not complete."""
-        self.complete = self._booked = 0
-        """Units that are complete; records."""
+        self._paths, self._places = journal.paths(name), array("q")
+        """Files of the journal; (unit, part, file, byte) of each record."""
+        self.complete = 0
+        """Units that are complete."""
         self.counts: Counter[str] = Counter()
-        stands = bytearray()  # a record falls with the one before it in its unit
-        for record in map(parse_record, journal.lines(name)):
-            stands.append(record is not None and self._is_next(record) and self._has_files(record))
-            if record is not None and stands[-1]:
-                self._book(record)
-        if journal.task is None and (not all(stands) or len(journal.paths(name)) > 1):
-            journal.rewrite(name, compress(journal.lines(name), stands))
+        self._file: IO[bytes] | None = None
+        self._synced, all_stand = 0.0, True
+        for number, path in enumerate(self._paths):
+            with path.open("rb") as lines:
+                at = 0
+                for line in lines:
+                    record = parse_record(line)
+                    # A record falls with the one before it in its unit.
+                    stands = record is not None and self._is_next(record) and self._has_files(record)
+                    all_stand = all_stand and stands
+                    if record is not None and stands:
+                        self._book(record, number, at)
+                    at += len(line)
+        if journal.task is None and (not all_stand or len(self._paths) > 1):
+            self._rewrite()
         self.reused, self.before = self.complete, self.counts.copy()
         """Units that were complete, and what was recorded, when the run began."""
 
@@ -201,10 +163,11 @@ class Records:
             is_whole(f"{out}/{name}", file) for name, file in record.files.items()
         )
 
-    def _book(self, record: Record) -> None:
+    def _book(self, record: Record, file: int, at: int) -> None:
         number = self.keys.number_of(record.key)
         assert number is not None
-        self._booked += 1
+        self._on_record(number, record)
+        self._places.extend((number, record.part, file, at))
         self.counts.update(record.counts)
         if record.last:
             self._is_complete[number] = 1
@@ -213,14 +176,71 @@ class Records:
         else:
             self._begun[number] = record
 
+    def _rewrite(self) -> None:
+        """Keep what stands, in one file."""
+        places = array("q")
+        with NewFile(self._own) as new:
+            for unit, part, line in self._lines(self._table()):
+                places.extend((unit, part, 0, new.size))
+                new.write(line if line.endswith(b"\n") else line + b"\n")
+            new.commit()
+        for path in self._paths:
+            if path != self._own:
+                path.unlink()
+        self._paths, self._places = [self._own], places
+
+    def _table(self) -> npt.NDArray[np.int64]:
+        return np.array(self._places, np.int64).reshape(-1, 4)
+
+    def _lines(self, table: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, bytes]]:
+        """(unit, part, line) of records, in the order of a table of their places."""
+        with ExitStack() as stack:
+            opened = [stack.enter_context(path.open("rb", buffering=1 << 18)) for path in self._paths]
+            for unit, part, file, at in map(np.ndarray.tolist, table):
+                opened[file].seek(at)
+                yield unit, part, opened[file].readline()
+
     def add(self, record: Record) -> None:
         """Record a part whose files are durable, so that it is never made again.
 
         A part that is recorded already is left out: its worker may have died before it reported the end of its unit.
         """
-        if self._is_next(record):
-            self._journal.append(self._name, record.as_json())
-            self._book(record)
+        if not self._is_next(record):
+            return
+        with explain_os_errors(self._own):
+            if self._file is None:
+                self._file = self._own.open("a+b", buffering=0)
+                if self._own not in self._paths:
+                    self._paths.append(self._own)
+                if self._file.tell():  # a line that was torn by a crash must not take the next one with it
+                    self._file.seek(-1, os.SEEK_END)
+                    if self._file.read(1) != b"\n":
+                        write_whole(self._file.fileno(), b"\n")
+            at = self._file.seek(0, os.SEEK_END)
+            try:
+                write_whole(self._file.fileno(), seal_line(record.as_json()))
+            except OSError:
+                self._file.close()
+                self._file = None  # opened again, its last line is seen to be torn
+                raise
+        self._book(record, self._paths.index(self._own), at)
+        if time.monotonic() - self._synced > SYNC_SECONDS:
+            self._sync()
+
+    def _sync(self) -> None:
+        if self._file is not None:
+            with explain_os_errors(self._own):
+                os.fsync(self._file.fileno())
+        self._synced = time.monotonic()
+
+    def close(self) -> None:
+        """Make every line durable; the file is opened again when something is added."""
+        try:
+            self._sync()
+        finally:
+            if self._file is not None:
+                self._file.close()
+            self._file = None
 
     def __contains__(self, number: int) -> bool:
         """Whether a unit is complete."""
@@ -243,39 +263,23 @@ class Records:
 
         Raises StoreError when fewer can be read than were recorded.
         """
-        paths, places = self._journal.paths(self._name), array("q")
-        for file, path in enumerate(paths):
-            with path.open("rb") as lines:
-                at = 0
-                for line in lines:
-                    record = parse_record(line)
-                    number = None if record is None else self.keys.number_of(record.key)
-                    if record is not None and number is not None:
-                        places.extend((number, record.part, file, at))
-                    at += len(line)
-        table = np.frombuffer(places, np.int64).reshape(-1, 4)  # (unit, part, file, byte)
-        table = table[np.lexsort((table[:, 1], table[:, 0]))]
-        # Tasks that were cut in different ways may have made a part twice, with the same bytes.
-        is_first = np.concatenate(([True], (table[1:, :2] != table[:-1, :2]).any(axis=1)))[: len(table)]
-        if is_first.sum() < self._booked:
-            raise StoreError(
-                f"{self._journal.folder / self._name}: damaged: {is_first.sum():,} of {self._booked:,} records can be "
-                "read.\nRun the same command again: it makes what is missing."
-            )
-        with ExitStack() as stack:
-            opened = [stack.enter_context(path.open("rb", buffering=1 << 18)) for path in paths]
-            for unit, _, file, at in map(np.ndarray.tolist, table[is_first]):
-                opened[file].seek(at)
-                if (record := parse_record(opened[file].readline())) is not None:
-                    yield unit, record
+        table = self._table()
+        for unit, _, line in self._lines(table[np.lexsort((table[:, 1], table[:, 0]))]):
+            record = parse_record(line)
+            if record is None:
+                raise StoreError(
+                    f"{self._own}: damaged: not all of its {len(table):,} records can be read.\n"
+                    "Run the same command again: it makes what is missing."
+                )
+            yield unit, record
 
 
 def safe_counts(journal: Journal, name: str) -> dict[str, int]:
     """The sums of what is recorded, seen from another process."""
     done: Counter[str] = Counter(units_done=0)
     parts: set[tuple[str, int]] = set()
-    for record in map(parse_record, journal.lines(name)):
-        if record is not None and (record.key, record.part) not in parts:
+    for record in journal.read(name):
+        if (record.key, record.part) not in parts:
             parts.add((record.key, record.part))
             done.update(record.counts)
             done["units_done"] += record.last

@@ -1,7 +1,7 @@
 """Messages between a run and its workers, wherever they are: here, in other processes, on a cluster, in array tasks.
 
-An executor gets what a worker loads and the numbers of units. It knows nothing of text: `begin(load)` builds a worker's
-state once, and the callable it returns makes one assigned unit at a time, reporting its records and its progress.
+A stage gives a `Load`, which pickles; each worker builds its `Make` of it once, and makes one assigned unit after the
+other, reporting its records and its progress. Nothing here knows of text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from milldam.errors import ConfigError, Setting
 from milldam.memory import usage
 
 if TYPE_CHECKING:
@@ -24,16 +23,14 @@ PART, PROGRESS, DONE, CRASH = "part", "progress", "done", "crash"
 """Kinds of events: a record to keep; counters; a unit is made; its worker died."""
 ERROR, ENDED = "error", "ended"
 """A worker raised an error, which ends the stage; a worker of a cluster has ended."""
+PREPARE, FINISH = "prepare", "finish"
+"""Stages of a job array before the first and after the last: one task each."""
 CAN_FORK = sys.platform == "linux"
 PAUSE_SECONDS = 0.02
 """Until units are asked for again that were not there yet."""
 REPORT_SECONDS = 0.25
 Report = Callable[[str, Any], None]
 """(kind, value)."""
-
-
-class NothingYetError(Exception):
-    """Raised by an iterator of units that has none to hand out just now, and may have one later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +125,8 @@ class Todo:
     """The units of a stage that are to be made, wherever that is."""
 
     load: Load
-    units: Iterator[int]
-    """On this machine, some may come later (`NothingYetError`)."""
+    units: Iterator[int | None]
+    """None: there is none to hand out just now; one may come later, on this machine."""
     assign: Callable[[int], Assigned]
     """Makes what is handed to a worker, at the time it is handed out."""
     on_event: Callable[[Event], None]
@@ -144,10 +141,10 @@ class Todo:
 
     def next_unit(self) -> int | None:
         """None: there is none just now, or no more come."""
+        if self.again:
+            return self.again.pop()
         try:
-            return self.again.pop() if self.again else next(self.units)
-        except NothingYetError:
-            return None
+            return next(self.units)
         except StopIteration:
             self.is_over = True
             return None
@@ -179,29 +176,3 @@ def cores() -> int:
     # Slurm names the cores of a job even where it binds no process to them.
     slurm = os.environ.get("SLURM_CPUS_ON_NODE", "")
     return min(usable, int(slurm)) if slurm.isdigit() and int(slurm) else usable
-
-
-PREPARE, FINISH = "prepare", "finish"
-"""Stages of a job array before the first and after the last: one task each."""
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayTask:
-    """Every `of`-th unit of a stage, from the `index`-th on: the part of one of several machines."""
-
-    stage: str
-    index: int
-    of: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.index < self.of:
-            message = f": {self.index} of {self.of} array tasks: the index is 0 to {max(0, self.of - 1)}."
-            raise ConfigError(Setting("index"), message)
-
-    @property
-    def label(self) -> str:
-        """
-        >>> ArrayTask("tokenize", 3, 8).label
-        'tokenize-3-of-8'
-        """
-        return f"{self.stage}-{self.index}-of-{self.of}"

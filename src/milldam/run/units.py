@@ -11,24 +11,25 @@ in memory.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from milldam.files import explain_os_errors, hash_bytes, hash_file, record_of
+from milldam.files import NewFile, commit_together, explain_os_errors, hash_bytes, hash_file
 from milldam.input_files import InputState, changed_files
 from milldam.markup import counted
 from milldam.stores.kinds import Kind, result_id
 from milldam.stores.place import Folder
 
 KeyArray = npt.NDArray[np.uint64]
+_BLOCK = 1 << 16
 _ENTRY = np.dtype([("offset", "<i8"), ("size", "<i8"), ("key", "<u8")])
 
 
@@ -54,24 +55,28 @@ class Identity:
 
     def differences(self, other: Identity) -> list[str]:
         """The differences, a line each."""
-        before, now = _flat(self.settings), _flat(other.settings)
         lines, listed = [], set()
         for name in {**self.settings, **other.settings}:
             old, new = self.settings.get(name), other.settings.get(name)
-            if (old is None) != (new is None) and isinstance(
-                old if new is None else new, list
-            ):  # such as evaluation sets
-                listed.add(name)
+            if (isinstance(old, list) and new is None) or (isinstance(new, list) and old is None):
+                listed.add(name)  # such as evaluation sets
                 lines.append(f"{name}: {'given (made without)' if old is None else 'not given (made with it)'}")
+        before, now = _flat(self.settings), _flat(other.settings)
         for name in dict.fromkeys([*before, *now]):
             if before.get(name) != now.get(name) and name.partition(".")[0] not in listed:
-                shown = [_shown(name, flat, one) for flat, one in ((now, other), (before, self))]
-                lines.append(f"{name}: {shown[0]} (made with {shown[1]})")
+                shown = other._shown(name, now.get(name)), self._shown(name, before.get(name))
+                lines += [f"{name}: {shown[0]} (made with {shown[1]})"]
         files = [f"{counted(one.input['files'], 'file')}, {one.input['bytes']:,} bytes" for one in (self, other)]
         # The input also has a state for settings such as evaluation sets: where those differ, they are named already.
         if self.input != other.input and (not lines or files[0] != files[1]):
             lines.append(f"input: {'other content' if files[0] == files[1] else files[1]} (made from {files[0]})")
         return lines
+
+    def _shown(self, name: str, value: Any) -> str:
+        text = json.dumps(value, ensure_ascii=False)
+        text = text if len(text) <= 60 else text[:57] + "..."
+        is_tokenizer = name.rpartition(".")[2] == "tokenizer" and self.tokenizer_name is not None
+        return f'"{self.tokenizer_name}", hash {text}' if is_tokenizer else text
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
@@ -86,13 +91,6 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
         flat |= _flat(inner, f"{name}.{key}" if name else str(key))
     return flat
-
-
-def _shown(name: str, flat: dict[str, Any], identity: Identity) -> str:
-    text = json.dumps(flat.get(name), ensure_ascii=False)
-    text = text if len(text) <= 60 else text[:57] + "..."
-    is_tokenizer = name.rpartition(".")[2] == "tokenizer" and identity.tokenizer_name is not None
-    return f'"{identity.tokenizer_name}", hash {text}' if is_tokenizer else text
 
 
 # ---- keys ----
@@ -111,7 +109,7 @@ class Keys:
     """The keys of a stage's units, by number. 16 bytes a unit."""
 
     def __init__(self, values: KeyArray) -> None:
-        self._values = values
+        self.values = values
         self._order = np.argsort(values, kind="stable")
         self._sorted = values[self._order]
 
@@ -121,16 +119,13 @@ class Keys:
 
     def mixed(self, more: KeyArray) -> Keys:
         """The keys of what is made from these units and something else, a number for each."""
-        return Keys(mixed(self._values ^ mixed(more)))
+        return Keys(mixed(self.values ^ mixed(more)))
 
     def __len__(self) -> int:
-        return len(self._values)
-
-    def tobytes(self) -> bytes:
-        return self._values.tobytes()
+        return len(self.values)
 
     def __getitem__(self, number: int) -> str:
-        return f"{int(self._values[number]):016x}"
+        return f"{int(self.values[number]):016x}"
 
     def number_of(self, key: str) -> int | None:
         """The number of the unit with this key; None when the plan has none."""
@@ -160,67 +155,41 @@ def _distinct(keys: KeyArray) -> KeyArray:
 # ---- units and input files on disk ----
 
 
-class PlannedUnit(Protocol):
-    """A unit as the plan lists it. `key`: 16 hexadecimal digits or more, of which the first 16 count."""
-
-    @property
-    def size(self) -> int: ...
-    @property
-    def key(self) -> str: ...
-    def as_json(self) -> dict[str, Any]: ...
-
-
 class UnitList:
     """A list of units in a folder: `units.jsonl` and `units.offsets` for the name "units"."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._lines, self._entries = folder / f"{name}.jsonl", folder / f"{name}.offsets"
-        self._open: tuple[IO[bytes], npt.NDArray[np.int64]] | None = None
-        """The lines and where each begins, from the first read on."""
+        self._begins: npt.NDArray[np.int64] | None = None
+        """Where each line begins, once a unit was read."""
 
-    def write(self, units: Iterable[PlannedUnit]) -> int:
-        """Write the units of a plan and return their number. Holds 24 bytes a unit."""
-        begins, sizes, keys, at = array("q"), array("q"), array("Q"), 0
-        with explain_os_errors(self._lines):
-            with self._lines.open("w", encoding="utf-8") as lines:
-                for unit in units:
-                    begins.append(at)
-                    sizes.append(unit.size)
-                    keys.append(int(unit.key[:16], 16))
-                    # ASCII, with escapes: a file's name need not be UTF-8, and a character is a byte.
-                    at += lines.write(json.dumps(unit.as_json()) + "\n")
-                lines.flush()
-                os.fsync(lines.fileno())
+    @contextlib.contextmanager
+    def listing(self, units: Iterable[Any]) -> Iterator[Callable[[], dict[str, dict[str, Any]]]]:
+        """List units (each with a size, a key of at least 16 hexadecimal digits, and `as_json`). The call that it gives
+        puts the list in place, and returns size and hash of both files by name. Holds 24 bytes a unit."""
+        begins, sizes, keys, at, held = array("q"), array("q"), array("Q"), 0, b""
+        with NewFile(self._lines) as lines, NewFile(self._entries) as file:
+            for unit in units:
+                begins.append(at)
+                sizes.append(unit.size)
+                keys.append(int(unit.key[:16], 16))
+                # ASCII, with escapes: a file's name need not be UTF-8.
+                line = json.dumps(unit.as_json()).encode() + b"\n"
+                held, at = held + line, at + len(line)
+                if len(held) >= _BLOCK:
+                    lines.write(held)
+                    held = b""
+            lines.write(held)
             entries = np.empty(len(keys), _ENTRY)
             entries["offset"], entries["size"] = begins, sizes
             entries["key"] = _distinct(np.frombuffer(keys, np.uint64))
-            with self._entries.open("wb") as file:
-                file.write(entries.tobytes())
-                file.flush()
-                os.fsync(file.fileno())
-        return len(entries)
-
-    def records(self) -> dict[str, dict[str, Any]]:
-        """Size and hash of both files, by name."""
-        return {path.name: record_of(path) for path in (self._lines, self._entries)}
-
-    def replace(self, other: UnitList) -> None:
-        """Take the place of another list. The lines last: they are the plan."""
-        self.close()
-        other.close()
-        self._entries.replace(other._entries)
-        self._lines.replace(other._lines)
+            file.write(entries.tobytes())
+            self._begins = None
+            yield lambda: commit_together({self._lines.name: lines, self._entries.name: file})
 
     def remove(self) -> None:
-        self.close()
         self._lines.unlink(missing_ok=True)
         self._entries.unlink(missing_ok=True)
-
-    def close(self) -> None:
-        """Close the files; they are opened again when a unit is read."""
-        if self._open is not None:
-            self._open[0].close()
-        self._open = None
 
     def __len__(self) -> int:
         return self._entries.stat().st_size // _ENTRY.itemsize if self._entries.exists() else 0
@@ -243,12 +212,12 @@ class UnitList:
                 yield parse(json.loads(line))
 
     def at(self, number: int, parse: Callable[[dict[str, Any]], Any]) -> Any:
-        """One unit, by a read; units in order come mostly from a buffer."""
-        if self._open is None:
-            self._open = self._lines.open("rb", buffering=1 << 16), self.entries()["offset"]
-        lines, begins = self._open
-        lines.seek(int(begins[number]))
-        return parse(json.loads(lines.readline()))
+        """One unit, by a read."""
+        if self._begins is None:
+            self._begins = self.entries()["offset"]
+        with self._lines.open("rb") as lines:
+            lines.seek(int(self._begins[number]))
+            return parse(json.loads(lines.readline()))
 
 
 class InputList:
@@ -260,10 +229,8 @@ class InputList:
         """Where the files of each dataset begin in the new list."""
 
     def write(self, files: Iterable[tuple[int, Any]]) -> dict[str, Any]:
-        """List the input as it is now (number of the dataset, file); return its number, size and fingerprint.
-
-        The files of a dataset come one after the other.
-        """
+        """List the input as it is now (number of the dataset, file), dataset after dataset; return its number, size and
+        fingerprint."""
         state, at = InputState(), 0
         self._begins.clear()
         with explain_os_errors(self.new), self.new.open("w", encoding="utf-8") as listing:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
 import torch.utils.data
 
-from milldam.checked import checked
-from milldam.errors import ConfigError, MismatchError
-from milldam.loader.batches import Batches, differences
+from milldam.errors import ConfigError
+from milldam.loader.batches import Batches
 from milldam.loader.order import Shuffle
 from milldam.loader.samples import Samples
 from milldam.loader.types import State
@@ -38,7 +37,7 @@ class MapDataset(torch.utils.data.Dataset[Any]):
 
     def __init__(self, samples: Samples[Any, Any]) -> None:
         _require_samples("MapDataset", samples)
-        samples.require_sampler("MapDataset")
+        samples.require_sampler()
         self.samples = samples
 
     def __len__(self) -> int:
@@ -105,21 +104,24 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         self._options: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "shuffle": shuffle, "epochs": epochs}
         self._options |= {"drop_last": drop_last, "prefetch": prefetch}
         self._ranks = None if rank is None or world_size is None else (rank, world_size)
-        self._start = _Start()
+        self._shared = torch.zeros(1 + _START_BYTES, dtype=torch.uint8).share_memory_()
+        """Where loops begin, shared with workers, so that `set_epoch` reaches those that persist: the part of a state
+        that can change, as JSON, and before it, whether a loop over the rest of an epoch began there."""
         # Wrong settings are refused here, not in a worker.
         samples.batches(rank=rank or 0, world_size=world_size or 1, **self._options)
 
-    def __iter__(self) -> _Loop:
+    def __iter__(self) -> Iterator[Any]:
         worker = torch.utils.data.get_worker_info()
         if (worker is None or worker.id == 0) and not self._loop_at()[1]:
             # A second loop over the rest of an epoch would leave out its first part, epoch after epoch.
-            if self._start.rest_begun:
+            if self._shared[0]:
                 raise ConfigError(
                     "A loop went over the rest of this epoch already, from the state that was loaded. Call set_epoch "
                     "before each loop, or load a state."
                 )
-            self._start.rest_begun = True
-        return _Loop(self, 0, 1) if worker is None else _Loop(self, worker.id, worker.num_workers)
+            self._shared[0] = True
+        number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return (converted(batch, torch.from_numpy) for batch in self._at_start()._every(workers, number))
 
     def __len__(self) -> int:
         """Batches of a whole loop over all epochs, for this rank."""
@@ -132,16 +134,28 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
 
     def _loop_at(self) -> tuple[int, bool]:
         """The number of the loop that begins next, and whether that is its begin; the same for all ranks."""
-        now = self._at_start((0, 1))
-        return now._order.loop_at(now.samples_seen, self._options["epochs"] or 1)
+        now, epochs = self._at_start((0, 1)), self._options["epochs"] or 1
+        epoch = now._order.epoch_at(now.samples_seen)
+        return epoch // epochs, epoch % epochs == 0 and now._order.is_begin(now.samples_seen)
 
     def _at_start(self, ranks: tuple[int, int] | None = None) -> Batches[Any]:
         """New batches from where a loop begins."""
         rank, world_size = ranks or self._ranks or _ranks_of_torch()
         batches = self.samples.batches(rank=rank, world_size=world_size, **self._options)
-        if start := self._start.read():
+        if start := self._start():
             batches.load_state_dict(batches.state_dict() | start)
         return batches
+
+    def _start(self) -> dict[str, Any]:
+        text = self._shared.numpy()[1:].tobytes().rstrip(b"\0")
+        return json.loads(text) if text else {}
+
+    def _begin_at(self, start: State) -> None:
+        text = json.dumps(start).encode() if start else b""
+        if len(text) > _START_BYTES:
+            raise ConfigError(f"A state of {len(text):,} bytes; those of a BatchDataset have {_START_BYTES:,} at most.")
+        self._shared.numpy()[1:] = np.frombuffer(text.ljust(_START_BYTES, b"\0"), np.uint8)
+        self._shared[0] = False
 
     def set_epoch(self, epoch: int) -> None:
         """The next loop gives epoch `epoch`, counted in loops if a loop goes over several epochs.
@@ -150,32 +164,24 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         """
         if epoch < 0:
             raise ConfigError(f"set_epoch: {epoch}; use 0 or more.")
-        start, current = self._start.read(), self.epoch
+        start, current = self._start(), self.epoch
         if epoch < current:
             # What a state brought along (a mixture's change of weights) may lie ahead of there.
             start = {}
         if epoch != current:
             start |= self._at_start((0, 1))._order.epoch_begin(epoch * (self._options["epochs"] or 1))
-        self._start.write(start)
+        self._begin_at(start)
 
     def state_after(self, batches: int) -> State:
         """The state after a number of batches of a loop were taken; fits any number of workers and ranks."""
-        if batches < 0:
-            raise ConfigError(f"state_after: {batches:,} batches; use 0 or more.")
         now = self._at_start()
         begin, step = now.samples_seen, now.delivery.step
         until = now._order.until(begin, now.delivery.epochs)
-        place = begin + batches * step
-        # Samples that go to no rank are passed over with the last batch.
-        wanted = place + step if now.delivery.drop_last else place
-        end = until(wanted)
-        if end < wanted:
-            usable = (end - begin) // step * step if now.delivery.drop_last else end - begin
-            steps = -(-usable // step)
-            if batches > steps:
-                raise ConfigError(f"state_after: {batches:,} batches; a loop from here has {steps:,}.")
-            place = end if batches == steps else place
-        now.load_state_dict(now.state_dict() | {"samples_seen": place})
+        place = until(begin + batches * step)
+        rest = until(place + step) - place
+        # What is left out at the end counts as seen with the last batch.
+        left_out = now.delivery.drop_last and rest < step
+        now.load_state_dict(now.state_dict() | {"samples_seen": place + (rest if left_out else 0)})
         return now.state_dict()
 
     def load_state_dict(self, state: State, *, new_weights: bool = False) -> None:
@@ -183,103 +189,19 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         batches = self._at_start()
         batches.load_state_dict(state, new_weights=new_weights)
         now = batches.state_dict()
-        self._start.write({name: now[name] for name in ("samples_seen", "order")})
+        self._begin_at({name: now[name] for name in ("samples_seen", "order")})
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker that is spawned knows nothing of torch.distributed.
         ranks = _ranks_of_torch() if self._ranks is None and _distributed() else self._ranks
         return self.__dict__ | {"_ranks": ranks}
 
-    def __repr__(self) -> str:
-        return f"BatchDataset({self.samples!r}, batch_size={self._options['batch_size']})"
-
-
-class _LoopState(TypedDict):
-    begin: dict[str, Any]
-    batches: int
-
-
-class _Loop:
-    """One loop over a worker's share of the batches.
-
-    Its state is what torchdata's StatefulDataLoader takes from each worker with each batch: where the whole loop began,
-    and how many batches of it this worker made.
-    """
-
-    def __init__(self, dataset: BatchDataset, worker: int, workers: int) -> None:
-        self._worker, self._workers = worker, workers
-        self._batches = dataset._at_start()
-        self._begin = self._batches.state_dict()
-        self._taken = 0
-        self._running: Iterator[Any] | None = None
-
-    def __iter__(self) -> _Loop:
-        return self
-
-    def __next__(self) -> Any:
-        if self._running is None:
-            self._running = self._batches._every(self._workers, self._worker + self._taken * self._workers)
-        batch = converted(next(self._running), torch.from_numpy)
-        self._taken += 1
-        return batch
-
-    def state_dict(self) -> State:
-        return {"begin": self._begin, "batches": self._taken} | self._sharing()
-
-    def load_state_dict(self, state: State) -> None:
-        """Continue in the share that the state was made in."""
-        loaded: _LoopState = checked(_LoopState, state, "The state of a loop")
-        if changed := differences({name: state.get(name) for name in self._sharing()}, self._sharing()):
-            raise MismatchError(
-                f"StatefulDataLoader resumes with the workers and ranks it had: {changed}. To change them, "
-                "save dataset.state_after(batches taken), and load that into the dataset."
-            )
-        self._batches.load_state_dict(loaded["begin"])
-        self._begin, self._taken, self._running = loaded["begin"], loaded["batches"], None
-
-    def _sharing(self) -> State:
-        delivery = self._batches.delivery
-        return {
-            "batch_size": delivery.batch_size,
-            "world_size": delivery.world_size,
-            "workers": self._workers,
-            "worker": self._worker,
-        }
-
-
-class _Start:
-    """Where loops begin, in memory that is shared with the workers: so `set_epoch` reaches those that persist.
-
-    The part of a state that can change, as JSON; nothing for the very begin. Before it, a byte that says whether a loop
-    over the rest of an epoch began there.
-    """
-
-    def __init__(self) -> None:
-        self._shared = torch.zeros(1 + _START_BYTES, dtype=torch.uint8).share_memory_()
-
-    def read(self) -> dict[str, Any]:
-        text = self._shared.numpy()[1:].tobytes().rstrip(b"\0")
-        return json.loads(text) if text else {}
-
-    def write(self, start: State) -> None:
-        """A new place."""
-        text = json.dumps(start).encode() if start else b""
-        if len(text) > _START_BYTES:
-            raise ConfigError(f"A state of {len(text):,} bytes; those of a BatchDataset have {_START_BYTES:,} at most.")
-        self._shared.numpy()[1:] = np.frombuffer(text.ljust(_START_BYTES, b"\0"), np.uint8)
-        self.rest_begun = False
-
-    @property
-    def rest_begun(self) -> bool:
-        return bool(self._shared[0])
-
-    @rest_begun.setter
-    def rest_begun(self, begun: bool) -> None:
-        self._shared[0] = begun
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         # A copy of shared memory, made by `copy` or `pickle`, is not shared any more.
-        self._shared = state["_shared"].share_memory_()
+        self.__dict__ = state | {"_shared": state["_shared"].share_memory_()}
+
+    def __repr__(self) -> str:
+        return f"BatchDataset({self.samples!r}, batch_size={self._options['batch_size']})"
 
 
 def _distributed() -> bool:

@@ -14,7 +14,7 @@ import torch
 
 from milldam.errors import ConfigError
 from milldam.loader.batches import Batches
-from milldam.loader.types import Array, State, TokenPair
+from milldam.loader.types import Array, TokenPair
 
 TensorsT = TypeVar("TensorsT")
 
@@ -54,23 +54,11 @@ class TensorBatches(Generic[TensorsT]):
             tensor = tensor.pin_memory()
         return tensor if self._device is None else tensor.to(self._device, non_blocking=self._pin)
 
-    @property
-    def epoch(self) -> int:
-        """Number of finished epochs."""
-        return self._batches.epoch
-
-    @property
-    def samples_seen(self) -> int:
-        """Samples delivered to all ranks together since the very first epoch."""
-        return self._batches.samples_seen
-
-    def state_dict(self) -> State:
-        """The position: after the last batch that was handed out."""
-        return self._batches.state_dict()
-
-    def load_state_dict(self, state: State, *, new_weights: bool = False) -> None:
-        """Continue from a state; see `Batches.load_state_dict`."""
-        self._batches.load_state_dict(state, new_weights=new_weights)
+    def __getattr__(self, name: str) -> Any:
+        """`epoch`, `samples_seen`, `state_dict`, `load_state_dict` and `stats` of the batches under it."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._batches, name)
 
 
 @overload

@@ -242,7 +242,7 @@ def test_a_configuration_file_does_what_the_options_do(few: Path, tmp_path: Path
 def test_the_summary_says_what_was_made(few: Path, tmp_path: Path) -> None:
     """Examples, windows, answers, rate and memory; as JSON on request."""
     shown = invoke(*command(few, tmp_path / "1")).stdout
-    for word in ("60 examples", "windows with answers", "repaired", "memory"):
+    for word in ("60 examples", "windows with answers", "repaired", "Memory"):
         assert word in shown, word
     told = json.loads(invoke(*command(few, tmp_path / "2", "--json")).stdout)
     assert told["counts"]["examples"] == 60 and told["counts"]["repaired"] == 1 and told["memory"]["peak"] > 0

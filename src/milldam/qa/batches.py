@@ -314,7 +314,7 @@ def lanes(
 
     Each step is a dict of arrays, one row a lane; `reset` is True where a document begins. Document i of the global
     order goes to rank i mod world_size, and there to the first free lane. A lane is padding only at the very end; all
-    ranks end with the same step. `skip`: the steps that an earlier run took; passing over them takes some microseconds each.
+    ranks end with the same step. `skip`: the steps that an earlier run took, which are passed over.
 
     >>> features = milldam.qa.prepare("train-v2.0.json", "squad.milldam", tokenizer="bert-base-uncased/")
     >>> step = next(milldam.qa.lanes(milldam.qa.DocumentSamples(features), 4, seed=0))

@@ -51,7 +51,7 @@ from milldam.run.units import Identity
 from milldam.sources.batch import TextRules
 from milldam.sources.units import InputFile, Unit
 from milldam.stores.kinds import TOKENS
-from milldam.stores.tokens.reader import open_store
+from milldam.stores.tokens.reader import Store
 from milldam.tokenizers.loading import NamedTokens, SpecialTokens, TokenizerText
 from milldam.tokenizers.proof import KnownTokenizer, Question
 from sizes import parse_size
@@ -228,7 +228,7 @@ def run_step(step: str, out: str, units: str) -> None:
 
 def do_step(step: str, out: Path, units: int, clock: Clock) -> None:
     if step == "open":
-        store = open_store(out)
+        store = Store(out)
         clock("open")
         assert len(store.shards) == units + -(-units // 100)
         return

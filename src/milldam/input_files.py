@@ -20,6 +20,7 @@ from typing import Any
 from milldam.errors import InputError, MilldamError, nearest
 from milldam.files import hash_bytes
 from milldam.stores.kinds import KINDS, TABLE
+from milldam.stores.place import Folder
 
 FORMATS = {
     ".txt": "txt",
@@ -216,7 +217,7 @@ def is_table(folder: Path) -> bool:
 
 
 def _shards(table: Path) -> Iterator[str]:
-    for name, _ in TABLE.files_in(table / TABLE.manifest):
+    for name, _ in TABLE.read(Folder(table)).files():
         if not (table / name).is_file():
             raise InputError(f"{table / name}: this shard of the table is missing. Make the table again.")
         yield str(table / name)

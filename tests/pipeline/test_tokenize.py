@@ -92,8 +92,8 @@ def test_a_larger_corpus_comes_out_in_order_without_its_broken_lines(corpus: Cor
     assert documents(store) == expected_ids(corpus.texts)
     assert store.manifest.tally.rejected == Counter(reason for _, reason in corpus.broken)
     assert list(verify(reference)) == []
-    assert store.manifest.characters == sum(map(len, corpus.texts))
-    assert store.manifest.text_bytes == sum(len(text.encode()) for text in corpus.texts)
+    assert store.manifest.sums["characters"] == sum(map(len, corpus.texts))
+    assert store.manifest.sums["text_bytes"] == sum(len(text.encode()) for text in corpus.texts)
 
 
 def test_rejects_have_the_line_in_the_whole_file(corpus: Corpus, reference: Path) -> None:
@@ -556,7 +556,9 @@ def test_a_text_file_larger_than_a_document_is_encoded_in_pieces(tmp_path: Path,
     told = json.loads((tmp_path / "s" / "run" / "summary.json").read_bytes())
     assert "2 text files larger than max_document_bytes: neither filtered nor compared" in told["warnings"][0]
     assert store.manifest.tally.reasons == {"duplicate": 2}
-    assert store.manifest.characters - whole.manifest.characters == whole.manifest.characters - len("beforeafter")
+    assert store.manifest.sums["characters"] - whole.manifest.sums["characters"] == whole.manifest.sums[
+        "characters"
+    ] - len("beforeafter")
 
 
 def test_a_large_text_file_of_white_space_is_empty(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_table_of_ours_is_listed_in_the_order_of_its_rows(tmp_path: Path) -> N
     """Its files are named by their content. One that is not finished has no rows to speak of: it is refused."""
     source = tmp_path / "in.jsonl"
     source.write_text("".join(f'{{"text": "row {n}"}}\n' for n in range(64)))
-    table = milldam.map(source, lambda rows: None, tmp_path / "table", shards=8)
+    table = milldam.map(source, lambda rows: None, tmp_path / "table", shard_size=140)
     shards = [shard.name for shard in table.manifest.shards]
     assert names(tmp_path / "table") == shards != sorted(shards)
     (tmp_path / "table" / TABLE.manifest).unlink()

@@ -89,12 +89,13 @@ class TextEncoder:
     def __call__(self, texts: Texts) -> list[Ids]: ...
     def __call__(self, texts: str | Texts) -> Ids | list[Ids]:
         """The ids of a text, or of each of several: a list, a numpy or an Arrow array. None has none."""
-        if isinstance(texts, str):
-            return self._encode([texts])[0]
-        return self._encode(texts)
+        import pyarrow as pa
 
-    def _encode(self, texts: Texts) -> list[Ids]:
-        array = _as_arrow(texts)
+        if isinstance(texts, str):
+            return self([texts])[0]
+        array: Any = texts if isinstance(texts, pa.Array | pa.ChunkedArray) else pa.array(texts, pa.large_string())
+        array = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+        array = array.cast(pa.large_string()).fill_null("")
         encoder = self._document_encoder
         if encoder is None:
             from milldam.tokenizers.document_encoder import DocumentEncoder
@@ -133,12 +134,3 @@ def _load(tokenizer: object) -> LoadedTokenizer:
     without_losses(copy)
     named = NamedTokens(getattr(tokenizer, "bos_token", None), getattr(tokenizer, "eos_token", None))
     return LoadedTokenizer(type(tokenizer).__name__, copy.to_str(), named, copy)
-
-
-def _as_arrow(texts: Any) -> pa.LargeStringArray:
-    import pyarrow as pa
-
-    array = texts if isinstance(texts, pa.Array | pa.ChunkedArray) else pa.array(texts, pa.large_string())
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
-    return array.cast(pa.large_string()).fill_null("")

@@ -28,7 +28,6 @@ from milldam.run.engine import Options, Session
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.summary import Observer
 from milldam.stores.kinds import AUDIT, TOKENS
-from milldam.stores.place import Folder
 from milldam.stores.tokens.manifest import NAME as MANIFEST
 from milldam.stores.tokens.manifest import Manifest
 
@@ -75,7 +74,7 @@ def _audit_beside(npy: Path) -> dict[str, Path]:
 
 
 def _move_audit(work: Path, npy: Path) -> None:
-    listed = TOKENS.audit(Folder(work))
+    listed = Manifest.read(work).audit or {}
     for what, beside in _audit_beside(npy).items():
         if what not in listed:
             beside.unlink(missing_ok=True)
@@ -104,7 +103,7 @@ def work_folder(npy: Path) -> Path:
 
 
 def _facts(manifest: Manifest) -> dict[str, Any]:
-    counted = {"documents": manifest.documents, "tokens": manifest.tokens}
+    counted = {name: manifest.totals[name] for name in ("documents", "tokens")}
     facts = dataclasses.asdict(manifest) | {"format_version": TOKENS.version} | counted
     return {"format": "milldam npy", **facts}
 

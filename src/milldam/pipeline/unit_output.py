@@ -54,8 +54,7 @@ class SplitShards:
             if split not in self._writers:
                 self._writers[split] = ShardWriter(self._folder, self._splits[split], self._dtype)
             writer, facts = self._writers[split], batch.facts[which]
-            writer.append(tokens.only(which))
-            writer.count_text(int(facts["text_bytes"].sum()), int(facts["characters"].sum()))
+            writer.append(tokens.only(which), int(facts["text_bytes"].sum()), int(facts["characters"].sum()))
         self.text_bytes += int(batch.facts["text_bytes"].sum())
         if self._facts is not None:
             self._facts.write(batch.facts.tobytes())

@@ -46,7 +46,7 @@ class Identity:
     @classmethod
     def of_store(cls, out: Path, kind: Kind) -> Identity:
         """The identity of a finished store. Raises StoreError when it can't be read."""
-        head = kind.head(Folder(out))
+        head = kind.facts(Folder(out))
         return cls(head["settings"], head["input"], head.get("tokenizer", {}).get("name"))
 
     @property

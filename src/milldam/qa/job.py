@@ -43,7 +43,6 @@ from milldam.run.summary import Observer
 from milldam.run.units import Identity, key_of
 from milldam.sources.batch import Reading, TextRules
 from milldam.sources.units import Slice, gather, whole
-from milldam.stores.kinds import TokenizerFacts
 from milldam.stores.table.manifest import TableManifest, TableSchema
 from milldam.stores.table.writer import TableShardWriter
 from milldam.tokenizers.loading import load_tokenizer
@@ -119,7 +118,7 @@ class QAJob(TableJob):
         template = template_of(loaded.huggingface, settings, loaded.named)
         Windower(loaded.huggingface, settings, template)  # refuses rules that make no windows
         self._json = loaded.huggingface.to_str() if settings.memory_tokens else loaded.json
-        self._facts: TokenizerFacts = {
+        self._facts = {
             "name": loaded.name,
             "xxh3": hash_bytes(self._json.encode()),
             "vocab_size": loaded.vocab_size,

@@ -78,13 +78,14 @@ def _example(record: Any) -> Example:
     if not isinstance(record, dict):
         raise MalformedError("no_record", f"an object is wanted, not {record!r}"[:200])
     id = record.get("id")
-    texts: dict[str, Any] = {name: record.get(name) for name in ("id", "question", "context")}
+    texts: dict[str, Any] = {name: record.get(name) for name in ("id", "context", "question")}
     if isinstance(id, int) and not isinstance(id, bool):
         texts["id"] = str(id)
     for name, text in texts.items():
         if not isinstance(text, str):
             found = ", ".join(key for key, value in record.items() if value) or "none"
-            raise MalformedError(f"no_{name}", f'no text "{name}"; found {found}. {_NEEDED}')
+            lacks = "field" if text is None else "text"
+            raise MalformedError(f"no_{name}", f'no {lacks} "{name}"; found {found}. {_NEEDED}')
     if not record["context"].strip():
         raise MalformedError("no_context", "the context is empty")
     answers = () if record.get("is_impossible") is True else tuple(_answers(record.get("answers")))

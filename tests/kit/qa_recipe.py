@@ -22,7 +22,6 @@ from milldam.qa.settings import QARules
 from milldam.qa.store import NUMBERS
 from milldam.qa.template import template_of
 from milldam.qa.windows import Windower, Windows
-from milldam.tokenizers.loading import NamedTokens
 
 WORDS = re.split(
     " ", "what year did the city of paris pay how much for bridge a in it was is and he they 1990 500 un be"
@@ -146,7 +145,7 @@ def windower_of(
 ) -> Callable[[list[Example]], Any]:
     """Examples -> their windows: `features`, `chosen`, `dropped`. Its `template` and `memory` are attributes."""
     made = QARules(memory_tokens=memory, **rules)
-    template = template_of(tokenizer, made, NamedTokens(pad=pad))
+    template = template_of(tokenizer, made, {"pad": pad})
     windower = Windower(tokenizer, made, template)
 
     def make(examples: list[Example]) -> Any:

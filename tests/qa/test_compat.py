@@ -93,5 +93,5 @@ def test_old_features_are_never_returned(squad: Path, tokenizer: Any) -> None:
     assert len(set(folders)) == len(folders)
     squad.write_text(json.dumps(EXAMPLES[1]) + "\n")
     assert both(squad, tokenizer).example(0)["id"] == "b"
-    with pytest.raises(ConfigError, match="not a fast tokenizer"):
+    with pytest.raises(ConfigError, match="no fast tokenizer"):
         create_dataset_from_cache(squad, tokenizer=object())

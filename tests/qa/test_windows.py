@@ -25,7 +25,6 @@ from milldam.qa.examples import Answer, Example
 from milldam.qa.settings import QARules
 from milldam.qa.template import template_of
 from milldam.qa.windows import NO_TOKENS, QUESTION_TOO_LONG
-from milldam.tokenizers.loading import NamedTokens
 
 CITY = Example("q1", "what city", "the city of paris", (Answer("paris", 12),))
 
@@ -151,7 +150,7 @@ def test_padding_is_no_word_of_the_text() -> None:
     """A vocabulary may have "<unk>" as a word like any other; a special token is taken instead."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"<unk>": 0, "a": 1, "b": 2}, merges=[]))
     tokenizer.add_special_tokens(["<|endoftext|>"])
-    assert template_of(tokenizer, QARules(), NamedTokens()).pad_id == tokenizer.token_to_id("<|endoftext|>")
+    assert template_of(tokenizer, QARules(), {}).pad_id == tokenizer.token_to_id("<|endoftext|>")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +174,7 @@ def test_a_tokenizer_that_knows_no_latin_letter_has_its_template_found() -> None
     """A probe of letters that it lacks would find no texts between its special tokens."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE({"<s>": 0, "</s>": 1, "日": 2, "本": 3}, []))
     made.post_processor = tokenizers.processors.BertProcessing(("</s>", 1), ("<s>", 0))
-    template = template_of(made, QARules(), NamedTokens(pad="</s>"))
+    template = template_of(made, QARules(), {"pad": "</s>"})
     assert [[id for id, _ in part] for part in (template.before, template.between, template.after)] == [[0], [1], [1]]
 
 
@@ -183,4 +182,4 @@ def test_a_tokenizer_without_a_token_to_pad_with_is_refused() -> None:
     """With where to name one."""
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
     with pytest.raises(InputError, match="no token to pad with"):
-        template_of(made, QARules(), NamedTokens())
+        template_of(made, QARules(), {})

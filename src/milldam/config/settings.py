@@ -89,12 +89,10 @@ class DataSet(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRules(Settings):
-    """How `milldam train-tokenizer` makes the tokenizer."""
+    """How `milldam train-tokenizer` makes the tokenizer: byte-level BPE."""
 
     vocab_size: AtLeastOne = 32_000
     """Tokens in the vocabulary, special ones included."""
-    model: Literal["bpe", "unigram"] = "bpe"
-    """Byte-level BPE, or unigram."""
     special_tokens: Texts = ("<|endoftext|>",)
     """Tokens that never come from text; the first one ends documents."""
     sample: Size = "100MB"

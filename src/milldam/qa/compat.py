@@ -19,15 +19,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-
 from milldam.errors import ConfigError
 from milldam.files import hash_bytes, write_file
 from milldam.qa.batches import COLUMNS, DocumentSamples, Selection, Strategy, WindowSamples
 from milldam.qa.job import prepare
 from milldam.qa.store import FeatureStore
 from milldam.qa.template import READ, WRITE, add_memory_tokens
-from milldam.tokenizers.loading import load_tokenizer, without_losses
+from milldam.tokenizers.loading import Tokenizer, load_tokenizer
 
 
 def configure_memory_tokens(tokenizer: Any, memory_num_tokens: int) -> dict[str, list[int]]:
@@ -72,17 +70,15 @@ def create_dataset_from_cache(
     """Open the windows of a dataset; nothing is loaded. `doc_stride`: the overlap of two windows."""
     if isinstance(tokenizer, str | os.PathLike):
         loaded = load_tokenizer(str(tokenizer))
-        plain, named = loaded.huggingface, [loaded.named.cls, loaded.named.pad, loaded.named.padding_side]
     else:
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
         if not hasattr(backend, "to_str"):
-            raise ConfigError(
-                f"tokenizer: {type(tokenizer).__name__} is not a fast tokenizer; AutoTokenizer loads one."
-            )
-        plain = tokenizers.Tokenizer.from_str(backend.to_str())
-        without_losses(plain)  # calls of a transformers tokenizer leave truncation and padding in it
-        named = [getattr(tokenizer, name, None) for name in ("cls_token", "pad_token", "padding_side")]
-    facts = {"cls_token": named[0], "pad_token": named[1], "padding_side": named[2]}
+            raise ConfigError(f"tokenizer: {type(tokenizer).__name__} is no fast tokenizer; AutoTokenizer loads one.")
+        of_wrapper = {"cls": "cls_token", "pad": "pad_token", "padding_side": "padding_side"}
+        named = {name: getattr(tokenizer, attribute, None) for name, attribute in of_wrapper.items()}
+        loaded = Tokenizer("", backend.to_str(), named).load()
+    plain, named = loaded.huggingface, loaded.named
+    facts = {"cls_token": named.get("cls"), "pad_token": named.get("pad"), "padding_side": named.get("padding_side")}
     digest = hash_bytes(json.dumps([plain.to_str(), facts]).encode("utf-8", "surrogatepass"))[:16]
     saved = Path(cache_dir) / "tokenizers" / digest
     saved.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,6 @@ from typing import Any
 from milldam.errors import InputError
 from milldam.qa.settings import QARules
 from milldam.qa.store import MemoryTokens
-from milldam.tokenizers.loading import NamedTokens
 
 READ, WRITE = "[MEM_READ_{}]", "[MEM_WRITE_{}]"
 _CLS_NAMES = ("[CLS]", "<cls>", "<s>", "<|cls|>")
@@ -62,16 +61,16 @@ class Template:
         return before.index(self.cls_id) if self.cls_id in before else 0
 
 
-def template_of(tokenizer: Any, rules: QARules, named: NamedTokens) -> Template:
-    """The template of a `tokenizers.Tokenizer`, which gets its memory tokens."""
+def template_of(tokenizer: Any, rules: QARules, named: dict[str, Any]) -> Template:
+    """The template of a `tokenizers.Tokenizer`, which gets its memory tokens. `named`: `Tokenizer.named`."""
     (before, between, after), text_types = _pair(tokenizer)
     special = {token for token, _ in (*before, *between, *after)}
-    cls_id = _first_known(tokenizer, (named.cls, *_CLS_NAMES), among=special)
-    sides = [side for side in (rules.padding_side, named.padding_side) if side in ("left", "right")]
+    cls_id = _first_known(tokenizer, (named.get("cls"), *_CLS_NAMES), among=special)
+    sides = [side for side in (rules.padding_side, named.get("padding_side")) if side in ("left", "right")]
     # A model that reads its answer off the last token, such as XLNet, has its text at the end.
     cls_is_last = cls_id in [token for token, _ in after] and cls_id not in [token for token, _ in before]
     left = sides[0] == "left" if sides else cls_is_last
-    pad_id = _first_known(tokenizer, (named.pad, *_PLAIN_PAD_NAMES))
+    pad_id = _first_known(tokenizer, (named.get("pad"), *_PLAIN_PAD_NAMES))
     if pad_id is None:
         # Among special tokens alone: "<unk>" may well be a word of a byte-level vocabulary.
         marked = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}

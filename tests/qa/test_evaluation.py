@@ -142,7 +142,7 @@ def test_errors_say_what_is_wrong(tmp_path: Path) -> None:
         ([], PREDICTIONS, "no questions"),
         ([{"id": "x"}], PREDICTIONS, "answers that can be used"),
         ([{"id": "x", "answers": {"text": "not in a list"}}], PREDICTIONS, "answers that can be used"),
-        (tmp_path / "lines.jsonl", PREDICTIONS, r"line 2: .*References must be complete"),
+        (tmp_path / "lines.jsonl", PREDICTIONS, r"jsonl:2: .*References must be complete"),
     ):
         with pytest.raises(InputError, match=message):
             evaluate(references, predictions)

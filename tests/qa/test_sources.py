@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from tests.kit.qa_jobs import examples_of
 
 from milldam.errors import ConfigError, InputError
-from milldam.qa import examples as reading_examples
 from milldam.qa.examples import Answer, Example, cut_file, list_files, read_examples
 from milldam.sources.batch import Reading, Reject, TextRules
 
@@ -257,12 +256,12 @@ def test_pieces_of_a_file_are_the_whole_of_it(counts: list[int], size: int, inde
         for number, count in enumerate(counts)
         for k in range(count)
     ]
-    limits = {"PIECE_BYTES": size, "_BLOCK_BYTES": 64 + size // 7}
+    limits = {"qa.examples.PIECE_BYTES": size, "sources.compression.BLOCK_BYTES": 64 + size // 7}
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         path = Path(folder) / "e.json"
         path.write_text(json.dumps(squad(given), indent=indent, ensure_ascii=ascii), encoding="utf-8")
         for name, value in limits.items():
-            patch.setattr(reading_examples, name, value)
+            patch.setattr(f"milldam.{name}", value)
         (file,) = list_files([str(path)])
         pieces = list(cut_file(file))
         reading = Reading(TextRules(strict=True), lambda reject: None)
@@ -272,15 +271,15 @@ def test_pieces_of_a_file_are_the_whole_of_it(counts: list[int], size: int, inde
 
 def test_a_record_that_is_too_large_costs_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of lines and tables it is rejected with its place and size; SQuAD's JSON says which article it is."""
-    monkeypatch.setattr(reading_examples, "LARGEST_RECORD", 20_000)
+    monkeypatch.setattr("milldam.qa.examples.LARGEST_RECORD", 20_000)
     given = [EXAMPLES[0], replace(EXAMPLES[1], context="word " * 10_000), EXAMPLES[2]]
     (tmp_path / "e.jsonl").write_text(lines(flat(given)))
     pq.write_table(pa.Table.from_pylist(flat(given)), tmp_path / "e.parquet")
-    for name, place in (("e.jsonl", "line 2"), ("e.parquet", "row 2")):
+    for name in ("e.jsonl", "e.parquet"):
         told: list[Reject] = []
         assert list(examples_of(tmp_path / name, on_reject=told.append)) == [EXAMPLES[0], EXAMPLES[2]]
-        assert [(one.reason, one.place) for one in told] == [("too_large", f"{tmp_path / name}: {place}")]
-    monkeypatch.setattr(reading_examples, "_BLOCK_BYTES", 1000)
+        assert [(one.reason, one.place) for one in told] == [("too_large", f"{tmp_path / name}:2")]
+    monkeypatch.setattr("milldam.sources.compression.BLOCK_BYTES", 1000)
     (tmp_path / "e.json").write_text(json.dumps(squad(given)))
     with pytest.raises(InputError, match=r"the article at byte \d+ is not JSON or has more than 20,000"):
         list(examples_of(tmp_path / "e.json"))

@@ -139,8 +139,8 @@ class Config(RunSettings):
     clean: Literal["off"] | Annotated[CleanRules, Short()] = field(default_factory=CleanRules)
     """How to clean texts."""
     invalid_utf8: InvalidUtf8 = "drop"
-    """Bytes that are not UTF-8, and halves of surrogate pairs: drop them, reject the record, replace them with U+FFFD,
-    or stop."""
+    """Bytes that are not UTF-8, and halves of surrogate pairs: drop them, reject the record, or replace them with
+    U+FFFD."""
     max_document_bytes: Size = "32MiB"
     """Larger records are rejected. Only a .txt file that is one document may be of any size."""
     strict: bool = False

@@ -26,6 +26,7 @@ from xxhash import xxh3_64_intdigest
 
 from milldam.config.settings import Config, text_columns
 from milldam.errors import ConfigError, Setting
+from milldam.input_files import describe_left_out
 from milldam.memory import Budget, usage
 from milldam.pipeline.finishing import Made, TextSummary, complete, finish
 from milldam.pipeline.fitting import Disk, Fitting
@@ -162,7 +163,7 @@ class TokenJob(engine.Job[TextSummary]):
             "encoder": prepared.known.encoder,
             "encoder_note": prepared.known.note,
             "stages": (*self.stage_names, *(stage for stage, wanted in later.items() if wanted)),
-            "left_out": str(prepared.input.left_out),
+            "left_out": describe_left_out(prepared.input.left_out),
             "conversations": f"{forms}, by {recipes[0].template.origin}" if recipes else "",
             "text_columns": text_columns(prepared.identity.settings),
             "preferred": prepared.preferred(config),

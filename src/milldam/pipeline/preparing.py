@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from milldam.config.settings import VAL, Config
 from milldam.errors import InputError
 from milldam.files import hash_bytes
-from milldam.input_files import LeftOut
 from milldam.memory import parse_size, release
 from milldam.pipeline.documents import SetRules, read_documents
 from milldam.pipeline.judging import preload_rules
@@ -55,7 +54,7 @@ class Input:
             [resolve_data_set(path, one.split, one.subset, input_format=one.input_format) for path in one.paths]
             for one in config.sources
         ]
-        self.left_out = LeftOut()
+        self.left_out = Counter[str]()
         """Files of the input's folders that are not read."""
         self.evaluation: Evaluation | None = None
         """The evaluation sets that are kept out."""
@@ -72,7 +71,7 @@ class Input:
 
     def look(self) -> dict[str, Any]:
         """List the input as it is now; its number, size and fingerprint."""
-        self.left_out = LeftOut()
+        self.left_out = Counter[str]()
 
         def files() -> Iterator[tuple[int, InputFile]]:
             for number, resolved in enumerate(self._resolved):

@@ -18,10 +18,11 @@ from typing import Any
 
 from milldam.errors import ConfigError, InputError
 from milldam.input_files import is_address, kind_of
-from milldam.sources.batch import KEPT_RECORD_CHARS, MalformedError, Places, Reading, Reject, TextRules
-from milldam.sources.compression import STDIN, DamagedError, open_bytes, read_blocks
-from milldam.sources.data_sets import parse_split, resolve_data_set
-from milldam.sources.reading import FileReader, slice_file
+from milldam.sources.batch import KEPT_RECORD_CHARS, Reading, Reject, TextRules
+from milldam.sources.compression import BLOCK_BYTES, STDIN, DamagedError, open_bytes, read_blocks
+from milldam.sources.data_sets import resolve_data_set
+from milldam.sources.reading import TABLES, reader_of, slice_file
+from milldam.sources.splits import parse_split
 from milldam.sources.units import InputFile, Slice, list_inputs, whole
 
 SQUAD = "squad"
@@ -30,7 +31,6 @@ PIECE_BYTES = 1_000_000
 """A unit of work: part of a file, or several small ones."""
 LARGEST_RECORD = 16 << 20
 """Bytes of a line, row or article."""
-_BLOCK_BYTES = 1 << 18
 _DATA = re.compile(r'"data"[ \n\t\r]*:[ \n\t\r]*\[')
 _BETWEEN = re.compile(r"[ \n\t\r,]*")
 _FORMATS = ("json", "jsonl", "parquet", "arrow")
@@ -68,7 +68,7 @@ def read_examples(slice: Slice, reading: Reading) -> Iterator[Example]:
     for record, place in read_questions(slice, reading):
         try:
             yield _example(record)
-        except MalformedError as error:
+        except DamagedError as error:
             kept = json.dumps(record, ensure_ascii=False, default=str)[: KEPT_RECORD_CHARS + 1]
             detail = ": ".join(filter(None, (place.detail, error.detail)))
             reading.reject(replace(place, reason=error.reason, detail=detail, record=kept))
@@ -76,7 +76,7 @@ def read_examples(slice: Slice, reading: Reading) -> Iterator[Example]:
 
 def _example(record: Any) -> Example:
     if not isinstance(record, dict):
-        raise MalformedError("no_record", f"an object is wanted, not {record!r}"[:200])
+        raise DamagedError("no_record", f"an object is wanted, not {record!r}"[:200])
     id = record.get("id")
     texts: dict[str, Any] = {name: record.get(name) for name in ("id", "context", "question")}
     if isinstance(id, int) and not isinstance(id, bool):
@@ -85,9 +85,9 @@ def _example(record: Any) -> Example:
         if not isinstance(text, str):
             found = ", ".join(key for key, value in record.items() if value) or "none"
             lacks = "field" if text is None else "text"
-            raise MalformedError(f"no_{name}", f'no {lacks} "{name}"; found {found}. {_NEEDED}')
+            raise DamagedError(f"no_{name}", f'no {lacks} "{name}"; found {found}. {_NEEDED}')
     if not record["context"].strip():
-        raise MalformedError("no_context", "the context is empty")
+        raise DamagedError("no_context", "the context is empty")
     answers = () if record.get("is_impossible") is True else tuple(_answers(record.get("answers")))
     title = record["title"] if isinstance(record.get("title"), str) else ""
     example = Example(**texts, answers=answers, title=title)
@@ -95,7 +95,7 @@ def _example(record: Any) -> Example:
         "".join((title, *texts.values(), *(answer.text for answer in answers))).encode()
     except UnicodeEncodeError as error:
         # Half a pair of surrogates is no character: no tokenizer takes it, and no file.
-        raise MalformedError("not_unicode", f"a text that is not Unicode ({error.reason})") from None
+        raise DamagedError("not_unicode", f"a text that is not Unicode ({error.reason})") from None
     return example
 
 
@@ -104,14 +104,14 @@ def _answers(answers: Any) -> Iterator[Answer]:
     if isinstance(answers, dict):
         texts, starts = answers.get("text"), answers.get("answer_start")
         if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
-            raise MalformedError("bad_answers", '"text" and "answer_start" must be lists of the same length')
+            raise DamagedError("bad_answers", '"text" and "answer_start" must be lists of the same length')
         answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
     if not isinstance(answers, list | None):
-        raise MalformedError("bad_answers", f'"answers" must be a list or an object, not {answers!r}'[:200])
+        raise DamagedError("bad_answers", f'"answers" must be a list or an object, not {answers!r}'[:200])
     for answer in answers or ():
         text, start = (answer.get("text"), answer.get("answer_start")) if isinstance(answer, dict) else (None, None)
         if not isinstance(text, str) or not isinstance(start, int) or isinstance(start, bool):
-            raise MalformedError("bad_answers", f"an answer must have text and answer_start, not {answer!r}"[:200])
+            raise DamagedError("bad_answers", f"an answer must have text and answer_start, not {answer!r}"[:200])
         yield Answer(text, start)
 
 
@@ -124,7 +124,7 @@ def list_files(inputs: Sequence[str], split: str = "train") -> Iterator[InputFil
     A file is taken as it is named. Of a folder, of what `save_to_disk` wrote and of a dataset on the Hub, the files of
     the split are taken.
     """
-    if parse_split(split).rows is not None:
+    if parse_split(split)[1] is not None:
         raise ConfigError(f'split "{split}": slices are not known here. Use max_examples for the first ones.')
     for name in inputs:
         if name == STDIN:
@@ -141,7 +141,7 @@ def list_files(inputs: Sequence[str], split: str = "train") -> Iterator[InputFil
                 raise InputError(f"{file.path}: no examples of question answering in it. {_KNOWN}")
             if format == "json":
                 with open_bytes(file.path) as opened:
-                    head = _more(read_blocks(opened, file.compression, _BLOCK_BYTES), 1, file.path)
+                    head = _more(read_blocks(opened, file.compression), 1, file.path)
                 format = SQUAD if _DATA.search(head) else format
             yield replace(file, format=format)
 
@@ -149,10 +149,10 @@ def list_files(inputs: Sequence[str], split: str = "train") -> Iterator[InputFil
 def cut_file(file: InputFile) -> Iterator[Slice]:
     """The parts of a file that workers share; of SQuAD's JSON, runs of articles."""
     if file.format != SQUAD:
-        yield from (slice.of_state(file.state) for slice in slice_file(file, PIECE_BYTES, TextRules()))
+        yield from slice_file(file, PIECE_BYTES, TextRules())
         return
     if file.compression is not None or file.size <= PIECE_BYTES:
-        yield whole(file).of_state(file.state)
+        yield whole(file)
         return
     first = stop = 0
     for begin, stop, _ in _articles(whole(file)):
@@ -185,16 +185,13 @@ def _records(slice: Slice, reading: Reading) -> Iterator[tuple[Any, Reject]]:
         yield from ((value, Reject(slice.path, "", "")) for value in values)
         return
     rules = replace(reading.rules, max_document_bytes=LARGEST_RECORD)
-    places, done = Places(), 0
-    for rows in FileReader(rules, None).rows([slice], reading.on_reject, places):
+    origin = 0 if slice.format in TABLES else slice.start
+    for rows, numbers in reader_of(slice.format).read_rows(slice, replace(reading, rules=rules)):
         lists = rows if isinstance(rows, dict) else rows.to_pydict()
-        for values in zip(*lists.values(), strict=True):
-            (place,) = places.of(done, done + 1)
+        for number, values in zip(numbers.tolist(), zip(*lists.values(), strict=True), strict=True):
             record = {name: value for name, value in zip(lists, values, strict=True) if value is not None}
-            line, row = (place.first + 1, None) if slice.format == "jsonl" else (None, place.first)
-            yield record, Reject(slice.path, "", "", line=line, row=row, origin=place.origin)
-            done += 1
-        places.forget(done)
+            line, row = (number + 1, None) if slice.format == "jsonl" else (None, number)
+            yield record, Reject(slice.path, "", "", line=line, row=row, origin=origin)
 
 
 def flat_records(value: Any, path: str = "", title: Any = "") -> Iterator[tuple[str, Any]]:
@@ -222,7 +219,7 @@ def _articles(slice: Slice) -> Iterator[tuple[int, int, Any]]:
     """(first byte, byte behind it, article) of each item of the list "data" in a whole file."""
     decoder = json.JSONDecoder(strict=False)
     with open_bytes(slice.path) as file:
-        blocks = read_blocks(file, slice.compression, _BLOCK_BYTES)
+        blocks = read_blocks(file, slice.compression)
         text = _more(blocks, 1, slice.path)  # a character a byte
         data = _DATA.search(text)
         if data is None:
@@ -248,7 +245,7 @@ def _articles(slice: Slice) -> Iterator[tuple[int, int, Any]]:
                     f"{LARGEST_RECORD:,} bytes, which is too much to read at once. Repair or divide it."
                 )
             # As much again as is held: a long article is not decoded more than twice over.
-            more = _more(blocks, held // _BLOCK_BYTES + 1, slice.path)
+            more = _more(blocks, held // BLOCK_BYTES + 1, slice.path)
             if not more:
                 raise _damaged(slice.path, problem)
             before, at, text = before + at, 0, text[at:] + more

@@ -155,7 +155,7 @@ class QAJob(TableJob):
             pieces = (piece for file in self._files for piece in cut_file(file))
             groups: Iterable[list[Slice]] = gather(pieces, PIECE_BYTES, lambda piece: piece)
         else:  # counted over all files, in order
-            groups = [[whole(file).of_state(file.state) for file in self._files]]
+            groups = [[whole(file) for file in self._files]]
         for index, group in enumerate(groups):
             key = key_of(most, [[one.state, one.format, one.compression, one.start, one.stop] for one in group])
             place = {"pieces": [piece.as_json() for piece in group], "most": most}

@@ -34,7 +34,7 @@ class Tokenizer:
     json: str
     """The text of its tokenizer.json."""
     named: dict[str, Any]
-    """What the files beside it say of the tokens around a document: names of `bos` and `eos`, `bos_id` and `eos_id`."""
+    """What the files beside it say: names of `bos`, `eos`, `cls` and `pad`, `bos_id` and `eos_id`, `padding_side`."""
     origin: str = ""
     """Where it comes from, for messages."""
     huggingface: Any = None
@@ -186,7 +186,9 @@ def read_named_tokens(folder: Path) -> dict[str, Any]:
             content = json.loads((folder / file).read_bytes())
         except (OSError, ValueError):
             continue
-        for role in ("bos", "eos") if isinstance(content, dict) else ():
+        if isinstance(content, dict) and content.get("padding_side") in ("left", "right"):
+            named["padding_side"] = content["padding_side"]
+        for role in ("bos", "eos", "cls", "pad") if isinstance(content, dict) else ():
             token, number = content.get(f"{role}_token"), content.get(f"{role}_token_id")
             token = token.get("content") if isinstance(token, dict) else token
             if isinstance(token, str) and file != "config.json":

@@ -46,6 +46,7 @@ from milldam.run.folder import RunFolder
 from milldam.run.summary import Observer, log
 from milldam.run.tasks import Workers
 from milldam.run.units import Identity, key_of
+from milldam.sources.compression import STDIN
 from milldam.stores.kinds import TABLE
 from milldam.stores.table.manifest import TableManifest, TableSchema
 

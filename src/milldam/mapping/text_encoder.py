@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from milldam.tokenizers.document_encoder import DocumentEncoder
-    from milldam.tokenizers.loading import LoadedTokenizer
 
 CACHE_BYTES = 48 << 20
 
@@ -42,14 +41,14 @@ class TextEncoder:
     >>> [len(ids) for ids in encode(["A text.", "And another."])]
     [4, 3]
 
-    `tokenizer`: a file, a folder, a Hub name, or a tokenizer of HF tokenizers or transformers. `bos`, `eos`: "none",
-    "auto" (what the tokenizer has), or a token. `special_text`: "special" encodes the text of a special token as that
-    token, "plain" like any other text. `encoder`: "auto" is the fast one if it gives the ids of HF tokenizers.
+    `tokenizer`: a file, a folder or a Hub name. `bos`, `eos`: "none", "auto" (what the tokenizer has), or a token.
+    `special_text`: "special" encodes the text of a special token as that token, "plain" like any other text.
+    `encoder`: "auto" is the fast one if it gives the ids of HF tokenizers.
     """
 
     def __init__(
         self,
-        tokenizer: str | Path | object,
+        tokenizer: str | Path,
         *,
         bos: str = "none",
         eos: str = "none",
@@ -57,12 +56,12 @@ class TextEncoder:
         encoder: Literal["auto", "gigatoken", "huggingface"] = "auto",
     ) -> None:
         from milldam.stores.tokens.format import token_dtype
-        from milldam.tokenizers.loading import choose_special_tokens
+        from milldam.tokenizers.loading import choose_special_tokens, load_tokenizer
         from milldam.tokenizers.proof import KNOWN_TOKENIZERS, choose_encoder, expected_ids
 
         if special_text not in ("special", "plain"):
             raise ConfigError(Setting("special_text"), f': must be special or plain, not "{special_text}".')
-        loaded = _load(tokenizer)
+        loaded = load_tokenizer(str(tokenizer))
         self._json, self._plain = loaded.json, special_text == "plain"
         self._special = choose_special_tokens(loaded.huggingface, loaded.named, bos=bos, eos=eos)
         self.vocab_size = loaded.vocab_size
@@ -116,21 +115,3 @@ class TextEncoder:
                 f"text {encoder.uncut[0]} has {size} without white space, and is too long to encode whole."
             )
         return ids
-
-
-def _load(tokenizer: object) -> LoadedTokenizer:
-    """By its path or name; of an object a copy, without truncation, padding and dropout."""
-    from milldam.tokenizers.loading import LoadedTokenizer, NamedTokens, load_tokenizer, without_losses
-
-    if isinstance(tokenizer, str | Path):
-        return load_tokenizer(str(tokenizer))
-    backend: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    if not hasattr(backend, "to_str"):
-        raise ConfigError(
-            f"A {type(tokenizer).__name__} has no tokenizer.json in it. "
-            "Give a file, a folder, a Hub name, or a fast tokenizer of HF transformers or tokenizers."
-        )
-    copy = type(backend).from_str(backend.to_str())
-    without_losses(copy)
-    named = NamedTokens(getattr(tokenizer, "bos_token", None), getattr(tokenizer, "eos_token", None))
-    return LoadedTokenizer(type(tokenizer).__name__, copy.to_str(), named, copy)

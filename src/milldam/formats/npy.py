@@ -81,6 +81,7 @@ class Sidecar(TypedDict):
 
     dtype: str
     tokens: int
+    fingerprint: str
     vocab_size: int
     tokenizer: Facts
     settings: dict[str, Any]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,18 +26,18 @@ import pyarrow as pa
 
 from milldam.errors import ConfigError
 from milldam.files import hash_bytes, in_home
-from milldam.input_files import InputState, LeftOut, is_address, version_of, without_secrets
+from milldam.input_files import NO_INPUT, add_input, describe_left_out, is_address, version_of, without_secrets
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.spool import refuse_transform, spool
 from milldam.mapping.table_job import RowUnit, changed_while_read, require_unchanged
 from milldam.memory import parse_size
 from milldam.run.units import key_of
 from milldam.sources.arrays import BATCH_BYTES
-from milldam.sources.batch import OnReject, Places, TextRules, require_columns
+from milldam.sources.batch import OnReject, TextRules, require_columns
 from milldam.sources.compression import STDIN, DamagedError
 from milldam.sources.data_sets import resolve_data_set
-from milldam.sources.reading import TABLES, FileReader, columns_of, rows_between, slice_file
-from milldam.sources.rows import Rows, cut_by_size
+from milldam.sources.reading import TABLES, columns_of, slice_file
+from milldam.sources.rows import FileReader, Places, Rows, cut_by_size, rows_between
 from milldam.sources.tables import open_schema
 from milldam.sources.units import InputFile, Slice, Unit, gather, list_inputs, whole
 
@@ -142,7 +143,7 @@ class Files:
         """For the cache: where it is, or what is in it."""
         return [path if is_address(path) else os.path.abspath(path) for path in self.paths] or self.identity
 
-    def files(self, left_out: LeftOut | None = None) -> Iterator[InputFile]:
+    def files(self, left_out: Counter[str] | None = None) -> Iterator[InputFile]:
         """The files to read, with versions, so that a change can be named."""
         for path in sorted(self.spooled.glob("*.arrow")) if self.spooled is not None else ():
             status = path.stat()
@@ -153,11 +154,11 @@ class Files:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """{"files", "bytes", "fingerprint"}: equal ones mean equal rows."""
-        state, left_out = InputState(), LeftOut()
+        state, left_out = NO_INPUT, Counter[str]()
         for file in self.files(left_out):
-            state.add(file.path, file.size, file.version)
-        self.left_out = str(left_out)
-        return state.as_json()
+            state = add_input(state, file.path, file.size, file.version)
+        self.left_out = describe_left_out(left_out)
+        return state
 
     @property
     def reader(self) -> FileRows:
@@ -194,7 +195,7 @@ class Files:
 
     def _whole_units(self) -> Iterator[RowUnit]:
         size = self.settings.unit_bytes
-        slices = (one.of_state(file.state) for file in self.files() for one in slice_file(file, size, self._rules))
+        slices = (one for file in self.files() for one in slice_file(file, size, self._rules))
         for index, group in enumerate(gather(slices, size, lambda one: one)):
             unit = Unit(index, tuple(group))
             # Rows of plain text hold the path.

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError, InputError, Setting
-from milldam.files import user_cache
 from milldam.memory import format_size, release
 
 if TYPE_CHECKING:
@@ -56,22 +55,17 @@ class TextEncoder:
         encoder: Literal["auto", "gigatoken", "huggingface"] = "auto",
     ) -> None:
         from milldam.stores.tokens.format import token_dtype
-        from milldam.tokenizers.loading import choose_special_tokens, load_tokenizer
-        from milldam.tokenizers.proof import KNOWN_TOKENIZERS, choose_encoder, expected_ids
+        from milldam.tokenizers.loading import read_tokenizer
+        from milldam.tokenizers.proof import prove
 
         if special_text not in ("special", "plain"):
             raise ConfigError(Setting("special_text"), f': must be special or plain, not "{special_text}".')
-        loaded = load_tokenizer(str(tokenizer))
-        self._json, self._plain = loaded.json, special_text == "plain"
-        self._special = choose_special_tokens(loaded.huggingface, loaded.named, bos=bos, eos=eos)
-        self.vocab_size = loaded.vocab_size
+        self._plain = special_text == "plain"
+        proved = prove(read_tokenizer(str(tokenizer)), encoder=encoder, bos=bos, eos=eos, plain_specials=self._plain)
+        self._json, self._special, self.vocab_size = proved.json, proved.special, proved.vocab_size
         self.dtype = np.dtype(token_dtype(self.vocab_size))
-        expected = expected_ids(loaded.huggingface, [], plain_specials=self._plain)
-        folder = user_cache() / KNOWN_TOKENIZERS
-        choice = choose_encoder(encoder, self._json, expected, plain_specials=self._plain, folder=folder)
-        self._encoder, self._differing = choice.encoder, choice.differing
+        self._encoder, self._differing = proved.encoder, proved.differing
         self._document_encoder: DocumentEncoder | None = None
-        del loaded, expected
         release()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -101,17 +95,12 @@ class TextEncoder:
             from milldam.tokenizers.encoders import Encoder
 
             encoder_inside = Encoder(self._encoder, self._json, plain_specials=self._plain, differing=self._differing)
-            encoder_inside.stay_within(lambda: 3 * CACHE_BYTES)
+            encoder_inside.room = lambda: 3 * CACHE_BYTES
             encoder = self._document_encoder = DocumentEncoder(encoder_inside, self._special, self.dtype.name)
-        ids: list[Ids] = [np.empty(0, self.dtype)] * len(array)
-        for tokens in encoder.encode(array):
-            assert tokens.positions is not None
-            stops = np.cumsum(tokens.lengths)
-            for position, start, stop in zip(tokens.positions, stops - tokens.lengths, stops, strict=True):
-                ids[position] = tokens.flat[start:stop].copy()
+        flat, lengths = encoder.encode(array)
         if encoder.uncut:
             size = format_size(encoder.encoder.longest_run)
             raise InputError(
                 f"text {encoder.uncut[0]} has {size} without white space, and is too long to encode whole."
             )
-        return ids
+        return [ids.copy() for ids in np.split(flat, np.cumsum(lengths))[:-1]]

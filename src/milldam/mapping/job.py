@@ -78,6 +78,7 @@ def array_of(settings: MapSettings) -> ArrayWork[TableSummary]:
         raise ConfigError(Setting("out"), ": name a folder for the table: other machines don't see this one's cache.")
     job = MapJob(settings)
     job.require_hash()
+    job.look(Path(settings.out) / SPOOL)
     return ArrayWork(job, _options(settings, Path(settings.out)))
 
 

@@ -138,7 +138,7 @@ class Kind:
             return f"{folder}: {other.phrase}, not {self.phrase}. {other.opened.format(folder)}"
         if (folder / "run").exists():
             return f"{folder}: unfinished: a run was interrupted here. `milldam status {folder}` says how to continue."
-        return f"{folder}: not {self.phrase} (no {self.manifest})."
+        return f"{folder}: not {self.phrase} (no {self.manifest} in it)."
 
 
 TOKENS = Kind("tokens", "milldam.json", "milldam store", "a token store", "`milldam.open` opens it.", shape="Manifest")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import operator
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
@@ -99,12 +98,11 @@ class Batches(Generic[BatchT]):
         seed: int,
         shuffle: Shuffle,
         prefetch: int,
-        copy: bool,
         dtype: npt.DTypeLike,
     ) -> None:
         self.samples, self.delivery = samples, delivery
         self._seed, self._shuffle = operator.index(seed), shuffle
-        self._prefetch, self._copy = at_least("prefetch", prefetch, 0, " batches"), copy
+        self._prefetch = at_least("prefetch", prefetch, 0, " batches")
         self.dtype = wide_enough(dtype, samples)
         """Type of the delivered tokens."""
         self._order = samples._order(shuffle, self._seed)
@@ -160,8 +158,8 @@ class Batches(Generic[BatchT]):
 
     def _made(self, place: int, until: Until, turns: int = 1) -> Iterator[tuple[BatchT, int]]:
         ahead = self._prefetch
-        # Enough for those that wait, one that is being made, and one or two that the user holds.
-        spare: Spare[BatchT] = Spare(ahead + 2 + self._copy if self.samples._reusable else 0, in_turn=not self._copy)
+        # Enough for those that wait, one that is being made, and two that the user holds.
+        spare: Spare[BatchT] = Spare(ahead + 3 if self.samples._reusable else 0)
         # Knows nothing of this object, so that a thread that runs it does not keep it alive.
         work = Work(self.samples, self._order, self.delivery, self.dtype, spare)
         made = work.batches(place, until, turns)
@@ -430,22 +428,17 @@ class Work(Generic[BatchT]):
 
 class Spare(Generic[BatchT]):
     """Up to `most` batches whose arrays are used again when nothing refers to them or to views of them, so a batch
-    stays what it is for as long as it is kept. `in_turn`: one after the other, whoever holds them."""
+    stays what it is for as long as it is kept."""
 
-    def __init__(self, most: int, *, in_turn: bool) -> None:
+    def __init__(self, most: int) -> None:
         # Where references are not counted exactly, nothing is known to be free.
         counted = hasattr(sys, "getrefcount") and getattr(sys, "_is_gil_enabled", lambda: True)()
-        self._most, self._in_turn = most if counted or in_turn else 0, in_turn
-        self._kept: deque[tuple[Any, list[Any], list[int]]] = deque()
+        self._most = most if counted else 0
+        self._kept: list[tuple[Any, list[Any], list[int]]] = []
         """Batches, with their arrays and how many references to each of these are our own."""
 
     def take(self) -> BatchT | None:
         """A batch to overwrite; None: there is none."""
-        if self._in_turn:
-            if len(self._kept) < self._most:
-                return None
-            self._kept.rotate(-1)
-            return self._kept[-1][0] if self._kept else None
         for batch, arrays, own in self._kept:
             # By number: a loop over the arrays would hold them too.
             if all(sys.getrefcount(arrays[at]) <= count for at, count in enumerate(own)):

@@ -12,7 +12,7 @@ import os
 
 import numpy as np
 
-from milldam.errors import ConfigError, ResourceError
+from milldam.errors import ConfigError
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import (
     OPEN_FILES,
@@ -26,12 +26,9 @@ from milldam.loader.reading import (
     joined,
 )
 from milldam.loader.stream import TokenStream
-from milldam.memory import format_size
 
 _KEPT_BATCHES = 32
 """A file that so many batches did not need is given back."""
-_TOO_MANY = 3
-"""Batches in a row beyond the cache that make an error."""
 
 
 def open_cached(stream: TokenStream, way: Way) -> Reader:
@@ -62,16 +59,22 @@ class CachedReader(PositionedReader):
     def __init__(self, stream: TokenStream) -> None:
         super().__init__(stream)
         assert stream.origin is not None
-        self._name, self._from = stream.name, stream.origin
-        self._sizes = np.array([file.tokens * stream.dtype.itemsize for file in self._layout.files], np.int64)
-        self._batch = 0
+        self._from, self._batch = stream.origin, 0
         self._used: dict[int, int] = {}
         """The last batch that needed each file."""
-        self._too_much = 0
-        """Batches in a row that needed more than the cache holds."""
 
     def runs(self, starts: Int64s, lengths: Int64s) -> TokenArray:
-        self._require_room(starts, starts + np.maximum(lengths, 1) - 1)
+        lasts = starts + np.maximum(lengths, 1) - 1
+        files = np.unique(np.concatenate((self._layout.find(starts), self._layout.find(lasts))))
+        # A batch of these files; those that none has needed for some time are given back.
+        self._batch += 1
+        self._used.update(dict.fromkeys(files.tolist(), self._batch))
+        idle = [file for file in self._descriptors if self._used[file] < self._batch - _KEPT_BATCHES]
+        for file in idle:
+            self._close(file)
+        if idle:
+            # There is room for what waits.
+            self._from.announce([])
         return super().runs(starts, lengths)
 
     def announce(self, starts: Int64s, lengths: Int64s) -> None:
@@ -86,27 +89,6 @@ class CachedReader(PositionedReader):
         for file in {file for file, _, _ in self._layout.parts(*joined(starts, lengths))} & self._descriptors.keys():
             self._close(file)
         self._from.announce([])
-
-    def _require_room(self, firsts: Int64s, lasts: Int64s) -> None:
-        files = np.unique(np.concatenate((self._layout.find(firsts), self._layout.find(lasts))))
-        # A batch of these files; those that none has needed for some time are given back.
-        self._batch += 1
-        self._used.update(dict.fromkeys(files.tolist(), self._batch))
-        idle = [file for file in self._descriptors if self._used[file] < self._batch - _KEPT_BATCHES]
-        for file in idle:
-            self._close(file)
-        if idle:
-            # There is room for what waits.
-            self._from.announce([])
-        needed = int(self._sizes[files].sum())
-        # One that goes over the end of a window needs the shards of two, which is no habit.
-        self._too_much = self._too_much + 1 if needed > self._from.cache_bytes else 0
-        if self._too_much >= _TOO_MANY:
-            raise ResourceError(
-                f"{self._name}: one batch reads from {len(files):,} shards of {format_size(needed)}, and "
-                f"the cache holds {format_size(self._from.cache_bytes)}, so that each batch would fetch them all.\n"
-                "Use a larger cache=..., fewer streams or smaller batches, or bring the store here with `milldam pull`."
-            )
 
     def _close(self, file: int) -> None:
         os.close(self._descriptors.pop(file))

@@ -26,7 +26,7 @@ from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, TypedDict, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -43,8 +43,8 @@ from milldam.loader.reading import OPEN_FILES, Reader, open_reader, ranges
 from milldam.loader.samples import OF_A_WHOLE_BATCH, ReadPart, Samples
 from milldam.loader.stream import TokenFile
 from milldam.loader.types import Array, BatchT, Labelled, PackedBatch, PackedRow, SampleT, State, TokenPair
-from milldam.loader.views import Cuttable, WindowOptions
-from milldam.loader.windows import Form, Windows, read_windows
+from milldam.loader.views import Cuttable
+from milldam.loader.windows import Windows, read_windows
 
 Weight = float | Fraction | Decimal
 SourceT = TypeVar("SourceT", bound="str | Path | Cuttable | Mixture")
@@ -109,25 +109,19 @@ class Mixture:
 
     @overload
     def windows(
-        self, seq_len: int, *, form: Literal["xy"] = "xy", **options: Unpack[WindowOptions]
+        self, seq_len: int, *, form: Literal["xy"] = "xy", **options: Any
     ) -> MixedSamples[TokenPair, TokenPair]: ...
     @overload
-    def windows(
-        self, seq_len: int, *, form: Literal["hf"], **options: Unpack[WindowOptions]
-    ) -> MixedSamples[Labelled, Labelled]: ...
-    def windows(self, seq_len: int, *, form: Form = "xy", **options: Unpack[WindowOptions]) -> MixedSamples[Any, Any]:
+    def windows(self, seq_len: int, *, form: Literal["hf"], **options: Any) -> MixedSamples[Labelled, Labelled]: ...
+    def windows(self, seq_len: int, **options: Any) -> MixedSamples[Any, Any]:
         """Windows of every source; options as for `store.windows`."""
-        chosen: Any = {"form": form, **options}
-        samples = [source.windows(seq_len, **chosen) for source in self.sources]
+        samples = [source.windows(seq_len, **options) for source in self.sources]
         return MixedSamples(samples, self.weights, self._stop)
 
     def packed(self, seq_len: int, **options: Any) -> MixedSamples[PackedRow, PackedBatch]:
         """Packed rows of every source; options as for `store.packed`."""
         samples = [source.packed(seq_len, **options) for source in self.sources]
         return MixedSamples(samples, self.weights, self._stop)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Mixture, (self.sources, self.weights, self._stop)
 
     def __repr__(self) -> str:
         return f"Mixture({_described(self.sources, self.weights)})"
@@ -137,7 +131,160 @@ def _described(sources: Sequence[object], weights: Sequence[Fraction]) -> str:
     return ", ".join(f"{float(weight):.4g} {source!r}" for source, weight in zip(sources, weights, strict=True))
 
 
-class MixedSamples(Samples[SampleT, BatchT]):
+# ---- reading ----
+
+
+class Sources:
+    """Samples of several sources by number, counted through all of them end to end: a part of `Samples`."""
+
+    def __init__(self, sources: Sequence[Samples[Any, Any]]) -> None:
+        self.sources: Sequence[Any] = tuple(sources)
+        # begins: (sources + 1,), the number of the first sample of each, and the end
+        self.begins: Int64s = np.array([0, *accumulate(source._numbered for source in sources)], np.int64)
+        self._shifts: Sequence[int] = ()
+        """Where the stream of each source begins among all."""
+
+    @cached_property
+    def _reader(self) -> Reader | None:
+        """The reader of all sources at once; None where they are not of one kind, dtype and way of reading."""
+        sources, first = self.sources, self.sources[0] if self.sources else None
+        if not isinstance(first, Windows | PackedRows):
+            return None
+        if len({(type(one), one.token_dtype, one._way, id(one._stream.origin)) for one in sources}) > 1:
+            return None
+        # Parts of one store have the same files.
+        begins: dict[tuple[TokenFile, ...], int] = {}
+        tokens, shifts = 0, []
+        for source in sources:
+            files = source._stream.files
+            if files not in begins:
+                begins[files], tokens = tokens, tokens + sum(file.tokens for file in files)
+            shifts.append(begins[files])
+        # At once: another thread may be doing the same.
+        self._shifts = shifts
+        stream = replace(first._stream, files=tuple(itertools.chain(*begins)), first=0, stop=tokens)
+        return open_reader(stream, first._way, OPEN_FILES * len(begins))
+
+    @property
+    def _readers(self) -> tuple[Reader, ...]:
+        if self._reader is not None:
+            return (self._reader,)
+        return tuple(reader for source in self.sources for reader in source._readers)
+
+    @property
+    def _numbered(self) -> int:
+        return int(self.begins[-1])
+
+    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Any = None) -> Any:
+        return self._look_up(numbers, dtype)(slice(0, len(numbers)), out)
+
+    def _of_each(self, numbers: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
+        """(source, its places among the numbers, ascending, numbers in the source) of each source that comes."""
+        sources = self.begins.searchsorted(numbers, side="right") - 1
+        for source, where in groups(sources, len(self.sources)):
+            yield source, where, numbers[where] - self.begins[source]
+
+    def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[Any]:
+        """Look up samples: all together, or each source by itself."""
+        first = self.sources[0]
+        if self._reader is None:
+            parts = [(where, self.sources[one]._look_up(local, dtype)) for one, where, local in self._of_each(numbers)]
+            return lambda part, out: read_by_source(parts, part, out, first._padding, first._rows_each)
+        if isinstance(first, Windows):
+            starts = np.empty_like(numbers)
+            for number, where, local in self._of_each(numbers):
+                starts[where] = self.sources[number]._stretches(local)[0] + self._shifts[number]
+            return read_windows(self._reader, starts, first.rules, dtype)
+        rows_at_once = min(source.rows_at_once for source in self.sources)
+        return RowReading(self._pieces, rows_at_once, self._reader, numbers, first.rules, dtype)
+
+    def _pieces(self, numbers: Int64s) -> RowPieces:
+        """Pieces of packed rows of all sources, with positions in the stream of all of them."""
+        parts: list[RowPieces] = []
+        placed: list[Int64s] = []
+        for number, where, local in self._of_each(numbers):
+            own = self.sources[number].pieces(local)
+            begins = own.table[:, 0]
+            begins[begins >= 0] += self._shifts[number]
+            parts.append(own)
+            placed.append(where)
+        order = np.concatenate(placed).argsort()
+        pieces, counts = _in_order(np.concatenate([part.counts for part in parts]), order)
+        table = np.concatenate([part.table for part in parts])[pieces]
+        if all(part.losses is None for part in parts):
+            return RowPieces(table, counts)
+        shifted = self.sources[0].rules.form == "shifted"
+        losses = [part.losses or _losses_of_text(part.table, shifted=shifted) for part in parts]
+        which, loss_counts = _in_order(np.concatenate([one.counts for one in losses]), pieces)
+        begins, ends = (np.concatenate([getattr(one, name) for one in losses]) for name in ("begins", "ends"))
+        return RowPieces(table, counts, Losses(loss_counts, begins[which], ends[which]))
+
+    def _spans(self, numbers: Int64s) -> Iterator[tuple[Reader, Int64s, Int64s]]:
+        for number, _, local in self._of_each(numbers):
+            for reader, starts, lengths in self.sources[number]._spans(local):
+                if self._reader is None:
+                    yield reader, starts, lengths
+                else:
+                    yield self._reader, starts + self._shifts[number], lengths
+
+
+def _in_order(counts: Int64s, order: Int64s) -> tuple[Int64s, Int64s]:
+    """The numbers of what rows have, row after row in an order, and how many each row has then."""
+    firsts = counts.cumsum() - counts
+    return ranges(firsts[order], counts[order]), counts[order]
+
+
+def _losses_of_text(table: Int64s, *, shifted: bool) -> Losses:
+    """Losses of pieces that are trained on as a whole."""
+    _, lengths, documents, goes_on = table.T
+    reach = np.where(documents == PADDING, 0, lengths - (shifted & (goes_on == 0)))
+    return Losses.everywhere(reach, shifted=shifted)
+
+
+def read_by_source(
+    sources: list[tuple[Int64s, ReadPart[Any]]],
+    part: slice,
+    out: Any,
+    padding: Mapping[str, int] | None,
+    rows_each: int = 1,
+) -> Any:
+    """Read a part of the samples that were looked up. `sources`: the places of each one's, with what reads them."""
+    parts: list[tuple[ReadPart[Any], slice, Int64s]] = []
+    for where, read in sources:
+        first, stop = where.searchsorted((part.start, part.stop)).tolist()
+        if first < stop:
+            parts.append((read, slice(first, stop), where[first:stop] - part.start))
+    if len(parts) == 1:
+        (read, own, _) = parts[0]
+        return read(own, out)
+    count = sum(len(rows) for _, _, rows in parts)
+    # order: of the rows that the parts give, end to end
+    order = np.concatenate([rows + half * count for _, _, rows in parts for half in range(rows_each)]).argsort()
+    batches = [read(own, None) for read, own, _ in parts]
+
+    def joined(name: Any) -> Array:
+        """An array of the batch, as wide as the widest."""
+        arrays = [batch[name] for batch in batches]
+        if padding and name in padding:
+            widest = max(array.shape[1] for array in arrays)
+            missing = [((0, 0), (0, widest - array.shape[1])) for array in arrays]
+            arrays = [np.pad(*each, constant_values=padding[name]) for each in zip(arrays, missing, strict=True)]
+        return np.concatenate(arrays)[order]
+
+    if isinstance(batches[0], tuple):
+        return tuple(map(joined, range(len(batches[0]))))
+    batch: dict[str, Any] = {name: joined(name) for name in batches[0] if name not in OF_A_WHOLE_BATCH}
+    if "cu_seqlens" in batches[0]:
+        positions = batch["position_ids"].reshape(-1)
+        batch["cu_seqlens"] = np.append(np.flatnonzero(positions == 0), len(positions)).astype(np.int32)
+        batch["max_seqlen"] = max(one["max_seqlen"] for one in batches)
+    return batch
+
+
+# ---- by weight ----
+
+
+class MixedSamples(Sources, Samples[SampleT, BatchT]):
     """Samples of several sources by weight.
 
     `len()` is the number of samples per epoch, as set by `stop`. With several epochs the schedule continues: each
@@ -153,11 +300,9 @@ class MixedSamples(Samples[SampleT, BatchT]):
     _no_sampler = "A sampler of torch would never get beyond the first epoch of a mixture."
 
     def __init__(self, sources: Sequence[Samples[SampleT, BatchT]], shares: Sequence[Fraction], stop: Stop) -> None:
-        self.sources, self.weights, self._stop = tuple(sources), tuple(shares), stop
+        super().__init__(sources)
+        self.weights, self._stop, self._schedule = tuple(shares), stop, Schedule(shares)
         _refuse_unlike(self.sources)
-        self._schedule = Schedule(self.weights)
-        # begins: (sources + 1,), the number of the first sample of each, and the end
-        self._begins = np.array([0, *accumulate(source._numbered for source in self.sources)], np.int64)
         first = self.sources[0]
         self._rows_each, self._padding, self._label_form = first._rows_each, first._padding, first._label_form
         self._signed = any(source._signed for source in sources)
@@ -180,7 +325,7 @@ class MixedSamples(Samples[SampleT, BatchT]):
 
     @property
     def sample_tokens(self) -> int:
-        return self.sources[0].sample_tokens
+        return int(self.sources[0].sample_tokens)
 
     @property
     def tokenizer(self) -> str | None:
@@ -203,32 +348,11 @@ class MixedSamples(Samples[SampleT, BatchT]):
     def __len__(self) -> int:
         return self.epoch_samples
 
-    @property
-    def _numbered(self) -> int:
-        return int(self._begins[-1])
-
-    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
-        return self._look_up(numbers, dtype)(slice(0, len(numbers)), out)
-
-    def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[BatchT]:
-        return self._all.look_up(numbers, dtype)
-
-    @cached_property
-    def _all(self) -> Sources:
-        return Sources(self.sources)
-
     def _order(self, shuffle: Shuffle, seed: int) -> MixedOrder:
         # Each source with a seed of its own, else sources of one size would come in one order.
         seeds = [key_of(seed, number, _SOURCE_SEED) for number in range(len(self.sources))]
         orders = [source._order(shuffle, seed) for source, seed in zip(self.sources, seeds, strict=True)]
-        return MixedOrder(orders, self._begins[:-1], self.weights, self._epochs, self._stop, self.epoch_samples)
-
-    @property
-    def _readers(self) -> tuple[Reader, ...]:
-        return self._all.readers
-
-    def _spans(self, numbers: Int64s) -> Iterator[tuple[Reader, Int64s, Int64s]]:
-        return self._all.spans(numbers)
+        return MixedOrder(orders, self.begins[:-1], self.weights, self._epochs, self._stop, self.epoch_samples)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MixedSamples, (self.sources, self.weights, self._stop)
@@ -239,29 +363,22 @@ class MixedSamples(Samples[SampleT, BatchT]):
 
 def _refuse_unlike(sources: Sequence[Samples[object, Any]]) -> None:
     """Refuse samples that can't be rows of one batch, or in which the same number means different words."""
+
+    def arrays(samples: Samples[object, Any]) -> str:
+        batch: Any = samples.read(samples._order(False, 0).numbers(np.zeros(1, np.int64)))
+        tokens = "" if samples._padding else f" of {samples.sample_tokens:,} tokens"
+        form = "" if samples._label_form is None else f' (form="{samples._label_form}")'
+        return f"{', '.join(batch) if isinstance(batch, dict) else 'tuples'}{tokens}{form}"
+
     first, *others = sources
     known = next((source for source in sources if source.tokenizer), first)
     for other in others:
-        if first._padding is None and other.sample_tokens != first.sample_tokens:
-            raise ConfigError(
-                f"mix: {first!r} has samples of {first.sample_tokens:,} tokens, {other!r} of "
-                f"{other.sample_tokens:,}. Use one length for all."
-            )
-        if _form(other) != _form(first):
-            raise ConfigError(
-                f"mix: {first!r} gives {_form(first)}, {other!r} gives {_form(other)}. Cut all sources in the same way."
-            )
+        if arrays(other) != arrays(first):
+            raise ConfigError(f"mix: {first!r} gives {arrays(first)}, {other!r} gives {arrays(other)}. Cut them alike.")
         if other.tokenizer and other.tokenizer != known.tokenizer:
             raise ConfigError(
                 f"mix: {known!r} and {other!r} were made with different tokenizers. Tokenize one of them again."
             )
-
-
-def _form(samples: Samples[object, Any]) -> str:
-    """The arrays of a batch, and the form of its labels, in words."""
-    batch: Any = samples.read(samples._order(False, 0).numbers(np.zeros(1, np.int64)))
-    arrays = f"a dict of {', '.join(batch)}" if isinstance(batch, dict) else f"a tuple of {len(batch)}"
-    return arrays if samples._label_form is None else f'{arrays} (form="{samples._label_form}")'
 
 
 # ---- which source comes at which place ----
@@ -432,147 +549,3 @@ class MixedOrder(Order):
             for order, own, count in zip(self._orders, loaded["orders"], drawn.tolist(), strict=True)
         ]
         return MixedOrder(orders, self._begins, self._weights, self._epochs, self._stop, self.samples, began, before)
-
-
-# ---- reading ----
-
-
-class Sources:
-    """Samples of several sources by number, counted through all of them end to end."""
-
-    def __init__(self, sources: Sequence[Samples[Any, Any]]) -> None:
-        self.sources: Sequence[Any] = sources
-        # begins: (sources + 1,), the number of the first sample of each, and the end
-        self.begins: Int64s = np.array([0, *accumulate(source._numbered for source in sources)], np.int64)
-        self._shifts: Sequence[int] = ()
-        """Where the stream of each source begins among all."""
-
-    @cached_property
-    def _reader(self) -> Reader | None:
-        """The reader of all sources at once; None where they are not of one kind, dtype and way of reading."""
-        sources, first = self.sources, self.sources[0] if self.sources else None
-        if not isinstance(first, Windows | PackedRows):
-            return None
-        if len({(type(one), one.token_dtype, one._way, id(one._stream.origin)) for one in sources}) > 1:
-            return None
-        # Parts of one store have the same files.
-        begins: dict[tuple[TokenFile, ...], int] = {}
-        tokens, shifts = 0, []
-        for source in sources:
-            files = source._stream.files
-            if files not in begins:
-                begins[files], tokens = tokens, tokens + sum(file.tokens for file in files)
-            shifts.append(begins[files])
-        # At once: another thread may be doing the same.
-        self._shifts = shifts
-        stream = replace(first._stream, files=tuple(itertools.chain(*begins)), first=0, stop=tokens)
-        return open_reader(stream, first._way, OPEN_FILES * len(begins))
-
-    @property
-    def readers(self) -> tuple[Reader, ...]:
-        if self._reader is not None:
-            return (self._reader,)
-        return tuple(reader for source in self.sources for reader in source._readers)
-
-    def groups(self, numbers: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
-        """(source, its places among the numbers, ascending, numbers in the source) of each source that comes."""
-        sources = self.begins.searchsorted(numbers, side="right") - 1
-        for source, where in groups(sources, len(self.sources)):
-            yield source, where, numbers[where] - self.begins[source]
-
-    def look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[Any]:
-        """Look up samples: all together, or each source by itself."""
-        first = self.sources[0]
-        if self._reader is None:
-            parts = [(where, self.sources[one]._look_up(local, dtype)) for one, where, local in self.groups(numbers)]
-            return lambda part, out: read_by_source(parts, part, out, first._padding, first._rows_each)
-        if isinstance(first, Windows):
-            starts = np.empty_like(numbers)
-            for number, where, local in self.groups(numbers):
-                starts[where] = self.sources[number]._stretches(local)[0] + self._shifts[number]
-            return read_windows(self._reader, starts, first.rules, dtype)
-        rows_at_once = min(source.rows_at_once for source in self.sources)
-        return RowReading(self._pieces, rows_at_once, self._reader, numbers, first.rules, dtype)
-
-    def _pieces(self, numbers: Int64s) -> RowPieces:
-        """Pieces of packed rows of all sources, with positions in the stream of all of them."""
-        parts: list[RowPieces] = []
-        placed: list[Int64s] = []
-        for number, where, local in self.groups(numbers):
-            own = self.sources[number].pieces(local)
-            begins = own.table[:, 0]
-            begins[begins >= 0] += self._shifts[number]
-            parts.append(own)
-            placed.append(where)
-        order = np.concatenate(placed).argsort()
-        pieces, counts = _in_order(np.concatenate([part.counts for part in parts]), order)
-        table = np.concatenate([part.table for part in parts])[pieces]
-        if all(part.losses is None for part in parts):
-            return RowPieces(table, counts)
-        shifted = self.sources[0].rules.form == "shifted"
-        losses = [part.losses or _losses_of_text(part.table, shifted=shifted) for part in parts]
-        which, loss_counts = _in_order(np.concatenate([one.counts for one in losses]), pieces)
-        begins, ends = (np.concatenate([getattr(one, name) for one in losses]) for name in ("begins", "ends"))
-        return RowPieces(table, counts, Losses(loss_counts, begins[which], ends[which]))
-
-    def spans(self, numbers: Int64s) -> Iterator[tuple[Reader, Int64s, Int64s]]:
-        """Where samples lie, source by source: as `Samples._spans`."""
-        for number, _, local in self.groups(numbers):
-            for reader, starts, lengths in self.sources[number]._spans(local):
-                if self._reader is None:
-                    yield reader, starts, lengths
-                else:
-                    yield self._reader, starts + self._shifts[number], lengths
-
-
-def _in_order(counts: Int64s, order: Int64s) -> tuple[Int64s, Int64s]:
-    """The numbers of what rows have, row after row in an order, and how many each row has then."""
-    firsts = counts.cumsum() - counts
-    return ranges(firsts[order], counts[order]), counts[order]
-
-
-def _losses_of_text(table: Int64s, *, shifted: bool) -> Losses:
-    """Losses of pieces that are trained on as a whole."""
-    _, lengths, documents, goes_on = table.T
-    reach = np.where(documents == PADDING, 0, lengths - (shifted & (goes_on == 0)))
-    return Losses.everywhere(reach, shifted=shifted)
-
-
-def read_by_source(
-    sources: list[tuple[Int64s, ReadPart[Any]]],
-    part: slice,
-    out: Any,
-    padding: Mapping[str, int] | None,
-    rows_each: int = 1,
-) -> Any:
-    """Read a part of the samples that were looked up. `sources`: the places of each one's, with what reads them."""
-    parts: list[tuple[ReadPart[Any], slice, Int64s]] = []
-    for where, read in sources:
-        first, stop = where.searchsorted((part.start, part.stop)).tolist()
-        if first < stop:
-            parts.append((read, slice(first, stop), where[first:stop] - part.start))
-    if len(parts) == 1:
-        (read, own, _) = parts[0]
-        return read(own, out)
-    count = sum(len(rows) for _, _, rows in parts)
-    # order: of the rows that the parts give, end to end
-    order = np.concatenate([rows + half * count for _, _, rows in parts for half in range(rows_each)]).argsort()
-    batches = [read(own, None) for read, own, _ in parts]
-
-    def joined(name: Any) -> Array:
-        """An array of the batch, as wide as the widest."""
-        arrays = [batch[name] for batch in batches]
-        if padding and name in padding:
-            widest = max(array.shape[1] for array in arrays)
-            missing = [((0, 0), (0, widest - array.shape[1])) for array in arrays]
-            arrays = [np.pad(*each, constant_values=padding[name]) for each in zip(arrays, missing, strict=True)]
-        return np.concatenate(arrays)[order]
-
-    if isinstance(batches[0], tuple):
-        return tuple(map(joined, range(len(batches[0]))))
-    batch: dict[str, Any] = {name: joined(name) for name in batches[0] if name not in OF_A_WHOLE_BATCH}
-    if "cu_seqlens" in batches[0]:
-        positions = batch["position_ids"].reshape(-1)
-        batch["cu_seqlens"] = np.append(np.flatnonzero(positions == 0), len(positions)).astype(np.int32)
-        batch["max_seqlen"] = max(one["max_seqlen"] for one in batches)
-    return batch

@@ -231,24 +231,17 @@ class BlockShuffled(_Windowed):
         return numbers
 
 
-def require_cache(stream: TokenStream, shuffle: Shuffle) -> None:
-    """Refuse an order that would fetch a shard for every sample."""
-    if stream.origin is None or stream.fits_cache or shuffle is False:
+def require_cache(stream: TokenStream, at_once: int | None) -> None:
+    """Refuse to read from more shards at a time than a cache holds; None: from all of them."""
+    if stream.origin is None or stream.fits_cache:
         return
-    holds = f"the cache holds {format_size(stream.origin.cache_bytes)} of {format_size(stream.size_bytes)}"
-    if shuffle != "shard":
-        raise ConfigError(
-            f"{stream.name}: shuffle={shuffle!r} takes every sample from another shard, and {holds}, so that a shard "
-            "would be fetched for each sample.\n"
-            'Use shuffle="shard" (any order within some shards at a time) or shuffle=False, a larger cache=..., or '
-            "bring the store here with `milldam pull`."
-        )
-    sizes = [file.tokens * stream.dtype.itemsize for file in stream.files if file.tokens]
-    largest = max(sum(sizes[first : first + WINDOW_SHARDS]) for first in range(len(sizes)))
-    if largest > stream.origin.cache_bytes:
+    sizes = sorted((file.tokens * stream.dtype.itemsize for file in stream.files), reverse=True)
+    needed = sum(sizes[:at_once])
+    if needed > stream.origin.cache_bytes:
         raise ResourceError(
-            f'{stream.name}: shuffle="shard" reads {WINDOW_SHARDS} shards at a time, which take up to '
-            f"{format_size(largest)}, and {holds}. Use a larger cache=..., or shuffle=False."
+            f"{stream.name}: this order reads from {len(sizes[:at_once]):,} shards at a time, {format_size(needed)}, "
+            f"and the cache holds {format_size(stream.origin.cache_bytes)}: it would fetch them again and again.\n"
+            'Use a larger cache=..., shuffle="shard" or False, fewer streams, or `milldam pull`.'
         )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError
-from milldam.loader.order import Order, ShardShuffled, Shuffle, make_order, require_cache
+from milldam.loader.order import WINDOW_SHARDS, Order, ShardShuffled, Shuffle, make_order, require_cache
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Reader, Way, open_reader
 from milldam.loader.types import Array, BatchT, SampleT, State
@@ -129,7 +129,6 @@ class Samples(ABC, Generic[SampleT, BatchT]):
         epochs: int | None = 1,
         prefetch: int = 0,
         drop_last: bool = False,
-        copy: bool = True,
         dtype: npt.DTypeLike = np.int64,
     ) -> Batches[BatchT]:
         """Batches of samples, each sample once per epoch; see `Batches`.
@@ -138,12 +137,11 @@ class Samples(ABC, Generic[SampleT, BatchT]):
         epochs             passes over the data; None: without end
         prefetch           batches that a thread prepares ahead; worth it if preparing one takes part of a step
         drop_last          leave out the last samples if they do not fill a batch on every rank
-        copy               False: arrays are reused, and a batch is valid until you ask for the next one
         """
         from milldam.loader.batches import Batches, Delivery
 
         delivery = Delivery(batch_size, rank, world_size, epochs, drop_last)
-        return Batches(self, delivery, seed=seed, shuffle=shuffle, prefetch=prefetch, copy=copy, dtype=dtype)
+        return Batches(self, delivery, seed=seed, shuffle=shuffle, prefetch=prefetch, dtype=dtype)
 
     # ---- for code that makes batches and mixtures of them ----
 
@@ -228,7 +226,7 @@ class StreamSamples(Samples[SampleT, BatchT]):
         yield self._reader, *self._stretches(numbers)[:2]
 
     def _order(self, shuffle: Shuffle, seed: int) -> Order:
-        require_cache(self._stream, shuffle)
+        require_cache(self._stream, WINDOW_SHARDS if shuffle == "shard" else 1 if shuffle is False else None)
         if shuffle != "shard":
             return make_order(shuffle, len(self), seed, self.sample_tokens * self._stream.dtype.itemsize)
 

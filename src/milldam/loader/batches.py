@@ -128,7 +128,7 @@ class Batches(Generic[BatchT]):
 
     @property
     def epoch(self) -> int:
-        """Number of finished epochs; after a mixture took new weights, counted from there."""
+        """Number of finished epochs."""
         return self._order.epoch_at(self.samples_seen)
 
     @property
@@ -177,14 +177,13 @@ class Batches(Generic[BatchT]):
             "order": self._order.state(self.samples_seen),
         }
 
-    def load_state_dict(self, state: State, *, new_weights: bool = False) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue from a state, on any number of ranks and with any batch size.
 
-        A state of other data, another seed or another sample length is refused. `new_weights`: use the weights of this
-        mixture from here on, even if the state was made with others.
+        A state of other data, another seed or another sample length is refused.
         """
         loaded = _checked_state(state, self.state_dict())
-        self._order = self._order.restored(loaded["order"], loaded["samples_seen"], new_weights=new_weights)
+        self._order = self._order.restored(loaded["order"], loaded["samples_seen"])
         self._loop.move(loaded["samples_seen"])
         self._began = None
 

@@ -26,13 +26,12 @@ from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from milldam.checked import checked
-from milldam.errors import ConfigError, MismatchError, StoreError
+from milldam.errors import ConfigError, StoreError
 from milldam.loader.documents import Losses
 from milldam.loader.opening import open_data
 from milldam.loader.order import Order, Shuffle, by_group
@@ -53,7 +52,8 @@ BLOCK = 4096
 _BLOCKS_KEPT = 16
 _SOURCE_SEED, _BLOCK_SEED = 4, 8
 """Apart from the numbers that orders mix into their seeds."""
-_STATE_VERSION, _STATE_NAME = 3, "The state of a mixture"
+_SCHEDULE = 3
+"""Another number for every change that gives another order."""
 _SMALLEST_SHARE = Fraction(1, 10**12)
 
 
@@ -307,21 +307,11 @@ class MixedSamples(Sources, Samples[SampleT, BatchT]):
         self._rows_each, self._padding, self._label_form = first._rows_each, first._padding, first._label_form
         self._signed = any(source._signed for source in sources)
         self._reusable = all(source._reusable for source in sources)
-        self._epochs = np.zeros(0, np.int64)
-        """Samples in an epoch of each source, where `stop` needs them."""
-        if isinstance(stop, str):
-            if not all(source._length_known for source in self.sources):
-                raise ConfigError(
-                    f"mix: stop={stop} needs the number of samples of every source, and that of a feed is not known "
-                    "before it is made. Say after how many samples an epoch of the mixture ends: stop=1_000_000."
-                )
-            self._epochs = np.array([source.epoch_samples for source in self.sources], np.int64)
 
     @property
     def identity(self) -> State:
-        """The identity of every source in turn. Not the weights: those may change on request."""
         sources = {f"source {number}": source.identity for number, source in enumerate(self.sources)}
-        return {"kind": "mixture", **sources}
+        return {"kind": "mixture", "schedule": _SCHEDULE, "weights": [str(one) for one in self.weights], **sources}
 
     @property
     def sample_tokens(self) -> int:
@@ -339,7 +329,14 @@ class MixedSamples(Sources, Samples[SampleT, BatchT]):
 
     @cached_property
     def epoch_samples(self) -> int:
-        return self._schedule.epoch_end(np.zeros(len(self.sources), np.int64), self._epochs, self._stop)
+        if isinstance(self._stop, int):
+            return self._stop
+        if not all(source._length_known for source in self.sources):
+            raise ConfigError(
+                f"mix: stop={self._stop} needs the number of samples of every source, and that of a feed is not known "
+                "before it is made. Say after how many samples an epoch of the mixture ends: stop=1_000_000."
+            )
+        return self._schedule.epoch_end(np.array([source.epoch_samples for source in self.sources]), self._stop)
 
     def drawn(self, samples: int) -> tuple[int, ...]:
         """How many samples of each source are among the first samples of the mixture."""
@@ -352,7 +349,7 @@ class MixedSamples(Sources, Samples[SampleT, BatchT]):
         # Each source with a seed of its own, else sources of one size would come in one order.
         seeds = [key_of(seed, number, _SOURCE_SEED) for number in range(len(self.sources))]
         orders = [source._order(shuffle, seed) for source, seed in zip(self.sources, seeds, strict=True)]
-        return MixedOrder(orders, self.begins[:-1], self.weights, self._epochs, self._stop, self.epoch_samples)
+        return MixedOrder(orders, self.begins[:-1], self._schedule, self.epoch_samples)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MixedSamples, (self.sources, self.weights, self._stop)
@@ -457,95 +454,44 @@ class Schedule:
         drawn: Int64s = before + np.bincount(of_block[:inside, 0], minlength=self._sources)
         return drawn
 
-    def epoch_end(self, drawn: Int64s, epochs: Int64s, stop: Stop) -> int:
-        """How many samples an epoch has behind so many of each source, when an epoch of each has so many.
+    def epoch_end(self, samples: Int64s, stop: str) -> int:
+        """How many samples an epoch has, when the sources have so many.
 
-        >>> Schedule(shares_of([1, 1])).epoch_end(np.array([0, 0]), np.array([2048, 4096]), "all_exhausted")
+        >>> Schedule(shares_of([1, 1])).epoch_end(np.array([2048, 4096]), "all_exhausted")
         8191
         """
-        if isinstance(stop, int):
-            return stop
-        left, first = epochs - drawn % epochs, stop == "first_exhausted"
+        first = stop == "first_exhausted"
 
         def passed(drawn: Int64s) -> bool:
-            return bool((drawn > left).any() if first else (drawn >= left).all())
+            return bool((drawn > samples).any() if first else (drawn >= samples).all())
 
         block = bisect_left(range(1 << 50), True, key=lambda block: passed(self._counts_before(block + 1)))
         places = range(block * BLOCK, (block + 1) * BLOCK)
         return places.start + bisect_left(places, True, key=lambda place: passed(self.drawn(place))) - first
 
 
-class _State(TypedDict):
-    weights: list[str]
-    began: int
-    drawn: list[int]
-    orders: list[Any]
-
-
 class MixedOrder(Order):
-    """Places of a mixture to numbers of samples.
+    """Places of a mixture to numbers of samples."""
 
-    The schedule begins at place 0. It begins again, with other weights, where a state is taken up with `new_weights`;
-    then every source continues exactly where it was.
-    """
-
-    def __init__(
-        self,
-        orders: Sequence[Order],
-        begins: Int64s,
-        weights: tuple[Fraction, ...],
-        epochs: Int64s,
-        stop: Stop,
-        samples: int,
-        began: int = 0,
-        drawn: Int64s | None = None,
-    ) -> None:
-        """`epochs`: samples in an epoch of each source; `began`: where the schedule began, behind `drawn` of each."""
+    def __init__(self, orders: Sequence[Order], begins: Int64s, schedule: Schedule, samples: int) -> None:
         super().__init__(samples)
-        self._orders, self._begins, self._epochs, self._stop = orders, begins, epochs, stop
-        self._weights, self._schedule = weights, Schedule(weights)
-        self._began, self._drawn = began, np.zeros(len(orders), np.int64) if drawn is None else drawn
-        if began:
-            self.first_end = began + self._schedule.epoch_end(self._drawn, epochs, stop)
+        self._orders, self._begins, self._schedule = orders, begins, schedule
 
     def numbers(self, places: Int64s) -> Int64s:
-        sources, indices = self._schedule.find(places - self._began).reshape(-1, 2).T
+        sources, indices = self._schedule.find(places).reshape(-1, 2).T
         numbers = np.empty(len(places), np.int64)
         for source, where in groups(sources, len(self._orders)):
-            own = self._orders[source].numbers(indices[where] + self._drawn[source])
-            numbers[where] = own + self._begins[source]
+            numbers[where] = self._orders[source].numbers(indices[where]) + self._begins[source]
         return numbers
 
-    def state(self, place: int) -> dict[str, Any]:
-        drawn = self._drawn + self._schedule.drawn(place - self._began)
-        return {
-            "version": _STATE_VERSION,
-            "weights": [str(weight) for weight in self._weights],
-            "began": self._began,
-            "drawn": self._drawn.tolist(),
-            "orders": [order.state(count) for order, count in zip(self._orders, drawn.tolist(), strict=True)],
-        }
+    def state(self, place: int) -> list[Any]:
+        """The states of the orders of all sources."""
+        drawn = self._schedule.drawn(place).tolist()
+        return [order.state(count) for order, count in zip(self._orders, drawn, strict=True)]
 
-    def restored(self, state: Any, place: int, *, new_weights: bool) -> MixedOrder:
-        version = state.get("version") if isinstance(state, dict) else None
-        if version != _STATE_VERSION:
-            raise MismatchError(f"{_STATE_NAME}, of version {version}; this milldam reads version {_STATE_VERSION}.")
-        loaded: _State = checked(_State, state, _STATE_NAME)
-        weights, began = shares_of([Fraction(weight) for weight in loaded["weights"]]), loaded["began"]
-        if {len(weights), len(loaded["drawn"]), len(loaded["orders"])} != {len(self._orders)} or began > place:
-            raise StoreError(f"{_STATE_NAME}: damaged: it is not that of these sources at sample {place:,}.")
-        before = np.array(loaded["drawn"], np.int64)
-        drawn = before + Schedule(weights).drawn(place - began)
-        if weights != self._weights:
-            if not new_weights:
-                was, now = (", ".join(str(float(one)) for one in some) for some in (weights, self._weights))
-                raise MismatchError(
-                    f"The weights were {was} and are {now}. Make the mixture with those of before, or take the new "
-                    "ones from here on: load_state_dict(state, new_weights=True)."
-                )
-            began, before = place, drawn
-        orders = [
-            order.restored(own, count, new_weights=new_weights)
-            for order, own, count in zip(self._orders, loaded["orders"], drawn.tolist(), strict=True)
-        ]
-        return MixedOrder(orders, self._begins, self._weights, self._epochs, self._stop, self.samples, began, before)
+    def restored(self, state: Any, place: int) -> MixedOrder:
+        if not isinstance(state, list) or len(state) != len(self._orders):
+            raise StoreError(f"The state of a mixture: damaged: it is not that of {len(self._orders):,} sources.")
+        each = zip(self._orders, state, self._schedule.drawn(place).tolist(), strict=True)
+        orders = [order.restored(own, count) for order, own, count in each]
+        return MixedOrder(orders, self._begins, self._schedule, self.samples)

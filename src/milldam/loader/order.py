@@ -34,11 +34,8 @@ _GROUPS, _GROUP_SEED = 64, 5
 class Order(ABC):
     """Which sample comes at a place, and where epochs and loops over some of them end."""
 
-    first_end: int
-    """Where the first epoch ends."""
-
     def __init__(self, samples: int) -> None:
-        self.samples = self.first_end = samples
+        self.samples = samples
         """Samples of an epoch."""
 
     @abstractmethod
@@ -57,17 +54,17 @@ class Order(ABC):
         """State besides the place, as JSON."""
         return None
 
-    def restored(self, state: Any, place: int, *, new_weights: bool) -> Self:
+    def restored(self, state: Any, place: int) -> Self:
         """The order that continues from a state."""
         return self
 
     def epoch_at(self, place: int) -> int:
         """Number of epochs that are over at a place."""
-        return max(0, 1 + (place - self.first_end) // self.samples)
+        return place // self.samples
 
     def up_to(self, stop: int, epoch: int) -> int:
         """A place, or the end of an epoch where that comes before it."""
-        return min(stop, self.first_end + epoch * self.samples)
+        return min(stop, (epoch + 1) * self.samples)
 
     def until(self, place: int, epochs: int | None) -> Until:
         """How far the loop over so many epochs goes that a place belongs to."""
@@ -78,11 +75,11 @@ class Order(ABC):
 
     def is_begin(self, place: int) -> bool:
         """Whether an epoch begins at a place."""
-        return place == 0 or (place >= self.first_end and (place - self.first_end) % self.samples == 0)
+        return place % self.samples == 0
 
     def epoch_begin(self, epoch: int) -> State:
         """The part of a state that differs where an epoch begins."""
-        return {"samples_seen": self.first_end + (epoch - 1) * self.samples if epoch else 0}
+        return {"samples_seen": epoch * self.samples}
 
 
 def make_order(shuffle: Shuffle, samples: int, seed: int, sample_bytes: int) -> Order:

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from milldam.loader.views import Trainable
 
 Strategy = Literal["wrapped", "best_fit"]
-TooLong = Literal["drop", "cut", "split", "refuse"]
+TooLong = Literal["drop", "cut", "split"]
 """A document that is longer than a row: no row has it, one row has its begin, several rows have pieces of it, or it is
 an error."""
 
@@ -155,10 +155,7 @@ class PackedRows(StreamSamples[PackedRow, PackedBatch]):
         require_documents(stream)
         if not stream.tokens:
             raise NoSamplesError(f"{stream.name}: has no tokens to make rows of.")
-        long = self.too_long if rules.too_long in ("drop", "refuse") else TooLongDocuments()
-        if long.documents and rules.too_long == "refuse":
-            raise ConfigError(f"{stream.name}: {self._too_long_message()}")
-        if long.documents and long.documents == long.of_documents:
+        if rules.too_long == "drop" and self.too_long.documents == self.too_long.of_documents:
             raise NoSamplesError(f"{stream.name}: {self._too_long_message()}")
         self._index: Index | None = None
         if rules.strategy == "best_fit":

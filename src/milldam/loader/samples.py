@@ -259,7 +259,7 @@ class TooLongDocuments:
 
     def message(self, limit: str, most: int, too_long: str) -> str:
         """A sentence about them, with the ways out. `limit`: the setting that says how long is too long."""
-        became = {"drop": "left out", "refuse": "refused", "cut": "cut there", "split": "split"}[too_long]
+        became = {"drop": "left out", "cut": "cut there", "split": "split"}[too_long]
         return (
             f"{self.documents:,} of {self.of_documents:,} documents are longer than {limit}={most:,} and are {became} "
             f"({self.tokens:,} tokens; the longest has {self.longest:,}). Use a larger {limit}, or another too_long."

@@ -6,9 +6,9 @@
 
 Tokens come as int64, whatever they are stored as. On the CPU a tensor is the array, without a copy. A batch on its way
 to a device is copied by torch, whose pinned memory is used again; the loop does not wait for it, and computations on
-the device do. Datasets pickle as what they were made from, so a worker that is started copies nothing. Reading is so cheap
-that worker processes make it slower: a batch that crosses a process border costs more than to make it. They are here
-for loops that ask for a DataLoader.
+the device do. Datasets pickle as what they were made from, so a worker that is started copies nothing. Reading is so
+cheap that worker processes make it slower: a batch that crosses a process border costs more than to make it. They are
+here for loops that ask for a DataLoader.
 """
 
 from __future__ import annotations
@@ -204,9 +204,6 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         if epoch < 0:
             raise ConfigError(f"set_epoch: {epoch}; use 0 or more.")
         start, current = self._start(), self.epoch
-        if epoch < current:
-            # What a state brought along (a mixture's change of weights) may lie ahead of there.
-            start = {}
         if epoch != current:
             start |= self._at_start((0, 1))._order.epoch_begin(epoch * (self._options["epochs"] or 1))
         self._begin_at(start)
@@ -223,10 +220,10 @@ class BatchDataset(torch.utils.data.IterableDataset[Any]):
         now.load_state_dict(now.state_dict() | {"samples_seen": place + (rest if left_out else 0)})
         return now.state_dict()
 
-    def load_state_dict(self, state: State, *, new_weights: bool = False) -> None:
+    def load_state_dict(self, state: State) -> None:
         """The next loop continues from a state, to the end of its epoch; see `Batches.load_state_dict`."""
         batches = self._at_start()
-        batches.load_state_dict(state, new_weights=new_weights)
+        batches.load_state_dict(state)
         now = batches.state_dict()
         self._begin_at({name: now[name] for name in ("samples_seen", "order")})
 

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from memory import end_on_terminate, measure
+from milldam.config.loading import load_config
 from milldam.config.settings import Config
 from milldam.files import hash_bytes
 from milldam.pipeline.documents import SetRules
@@ -50,9 +51,9 @@ from milldam.run.units import Identity
 from milldam.sources.batch import TextRules
 from milldam.sources.units import InputFile, Unit
 from milldam.stores.kinds import TOKENS
-from milldam.stores.tokens.reader import open_store
-from milldam.tokenizers.loading import NamedTokens, SpecialTokens, TokenizerText
-from milldam.tokenizers.proof import KnownTokenizer, Question
+from milldam.stores.tokens.reader import Store
+from milldam.tokenizers.loading import SpecialTokens
+from milldam.tokenizers.proof import ProvedTokenizer
 from sizes import parse_size
 
 FILE_BYTES = 15 * 10**6
@@ -143,7 +144,7 @@ class SimulatedRecords(Records):
 
 
 def config_of(out: Path) -> Config:
-    return Config(datasets="/data/simulated-crawl", tokenizer="simulated", out=str(out), dedup="off")
+    return load_config({"datasets": "/data/simulated-crawl", "tokenizer": "simulated", "out": str(out), "dedup": "off"})
 
 
 class SimulatedJob(engine.Job[TextSummary]):
@@ -167,10 +168,9 @@ class SimulatedJob(engine.Job[TextSummary]):
         input = SimulatedInput(self._config, run.folder, self._units)
         identity = Identity(self._config.settings() | {"tokenizer": hash_bytes(b"")}, input.look())
         self._clock("list")
-        known = KnownTokenizer("{}", SpecialTokens(None, 50256, None, "<|endoftext|>"), 50257, ())
-        text = TokenizerText("simulated", "{}", NamedTokens(), "")
-        question = Question(text, "huggingface", "none", "auto", False, [])
-        self._prepared = Prepared(input, SETS, identity, FILE_BYTES, question, known, None)
+        special = SpecialTokens(None, 50256, None, "<|endoftext|>")
+        known = ProvedTokenizer("simulated", "{}", special, 50257, (), "huggingface", "as asked")
+        self._prepared = Prepared(input, SETS, identity, FILE_BYTES, known, None)
         return identity
 
     def files(self, run: Session) -> dict[str, bytes]:
@@ -227,7 +227,7 @@ def run_step(step: str, out: str, units: str) -> None:
 
 def do_step(step: str, out: Path, units: int, clock: Clock) -> None:
     if step == "open":
-        store = open_store(out)
+        store = Store(out)
         clock("open")
         assert len(store.shards) == units + -(-units // 100)
         return

@@ -5,17 +5,18 @@ python site/reference.py    write both; a guard fails when they differ from the 
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import itertools
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import click
+from click.testing import CliRunner
 
 from milldam.cli import main
-from milldam.config.checking import blocks_of, defaults_of, descriptions_of, keys_of
+from milldam.config.checking import blocks_of
 from milldam.config.settings import Config
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -54,26 +55,39 @@ def commands() -> str:
 
 
 def settings() -> str:
+    """Every key, out of the JSON schema."""
+    schema = json.loads(CliRunner().invoke(main, ["schema"], catch_exceptions=False).stdout)
     parts = []
     for name, block in blocks_of(Config):
-        if name.startswith("validation"):
-            continue  # the same as datasets
         more = f" More: [{MORE[name]}]({MORE[name]})." if name in MORE else ""
         parts += [f"\n## {f'`{name}`' if name else 'The keys'}\n", f"{inspect.cleandoc(block.__doc__ or '')}{more}\n"]
         parts.append("| key | value | default | meaning |\n|---|---|---|---|")
-        for key, kinds in keys_of(block).items():
-            parts.append(f"| `{key}` | {kinds} | {_default(block, key)} | {_cell(descriptions_of(block)[key])} |")
+        facts = schema["$defs"][block.__name__] if name else schema
+        # Its own keys first.
+        for key in sorted(facts["properties"], key=lambda key: key not in block.__annotations__):
+            about = facts["properties"][key]
+            kinds = list(dict.fromkeys(filter(None, _kinds(about))))
+            value = " or ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
+            default = "**required**" if key in facts.get("required", ()) else "not set"
+            shown = about.get("default")
+            if "default" not in about and key not in facts.get("required", ()):  # a block: the word for its defaults
+                words = getattr(dict(blocks_of(Config)).get(f"{name}.{key}".removeprefix(".")), "words", {})
+                shown = next((word for word, keys in words.items() if not keys), None)
+            if shown not in (None, []):
+                default = f"`{_cell(shown if isinstance(shown, str) else json.dumps(shown))}`"
+            parts.append(f"| `{key}` | {value} | {default} | {_cell(about['description'])} |")
     return "\n".join([*parts, ""])
 
 
-def _default(block: type, key: str) -> str:
-    if key not in defaults_of(block):
-        return "**required**"
-    default = defaults_of(block)[key]
-    if default is None or default in ((), {}) or dataclasses.is_dataclass(default):
-        return "not set"
-    shown = default if isinstance(default, str) else json.dumps(default)
-    return f"`{_cell(shown)}`"
+def _kinds(about: dict[str, Any]) -> list[str]:
+    """What a key may hold, in words."""
+    if "anyOf" in about:
+        return [kind for one in about["anyOf"] for kind in _kinds(one)]
+    if "enum" in about or "const" in about:
+        return about.get("enum") or [about["const"]]
+    words = {"integer": "a whole number", "number": "a number", "string": "a text", "boolean": "true or false"}
+    words |= {"array": "a list", "null": "", "object": "a block of keys"}
+    return [words[about.get("type", "object")]]
 
 
 def _cell(text: str) -> str:

@@ -46,10 +46,57 @@ Size = Annotated[str | int, SizeRange()]
 
 
 class Settings:
-    """A dataclass of settings: pydantic refuses keys that it does not have."""
+    """A dataclass of settings, which pydantic checks; keys that it does not have are refused."""
 
     __slots__ = ()
-    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+    __pydantic_config__: ClassVar[dict[str, Any]] = {
+        "extra": "forbid",
+        "coerce_numbers_to_str": True,
+        "allow_inf_nan": False,
+    }
+    words: ClassVar[dict[str, dict[str, Any]] | None] = {}
+    """Words that stand for a block of these keys where it is `Short`; None: any text does, it is the path."""
+
+    @classmethod
+    def spelled_out(cls, value: Any) -> Any:
+        """The block that a word stands for; anything else as it is. A block that has no words may be left empty."""
+        if value is None and cls.words == {}:
+            return {}
+        if not isinstance(value, str):
+            return value
+        return {"path": value} if cls.words is None else cls.words.get(value, value)
+
+
+class Short:
+    """Marks a block that a word may stand for."""
+
+    def __get_pydantic_core_schema__(self, block: type[Settings], handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_before_validator_function(block.spelled_out, handler(block))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
+        words = schema["function"]["function"].__self__.words
+        short = {"type": "string"} if words is None else {"enum": list(words)}
+        return handler(schema) if words == {} else {"anyOf": [short, handler(schema)]}
+
+
+class OneOrMore:
+    """Marks a list of which one item may be given alone."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_before_validator_function(
+            lambda value: value if isinstance(value, list | tuple) else [value], handler(source)
+        )
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> Any:
+        array = handler(schema)
+        return {"anyOf": [array["items"], array]}
+
+
+Texts = Annotated[tuple[str, ...], OneOrMore()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +122,7 @@ class RunSettings(Settings):
 class CleanRules(Settings):
     """How to clean every text before anything else, in this order."""
 
+    words: ClassVar = {"default": {}}
     unicode: Literal["NFC", "NFKC"] | None = None
     """Unicode normalisation."""
     control_characters: bool = True
@@ -135,6 +183,7 @@ class NearRules(Settings):
 class DedupRules(Settings):
     """Which duplicates to drop. The first one in the order of the input stays."""
 
+    words: ClassVar = {"off": {"method": "off"}, "exact": {}, "near": {"near": {}}, "bloom": {"method": "bloom"}}
     method: Literal["exact", "bloom", "index", "off"] = "exact"
     """exact: equal texts, by a 128-bit hash, on disk. bloom: the same in a fixed amount of memory, with a stated rate
     of false positives. index: only what the index holds, in one pass; documents are not compared with each other, and
@@ -163,6 +212,7 @@ DROP, REPORT = "drop", "report"
 class EvaluationSet(Settings):
     """An evaluation set whose items must not be trained on."""
 
+    words: ClassVar = None
     path: str
     """File, folder, glob or address; a dataset saved by HF `save_to_disk`; or the name of one on the Hub."""
     columns: str | tuple[str, ...] = ()
@@ -204,7 +254,7 @@ Ratio = Annotated[float, Ge(0)]
 class LanguageRules(Settings):
     """Language by a small offline model: `pip install "milldam[language]"`. Judges by the first 2 KiB."""
 
-    keep: tuple[str, ...]
+    keep: Texts
     """Languages to keep, by their ISO 639-1 codes: en, de, zh."""
     min_score: Share = 0.65
     """How sure the model must be, from 0 to 1."""
@@ -235,7 +285,7 @@ class GopherQualityRules(Settings):
     """Drop documents with a smaller share of words that have a letter."""
     min_stop_words: Count | None = 2
     """Drop documents with fewer different stop words."""
-    stop_words: tuple[str, ...] = ("the", "be", "to", "of", "and", "that", "have", "with")
+    stop_words: Texts = ("the", "be", "to", "of", "and", "that", "have", "with")
     """Stop words, in lower case."""
 
 
@@ -355,8 +405,6 @@ class ChatRules(Settings):
     per_turn: bool = False
     """Make one example of each trained turn, as a model sees it at inference, where the template writes earlier turns
     in another way once others follow, such as without their thinking. What comes before the turn is not trained on."""
-    turn_end: bool = True
-    """Also train on the end of a turn, such as <|im_end|>. If a template has generation tags, they decide."""
     max_tokens: Annotated[int, Ge(1)] | None = None
     """Most tokens of a conversation."""
     too_long: Literal["drop", "cut_turn", "cut"] = "drop"
@@ -377,6 +425,7 @@ class ChatRules(Settings):
 class PackingRules(Settings):
     """Rows of seq_len tokens."""
 
+    words: ClassVar = {"wrapped": {}, "best_fit": {"strategy": "best_fit"}}
     strategy: Literal["wrapped", "best_fit"] = "wrapped"
     """wrapped: documents end to end, cut wherever a row is full.
     best_fit: a document is cut only if it is longer than a row; free space is padded."""

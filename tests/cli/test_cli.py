@@ -385,7 +385,7 @@ def test_demo_runs_from_text_to_batches(tmp_path: Path) -> None:
     steps = ("preprocess", "verify", "stats", "inspect", "feed", "feed", "report")
     assert re.findall(r"^\$ milldam ([\w-]+) ", shown, flags=re.MULTILINE) == list(steps)
     assert "batch 2: x (4, 64)" in shown and "whole." in shown
-    assert "any order in some units" in shown and re.search(r"^Made: .* 1 of 1 unit", shown, flags=re.MULTILINE)
+    assert "in groups of units" in shown and re.search(r"^Made: .* 1 of 1 unit", shown, flags=re.MULTILINE)
     assert re.search(r"^batch 3: .*, the same as without a break$", shown, flags=re.MULTILINE)
     assert '"samples_seen": 12' in shown and re.search(r"^Rate: .* tokens/s", shown, flags=re.MULTILINE)
     assert (

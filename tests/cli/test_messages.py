@@ -13,7 +13,7 @@ from tests.kit.chat_stores import Chat, chat_store
 from tests.kit.jobs import MILLDAM, TOKENIZER, invoke, run_here, run_milldam
 
 import milldam
-from milldam.errors import ConfigError, InputError
+from milldam.errors import ConfigError
 
 
 @pytest.fixture
@@ -27,13 +27,6 @@ def test_a_budget_beyond_the_machine_is_named_in_the_plan(text: Path, tmp_path: 
     """The budget holds, but cannot protect the machine."""
     done = run_here("tokenize", text, "-o", tmp_path / "out", "--tokenizer", TOKENIZER, "--memory", "900TB")
     assert "Memory: 900 TB (given, more than the " in done.output
-
-
-def test_a_pattern_is_no_store(text: Path) -> None:
-    """What it names is there: the command that makes a store of it is told, not that nothing is."""
-    made = r"(?s)a pattern that .*Make it: milldam tokenize '.*\*\.jsonl' -o corpus\.milldam "
-    with pytest.raises(InputError, match=made):
-        milldam.open(text.parent / "*.jsonl")
 
 
 def test_status_of_an_ended_run_shows_the_command_to_resume_it(tmp_path: Path) -> None:

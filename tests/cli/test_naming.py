@@ -83,36 +83,6 @@ def test_a_setting_is_an_option_on_the_command_line_and_an_argument_in_python(tm
     )
 
 
-# ---- words of other tools ----
-
-
-@pytest.mark.parametrize(
-    ("option", "hint"),
-    [
-        ("--force", "Did you mean --overwrite?"),
-        ("--num_proc=2", "Did you mean --workers?"),
-        ("--jobs=2", "Did you mean --workers?"),
-        ("--max-memory=1GB", "Did you mean --memory?"),
-        ("--output-dir=x", "Did you mean --out?"),
-        ("--json-keys=text", "Did you mean --text-column?"),
-        ("--append-eod", "Did you mean --eos?"),
-        ("--bos-token=x", "Did you mean --bos?"),
-        ("--workerz=2", "Did you mean --workers?"),
-        ("--input=x", "Name the input without an option."),
-        ("--dedup=near", "It is dedup in a file for `milldam preprocess`."),
-        ("--block-size=128", "It is seq_len in a file for `milldam preprocess`."),
-        ("--colour", ""),
-        ("--block", ""),
-    ],
-)
-def test_an_option_of_another_tool_gets_a_hint_that_helps_or_none(option: str, hint: str) -> None:
-    """Not one that merely looks alike."""
-    refused = invoke("tokenize", "a.jsonl", "-o", "s", "--tokenizer", "t", option)
-    name = option.partition("=")[0]
-    assert refused.exit_code == 2
-    assert refused.stderr.splitlines()[-1] == f"Error: No such option: {name}.{f' {hint}' if hint else ''}"
-
-
 # ---- names that may be on the Hub ----
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.kit.jobs import DEMO, invoke, run_here, set_aside, write_lines
+from tests.kit.jobs import run_here, set_aside, write_lines
 from tests.kit.preprocess_jobs import (
     config_of,
     drops_by_stage,
@@ -262,10 +262,10 @@ def test_the_command_line_has_all_of_it(tmp_path: Path) -> None:
     evals = write_evals(tmp_path / "evals.jsonl")
     path = write_lines(tmp_path / "corpus.jsonl", planted())
     config = write_config(tmp_path / "config.yaml", config_of(tmp_path / "clean", path))
-    said = run_here("preprocess", config, "--decontaminate", evals, "--decontaminate-columns", "question").output
+    said = run_here("preprocess", config, "--decontaminate", evals).output
     assert "12 of 30 items found in 12 documents, action: drop" in said
-    common = ("--tokenizer", DEMO / "tokenizer.json", "--decontaminate", evals)
-    run_here("tokenize", path, "-o", tmp_path / "plain", *common, "--decontaminate-action", "report")
+    report = f"decontaminate={{path: {evals}, action: report}}"
+    run_here("preprocess", config, "-o", tmp_path / "plain", "--set", report)
     assert len(findings(tmp_path / "plain")) == 12
     out = tmp_path / "found.jsonl"
     told = run_here("contamination", tmp_path / "plain", "--against", evals, "--findings", out, "--json", code=1)
@@ -274,7 +274,3 @@ def test_the_command_line_has_all_of_it(tmp_path: Path) -> None:
     assert [json.loads(line)["row"] for line in out.read_text().splitlines()] == list(range(0, 60, 5))
     clean = run_here("contamination", tmp_path / "clean", "--against", evals)
     assert "0 of 30 items found" in clean.output
-    assert (
-        "go with"
-        in invoke("tokenize", path, "-o", tmp_path / "x", "--tokenizer", "t", "--decontaminate-columns", "a").output
-    )

@@ -124,8 +124,8 @@ def test_units_do_not_wait_for_a_node_that_others_have_taken(pool: Any) -> None:
     """What can't begin on a busy node goes to a slot that is free elsewhere."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    busy = pool.nodes()[0]
-    there = NodeAffinitySchedulingStrategy(busy.id, soft=False)
+    busy = pool.nodes()[0]["NodeID"]
+    there = NodeAffinitySchedulingStrategy(busy, soft=False)
     hog = ray.remote(_Hog).options(num_cpus=2, scheduling_strategy=there).remote()
     ray.get(hog.ready.remote())
     try:
@@ -133,7 +133,7 @@ def test_units_do_not_wait_for_a_node_that_others_have_taken(pool: Any) -> None:
     finally:
         ray.kill(hog)
     assert sorted(values(events)) == [0, 1, 4]
-    assert busy.name not in {event.host for event in events}
+    assert not [event.host for event in events if event.host.endswith(busy[:6])]
     assert not any(event.kind == CRASH for event in events)
 
 
@@ -147,21 +147,12 @@ class _Hog:
 
 @pytest.mark.slow
 def test_a_node_that_can_not_take_part_is_refused(pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that does not see the output, or can't write there; nothing is left of the check. So is another version."""
+    """One that does not see the output, or can't write there; nothing is left of the check."""
     monkeypatch.setattr(pool, "folder", tmp_path)
     assert values(run(pool, Square(), 1)) == [0] and list(tmp_path.iterdir()) == []
     monkeypatch.setattr(pool, "folder", tmp_path / "elsewhere")
     with pytest.raises(ConfigError, match=r"The node .* can't write to .*/elsewhere"):
         run(pool, Square(), 1)
-    hand = ray_cluster.Hand(b"", 1, str(Path.cwd()))
-    assert "has milldam" in hand.ready("a", tmp_path, "0.0.0")[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("workers", "threads", "slots"), [(1, 1, 2), (2, 1, 4), (9, 1, 4), (2, 2, 2)])
-def test_slots_follow_cores_memory_and_budget(pool: Any, workers: int, threads: int, slots: int) -> None:
-    """A node has no more slots than its cores hold threads, its memory shares, and the plan workers."""
-    assert len(pool.slots(Workers(workers, threads))) == slots
 
 
 @pytest.mark.slow

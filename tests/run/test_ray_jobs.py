@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import signal
 from collections import Counter
@@ -89,12 +88,6 @@ def test_the_store_has_the_bytes_of_the_local_one(cluster: Any, local: Path) -> 
     assert json.loads(stdout)["counts"]["documents"] == summary_of(local / "local")["counts"]["documents"]
     memory = summary_of(out)["memory"]
     assert len(memory["machines"]) == 2 and memory["peak"] < BUDGET
-    with (out / "run" / "memory.csv").open() as rows:
-        told = [(row["stage"], row["pid"].partition(":")[0]) for row in csv.DictReader(rows) if ":" in row["pid"]]
-    # Stages that end between two samples may be missing.
-    assert {stage for stage, _ in told} >= {"fingerprint", "tokenize"}
-    assert {machine for _, machine in told} == set(memory["machines"])
-    assert (out / "run" / "report.html").stat().st_size > 10_000
 
 
 # ---- what dies ----

@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from importlib import import_module
 from inspect import cleandoc
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import click
 
 from milldam import __version__, memory
-from milldam.cli.naming import DESCRIBED, as_option, explained, visible
+from milldam.cli.naming import DESCRIBED, as_option, visible
 from milldam.errors import EXIT_INTERRUPTED, MilldamError, os_error
 
 GROUPS = {
@@ -62,14 +61,14 @@ GROUPS = {
 }
 """Commands as `milldam --help` lists them, which imports none of them."""
 _SUMMARIES = {name: summary for names in GROUPS.values() for name, summary in names.items()}
-_MODULES = (
-    dict.fromkeys(("plan", "train-tokenizer", "schema"), "preprocess")
-    | dict.fromkeys(("verify", "report"), "inspect")
-    | dict.fromkeys(("export", "import", "push", "pull"), "moving")
-    | dict.fromkeys(("slurm", "run-units"), "arrays")
-    | dict.fromkeys(("cache", "dedup-index"), "keeping")
-    | {"qa-eval": "qa"}
-)
+_MODULES = {
+    **dict.fromkeys(("plan", "train-tokenizer", "schema"), "preprocess"),
+    **dict.fromkeys(("verify", "report"), "inspect"),
+    **dict.fromkeys(("export", "import", "push", "pull"), "moving"),
+    **dict.fromkeys(("slurm", "run-units"), "arrays"),
+    **dict.fromkeys(("cache", "dedup-index"), "keeping"),
+    "qa-eval": "qa",
+}
 """Where a command is, if its module has another name."""
 
 
@@ -104,19 +103,27 @@ class _Group(click.Group):
                 formatter.write_dl([(name.ljust(width), summary) for name, summary in names.items()])
 
     def main(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:
+        """At the end of a process of our own, leave without the tenth of a second that freeing everything takes.
+
+        Not while a thread is at work, which is waited for, or a profiler.
+        """
         memory.own_process = args is None
         try:
             return super().main(args, *others, **options)
         except SystemExit as end:
-            if args is None and end.code == 0:
-                _leave()
+            threads = (one for one in threading.enumerate() if one is not threading.main_thread())
+            is_watched = sys.getprofile() is not None or sys.gettrace() is not None
+            if args is None and end.code == 0 and not is_watched and all(thread.daemon for thread in threads):
+                with contextlib.suppress(OSError):  # the reader of our output may have gone: then it ends as usual
+                    atexit._run_exitfuncs()
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                    os._exit(0)
             raise
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except click.NoSuchOption as error:
-            raise explained(error) from None
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except BrokenPipeError:
@@ -131,29 +138,12 @@ class _Group(click.Group):
                 raise
             known = os_error(error) if isinstance(error, OSError) and error.errno is not None else error
             if isinstance(known, MilldamError):
-                command = self.get_command(ctx, ctx.invoked_subcommand or "") or self
-                spell = partial(as_option, ctx.meta.get(DESCRIBED, command), within=command)
-                click.echo(visible(f"milldam: {known.spelled(spell)}"), err=True)
+                command = ctx.meta.get(DESCRIBED) or self.get_command(ctx, ctx.invoked_subcommand or "") or self
+                click.echo(visible(f"milldam: {known.spelled(lambda one: as_option(command, one))}"), err=True)
                 sys.exit(known.exit_code)
             click.echo(visible(f"milldam: unexpected {type(error).__name__}: {error}"), err=True)
             click.echo("This is a bug in milldam; run it again with `milldam --debug ...` for the traceback.", err=True)
             sys.exit(1)
-
-
-def _leave() -> None:
-    """End the process at once, without the tenth of a second that it takes to free everything first.
-
-    Not while a thread is at work, which is waited for, or a profiler.
-    """
-    if sys.getprofile() is sys.gettrace() is None and all(
-        thread.daemon or thread is threading.main_thread() for thread in threading.enumerate()
-    ):
-        # The reader of our output may have gone: then it ends as usual.
-        with contextlib.suppress(OSError):
-            atexit._run_exitfuncs()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)
 
 
 @click.group(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from milldam.cli.commands import described_job
-from milldam.errors import EXIT_INTERRUPTED, ConfigError, NotReadyError, TaskHeldError
+from milldam.errors import ConfigError, NotReadyError, TaskHeldError
 from milldam.run.tasks import FINISH, PREPARE
 
 if TYPE_CHECKING:
@@ -107,8 +107,8 @@ def run_units(command: tuple[str, ...], stage: str, index: int | None, of: int |
     milldam run-units --stage tokenize --index 3 --of 8 preprocess config.yaml
     milldam run-units --stage finish preprocess config.yaml
     """
-    from milldam.cli.commands import array_of_command, as_interrupt
-    from milldam.cli.summaries import make_observer, show_summary
+    from milldam.cli.commands import array_of_command, as_interrupt, end_interrupted
+    from milldam.cli.summaries import Display, show_summary
     from milldam.run.array import ArrayTask
 
     if stage in (PREPARE, FINISH):
@@ -122,11 +122,10 @@ def run_units(command: tuple[str, ...], stage: str, index: int | None, of: int |
     signal.signal(signal.SIGTERM, as_interrupt)
     try:
         # What a function prints goes where that of worker processes goes: standard output is for the summary.
-        with make_observer(quiet=showing["quiet"]) as observer, contextlib.redirect_stdout(sys.stderr):
-            summary = _patiently(partial(work.run, task), observer, wait)
+        with Display(quiet=showing["quiet"]) as display, contextlib.redirect_stdout(sys.stderr):
+            summary = _patiently(partial(work.run, task), display, wait)
     except KeyboardInterrupt:
-        click.echo("\nInterrupted. Everything finished is safe. To resume, run or queue the same task again.", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+        end_interrupted()
     if summary is not None:
         show_summary(summary, **showing)
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
 
-from milldam.cli.commands import json_option, json_values, named_values
-from milldam.cli.naming import TRAINED_MARKS, has_colours, visible
+from milldam.cli.commands import json_option, pairs
+from milldam.cli.naming import TRAINED_MARKS, visible
 from milldam.markup import counted, turns_by_role
-
-if TYPE_CHECKING:
-    from milldam.chat.checking import ChatCheck
 
 _TRAINED = "black on color(114)"
 _MOST = 5
@@ -33,24 +29,23 @@ _MOST = 5
     show_default=True,
     help="Messages to train on: assistant, last, all, roles separated by commas, or a message field.",
 )
-@click.option(
-    "--turn-end/--no-turn-end", default=True, show_default=True, help="Whether to train on the tokens that end a turn."
-)
 @click.option("--form", default="auto", show_default=True, help="The form of the conversations.")
-@click.option(
-    "--column",
-    "columns",
-    multiple=True,
-    metavar="NAME=COLUMN",
-    help="Name of a column, such as messages=turns; may be repeated.",
-)
-@click.option(
-    "--variable", "variables", multiple=True, metavar="NAME=VALUE", help="A variable of the template; may be repeated."
-)
+@pairs("--column", "columns", "NAME=COLUMN", "Name of a column, such as messages=turns.")
+@pairs("--variable", "variables", "NAME=VALUE", "A variable of the template.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="ROWS", help="Check only the first rows. [default: all]")
 @click.option("--characters", default=2000, show_default=True, help="Characters to show of the first conversation.")
 @json_option
-def chat_check(template: str, data: tuple[str, ...], **options: Any) -> None:
+def chat_check(
+    template: str,
+    data: tuple[str, ...],
+    tokenizer: str | None,
+    named_template: str | None,
+    train_on: str,
+    variables: dict[str, Any],
+    characters: int,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """
     Shows the first conversation of DATA as TEMPLATE renders it, marks what would be trained on, and counts the
     conversations that would be refused.
@@ -63,139 +58,79 @@ def chat_check(template: str, data: tuple[str, ...], **options: Any) -> None:
     milldam chat-check model/ chat.parquet --train-on last --limit 1000
     """
     from milldam.chat.checking import check_chat
-    from milldam.chat.masks import train_on
-
-    words = options["train_on"].split(",")
-    rule = train_on(words[0] if len(words) == 1 else words, turn_end=options["turn_end"])
-    source, special = _template_of(template, options)
-    columns = named_values(options["columns"], "column")
-    check = check_chat(
-        data,
-        source,
-        rule,
-        form=options["form"],
-        columns=columns,
-        limit=options["limit"],
-        special_tokens=special,
-    )
-    if options["as_json"]:
-        click.echo(json.dumps(_as_dict(check), ensure_ascii=False))
-    else:
-        _show_first(check, options["characters"])
-        for line in _lines(check, rule.turn_end):
-            click.echo(visible(line))
-    if not check.usable:
-        raise click.exceptions.Exit(1)
-
-
-def _template_of(template: str, options: dict[str, Any]) -> tuple[Any, Sequence[str]]:
-    from pathlib import Path
-
     from milldam.chat.loading import find_template
+    from milldam.chat.masks import train_on as rule_of
     from milldam.tokenizers.loading import load_tokenizer
 
-    tokenizer, special = options["tokenizer"], []
+    words = train_on.split(",")
+    rule, special = rule_of(words[0] if len(words) == 1 else words), []
     if tokenizer is not None:
         added = load_tokenizer(tokenizer).huggingface.get_added_tokens_decoder().values()
         special = [token.content for token in added if token.special]
-    variables = json_values(options["variables"], "variable")
     is_here = Path(template).expanduser().exists()
     source = find_template(
         tokenizer if tokenizer is not None and is_here else template,
         template=template if is_here else None,
-        name=options["named_template"],
+        name=named_template,
         variables=variables,
     )
-    return source, special
+    check = check_chat(data, source, rule, special_tokens=special, **options)
+    counts, (text, stretches) = check.counts, check.first or ("", [])
+    share = counts["trained_characters"] / max(1, counts["characters"])
+    refused: dict[str, dict[str, Any]] = {
+        reason: {"count": messages.total(), "first": first, "messages": dict(messages.most_common(_MOST))}
+        for reason, (first, messages) in sorted(check.refused.items(), key=lambda item: -item[1][1].total())
+    }
+    if as_json:
+        facts = {"form": check.form.name, "tagged": check.tagged, "rows": check.rows, "usable": check.usable}
+        facts |= {"trained_share": round(share, 6), "counts": dict(sorted(counts.items()))}
+        facts |= {"refused": refused, "first": {"text": text, "trained": stretches}}
+        click.echo(json.dumps(facts, ensure_ascii=False))
+    else:
+        if check.first is not None:
+            _show_first(text, stretches, characters)
+        how = "taken from the template's {% generation %} tags"
+        how = how if check.tagged else "derived, and proven for each conversation"
+        lines = [
+            "── summary ──",
+            f"form             {check.form}",
+            f"rows             {check.rows:,}",
+            f"usable           {check.usable:,} ({check.usable / max(1, check.rows):.1%})",
+            f"what is trained  {how}",
+            f"trained share    {share:.1%} of {counted(counts['characters'], 'character')}",
+            f"turns            {counts['turns']:,} ({turns_by_role(counts)})",
+        ]
+        if counts["special_tokens_in_content"]:
+            said = counted(counts["special_tokens_in_content"], "conversation")
+            lines.append(f"warning          {said} with special tokens in what is said: they become special tokens")
+        if not check.tagged and counts["turns_without_end"]:
+            turns = counted(counts["turns_without_end"], "trained turn")
+            lines.append(
+                f"warning          no end of {turns} is trained on: the template writes none, or with the next message"
+            )
+        for reason, one in refused.items():
+            lines.append(f"refused          {one['count']:,} {reason}, first {one['first']}")
+            lines += [f"                   {count:,} x {message}" for message, count in one["messages"].items()]
+        click.echo(visible("\n".join(lines)))
+    if not check.usable:
+        raise click.exceptions.Exit(1)
 
 
-def _show_first(check: ChatCheck, characters: int) -> None:
+def _show_first(text: str, stretches: list[Any], characters: int) -> None:
     """The first conversation, with colours or marks around what is trained on."""
-    if check.first is None:
-        return
     from rich.console import Console
     from rich.text import Text
 
-    text, stretches = check.first
-    console = Console(highlight=False, soft_wrap=True)
-    marks = ("", "") if has_colours(console) else TRAINED_MARKS
-    shown, at = Text(), 0
-    for begin, end in stretches:
-        if begin >= characters:
-            break
+    console, shown, at = Console(highlight=False, soft_wrap=True), Text(), 0
+    coloured = console.is_terminal and not console.no_color
+    left, right = ("", "") if coloured else TRAINED_MARKS
+    for begin, end in (one for one in stretches if one[0] < characters):
         shown.append(visible(text[at:begin]))
-        shown.append(
-            f"{marks[0]}{visible(text[begin : min(end, characters)])}{marks[1]}", _TRAINED if not marks[0] else ""
-        )
+        shown.append(f"{left}{visible(text[begin : min(end, characters)])}{right}", _TRAINED if coloured else "")
         at = end
-    if at < characters:
-        shown.append(visible(text[at:characters]))
-    told = f"in {' '.join(marks)}" if marks[0] else "coloured"
+    shown.append(visible(text[at:characters]))
+    told = "coloured" if coloured else f"in {left} {right}"
     console.print(f"── the first conversation; what is {told} is trained on ──")
     console.print(shown)
     if len(text) > characters:
         console.print(f"... {counted(len(text) - characters, 'character')} more", style="dim")
-
-
-def _lines(check: ChatCheck, turn_end: bool) -> list[str]:
-    counts = check.counts
-    how = (
-        "taken from the template's {% generation %} tags"
-        if check.tagged
-        else "derived, and proven for each conversation"
-    )
-    lines = [
-        "── summary ──",
-        f"form             {check.form}",
-        f"rows             {check.rows:,}",
-        f"usable           {check.usable:,} ({check.usable / max(1, check.rows):.1%})",
-        f"what is trained  {how}",
-        f"trained share    {_trained_share(check):.1%} of {counted(counts['characters'], 'character')}",
-        f"turns            {counts['turns']:,} ({turns_by_role(counts)})",
-        *_parts("not trained      ", "header of a trained turn", check.headers),
-        *_parts("trained, before  ", "content of a message", check.leads),
-        *_parts("trained, after   ", "content of a message", check.ends),
-    ]
-    if counts["special_tokens_in_content"]:
-        said = counted(counts["special_tokens_in_content"], "conversation")
-        lines.append(f"warning          {said} with special tokens in what is said: they become special tokens")
-    if turn_end and not check.tagged and check.ends[""]:
-        turns = counted(check.ends[""], "trained turn")
-        lines.append(
-            f"warning          no end of {turns} is trained on: the template writes none, or with the next message"
-        )
-    for reason, (first, messages) in sorted(check.refused.items(), key=lambda item: -item[1][1].total()):
-        lines.append(f"refused          {messages.total():,} {reason}, first {first}")
-        lines += [f"                   {count:,} x {message}" for message, count in messages.most_common(_MOST)]
-    return lines
-
-
-def _trained_share(check: ChatCheck) -> float:
-    return check.counts["trained_characters"] / max(1, check.counts["characters"])
-
-
-def _parts(name: str, of: str, found: Counter[str]) -> list[str]:
-    shown = [f"{count:,} x {text!r}" for text, count in found.most_common(_MOST)]
-    if len(found) > _MOST:
-        shown.append(f"and {len(found) - _MOST:,} others")
-    return [f"{name}{', '.join(shown)} ({of})"] if shown else []
-
-
-def _as_dict(check: ChatCheck) -> dict[str, Any]:
-    text, stretches = check.first or ("", [])
-    return {
-        "form": check.form.name,
-        "tagged": check.tagged,
-        "rows": check.rows,
-        "usable": check.usable,
-        "trained_share": round(_trained_share(check), 6),
-        "counts": dict(sorted(check.counts.items())),
-        "headers": dict(check.headers.most_common(_MOST)),
-        "leads": dict(check.leads.most_common(_MOST)),
-        "ends": dict(check.ends.most_common(_MOST)),
-        "refused": {
-            reason: {"count": messages.total(), "first": first, "messages": dict(messages.most_common(_MOST))}
-            for reason, (first, messages) in check.refused.items()
-        },
-        "first": {"text": text, "trained": stretches},
-    }

@@ -12,14 +12,14 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
-from milldam.choices import Action, Documents, Executor, InputFormat, InvalidUtf8
+from milldam.choices import Documents, Executor, InputFormat, InvalidUtf8
 from milldam.cli.naming import DESCRIBED
 from milldam.errors import EXIT_INTERRUPTED, ConfigError, Setting
 
@@ -29,72 +29,71 @@ if TYPE_CHECKING:
 
 _SHOWING = ("as_json", "quiet", "verbose")
 S = TypeVar("S", bound="Summary[Any]")
+Add = Callable[[Any], Any]
 
 
 # ---- options ----
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-Add = Callable[[_Command], _Command]
-
 
 class SettingOption(click.Option):
-    """An option for a field of settings; the text of its help is read when it is shown."""
+    """An option for a field of `of`, a class or the name of a block of configurations; `shown`: another default.
 
-    def __init__(self, *names: Any, of: str | type, key: str = "", shown: str = "", **more: Any):
+    The text of its help is read when it is shown.
+    """
+
+    def __init__(self, *names: Any, of: str | type = "Config", key: str = "", shown: str = "", **more: Any):
         super().__init__(*names, **more)
         self._of, self._key, self._shown = of, key, shown
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         if self.help is None:
             from milldam.config import settings
-            from milldam.config.checking import defaults_of, descriptions_of
+            from milldam.config.checking import descriptions_of
 
-            block = getattr(settings, self._of) if isinstance(self._of, str) else self._of
+            block: Any = getattr(settings, self._of) if isinstance(self._of, str) else self._of
             key = self._key or str(self.name)
-            default = self._shown or defaults_of(block).get(key)
+            text, default = descriptions_of(block)[key], self._shown or block.__dataclass_fields__[key].default
+            if any(param.name == "config" for param in ctx.command.params):
+                text, default = re.sub(r" Default: [^.]*\.", "", text), "that of the file"
             ends = f" [default: {default}]" if isinstance(default, str | int | float) and default else ""
-            more = " May be repeated." if self.multiple else ""
-            text = descriptions_of(block)[key]
-            text = re.sub(r" Default: [^.]*\.", "", text) if self._shown else text
-            self.help = f"{text}{more}{ends}"
+            self.help = text + (" May be repeated." if self.multiple else "") + ends
         return super().get_help_record(ctx)
 
 
-def setting(*names: str, of: str | type = "Config", **more: Any) -> Add[Any]:
-    """An option for a field of `of`, a class or the name of a block of configurations; `shown`: another default."""
-    return click.option(*names, cls=SettingOption, of=of, **more)
+def setting(*names: str, **more: Any) -> Add:
+    return click.option(*names, cls=SettingOption, **more)
 
 
-def settings(block: type, keys: str, *, in_file: bool = False) -> Add[Any]:
+def settings(block: Any, keys: str, *, in_file: bool = False) -> list[Add]:
     """Options for fields of a job's settings, made from their types; a list is written a,b,c.
 
     `in_file`: a file may have the required ones.
     """
-    from milldam.config.checking import defaults_of, keys_of
-
-    options = []
+    options, hints = [], get_type_hints(block)
     for key in keys.split():
-        kinds, names = keys_of(block)[key], ["-o", "--out"] if key == "out" else [f"--{key.replace('_', '-')}"]
-        more: dict[str, Any] = {"required": not in_file and key not in defaults_of(block)}
-        if kinds.scalars == {bool}:
+        kinds, field = (hints[key], *get_args(hints[key])), block.__dataclass_fields__[key]
+        more: dict[str, Any] = {"required": not in_file and field.default is field.default_factory is MISSING}
+        words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+        if bool in kinds:
             more["is_flag"] = True
-        elif kinds.item:
-            more |= {"metavar": "NAMES", "callback": _listed}
-        elif kinds.choices:
-            more["type"] = click.Choice(kinds.choices)
-        elif kinds.scalars == {int}:
+        elif any(get_origin(kind) is tuple for kind in kinds):
+            more |= {"metavar": "NAMES", "callback": lambda ctx, param, text: text and [*_names(text)]}
+        elif words:
+            more["type"] = click.Choice(words)
+        elif int in kinds and str not in kinds:
             more |= {"type": int, "metavar": "N"}
         else:
-            more["metavar"] = "SIZE" if int in kinds.scalars else "PATH" if key in ("out", "tokenizer") else "NAME"
+            more["metavar"] = "SIZE" if int in kinds else "PATH" if key in ("out", "tokenizer") else "NAME"
+        names = ["-o", "--out"] if key == "out" else [f"--{key.replace('_', '-')}"]
         options.append(setting(*names, of=block, **more))
-    return together("", *options)
+    return options
 
 
-def _listed(ctx: click.Context, param: click.Parameter, text: str | None) -> str | list[str] | None:
-    return text if text is None or text == "all" else [name.strip() for name in text.split(",")]
+def _names(text: str) -> Sequence[str]:
+    return text if text == "all" else [name.strip() for name in text.split(",")]
 
 
-def together(section: str, *options: Add[Any]) -> Add[Any]:
+def together(section: str, *options: Add) -> Add:
     """Options in the order in which the help shows them, under the name of a section."""
 
     def add(command: Any) -> Any:
@@ -108,9 +107,22 @@ def together(section: str, *options: Add[Any]) -> Add[Any]:
     return add
 
 
-def choice(kind: Any) -> click.Choice[str]:
-    """The words of a type."""
-    return click.Choice(get_args(kind))
+def pairs(name: str, dest: str, metavar: str, text: str) -> Add:
+    """An option NAME=VALUE that may be repeated, as a dict; values that are JSON (true, 3, "a") are taken as such."""
+
+    def read(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for text in texts:
+            key, equals, value = text.partition("=")
+            if not equals or not key:
+                raise ConfigError(f"{name} {text}: write it as NAME=VALUE.")
+            try:
+                found[key] = json.loads(value)
+            except ValueError:
+                found[key] = value
+        return found
+
+    return click.option(name, dest, metavar=metavar, callback=read, multiple=True, help=f"{text} May be repeated.")
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -129,70 +141,36 @@ config_file = together(
 """CONFIG and `--set`, for commands that read a configuration."""
 described_job = click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
 """A job as the words that follow `milldam`; the options of the command that takes it come before it."""
-
-
-def machine_options(*, in_file: bool = False) -> Add[Any]:
-    """`--memory` and `--workers`; `in_file`: a configuration has them too."""
-    shown = "that of the file" if in_file else ""
-    return together(
-        "Resources",
-        setting("--memory", metavar="SIZE", shown=shown),
-        setting("--workers", type=int, metavar="N", shown=shown),
-    )
-
-
-def job_options(*, in_file: bool = False) -> Add[Any]:
-    """How a job runs and what it shows: the same for every job."""
-    shown = "that of the file" if in_file else ""
-    resources = together(
-        "Resources",
-        setting("--executor", type=choice(Executor), shown=shown),
-        setting("--address", metavar="HOST:PORT", shown=shown),
-        setting("--overwrite", is_flag=True),
-    )
-    display = together(
+machine_options = together(
+    "Resources", setting("--memory", metavar="SIZE"), setting("--workers", type=int, metavar="N")
+)
+job_options = together(
+    "Resources",
+    machine_options,
+    setting("--executor", type=click.Choice(get_args(Executor))),
+    setting("--address", metavar="HOST:PORT"),
+    setting("--overwrite", is_flag=True),
+    together(
         "Display",
         click.option(
             "-v", "--verbose", is_flag=True, help="Also show time by step, memory by stage and a sample document."
         ),
         json_option,
         quiet_option,
-    )
-    return together("", machine_options(in_file=in_file), resources, display)
-
-
-evaluation_options = together(
-    "Evaluation sets",
-    setting("--decontaminate", multiple=True, metavar="PATH"),
-    click.option(
-        "--decontaminate-columns", metavar="NAMES", help="Its fields: a,b,c. [default: every field that holds text]"
     ),
-    setting("--decontaminate-action", of="EvaluationSet", key="action", type=choice(Action)),
 )
-
-
-def evaluation_sets(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with the evaluation sets as a configuration has them."""
-    paths, columns, action = (options.pop(f"decontaminate{name}") for name in ("", "_columns", "_action"))
-    if not paths:
-        if columns or action:
-            raise ConfigError("--decontaminate-columns and --decontaminate-action go with --decontaminate PATH.")
-        return options
-    names = columns.split(",") if columns else None
-    rules = {name: value for name, value in (("columns", names), ("action", action)) if value}
-    return options | {"decontaminate": [{"path": path, **rules} for path in paths]}
-
-
-def _unescaped(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
-    return None if text is None else text.replace("\\n", "\n").replace("\\t", "\t")
-
-
+"""How a job runs and what it shows: the same for every job."""
 text_options = together(
     "Input",
-    setting("--documents", of="DataSet", type=choice(Documents)),
-    setting("--separator", of="DataSet", metavar="TEXT", callback=_unescaped),
-    setting("--input-format", of="DataSet", type=choice(InputFormat)),
-    setting("--invalid-utf8", type=choice(InvalidUtf8), shown="reject"),
+    setting("--documents", of="DataSet", type=click.Choice(get_args(Documents))),
+    setting(
+        "--separator",
+        of="DataSet",
+        metavar="TEXT",
+        callback=lambda ctx, param, text: text and text.replace("\\n", "\n").replace("\\t", "\t"),
+    ),
+    setting("--input-format", of="DataSet", type=click.Choice(get_args(InputFormat))),
+    setting("--invalid-utf8", type=click.Choice(get_args(InvalidUtf8)), shown="reject"),
     setting("--max-document-bytes", metavar="SIZE"),
     setting("--strict", is_flag=True),
 )
@@ -201,29 +179,7 @@ text_options = together(
 
 def present(options: dict[str, Any]) -> dict[str, Any]:
     """The options that were used; by identity, since 0 is a value, if a wrong one."""
-    return {name: value for name, value in options.items() if value is not None and value is not False and value != ()}
-
-
-def named_values(pairs: Sequence[str], option: str) -> dict[str, str]:
-    """The values of an option NAME=VALUE that may be repeated."""
-    found = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"--{option} {pair}: write it as NAME=VALUE.")
-        found[name] = value
-    return found
-
-
-def json_values(pairs: Sequence[str], option: str) -> dict[str, Any]:
-    """The same; values that are JSON (true, 3, "a") are taken as such, others as text."""
-    found: dict[str, Any] = {}
-    for name, text in named_values(pairs, option).items():
-        try:
-            found[name] = json.loads(text)
-        except ValueError:
-            found[name] = text
-    return found
+    return {name: one for name, one in options.items() if one is not None and one is not False and one not in ((), {})}
 
 
 # ---- jobs ----
@@ -252,36 +208,30 @@ class JobCommand(click.Command):
                 formatter.write_dl(records)
 
     def request(self, ctx: click.Context) -> Request[Any] | dict[str, Request[Any]]:
-        options = {name: value for name, value in ctx.params.items() if name not in _SHOWING}
         assert self.callback is not None
+        options = {name: value for name, value in ctx.params.items() if name not in _SHOWING}
         found: Request[Any] | dict[str, Request[Any]] = ctx.invoke(self.callback, **options)
         return found
 
     def invoke(self, ctx: click.Context) -> None:
-        from milldam.cli.summaries import show_summary
+        """Run the job with progress and show its summary; interrupted, say how to resume and exit."""
+        from milldam.cli.summaries import Display, show_summary
 
         request, as_json, quiet = self.request(ctx), ctx.params["as_json"], ctx.params["quiet"]
         several = request if isinstance(request, dict) else {"": request}
+        signal.signal(signal.SIGTERM, as_interrupt)
         summaries = {}
         for name, one in several.items():
-            summaries[name] = _run(one.run, quiet=quiet)
+            try:
+                with Display(quiet=quiet) as display:
+                    summaries[name] = one.run(display)
+            except KeyboardInterrupt:
+                end_interrupted()
             if not as_json:
                 show_summary(summaries[name], as_json=False, quiet=quiet, verbose=ctx.params["verbose"])
         if as_json:
             found = {name: summary.as_json() for name, summary in summaries.items()}
             click.echo(json.dumps(found if isinstance(request, dict) else found[""]))
-
-
-def _run(job: Callable[[Observer], S], *, quiet: bool) -> S:
-    """Run a job with progress; interrupted, say how to resume and exit."""
-    from milldam.cli.summaries import make_observer
-
-    signal.signal(signal.SIGTERM, as_interrupt)
-    try:
-        with make_observer(quiet=quiet) as observer:
-            return job(observer)
-    except KeyboardInterrupt:
-        end_interrupted()
 
 
 def array_of_command(words: Sequence[str]) -> tuple[ArrayWork[Any], dict[str, Any]]:

@@ -24,7 +24,7 @@ _SHOWN = 3
 @setting("--ngram", of="EvaluationSet", type=int, metavar="N")
 @setting("--min-share", of="EvaluationSet", type=float, metavar="SHARE")
 @click.option("--findings", type=click.Path(path_type=Path), help="File for all findings, one JSON object per line.")
-@machine_options()
+@machine_options
 @json_option
 @quiet_option
 def contamination(
@@ -36,20 +36,15 @@ def contamination(
     \b
     milldam contamination corpus.milldam --against evals/gsm8k.jsonl --columns question,answer
     """
-    from milldam.cli.summaries import make_observer
+    from milldam.cli.summaries import Display
     from milldam.decontamination.deciding import warning_of
-    from milldam.errors import EXIT_INTERRUPTED
     from milldam.pipeline.decontaminating import find_contamination
     from milldam.stores.tokens.reader import Store
 
     options["columns"] = columns.split(",") if columns else None
     signal.signal(signal.SIGTERM, as_interrupt)
-    try:
-        with make_observer(quiet=quiet) as observer:
-            figures = find_contamination(Store(store), against, observer=observer, **options)
-    except KeyboardInterrupt:
-        click.echo("\nInterrupted. Nothing was kept.", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+    with Display(quiet=quiet) as display:
+        figures = find_contamination(Store(store), against, observer=display, **options)
     click.echo(json.dumps(figures) if as_json else "\n".join(contamination_lines(figures)))
     for warning in filter(None, (warning_of(one["set"], one["searched"]) for one in figures["sets"])):
         click.echo(visible(f"Warning: {warning}"), err=True)

@@ -9,8 +9,7 @@ import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +24,7 @@ from milldam.memory import format_size
 if TYPE_CHECKING:
     from milldam.loader.batches import Batches
 
-_SHUFFLES: dict[str, tuple[Any, str]] = {
-    "full": (True, "any order"),
-    "block": ("block", "blocks in any order"),
-    "shard": ("shard", "any order in some shards"),
-    "none": (False, "in sequence"),
-}
+_SHUFFLES = {"full": True, "block": "block", "shard": "shard", "none": False}
 _MEMORY_SECONDS = 0.25
 """Between two samples of the memory."""
 
@@ -40,7 +34,7 @@ _MEMORY_SECONDS = 0.25
 @click.option("--tokenizer", help="For text: folder, file or Hub name of the tokenizer.")
 @click.option("--store", metavar="FOLDER", help="For text: keep the tokens in this store. [default: remove them]")
 @click.option("--memory", metavar="SIZE", help="For text: limit for tokenizing. [default: half of what is free]")
-@click.option("--cores", type=int, metavar="N", help="For text: cores for tokenizing. [default: all]")
+@click.option("--cores", "workers", type=int, metavar="N", help="For text: cores for tokenizing. [default: all]")
 @click.option("--seq-len", type=int, default=1024, show_default=True, metavar="N", help="Tokens per sample.")
 @click.option("--batch-size", type=int, default=16, show_default=True, metavar="N", help="Samples per batch.")
 @click.option("--split", metavar="NAME", help="Read only this split.")
@@ -51,7 +45,20 @@ _MEMORY_SECONDS = 0.25
 @click.option("--read", type=click.Choice(["auto", "map", "pread"]), default="auto", help="How to read files.")
 @click.option("--cache", metavar="SIZE", help="For a store at an address: size of the cache. [default: 50GB]")
 @json_option
-def feed(data: tuple[str, ...], as_json: bool, seconds: float, **options: Any) -> None:
+def feed(
+    data: tuple[str, ...],
+    seq_len: int,
+    batch_size: int,
+    split: str | None,
+    packed: str | None,
+    shuffle: str | None,
+    epochs: int | None,
+    seconds: float,
+    read: str,
+    cache: str | None,
+    as_json: bool,
+    **text: Any,
+) -> None:
     """
     Shows the time to the first batch, tokens/s and memory.
 
@@ -66,65 +73,50 @@ def feed(data: tuple[str, ...], as_json: bool, seconds: float, **options: Any) -
     milldam feed corpus.milldam --seq-len 2048 --batch-size 8 --packed best_fit --split train --json
     milldam feed data/*.jsonl.zst --tokenizer gpt2/ --store corpus.milldam --memory 2GB
     """
+    from milldam.api import open
+    from milldam.feeding import is_config, is_raw
+    from milldam.loader import batches as _  # noqa: F401 - imports while the clock runs would be counted
+
+    if packed:
+        import milldam.loader.packed  # noqa: F401
     if seconds <= 0:
         raise ConfigError(f"--seconds {seconds}: use more than 0.")
-    # Imports while the clock runs would be counted.
-    import milldam.loader.batches
+    inputs: Any = list(data) if len(data) > 1 else data[0]
+    text = {name: value for name, value in text.items() if value is not None}
+    with contextlib.ExitStack() as stack:
+        is_text = is_raw(inputs, text)
+        if not is_text and (len(data) > 1 or text):
+            raise ConfigError("--tokenizer: missing. Text needs one; a store is one path, without options for text.")
+        if is_text and "store" not in text and not is_config(inputs):  # removed at the end
+            text["store"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="milldam-feed-"))
 
-    if options["packed"]:
-        import milldam.loader.packed  # noqa: F401
-    length, view, shuffle = options["seq_len"], options["packed"] or "windows", options["shuffle"] or "full"
+        def make() -> Batches[Any]:
+            opened: Any = open(inputs, split=split, **(text if is_text else {"cache": cache}))
+            if is_text:
+                stack.enter_context(contextlib.closing(opened))
+            samples = (
+                opened.packed(seq_len, strategy=packed, read=read) if packed else opened.windows(seq_len, read=read)
+            )
+            order = {} if shuffle is None else {"shuffle": _SHUFFLES[shuffle]}
+            made: Batches[Any] = samples.batches(batch_size, epochs=epochs, **order)
+            return made
 
-    def batches() -> Batches[Any]:
-        opened = opener()
-        make = partial(opened.packed, strategy=view) if options["packed"] else opened.windows
-        order = {} if options["shuffle"] is None else {"shuffle": _SHUFFLES[shuffle][0]}
-        made: Batches[Any] = make(length, read=options["read"]).batches(
-            options["batch_size"], epochs=options["epochs"], **order
-        )
-        return made
-
-    with _opener(data, options) as opener:
-        figures = _measure(batches, seconds)
-    figures |= {"data": data[0] if len(data) == 1 else list(data), "seq_len": length, "view": view, "shuffle": shuffle}
-    figures |= {"batch_size": options["batch_size"]}
+        figures = _measure(make, seconds)
+    figures |= {"data": inputs, "seq_len": seq_len, "batch_size": batch_size, "view": packed or "windows"}
+    figures["shuffle"] = shuffle or "full"
     if figures["steady"]:
         figures["samples_per_second"] = figures["steady"] / figures["steady_seconds"]
-        figures["tokens_per_second"] = length * figures["samples_per_second"]
+        figures["tokens_per_second"] = seq_len * figures["samples_per_second"]
     if as_json:
         click.echo(json.dumps(figures))
     else:
-        kind = f"rows ({view})" if options["packed"] else "windows"
-        order = "any order in some units" if figures["making"] else _SHUFFLES[shuffle][1]
-        named = data[0] if len(data) == 1 else f"{data[0]} and {len(data) - 1} more"
-        size = options["batch_size"]
-        click.echo(visible(f"{named}: {kind} of {length:,} tokens, {order}, batches of {size:,}"))
-        for name, text in _lines(figures).items():
-            click.echo(visible(f"{name + ':':<14}{text}"))
+        named, order = data[0], figures["shuffle"] if not figures["making"] else "in groups of units"
+        kind = f"rows ({packed})" if packed else "windows"
+        click.echo(visible(f"{named}: {kind} of {seq_len:,} tokens, shuffle {order}, batches of {batch_size:,}"))
+        for name, line in _lines(figures).items():
+            click.echo(f"{name + ':':<14}{line}")
     if figures["ended"] == "interrupted":
         sys.exit(EXIT_INTERRUPTED)
-
-
-@contextlib.contextmanager
-def _opener(data: tuple[str, ...], options: dict[str, Any]) -> Iterator[Callable[[], Any]]:
-    """Opens the data; the tokens of text for which no store is named are removed at the end."""
-    from milldam.api import open
-    from milldam.feeding import is_config, is_raw
-
-    inputs: Any = list(data) if len(data) > 1 else data[0]
-    names = {"tokenizer": "tokenizer", "store": "store", "memory": "memory", "cores": "workers"}
-    text = {name: options[option] for option, name in names.items() if options[option] is not None}
-    with contextlib.ExitStack() as stack:
-        if not is_raw(inputs, text):
-            if len(data) > 1 or text:
-                raise ConfigError(
-                    "--tokenizer: missing. Text needs one; a store is one path, without options for text."
-                )
-            yield partial(open, inputs, split=options["split"], cache=options["cache"])
-            return
-        if "store" not in text and not is_config(inputs):
-            text["store"] = stack.enter_context(tempfile.TemporaryDirectory(prefix="milldam-feed-"))
-        yield lambda: stack.enter_context(contextlib.closing(open(inputs, split=options["split"], **text)))
 
 
 def _measure(make: Callable[[], Batches[Any]], seconds: float) -> dict[str, Any]:
@@ -143,7 +135,7 @@ def _measure(make: Callable[[], Batches[Any]], seconds: float) -> dict[str, Any]
     delivered = iter(batches)
     first = rows(next(delivered))
     first_seconds = perf_counter() - begun
-    count, steady, waited, slowest, ended = 1, 0, 0.0, 0.0, "epochs"
+    count, steady, waited, ended = 1, 0, 0.0, "epochs"
     used, sampled = usage(), perf_counter()
     deadline = start = perf_counter()
     deadline += seconds
@@ -151,7 +143,6 @@ def _measure(make: Callable[[], Batches[Any]], seconds: float) -> dict[str, Any]
         for batch in delivered:
             end = perf_counter()
             count, steady, waited = count + 1, steady + rows(batch), waited + end - start
-            slowest = max(slowest, end - start)
             if end >= deadline:
                 ended = "seconds"
                 break
@@ -161,16 +152,13 @@ def _measure(make: Callable[[], Batches[Any]], seconds: float) -> dict[str, Any]
     except KeyboardInterrupt:
         ended = "interrupted"
     used = max(used, usage(), key=lambda one: one.anonymous)
-    known = batches.samples._length_known
     return {
-        "samples": batches.samples.epoch_samples if known else None,
-        "announced": known and any(reader.announces for reader in batches.samples._readers),
+        "samples": batches.samples.epoch_samples if batches.samples._length_known else None,
         "first_batch_seconds": first_seconds,
         "batches": count,
         "delivered": first + steady,
         "steady": steady,
         "steady_seconds": waited,
-        "slowest_seconds": slowest,
         "anonymous_bytes": max(0, used.anonymous - before.anonymous),
         "file_bytes": max(0, used.file - before.file),
         "ended": ended,
@@ -180,23 +168,18 @@ def _measure(make: Callable[[], Batches[Any]], seconds: float) -> dict[str, Any]
 
 def _lines(figures: dict[str, Any]) -> dict[str, str]:
     """The figures for people, by the name of the line."""
-
-    def rounded(number: float) -> str:
-        return f"{float(f'{number:.3g}'):,.0f}"
-
+    held, mapped = format_size(figures["anonymous_bytes"]), format_size(figures["file_bytes"])
     lines = {"First batch": f"{1000 * figures['first_batch_seconds']:.1f} ms from opening; imports not counted"}
     if "tokens_per_second" not in figures:
         lines["Rate"] = "none: there is one batch only"
     else:
-        each = figures["steady_seconds"] / (figures["batches"] - 1)
-        rates = f"{rounded(figures['tokens_per_second'])} tokens/s, {rounded(figures['samples_per_second'])} samples/s"
-        lines["Rate"] = f"{rates}; {1000 * each:.3f} ms a batch, at most {1000 * figures['slowest_seconds']:.2f} ms"
-    held = format_size(figures["anonymous_bytes"])
-    how = "pread, announced ahead" if figures["announced"] else "mapped files (reclaimable)"
-    lines["Memory"] = f"{held} beyond imports; {how} {format_size(figures['file_bytes'])}"
+        each = 1000 * figures["steady_seconds"] / (figures["batches"] - 1)
+        rates = f"{figures['tokens_per_second']:,.0f} tokens/s, {figures['samples_per_second']:,.0f} samples/s"
+        lines["Rate"] = f"{rates}; {each:.3f} ms a batch"
+    lines["Memory"] = f"{held} beyond imports; mapped files (reclaimable) {mapped}"
     if making := figures["making"]:
         units = f"{making['units_made']:,.0f} of {counted(int(making['units']), 'unit')}"
-        rate = f"{rounded(making['tokens_made_per_second'])} tokens/s by {counted(int(making['workers']), 'worker')}"
+        rate = f"{making['tokens_made_per_second']:,.0f} tokens/s by {counted(int(making['workers']), 'worker')}"
         held, budget = (format_size(int(making[name])) for name in ("memory_bytes", "budget_bytes"))
         lines["Made"] = f"{units}, {making['units_ahead']:,.0f} ahead; {rate}; {held} of {budget}"
         waited = f"{counted(int(making['waits']), 'time')}, {making['waited_seconds']:.2f} s"

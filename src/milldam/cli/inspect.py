@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
 from milldam.cli.commands import json_option
-from milldam.cli.naming import TRAINED_MARKS, has_colours, visible
+from milldam.cli.naming import TRAINED_MARKS, visible
 from milldam.errors import ConfigError
 from milldam.markup import counted
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
-    from milldam.stores.tokens.format import Int64s
     from milldam.stores.tokens.reader import Store
 
 # Of the 256 colours that terminals have: others would be rounded to these, several to the same.
 _COLOURS = ("white on color(24)", "white on color(94)", "white on color(22)", "white on color(53)")
-_MARK = "▕"
-"""After each token where there are no colours; special tokens have the plain bar, but not this."""
 _UNTRAINED = ("white on color(236)", "white on color(240)")
 _TRAINED = ("black on color(34)", "black on color(40)")
 _SPECIAL, _TRAINED_SPECIAL = "bold red", "bold white on color(22)"
-_OPEN, _CLOSE = TRAINED_MARKS
-_LOST = "\ufffd"
+_MARK = "▕"
+"""After each token where there are no colours; special tokens have the plain bar, but not this."""
 _LONGEST_CHARACTER = 6
 """Tokens that can share a character: it has four bytes, and a token may hold the end of the one before."""
 
@@ -58,9 +52,9 @@ def inspect(store: str, split: str | None, start: int, documents: int, tokens: i
     milldam inspect corpus.milldam --split val
     """
     from milldam.remote import place_at
-    from milldam.stores.tokens.reader import open_store
+    from milldam.stores.tokens.reader import Store
 
-    opened = open_store(place_at(store), split=split)
+    opened = Store(place_at(store), split=split)
     first = start + len(opened) if start < 0 else start
     if not 0 <= first < len(opened):
         inside = f", split {split}" if split is not None else ""
@@ -70,7 +64,12 @@ def inspect(store: str, split: str | None, start: int, documents: int, tokens: i
         )
     for number in range(first, min(len(opened), first + documents)):
         if as_json:
-            click.echo(json.dumps(_as_dict(opened, number)))
+            row = opened[number]
+            found = {"document": number, "tokens": row.tolist(), "text": opened.decode(row)}
+            found |= {"spans": opened.spans(number).tolist()} if opened.has_spans else {}
+            if any(shard.labels is not None for shard in opened.shards):
+                found["label"] = opened.label(number)
+            click.echo(json.dumps(found))
         else:
             show_tokens(opened, number, tokens, ids=ids)
     if not as_json:
@@ -78,89 +77,47 @@ def inspect(store: str, split: str | None, start: int, documents: int, tokens: i
             click.echo(f"{what}: {visible(str(path))}")
 
 
-def _as_dict(store: Store, number: int) -> dict[str, Any]:
-    row = store[number]
-    found = {"document": number, "tokens": row.tolist(), "text": store.decode(row)}
-    if store.has_spans:
-        found["spans"] = store.spans(number).tolist()
-    if any(shard.labels is not None for shard in store.shards):
-        found["label"] = store.label(number)
-    return found
-
-
 def show_tokens(store: Store, number: int, shown: int, *, ids: bool = False) -> None:
-    """Print the first tokens of a document."""
-    from rich.console import Console
+    """Print the first tokens of a document; those that share a character as one piece.
 
-    row = store[number]
-    console = Console(highlight=False, soft_wrap=True)
-    coloured = has_colours(console)
-    facts, spans = [counted(len(row), "token")], None
-    if store.has_spans:
-        spans = store.spans(number)
+    Each piece has another background than the one before it; without colours there is a mark after each, and others
+    around those that are trained on.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    row, spans = store[number], store.spans(number) if store.has_spans else None
+    console, (begin, end) = Console(highlight=False, soft_wrap=True), TRAINED_MARKS
+    coloured = console.is_terminal and not console.no_color
+    facts = [counted(len(row), "token")]
+    if spans is not None:
         trained = sum(end - begin for begin, end in spans.tolist())
-        facts.append(f"{trained:,} trained on ({'green' if coloured else f'in {_OPEN} {_CLOSE}'})")
+        facts.append(f"{trained:,} trained on ({'green' if coloured else f'in {begin} {end}'})")
         if store.manifest.chat is not None and store.manifest.chat["pairs"]:
             facts.append(f"{'rejected' if number % 2 else 'chosen'} side of pair {number // 2:,}")
         if any(shard.labels is not None for shard in store.shards):
             facts.append(f"label {store.label(number)}")
     console.print(f"── document {number:,}: {', '.join(facts)} ──", style="bold")
-    pieces = _pieces(store, row[: shown + _LONGEST_CHARACTER].tolist(), shown, spans)
-    console.print(_shown(pieces, coloured=coloured, ids=ids))
+    tokens, text = row[: shown + _LONGEST_CHARACTER].tolist(), Text()
+    special: set[int | None] = {id for id, token in store.tokenizer.get_added_tokens_decoder().items() if token.special}
+    special |= {store.manifest.tokenizer.get("eos"), store.manifest.tokenizer.get("bos")}
+    start, position, inside = 0, 0, False
+    while start < min(shown, len(tokens)):
+        stops = range(start + 1, min(start + _LONGEST_CHARACTER, len(tokens)) + 1)
+        stop = next((one for one in stops if not store.decode(tokens[start:one]).endswith("\ufffd")), start + 1)
+        piece, is_special = tokens[start:stop], tokens[start] in special
+        is_trained = spans is not None and bool(((spans[:, 0] < stop) & (spans[:, 1] > start)).any())
+        grounds = _COLOURS if spans is None else _TRAINED if is_trained else _UNTRAINED
+        style = (_TRAINED_SPECIAL if is_trained else _SPECIAL) if is_special else grounds[position % len(grounds)]
+        if not coloured and inside != is_trained:
+            text.append(begin if is_trained else end)
+        text.append(visible(store.decode(piece)).replace("\n", "⏎\n"), style=style if coloured else "")
+        text.append(f"[{' '.join(map(str, piece))}]" if ids else "", style="dim" if coloured else "")
+        text.append("" if coloured else _MARK)
+        start, position, inside = stop, position + 1, is_trained
+    console.print(text.append(end if inside and not coloured else ""))
     if len(row) > shown:
         console.print(f"... {counted(len(row) - shown, 'more token')}", style="dim")
-
-
-class _Piece(NamedTuple):
-    """A token, or several that share a character."""
-
-    text: str
-    ids: str
-    special: bool
-    trained: bool | None
-    """None: the store does not say."""
-
-
-def _pieces(store: Store, tokens: list[int], shown: int, spans: Int64s | None) -> Iterator[_Piece]:
-    """The tokens that begin in the first `shown` ones; those that share a character are one piece."""
-    added = store.tokenizer.get_added_tokens_decoder()
-    special: set[int | None] = {id for id, token in added.items() if token.special}
-    special |= {store.manifest.tokenizer.get("eos"), store.manifest.tokenizer.get("bos")}
-    start = 0
-    while start < min(shown, len(tokens)):
-        lost, length = 0, 1
-        for count, token in enumerate(tokens[start : start + _LONGEST_CHARACTER], 1):
-            lost += store.decode([token]).count(_LOST)
-            text = store.decode(tokens[start : start + count])
-            if not text.endswith(_LOST):
-                # A document may hold the sign itself: then nothing is gained by joining.
-                length = count if text.count(_LOST) < lost else 1
-                break
-        together = tokens[start : start + length]
-        trained = None if spans is None else bool(((spans[:, 0] < start + length) & (spans[:, 1] > start)).any())
-        text = visible(store.decode(together)).replace("\n", "⏎\n")
-        yield _Piece(text, f"[{' '.join(map(str, together))}]", together[0] in special, trained)
-        start += length
-
-
-def _shown(pieces: Iterable[_Piece], *, coloured: bool, ids: bool) -> Text:
-    """Each token on another background than the one before it; without colours a mark after each, and others around
-    those that are trained on."""
-    from rich.text import Text
-
-    text, inside = Text(), False
-    for position, piece in enumerate(pieces):
-        grounds = {None: _COLOURS, False: _UNTRAINED, True: _TRAINED}[piece.trained]
-        style = grounds[position % len(grounds)]
-        if piece.special:
-            style = _TRAINED_SPECIAL if piece.trained else _SPECIAL
-        if not coloured and inside != bool(piece.trained):
-            inside = not inside
-            text.append(_OPEN if inside else _CLOSE)
-        text.append(piece.text, style=style if coloured else "")
-        text.append(piece.ids if ids else "", style="dim" if coloured else "")
-        text.append("" if coloured else _MARK)
-    return text.append(_CLOSE if inside else "")
 
 
 @click.command()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
@@ -14,9 +15,6 @@ from milldam.cli.commands import json_option
 from milldam.cli.naming import visible
 from milldam.markup import counted
 from milldam.memory import format_size
-
-if TYPE_CHECKING:
-    from milldam.mapping.cache import CachedTable
 
 
 @click.command()
@@ -32,8 +30,9 @@ def cache(remove: str | None, clear: bool, as_json: bool) -> None:
     milldam cache
     milldam cache --remove 3f0c
     """
-    from milldam.errors import ResourceError
+    from milldam.errors import ResourceError, StoreError
     from milldam.mapping import cache as tables
+    from milldam.stores.table.manifest import TableManifest
 
     if remove is not None:
         chosen = tables.table_of(remove)
@@ -45,31 +44,21 @@ def cache(remove: str | None, clear: bool, as_json: bool) -> None:
         removed = [tables.remove(one) for one in tables.cached_tables()]
         rest = "" if all(removed) else "; the others are in use"
         click.echo(f"{sum(removed)} of {len(removed)} tables are removed{rest}.", err=True)
-    found = {one.key: one for one in tables.cached_tables()}
-    facts = [_facts(one) for one in found.values()]
-    if as_json:
-        click.echo(json.dumps(facts))
-        return
-    for one in facts:
-        what = f"{one['function']}, {one['rows']:,} rows" if one["finished"] else "unfinished"
-        table, in_use = found[str(one["key"])], ", in use" if one["in_use"] else ""
-        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(table.used))
-        click.echo(visible(f"{table.key}  {used}  {format_size(table.bytes)}  {what}{in_use}"))
-    total, limit = sum(one.bytes for one in found.values()), tables.cache_limit()
-    click.echo(f"{tables.cache_folder()}: {counted(len(found), 'table')}, {format_size(total)} of {format_size(limit)}")
-
-
-def _facts(table: CachedTable) -> dict[str, object]:
-    from milldam.errors import StoreError
-    from milldam.stores.table.manifest import TableManifest
-
-    facts: dict[str, object] = {"key": table.key, "path": str(table.path), "bytes": table.bytes, "used": table.used}
-    facts |= {"function": None, "rows": None, "finished": False, "in_use": table.in_use}
-    try:
-        manifest = TableManifest.read(table.path)
-    except StoreError:
-        return facts
-    return facts | {"function": manifest.settings["function"]["name"], "rows": manifest.rows, "finished": True}
+    found, facts = list(tables.cached_tables()), list[dict[str, Any]]()
+    for table in found:
+        facts.append({"key": table.key, "path": str(table.path), "bytes": table.bytes, "used": table.used})
+        facts[-1] |= {"function": None, "rows": None, "finished": False, "in_use": table.in_use}
+        with contextlib.suppress(StoreError):
+            manifest = TableManifest.read(table.path)
+            facts[-1] |= {"function": manifest.settings["function"]["name"], "rows": manifest.rows, "finished": True}
+        if not as_json:
+            one, used = facts[-1], time.strftime("%Y-%m-%d %H:%M", time.localtime(table.used))
+            what = f"{one['function']}, {one['rows']:,} rows" if one["finished"] else "unfinished"
+            in_use = ", in use" if table.in_use else ""
+            click.echo(visible(f"{table.key}  {used}  {format_size(table.bytes)}  {what}{in_use}"))
+    total, limit = sum(one.bytes for one in found), tables.cache_limit()
+    held = f"{counted(len(found), 'table')}, {format_size(total)} of {format_size(limit)}"
+    click.echo(json.dumps(facts) if as_json else f"{tables.cache_folder()}: {held}")
 
 
 @click.command("dedup-index")

@@ -13,7 +13,7 @@ from milldam.cli.commands import (
     JobCommand,
     Request,
     job_options,
-    json_values,
+    pairs,
     present,
     setting,
     settings,
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 @click.command(cls=JobCommand)
 @click.argument("function", metavar="SCRIPT.PY:FUNCTION")
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@together("Output", settings(MapSettings, "out remove_columns shard_size shards"))
+@together("Output", *settings(MapSettings, "out remove_columns shard_size"))
 @together(
-    "Input", text_options, settings(MapSettings, "columns split"), setting("--subset", of="DataSet", metavar="NAME")
+    "Input", text_options, *settings(MapSettings, "columns split"), setting("--subset", of="DataSet", metavar="NAME")
 )
 @together(
     "Function",
     click.option(
         *("--rows", "batched"), is_flag=True, flag_value=False, default=True, help="It takes one row, not a batch."
     ),
-    settings(MapSettings, "batch_size batch_bytes format with_indices"),
-    setting("--args", "fn_kwargs", of=MapSettings, multiple=True, metavar="NAME=VALUE"),
-    settings(MapSettings, "on_error key"),
+    *settings(MapSettings, "batch_size batch_bytes format with_indices"),
+    pairs("--args", "fn_kwargs", "NAME=VALUE", "A further argument of the function, as JSON or text."),
+    *settings(MapSettings, "on_error key"),
 )
-@job_options()
+@job_options
 def map(
     function: str, inputs: tuple[str, ...], **options: Any
 ) -> Request[TableSummary] | dict[str, Request[TableSummary]]:
@@ -65,8 +65,6 @@ def map(
     from milldam.mapping.rows import each_split
 
     found = present(options) | {"source": list(inputs), "function": function, "batched": options["batched"]}
-    if "fn_kwargs" in found:
-        found["fn_kwargs"] = json_values(found["fn_kwargs"], "args")
 
     def request(values: dict[str, Any]) -> Request[TableSummary]:
         chosen = settings_of(values)

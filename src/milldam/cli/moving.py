@@ -11,14 +11,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from milldam.cli.commands import (
     JobCommand,
     Request,
-    choice,
     end_interrupted,
     job_options,
     json_option,
@@ -40,8 +39,8 @@ if TYPE_CHECKING:
 
 @click.command(cls=JobCommand)
 @click.argument("store")
-@together("Format", settings(ExportSettings, "to out split seq_len side dtype shard_size"))
-@job_options()
+@together("Format", *settings(ExportSettings, "to out split seq_len side dtype shard_size"))
+@job_options
 def export(store: str, **options: Any) -> Request[ExportSummary]:
     """
     Memory is bounded. If it is interrupted or killed, run the same command to resume. Files appear when
@@ -63,11 +62,11 @@ def export(store: str, **options: Any) -> Request[ExportSummary]:
 @click.argument("source", nargs=-1, required=True, metavar="SOURCE...")
 @together(
     "Format",
-    settings(ImportSettings, "out"),
-    setting("--from", "format", of=ImportSettings, type=choice(ReadName)),
-    settings(ImportSettings, "tokenizer column masks eos bos dtype split vocab_size shard_size"),
+    *settings(ImportSettings, "out"),
+    setting("--from", "format", of=ImportSettings, type=click.Choice(get_args(ReadName))),
+    *settings(ImportSettings, "tokenizer column masks eos bos dtype split vocab_size shard_size"),
 )
-@job_options()
+@job_options
 def import_(source: tuple[str, ...], **options: Any) -> Request[ImportSummary]:
     """
     SOURCE: .npy, .bin of nanoGPT or llm.c, a .bin/.idx pair of Megatron, Parquet, Arrow, or a folder of save_to_disk.

@@ -16,8 +16,6 @@ from milldam.cli.commands import (
     JobCommand,
     Request,
     config_file,
-    evaluation_options,
-    evaluation_sets,
     job_options,
     json_option,
     machine_options,
@@ -35,9 +33,9 @@ if TYPE_CHECKING:
 
 @click.command(cls=JobCommand)
 @config_file
-@setting("-o", "--out", type=click.Path(path_type=Path), shown="that of the file")
-@evaluation_options
-@job_options(in_file=True)
+@setting("-o", "--out", type=click.Path(path_type=Path))
+@setting("--decontaminate", multiple=True, metavar="PATH")
+@job_options
 def preprocess(config: Path, overrides: tuple[str, ...], **options: Any) -> Request[TextSummary]:
     """
     CONFIG: a YAML file; docs/config.md lists every key, `milldam schema` prints its JSON schema. If it is
@@ -50,7 +48,7 @@ def preprocess(config: Path, overrides: tuple[str, ...], **options: Any) -> Requ
     from milldam.pipeline.starting import run_checked
 
     quiet = click.get_current_context().params["quiet"]
-    check = partial(_load, config, overrides, evaluation_sets(options), quiet=quiet)
+    check = partial(_load, config, overrides, options, quiet=quiet)
 
     def array() -> ArrayWork[TextSummary]:
         from milldam.pipeline.job import array_of
@@ -62,7 +60,7 @@ def preprocess(config: Path, overrides: tuple[str, ...], **options: Any) -> Requ
 
 @click.command()
 @config_file
-@machine_options(in_file=True)
+@machine_options
 @json_option
 def plan(config: Path, overrides: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """
@@ -123,12 +121,13 @@ def schema() -> None:
     from milldam.config.checking import blocks_of, descriptions_of
     from milldam.config.settings import Config
 
-    descriptions = {block.__name__: descriptions_of(block) for _, block in blocks_of(Config)}
     schema = TypeAdapter(Config).json_schema()
-    for name, block in {"Config": schema, **schema["$defs"]}.items():
-        for key, found in block["properties"].items():
+    blocks = {**schema["$defs"], "Config": schema}
+    for _, block in blocks_of(Config):
+        for key, text in descriptions_of(block).items():
+            found = blocks[block.__name__]["properties"][key]
             found.pop("title", None)  # made from the name
-            found["description"] = descriptions[name][key]
+            found["description"] = text
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     click.echo(json.dumps({**head, **schema, "title": "milldam preprocess"}, indent=2, ensure_ascii=False))
 

@@ -22,12 +22,12 @@ _STEPS = ("overlap", "hop")
 
 @click.command(cls=JobCommand)
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@together("Input and output", settings(QASettings, "out tokenizer split max_examples strict", in_file=True))
+@together("Input and output", *settings(QASettings, "out tokenizer split max_examples strict", in_file=True))
 @together(
     "Windows",
-    settings(QASettings, "max_seq_length overlap hop memory_tokens first padding_side max_segments"),
+    *settings(QASettings, "max_seq_length overlap hop memory_tokens first padding_side max_segments"),
 )
-@job_options()
+@job_options
 def qa(inputs: tuple[str, ...], **options: Any) -> Request[TableSummary]:
     """
     INPUT: SQuAD's JSON (v1.1 or v2), or records of id, context, question and answers as JSON lines, parquet, Arrow, a

@@ -49,12 +49,12 @@ def stats(store: str, as_json: bool) -> None:
     for name, value in figures.items():
         if isinstance(value, dict) and value:
             click.echo(f"{name}:")
+            for key, inner in value.items():
+                show(f"  {key}", inner)
         else:
-            show(name, value or None if isinstance(value, dict) else value)
-        for key, inner in value.items() if isinstance(value, dict) else ():
-            show(f"  {key}", inner)
-    for line in sources:
-        click.echo(visible(line))
+            show(name, None if value == {} else value)
+    if sources:
+        click.echo(visible("\n".join(sources)))
 
 
 def _of_store(store: Store) -> dict[str, Any]:
@@ -62,14 +62,15 @@ def _of_store(store: Store) -> dict[str, Any]:
     from milldam.config.settings import text_columns
 
     manifest, tally, tokens = store.manifest, store.manifest.tally, max(1, store.tokens)
+    counted = manifest.sums
     figures = {
         "store": store.name,
         "documents": len(store),
         "tokens": store.tokens,
-        "characters": manifest.characters,
-        "text_bytes": manifest.text_bytes,
-        "characters_per_token": round(manifest.characters / tokens, 4),
-        "bytes_per_token": round(manifest.text_bytes / tokens, 4),
+        "characters": counted["characters"],
+        "text_bytes": counted["text_bytes"],
+        "characters_per_token": round(counted["characters"] / tokens, 4),
+        "bytes_per_token": round(counted["text_bytes"] / tokens, 4),
         "dtype": manifest.dtype,
         "vocab_size": manifest.vocab_size,
         "tokenizer": manifest.tokenizer.get("name"),

@@ -86,7 +86,7 @@ def _lines(out: Path, found: dict[str, Any]) -> list[str]:
     if state == "finished":
         return [f"{out}: finished; {', '.join(kept)}."]
     units = f"{done}/{counted(all_units, 'unit')}" if all_units else counted(done, "unit")
-    lines = [f"Safe: {', '.join(kept)}."]
+    lines, resume = [f"Safe: {', '.join(kept)}."], []
     if state == "ended":
         lines.insert(0, f"{out}: ended before it was done ({units}).")
         resume = ["Make the same call, or run the same command, again to resume."]
@@ -95,35 +95,25 @@ def _lines(out: Path, found: dict[str, Any]) -> list[str]:
         elif found.get("command"):
             there = "" if Path.cwd() == Path(found["directory"]) else f" in {shlex.quote(found['directory'])}"
             resume = [f"To resume, run the same command again{there}:", f"  {shlex.join(found['command'])}"]
-        return [*lines, *_task_lines(tasks), *resume]
-    if tasks and not found.get("pid"):
-        return [f"{out}: {state}, in array tasks, {units}", *lines, *_task_lines(tasks)]
-    process = f"process {found.get('pid')} on {found.get('host')}, stage {found.get('stage')}"
-    memory = f"{format_size(found.get('anonymous_bytes', 0))} of {format_size(found.get('budget_bytes', 0))}"
-    lines[:0] = [f"{out}: {state}, {process}, {units}, {found.get('elapsed', 0):.0f} s", f"Memory: {memory}"]
-    for number, worker in sorted(found.get("workers", {}).items()):
-        moved = f"{format_size(worker.get('input_bytes', 0))} of it"
-        if "documents" in worker:
-            moved = counted(worker["documents"], "row" if "rows" in safe else "document")
-        lines.append(
-            f"  worker {number} (process {worker['pid']}): unit {worker['unit']}, {moved}, "
-            f"{format_size(worker.get('anonymous_bytes', 0))}, last seen {time.time() - worker['time']:.0f} s ago"
-        )
-    return lines + _task_lines(tasks)
-
-
-def _task_lines(tasks: dict[str, Any]) -> list[str]:
-    """A line for each array task that is not done, and one for all that are."""
-    lines, done = [], 0
+    elif tasks and not found.get("pid"):
+        lines.insert(0, f"{out}: {state}, in array tasks, {units}")
+    else:
+        process = f"process {found.get('pid')} on {found.get('host')}, stage {found.get('stage')}"
+        memory = f"{format_size(found.get('anonymous_bytes', 0))} of {format_size(found.get('budget_bytes', 0))}"
+        lines[:0] = [f"{out}: {state}, {process}, {units}, {found.get('elapsed', 0):.0f} s", f"Memory: {memory}"]
+        for number, worker in sorted(found.get("workers", {}).items()):
+            lines.append(
+                f"  worker {number} (process {worker['pid']}): unit {worker['unit']}, "
+                f"{format_size(worker.get('input_bytes', 0))} of it, "
+                f"{format_size(worker.get('anonymous_bytes', 0))}, last seen {time.time() - worker['time']:.0f} s ago"
+            )
     for label, task in tasks.items():
         line = f"  {label}: {task['state']}"
-        done += task["state"] == "done"
         if task["state"] == "failed":
-            lines.append(f"{line} on {task.get('host')}: {task.get('message')}")
+            line += f" on {task.get('host')}: {task.get('message')}"
         elif task["state"] != "done" and "units" in task:
-            held = f"{format_size(task['anonymous_bytes'])} of {format_size(task['budget_bytes'])}"
-            units = f"{task['units_done']} of about {counted(task['units'], 'unit')}"
-            lines.append(f"{line}, process {task['pid']} on {task['host']}, {units}, {task['elapsed']:.0f} s, {held}")
-        elif task["state"] != "done":
-            lines.append(line)
-    return lines + ([f"  {counted(done, 'array task')} done"] if done else [])
+            line += f", process {task['pid']} on {task['host']}, {task['units_done']} of about "
+            line += f"{counted(task['units'], 'unit')}, {task['elapsed']:.0f} s, {format_size(task['anonymous_bytes'])}"
+        lines += [line] if task["state"] != "done" else []
+    finished = sum(task["state"] == "done" for task in tasks.values())
+    return [*lines, *([f"  {counted(finished, 'array task')} done"] if finished else []), *resume]

@@ -6,11 +6,10 @@ headline: what was made, from what, in what time and memory, where.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from milldam.run.budget import WorkPlan
-    from milldam.run.summary import Observer, Snapshot, Summary
+    from milldam.run.summary import Snapshot, Summary
     from milldam.stores.tokens.manifest import Tally
 
 _AUDIT = {
@@ -37,34 +36,31 @@ _AUDIT = {
     "answers": "Answers to look at",
 }
 _SAMPLE_TOKENS = 120
+PLAIN_SECONDS = 30.0
 
 
 # ---- the summary ----
 
 
 def show_summary(summary: Summary[Any], *, as_json: bool, quiet: bool = False, verbose: bool = False) -> None:
-    if as_json:
-        click.echo(json.dumps(summary.as_json()))
-    elif not quiet:
-        if verbose and "flow" in summary.facts and Path(summary.out).is_dir():  # not an .npy file
-            from milldam.cli.inspect import show_tokens
-            from milldam.stores.tokens.reader import Store
+    """Print what a job read, lost and made, in what time and memory: the same lines for every job that has them."""
+    if as_json or quiet:
+        click.echo(json.dumps(summary.as_json()), nl=as_json) if as_json else None
+        return
+    facts, counts, is_text = summary.facts, summary.counts, "flow" in summary.facts
+    if verbose and is_text and Path(summary.out).is_dir():  # not an .npy file
+        from milldam.cli.inspect import show_tokens
+        from milldam.stores.tokens.reader import Store
 
-            show_tokens(Store(summary.out), 0, _SAMPLE_TOKENS)
-        click.echo(visible("\n".join(summary_lines(summary, verbose=verbose))))
-
-
-def summary_lines(summary: Summary[Any], *, verbose: bool = False) -> list[str]:
-    facts, is_text = summary.facts, "flow" in summary.facts
+        show_tokens(Store(summary.out), 0, _SAMPLE_TOKENS)
     lines = _text_lines(summary, verbose=verbose) if is_text else _count_lines(summary)
     if summary.up_to_date:
-        lines = lines if is_text else []
-        return [*lines, f"{summary.out} is up to date: {summary.made}."]
+        lines = [*(lines if is_text else []), f"{summary.out} is up to date: {summary.made}."]
+        click.echo(visible("\n".join(lines)))
+        return
     if summary.reused:
         new = f"; {', '.join(summary.changed)}" if summary.changed else ""
         lines.append(f"{summary.reused} of {counted(summary.units, 'unit')} reused{new}")
-    if summary.dropped and not is_text:
-        lines.append(f"Dropped: {sum(summary.dropped.values()):,} ({reason_list(summary.dropped)})")
     if verbose and summary.work:
         total = sum(summary.work.values()) or 1.0
         lines.append("Time: " + ", ".join(f"{name} {value / total:.0%}" for name, value in summary.work.items()))
@@ -78,34 +74,26 @@ def summary_lines(summary: Summary[Any], *, verbose: bool = False) -> list[str]:
         if summary.job in ("map", "qa") and (path := Path(summary.out) / f"{what}.jsonl").exists():
             audit[what] = str(path)
     lines += [f"{_AUDIT[what]} are in {path}" for what, path in audit.items()]
-    if summary.job == "push" and not facts["dry_run"]:
-        revision = "" if facts["revision"] == "main" else f" --revision {facts['revision']}"
-        lines.append(f"To fetch it: milldam pull {facts['repo']}{revision}")
     lines += [f"Report: {facts['report']}"] if "report" in facts else []
     lines += [f"Warning: {warning}" for warning in (*summary.warnings, *filter(None, [summary.over_budget]))]
-    pace = [_pace(summary)] if is_text or summary.seconds else []
+    pace = [f"{summary.seconds:.1f} s"] if summary.seconds else []
+    if is_text:  # the rate of this session: a run that was resumed did the rest before
+        done, exact = facts["session_text_bytes"], facts.get("exact_documents", 0)
+        rest = f"; the remaining {format_size(done)}" if done < counts["text_bytes"] else ""
+        pace = [f"{format_size(counts['text_bytes'])} of text{rest} in {summary.seconds:.1f} s"]
+        pace += [f"{format_size(done / max(summary.seconds, 1e-9))}/s"] if done else []
+    pace += [counted(summary.workers, "worker")] if summary.workers and pace else []
+    if is_text:
+        pace.append(facts["encoder"] + (f" ({counted(exact, 'document')} by HF tokenizers)" if exact else ""))
     if memory := summary.memory:
         peak, budget = memory["peak"], memory["budget"]
         machines = (f"; {name} {format_size(most)}" for name, most in memory.get("machines", {}).items())
-        text = f"peak {format_size(peak)} of {format_size(budget)} ({peak / budget:.0%}){''.join(machines)}"
         cached = f"; file-backed (not counted) {format_size(memory['peak_file_backed'])}"
-        pace = [f"Memory: {text}{cached}", *pace] if is_text else ["; ".join([*pace, f"memory: {text}"])]
+        text = f"peak {format_size(peak)} of {format_size(budget)} ({peak / budget:.0%}){''.join(machines)}{cached}"
+        lines.append(f"Memory: {text}")
     size = f", {format_size(summary.output_bytes)} on disk" if summary.output_bytes else ""
-    return [*lines, *pace, f"{summary.out}: {summary.made}{size}"]
-
-
-def _pace(summary: Summary[Any]) -> str:
-    """The time of this session and its rate: a run that was resumed did the rest before."""
-    workers = [counted(summary.workers, "worker")] if summary.workers else []
-    if "flow" not in summary.facts:
-        return ", ".join([f"{summary.seconds:.1f} s", *workers])
-    facts, counts, seconds = summary.facts, summary.counts, summary.seconds
-    done, exact = facts["session_text_bytes"], facts.get("exact_documents", 0)
-    rest = f"; the remaining {format_size(done)}" if done < counts["text_bytes"] else ""
-    text = f"{format_size(counts['text_bytes'])} of text{rest} in {seconds:.1f} s"
-    rate = [f"{format_size(done / max(seconds, 1e-9))}/s"] if done else []
-    encoder = facts["encoder"] + (f" ({counted(exact, 'document')} by HF tokenizers)" if exact else "")
-    return ", ".join([text, *rate, *workers, encoder])
+    lines += [", ".join(pace)] if pace else []
+    click.echo(visible("\n".join([*lines, f"{summary.out}: {summary.made}{size}"])))
 
 
 def _count_lines(summary: Summary[Any]) -> list[str]:
@@ -127,6 +115,8 @@ def _count_lines(summary: Summary[Any]) -> list[str]:
         lines.append(f"Columns: {', '.join(f'{name} ({kind})' for name, kind in facts['columns'].items())}")
     if "vocab_size" in facts:
         lines.append(f"{facts['dtype']}, vocabulary {facts['vocab_size']:,}")
+    if summary.dropped:
+        lines.append(f"Dropped: {sum(summary.dropped.values()):,} ({_reasons(summary.dropped)})")
     return lines + _split_lines(facts.get("splits", {}))
 
 
@@ -149,7 +139,7 @@ def _text_lines(summary: Summary[Any], *, verbose: bool) -> list[str]:
         kept = counts["documents"] // (2 if chat.get("pairs") else 1)  # a record may be a pair of documents
         records = counted(counts["read"], "record")
         lines.append(f"Read {records}: {kept:,} kept, {dropped:,} dropped, {rejected:,} rejected")
-        lines += [f"  {stage['stage']}: {reason_list(stage['dropped'])}" for stage in facts["flow"] if stage["dropped"]]
+        lines += [f"  {stage['stage']}: {_reasons(stage['dropped'])}" for stage in facts["flow"] if stage["dropped"]]
         if preferred := facts.get("near", {}).get("prefer"):
             lines.append(f"Near-duplicates: {preferred_line(preferred)}")
         if "contamination" in facts:
@@ -163,11 +153,7 @@ def _text_lines(summary: Summary[Any], *, verbose: bool) -> list[str]:
     ]
 
 
-def reason_list(reasons: Mapping[str, int]) -> str:
-    """
-    >>> reason_list({"too_short": 1200, "empty": 3})
-    'too_short 1,200, empty 3'
-    """
+def _reasons(reasons: Mapping[str, int]) -> str:
     return ", ".join(f"{reason} {count:,}" for reason, count in reasons.items())
 
 
@@ -182,13 +168,12 @@ def column_lines(fields: Mapping[str, str | None]) -> list[str]:
     >>> column_lines({"datasets.0": "text", "datasets.1": "body"})
     ['Text:   field "text" of datasets.0; field "body" of datasets.1']
     """
-    data_sets: dict[str | None, list[str]] = {}
+    data_sets: dict[str, list[str]] = {}
     for data_set, column in fields.items():
-        data_sets.setdefault(column, []).append(data_set)
-    if set(data_sets) <= {None}:
+        data_sets.setdefault(f'field "{column}"' if column else "plain text", []).append(data_set)
+    if set(data_sets) <= {"plain text"}:
         return []
-    names = {f'field "{column}"' if column else "plain text": sets for column, sets in data_sets.items()}
-    shown = (name if len(names) == 1 else f"{name} of {', '.join(sets)}" for name, sets in names.items())
+    shown = (name if len(data_sets) == 1 else f"{name} of {', '.join(sets)}" for name, sets in data_sets.items())
     return [visible(f"Text:   {'; '.join(shown)}")]
 
 
@@ -206,20 +191,10 @@ def source_lines(sources: Sequence[Tally]) -> list[str]:
 
 # ---- while it runs ----
 
-PLAIN_SECONDS = 30.0
-
-
-@contextlib.contextmanager
-def make_observer(*, quiet: bool) -> Iterator[Observer]:
-    """The display that fits where standard error goes."""
-    display = Display(quiet=quiet)
-    with display.live or contextlib.nullcontext():
-        yield display
-
 
 class Display:
     """The plan, then two live lines on a terminal, whose clock runs between reports too, or a plain line every 30
-    seconds elsewhere; `quiet`: warnings only."""
+    seconds elsewhere; `quiet`: warnings only. A context manager."""
 
     command = ("milldam", *sys.argv[1:])
 
@@ -235,6 +210,15 @@ class Display:
             self._snapshot, self._console = Snapshot("reading the input"), Console(stderr=True)
             self.live = Live(get_renderable=self._render, console=self._console, refresh_per_second=4, transient=True)
 
+    def __enter__(self) -> Display:
+        if self.live is not None:
+            self.live.start(refresh=True)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+
     def planned(self, plan: WorkPlan) -> None:
         if self.live is not None:
             self.progress(replace(self._snapshot, stage=plan.stages[0], budget_bytes=plan.budget.limit_bytes))
@@ -247,8 +231,8 @@ class Display:
             self._snapshot, self._reported = snapshot, time.monotonic()
         elif not self._quiet and time.monotonic() - self._shown >= PLAIN_SECONDS:
             self._shown = time.monotonic()
-            pace, amounts = _progress(snapshot, snapshot.elapsed)
-            self._print(", ".join([f"{snapshot.stage} {_share(snapshot):.0%}", *pace, *amounts]))
+            stage, amounts = progress_lines(snapshot, snapshot.elapsed, 0)
+            self._print(f"{stage}, {amounts}".removesuffix(", "))
 
     def warn(self, message: str) -> None:
         self._print(visible(f"Warning: {message}"), style="yellow")
@@ -262,8 +246,9 @@ class Display:
     def _render(self) -> Text:
         from rich.text import Text
 
-        seconds = self._snapshot.elapsed + time.monotonic() - self._reported
-        lines = live_lines(self._snapshot, seconds, self._console.width)
+        seconds, width = self._snapshot.elapsed + time.monotonic() - self._reported, self._console.width
+        # A full line would wrap on some terminals.
+        lines = (line[: width - 1] for line in progress_lines(self._snapshot, seconds, 20 if width >= 100 else 10))
         return Text("\n".join(lines), no_wrap=True, overflow="crop")
 
 
@@ -289,49 +274,24 @@ def plan_lines(plan: WorkPlan) -> list[str]:
     return lines
 
 
-def live_lines(snapshot: Snapshot, seconds: float, width: int) -> tuple[str, str]:
-    """Two lines that fit into a terminal: the progress of the stage, and its results so far."""
-
-    def fit(figures: list[str]) -> str:
-        line = figures[0]
-        for figure in figures[1:]:
-            if len(line) + len(figure) + 2 >= width:
-                break
-            line += f", {figure}"
-        return line[: width - 1]  # a full line would wrap on some terminals
-
-    share, length = _share(snapshot), 20 if width >= 100 else 10
-    full = int(share * length)
-    bar = f" {'█' * full}{'░' * (length - full)} {share:.0%}" if snapshot.input_total else ""
-    pace, amounts = _progress(snapshot, seconds)
-    return fit([snapshot.stage + bar, *pace]), fit(amounts)
-
-
-def _progress(snapshot: Snapshot, seconds: float) -> tuple[list[str], list[str]]:
-    """The time and what is left of the stage; its results and the memory, the most important first."""
+def progress_lines(snapshot: Snapshot, seconds: float, bar_length: int) -> tuple[str, str]:
+    """The stage with its time and what is left; its results so far and the memory, the most important first."""
 
     def clock(seconds: float) -> str:
         whole = int(seconds)
         return f"{whole // 3600}:{whole % 3600 // 60:02d}:{whole % 60:02d}"
 
-    def short(count: float) -> str:
-        return format_size(count).removesuffix("B").replace(" ", "")
-
-    share, counts, elapsed = _share(snapshot), snapshot.counts, max(snapshot.elapsed, 1e-9)
-    pace = [clock(seconds)]
+    counts, elapsed, total = snapshot.counts, max(snapshot.elapsed, 1e-9), snapshot.input_total
+    share = min(1.0, counts["input_bytes"] / total) if total else 0.0
+    full = int(share * bar_length)
+    bar = f" {'█' * full}{'░' * (bar_length - full)}" if bar_length else ""
+    pace = [f"{snapshot.stage}{bar} {share:.0%}" if total else snapshot.stage, clock(seconds)]
     pace += [f"{clock(snapshot.elapsed / share - snapshot.elapsed)} left"] if share >= 0.01 else []
     pace += [f"unit {snapshot.units_done:,}/{snapshot.units:,}"] if snapshot.units else []
     size, documents, tokens = counts["text_bytes"] or counts["input_bytes"], counts["documents"], counts["tokens"]
     memory = f"memory {format_size(snapshot.anonymous_bytes)} of {format_size(snapshot.budget_bytes)}"
     amounts = [f"{format_size(size)} at {format_size(size / elapsed)}/s"] if size else []
     amounts += [memory] if snapshot.budget_bytes else []
-    amounts += [f"{short(documents)} document{'' if documents == 1 else 's'}"] if documents else []
-    amounts += [f"{short(tokens / elapsed)} tokens/s"] if tokens else []
-    amounts += [f"{counts['characters'] / tokens:.2f} chars/token"] if tokens and counts["characters"] else []
-    return pace, amounts or [""]
-
-
-def _share(snapshot: Snapshot) -> float:
-    if not snapshot.input_total:
-        return 0.0
-    return min(1.0, snapshot.counts["input_bytes"] / snapshot.input_total)
+    amounts += [counted(documents, "document")] if documents else []
+    amounts += [f"{tokens / elapsed:,.0f} tokens/s"] if tokens else []
+    return ", ".join(pace), ", ".join(amounts)

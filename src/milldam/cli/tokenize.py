@@ -5,34 +5,17 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from milldam.choices import ChatForm, Encoder, SpecialText
-from milldam.cli.commands import (
-    JobCommand,
-    Request,
-    choice,
-    evaluation_options,
-    evaluation_sets,
-    job_options,
-    json_values,
-    named_values,
-    setting,
-    text_options,
-    together,
-)
+from milldam.cli.commands import JobCommand, Request, job_options, pairs, setting, text_options, together
 from milldam.errors import ConfigError
 
 if TYPE_CHECKING:
     from milldam.pipeline.finishing import TextSummary
     from milldam.run.array import ArrayWork
-
-
-def _pairs(name: str, metavar: str, text: str) -> Any:
-    dest = name.strip("-").replace("-", "_") + "s"
-    return click.option(name, dest, multiple=True, metavar=metavar, help=f"{text} May be repeated.")
 
 
 @click.command(cls=JobCommand)
@@ -44,32 +27,39 @@ def _pairs(name: str, metavar: str, text: str) -> Any:
     setting("--limit", type=int, metavar="N"),
     setting("--shard-size", metavar="SIZE"),
 )
-@together("Input", setting("--text-column", of="DataSet", metavar="NAME"), text_options)
+@together(
+    "Input",
+    setting("--text-column", of="DataSet", metavar="NAME"),
+    text_options,
+    setting("--decontaminate", multiple=True, metavar="PATH"),
+)
 @together(
     "Tokens",
     setting("--tokenizer", required=True, help="Folder, file or Hub name of the tokenizer."),
     setting("--eos", of="TokenizerRules", metavar="TOKEN"),
     setting("--bos", of="TokenizerRules", metavar="TOKEN"),
-    setting("--special-text", of="TokenizerRules", type=choice(SpecialText)),
-    setting("--encoder", of="TokenizerRules", type=choice(Encoder)),
+    setting("--special-text", of="TokenizerRules", type=click.Choice(get_args(SpecialText))),
+    setting("--encoder", of="TokenizerRules", type=click.Choice(get_args(Encoder))),
 )
 @together(
     "Conversations",
     setting("--chat", is_flag=True, help="Records are conversations. The other options of this section imply it."),
-    setting("--chat-form", of="ChatRules", key="form", type=choice(ChatForm)),
-    _pairs("--chat-column", "NAME=COLUMN", "Name of a column, such as messages=turns or prompt=question."),
+    setting("--chat-form", of="ChatRules", key="form", type=click.Choice(get_args(ChatForm))),
+    pairs(
+        "--chat-column", "chat_columns", "NAME=COLUMN", "Name of a column, such as messages=turns or prompt=question."
+    ),
     setting("--chat-template", of="ChatRules", key="template", metavar="FILE"),
     setting("--chat-named-template", of="ChatRules", key="named_template", metavar="NAME"),
-    _pairs("--chat-variable", "NAME=VALUE", "A variable of the template, such as enable_thinking."),
+    pairs("--chat-variable", "chat_variables", "NAME=VALUE", "A variable of the template, such as enable_thinking."),
     click.option(
         "--train-on",
         metavar="WHAT",
+        callback=lambda ctx, param, text: text.split(",") if text and "," in text else text,
         help="Messages to train on: assistant, last, all, roles separated by commas, or a message field; "
         "assistant,-reasoning leaves out their thinking. [default: assistant]",
     ),
 )
-@evaluation_options
-@job_options()
+@job_options
 def tokenize(
     inputs: tuple[str, ...], out: Path | None, tokenizer: str, format: str, **options: Any
 ) -> Request[TextSummary]:
@@ -88,31 +78,19 @@ def tokenize(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from milldam.pipeline.starting import run_checked, tokenize_config
 
-    options = evaluation_sets(options)
-    roles = options["train_on"].split(",") if options["train_on"] else []
-    options["train_on"] = roles if len(roles) > 1 else options["train_on"]
-    chat = {
-        "variables": json_values(options.pop("chat_variables"), "chat-variable"),
-        "columns": named_values(options.pop("chat_columns"), "chat-column"),
-        "named_template": options.pop("chat_named_template"),
-    }
-    options["chat"] = {name: value for name, value in chat.items() if value} or options["chat"]
+    def array() -> ArrayWork[TextSummary]:
+        from milldam.pipeline.job import array_of
+
+        if format == "npy":
+            raise ConfigError("--format npy: array tasks make a store. Then: milldam export STORE --to npy -o FILE")
+        return array_of(check(), report=False)
+
     if format == "npy":
         from milldam.pipeline.npy import npy_path, tokenize_to_npy
 
         config = tokenize_config(inputs, npy_path(inputs, out), tokenizer, options)
-        return Request(partial(tokenize_to_npy, config), _refuse_npy)
+        return Request(partial(tokenize_to_npy, config), array)
     if out is None:
         raise ConfigError("No output: name the folder for the store with -o FOLDER.")
     check = partial(tokenize_config, inputs, out, tokenizer, options)
-
-    def array() -> ArrayWork[TextSummary]:
-        from milldam.pipeline.job import array_of
-
-        return array_of(check(), report=False)
-
     return Request(partial(run_checked, check, report=False), array)
-
-
-def _refuse_npy() -> NoReturn:
-    raise ConfigError("--format npy: array tasks make a store. Then: milldam export STORE --to npy -o FILE")

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le, MinLen
 
 from milldam.choices import Documents, Encoder, InputFormat, InvalidUtf8, SpecialText
-from milldam.errors import ConfigError, Setting, did_you_mean
+from milldam.errors import ConfigError, Setting
 from milldam.memory import parse_size
 from milldam.rules import (
     AtLeastOne,
@@ -24,12 +24,14 @@ from milldam.rules import (
     DedupRules,
     EvaluationSet,
     FilterRules,
-    NearRules,
+    OneOrMore,
     PackingRules,
     RunSettings,
     Settings,
+    Short,
     Size,
     SizeRange,
+    Texts,
 )
 
 TRAIN, VAL = "train", "val"
@@ -43,7 +45,8 @@ MOST_VALUES = 1024
 class DataSet(Settings):
     """One source of documents."""
 
-    path: str | tuple[str, ...]
+    words: ClassVar = None
+    path: Texts
     """File, folder, glob or address; a dataset saved by HF `save_to_disk`; or the name of one on the Hub."""
     split: str | None = None
     """Split of an HF dataset, with an optional slice of its documents: train, train[:100_000], train[10%:20%]."""
@@ -67,13 +70,13 @@ class DataSet(Settings):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        return (self.path,) if isinstance(self.path, str) else tuple(self.path)
+        return self.path
 
     @property
     def name(self) -> str:
         """What people know it by: not the folders above it, which say nothing of the data.
 
-        >>> DataSet(path="/data/books/*.jsonl").name, DataSet(path=("a.txt", "b.txt"), split="train[:10%]").name
+        >>> DataSet(path=("/data/books/*.jsonl",)).name, DataSet(path=("a.txt", "b.txt"), split="train[:10%]").name
         ('books/*.jsonl', 'a.txt and 1 more, train[:10%]')
         """
         parts = [part for part in re.split(r"[\\/]+", self.paths[0]) if part]
@@ -86,13 +89,11 @@ class DataSet(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRules(Settings):
-    """How `milldam train-tokenizer` makes the tokenizer."""
+    """How `milldam train-tokenizer` makes the tokenizer: byte-level BPE."""
 
     vocab_size: AtLeastOne = 32_000
     """Tokens in the vocabulary, special ones included."""
-    model: Literal["bpe", "unigram"] = "bpe"
-    """Byte-level BPE, or unigram."""
-    special_tokens: tuple[str, ...] = ("<|endoftext|>",)
+    special_tokens: Texts = ("<|endoftext|>",)
     """Tokens that never come from text; the first one ends documents."""
     sample: Size = "100MB"
     """Approximate amount of text to train on, a seeded sample of the documents."""
@@ -102,6 +103,7 @@ class TrainingRules(Settings):
 class TokenizerRules(Settings):
     """The tokenizer, and which tokens begin and end a document."""
 
+    words: ClassVar = None
     path: str
     """Folder, file or Hub name; where `milldam train-tokenizer` saves one."""
     bos: str = "none"
@@ -116,42 +118,45 @@ class TokenizerRules(Settings):
     """For `milldam train-tokenizer`."""
 
 
+DataSets = Annotated[tuple[Annotated[DataSet, Short()], ...], OneOrMore()]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(RunSettings):
     """Raw datasets to a ready store. Only `datasets`, `tokenizer` and `out` are required."""
 
-    datasets: str | DataSet | tuple[str | DataSet, ...]
+    datasets: DataSets
     """What to read: a path, or a list of paths and datasets."""
-    tokenizer: str | TokenizerRules
+    tokenizer: Annotated[TokenizerRules, Short()]
     """Folder, file or Hub name of the tokenizer, or a block of keys."""
     out: str
     """Folder for the store."""
-    validation: str | DataSet | tuple[str | DataSet, ...] = ()
+    validation: DataSets = ()
     """Datasets that become the split val: cleaned, but neither filtered nor deduplicated. Dedup drops training
     documents that equal one of theirs."""
     chat: ChatRules | None = None
     """Records are conversations: how to render them, and what to train on."""
-    clean: Literal["off", "default"] | CleanRules = "default"
+    clean: Literal["off"] | Annotated[CleanRules, Short()] = field(default_factory=CleanRules)
     """How to clean texts."""
     invalid_utf8: InvalidUtf8 = "drop"
-    """Bytes that are not UTF-8, and halves of surrogate pairs: drop them, reject the record, replace them with U+FFFD,
-    or stop."""
+    """Bytes that are not UTF-8, and halves of surrogate pairs: drop them, reject the record, or replace them with
+    U+FFFD."""
     max_document_bytes: Size = "32MiB"
     """Larger records are rejected. Only a .txt file that is one document may be of any size."""
     strict: bool = False
     """Stop at the first record that can't be read."""
-    dedup: Literal["off", "exact", "near", "bloom"] | DedupRules = "exact"
+    dedup: Annotated[DedupRules, Short()] = field(default_factory=DedupRules)
     """Which duplicates to drop; near means exact and near."""
-    decontaminate: str | EvaluationSet | tuple[str | EvaluationSet, ...] = ()
+    decontaminate: Annotated[tuple[Annotated[EvaluationSet, Short()], ...], OneOrMore()] = ()
     """Evaluation sets whose items are kept out: documents that contain one are dropped, or only reported."""
-    filters: FilterRules = field(default_factory=FilterRules)
+    filters: Annotated[FilterRules, Short()] = field(default_factory=FilterRules)
     """Which documents to drop for their length, quality or language."""
     write_dropped: bool = False
     """Write every dropped document with its reason, and what it duplicates, to dropped-HASH.jsonl.zst in the store."""
     splits: dict[str, float] = field(default_factory=dict)
     """Splits besides train: shares of the documents, such as {val: 0.001}, or exact numbers of tokens, such as
     {val_tokens: 500_000}; the hash of the text decides."""
-    packing: Literal["none", "wrapped", "best_fit"] | PackingRules = "none"
+    packing: Literal["none"] | Annotated[PackingRules, Short()] = "none"
     """How to fill rows of seq_len tokens."""
     seq_len: AtLeastOne | None = None
     """Tokens in a row; needed for packing."""
@@ -166,61 +171,42 @@ class Config(RunSettings):
     Passed to fsspec; never written to the store. Does not change the result."""
 
     def __post_init__(self) -> None:
-        for setting, *problem in _contradictions(self):
-            raise ConfigError(Setting(str(setting)), *problem)
-
-    # ---- short forms, spelled out ----
+        for is_wrong, setting, problem in _contradictions(self):
+            if is_wrong:
+                raise ConfigError(Setting(setting), problem)
 
     @property
     def sources(self) -> tuple[DataSet, ...]:
         """Every dataset in plan order: validation first, so that its documents are the ones that stay."""
-        return self.validation_sets + _data_sets(self.datasets)
-
-    @property
-    def validation_sets(self) -> tuple[DataSet, ...]:
-        return _data_sets(self.validation)
+        return self.validation + self.datasets
 
     @property
     def tokenizer_rules(self) -> TokenizerRules:
-        rules = TokenizerRules(path=self.tokenizer) if isinstance(self.tokenizer, str) else self.tokenizer
         if self.chat is None:
-            return rules
+            return self.tokenizer
         # A template writes what begins and ends a conversation.
-        bos, eos = ("none" if token == "auto" else token for token in (rules.bos, rules.eos))
-        return replace(rules, bos=bos, eos=eos)
+        bos, eos = ("none" if token == "auto" else token for token in (self.tokenizer.bos, self.tokenizer.eos))
+        return replace(self.tokenizer, bos=bos, eos=eos)
 
     @property
     def clean_rules(self) -> CleanRules | None:
-        if self.clean == "off":
-            return None
-        return self.clean if isinstance(self.clean, CleanRules) else CleanRules()
-
-    @property
-    def evaluation_sets(self) -> tuple[EvaluationSet, ...]:
-        several = self.decontaminate if isinstance(self.decontaminate, tuple) else (self.decontaminate,)
-        return tuple(EvaluationSet(path=one) if isinstance(one, str) else one for one in several)
+        return None if self.clean == "off" else self.clean
 
     @property
     def dedup_rules(self) -> DedupRules | None:
         """None: there is no first pass. Decontamination needs one that may drop no duplicates."""
-        nothing = DedupRules(method="off") if self.evaluation_sets else None
-        if isinstance(self.dedup, DedupRules):
-            return self.dedup if self.dedup.method not in ("off", "index") or self.dedup.near else nothing
-        if self.dedup == "off":
-            return nothing
-        near = NearRules() if self.dedup == "near" else None
-        return DedupRules(method="bloom" if self.dedup == "bloom" else "exact", near=near)
+        if self.dedup.near is not None or self.dedup.method not in ("off", "index"):
+            return self.dedup
+        return DedupRules(method="off") if self.decontaminate else None
 
     @property
     def index_rules(self) -> DedupRules | None:
         """Where documents are compared with an index alone, in the pass that tokenizes them."""
-        return self.dedup if isinstance(self.dedup, DedupRules) and self.dedup.method == "index" else None
+        return self.dedup if self.dedup.method == "index" else None
 
     @property
     def packing_rules(self) -> PackingRules | None:
-        if self.packing == "none":
-            return None
-        return self.packing if isinstance(self.packing, PackingRules) else PackingRules(strategy=self.packing)
+        return None if self.packing == "none" else self.packing
 
     @property
     def split_shares(self) -> dict[str, float]:
@@ -245,16 +231,18 @@ class Config(RunSettings):
     def settings(self) -> dict[str, Any]:
         """Everything that changes the store, by name, but for what has to be found out: see preparing.py.
 
-        Packing is not in it: rows are made from a store, whenever they are wanted.
+        Paths are not in it, since data that moves is still the same data; nor is packing, which is made from a store.
         """
-        tokenizer, dedup = self.tokenizer_rules, self.index_rules or self.dedup_rules
-        largest = parse_size(self.max_document_bytes)
-        # Not the path: what moves is still the same.
-        evaluation = [asdict(one) | {"path": "", "columns": list(one.column_names)} for one in self.evaluation_sets]
+        dedup, largest = self.index_rules or self.dedup_rules, parse_size(self.max_document_bytes)
+        sets: dict[str, list[dict[str, Any]]] = {"datasets": [], "validation": []}
+        for name, several in (("datasets", self.datasets), ("validation", self.validation)):
+            for one in several:
+                sets[name].append(asdict(one) | {"documents": one.documents if one.separator is None else "separator"})
+                del sets[name][-1]["path"]
+        evaluation = [asdict(one) | {"path": "", "columns": list(one.column_names)} for one in self.decontaminate]
         return {
-            "special_text": tokenizer.special_text,
-            "datasets": [_set_settings(one) for one in _data_sets(self.datasets)],
-            "validation": [_set_settings(one) for one in self.validation_sets],
+            "special_text": self.tokenizer.special_text,
+            **sets,
             "clean": self.clean_rules and asdict(self.clean_rules),
             "invalid_utf8": self.invalid_utf8,
             **({} if largest == 32 << 20 else {"max_document_bytes": largest}),
@@ -269,152 +257,83 @@ class Config(RunSettings):
         }
 
 
-def _data_sets(several: str | DataSet | tuple[str | DataSet, ...]) -> tuple[DataSet, ...]:
-    several = several if isinstance(several, tuple) else (several,)
-    return tuple(DataSet(path=one) if isinstance(one, str) else one for one in several)
-
-
-def _set_settings(one: DataSet) -> dict[str, Any]:
-    """Without the path: data that moves to another folder is still the same data."""
-    found = {field.name: getattr(one, field.name) for field in fields(one) if field.name != "path"}
-    return found | {"documents": one.documents if one.separator is None else "separator"}
-
-
-_BLOCKS: dict[tuple[str, str], dict[str, Any]] = {
-    ("dedup", "exact"): {},
-    ("dedup", "bloom"): {"method": "bloom"},
-    ("dedup", "near"): {"near": {}},
-    ("packing", "wrapped"): {"strategy": "wrapped"},
-    ("packing", "best_fit"): {"strategy": "best_fit"},
-    ("clean", "default"): {},
-}
-
-
-def spelled_out(name: str, value: Any) -> Any:
-    """The block that a word stands for, so that keys can be put into it; anything else as it is.
-
-    >>> spelled_out("dedup", "near"), spelled_out("tokenizer", "gpt2/"), spelled_out("dedup", "off")
-    ({'near': {}}, {'path': 'gpt2/'}, 'off')
-    """
-    if not isinstance(value, str):
-        return value
-    if name in ("tokenizer", "datasets", "validation"):
-        return {"path": value}
-    return dict(_BLOCKS.get((name, value), {})) if (name, value) in _BLOCKS else value
-
-
 def text_columns(settings: dict[str, Any]) -> dict[str, str | None]:
     """The text column of every dataset, by its place in the configuration, out of settings that are settled.
 
     >>> text_columns({"datasets": [{"text_column": "body"}, {"text_column": None}], "validation": []})
     {'datasets.0': 'body', 'datasets.1': None}
     """
-    several = ((kind, settings.get(kind)) for kind in ("datasets", "validation"))
+    several = {kind: settings.get(kind) for kind in ("datasets", "validation")}
     return {
         f"{kind}.{number}": one.get("text_column")
-        for kind, sets in several
+        for kind, sets in several.items()
         for number, one in enumerate(sets if isinstance(sets, list) else [])
         if isinstance(one, dict)
     }
 
 
-# ---- contradictions, found without a look at the data ----
-
-
-def _contradictions(config: Config) -> Iterator[tuple[str | Setting, ...]]:
-    """(setting, message) of each."""
-    if not _data_sets(config.datasets) or any(not one.paths for one in config.sources):
-        yield "datasets", ": no input. Name a file, folder or glob, or - for standard input."
-    yield from _of_paths(config)
-    yield from _of_splits(config)
-    dedup, index = config.dedup_rules, config.index_rules
-    if config.limit is not None and config.validation_sets:
-        yield "limit", ": would count validation too. Use max_documents of the datasets instead."
-    if config.limit is not None and dedup is not None and dedup.index is not None:
-        yield "limit", ": dedup.index would record documents that are left out. Use max_documents of the datasets."
-    if index is not None and index.index is None:
-        yield "dedup.method", ": index: name the folder of the index as dedup.index."
-    if index is not None and index.near is not None:
-        yield "dedup.near", ": needs a pass of its own, which dedup.method: index does not have. Use exact."
-    if index is not None and config.evaluation_sets:
-        text = ": needs a pass of its own, which dedup.method: index does not have. Use exact, with the same index."
-        yield "decontaminate", text
-    near = dedup.near if dedup is not None else None
-    if near is not None and near.bands * near.rows > MOST_VALUES:
-        yield "dedup.near", f": {near.bands} bands x {near.rows} rows are more than {MOST_VALUES:,} values."
+def _contradictions(config: Config) -> Iterator[tuple[bool, str, str]]:
+    """Whether settings contradict each other, the one to change, and why: found without a look at the data."""
+    sources, dedup, near, chat = config.sources, config.dedup, config.dedup.near, config.chat
+    paths = [path for one in sources for path in one.paths]
+    local = [path for path in paths if path == "-" or path.startswith("memory://")]
+    yield not config.datasets or not all(one.paths for one in sources), "datasets", ": no input. Name a file or folder."
+    yield bool(config.executor == "ray" and local), "executor", f": ray can't read {local}: save it to a file."
+    yield config.executor == "local" and config.address is not None, "address", ": is for the executor ray."
+    if "-" in paths:
+        yield len(paths) > 1, "datasets", ": standard input (-) can't be combined with other inputs."
+        twice = {
+            "decontaminate": bool(config.decontaminate),
+            "dedup": config.dedup_rules is not None,
+            "datasets.0.weight": sources[0].weight > 1,
+            "datasets.0.max_documents": sources[0].max_documents is not None,
+            "datasets.0.split": sources[0].split is not None,
+        }
+        for setting, is_set in twice.items():
+            yield is_set, setting, ": reads the input twice, and standard input only once. Save it to a file."
+    for key, number in config.splits.items():
+        name, split = key.removesuffix(TOKENS_SUFFIX), f"splits.{key}"
+        yield name == TRAIN, split, ": train is what the other splits leave; name only those."
+        yield re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) is None, split, ": use letters and digits."
+        yield name == VAL and bool(config.validation), split, ": val is made from the datasets under validation."
+        yield key != name and number < 1, split, ": a number of tokens must be at least 1."
+        text = f": {number} is not a share; it must be between 0 and 1, or use {name}{TOKENS_SUFFIX}."
+        yield key == name and not 0 < number < 1, split, text
+    mixed = bool(config.split_shares and config.split_tokens)
+    yield mixed, "splits", ": give all of them as shares, or all in tokens."
+    yield sum(config.split_shares.values()) >= 1, "splits", ": the shares leave nothing for train."
+    if config.limit is not None:
+        instead = " Use max_documents of the datasets instead."
+        yield bool(config.validation), "limit", f": would count validation too.{instead}"
+        is_kept = config.dedup_rules is not None and dedup.index is not None
+        yield is_kept, "limit", f": dedup.index would record documents that are left out.{instead}"
+    if dedup.method == "index":
+        alone = ": needs a pass of its own, which dedup.method: index does not have. Use exact, with the same index."
+        yield dedup.index is None, "dedup.method", ": index: name the folder of the index as dedup.index."
+        yield near is not None, "dedup.near", alone
+        yield bool(config.decontaminate), "decontaminate", alone
+    values = 0 if near is None else near.bands * near.rows
+    yield values > MOST_VALUES, "dedup.near", f": bands x rows are {values:,}; {MOST_VALUES:,} are the most."
     for kind in ("characters", "tokens"):
-        least, most = getattr(config.filters, f"min_{kind}"), getattr(config.filters, f"max_{kind}")
-        if least is not None and most is not None and least > most:
-            yield f"filters.min_{kind}", f": {least:,} is more than max_{kind} {most:,}: nothing would be left."
-    if config.chat is not None:
-        yield from _of_chat(config, config.chat)
+        least, most = (getattr(config.filters, f"{side}_{kind}") for side in ("min", "max"))
+        text = f": {least} is more than max_{kind} {most}: nothing would be left."
+        yield None not in (least, most) and least > most, f"filters.min_{kind}", text
+    if chat is not None:
+        exact = [f"splits.{name}{TOKENS_SUFFIX}" for name in config.split_tokens] or ["datasets.0.max_tokens"]
+        yield config.counts_tokens, exact[0], ": would cut a conversation. Use shares, or max_documents."
+        text = ": plain would take the template's special tokens for text. Leave it out."
+        yield config.tokenizer.special_text == "plain", "tokenizer.special_text", text
+        text = ": written rows have no loss mask. Leave it out: conversations are packed when the store is read."
+        yield config.packing_rules is not None and config.packing_rules.write, "packing.write", text
+        yield not chat.train_on, "chat.train_on", ": names no role. Nothing would be trained on."
+        if chat.date is not None:
+            try:
+                date.fromisoformat(chat.date)
+            except ValueError:
+                yield True, "chat.date", f": {chat.date!r} is not a date such as 2026-01-31."
     for protocol in config.storage_options:
         from fsspec import available_protocols
 
-        if protocol not in available_protocols():
-            hint = did_you_mean(protocol, available_protocols())
-            yield f"storage_options.{protocol}", f": fsspec knows no such protocol.{hint} Use s3, gs, hf, ..."
-    if config.executor == "local" and config.address is not None:
-        yield "address", ": goes with ", Setting("executor", "ray"), "."
-    if config.packing_rules is not None and config.seq_len is None:
-        yield "packing", ": needs ", Setting("seq_len"), ", the number of tokens in a row."
-
-
-def _of_paths(config: Config) -> Iterator[tuple[str, str]]:
-    paths = [path for one in config.sources for path in one.paths]
-    local = [path for path in paths if path == "-" or path.startswith("memory://")]
-    if config.executor == "ray" and local:
-        yield "executor", f": ray can't read {local[0]}, which only this process sees. Save it to a file."
-    if "-" not in paths:
-        return
-    if len(paths) > 1:
-        yield "datasets", ": standard input (-) can't be combined with other inputs."
-    one = config.sources[0]
-    twice = {
-        "decontaminate": bool(config.evaluation_sets),
-        "dedup": config.dedup_rules is not None,
-        "datasets.0.weight": one.weight > 1,
-        "datasets.0.max_documents": one.max_documents is not None,
-        "datasets.0.split": one.split is not None,
-    }
-    for setting in (name for name, needed in twice.items() if needed):
-        yield setting, ": reads the input twice, and standard input (-) can be read only once. Save it to a file."
-
-
-def _of_chat(config: Config, chat: ChatRules) -> Iterator[tuple[str, str]]:
-    if config.counts_tokens:
-        exact = next(iter(config.split_tokens), None)
-        name = f"splits.{exact}{TOKENS_SUFFIX}" if exact is not None else "datasets.0.max_tokens"
-        yield name, ": would cut a conversation to make the number exact. Use shares, or max_documents."
-    if config.tokenizer_rules.special_text == "plain":
-        yield "tokenizer.special_text", ": plain would take the template's special tokens for text. Leave it out."
-    if config.packing_rules is not None and config.packing_rules.write:
-        text = ": written rows have no loss mask. Leave it out: conversations are packed when the store is read."
-        yield "packing.write", text
-    if not chat.train_on:
-        yield "chat.train_on", ": names no role. Nothing would be trained on."
-    if chat.date is not None:
-        try:
-            date.fromisoformat(chat.date)
-        except ValueError:
-            yield "chat.date", f": {chat.date!r} is not a date such as 2026-01-31."
-
-
-def _of_splits(config: Config) -> Iterator[tuple[str, str]]:
-    for key, number in config.splits.items():
-        name = key.removesuffix(TOKENS_SUFFIX)
-        if name == TRAIN:
-            yield f"splits.{key}", ": train is what the other splits leave; name only those."
-        if re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) is None:
-            yield f"splits.{key}", ": can't be the name of a split: use letters and digits."
-        if name == VAL and config.validation_sets:
-            yield f"splits.{key}", ": val is made from the datasets under validation; give this split another name."
-        if key != name and number < 1:
-            yield f"splits.{key}", ": a number of tokens must be at least 1."
-        if key == name and not 0 < number < 1:
-            text = f": {number} is not a share; it must be between 0 and 1, or use {name}{TOKENS_SUFFIX}."
-            yield f"splits.{key}", text
-    if config.split_shares and config.split_tokens:
-        yield "splits", ": give all of them as shares, or all in tokens."
-    if sum(config.split_shares.values()) >= 1:
-        yield "splits", ": the shares leave nothing for train."
+        text = ": fsspec knows no such protocol. Use s3, gs, hf, ..."
+        yield protocol not in available_protocols(), f"storage_options.{protocol}", text
+    yield config.packing != "none" and config.seq_len is None, "packing", ": needs seq_len, the tokens in a row."

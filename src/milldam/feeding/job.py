@@ -38,7 +38,6 @@ from milldam.run.tasks import DONE, ERROR
 from milldam.run.units import Identity
 from milldam.sources.compression import STDIN, storage_options
 from milldam.stores.tokens.format import token_dtype
-from milldam.tokenizers.proof import Choice
 
 log = logging.getLogger("milldam")
 NICENESS = 5
@@ -60,10 +59,10 @@ class FeedJob(TokenJob):
         run.pool.expect(WORKER_MODULES)
         return super().prepare(run)
 
-    def _settle_encoder(self, run: Session) -> Choice:
+    def _settle(self, run: Session) -> None:
         """The first thing to do where the store is not there yet."""
         _refuse_unknowable(self._config)
-        return super()._settle_encoder(run)
+        super()._settle(run)
 
     def require_disk(self, disk: Disk) -> None:
         """Nothing is refused: training may end before the disk is full."""
@@ -124,7 +123,7 @@ def _refuse_at_once(config: Config) -> None:
 def _refuse_unknowable(config: Config) -> None:
     """Refuse what can't be known at the first batch, with the reason."""
     whole = "can't be known before all of the input is read, and training begins before."
-    if config.evaluation_sets:
+    if config.decontaminate:
         message = f": which n-grams are too common to count {whole} Open what `milldam preprocess` made."
         raise ConfigError(Setting("decontaminate"), message)
     if config.dedup_rules is not None:

@@ -10,7 +10,7 @@ from annotated_types import Ge, Le, MinLen
 from milldam.choices import Side
 from milldam.errors import ConfigError, Setting
 from milldam.formats import FormatName, ReadName
-from milldam.rules import AtLeastOne, RunSettings, Size
+from milldam.rules import AtLeastOne, RunSettings, Size, Texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class ExportSettings(RunSettings):
 class ImportSettings(RunSettings):
     """An import of tokens."""
 
-    source: Annotated[tuple[str, ...], MinLen(1)]
+    source: Annotated[Texts, MinLen(1)]
     """Files and folders to import."""
     out: str
     """Folder for the store."""

@@ -174,7 +174,7 @@ def arrange(
 ) -> Generator[Stage, None, Records]:
     """The stage that puts staged shards where they belong; the records of what it made, a unit each staged shard."""
     session.enter(ARRANGE)
-    folder, validation = session.folder, len(config.validation_sets)
+    folder, validation = session.folder, len(config.validation)
     # In a file: what is known of each shard would otherwise be held of all of them, several times over.
     listed = UnitList(folder.own, ARRANGE)
     try:

@@ -209,7 +209,7 @@ class Deduplication:
         known = ((unit.origin, unit.index if not unit.copy else -1, unit.dataset) for unit in units)
         self._origins, originals, datasets = np.fromiter(known, "(3,)i8").T
         self._originals: Int64s = originals[originals >= 0]
-        self._exempt_below = int(np.count_nonzero(datasets < len(config.validation_sets)))
+        self._exempt_below = int(np.count_nonzero(datasets < len(config.validation)))
         partitions, evaluated = partition_count(prepared.identity.input["bytes"]), prepared.input.evaluation is not None
         self._counts = step_counts(rules, partitions, len(self._origins), evaluation=evaluated)
 
@@ -303,7 +303,7 @@ class Deduplication:
             exempt_below=self._exempt_below,
             index_files=tuple(self.index.values()),
             evaluation=self._evaluation,
-            sets=self._config.evaluation_sets,
+            sets=self._config.decontaminate,
             compared=compared,
             memory_bytes=self._session.budget.limit_bytes - usage().anonymous,
             threads=self._cores,

@@ -6,7 +6,7 @@ passes. A text file larger than a document may be is a batch of its own, whose t
 The first pass keeps its batches for the second, which then neither parses nor cleans again. Only a cache: without it
 the second pass reads the input once more, with the same result. It is written when it takes a small part of the free
 disk, and removed with the run's other intermediate files. Not compressed: that would take longer than reading the input
-again (docs/log.md). Disk: the texts, and 10 bytes a document: an Arrow stream, and a hash of it.
+again (docs/log.md). Disk: the texts, and some 20 bytes a document.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import pickle
 import sys
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ import pyarrow as pa
 import xxhash
 
 from milldam.errors import StoreError
-from milldam.files import FileSink, NewFile
+from milldam.files import NewFile
 from milldam.prefetch import prefetched
 from milldam.rules import CleanRules
 from milldam.sources.batch import NUMBER_BITS, Batch, Reject, TextRules
@@ -37,7 +37,7 @@ from milldam.text.arrays import Verdicts, text_offsets
 
 if TYPE_CHECKING:
     from milldam.chat.reading import ChatRecipe
-    from milldam.sources.data_sets import RowSlice
+    from milldam.sources.splits import RowSlice
     from milldam.text.cleaning import Cleaner
 
 READ_AHEAD = 4
@@ -209,62 +209,47 @@ def _recorded_places(path: Path, inode: int, changed: int) -> tuple[list[tuple[i
 
 # ---- batches that are kept ----
 
-_HASH_BYTES = 32
-_FIELDS = ("number", "bytes_read")
+_HASH_BYTES = 16
 
 
 def keep_batches(batches: Iterator[Batch], path: Path) -> Iterator[Batch]:
     """Hand batches on, and write them to a file, which appears when all are written; with a document in pieces, none
-    does."""
+    does. Each is a pickle and the buffers of its arrays, behind their number and sizes; a hash of all at the end."""
     with NewFile(path) as new:
-        stream, whole = None, True
+        whole = True
         for batch in batches:
-            verdicts = batch.verdicts or Verdicts(len(batch.texts))
-            facts: dict[str, Any] = {name: getattr(batch, name) for name in _FIELDS}
-            facts |= {"first_row": batch.first_row, "reasons": verdicts.reasons, "counts": batch.counts}
-            facts |= {"rejects": [asdict(reject) for reject in batch.rejects]}
-            facts |= {"sides": None if batch.sides is None else batch.sides.as_json()}
-            facts |= {"prompts": batch.prompts is not None}
-            prompts = pa.nulls(len(batch.texts), pa.large_string()) if batch.prompts is None else batch.prompts
-            columns = {"text": batch.texts, "code": pa.array(verdicts.codes), "origin": pa.array(batch.origins)}
-            table = pa.record_batch(columns | {"prompt": prompts})
             whole = whole and batch.pieces is None
             if whole:
-                stream = stream or pa.ipc.new_stream(FileSink(new), table.schema)
-                stream.write_batch(table, custom_metadata={"batch": json.dumps(facts)})
+                texts = batch.texts
+                if texts.nbytes < texts.get_total_buffer_size():  # a slice of a larger array would be written whole
+                    texts = pa.concat_arrays([texts, texts[:0]])
+                buffers: list[pickle.PickleBuffer] = []
+                kept = replace(batch, texts=texts, columns=None)
+                parts = [memoryview(pickle.dumps(kept, protocol=5, buffer_callback=buffers.append))]
+                parts += [buffer.raw() for buffer in buffers]
+                new.write(np.array([len(parts), *(len(part) for part in parts)], "<i8").data)
+                for part in parts:
+                    new.write(part)
             yield batch
-        if whole and stream is not None:
-            stream.close()
-            new.write(new.record["xxh3"].encode())
+        if whole:
+            new.write(bytes.fromhex(new.record["xxh3"]))
             new.put_in_place()
 
 
 def kept_batches(path: Path, skip_batches: int = 0) -> Iterator[Batch]:
-    """The batches in such a file."""
+    """The batches in such a file, whose arrays lie in it."""
     with pa.memory_map(str(path)) as file:
-        data = file.read_buffer()
-    body = data.slice(0, max(0, data.size - _HASH_BYTES))
-    if data.slice(body.size).to_pybytes() != xxhash.xxh3_128_hexdigest(body).encode():
+        data = memoryview(file.read_buffer())
+    at, end = 0, max(0, len(data) - _HASH_BYTES)
+    if bytes(data[end:]) != xxhash.xxh3_128_digest(data[:end]):
         # Without it, the unit is read from the input.
         path.unlink(missing_ok=True)
-        raise StoreError(f"{path}: damaged, and now removed. Run the same command again to continue without it.")
-    with pa.ipc.open_stream(body) as stream:
-        while True:
-            try:
-                table, metadata = stream.read_next_batch_with_custom_metadata()
-            except StopIteration:
-                return
-            facts = json.loads(metadata["batch"])
-            if facts["number"] <= skip_batches:
-                continue
-            batch = Batch(table["text"], **{name: facts[name] for name in _FIELDS})
-            batch.rows, batch.verdicts = facts["first_row"] + np.arange(len(table)), Verdicts(len(table))
-            batch.verdicts.reasons, batch.verdicts.codes = facts["reasons"], table["code"].to_numpy()
-            batch.origins = table["origin"].to_numpy()
-            batch.rejects, batch.counts = [Reject(**reject) for reject in facts["rejects"]], Counter(facts["counts"])
-            batch.prompts = table["prompt"] if facts["prompts"] else None
-            if facts["sides"] is not None:
-                from milldam.chat.reading import Sides
-
-                batch.sides = Sides.from_json(facts["sides"])
+        raise StoreError(f"{path}: damaged, and now removed. Run the same command again: it does without it.")
+    while at < end:
+        count = int.from_bytes(data[at : at + 8], "little")
+        edges = at + 8 * (count + 1) + np.cumsum([0, *np.frombuffer(data, "<i8", count, at + 8)])
+        head, *buffers = (data[start:stop] for start, stop in itertools.pairwise(edges.tolist()))
+        batch: Batch = pickle.loads(head, buffers=buffers)
+        at = int(edges[-1])
+        if batch.number > skip_batches:
             yield batch

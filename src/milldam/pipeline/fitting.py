@@ -163,7 +163,7 @@ class Fitting:
     def readers(self, units: int, *, judging: bool = False) -> Workers:
         """Workers that read without encoding: no tokenizer takes memory, but filters do where they judge."""
         loaded = self._pool.overhead_bytes + (self._filter_bytes if judging else 0)
-        if self._config.evaluation_sets:
+        if self._config.decontaminate:
             from milldam.decontamination.matches import SCANNING_BYTES
 
             loaded += SCANNING_BYTES

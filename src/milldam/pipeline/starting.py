@@ -80,7 +80,9 @@ def _is_large(config: Config) -> bool:
 
 _OF_DATA_SET = ("text_column", "documents", "separator", "input_format")
 _OF_TOKENIZER = ("bos", "eos", "special_text", "encoder")
-_OF_CHAT = {"chat_form": "form", "chat_template": "template", "train_on": "train_on"}
+_OF_CHAT = {"chat_form": "form", "chat_template": "template", "train_on": "train_on"} | {
+    f"chat_{key}": key for key in ("columns", "named_template", "variables")
+}
 
 
 def tokenize_settings(
@@ -90,7 +92,8 @@ def tokenize_settings(
     chosen = {"invalid_utf8": "reject"} | {name: value for name, value in options.items() if value is not None}
     data_set = {name: chosen.pop(name) for name in _OF_DATA_SET if name in chosen}
     rules = {name: chosen.pop(name) for name in _OF_TOKENIZER if name in chosen}
-    of_chat = {key: chosen.pop(name) for name, key in _OF_CHAT.items() if name in chosen}
+    of_chat = {key: chosen.pop(name) for name, key in _OF_CHAT.items() if chosen.get(name) not in (None, {})}
+    chosen = {name: value for name, value in chosen.items() if name not in _OF_CHAT}
     chat = chosen.pop("chat", None)
     if of_chat or chat:
         # Any of them says that the records are conversations.

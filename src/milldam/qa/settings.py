@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, MinLen
 
 from milldam.errors import ConfigError, Setting
-from milldam.rules import AtLeastOne, RunSettings, Settings
+from milldam.rules import AtLeastOne, RunSettings, Settings, Texts
 
 First = Literal["auto", "question", "context"]
 PaddingSide = Literal["auto", "left", "right"]
@@ -56,7 +56,7 @@ class QARules(Settings):
 class QASettings(QARules, RunSettings):
     """A job of question answering."""
 
-    inputs: Annotated[tuple[str, ...], MinLen(1)]
+    inputs: Annotated[Texts, MinLen(1)]
     """Files, folders, globs, addresses, `save_to_disk` folders, names on the Hub."""
     tokenizer: str
     """Folder, file or Hub name of the tokenizer."""

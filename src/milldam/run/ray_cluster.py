@@ -1,13 +1,12 @@
 """Units on the machines of a Ray cluster: the same work as in local processes, and the same bytes.
 
-Every node has slots, as many as its cores, its memory and the budget of a node hold. In each is an actor (`Hand`) that
-asks Ray for its cores and its share of the budget, works on one unit at a time, and ends with the stage, or earlier
-when it must give its memory back. What a unit reports is streamed to this process (a few hundred bytes a part); what it
-makes goes to the run's folder, which all machines must see.
+Workers are actors (`Hand`): each asks Ray for its cores and its share of a node's budget, makes one unit at a time, and
+ends with the stage, or earlier when it must give its memory back. Ray decides where: a worker that finds no place yet
+gets no unit. What a unit reports is streamed to this process (a few hundred bytes a part); what it makes goes to the
+run's folder, which all machines must see.
 
 Ray tries nothing again by itself: a worker or node that dies costs its unit's open part, and the unit goes to another
-slot, resuming after what is recorded. Nodes that join are used, those that leave are forgotten. A slot
-whose cores or memory others have taken gets no unit until Ray has started its hand.
+worker, resuming after what is recorded. Nodes that join are used, those that leave are forgotten.
 """
 
 from __future__ import annotations
@@ -40,39 +39,13 @@ RETRIES = 3
 """How often a unit is tried again; on a cluster machines come and go."""
 OVERHEAD_BYTES = 60 * 10**6
 """Memory of a Ray worker process beyond that of a local one (measured: docs/log.md)."""
-_NODE_SECONDS, _WAIT_SECONDS, _PATIENCE_SECONDS, _KNOCK_SECONDS = 2.0, 1.0, 120.0, 5.0
-_PAUSE_SECONDS = 0.1
+_NODE_SECONDS, _WAIT_SECONDS, _KNOCK_SECONDS = 2.0, 0.5, 5.0
 _REPORTS = 64
 """Reports on their way, for each unit: a worker that is ahead of the driver waits."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
-    id: str
-    name: str
-    cores: int
-    memory_bytes: int
-    """The memory that Ray may give away there."""
-
-
-_Slot = tuple[_Node, int]
-"""A place for one unit at a time: a node, and a number there."""
-
-
-@dataclass(slots=True)
-class _Worker:
-    """A hand in a slot: starting, idle, or at work on a unit."""
-
-    slot: _Slot
-    number: int
-    actor: Any
-    is_ready: bool = False
-    unit: int | None = None
-    pid: int = 0
-    held_bytes: int = 0
-
-    def event(self, kind: str, value: Any = None) -> Event:
-        return Event(self.number, self.pid, -1 if self.unit is None else self.unit, kind, value, self.slot[0].name)
+def _node_name(node: dict[str, Any]) -> str:
+    return f"{node['NodeManagerHostname']}-{node['NodeID'][:6]}"
 
 
 class RayPool(Pool):
@@ -85,43 +58,45 @@ class RayPool(Pool):
     forks = False
 
     def __init__(self, address: str | None, budget_bytes: int) -> None:
-        self.ray = _import_ray()
+        # Ray prints to standard output about workers that die, unless this is set before it is imported.
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+        try:
+            import ray
+        except ImportError:
+            needs = ' needs the package ray: pip install "milldam[ray]"'
+            raise ConfigError(Setting("executor", "ray"), needs) from None
+        self.ray = ray
         super().__init__(budget_bytes)
-        self._started = not self.ray.is_initialized()
+        self._started = not ray.is_initialized()
         place = address or os.environ.get("RAY_ADDRESS", "")
-        if place.startswith("ray://") or self.ray.util.client.ray.is_connected():
+        if place.startswith("ray://") or ray.util.client.ray.is_connected():
             raise ConfigError(
                 "Ray Client (ray://) can't stream what workers report.\nRun milldam on a machine of the cluster, with ",
                 Setting("address", "HOST:6379"),
                 ", or with `ray job submit`.",
             )
         if self._started:
-            _connect(self.ray, address)
-        try:
-            largest = max(self.nodes(), key=lambda node: node.memory_bytes, default=None)
-            if largest is None:
-                raise ResourceError("No node of the Ray cluster has cores to work with.")
-            if largest.memory_bytes < self.budget_bytes:
-                raise ResourceError(
-                    f"A budget of {format_size(self.budget_bytes)} fits on no node: {largest.name} gives Ray "
-                    f"{format_size(largest.memory_bytes)}, and no other more.\nUse ",
-                    Setting("memory", f"{largest.memory_bytes // 10**6}MB"),
-                    " or less; it holds for each node.",
-                )
-        except BaseException:
+            _connect(ray, address)
+        most = max((int(node["Resources"].get("memory", 0)) for node in self.nodes()), default=0)
+        if most < budget_bytes:
             self.leave()
-            raise
+            raise ResourceError(
+                f"A budget of {format_size(budget_bytes)} fits on no node: none gives Ray more than "
+                f"{format_size(most)}.\nUse ",
+                Setting("memory", f"{most // 10**6}MB"),
+                " or less; it holds for each node.",
+            )
 
     @property
     def cores(self) -> int:
         """Of the largest node."""
-        return max(node.cores for node in self.nodes())
+        return max(int(node["Resources"]["CPU"]) for node in self.nodes())
 
     @property
     def machine(self) -> str:  # type: ignore[override]
         """The node that this process is on."""
         here = self.ray.get_runtime_context().get_node_id()
-        return next((node.name for node in self.nodes() if node.id == here), "")
+        return next((_node_name(node) for node in self.nodes() if node["NodeID"] == here), "")
 
     def expect(self, modules: Sequence[str]) -> None:
         """Nodes import when a stage comes."""
@@ -132,28 +107,9 @@ class RayPool(Pool):
         if self._started:
             self.ray.shutdown()
 
-    def nodes(self) -> list[_Node]:
-        """The nodes that are alive, in a fixed order."""
-        nodes = []
-        for node in self.ray.nodes():
-            resources = node["Resources"]
-            if node["Alive"] and resources.get("CPU", 0) >= 1:
-                name = f"{node['NodeManagerHostname']}-{node['NodeID'][:6]}"
-                nodes.append(_Node(node["NodeID"], name, int(resources["CPU"]), int(resources.get("memory", 0))))
-        return sorted(nodes, key=lambda node: node.id)
-
-    def slots(self, workers: Workers) -> list[_Slot]:
-        """The slots of all nodes, spread over them."""
-        slots: list[_Slot] = []
-        for node in self.nodes():
-            by_cores, by_memory = node.cores // workers.threads, node.memory_bytes // self.share(workers)
-            slots += [(node, number) for number in range(min(workers.count, max(1, by_cores), by_memory))]
-        return sorted(slots, key=lambda slot: slot[1])
-
-    def share(self, workers: Workers) -> int:
-        return max(1, self.budget_bytes // workers.count)
-
-    # ---- work ----
+    def nodes(self) -> list[dict[str, Any]]:
+        """The nodes that are alive and have cores to work with."""
+        return [node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
 
     def run(self, workers: Workers, todo: Todo) -> None:
         """Make every unit of a stage."""
@@ -165,8 +121,24 @@ class RayPool(Pool):
         try:
             stage.run()
         finally:
-            for worker in list(stage.workers.values()):
+            for worker in list(stage.workers):
                 stage.dismiss(worker)
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """Starting, idle, or at work on a unit."""
+
+    number: int
+    actor: Any
+    is_ready: bool = False
+    node: str = ""
+    unit: int | None = None
+    pid: int = 0
+    held_bytes: int = 0
+
+    def event(self, kind: str, value: Any = None) -> Event:
+        return Event(self.number, self.pid, -1 if self.unit is None else self.unit, kind, value, self.node)
 
 
 class _Stage:
@@ -180,16 +152,15 @@ class _Stage:
         self._stored = self._ray.put(cloudpickle.dumps((todo.load, options)))
         self._crashes, self._failed_starts = Counter[int](), 0
         self._numbers, self._looked = itertools.count(), -_NODE_SECONDS
-        self.workers: dict[_Slot, _Worker] = {}
+        self.workers: list[_Worker] = []
         self._waiting: dict[Any, _Worker] = {}
         """Sources of reports: a worker that starts, or that makes a unit."""
 
     def run(self) -> None:
         while True:
-            for worker in list(self.workers.values()):
-                if worker.is_ready and worker.unit is None:
-                    self._hand_out(worker)
-            if not self._todo.is_unit_left and all(worker.unit is None for worker in self.workers.values()):
+            for worker in [worker for worker in self.workers if worker.is_ready and worker.unit is None]:
+                self._hand_out(worker)
+            if not self._todo.is_unit_left and all(worker.unit is None for worker in self.workers):
                 return
             if self._todo.is_unit_left and time.monotonic() - self._looked >= _NODE_SECONDS:
                 self._start_workers()
@@ -204,27 +175,24 @@ class _Stage:
         self._waiting[worker.actor.work.options(**streaming).remote(self._todo.assign(worker.unit))] = worker
 
     def _start_workers(self) -> None:
-        """Have a worker in each slot; wait a while when there are none."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not (slots := self._pool.slots(self._wanted)):
-            if time.monotonic() > deadline:
-                raise ResourceError(
-                    "No node of the Ray cluster is alive and large enough. Every finished unit is safe; run it again."
-                )
-            time.sleep(_WAIT_SECONDS)
-        hand, threads = self._ray.remote(max_restarts=0, max_task_retries=0)(Hand), self._wanted.threads
-        for slot in slots:
-            if slot not in self.workers:
-                room = _on(slot[0], min(threads, slot[0].cores), self._pool.share(self._wanted))
-                actor = hand.options(**room).remote(self._stored, threads, str(Path.cwd()))
-                self.workers[slot] = worker = _Worker(slot, next(self._numbers), actor)
-                self._waiting[actor.ready.remote(slot[0].name, self._pool.folder, milldam.__version__)] = worker
+        """Have as many as the nodes hold: of each, by its cores, and what of its budget a worker takes."""
+        threads, share = self._wanted.threads, max(1, self._pool.budget_bytes // self._wanted.count)
+        # So many cores that no node gets more workers than its budget holds, though Ray may give it more memory.
+        cores = max(threads, self._pool.cores // self._wanted.count)
+        most = sum(min(self._wanted.count, int(node["Resources"]["CPU"]) // cores) for node in self._pool.nodes())
+        room = {"num_cpus": cores, "memory": share, "scheduling_strategy": "SPREAD"}
+        hand = self._ray.remote(max_restarts=0, max_task_retries=0, **room)(Hand)
+        while len(self.workers) < most:
+            actor = hand.remote(self._stored, threads, str(Path.cwd()))
+            worker = _Worker(next(self._numbers), actor)
+            self.workers.append(worker)
+            self._waiting[actor.ready.remote(self._pool.folder, milldam.__version__)] = worker
         self._looked = time.monotonic()
 
     def _receive(self) -> None:
         """Wait for a report, then take one from every worker that has one."""
         if not self._waiting:
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(_WAIT_SECONDS / 5)
             return
         sources = list(self._waiting)
         ready, _ = self._ray.wait(sources, num_returns=1, timeout=_WAIT_SECONDS, fetch_local=False)
@@ -236,9 +204,10 @@ class _Stage:
                 if worker.is_ready:
                     self._take(worker, *self._ray.get(next(source)))
                 else:
-                    worker.pid, problem = self._ray.get(source)
+                    worker.pid, node, problem = self._ray.get(source)
+                    worker.node = next((_node_name(one) for one in self._pool.nodes() if one["NodeID"] == node), node)
                     if problem:
-                        raise ConfigError(problem)
+                        raise ConfigError(f"The node {worker.node} {problem}")
                     worker.is_ready = True
                     del self._waiting[source]
             except StopIteration:
@@ -264,9 +233,9 @@ class _Stage:
             self.dismiss(worker)
 
     def _lost(self, worker: _Worker, error: Exception) -> None:
-        """A worker or its node died: its unit goes to another slot, unless it has ended too many."""
+        """A worker or its node died: its unit goes to another one, unless it has ended too many."""
         self.dismiss(worker)
-        cause, unit = f"on {worker.slot[0].name} died ({type(error).__name__})", worker.unit
+        cause, unit = f"on {worker.node or 'a node'} died ({type(error).__name__})", worker.unit
         if unit is None:
             self._failed_starts += 1
             if self._failed_starts > RETRIES * (len(self.workers) + 1):
@@ -281,22 +250,14 @@ class _Stage:
         self._todo.again.append(unit)
 
     def dismiss(self, worker: _Worker) -> None:
-        """End a worker, whatever it is doing; its slot is free."""
-        del self.workers[worker.slot]
+        """End a worker, whatever it is doing."""
+        self.workers.remove(worker)
         self._looked = -_NODE_SECONDS
         self._waiting = {source: one for source, one in self._waiting.items() if one is not worker}
         with contextlib.suppress(Exception):
             self._ray.kill(worker.actor)
         if worker.pid:
             self._todo.on_event(worker.event(ENDED))
-
-
-def _on(node: _Node, cores: float = 0, memory_bytes: int = 0) -> dict[str, Any]:
-    """Options of what runs on a node and nowhere else."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    there = NodeAffinitySchedulingStrategy(node.id, soft=False)
-    return {"num_cpus": cores, "scheduling_strategy": there} | ({"memory": memory_bytes} if memory_bytes else {})
 
 
 # ---- on the nodes ----
@@ -313,21 +274,24 @@ class Hand:
         os.environ["RAYON_NUM_THREADS"] = str(threads)
         os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
 
-    def ready(self, node: str, folder: Path | None, version: str) -> tuple[int, str]:
-        """This process, and why its node can't take part: another milldam, or an output that it can't write."""
+    def ready(self, folder: Path | None, version: str) -> tuple[int, str, str]:
+        """This process, its node, and why that can't take part: another milldam, or an output that it can't write."""
+        import ray
+
+        problem = ""
         if version != milldam.__version__:
-            return os.getpid(), (
-                f"The node {node} has milldam {milldam.__version__}, the driver {version}: the results could differ.\n"
-                "Install the same version on every node."
+            problem = (
+                f"has milldam {milldam.__version__}, the driver {version}: install the same version on every node."
             )
         try:
             with tempfile.TemporaryFile(dir=folder):
-                return os.getpid(), ""
+                pass
         except OSError as error:
-            return os.getpid(), (
-                f"The node {node} can't write to {folder} ({error.strerror}).\nOn a Ray cluster the output must be on "
-                "a file system that all nodes share, under the same path."
+            problem = (
+                f"can't write to {folder} ({error.strerror}).\nOn a Ray cluster the output must be on a file system "
+                "that all nodes share, under the same path."
             )
+        return os.getpid(), ray.get_runtime_context().get_node_id(), problem
 
     def work(self, assignment: Any) -> Iterator[tuple[str, Any]]:
         """Make a unit: everything it reports, as it comes."""
@@ -365,9 +329,6 @@ class Hand:
         return begin(load)
 
 
-# ---- the connection ----
-
-
 def _connect(ray: Any, address: str | None) -> None:
     handler = signal.getsignal(signal.SIGTERM)
     try:
@@ -388,13 +349,3 @@ def _connect(ray: Any, address: str | None) -> None:
         # Ray puts its own in place, which would end this process without a message.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
-
-
-def _import_ray() -> Any:
-    # Ray prints to standard output about workers that die, unless this is set before it is imported.
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
-    try:
-        import ray
-    except ImportError:
-        raise ConfigError(Setting("executor", "ray"), ' needs the package ray: pip install "milldam[ray]"') from None
-    return ray

@@ -14,10 +14,10 @@ from __future__ import annotations
 import itertools
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
+from typing import Any, Generic, NamedTuple, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +38,6 @@ _NUMBERS_AT_ONCE = 4096
 _ANNOUNCED_SAMPLES, _ANNOUNCED_BYTES = 1024, 1 << 25
 _WINDOW_PARTS, _PLACES_AT_ONCE = 64, 1 << 16
 """A window is announced in so many parts while the one before it is read, and no more places than so many at once."""
-ItemT = TypeVar("ItemT")
-PlaceT = TypeVar("PlaceT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +104,16 @@ class Batches(Generic[BatchT]):
         self.dtype = wide_enough(dtype, samples)
         """Type of the delivered tokens."""
         self._order = samples._order(shuffle, self._seed)
-        if delivery.drop_last and delivery.epochs is not None and samples._length_known:
-            places = delivery.epochs * samples.epoch_samples
-            if places < delivery.step:
-                raise ConfigError(
-                    f"drop_last: {places:,} samples give no full batch on every rank: batch_size="
-                    f"{delivery.batch_size:,} times world_size={delivery.world_size:,} is {delivery.step:,}. Use "
-                    "smaller batches, or drop_last=False."
-                )
-        self._loop: Loop[int, BatchT] = Loop(0)
+        if (
+            delivery.drop_last
+            and samples._length_known
+            and (delivery.epochs or 1) * samples.epoch_samples < delivery.step
+        ):
+            raise ConfigError(f"drop_last: {samples.epoch_samples:,} samples give no full batch on every rank.")
+        self.samples_seen = 0
+        """Samples delivered to all ranks together since the very first epoch."""
+        self._running: Iterator[tuple[BatchT, int]] | None = None
+        self._until: Until = int
         self._began: tuple[int, float] | None = None
         """Where and when the first loop began."""
 
@@ -131,21 +130,39 @@ class Batches(Generic[BatchT]):
         """Number of finished epochs."""
         return self._order.epoch_at(self.samples_seen)
 
-    @property
-    def samples_seen(self) -> int:
-        """Samples delivered to all ranks together since the very first epoch."""
-        return self._loop.place
-
     def __iter__(self) -> Iterator[BatchT]:
-        return self._loop.items(self._begin)
+        left_open = self._running is not None
+        batch = self._next()
+        if batch is None and left_open:
+            # The loop before was left with its last batch in hand: it was over.
+            batch = self._next()
+        while batch is not None:
+            yield batch
+            batch = self._next()
 
     def __next__(self) -> BatchT:
-        return handed_out(self._loop.next(self._begin))
+        batch = self._next()
+        if batch is None:
+            raise StopIteration
+        return batch
 
-    def _begin(self, place: int) -> tuple[Iterator[tuple[BatchT, int]], Callable[[], int]]:
-        self._began = self._began or (place, perf_counter())
-        until = self._order.until(place, self.delivery.epochs)
-        return self._made(place, until), lambda: until(NEVER)
+    def _next(self) -> BatchT | None:
+        """None: a loop has ended, and the next call begins another."""
+        if self._running is None:
+            self._began = self._began or (self.samples_seen, perf_counter())
+            self._until = self._order.until(self.samples_seen, self.delivery.epochs)
+            self._running = self._made(self.samples_seen, self._until)
+        try:
+            for batch, place in self._running:
+                self.samples_seen = place
+                return batch
+        except BaseException:
+            # What failed or was interrupted is tried again from here, not taken for the end.
+            self._running = None
+            raise
+        # Also behind the places at the end that gave this rank nothing.
+        self.samples_seen, self._running = self._until(NEVER), None
+        return None
 
     def _every(self, turns: int, first: int) -> Iterator[BatchT]:
         """Of the batches that follow from here, number `first` and every `turns`-th after it: a worker's share.
@@ -184,8 +201,7 @@ class Batches(Generic[BatchT]):
         """
         loaded = _checked_state(state, self.state_dict())
         self._order = self._order.restored(loaded["order"], loaded["samples_seen"])
-        self._loop.move(loaded["samples_seen"])
-        self._began = None
+        self.samples_seen, self._running, self._began = loaded["samples_seen"], None, None
 
     def stats(self) -> dict[str, float]:
         """Samples and tokens delivered to all ranks since the first batch; for a feed, also the cost of tokenizing.
@@ -253,68 +269,6 @@ def _checked_state(state: State, own: State) -> _State:
     if changed := differences(was, now):
         raise MismatchError(f"This state is another loader's: {changed}. Make the loader as it was, or start over.")
     return loaded
-
-
-# ---- loops that can be left and continued ----
-
-
-Begin = Callable[[PlaceT], "tuple[Iterator[tuple[ItemT, PlaceT]], Callable[[], PlaceT]]"]
-"""From a place on: items, each with the place behind it; and a function that gives the place where they ended."""
-
-
-class Loop(Generic[PlaceT, ItemT]):
-    """The place behind the last item that was handed out, and the items that follow.
-
-    Each call says how to begin a loop, so that this object does not hold its owner.
-    """
-
-    def __init__(self, place: PlaceT) -> None:
-        self.place = place
-        self._running: Iterator[tuple[ItemT, PlaceT]] | None = None
-        self._end: Callable[[], PlaceT] = lambda: place
-        self._inside = False
-
-    def move(self, place: PlaceT, *, inside: bool = False) -> None:
-        """Continue from another place. `inside`: a loop was left there, maybe with its last item in hand."""
-        self.place, self._running, self._inside = place, None, inside
-
-    def items(self, begin: Begin[PlaceT, ItemT]) -> Iterator[ItemT]:
-        """The rest of a loop; when that is nothing, the next one."""
-        left_open = self._running is not None or self._inside
-        item = self.next(begin)
-        if item is None and left_open:
-            # The loop before was left with its last item in hand: it was over.
-            item = self.next(begin)
-        while item is not None:
-            running = self._running
-            yield item
-            if running is not self._running:
-                raise RuntimeError("a state was loaded while this was iterated; begin a new loop")
-            item = self.next(begin)
-
-    def next(self, begin: Begin[PlaceT, ItemT]) -> ItemT | None:
-        """None: a loop has ended, and the next call begins another."""
-        if self._running is None:
-            self._running, self._end = begin(self.place)
-            self._inside = False
-        try:
-            for item, place in self._running:
-                self.place = place
-                return item
-        except BaseException:
-            # What failed or was interrupted is tried again from here, not taken for the end.
-            self._running = None
-            raise
-        # Also behind the places at the end that gave this rank nothing.
-        self.move(self._end())
-        return None
-
-
-def handed_out(item: ItemT | None) -> ItemT:
-    """The result of `__next__`."""
-    if item is None:
-        raise StopIteration
-    return item
 
 
 # ---- making batches ----

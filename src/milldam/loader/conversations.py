@@ -39,6 +39,7 @@ from milldam.loader.order import LengthGrouped, Order, Shuffle
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Way, ranges
 from milldam.loader.samples import NoSamplesError, StreamSamples, TooLongDocuments, at_least, counted_number, one_of
+from milldam.loader.stream import TokenStream
 from milldam.loader.types import Array, Bools, Columns, LabelForm, State
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class WholeDocuments(StreamSamples[Columns, Columns]):
     # Every batch has its own width.
     _reusable = False
 
-    def __init__(self, data: Trainable, rules: ConversationRules, way: Way = "auto") -> None:
+    def __init__(self, data: Trainable | TokenStream, rules: ConversationRules, way: Way = "auto") -> None:
         super().__init__(data, rules, way)
         self.rules, stream = rules, self._stream
         require_documents(stream)

@@ -32,7 +32,7 @@ from milldam.loader.stores import require_choice, require_opened_for
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.loader.types import BatchT, SampleT, State
 from milldam.loader.unit_order import Key, Parts, UnitOrder
-from milldam.loader.views import Cuttable, Trainable
+from milldam.loader.views import Cuttable
 from milldam.stores.tokens.reader import require_split
 
 log = logging.getLogger("milldam")
@@ -110,16 +110,6 @@ class Feed(Cuttable):
         return f"Feed({self.name!r}: {self._parts.facts.units:,} units, {state})"
 
 
-class _PartData(Trainable):
-    """A stream by itself."""
-
-    def __init__(self, stream: TokenStream) -> None:
-        self._stream = stream
-
-    def stream(self) -> TokenStream:
-        return self._stream
-
-
 class FeedSamples(Samples[SampleT, BatchT]):
     """Samples of a feed: `samples.batches(16)`. Their number is known once all units are tokenized.
 
@@ -191,9 +181,6 @@ class FeedSamples(Samples[SampleT, BatchT]):
     def __len__(self) -> int:
         return self.epoch_samples
 
-    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
-        return self._look_up(numbers, dtype)(slice(0, len(numbers)), out)
-
     def __reduce__(self) -> tuple[Any, ...]:
         return FeedSamples, self._made_from
 
@@ -246,12 +233,11 @@ class FeedSamples(Samples[SampleT, BatchT]):
                 files = [self.parts.part(unit, number).files[self.split] for unit, number in key]
                 samples = self._samples_of(files)
                 group = self._opened[key] = Sources(samples)
-                too_long = getattr(self._rules, "too_long", None) in ("drop", "cut") and not self._warned
-                for one in (one for one in samples if too_long and one.too_long.documents):
+                for one in samples if getattr(self._rules, "too_long", None) in ("drop", "cut") else ():
                     # Once: how many there are in all is not known.
-                    log.warning(f"{one._stream.name}: {one._too_long_message()} So it is in all other parts.")
-                    self._warned = True
-                    break
+                    if one.too_long.documents and not self._warned:
+                        log.warning(f"{one._stream.name}: {one._too_long_message()} So it is in all other parts.")
+                        self._warned = True
                 if len(self._opened) > _OPEN_GROUPS:
                     self._opened.popitem(last=False)
             self._opened.move_to_end(key)
@@ -278,7 +264,7 @@ class FeedSamples(Samples[SampleT, BatchT]):
                 origin=None if place is None else place.origin,
             )
             try:
-                samples.append(self._kind(_PartData(stream), self._rules, self._way))
+                samples.append(self._kind(stream, self._rules, self._way))
             except NoSamplesError:
                 continue
         return samples

@@ -175,9 +175,6 @@ class Sources:
     def _numbered(self) -> int:
         return int(self.begins[-1])
 
-    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: Any = None) -> Any:
-        return self._look_up(numbers, dtype)(slice(0, len(numbers)), out)
-
     def _of_each(self, numbers: Int64s) -> Iterator[tuple[int, Int64s, Int64s]]:
         """(source, its places among the numbers, ascending, numbers in the source) of each source that comes."""
         sources = self.begins.searchsorted(numbers, side="right") - 1

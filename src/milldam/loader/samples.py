@@ -22,6 +22,7 @@ from milldam.errors import ConfigError
 from milldam.loader.order import WINDOW_SHARDS, Order, ShardShuffled, Shuffle, make_order, require_cache
 from milldam.loader.permutation import Int64s
 from milldam.loader.reading import Reader, Way, open_reader
+from milldam.loader.stream import TokenStream
 from milldam.loader.types import Array, BatchT, SampleT, State
 
 if TYPE_CHECKING:
@@ -114,9 +115,9 @@ class Samples(ABC, Generic[SampleT, BatchT]):
         if self._no_sampler is not None:
             raise ConfigError(f"{self._no_sampler} Use DataLoader(BatchDataset(samples, batch_size), batch_size=None).")
 
-    @abstractmethod
     def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
         """A batch in one read. `out`: a batch of as many samples or more that may be overwritten."""
+        return self._look_up(numbers, dtype)(slice(0, len(numbers)), out)
 
     def batches(
         self,
@@ -159,7 +160,7 @@ class Samples(ABC, Generic[SampleT, BatchT]):
         return {}
 
     def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[BatchT]:
-        """Look up some thousands of samples at once, for batches of them that follow."""
+        """Look up some thousands of samples at once, for batches of them that follow. This or `read` is overridden."""
         return lambda part, out: self.read(numbers[part], dtype, out)
 
     @property
@@ -177,11 +178,11 @@ class StreamSamples(Samples[SampleT, BatchT]):
 
     _kind: str
 
-    def __init__(self, data: Trainable, rules: Any, way: Way = "auto") -> None:
+    def __init__(self, data: Trainable | TokenStream, rules: Any, way: Way = "auto") -> None:
         """`rules.facts`: all settings that decide which sample has which number."""
         one_of("read", way, Way)
         self._made_from = (data, rules, way)
-        self._stream, self._way = data.stream(), way
+        self._stream, self._way = data if isinstance(data, TokenStream) else data.stream(), way
         self._opened: Reader | None = None
         self._padding, self._label_form = self.padding_with(self._stream.pad_id), getattr(rules, "form", None)
 

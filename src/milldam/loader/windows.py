@@ -139,7 +139,7 @@ class Windows(StreamSamples[BatchT, BatchT]):
 
     _kind = "windows"
 
-    def __init__(self, data: Trainable, rules: WindowRules | StepRules, way: Way = "auto") -> None:
+    def __init__(self, data: Trainable | TokenStream, rules: WindowRules | StepRules, way: Way = "auto") -> None:
         super().__init__(data, rules, way)
         self.rules, self._count = rules, rules.count(self._stream)
 
@@ -156,9 +156,6 @@ class Windows(StreamSamples[BatchT, BatchT]):
 
     def _look_up(self, numbers: Int64s, dtype: npt.DTypeLike) -> ReadPart[BatchT]:
         return read_windows(self._reader, self._stretches(numbers)[0], self.rules, dtype)
-
-    def read(self, numbers: Int64s, dtype: npt.DTypeLike = np.int64, out: BatchT | None = None) -> BatchT:
-        return self._look_up(numbers, dtype)(slice(None), out)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._stream.name}: {len(self):,} of {self.rules.seq_len:,} tokens)"

@@ -14,14 +14,14 @@ import heapq
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from milldam.checked import checked
 from milldam.errors import MismatchError, StoreError
-from milldam.loader.batches import Delivery, Loop, differences, handed_out, wide_enough
+from milldam.loader.batches import Delivery, differences, wide_enough
 from milldam.loader.order import Shuffle
 from milldam.loader.samples import at_least
 from milldam.loader.types import State
@@ -52,6 +52,64 @@ class Standing:
     """By lane: the document's number, with its epoch; -1: none."""
     segments: tuple[int, ...]
     """By lane: how many of its segments are read."""
+
+
+ItemT = TypeVar("ItemT")
+PlaceT = TypeVar("PlaceT")
+Begin = Callable[[PlaceT], "tuple[Iterator[tuple[ItemT, PlaceT]], Callable[[], PlaceT]]"]
+"""From a place on: items, each with the place behind it; and a function that gives the place where they ended."""
+
+
+class Loop(Generic[PlaceT, ItemT]):
+    """The place behind the last item that was handed out, and the items that follow.
+
+    Each call says how to begin a loop, so that this object does not hold its owner.
+    """
+
+    def __init__(self, place: PlaceT) -> None:
+        self.place = place
+        self._running: Iterator[tuple[ItemT, PlaceT]] | None = None
+        self._end: Callable[[], PlaceT] = lambda: place
+        self._inside = False
+
+    def move(self, place: PlaceT, *, inside: bool = False) -> None:
+        """Continue from another place. `inside`: a loop was left there, maybe with its last item in hand."""
+        self.place, self._running, self._inside = place, None, inside
+
+    def items(self, begin: Begin[PlaceT, ItemT]) -> Iterator[ItemT]:
+        """The rest of a loop; when that is nothing, the next one."""
+        left_open = self._running is not None or self._inside
+        item = self.next(begin)
+        if item is None and left_open:
+            # The loop before was left with its last item in hand: it was over.
+            item = self.next(begin)
+        while item is not None:
+            yield item
+            item = self.next(begin)
+
+    def next(self, begin: Begin[PlaceT, ItemT]) -> ItemT | None:
+        """None: a loop has ended, and the next call begins another."""
+        if self._running is None:
+            self._running, self._end = begin(self.place)
+            self._inside = False
+        try:
+            for item, place in self._running:
+                self.place = place
+                return item
+        except BaseException:
+            # What failed or was interrupted is tried again from here, not taken for the end.
+            self._running = None
+            raise
+        # Also behind the places at the end that gave this rank nothing.
+        self.move(self._end())
+        return None
+
+
+def handed_out(item: ItemT | None) -> ItemT:
+    """The result of `__next__`."""
+    if item is None:
+        raise StopIteration
+    return item
 
 
 class LanePlan:

@@ -104,12 +104,10 @@ class Batches(Generic[BatchT]):
         self.dtype = wide_enough(dtype, samples)
         """Type of the delivered tokens."""
         self._order = samples._order(shuffle, self._seed)
-        if (
-            delivery.drop_last
-            and samples._length_known
-            and (delivery.epochs or 1) * samples.epoch_samples < delivery.step
-        ):
-            raise ConfigError(f"drop_last: {samples.epoch_samples:,} samples give no full batch on every rank.")
+        if delivery.drop_last and delivery.epochs is not None and samples._length_known:
+            places = delivery.epochs * samples.epoch_samples
+            if places < delivery.step:
+                raise ConfigError(f"drop_last: {places:,} samples give no full batch on every rank.")
         self.samples_seen = 0
         """Samples delivered to all ranks together since the very first epoch."""
         self._running: Iterator[tuple[BatchT, int]] | None = None

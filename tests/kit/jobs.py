@@ -156,14 +156,6 @@ def run_milldam(*arguments: object, code: int | None = 0, **options: Any) -> sub
     return done
 
 
-def run_apart(program: str, *arguments: object) -> str:
-    """What a Python program prints in a process of its own: this one holds, and gives back, what other tests left."""
-    command = [sys.executable, "-c", program, *(str(one) for one in arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @contextmanager
 def started(*arguments: object, **options: Any) -> Iterator[subprocess.Popen[str]]:
     """A run in a process group of its own, ended at the latest when the block is left."""
@@ -202,18 +194,6 @@ def recorded(out: Path) -> int:
     """Finished parts of a run."""
     path = out / "run" / "records.jsonl"
     return path.read_bytes().count(b"\n") if path.exists() else 0
-
-
-@contextmanager
-def read_only(folder: Path) -> Iterator[None]:
-    """A folder in which nothing can be written, not even by root; skips the test where that is not allowed."""
-    mounted = [["mount", "--bind", folder, folder], ["mount", "-o", "remount,ro,bind", folder]]
-    if os.geteuid() != 0 or any(subprocess.run(one, capture_output=True, check=False).returncode for one in mounted):
-        pytest.skip("mounting a folder needs root")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import itertools
 import json
 import random
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -20,11 +19,6 @@ from tests.kit.jobs import EOS_TEXT, TOKENIZER, write_lines
 
 import milldam
 from milldam.api import preprocess as run_preprocess
-
-if sys.version_info >= (3, 14):
-    pass
-else:
-    pass
 
 GIANT_CHARACTERS = 100_000
 """Longer texts are compared as text: HF tokenizers would take too long for them."""
@@ -208,15 +202,6 @@ def drops_by_stage(out: Path) -> dict[str, dict[str, int]]:
     for stage in flow:
         assert stage["documents_in"] - sum(stage["dropped"].values()) == stage["documents_out"], stage
     return {stage["stage"]: stage["dropped"] for stage in flow if stage["dropped"]}
-
-
-def assert_flow(out: Path, dropped: dict[str, dict[str, int]]) -> None:
-    """The flow names exactly these drops, adds up, and ends with the documents of the store."""
-    assert drops_by_stage(out) == dropped
-    assert summary_of(out)["flow"][-1]["documents_out"] == len(milldam.open(out))
-    tally = milldam.open(out).manifest.tally
-    assert {"read": tally.rejected} | tally.dropped == {"read": {}} | dropped
-    assert tally.read == tally.documents + tally.dropped_count + tally.rejected_count
 
 
 def tree_bytes(out: Path) -> dict[str, bytes]:

@@ -14,11 +14,12 @@ from tests.kit.jobs import (
     write_lines,
 )
 from tests.kit.preprocess_jobs import (
-    assert_flow,
     assert_holds,
     config_of,
+    drops_by_stage,
     fresh_texts,
     preprocess,
+    summary_of,
     texts_in,
     tree_bytes,
     write_config,
@@ -29,6 +30,15 @@ import milldam
 from milldam import ConfigError
 
 OLD, NEW = fresh_texts(60), fresh_texts(60, 1)
+
+
+def assert_flow(out: Path, dropped: dict[str, dict[str, int]]) -> None:
+    """The flow names exactly these drops, adds up, and ends with the documents of the store."""
+    assert drops_by_stage(out) == dropped
+    assert summary_of(out)["flow"][-1]["documents_out"] == len(milldam.open(out))
+    tally = milldam.open(out).manifest.tally
+    assert {"read": tally.rejected} | tally.dropped == {"read": {}} | dropped
+    assert tally.read == tally.documents + tally.dropped_count + tally.rejected_count
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.qa_recipe import (
     KINDS,
-    RecipeError,
-    RecipeWindow,
     examples,
-    recipe_windows,
     tokenizer_of,
     windower_of,
 )
+from tokenizers import processors
 
 from milldam.config.checking import checked_settings
 from milldam.errors import ConfigError, InputError
@@ -27,6 +26,48 @@ from milldam.qa.template import template_of
 from milldam.qa.windows import NO_TOKENS, QUESTION_TOO_LONG
 
 CITY = Example("q1", "what city", "the city of paris", (Answer("paris", 12),))
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeWindow:
+    """A window as the recipe has it, without padding."""
+
+    ids: list[int]
+    types: list[int]
+    offsets: list[tuple[int, int] | None]
+    """None for what is no token of the context."""
+
+
+class RecipeError(Exception):
+    """The recipe can't cut this one."""
+
+
+def recipe_windows(
+    tokenizer: Any, example: Example, *, length: int, overlap: int, context_first: bool
+) -> list[RecipeWindow]:
+    """The windows of one example; changes the tokenizer's truncation."""
+    if tokenizer.post_processor is None and tokenizer.token_to_id("[CLS]") is not None:
+        ids = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ids
+        )
+    tokenizer.enable_truncation(length, stride=overlap, strategy="only_first" if context_first else "only_second")
+    question = example.question.lstrip()
+    texts = (example.context, question) if context_first else (question, example.context)
+    try:
+        encoded = tokenizer.encode(*texts)
+    except BaseException as error:  # the assertion about the stride comes as a panic, which is no Exception
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise RecipeError(str(error)) from None
+    finally:
+        tokenizer.no_truncation()
+    return [_window(found, 0 if context_first else 1) for found in (encoded, *encoded.overflowing)]
+
+
+def _window(encoded: Any, context: int) -> RecipeWindow:
+    pairs = zip(encoded.offsets, encoded.sequence_ids, strict=True)
+    return RecipeWindow(encoded.ids, encoded.type_ids, [place if of == context else None for place, of in pairs])
 
 
 def unpadded(features: Any, row: int, *, left: bool) -> slice:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 from tests.kit.chat_jobs import TEMPLATE, make_conversations, write_messages
-from tests.kit.jobs import TOKENIZER, run_milldam, write_lines
-from tests.kit.preprocess_jobs import fresh_texts, tree_bytes, write_config
+from tests.kit.jobs import TOKENIZER, run_milldam, store_bytes, write_lines
+from tests.kit.preprocess_jobs import fresh_texts, write_config
 from tests.kit.qa_jobs import SIZES, write_examples
 from tests.kit.token_stores import random_documents, store_of
 
@@ -54,9 +54,9 @@ class Case:
     def made(self, out: str) -> dict[str, bytes]:
         """Every file of the result, but for what tells of the run."""
         path = self.path(out)
-        made = tree_bytes(path) if path.is_dir() else {"": path.read_bytes()}
+        made = store_bytes(path) if path.is_dir() else {"": path.read_bytes()}
         if self.index is not None:
-            made |= {name: data for name, data in tree_bytes(path.parent).items() if name.endswith(".hashes")}
+            made |= {name: data for name, data in store_bytes(path.parent).items() if name.endswith(".hashes")}
         return made
 
     def kept(self, out: str) -> Path:

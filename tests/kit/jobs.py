@@ -119,9 +119,10 @@ def set_aside(store: Path | milldam.Store, what: str = "rejects") -> list[dict[s
     return [json.loads(line) for line in (zstd.decompress(data) if path.suffix == ".zst" else data).splitlines()]
 
 
-def store_bytes(folder: Path) -> dict[str, bytes]:
-    """Every file of a store by name, the run folder left out."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+def store_bytes(out: Path) -> dict[str, bytes]:
+    """Every file of a store and its rows, but for the run folder."""
+    files = (path for path in out.rglob("*") if path.is_file() and path.relative_to(out).parts[0] != "run")
+    return {str(path.relative_to(out)): path.read_bytes() for path in sorted(files)}
 
 
 def leftovers(folder: Path) -> list[str]:

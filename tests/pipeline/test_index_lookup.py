@@ -11,6 +11,7 @@ from tests.kit.jobs import (
     invoke,
     run_milldam,
     set_aside,
+    store_bytes,
     write_lines,
 )
 from tests.kit.preprocess_jobs import (
@@ -21,7 +22,6 @@ from tests.kit.preprocess_jobs import (
     preprocess,
     summary_of,
     texts_in,
-    tree_bytes,
     write_config,
 )
 from tests.kit.quick import first_quick
@@ -85,7 +85,7 @@ def test_the_store_is_that_of_the_texts_that_are_left(tmp_path: Path, seen: Path
     assert sorted(texts_in(store, "train") + texts_in(store, "val")) == sorted(left)
     plain = preprocess(tmp_path / "plain", write_lines(tmp_path / "left.jsonl", left), dedup="off", **settings)
     assert texts_in(store, "val") == texts_in(plain, "val")
-    assert tree_bytes(compared(tmp_path / "again", tmp_path / "out.jsonl", seen, **settings).path) == tree_bytes(
+    assert store_bytes(compared(tmp_path / "again", tmp_path / "out.jsonl", seen, **settings).path) == store_bytes(
         store.path
     )
 

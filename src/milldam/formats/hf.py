@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from milldam.errors import InputError
-from milldam.files import FileSink, NewFile, hash_bytes, stays_in_folder, write_json
+from milldam.files import NewFile, hash_bytes, stays_in_folder, write_json
 from milldam.formats import rows
 from milldam.formats.columns import read_column
 from milldam.formats.finding import ReadRules, SourceFile
@@ -114,7 +114,7 @@ def batches(rows: Rows, file: OutputFile) -> Iterator[pa.RecordBatch]:
 def _write_batches(new: NewFile, rows: Rows, file: OutputFile) -> None:
     import pyarrow as pa
 
-    with pa.ipc.new_stream(FileSink(new), schema_of(rows)) as writer:
+    with pa.ipc.new_stream(new, schema_of(rows)) as writer:
         for batch in batches(rows, file):
             writer.write_batch(batch)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from milldam.files import FileSink, NewFile
+from milldam.files import NewFile
 from milldam.formats import rows
 from milldam.formats.columns import read_column
 from milldam.formats.finding import ReadRules, SourceFile
@@ -29,7 +29,7 @@ def read(source: SourceFile, rules: ReadRules) -> Iterator[Tokens]:
 def _write_row_groups(new: NewFile, rows: Rows, file: OutputFile) -> None:
     import pyarrow.parquet as pq
 
-    with pq.ParquetWriter(FileSink(new), schema_of(rows), compression="zstd") as writer:
+    with pq.ParquetWriter(new, schema_of(rows), compression="zstd") as writer:
         for batch in batches(rows, file):
             # A row group for each: nothing is held from one to the next.
             writer.write_batch(batch, row_group_size=max(1, batch.num_rows))

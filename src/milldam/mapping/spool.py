@@ -28,7 +28,7 @@ import pyarrow as pa
 import xxhash
 
 from milldam.errors import ConfigError, InputError
-from milldam.files import FileSink, NewFile, explain_os_errors, hash_bytes, is_whole, read_sealed, write_sealed
+from milldam.files import NewFile, explain_os_errors, hash_bytes, is_whole, read_sealed, write_sealed
 from milldam.input_files import COMPRESSIONS, version_of
 from milldam.mapping.function import ResultError, as_table, batches
 from milldam.mapping.identity import identify
@@ -124,7 +124,7 @@ class Spool:
                         batch, schema = fit(arrays, wider), wider
                     except (ValueError, ResultError) as error:
                         raise InputError(f"{self.name}: rows from number {count:,} on: {error}") from None
-                    writer = writer or pa.ipc.new_file(pa.PythonFile(FileSink(new), mode="w"), schema)
+                    writer = writer or pa.ipc.new_file(pa.PythonFile(new, mode="w"), schema)
                     writer.write_batch(batch)
                     count += batch.num_rows
                     arrays = next(arrays_of, None)

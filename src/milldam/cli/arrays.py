@@ -34,9 +34,13 @@ if TYPE_CHECKING:
 @click.option("--cpus", "cpus_per_task", type=click.IntRange(min=1), help="Cores per task (sbatch --cpus-per-task).")
 @click.option("--mem", metavar="SIZE", help="Memory per task (sbatch --mem), such as 64G.")
 @click.option("--time", metavar="TIME", help="Time limit per task (sbatch --time).")
-@click.option("--partition", metavar="NAME", help="Partition to queue in (sbatch --partition).")
-@click.option("--account", metavar="NAME", help="Account to charge (sbatch --account).")
-@click.option("--sbatch", "more", multiple=True, metavar="OPTION", help="Any other sbatch option; may be repeated.")
+@click.option(
+    "--sbatch",
+    "more",
+    multiple=True,
+    metavar="OPTION",
+    help="Any other sbatch option, such as --partition=cpu. May be repeated.",
+)
 @click.option("--setup", default="", metavar="COMMANDS", help="Shell commands to run first: source .venv/bin/activate")
 @click.option("--milldam", "program", default="milldam", show_default=True, help="Command that starts milldam there.")
 def slurm(
@@ -158,10 +162,7 @@ _HEAD = """\
 # After a failure, run it again when nothing of it is queued any more: only the rest is done.
 set -euo pipefail
 cd {folder}
-
-# Every task runs this first,
 setup={setup}
-# then $run_units, its options, and the command that describes the job.
 run_units={run_units}
 job={job}
 options=({options})

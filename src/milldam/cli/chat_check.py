@@ -82,47 +82,44 @@ def chat_check(
     counts, (text, stretches) = check.counts, check.first or ("", [])
     share = counts["trained_characters"] / max(1, counts["characters"])
     parts = {name: dict(getattr(check, name).most_common(_MOST)) for name in ("headers", "leads", "ends")}
-    refused: dict[str, dict[str, Any]] = {
+    refused = {
         reason: {"count": messages.total(), "first": first, "messages": dict(messages.most_common(_MOST))}
-        for reason, (first, messages) in sorted(check.refused.items(), key=lambda item: -item[1][1].total())
+        for reason, (first, messages) in check.refused.items()
     }
+    facts = {"form": check.form.name, "tagged": check.tagged, "rows": check.rows, "usable": check.usable}
+    facts |= {"trained_share": round(share, 6), "counts": dict(sorted(counts.items())), **parts}
+    facts |= {"refused": refused, "first": {"text": text, "trained": stretches}}
     if as_json:
-        facts = {"form": check.form.name, "tagged": check.tagged, "rows": check.rows, "usable": check.usable}
-        facts |= {"trained_share": round(share, 6), "counts": dict(sorted(counts.items())), **parts}
-        facts |= {"refused": refused, "first": {"text": text, "trained": stretches}}
         click.echo(json.dumps(facts, ensure_ascii=False))
-    else:
-        if check.first is not None:
-            _show_first(text, stretches, characters)
-        how = "taken from the template's {% generation %} tags"
-        how = how if check.tagged else "derived, and proven for each conversation"
-        lines = [
-            "── summary ──",
-            f"form             {check.form}",
-            f"rows             {check.rows:,}",
-            f"usable           {check.usable:,} ({check.usable / max(1, check.rows):.1%})",
-            f"what is trained  {how}",
-            f"trained share    {share:.1%} of {counted(counts['characters'], 'character')}",
-            f"turns            {counts['turns']:,} ({turns_by_role(counts)})",
-        ]
-        for name, title in (
-            ("headers", "not trained      {} (header of a trained turn)"),
-            ("leads", "trained, before  {} (content of a message)"),
-            ("ends", "trained, after   {} (content of a message)"),
-        ):
-            shown = ", ".join(f"{count:,} x {part!r}" for part, count in parts[name].items())
-            lines += [title.format(shown)] if shown else []
-        if counts["special_tokens_in_content"]:
-            said = counted(counts["special_tokens_in_content"], "conversation")
-            lines.append(f"warning          {said} with special tokens in what is said: they become special tokens")
-        if rule.turn_end and not check.tagged and check.ends[""]:
-            turns = counted(check.ends[""], "trained turn")
-            lines.append(
-                f"warning          no end of {turns} is trained on: the template writes none, or with the next message"
-            )
-        for reason, one in refused.items():
-            lines.append(f"refused          {one['count']:,} {reason}, first {one['first']}")
-            lines += [f"                   {count:,} x {message}" for message, count in one["messages"].items()]
+    if check.first is not None and not as_json:
+        _show_first(text, stretches, characters)
+    how = "taken from the template's {% generation %} tags"
+    lines = [
+        "── summary ──",
+        f"form             {check.form}",
+        f"rows             {check.rows:,}",
+        f"usable           {check.usable:,} ({check.usable / max(1, check.rows):.1%})",
+        f"what is trained  {how if check.tagged else 'derived, and proven for each conversation'}",
+        f"trained share    {share:.1%} of {counted(counts['characters'], 'character')}",
+        f"turns            {counts['turns']:,} ({turns_by_role(counts)})",
+    ]
+    for name, title in (
+        ("headers", "not trained      {} (header of a trained turn)"),
+        ("leads", "trained, before  {} (content of a message)"),
+        ("ends", "trained, after   {} (content of a message)"),
+    ):
+        shown = ", ".join(f"{count:,} x {part!r}" for part, count in parts[name].items())
+        lines += [title.format(shown)] if shown else []
+    if counts["special_tokens_in_content"]:
+        said = counted(counts["special_tokens_in_content"], "conversation")
+        lines.append(f"warning          {said} with special tokens in what is said: they become special tokens")
+    if rule.turn_end and not check.tagged and check.ends[""]:
+        turns = counted(check.ends[""], "trained turn")
+        lines.append(f"warning          no end of {turns} is trained on: the template writes none, or too late")
+    for reason, (first, messages) in check.refused.items():
+        lines.append(f"refused          {messages.total():,} {reason}, first {first}")
+        lines += [f"                   {count:,} x {message}" for message, count in messages.most_common(_MOST)]
+    if not as_json:
         click.echo(visible("\n".join(lines)))
     if not check.usable:
         raise click.exceptions.Exit(1)

@@ -422,7 +422,7 @@ class Corpus:
         dropped = milldam.open(out).dropped
         assert dropped is not None
         with dropped.open("rb") as file:
-            lines = b"".join(read_blocks(file, "zst", 1 << 20)).splitlines()
+            lines = b"".join(read_blocks(file, "zst")).splitlines()
         for drop in map(json.loads, lines):
             number, of = before[drop["unit"]] + drop["row"], drop["duplicate_of"]
             if self.documents[number].text.strip() != drop["text"]:

@@ -141,8 +141,9 @@ def tokenizing(encode: milldam.TextEncoder) -> Callable[[Any], dict[str, Any]]:
     return tokenize
 
 
-def options(arguments: argparse.Namespace) -> dict[str, Any]:
+def options(arguments: argparse.Namespace, paths: list[Path], units: int) -> dict[str, Any]:
     return {
+        "shard_size": sum(map(os.path.getsize, paths)) // units + 1,
         "batch_size": arguments.batch_size,
         "format": "arrow",
         "remove_columns": ["text"],
@@ -169,7 +170,7 @@ def basic(
 
     looking = threading.Thread(target=look, daemon=True)
     looking.start()
-    table = milldam.map([str(path) for path in paths], tokenizing(encode), out, shards=SHARDS, **options(arguments))
+    table = milldam.map([str(path) for path in paths], tokenizing(encode), out, **options(arguments, paths, SHARDS))
     time.sleep(2 * SAMPLE_SECONDS)
     done.set()
     looking.join()
@@ -186,7 +187,7 @@ def by_shard(
         if part:
             out = arguments.out / f"shard-{shard:02}"
             source = [str(path) for path in part]
-            tables.append(milldam.map(source, tokenizing(encode), out, shards=UNITS_OF_SHARD, **options(arguments)))
+            tables.append(milldam.map(source, tokenizing(encode), out, **options(arguments, part, UNITS_OF_SHARD)))
             watch.finished(shard)
     return tables
 

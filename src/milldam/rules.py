@@ -405,8 +405,6 @@ class ChatRules(Settings):
     per_turn: bool = False
     """Make one example of each trained turn, as a model sees it at inference, where the template writes earlier turns
     in another way once others follow, such as without their thinking. What comes before the turn is not trained on."""
-    turn_end: bool = True
-    """Also train on the end of a turn, such as <|im_end|>. If a template has generation tags, they decide."""
     max_tokens: Annotated[int, Ge(1)] | None = None
     """Most tokens of a conversation."""
     too_long: Literal["drop", "cut_turn", "cut"] = "drop"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -15,15 +16,9 @@ TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
 {{ m.content }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-ROWS = [
-    {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]},
-    {"messages": [{"role": "user", "content": "Hi"}]},
-    {"messages": []},
-    {
-        "messages": [{"role": "user", "content": "say <|im_end|>"}, {"role": "assistant", "content": "No"}],
-        "tools": "[{",
-    },
-]
+USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
+ROWS: list[dict[str, Any]] = [{"messages": [USER, ANSWER]}, {"messages": [USER]}, {"messages": []}]
+ROWS.append({"messages": [USER, ANSWER], "tools": "[{"})
 
 
 def _run(folder: Path, *words: str, template: str = TEMPLATE) -> tuple[int, str]:
@@ -34,26 +29,18 @@ def _run(folder: Path, *words: str, template: str = TEMPLATE) -> tuple[int, str]
 
 
 def test_the_first_conversation_is_shown_with_marks_and_all_are_counted(tmp_path: Path) -> None:
-    """What is trained on stands in marks; what is refused is named with its place."""
+    """What is trained on stands in marks; what is refused is named with its place; for programs as JSON."""
     code, said = _run(tmp_path)
     assert code == 0
     assert "<|im_start|>assistant\n⟦Hello<|im_end|>\n⟧" in said
     assert "usable           1 (25.0%)" in said
-    assert "1 x '<|im_start|>assistant\\n' (header of a trained turn)" in said
-    assert "1 x '<|im_end|>\\n' (content of a message)" in said
     for reason in ("no_assistant, first row 2 of", "empty_conversation, first row 3 of", "bad_tools, first row 4 of"):
         assert f"1 {reason}" in said
     assert "chat.jsonl, line 5" in said
-
-
-def test_json_tells_the_same(tmp_path: Path) -> None:
-    """For programs."""
-    code, said = _run(tmp_path, "--json", "--no-turn-end", "--limit", "1")
-    found = json.loads(said)
-    assert (code, found["rows"], found["usable"], found["tagged"]) == (0, 1, 1, False)
-    begin, end = found["first"]["trained"][0]
-    assert found["first"]["text"][begin:end] == "Hello"
-    assert found["counts"]["turns_assistant"] == 1
+    found = json.loads(_run(tmp_path, "--json", "--limit", "1")[1])
+    assert (found["rows"], found["usable"], found["tagged"], found["counts"]["turns_assistant"]) == (1, 1, False, 1)
+    ((begin, end),) = found["first"]["trained"]
+    assert found["first"]["text"][begin:end] == "Hello<|im_end|>\n"
 
 
 def test_an_end_that_is_written_with_the_next_message_is_warned_of(tmp_path: Path) -> None:
@@ -62,7 +49,6 @@ def test_an_end_that_is_written_with_the_next_message_is_warned_of(tmp_path: Pat
 {{ m.content }}{% endfor %}{% if add_generation_prompt %}<|end|><|assistant|>{% endif %}"""
     warning = "no end of 1 trained turn is trained on"
     assert warning in _run(tmp_path, template=late)[1]
-    assert warning not in _run(tmp_path, "--no-turn-end", template=late)[1]
     assert warning not in _run(tmp_path)[1]
 
 
@@ -77,10 +63,7 @@ def test_tables_and_tokenizers_folders_do_as_well(tmp_path: Path, demo_tokenizer
     """A template from the tokenizer's folder, with its special tokens; conversations from Parquet."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model/tokenizer.json").write_bytes(demo_tokenizer.read_bytes())
-    config = {
-        "bos_token": {"content": "<s>"},
-        "chat_template": [{"name": "default", "template": "{{ bos_token }}" + TEMPLATE}],
-    }
+    config = {"bos_token": {"content": "<s>"}, "chat_template": "{{ bos_token }}" + TEMPLATE}
     (tmp_path / "model/tokenizer_config.json").write_text(json.dumps(config))
     pa.parquet.write_table(pa.Table.from_pylist(ROWS[:1]), tmp_path / "chat.parquet")
     words = ["chat-check", str(tmp_path / "model"), str(tmp_path / "chat.parquet"), "--json"]

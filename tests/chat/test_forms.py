@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from milldam.chat.forms import BadRowError, Conversation, Pair, recognise, records_of
+from milldam.chat.forms import BadRowError, Conversation, recognise, records_of
 from milldam.errors import ConfigError, InputError
 
 USER = {"role": "user", "content": "Hi"}
@@ -18,20 +18,20 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
 TOOL = {"name": "f", "description": "d", "parameters": {"type": "object"}}
 
 
-def _read(row: dict[str, Any], **settings: Any) -> Conversation | Pair:
-    return recognise([row], **settings).conversation(row)
+NO = {"role": "assistant", "content": "No"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+CALLS = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+TEXT_OF_CALL = '{"name": "f", "arguments": {"a": 1}}'
+Messages = list[dict[str, Any]]
 
 
-def _one(row: dict[str, Any], **settings: Any) -> Conversation:
-    found = _read(row, **settings)
-    assert isinstance(found, Conversation)
-    return found
+def _read(row: dict[str, Any], **settings: Any) -> Conversation:
+    return recognise([row], **settings).conversations(row)[0]
 
 
-def _pair(row: dict[str, Any]) -> Pair:
-    found = _read(row)
-    assert isinstance(found, Pair)
-    return found
+def _shared(*turns: tuple[str, str], **more: Any) -> dict[str, Any]:
+    """A row of ShareGPT."""
+    return {"conversations": [{"from": role, "value": value} for role, value in turns], **more}
 
 
 @pytest.mark.parametrize(
@@ -41,64 +41,23 @@ def _pair(row: dict[str, Any]) -> Pair:
         ({"messages": json.dumps([USER, ANSWER])}, [USER, ANSWER]),
         ({"messages": [USER, ANSWER | {"name": None, "tool_calls": None}]}, [USER, ANSWER]),
         ({"messages": [USER, ANSWER | {"name": "Ann", "weight": 0}]}, [USER, ANSWER | {"name": "Ann", "weight": 0}]),
-        (
-            {"messages": [{"role": "developer", "content": "x"}, ANSWER]},
-            [{"role": "developer", "content": "x"}, ANSWER],
-        ),
-        (
-            {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}]},
-            [USER, {"role": "assistant", "tool_calls": [CALL]}],
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]}]},
-            [USER],
-        ),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "assistant",
-                        "content": [
-                            {"type": "reasoning", "value": "Hm"},
-                            {"type": "tool_call", "value": '{"name": "f", "arguments": {"a": 1}}'},
-                        ],
-                    }
-                ]
-            },
-            [{"role": "assistant", "content": "", "reasoning_content": "Hm", "tool_calls": [CALL]}],
-        ),
-        ({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}, [USER, ANSWER]),
-        (
-            {"conversations": [{"from": "human", "value": "Hi"}], "system": "Be brief."},
-            [{"role": "system", "content": "Be brief."}, USER],
-        ),
-        (
-            {
-                "conversations": [
-                    {"from": "function_call", "value": '{"name": "f", "arguments": {"a": 1}}'},
-                    {"from": "observation", "value": "7"},
-                ]
-            },
-            [{"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "7"}],
-        ),
+        ({"messages": [USER, CALLS | {"content": None}]}, [USER, {"role": "assistant", "tool_calls": [CALL]}]),
+        ({"messages": [USER | {"content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]}]}, [USER]),
+        (_shared(("human", "Hi"), ("gpt", "Hello")), [USER, ANSWER]),
+        (_shared(("human", "Hi"), system="Be brief."), [SYSTEM, USER]),
+        (_shared(("function_call", TEXT_OF_CALL), ("observation", "7")), [CALLS, {"role": "tool", "content": "7"}]),
         ({"instruction": "Hi", "input": "", "output": "Hello"}, [USER, ANSWER]),
         (
-            {"instruction": "Add", "input": "1 2", "output": "3", "history": [["Hi", "Hello"]], "system": "S"},
-            [
-                {"role": "system", "content": "S"},
-                USER,
-                ANSWER,
-                {"role": "user", "content": "Add\n1 2"},
-                {"role": "assistant", "content": "3"},
-            ],
+            {"instruction": "Add", "input": "1 2", "output": "No", "history": [["Hi", "Hello"]], "system": "Be brief."},
+            [SYSTEM, USER, ANSWER, {"role": "user", "content": "Add\n1 2"}, NO],
         ),
         ({"prompt": "Hi", "completion": "Hello"}, [USER, ANSWER]),
         ({"prompt": [USER], "completion": [ANSWER]}, [USER, ANSWER]),
     ],
 )
-def test_a_row_of_every_form_becomes_messages(row: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+def test_a_row_of_every_form_becomes_messages(row: dict[str, Any], messages: Messages) -> None:
     """In one form, nothing lost and nothing invented."""
-    assert _one(row).messages == messages
+    assert _read(row).messages == messages
 
 
 @pytest.mark.parametrize(
@@ -146,46 +105,41 @@ def test_a_row_that_is_no_conversation_is_refused_by_name(row: dict[str, Any], r
     "row",
     [
         {"prompt": "Hi", "chosen": "Hello", "rejected": "No"},
-        {"prompt": [USER], "chosen": [ANSWER], "rejected": [{"role": "assistant", "content": "No"}]},
-        {"chosen": [USER, ANSWER], "rejected": [USER, {"role": "assistant", "content": "No"}]},
-        {"prompt": "Hi", "chosen": [USER, ANSWER], "rejected": [USER, {"role": "assistant", "content": "No"}]},
+        {"prompt": [USER], "chosen": [ANSWER], "rejected": [NO]},
+        {"chosen": [USER, ANSWER], "rejected": [USER, NO]},
+        {"prompt": "Hi", "chosen": [USER, ANSWER], "rejected": [USER, NO]},
         {"instruction": "Hi", "input": "", "chosen": "Hello", "rejected": "No"},
-        {
-            "conversations": [{"from": "human", "value": "Hi"}],
-            "chosen": {"from": "gpt", "value": "Hello"},
-            "rejected": {"from": "gpt", "value": "No"},
-        },
+        _shared(("human", "Hi"), chosen={"from": "gpt", "value": "Hello"}, rejected={"from": "gpt", "value": "No"}),
     ],
 )
 def test_preference_data_of_every_form_become_pairs(row: dict[str, Any]) -> None:
     """Two conversations that share their prompt, on which neither is trained."""
-    pair = _pair(row)
-    assert pair.chosen.messages == [USER, ANSWER]
-    assert pair.rejected.messages == [USER, {"role": "assistant", "content": "No"}]
-    assert pair.chosen.prompt_messages == pair.rejected.prompt_messages == 1
+    chosen, rejected = recognise([row]).conversations(row)
+    assert (chosen.messages, rejected.messages) == ([USER, ANSWER], [USER, NO])
+    assert chosen.prompt_messages == rejected.prompt_messages == 1
 
 
 def test_tools_may_be_json_or_bare_functions() -> None:
     """Templates get them as OpenAI writes them."""
     wanted = [{"type": "function", "function": TOOL}]
     for tools in (json.dumps([TOOL]), [TOOL], [json.dumps(TOOL)], wanted):
-        assert _one({"messages": [USER, ANSWER], "tools": tools}).tools == wanted
+        assert _read({"messages": [USER, ANSWER], "tools": tools}).tools == wanted
     for none in ("", "[]", None, []):
-        assert _one({"messages": [USER, ANSWER], "tools": none}).tools is None
+        assert _read({"messages": [USER, ANSWER], "tools": none}).tools is None
 
 
 def test_a_column_that_the_first_rows_lack_is_not_lost() -> None:
     """Most conversations have no tools; those that have them keep them."""
     form = recognise([{"messages": [USER, ANSWER]}])
-    found = form.conversation({"messages": [USER, ANSWER], "tools": [TOOL]})
-    assert isinstance(found, Conversation) and found.tools
+    (found,) = form.conversations({"messages": [USER, ANSWER], "tools": [TOOL]})
+    assert found.tools
     assert str(form) == "messages (messages)"
 
 
 def test_columns_have_the_names_that_settings_give_them() -> None:
     """And a name that means nothing is a mistake."""
     row = {"dialog": [USER, ANSWER], "api": [TOOL], "good": True}
-    found = _one(row, columns={"messages": "dialog", "tools": "api", "label": "good"})
+    found = _read(row, columns={"messages": "dialog", "tools": "api", "label": "good"})
     assert (found.messages, bool(found.tools), found.label) == ([USER, ANSWER], True, True)
     with pytest.raises(ConfigError, match="mesages"):
         recognise([row], columns={"mesages": "dialog"})
@@ -193,11 +147,11 @@ def test_columns_have_the_names_that_settings_give_them() -> None:
 
 def test_a_label_is_ktos_only_if_it_is_true_or_false() -> None:
     """A column of that name may hold anything else, and is then none of our business."""
-    assert _one({"messages": [USER, ANSWER], "label": False}).label is False
-    assert _one({"messages": [USER, ANSWER], "label": "sports"}).label is None
+    assert _read({"messages": [USER, ANSWER], "label": False}).label is False
+    assert _read({"messages": [USER, ANSWER], "label": "sports"}).label is None
     form = recognise([{"messages": [USER, ANSWER], "label": True}])
     with pytest.raises(BadRowError) as refused:
-        form.conversation({"messages": [USER, ANSWER], "label": None})
+        form.conversations({"messages": [USER, ANSWER], "label": None})
     assert refused.value.reason == "bad_label"
 
 
@@ -209,14 +163,14 @@ def test_tools_from_a_table_have_their_own_fields_alone() -> None:
         "tools": [TOOL | {"parameters": {"a": {"type": "int"}}}, TOOL | {"parameters": {"b": {"type": "str"}}}],
     }
     (read,) = records_of(pa.RecordBatch.from_pylist([row]))
-    assert _one(read).tools == _one(row).tools
-    assert [one["function"]["arguments"] for one in _one(read).messages[1]["tool_calls"]] == [{"a": 1}, {"b": "x"}]
-    assert "content" not in _one(read).messages[1]
+    assert _read(read).tools == _read(row).tools
+    assert [one["function"]["arguments"] for one in _read(read).messages[1]["tool_calls"]] == [{"a": 1}, {"b": "x"}]
+    assert "content" not in _read(read).messages[1]
 
 
 def test_variables_of_a_row_reach_the_template() -> None:
     """As TRL takes them."""
-    assert _one({"messages": [USER], "chat_template_kwargs": {"enable_thinking": False, "x": None}}).variables == {
+    assert _read({"messages": [USER], "chat_template_kwargs": {"enable_thinking": False, "x": None}}).variables == {
         "enable_thinking": False
     }
 
@@ -225,7 +179,7 @@ def test_rows_of_no_form_are_refused_with_their_columns() -> None:
     """And with what to do."""
     with pytest.raises(InputError, match="columns text"):
         recognise([{"text": "Hi"}])
-    with pytest.raises(InputError, match="no column 'completion'"):
+    with pytest.raises(InputError, match="No conversations found"):
         recognise([{"prompt": "Hi"}], form="completion")
 
 
@@ -247,10 +201,10 @@ def test_real_data_sets_come_out_whole(shared_data: Path, file: str, form: str, 
     rows = [json.loads(line) for line in text.splitlines()] if file.endswith("l") else json.loads(text)
     found = recognise(rows[:10])
     assert found.name == form
-    assert len([found.conversation(row) for row in rows]) == count
+    assert len([found.conversations(row) for row in rows]) == count
     if file == "messages.jsonl":
-        assert [_one(row).messages for row in rows] == [row["messages"] for row in rows]
-        assert [found.conversation(row).tools or [] for row in rows] == [row.get("tools", []) for row in rows]
+        assert [_read(row).messages for row in rows] == [row["messages"] for row in rows]
+        assert [found.conversations(row)[0].tools or [] for row in rows] == [row.get("tools", []) for row in rows]
 
 
 def test_rows_of_messages_alone_are_read_as_others_are() -> None:
@@ -258,17 +212,9 @@ def test_rows_of_messages_alone_are_read_as_others_are() -> None:
     form = recognise([{"messages": [], "tools": []}])
     roles = ("system", "developer", "user", "assistant", "tool")
     messages = [{"role": role, "content": text} for role in roles for text in ("", "x", "é")]
-    assert form.conversation({"messages": messages}) == form.conversation({"messages": messages, "tools": None})
-    assert form.reads("messages") and form.reads("functions") and form.reads("images") and not form.reads("id")
-    for odd in (
-        None,
-        [],
-        {},
-        [None],
-        ["role"],
-        [["role", "content"]],
-        [{"role": 1, "content": "x"}],
-        [{"role": "user"}],
-    ):
+    assert form.conversations({"messages": messages}) == form.conversations({"messages": messages, "tools": None})
+    with pytest.raises(BadRowError):
+        form.conversations({"messages": messages, "images": ["a.png"]})
+    for odd in (None, [], {}, [None], ["role"], [["role", "content"]], [{"role": 1, "content": "x"}], [{"role": "u"}]):
         with pytest.raises(BadRowError):
-            form.conversation({"messages": odd})
+            form.conversations({"messages": odd})

@@ -1,15 +1,21 @@
-"""What is trained on without tags: proven, or refused with the reason."""
+"""Which characters, bytes and tokens of a conversation are trained on: proven, or refused with the reason."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
+import tokenizers
+from tests.kit.chat_jobs import trained_tokens
 
 from milldam.chat.forms import BadRowError, Conversation
 from milldam.chat.loading import TemplateSource
-from milldam.chat.masks import train_on
-from milldam.chat.rendering import Renderer
+from milldam.chat.masks import Masks, train_on
+from milldam.chat.reading import prompt_of
+from milldam.chat.token_spans import TokenSpans
 from milldam.errors import ConfigError
 
 CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
@@ -25,11 +31,9 @@ TALK = [
 ]
 
 
-def _trained(
-    template: str, messages: list[dict[str, Any]], words: Any = "assistant", *, turn_end: bool = True, **variables: Any
-) -> list[str]:
-    renderer = Renderer(TemplateSource(template, "test"), train_on(words, turn_end=turn_end))
-    rendering, stretches = renderer.show(Conversation(messages, variables=variables))
+def _trained(template: str, messages: list[dict[str, Any]], words: Any = "assistant", **variables: Any) -> list[str]:
+    masks = Masks(TemplateSource(template, "test"), train_on(words))
+    rendering, stretches, _ = masks.find(Conversation(messages, variables=variables))
     return [rendering.text[begin:end] for begin, end in stretches]
 
 
@@ -58,14 +62,6 @@ def test_everything_is_everything() -> None:
     assert _trained(CHATML, TALK, "all") == [said]
 
 
-def test_the_end_of_a_turn_can_be_left_out() -> None:
-    """Of the last turn too, which may end in another way."""
-    assert _trained(CHATML, TALK, turn_end=False) == ["Uno.", "Dos."]
-    ends = CHATML.replace("<|im_end|>\n", "{{ '<|return|>' if loop.last and m.role == 'assistant' else '<|end|>' }}")
-    assert _trained(ends, TALK, turn_end=False) == ["Uno.", "Dos."]
-    assert _trained(ends, TALK) == ["Uno.<|end|>", "Dos.<|return|>"]
-
-
 def test_what_is_written_behind_all_turns_ends_the_last_one() -> None:
     """Such as an end token; but not a prompt that the template writes whether it is asked or not."""
     assert _trained(CHATML.replace("{% endif %}", "{% else %}<eos>{% endif %}"), TALK)[-1] == "Dos.<|im_end|>\n<eos>"
@@ -77,10 +73,8 @@ def test_what_is_written_behind_all_turns_ends_the_last_one() -> None:
     assert _trained(channels + "<|start|>assistant", TALK)[-1] == final
 
 
-def test_fields_of_messages_choose_among_answers() -> None:
-    """0 and 1; one that says neither is refused."""
-    some = [*TALK[:2], TALK[2] | {"weight": 0}, *TALK[3:]]
-    assert _trained(CHATML, some, "weight") == ["Dos.<|im_end|>\n"]
+def test_a_weight_that_is_neither_0_nor_1_is_refused() -> None:
+    """A message is trained on as a whole or not at all."""
     with _refused("mask_not_proven", r"0\.5"):
         _trained(CHATML, [*TALK[:2], TALK[2] | {"weight": 0.5}], "weight")
 
@@ -178,14 +172,6 @@ def test_what_can_not_be_proven_is_refused_with_the_reason(template: str, reason
         _trained(template, TALK)
 
 
-def test_a_conversation_without_what_is_trained_on_is_refused() -> None:
-    """By a name of its own."""
-    with _refused("no_assistant"):
-        _trained(CHATML, TALK[:2])
-    with pytest.raises(ConfigError):
-        train_on([])
-
-
 def test_tags_within_a_macro_are_refused() -> None:
     """Transformers would put them in another place."""
     template = (
@@ -254,7 +240,98 @@ def test_fields_of_a_message_are_trained_on_or_not(words: Any, trained: list[str
 
 def test_where_nothing_is_left_of_all_fields_it_is_said() -> None:
     """As a setting, and for a conversation that has nothing else."""
-    with pytest.raises(ConfigError, match="all false"):
-        train_on({"content": False, "reasoning": False, "tool_calls": False})
+    for nothing in ([], {"content": False, "reasoning": False, "tool_calls": False}):
+        with pytest.raises(ConfigError, match="Nothing would be trained on"):
+            train_on(nothing)
     with _refused("nothing_to_train_on"):
         _trained(CHATML, TALK, {"content": False})
+
+
+# ---- conversations as they come ----
+
+
+def _talk(asked: str, answer: str, **more: Any) -> Conversation:
+    return Conversation([{"role": "user", "content": asked}, {"role": "assistant", "content": answer}], **more)
+
+
+def _masks(template: str = CHATML, **more: Any) -> Masks:
+    return Masks(TemplateSource(template, "test"), train_on("assistant"), **more)
+
+
+@pytest.mark.parametrize(
+    ("talk", "reason", "message"),
+    [
+        (_talk("no", "x"), "template_refused", "I will not."),
+        (Conversation([{"role": "user", "content": "q"}]), "no_assistant", "none of its messages"),
+        (_talk("Hi", "\ud800"), "bad_unicode", "half a character"),
+    ],
+)
+def test_what_is_refused_is_named(talk: Conversation, reason: str, message: str) -> None:
+    """With the template's own words, and nothing is left behind for the next one."""
+    masks = _masks("{% if messages[0].content == 'no' %}{{ raise_exception('I will not.') }}{% endif %}" + CHATML)
+    with _refused(reason, message):
+        masks.find(talk)
+    assert masks.find(_talk("yes", "x"))[0].text.endswith("x<|im_end|>\n")
+
+
+def test_a_prompt_is_never_trained_on() -> None:
+    """Whoever speaks in it; it is what tells duplicates and splits by prompt."""
+    talk = Conversation([*TALK[1:4], {"role": "assistant", "content": "good"}], prompt_messages=3)
+    rendering, stretches, _ = _masks().find(talk)
+    assert [rendering.text[begin:end] for begin, end in stretches] == ["good<|im_end|>\n"]
+    assert prompt_of(talk) == "One?\nUno.\nTwo?"
+    assert prompt_of(Conversation([{"role": "user", "content": "only"}])) == "only"
+
+
+def test_conversations_that_say_special_tokens_are_known() -> None:
+    """In whichever turn, with texts that are empty or hold zeros between them."""
+    masks = _masks(special_tokens=["<|a|>", "<|b|>"])
+    assert all(map(masks.says_special, [_talk("<|a|><|a|>", "<|b|>"), _talk("", "<|a|>"), _talk("é\0<|b|>", "x")]))
+    assert not any(map(masks.says_special, [_talk("\0", ""), _talk("<|", "a|>")]))
+    assert not _masks().says_special(_talk("<|a|>", ""))
+
+
+def test_contents_and_arguments_come_as_the_template_takes_them() -> None:
+    """In parts for those that know images; parsed for those that write JSON; tools by a template of their own."""
+    in_parts = "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}"
+    parts = CHATML.replace(_SAID, in_parts)
+    assert _masks(parts).find(_talk("Hi", "Hello"))[0].text == _masks().find(_talk("Hi", "Hello"))[0].text
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    for written in ("c.function.arguments | tojson", "c.function.arguments"):
+        template = CHATML.replace(_SAID, f"{_SAID}{{% for c in m.tool_calls or [] %}}{{{{ {written} }}}}{{% endfor %}}")
+        assert '\n{"a": 1}<|im_end|>' in _masks(template).find(Conversation(said))[0].text
+    both = Masks(TemplateSource(CHATML, "test", tool_text="T" + CHATML), train_on("assistant"))
+    assert both.find(_talk("q", "a", tools=[{"type": "function"}]))[0].text.startswith("T")
+    assert both.find(_talk("q", "a"))[0].text.startswith("<")
+
+
+# ---- tokens ----
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "unigram", "wordpiece"])
+def test_tokens_of_stretches_hold_what_is_trained_on(
+    kind: str, demo_tokenizer: Path, unigram_json: str, wordpiece_json: str
+) -> None:
+    """Whatever the tokenizer; those that touch are one."""
+    tokenizer_json = {"unigram": unigram_json, "wordpiece": wordpiece_json}.get(kind) or demo_tokenizer.read_text()
+    tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+    finder, masks = TokenSpans(tokenizer_json), _masks()
+    for talk in (_talk("One?", "Year 1990 👍"), _talk("", " \n"), _talk("¿Two words?", "more words, é and 中文")):
+        rendering, ((begin, end),), _ = masks.find(talk)
+        _, ((first, last),) = trained_tokens(masks, finder, tokenizer, talk)
+        places = tokenizer.encode(rendering.text, add_special_tokens=False).offsets
+        inside = [at for at, (start, stop) in enumerate(places) if start < end and stop > begin and start < stop]
+        assert inside[0] == first and last <= inside[-1] + 1
+        assert places[last - 1][1] >= places[inside[-1]][0]
+
+
+def test_nothing_to_find_is_nothing_found(demo_tokenizer: Path) -> None:
+    """An empty batch, and texts without a stretch."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(demo_tokenizer))
+    finder, none = TokenSpans(demo_tokenizer.read_text("utf-8")), np.zeros((0, 2), np.int64)
+    for texts in ([], ["a b"]):
+        ids = np.array([n for text in texts for n in tokenizer.encode(text).ids], np.uint32)
+        ends, counts = np.array([0, len(ids)][: len(texts) + 1], np.int64), np.zeros(len(texts), np.int64)
+        spans, found = finder.find(ids, ends, pa.array(texts, pa.large_string()), none, counts, counts > 0)
+        assert (len(spans), found.tolist()) == (0, counts.tolist())

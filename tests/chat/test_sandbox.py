@@ -1,23 +1,16 @@
-"""What a chat template can't do: loop without end, write without end, read files, change the conversation."""
+"""What a chat template can't do: read files, reach Python's insides, change the conversation."""
 
 from __future__ import annotations
 
 import pytest
 
-from milldam.chat import sandbox
-from milldam.chat.sandbox import TemplateRefusedError
-from milldam.chat.template import ChatTemplate
+from milldam.chat.template import ChatTemplate, TemplateRefusedError
 from milldam.errors import ConfigError
 
 HELLO = [{"role": "user", "content": "Hello"}]
-_TOO_MUCH = {
-    "loops in loops": "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+REFUSED = {
     "range": "{% for i in range(10**12) %}{% endfor %}",
     "recursion": "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
-    "a loop of itself": "{% for m in [messages] recursive %}{{ loop([m]) }}{% endfor %}",
-    "output": "{% for i in range(9999) %}{{ 'x' * 100000 }}{% endfor %}",
-}
-_BREAK_OUT = {
     "include": "{% include '/etc/passwd' %}",
     "import": "{% import '/etc/passwd' as x %}",
     "classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -30,14 +23,11 @@ _BREAK_OUT = {
 }
 
 
-@pytest.mark.parametrize("name", [*_TOO_MUCH, *_BREAK_OUT])
-def test_a_template_that_runs_wild_or_leaves_its_sandbox_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither files nor Python's insides are in reach, the conversation can't be changed, and loops end."""
-    monkeypatch.setattr(sandbox, "MOST_ROUNDS", 50_000)
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_template_that_leaves_its_sandbox_is_refused(name: str) -> None:
+    """Neither files nor Python's insides are in reach, and the conversation can't be changed."""
     with pytest.raises((TemplateRefusedError, ConfigError)):
-        template = ChatTemplate((_TOO_MUCH | _BREAK_OUT)[name])
-        template.render(HELLO)
-        pytest.fail(template.render(HELLO).text)
+        pytest.fail(ChatTemplate(REFUSED[name]).render(HELLO).text)
 
 
 def test_a_template_that_is_no_jinja_is_refused_with_its_line() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from tests.kit.jobs import TOKENIZER, invoke, run_here, set_aside
+from tests.kit.jobs import TOKENIZER, set_aside
 
 import milldam
 from milldam.errors import MilldamError
@@ -57,38 +57,19 @@ def test_null_is_not_trained_on_as_a_word(tmp_path: Path) -> None:
     assert _trained(tmp_path, called) == [["<call>dice</call><|im_end|>\n", "Uno.<|im_end|>\n"]]
 
 
-def test_every_template_writes_for_null_what_transformers_makes_of_it(shared_data: Path, tmp_path: Path) -> None:
-    """The same text, or both refuse it."""
-    transformers = pytest.importorskip("transformers")
-    named = {"bos_token": "<s>", "eos_token": "</s>"}
-    reference = transformers.PreTrainedTokenizerFast(tokenizer_file=str(TOKENIZER), **named)
-    messages = [USER, _answer(content=None, tool_calls=[CALL]), {"role": "tool", "content": "6"}, _answer(name=None)]
-    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": messages}))
-    for path in sorted((shared_data / "chat/templates").glob("*.jinja")):
-        variables = [word for name, value in named.items() for word in ("--variable", f"{name}={value}")]
-        words = [path, tmp_path / "chat.jsonl", "--train-on", "all", "--json", *variables]
-        done = invoke("chat-check", *words)
-        try:
-            text = reference.apply_chat_template(messages, chat_template=path.read_text("utf-8"), tokenize=False)
-        except Exception:
-            text = ""
-        assert json.loads(done.stdout)["first"]["text"] == text, path.name
-
-
 # ---- weights ----
 
 
 @pytest.mark.parametrize("template", [CHATML, TAGGED], ids=["derived", "tagged"])
-@pytest.mark.parametrize("field", [{"weight": 0}, {"loss_weight": 0.0}, {"train": False}])
-def test_a_weight_of_zero_is_honoured_without_being_asked_for(
-    tmp_path: Path, field: dict[str, Any], template: str
-) -> None:
-    """Whatever `train_on` is; a conversation of which nothing is left is refused by name."""
-    rows = [{"messages": [USER, _answer(**field), USER, _answer(content="Dos.", weight=1)]}]
-    rows.append({"messages": [USER, _answer(**field)]})
+def test_a_weight_of_zero_is_honoured_without_being_asked_for(tmp_path: Path, template: str) -> None:
+    """Whatever `train_on` is, under each name; a conversation of which nothing is left is refused by name."""
+    said = _answer(content="Dos.", weight=1)
+    zeros: list[dict[str, Any]] = [{"weight": 0}, {"loss_weight": 0.0}, {"train": False}]
+    rows = [{"messages": [USER, _answer(**zero), USER, said]} for zero in zeros]
+    rows.append({"messages": [USER, _answer(weight=0)]})
     end = "<|im_end|>\n" if template == CHATML else ""
-    assert _trained(tmp_path, *rows, template=template) == [[f"Dos.{end}"]]
-    assert _reasons(tmp_path) == {2: "nothing_to_train_on"}
+    assert _trained(tmp_path, *rows, template=template) == [[f"Dos.{end}"]] * 3
+    assert _reasons(tmp_path) == {4: "nothing_to_train_on"}
 
 
 def test_weights_of_calls_of_sharegpt_are_honoured(tmp_path: Path) -> None:
@@ -98,15 +79,8 @@ def test_weights_of_calls_of_sharegpt_are_honoured(tmp_path: Path) -> None:
     assert _trained(tmp_path, {"conversations": turns}) == [["Six.<|im_end|>\n"]]
 
 
-def test_all_is_not_trained_on_where_a_message_says_otherwise(tmp_path: Path) -> None:
-    """The two contradict each other: refused."""
-    rows = [{"messages": [USER, _answer(train=False)]}, {"messages": [USER, _answer()]}]
-    assert len(_trained(tmp_path, *rows, train_on="all")) == 1
-    assert _reasons(tmp_path) == {1: "mask_not_proven"}
-
-
-def test_weights_within_a_message_are_refused_by_name(tmp_path: Path) -> None:
-    """axolotl's `train` of parts and `train_detail`: never trained on as a whole without a word."""
+def test_weights_that_can_not_be_honoured_are_refused_by_name(tmp_path: Path) -> None:
+    """Of a part of a message, as axolotl has them; or where everything is to be trained on."""
     part = {"type": "text", "text": "Uno."}
     detail = [{"begin_offset": 0, "end_offset": 1, "train": False}]
     contents = [[part], [part, part | {"train": False}], [part | {"weight": 0}]]
@@ -114,6 +88,9 @@ def test_weights_within_a_message_are_refused_by_name(tmp_path: Path) -> None:
     rows.append({"messages": [USER, _answer(train_detail=detail)]})
     assert _trained(tmp_path, *rows) == [["Uno.<|im_end|>\n"]]
     assert _reasons(tmp_path) == dict.fromkeys((2, 3, 4), "trained_in_part")
+    (tmp_path / "all").mkdir()
+    with pytest.raises(MilldamError, match="mask_not_proven 1"):
+        _trained(tmp_path / "all", {"messages": [USER, _answer(train=False)]}, train_on="all")
 
 
 # ---- the end of a turn ----
@@ -169,23 +146,6 @@ def test_turns_that_a_template_rewrites_are_examples_of_their_own(tmp_path: Path
 
 
 # ---- giants ----
-
-
-@pytest.mark.parametrize("name", ["chat.jsonl", "chat.json"])
-@pytest.mark.parametrize("size", [3 << 20, 9 << 20])
-def test_a_giant_first_record_costs_itself_alone(tmp_path: Path, size: int, name: str) -> None:
-    """More than 8 MiB: rejected by name and counted; less: kept. The others tell the form."""
-    rows = [{"messages": [{"role": "user", "content": "much " * (size // 5)}, _answer()]}]
-    rows += [{"messages": [USER, _answer(content=f"{number}")]} for number in range(3)]
-    lines = [json.dumps(row) for row in rows]
-    (tmp_path / name).write_text("\n".join(lines) if name == "chat.jsonl" else f"[{','.join(lines)}]")
-    (tmp_path / "t.jinja").write_text(CHATML)
-    chat = {"template": str(tmp_path / "t.jinja")}
-    store = milldam.tokenize(tmp_path / name, tmp_path / "out", tokenizer=TOKENIZER, chat=chat)
-    is_giant = size > 8 << 20
-    assert len(store) == 4 - is_giant
-    assert [one["reason"] for one in set_aside(tmp_path / "out")] == ["too_large"] * is_giant
-    run_here("chat-check", tmp_path / "t.jinja", tmp_path / name)
 
 
 def test_nothing_but_giants_is_refused_with_their_number(tmp_path: Path) -> None:

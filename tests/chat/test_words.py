@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from milldam.chat.sandbox import TemplateRefusedError
-from milldam.chat.template import ChatTemplate
+from milldam.chat.template import ChatTemplate, TemplateRefusedError
 
 MARK = "qzx"
 """Said by one message, and by no template."""

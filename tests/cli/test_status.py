@@ -30,7 +30,9 @@ def mapped(source: Path, out: Path, last: int) -> None:
             raise ValueError("too large")
         return {"double": [2 * one for one in batch["id"]]}
 
-    milldam.map(source, check, out, shards=UNITS, batch_size=100, workers=1, memory="2GB")
+    milldam.map(
+        source, check, out, shard_size=source.stat().st_size // UNITS + 1, batch_size=100, workers=1, memory="2GB"
+    )
 
 
 def test_a_file_is_called_a_file(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from tests.kit.jobs import TOKENIZER, demo_texts
 
 import milldam
 from milldam.chat.forms import Conversation
-from milldam.chat.rendering import Renderer, in_bytes
+from milldam.chat.masks import Masks
+from milldam.chat.reading import in_bytes
 from milldam.chat.token_spans import TokenSpans
 
 TEMPLATE = """{% for m in messages %}{% if m.role == 'fail' %}{{ raise_exception('No such role: fail') }}{% endif %}\
@@ -75,18 +76,16 @@ def found(store: milldam.Store) -> list[tuple[list[int], list[list[int]]]]:
     return [(document.tolist(), store.spans(number).tolist()) for number, document in enumerate(store)]
 
 
-def trained_tokens(
-    renderer: Renderer, finder: TokenSpans, encoder: Any, talk: Conversation
-) -> tuple[list[int], list[list[int]]]:
+def trained_tokens(masks: Masks, finder: TokenSpans, encoder: Any, talk: Conversation) -> tuple[list[int], list[Any]]:
     """(ids, stretches of tokens) of a conversation; BadRowError if it is refused. `encoder`: of HF tokenizers."""
-    rendering, stretches = renderer.show(talk)
+    rendering, stretches, derived = masks.find(talk)
     ids = encoder.encode(rendering.text, add_special_tokens=False).ids
     spans, _ = finder.find(
         np.array(ids, np.uint32),
         np.array([0, len(ids)]),
         pa.array([rendering.text], pa.large_string()),
         np.array(in_bytes(rendering.text, stretches), np.int64).reshape(-1, 2),
-        np.array([0, len(stretches)]),
-        np.array([renderer.masks(talk).derives(talk)]),
+        np.array([len(stretches)]),
+        np.array([derived]),
     )
     return ids, spans.tolist()

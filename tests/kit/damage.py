@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from milldam.files import sealed_blocks
+from milldam.files import seal_text
 from milldam.stores.kinds import KINDS
 
 DEEP: Any = 0
@@ -99,4 +99,4 @@ def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], object]) -> N
 def write_resealed(path: Path, value: dict[str, Any]) -> None:
     value = {name: one for name, one in value.items() if name != "check"}
     # ASCII: what is put in need not be text.
-    path.write_bytes(b"".join(sealed_blocks([json.dumps(value, indent=1).encode()[:-2]])))
+    path.write_bytes(seal_text(json.dumps(value, indent=1).encode() + b"\n"))

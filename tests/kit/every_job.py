@@ -168,7 +168,7 @@ def qa_job(folder: Path) -> Case:
 
 def map_job(folder: Path) -> Case:
     (folder / "letters.py").write_text(FUNCTION)
-    words = ("map", f"{folder / 'letters.py'}:count", *lines(folder), "--shards", 6)
+    words = ("map", f"{folder / 'letters.py'}:count", *lines(folder), "--shard-size", "120KB")
     return Case(words, ("map",), folder)
 
 

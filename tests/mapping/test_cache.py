@@ -166,11 +166,8 @@ def test_a_dict_of_data_sets_becomes_a_dict_of_tables(tmp_path: Path) -> None:
         assert Table(tmp_path / f"out-{number}" / "test")[0]["text"] == "c"
         with pytest.raises(StoreError, match="there is one of each split: test, train"):
             Table(tmp_path / f"out-{number}")
-        assert map_rows(source, lengths, tmp_path / f"one-{number}", split="test")["n"].to_pylist() == [1]
-    streamed: Any = map_rows(
-        datasets.IterableDatasetDict({"train": whole["train"].to_iterable_dataset()}), lengths, source_key="v1"
-    )
-    assert streamed["train"]["n"].to_pylist() == [1, 2]
-
-
-# ---- async functions, whole runs ----
+    assert map_rows(tmp_path / "saved", lengths, tmp_path / "one", split="test")["n"].to_pylist() == [1]
+    streamed = datasets.IterableDatasetDict({"train": whole["train"].to_iterable_dataset()})
+    for is_known in (False, True):
+        tables = map_rows(streamed, doubled)
+        assert tables["train"]["n"].to_pylist() == [2, 4] and tables["train"].report.up_to_date is is_known

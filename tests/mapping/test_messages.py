@@ -81,7 +81,7 @@ def test_rows_are_counted_with_those_that_could_not_be_read(tmp_path: Path) -> N
     assert [one["row"] for one in rejects_of(tmp_path / "out2") if "row" in one] == [3]
     pieces = tmp_path / "b.jsonl"
     pieces.write_text("".join(json.dumps({"text": f"1 {row}"}) + "\n" for row in range(40)))
-    map_rows(pieces, picky, tmp_path / "out3", on_error="reject", shards=3)
+    map_rows(pieces, picky, tmp_path / "out3", on_error="reject", shard_size=1)
     (reject,) = rejects_of(tmp_path / "out3")
     assert reject["line"] == 4 and "origin" not in reject
 
@@ -105,7 +105,7 @@ def keeper(batch):
 if __name__ == "__main__":
     before = usage().anonymous
     try:
-        map_rows(sys.argv[1], keeper, sys.argv[2], batch_size=1, memory="400MB", workers=int(sys.argv[3]), shards=2)
+        map_rows(sys.argv[1], keeper, sys.argv[2], batch_size=1, memory="400MB", workers=int(sys.argv[3]), shard_size=1)
     except ResourceError as error:
         print(usage().anonymous - before, error)
 """
@@ -150,14 +150,12 @@ def keep_all(batch: dict[str, Any]) -> Any:
 
 
 def test_hints_for_what_newcomers_do(tmp_path: Path) -> None:
-    """A function of a row given a batch; a schema that lacks a column; a class; fewer rows."""
+    """A function of a row given a batch; a schema that lacks a column; a folder of other things; fewer rows."""
     source, out = write_files(tmp_path / "in", "jsonl"), tmp_path / "out"
     with pytest.raises(InputError, match="gets a batch, a dict of lists; to call it with one row: batched=False"):
         map_rows(source, lambda row: {"n": row["text"].upper()}, out)
     with pytest.raises(InputError, match=r"your schema lacks text\. Add .*remove_columns=\['text'\]"):
         map_rows(source, lambda batch: {"n": [1] * len(batch["text"])}, out, schema=pa.schema([("n", pa.int64())]))
-    with pytest.raises(ConfigError, match=r"Path is a class\. Pass an instance of it: Path\(\.\.\.\)"):
-        map_rows(source, Path, out)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/a").touch()
     with pytest.raises(ConfigError, match=r"not made by milldam; it is left alone\. Choose another folder"):

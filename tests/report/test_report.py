@@ -50,8 +50,8 @@ HOSTILE = (
 def write_shard(folder: Path, name: str, split: str, ids: Iterable[list[int]]) -> Shard:
     with ShardWriter(folder, split, "uint16") as writer:
         for document in ids:
-            writer.append(Tokens(np.array(document, np.uint16), np.array([len(document)], np.int64)))
-            writer.count_text(4 * len(document), 4 * len(document))
+            tokens = Tokens(np.array(document, np.uint16), np.array([len(document)], np.int64))
+            writer.append(tokens, 4 * len(document), 4 * len(document))
         return writer.commit()
 
 

@@ -38,7 +38,9 @@ def stores() -> Iterator[Path]:
         config |= {"splits": {"val": 0.3}, "seq_len": 16, "packing": {"write": True}}
         milldam.preprocess(config | rules)
         milldam.tokenize(lines, folder / "plain", tokenizer=TOKENIZER, **rules)
-        milldam.map(lines, lambda rows: {"length": [len(t) for t in rows["text"]]}, folder / "table", shards=3, **rules)
+        milldam.map(
+            lines, lambda rows: {"length": [len(t) for t in rows["text"]]}, folder / "table", shard_size="2KB", **rules
+        )
         small_store(folder / "features")
         npy = ("-o", folder / "t.npy", "--format", "npy", "--tokenizer", TOKENIZER)
         assert invoke("tokenize", lines, *npy).exit_code == 0

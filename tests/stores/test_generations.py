@@ -21,8 +21,8 @@ import milldam
 from milldam.errors import MismatchError, StoreError
 from milldam.loader.stores import Store
 from milldam.run.records import sweep
-from milldam.stores.generations import KEPT, live_files
-from milldam.stores.kinds import TOKENS
+from milldam.stores.kinds import TOKENS, live_files
+from milldam.stores.place import KEPT
 from milldam.stores.verify import verify
 
 OLD, NEW = [[300], [20, 40], [500]], [[20, 7], [300], [100], [9]]
@@ -187,7 +187,7 @@ def test_without_locks_nothing_breaks(tmp_path: Path, monkeypatch: pytest.Monkey
     def refuse(*_: object) -> None:
         raise OSError(95, "not supported")
 
-    monkeypatch.setattr("milldam.stores.generations.fcntl.flock", refuse)
+    monkeypatch.setattr("milldam.stores.place.fcntl.flock", refuse)
     folder = tmp_path / "s"
     old = write_store(folder, OLD)
     old[0]

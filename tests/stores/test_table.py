@@ -139,7 +139,7 @@ def test_verify_compares_rows_and_columns(table: Table) -> None:
     """A manifest that was edited."""
     edit_manifest(table.path, lambda value: value["shards"][0].update(rows=19))
     totals, rows = verify(table.path)
-    assert "totals are not the sums" in totals and "20 rows where the manifest says 19" in rows
+    assert "totals: not the sums" in totals and "20 rows where the manifest says 19" in rows
     schema = {"columns": {"a": "int8"}, "ipc": TableSchema.of(pa.schema([("a", pa.int8())])).ipc}
     edit_manifest(table.path, lambda value: value.update(schema=schema))
     assert any("other columns than the manifest says" in problem for problem in verify(table.path))
@@ -150,7 +150,7 @@ def test_verify_compares_rows_and_columns(table: Table) -> None:
     [
         (lambda value: value | {"format": "other"}, "not the manifest of a table"),
         (lambda value: value | {"format_version": 9}, "format_version is 9"),
-        (lambda value: value | {"shards": 5}, "shards: damaged: it is 5, where a list"),
+        (lambda value: value | {"shards": 5}, "damaged: shards is 5, where a list"),
         (lambda value: (value["shards"][0].update(name="../x"), value)[1], "leaves the folder"),
         (lambda value: (value["shards"][0].update(rows=-1), value)[1], "rows is -1"),
     ],

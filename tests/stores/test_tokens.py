@@ -279,7 +279,7 @@ def test_what_is_no_store_is_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "can't be read as an index"),
+        (b"", "can't be mapped"),
         (b"MMIDIDX", "not a token index"),
         (b"x" * 100, "not a token index"),
         (struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 2, 8, 0, 1) + bytes(8), "index version 2"),

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sentencepiece
-import tiktoken
 import tokenizers
-from hypothesis import given
-from hypothesis import strategies as st
-from tiktoken_ext import openai_public
 
 from milldam.errors import InputError
 from milldam.tokenizers.loading import load_tokenizer
-
-PIECES = (
-    *("the ", "mill", "water ", "It's", "THE", "1984", "3,000.5", "zq", "x" * 20),
-    *(" ", "  ", "\n", "\n\n", "\t", "\u3000", "\xa0", ".", "!?", "--", "...", "'"),
-    *("é", "É", "ß", "ﬁ", "½", "Å", "你好", "の", "안", "ท", "नम", "🙂", "\u200b", "ﾊ", "①"),
-)
-MIXED = st.lists(st.sampled_from(PIECES), max_size=25).map("".join)
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
@@ -42,31 +29,17 @@ class Models(dict[str, tuple[sentencepiece.SentencePieceProcessor, Any]]):
         return "models"
 
 
+AS_IT_IS = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
 KINDS: dict[str, dict[str, Any]] = {
     "unigram, as T5 and XLNet": {"model_type": "unigram"},
     "bpe": {"model_type": "bpe"},
     "unigram with byte fallback": {"model_type": "unigram", "byte_fallback": True},
-    "bpe, as Llama 2": {
-        "model_type": "bpe",
-        "byte_fallback": True,
-        "normalization_rule_name": "identity",
-        "remove_extra_whitespaces": False,
-    },
-    "bpe, as Gemma": {
-        "model_type": "bpe",
-        "byte_fallback": True,
-        "normalization_rule_name": "identity",
-        "remove_extra_whitespaces": False,
-        "add_dummy_prefix": False,
-    },
+    "bpe, as Llama 2": {"model_type": "bpe", "byte_fallback": True, **AS_IT_IS},
+    "bpe, as Gemma": {"model_type": "bpe", "byte_fallback": True, **AS_IT_IS, "add_dummy_prefix": False},
     "unigram, cased down": {"model_type": "unigram", "normalization_rule_name": "nmt_nfkc_cf"},
     "unigram, not normalised": {"model_type": "unigram", "normalization_rule_name": "identity"},
     "bpe, not normalised": {"model_type": "bpe", "normalization_rule_name": "identity"},
-    "unigram, spaces kept": {
-        "model_type": "unigram",
-        "normalization_rule_name": "identity",
-        "remove_extra_whitespaces": False,
-    },
+    "unigram, spaces kept": {"model_type": "unigram", **AS_IT_IS},
     "unigram, marks of our own": {"model_type": "unigram", "user_defined_symbols": ["<sep>", "<cls>"]},
     "bpe, marks of our own": {"model_type": "bpe", "user_defined_symbols": ["<sep>", "<cls>"]},
 }
@@ -136,79 +109,6 @@ def test_real_sentencepiece_models_give_the_ids_of_sentencepiece(shared_data: Pa
     assert [line for line in lines if encode(loaded, line) != original.encode(line)] == []
 
 
-# ---- tiktoken ----
-
-
-def byte_of_letters() -> dict[str, int]:
-    """GPT-2's table the other way round."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-@pytest.fixture(scope="module")
-def ranks(demo_tokenizer: Path) -> dict[bytes, int]:
-    """The demo tokenizer's tokens as tiktoken numbers them: from the first, without special ones."""
-    letters = byte_of_letters()
-    vocab = json.loads(demo_tokenizer.read_text(encoding="utf-8"))["model"]["vocab"]
-    tokens = sorted((number, token) for token, number in vocab.items() if token != "<|endoftext|>")
-    return {bytes(letters[letter] for letter in token): rank for rank, (_, token) in enumerate(tokens)}
-
-
-@pytest.fixture(scope="module")
-def encoding(
-    ranks: dict[bytes, int], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], tuple[tiktoken.Encoding, Any]]:
-    """A published encoding with the demo's ranks: as tiktoken has it, and as we load it from a file of that name."""
-    folder = tmp_path_factory.mktemp("tiktoken")
-
-    def make(name: str) -> tuple[tiktoken.Encoding, Any]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: ranks)
-            options = getattr(openai_public, name)()
-        options.pop("explicit_n_vocab", None)
-        lines = (base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items())
-        path = folder / f"{name}.tiktoken"
-        path.write_bytes(b"".join(lines))
-        return tiktoken.Encoding(**options), load_tokenizer(str(path))
-
-    made: dict[str, tuple[tiktoken.Encoding, Any]] = {}
-    return lambda name: made.setdefault(name, make(name)) if name not in made else made[name]
-
-
-PUBLISHED = ("r50k_base", "p50k_base", "cl100k_base", "o200k_base")
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-@given(text=MIXED)
-def test_a_tiktoken_file_gives_the_ids_of_tiktoken(
-    encoding: Callable[[str], tuple[tiktoken.Encoding, Any]], name: str, text: str
-) -> None:
-    """On any mix of text that does not end in white space, which cl100k_base in newer versions splits otherwise."""
-    original, loaded = encoding(name)
-    text = text.rstrip()
-    assert encode(loaded.huggingface, text) == original.encode_ordinary(text)
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_special_tokens_of_a_tiktoken_file_have_their_published_numbers(
-    encoding: Callable[[str], tuple[tiktoken.Encoding, Any]], name: str
-) -> None:
-    """Also where numbers are left out between the ranks and them."""
-    original, loaded = encoding(name)
-    special = {token: original.encode_single_token(token) for token in original.special_tokens_set}
-    assert {token: loaded.huggingface.token_to_id(token) for token in special} == special
-    assert loaded.vocab_size == original.n_vocab
-
-
-def test_a_tiktoken_file_of_unknown_name_says_which_are_known(tmp_path: Path, ranks: dict[bytes, int]) -> None:
-    """The file does not say how to split text."""
-    path = tmp_path / "mine.tiktoken"
-    path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()))
-    with pytest.raises(InputError, match=r"its name is not one of r50k_base\.tiktoken, .*\n.*tokenizer\.json"):
-        load_tokenizer(str(path))
-
-
 # ---- WordPiece ----
 
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "mill", "##s", "cafe", "café", ",", "你"]
@@ -234,14 +134,6 @@ def test_a_bert_vocabulary_with_capitals_keeps_case_and_accents(tmp_path: Path) 
     """As bert-base-cased does."""
     tokenizer = bert(tmp_path, [*VOCAB, "The"])
     assert tokens_of(tokenizer, "The the MILL café") == ["The", "the", "[UNK]", "café"]
-
-
-def test_a_bert_vocabulary_gives_the_ids_of_huggingface(shared_data: Path, demo_texts: list[str]) -> None:
-    """Against HF's own implementation of BERT's tokenizer."""
-    path = shared_data / "tokenizers/bert-base-uncased/vocab.txt"
-    expected = tokenizers.BertWordPieceTokenizer(str(path), lowercase=True)
-    loaded = load_tokenizer(str(path)).huggingface
-    assert [encode(loaded, text) for text in demo_texts] == [encode(expected, text) for text in demo_texts]
 
 
 # ---- vocab.json + merges.txt ----

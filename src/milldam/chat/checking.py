@@ -12,19 +12,16 @@ from typing import Any
 
 from milldam.chat.forms import BadRowError, Conversation, Form, recognise, records_of
 from milldam.chat.loading import TemplateSource
-from milldam.chat.masks import TrainOn
-from milldam.chat.rendering import Renderer
+from milldam.chat.masks import Masks, TrainOn
 from milldam.chat.template import Rendering, Stretch
 from milldam.errors import InputError
-from milldam.sources.batch import Places, Reject, TextRules
+from milldam.sources.batch import Reject, TextRules
 from milldam.sources.data_sets import resolve_data_set
-from milldam.sources.reading import FileReader
+from milldam.sources.rows import FileReader, Places
 from milldam.sources.units import list_inputs, whole
 
 _FIRST_ROWS = 100
 """So many tell the form."""
-_BEFORE = 32
-"""Characters in front of a stretch, where nothing tells where its turn begins."""
 
 
 @dataclass(slots=True)
@@ -40,13 +37,8 @@ class ChatCheck:
     refused: dict[str, tuple[str, Counter[str]]] = field(default_factory=dict)
     """By reason: where the first one is, and how often each message."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Characters, trained ones, turns in all and by role, conversations with special tokens."""
-    headers: Counter[str] = field(default_factory=Counter)
-    """What the template writes in a trained turn in front of its trained part."""
-    leads: Counter[str] = field(default_factory=Counter)
-    """Trained parts in front of a message's content."""
-    ends: Counter[str] = field(default_factory=Counter)
-    """Trained parts behind it."""
+    """Characters, trained ones, turns in all and by role, trained turns without an end, conversations with special
+    tokens."""
 
     def refuse(self, reason: str, message: str, place: str) -> None:
         messages = self.refused.setdefault(reason, (place, Counter()))[1]
@@ -64,23 +56,23 @@ def check_chat(
     special_tokens: Sequence[str] = (),
 ) -> ChatCheck:
     """Render the conversations of files, folders or datasets, at most `limit` rows, and note what is trained on."""
-    renderer = Renderer(source, rule, special_tokens=special_tokens)
+    masks = Masks(source, rule, special_tokens)
     check: ChatCheck | None = None
     unread: list[Reject] = []
     for records, places, begin in _batches(inputs, unread):
         if check is None:
-            check = ChatCheck(recognise(records[:_FIRST_ROWS], form=form, columns=columns), renderer.tagged)
+            check = ChatCheck(recognise(records[:_FIRST_ROWS], form=form, columns=columns), masks.tagged)
         for number, record in enumerate(records[: None if limit is None else limit - check.rows], begin):
             check.rows += 1
             try:
-                shown = [(side, *renderer.show(side)) for side in check.form.conversation(record).sides]
+                shown = [(side, *masks.find(side)) for side in check.form.conversations(record)]
             except BadRowError as error:
                 check.refuse(error.reason, str(error), "; ".join(map(str, places.of(number, number + 1))))
                 continue
             check.usable += 1
-            for side, rendering, stretches in shown:
+            for side, rendering, stretches, _ in shown:
                 _note(check, side, rendering, stretches)
-                check.counts["special_tokens_in_content"] += renderer.says_special(side)
+                check.counts["special_tokens_in_content"] += masks.says_special(side)
         if check.rows == limit:
             break
     if check is None:
@@ -91,26 +83,18 @@ def check_chat(
 
 
 def _note(check: ChatCheck, side: Conversation, rendering: Rendering, stretches: list[Stretch]) -> None:
-    """Count a conversation, and note which parts of each turn are trained on."""
     if check.first is None:
         check.first = rendering.text, stretches
     trained = sum(end - begin for begin, end in stretches)
     check.counts += Counter(conversations=1, characters=len(rendering.text), trained_characters=trained)
     check.counts += Counter([f"turns_{message['role']}" for message in side.messages])
     check.counts["turns"] += len(side.messages)
-    turns = [(start, stop, number) for number, blocks in rendering.turns.items() for start, stop in blocks]
-    for begin, end in stretches:
-        start, _, number = max((turn for turn in turns if turn[0] <= begin < turn[1]), default=(-1, 0, 0))
-        if start < 0:
-            check.headers[f"...{rendering.text[max(0, begin - _BEFORE) : begin]}"] += 1
-            continue
-        check.headers[rendering.text[start:begin][-200:]] += 1
+    trained_ends = {end for _, end in stretches}
+    for number, blocks in rendering.turns.items():
         content = side.messages[number].get("content")
-        content = content.strip() if isinstance(content, str) else ""
-        if content and content in rendering.text[begin:end]:
-            lead, _, tail = rendering.text[begin:end].partition(content)
-            check.leads[lead[:200]] += 1
-            check.ends[tail[:200]] += 1
+        if isinstance(content, str) and content.strip() and not trained_ends.isdisjoint(end for _, end in blocks):
+            end = rendering.text[blocks[-1][0] : blocks[-1][1]].rpartition(content.strip())[2]
+            check.counts["turns_without_end"] += not end.strip()
 
 
 def _batches(inputs: Sequence[str], unread: list[Reject]) -> Iterator[tuple[list[dict[str, Any]], Places, int]]:

@@ -20,6 +20,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,8 @@ _TEXT_PARTS = {
     **dict.fromkeys(("text", "input_text", "output_text"), "content"),
     **dict.fromkeys(("reasoning", "thinking"), "reasoning_content"),
 }
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names of the field that holds a message's reasoning."""
 WEIGHT_FIELDS = ("weight", "loss_weight", "train")
 """Of a message, or of its parts: whether it is trained on."""
 _RESERVED = ("messages", "tools", "add_generation_prompt")
@@ -92,24 +95,8 @@ class Conversation:
     prompt_messages: int = 0
     """So many messages at the front are a prompt, and never trained on."""
 
-    @property
-    def sides(self) -> tuple[Conversation, ...]:
-        return (self,)
 
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Two answers to one prompt."""
-
-    chosen: Conversation
-    rejected: Conversation
-
-    @property
-    def sides(self) -> tuple[Conversation, ...]:
-        return self.chosen, self.rejected
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Form:
     """How conversations lie in rows."""
 
@@ -120,13 +107,12 @@ class Form:
     """Those that the first rows have. Others may come: the first conversations may have no tools."""
     labelled: bool = False
 
-    def conversation(self, row: Row) -> Conversation | Pair:
-        """BadRowError if there is none in the row."""
+    def conversations(self, row: Row) -> tuple[Conversation, ...]:
+        """The one in a row, or the chosen and the rejected side of a pair. BadRowError if there is none."""
         name = self.name
-        if len(row) == 1 and not self.labelled and name in (MESSAGES, CONVERSATIONS):
-            messages: Any = row.get(self.columns[name])
-            if _are_plain(messages):
-                return Conversation(messages)
+        messages: Any = row.get(self.columns[name]) if name in (MESSAGES, CONVERSATIONS) else None
+        if messages is not None and not self.labelled and self.others.isdisjoint(row) and _are_plain(messages):
+            return (Conversation(messages),)
         _refuse(row, "the row")
         # Columns by our names.
         row = {ours: row.get(theirs) for ours, theirs in self.columns.items()}
@@ -137,19 +123,17 @@ class Form:
             prompt = _turns(row["prompt"], "user", "no_prompt")
             messages = prompt + _turns(row["completion"], "assistant", "no_assistant")
         elif name == INSTRUCTION:
-            messages, output = _instruction(row), row["output"]
-            if not isinstance(output, str):
-                raise BadRowError("no_assistant", "there is no output")
-            messages.append({"role": "assistant", "content": output})
+            messages = _instruction(row) + _turns(row["output"], "assistant", "no_assistant")
         else:
             messages = _messages(row[name])
         if self.labelled and not _is_label(row["label"]):
             raise BadRowError("bad_label", f"label is {row['label']!r}, neither true nor false")
-        return _conversation(row, messages, len(prompt), bool(row["label"]) if self.labelled else None)
+        return (_conversation(row, messages, len(prompt), bool(row["label"]) if self.labelled else None),)
 
-    def reads(self, column: str) -> bool:
-        """Whether it matters what is in a column of that name."""
-        return column in self.columns.values() or column in _REFUSED
+    @cached_property
+    def others(self) -> frozenset[str]:
+        """Columns that matter besides the one with the messages."""
+        return frozenset((*self.columns.values(), *_REFUSED)) - {self.columns[self.name]}
 
     def __str__(self) -> str:
         return f"{self.name} ({', '.join(self.seen)})"
@@ -170,19 +154,17 @@ def recognise(rows: Sequence[Row], *, form: str = "auto", columns: Mapping[str, 
     named = {name: columns.get(name, name) for name in _COLUMNS if columns.get(name, name) in present}
     if form == "auto":
         form = next((known for known, needed in _NEEDED.items() if all(name in named for name in needed)), form)
-    listed, example = ", ".join(sorted(present)) or "nothing", min(present, default="x")
-    if form not in _NEEDED:
+    missing = [name for name in _NEEDED.get(form, ()) if name not in named]
+    if form not in _NEEDED or missing:
+        example = {(missing or ["prompt"])[0]: min(present, default="x")}
         raise InputError(
-            f"No conversations found: columns {listed}.\nSay what they are ({', '.join(_NEEDED)}): ",
+            f"No conversations found: columns {', '.join(sorted(present)) or 'none'}.\n"
+            f"Say what they are ({', '.join(_NEEDED)}): ",
             Setting("chat.form", COMPLETION),
             ", or what the columns are called, each: ",
-            Setting("chat.columns", {"prompt": example}),
+            Setting("chat.columns", example),
             ".",
         )
-    for name in _NEEDED[form]:
-        if name not in named:
-            message = f"{form}: no column {name!r}; found {listed}. Say what it is called: "
-            raise InputError(message, Setting("chat.columns", {name: example}), ".")
     label = named.get("label")
     labelled = form != PREFERENCE and label is not None
     if labelled and "label" not in columns:
@@ -193,13 +175,16 @@ def recognise(rows: Sequence[Row], *, form: str = "auto", columns: Mapping[str, 
 
 
 def records_of(rows: pa.RecordBatch | Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Rows of columns or of an Arrow table as dicts, without what only the table's type put into them.
+    """Rows of columns or of an Arrow table as dicts, without nulls: those of fields that the row has not.
 
     In a table all tools have the fields of any, and so have all arguments: those of another tool are null. A template
     would write them.
     """
     if isinstance(rows, Mapping):
-        return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+        return [
+            {name: value for name, value in zip(rows, values, strict=True) if value is not None}
+            for values in zip(*rows.values(), strict=True)
+        ]
 
     def without_nulls(value: Any) -> Any:
         if isinstance(value, list):
@@ -208,7 +193,7 @@ def records_of(rows: pa.RecordBatch | Mapping[str, Sequence[Any]]) -> list[dict[
             return {key: without_nulls(one) for key, one in value.items() if one is not None}
         return value
 
-    return [{name: without_nulls(value) for name, value in row.items()} for row in rows.to_pylist()]
+    return list(map(without_nulls, rows.to_pylist()))
 
 
 def _conversation(row: Row, messages: list[Message], prompt: int, label: bool | None = None) -> Conversation:
@@ -240,7 +225,7 @@ def _instruction(row: Row) -> list[Message]:
     return [*messages, {"role": "user", "content": "\n".join(parts)}]
 
 
-def _pair(row: Row) -> Pair:
+def _pair(row: Row) -> tuple[Conversation, ...]:
     chosen, rejected = (_turns(row[name], "assistant", f"no_{name}") for name in ("chosen", "rejected"))
     if chosen == rejected:
         raise BadRowError("same_answers", "chosen and rejected are the same")
@@ -260,7 +245,7 @@ def _pair(row: Row) -> Pair:
     sides = [one if one[: len(prompt)] == prompt else prompt + one for one in (chosen, rejected)]
     if any(len(one) <= len(prompt) for one in sides):
         raise BadRowError("no_assistant", "there is nothing after the prompt")
-    return Pair(*(_conversation(row, one, len(prompt)) for one in sides))
+    return tuple(_conversation(row, one, len(prompt)) for one in sides)
 
 
 def _turns(value: Any, role: str, reason: str) -> list[Message]:
@@ -324,7 +309,7 @@ def _message(value: Any) -> Message:
         return {"role": "assistant", "content": "", "tool_calls": _tool_calls(message.get("content")), **weights}
     _refuse(message, f"a message of {role}")
     if isinstance(message.get("content"), (list, tuple)):
-        _join_parts(message)
+        message = _joined(message)
     if isinstance(message.get("tool_calls"), (str, list, tuple)):
         message["tool_calls"] = _tool_calls(message["tool_calls"])
         if not message["tool_calls"]:
@@ -337,30 +322,26 @@ def _message(value: Any) -> Message:
     return message
 
 
-def _join_parts(message: Message) -> None:
-    """Parts of a content -> a text, reasoning and tool calls."""
-    texts: dict[str, list[str]] = {"content": [], "reasoning_content": []}
+def _joined(message: Message) -> Message:
+    """A message whose content is in parts, with the texts, the reasoning and the tool calls in them."""
+    joined = message | {"content": ""}
     calls = _tool_calls(message.get("tool_calls") or [])
     for part in message["content"]:
         part = {"text": part} if isinstance(part, str) else part
         if not isinstance(part, dict):
             raise BadRowError("bad_content", f"a part of a message is {str(part)[:80]!r}")
         kind = part.get("type", "text")
-        _refuse({kind: True} if kind in _REFUSED else part if kind != "text" else {}, "a part of a message")
+        _refuse({**part, kind: True}, "a part of a message")
         if any(part.get(name) is not None for name in WEIGHT_FIELDS):
             raise BadRowError("trained_in_part", "a part of a message has a weight: only whole messages may have one")
         value = next((part[key] for key in ("text", "value", kind) if part.get(key) is not None), None)
         if kind == "tool_call" and value is not None:
             calls += _tool_calls(value)
         elif kind in _TEXT_PARTS and isinstance(value, str):
-            texts[_TEXT_PARTS[kind]].append(value)
+            joined[_TEXT_PARTS[kind]] = joined.get(_TEXT_PARTS[kind], "") + value
         else:
             raise BadRowError("bad_content", f"a message has a part of type {kind!r} without a text")
-    message["content"] = "".join(texts["content"])
-    if texts["reasoning_content"]:
-        message["reasoning_content"] = "".join(texts["reasoning_content"])
-    if calls:
-        message["tool_calls"] = calls
+    return joined | {"tool_calls": calls} if calls else joined
 
 
 def _tool_calls(value: Any) -> list[Any]:

@@ -3,7 +3,6 @@
     chat_template.jinja                    the template
     additional_chat_templates/NAME.jinja   others, by name
     tokenizer_config.json                  `chat_template`: a text, or a list of named ones; and the special tokens
-    special_tokens_map.json                more special tokens
 
 Without a name, `default` is taken, and `tool_use` for conversations with tools where there is one: transformers' rule.
 """
@@ -17,12 +16,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from milldam.errors import ConfigError, InputError, Setting, did_you_mean
+from milldam.errors import ConfigError, InputError, Setting, nearest
 from milldam.input_files import nearby
 from milldam.tokenizers.loading import hub_file
 
 _CONFIG, _JINJA, _MORE = "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates"
-_FILES = (_JINJA, _CONFIG, "special_tokens_map.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +57,7 @@ def find_template(
         origin, path = template, Path(template).expanduser()
         if not path.exists():
             raise InputError(f"{template}: no such chat template.{nearby(template)}")
-        if path.is_dir():
-            named = _templates_in(_files_beside(template))
-        elif path.suffix == ".json":
-            named = _templates_of(_object(path))
-            if not named:
-                raise InputError(f"{path}: no chat template in it.")
-        else:
-            named = {"default": _text(path)}
-    listed = ", ".join(sorted(named))
+        named = _templates_in(_files_beside(template)) if path.is_dir() else {"default": _text(path)}
     if not named:
         raise ConfigError(
             f"{origin}: the tokenizer comes without a chat template (no {_JINJA}, no chat_template in {_CONFIG}). "
@@ -75,16 +65,12 @@ def find_template(
             Setting("chat.template"),
             ".",
         )
-    if name is not None:
-        if name not in named:
-            raise ConfigError(f'{origin}: no chat template "{name}"; there are {listed}.{did_you_mean(name, named)}')
-        return TemplateSource(named[name], f"{origin} ({name})", None, tokens)
-    if "default" in named:
-        return TemplateSource(named["default"], origin, named.get("tool_use"), tokens)
-    if len(named) > 1:
-        message = f"{origin}: which chat template? There are {listed}. Say which one: "
-        raise ConfigError(message, Setting("chat.named_template", min(named)), ".")
-    return TemplateSource(next(iter(named.values())), origin, None, tokens)
+    wanted = name or (next(iter(named)) if len(named) == 1 else "default")
+    if wanted not in named:
+        message = f'{origin}: no chat template "{wanted}"; there are {", ".join(sorted(named))}. Say which one: '
+        raise ConfigError(message, Setting("chat.named_template", nearest(wanted, named) or min(named)), ".")
+    tool_text = named.get("tool_use") if name is None else None
+    return TemplateSource(named[wanted], origin if name is None else f"{origin} ({name})", tool_text, tokens)
 
 
 def _files_beside(tokenizer: str) -> dict[str, Path]:
@@ -93,11 +79,11 @@ def _files_beside(tokenizer: str) -> dict[str, Path]:
     if path.exists():
         folder = path if path.is_dir() else path.parent
         more = sorted((folder / _MORE).glob("*.jinja"))
-        return {file: folder / file for file in _FILES if (folder / file).is_file()} | {
+        return {file: folder / file for file in (_JINJA, _CONFIG) if (folder / file).is_file()} | {
             f"{_MORE}/{one.name}": one for one in more
         }
     files = {}
-    for file in _FILES:
+    for file in (_JINJA, _CONFIG):
         try:
             files[file] = hub_file(tokenizer, file)
         except ConnectionError:
@@ -108,38 +94,30 @@ def _files_beside(tokenizer: str) -> dict[str, Path]:
 
 
 def _templates_in(files: Mapping[str, Path]) -> dict[str, str]:
-    named = _templates_of(_object(files[_CONFIG])) if _CONFIG in files else {}
-    named |= {path.stem: _text(path) for file, path in files.items() if file.startswith(_MORE)}
-    return named | ({"default": _text(files[_JINJA])} if _JINJA in files else {})
-
-
-def _templates_of(config: dict[str, Any]) -> dict[str, str]:
-    """The templates of a configuration: one, or several by name."""
-    value = config.get("chat_template")
-    if isinstance(value, str):
-        return {"default": value}
+    """Templates by name; a configuration has one, or several."""
+    value = _config(files).get("chat_template")
     several = [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
-    return {
-        str(one["name"]): one["template"] for one in several if isinstance(one.get("template"), str) and "name" in one
-    }
+    named = {"default": value} if isinstance(value, str) else {one.get("name"): one.get("template") for one in several}
+    named |= {path.stem: _text(path) for file, path in files.items() if file.startswith(_MORE)}
+    named |= {"default": _text(files[_JINJA])} if _JINJA in files else {}
+    return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}
 
 
 def _special_tokens(files: Mapping[str, Path]) -> dict[str, Any]:
     """Every `..._token` that has a text, as transformers gives them to a template."""
     tokens: dict[str, Any] = {}
-    for file in ("special_tokens_map.json", _CONFIG):
-        for name, value in (_object(files[file]) if file in files else {}).items():
-            token = value.get("content") if isinstance(value, dict) else value
-            if name.endswith("_token") and isinstance(token, str):
-                tokens[name] = token
+    for name, value in _config(files).items():
+        token = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(token, str):
+            tokens[name] = token
     return tokens
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _config(files: Mapping[str, Path]) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(files[_CONFIG].read_bytes()) if _CONFIG in files else {}
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: can't be read ({error}).") from None
+        raise InputError(f"{files[_CONFIG]}: can't be read ({error}).") from None
     return value if isinstance(value, dict) else {}
 
 

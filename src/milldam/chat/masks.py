@@ -7,7 +7,7 @@ messages (tool results within a turn), and less its header:
     <|im_start|>assistant            header: the generation prompt, which the model is given: never trained on
     <think>                          a tag that is closed in the turn is the model's, even where the prompt begins it
     \\nParis.                         what the assistant wrote
-    <|im_end|>\\n                     the end of the turn: trained on unless `turn_end` is off
+    <|im_end|>\\n                     the end of the turn
 
 Where no turn begins as the prompt does (DeepSeek's), or a turn goes on with a channel or a recipient, so that several
 such headers may stand in it (gpt-oss), the model has to write the header too: all of the turn is trained on.
@@ -27,14 +27,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from milldam.chat.forms import WEIGHT_FIELDS, BadRowError, Conversation, Message, parsed
-from milldam.chat.sandbox import TemplateRefusedError
-from milldam.chat.template import ChatTemplate, Rendering, Stretch
+from milldam.chat.forms import REASONING, WEIGHT_FIELDS, BadRowError, Conversation, Message
+from milldam.chat.loading import TemplateSource
+from milldam.chat.template import ChatTemplate, Rendering, Stretch, TemplateRefusedError
 from milldam.errors import ConfigError
 
 ASSISTANT, LAST, ALL = "assistant", "last", "all"
-REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names of the field that holds a message's reasoning."""
 FIELDS = ("content", "reasoning", "tool_calls")
 """Parts of a message that can be left out."""
 _WEIGHT_FIELDS = frozenset(WEIGHT_FIELDS)
@@ -61,8 +59,6 @@ class TrainOn:
     """Of these the last one alone."""
     everything: bool = False
     field: str | None = None
-    turn_end: bool = True
-    """Also on what ends a turn, such as <|im_end|>. Where a template has tags, they decide."""
     left_out: frozenset[str] = frozenset()
     """Parts of these messages that are not trained on, of FIELDS."""
 
@@ -82,7 +78,7 @@ class TrainOn:
         return chosen
 
 
-def train_on(words: str | Sequence[str] | Mapping[str, bool], *, turn_end: bool = True) -> TrainOn:
+def train_on(words: str | Sequence[str] | Mapping[str, bool]) -> TrainOn:
     """`assistant`, `last`, `all`, the name of a weight field, a role, a list of roles, or roles and fields by name.
 
     >>> train_on("last").last, train_on(["user", "assistant"]).roles, train_on("weight").field
@@ -90,24 +86,19 @@ def train_on(words: str | Sequence[str] | Mapping[str, bool], *, turn_end: bool 
     >>> train_on({"assistant": True, "reasoning": False}).left_out
     frozenset({'reasoning'})
     """
+    if words == ALL:
+        return TrainOn(everything=True)
     if isinstance(words, str):
-        if words == ALL:
-            return TrainOn(everything=True)
         if words in WEIGHT_FIELDS:
-            return TrainOn(field=words, turn_end=turn_end)
-        return TrainOn((ASSISTANT if words == LAST else words,), last=words == LAST, turn_end=turn_end)
+            return TrainOn(field=words)
+        words = [words]
     if not isinstance(words, Mapping):
-        if not words:
-            raise ConfigError("train_on: no role is named. Nothing would be trained on.")
-        if not any(name.startswith("-") for name in words):
-            return TrainOn(tuple(words), turn_end=turn_end)
         words = {name.removeprefix("-"): not name.startswith("-") for name in words}
-    roles = [name for name, wanted in words.items() if wanted and name not in (*FIELDS, LAST)]
+    roles = tuple(name for name, wanted in words.items() if wanted and name not in (*FIELDS, LAST))
     left_out = frozenset(name for name in FIELDS if not words.get(name, True))
-    if left_out == set(FIELDS):
-        raise ConfigError("train_on: content, reasoning and tool_calls are all false. Nothing would be trained on.")
-    rule = train_on(roles or ASSISTANT, turn_end=turn_end)
-    return replace(rule, last=bool(words.get(LAST)), left_out=left_out)
+    if not words or left_out == set(FIELDS):
+        raise ConfigError("train_on: no role is named, or all fields are false. Nothing would be trained on.")
+    return TrainOn(roles or (ASSISTANT,), last=bool(words.get(LAST)), left_out=left_out)
 
 
 def _weight(message: Message, field: str, default: bool) -> bool:
@@ -126,76 +117,44 @@ def _weighs(message: Message) -> bool:
 # ---- the trained stretches of a conversation ----
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
-    """How every turn of a role begins, and how it ends, before another one and as the last."""
-
-    text: str
-    tail: str = ""
-    last_tail: str = ""
-    prompt: str = ""
-    """The generation prompt, where the role is the assistant."""
-
-
 class Masks:
-    """A template, the form in which it takes messages, and what of its texts is trained on."""
+    """Renders conversations by a template, or another one where they have tools, and finds what is trained on."""
 
-    def __init__(self, template: ChatTemplate, rule: TrainOn) -> None:
-        self.template, self.rule = template, rule
-        self._headers: dict[tuple[str, str], _Header | str] = {}
-        """By role and variables; a text says why there is none."""
+    def __init__(self, source: TemplateSource, rule: TrainOn, special_tokens: Iterable[str] = ()) -> None:
+        self._rule = rule
+        self._plain = self._with_tools = ChatTemplate(source.text, source.variables, source.date)
+        if source.tool_text is not None:
+            self._with_tools = ChatTemplate(source.tool_text, source.variables, source.date)
+        self.tagged = self._plain.tagged
+        """Whether the template says itself what the assistant writes."""
+        self._headers: dict[tuple[str, ...], tuple[str, str] | str] = {}
+        """By role, variables and template; a text says why there is none."""
+        tokens = sorted((token for token in special_tokens if token), key=len, reverse=True)
+        self._special_in = re.compile("|".join(map(re.escape, tokens))).search if tokens else None
+        letters = {token[0] for token in tokens}
+        self._special_letter = letters.pop() if len(letters) == 1 else ""
+        """What all begin with, found ten times as fast: most texts do not even have that."""
 
-        def writes(word: str, *messages: Message) -> bool:
-            try:
-                return word in template.render(messages).text
-            except TemplateRefusedError:
-                return False
-
-        said = {"role": "user", "content": "Aq7"}
-        self._in_parts = not writes("Aq7", said) and writes("Aq7", said | {"content": _in_parts("Aq7")})
-        """Some templates that know of images take texts in parts alone."""
-        call = {"type": "function", "function": {"name": "f", "arguments": '{"k9": 1}'}}
-        self._parses = not writes('{"k9": 1}', said, {"role": ASSISTANT, "content": "", "tool_calls": [call]})
-        """A template that writes arguments by `tojson` would quote those that are JSON already."""
-
-    def fitting(self, talk: Conversation) -> Conversation:
-        """A conversation as the template takes it."""
-        messages, fields = talk.messages, set().union(*talk.messages)
-        if not fields.isdisjoint(REASONING):
-            messages = [_with_reasoning(message) for message in messages]
-        if self._in_parts:
-            messages = [
-                one | {"content": _in_parts(one["content"])} if isinstance(one.get("content"), str) else one
-                for one in messages
-            ]
-        if self._parses and "tool_calls" in fields:
-            messages = [_with_parsed_arguments(one) if "tool_calls" in one else one for one in messages]
-        return talk if messages is talk.messages else replace(talk, messages=messages)
-
-    def derives(self, talk: Conversation) -> bool:
-        """Whether its stretches are derived: not everything, nor what the template's tags hold."""
-        rule = self.rule
-        if rule.everything:
+    def says_special(self, talk: Conversation) -> bool:
+        """Whether there are special tokens in what is said."""
+        search, letter = self._special_in, self._special_letter
+        if search is None:
             return False
-        if not self.template.tagged:
-            return True
-        if rule.field is None and rule.roles == (ASSISTANT,):
-            return False
-        return any(talk.messages[n]["role"] != ASSISTANT for n in rule.messages(talk.messages, talk.prompt_messages))
+        texts = [message.get("content") for message in talk.messages]
+        return any(type(text) is str and letter in text and search(text) for text in texts)
 
-    def find(self, talk: Conversation) -> tuple[Rendering, list[Stretch]]:
-        """The rendering, and its trained stretches of characters in order; BadRowError where they are not certain."""
-        rule, talk = self.rule, self.fitting(talk)
-        messages = talk.messages
+    def find(self, talk: Conversation) -> tuple[Rendering, list[Stretch], bool]:
+        """The rendering, its trained stretches of characters in order, and whether these are derived: not everything,
+        nor what the template's tags hold. BadRowError where it is refused, or they are not certain."""
+        rule, messages, template = self._rule, talk.messages, self._template(talk)
         if rule.everything:
             if not all(map(_weighs, messages)):
                 raise _not_proven("a message has a weight of 0, but everything is to be trained on")
-            rendering = self.template.render(messages, talk.tools, **talk.variables)
-            return rendering, _joined([(0, len(rendering.text))])
-        derives = self.derives(talk)
-        follow = derives or bool(rule.left_out)
-        rendering = self.template.render(messages, talk.tools, follow=follow, **talk.variables)
+            rendering = _rendered(template, talk)
+            return rendering, _joined([(0, len(rendering.text))]), False
         wanted = rule.messages(messages, talk.prompt_messages)
+        derives = not template.tagged or any(messages[number]["role"] != ASSISTANT for number in wanted)
+        rendering = _rendered(template, talk, follow=derives or bool(rule.left_out))
         if derives:
             turns = {number: self._turn(talk, number, rendering) for number in wanted}
             _prove(rendering, turns, messages)
@@ -208,7 +167,7 @@ class Masks:
             stretches = _joined(generated)
             if not stretches:
                 raise _not_proven("the template's {% generation %} blocks hold nothing of it")
-        return rendering, _without_fields(rendering, stretches, rule.left_out) if rule.left_out else stretches
+        return rendering, _without_fields(rendering, stretches, rule.left_out) if rule.left_out else stretches, derives
 
     def by_turn(self, talk: Conversation) -> list[Conversation]:
         """Examples whose trained turns are as a model sees them at inference.
@@ -216,36 +175,30 @@ class Masks:
         Trained turns that the template leaves as they are when the next one follows share one; of each example the
         turns of those before it are not trained on. Where nothing is rewritten, that is the conversation itself.
         """
-        fitting, examples = self.fitting(talk), list[Conversation]()
-
-        def written(count: int) -> Rendering:
-            return self.template.render(fitting.messages[:count], fitting.tools, **fitting.variables)
-
-        wanted = self.rule.messages(fitting.messages, talk.prompt_messages)
+        template, examples = self._template(talk), list[Conversation]()
+        wanted = self._rule.messages(talk.messages, talk.prompt_messages)
         first = wanted[0]
         for number, after in itertools.pairwise(wanted):
-            asked = written(number + 1)
+            asked = _rendered(template, talk, number + 1)
             end = max((end for _, end in asked.turns.get(number, ())), default=len(asked.text))
-            if not written(after + 1).text.startswith(asked.text[:end]):
+            if not _rendered(template, talk, after + 1).text.startswith(asked.text[:end]):
                 examples.append(replace(talk, messages=talk.messages[: number + 1], prompt_messages=first))
                 first = after
         return [*examples, replace(talk, prompt_messages=first)] if examples else [talk]
 
+    def _template(self, talk: Conversation) -> ChatTemplate:
+        return self._plain if talk.tools is None else self._with_tools
+
     def _turn(self, talk: Conversation, number: int, rendering: Rendering) -> list[Stretch]:
         """The trained stretches of a turn, where the template has no tags."""
         text, (begin, end) = rendering.text, _block_of(rendering, number, talk.messages)
-        header, is_last = self._header(str(talk.messages[number]["role"]), talk), number == len(talk.messages) - 1
+        header, prompt = self._header(str(talk.messages[number]["role"]), talk)
         # The first turn may come behind what begins the text, such as a default system prompt.
-        at = text.find(header.text, begin, end) if begin == 0 or number == 0 else begin
-        if at < 0 or not text.startswith(header.text, at, end):
+        at = text.find(header, begin, end) if begin == 0 or number == 0 else begin
+        if at < 0 or not text.startswith(header, at, end):
             at, header = begin, self._header_of_turn(talk, number, rendering, header)
-        begin = at + len(header.text)
-        if not self.rule.turn_end:
-            tail = header.last_tail if is_last else header.tail
-            if not text.endswith(tail, begin, end):
-                raise _not_proven(f"message {number} does not end with {tail!r} as others of its role do")
-            end -= len(tail)
-        elif is_last and not any(one.strip() and one.strip() in text[end:] for one in (header.text, header.prompt)):
+        begin, is_last = at + len(header), number == len(talk.messages) - 1
+        if is_last and not any(one.strip() and one.strip() in text[end:] for one in (header, prompt)):
             # What is written behind all turns, such as an end token, ends the last one; but not the next prompt.
             end = len(text)
         others = _joined(
@@ -257,13 +210,13 @@ class Masks:
         ends, begins = [begin, *(stop for _, stop in others)], [*(start for start, _ in others), end]
         return [(start, stop) for start, stop in zip(ends, begins, strict=True) if start < stop]
 
-    def _header(self, role: str, talk: Conversation) -> _Header:
-        """How turns of a role begin, with the variables of a conversation."""
-        key = role, repr(talk.variables) if talk.variables else ""
+    def _header(self, role: str, talk: Conversation) -> tuple[str, str]:
+        """How turns of a role begin, with the variables of a conversation, and the generation prompt."""
+        key = role, repr(talk.variables) if talk.variables else "", "" if talk.tools is None else "tools"
         known = self._headers.get(key)
         if known is None:
             try:
-                known = _probed(self.template, role, talk.variables, in_parts=self._in_parts)
+                known = _probed(self._template(talk), role, talk.variables)
             except BadRowError as error:
                 known = str(error)
             if len(self._headers) < 1000:
@@ -272,38 +225,20 @@ class Masks:
             raise _not_proven(known)
         return known
 
-    def _header_of_turn(self, talk: Conversation, number: int, rendering: Rendering, usual: _Header) -> _Header:
+    def _header_of_turn(self, talk: Conversation, number: int, rendering: Rendering, usual: str) -> str:
         """The header of a turn that does not begin as others do: what the template writes to ask for this one."""
         begin, end = _block_of(rendering, number, talk.messages)
         if talk.messages[number]["role"] == ASSISTANT:
-            asked = self.template.render(
-                talk.messages[:number], talk.tools, generation_prompt=True, **talk.variables
-            ).text
+            asked = _rendered(self._template(talk), talk, number, generation_prompt=True).text
             prompt = _without_open_tags(asked[begin:], [rendering.text[begin:end]])
             if asked[:begin] == rendering.text[:begin] and rendering.text.startswith(prompt, begin, end):
-                return replace(usual, text=prompt)
-        raise _not_proven(f"message {number} does not begin with {usual.text!r} as others of its role do")
+                return prompt
+        raise _not_proven(f"message {number} does not begin with {usual!r} as others of its role do")
 
 
-def _in_parts(text: str) -> list[dict[str, str]]:
-    return [{"type": "text", "text": text}]
-
-
-def _with_reasoning(message: Message) -> Message:
-    """Under all names that templates have for it, as transformers gives it to them."""
-    said = next((message[name] for name in REASONING if message.get(name) is not None), None)
-    return message if said is None else {"thinking": said} | message | {"reasoning_content": said}
-
-
-def _with_parsed_arguments(message: Message) -> Message:
-    calls = []
-    for call in message["tool_calls"]:
-        function = call.get("function")
-        if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-            arguments = parsed(function["arguments"], "bad_tool_call", "the arguments of a tool call")
-            call = call | {"function": function | {"arguments": arguments}}
-        calls.append(call)
-    return message | {"tool_calls": calls}
+def _rendered(template: ChatTemplate, talk: Conversation, count: int | None = None, **how: bool) -> Rendering:
+    """The first `count` messages of a conversation; None: all."""
+    return template.render(talk.messages[:count], talk.tools, **how, **talk.variables)
 
 
 def _block_of(rendering: Rendering, number: int, messages: Sequence[Message]) -> Stretch:
@@ -421,54 +356,46 @@ class _ButEmpty(list[Any]):
         return True
 
 
-def _probed(template: ChatTemplate, role: str, variables: Mapping[str, Any], *, in_parts: bool) -> _Header:
-    """What turns of a role have in common, whatever is said in them."""
-
-    def says(who: str, text: str) -> Message:
-        return {"role": who, "content": _in_parts(text) if in_parts else text}
-
-    ask, answer = says("user", "q"), says(ASSISTANT, "a")
+def _probed(template: ChatTemplate, role: str, variables: Mapping[str, Any]) -> tuple[str, str]:
+    """The header that turns of a role have in common, whatever is said in them; for the assistant with the prompt."""
+    ask, answer = {"role": "user", "content": "q"}, {"role": ASSISTANT, "content": "a"}
     before, behind = [ask], [[], [ask]]
     if role == "user":
         before, behind = [ask, answer], [[], [answer]]
     elif role in ("system", "developer"):
         before, behind = [], [[ask]]
 
-    def turns(said: Message) -> Iterator[tuple[bool, str, str]]:
-        """Of a message as the last one, and before another: whether it is, its block, and its text up to words."""
+    def turns(**said: Any) -> Iterator[tuple[str, str]]:
+        """Of a message as the last one, and before another: its block, and its text up to words."""
         for more in behind:
             with contextlib.suppress(TemplateRefusedError):
-                rendering = template.render([*before, said, *more], follow=True, **variables)
+                rendering = template.render([*before, {"role": role, **said}, *more], follow=True, **variables)
                 blocks = rendering.turns.get(len(before), ())
                 if len(blocks) == 1:
                     begin, end = blocks[0]
                     own = (at for at, _, source in rendering.words if source[:2] == ("messages", len(before)))
                     first = next((at for at in own if at >= begin), end)
-                    yield not more, rendering.text[begin:end], rendering.text[begin:first]
+                    yield rendering.text[begin:end], rendering.text[begin:first]
 
-    plain = [turn for text in ("Aq7", "") for turn in turns(says(role, text))]
+    plain = [*turns(content="Aq7"), *turns(content="")]
     if not plain:
         raise _not_proven(f'the template does not go over messages of role "{role}" one by one')
-    header, prompt = _common_start([lead for _, _, lead in plain]), ""
-    if role == ASSISTANT:
-        odd = [says(role, "Aq7") | dict.fromkeys(REASONING, "Rx9"), says(role, "") | {"tool_calls": _ButEmpty()}]
-        every = [*plain, *(turn for one in odd for turn in turns(one))]
-        whole = template.render([ask, says(ASSISTANT, "Aq7")], **variables)
-        asked = template.render([ask], generation_prompt=True, **variables).text
-        if len(whole.turns.get(1, ())) != 1:
-            raise _not_proven("the template does not go over messages one by one")
-        begin = whole.turns[1][0][0]
-        if asked[:begin] != whole.text[:begin]:
-            raise _not_proven("the template writes a question in another way where it is to be answered")
-        prompt = asked[begin:]
-        header = _given_header(header, [block for _, block, _ in every], [lead for _, _, lead in every], prompt)
-    elif not header.strip():
-        raise _not_proven(f'the template writes nothing in front of what "{role}" says')
-    ends = [
-        [block[len(header) :][::-1] for is_last, block, _ in plain if is_last == at_end] for at_end in (False, True)
-    ]
-    tail, last_tail = (_common_start(some)[::-1] for some in (ends[0] or ends[1], ends[1] or ends[0]))
-    return _Header(header, tail, last_tail, prompt)
+    header = _common_start([lead for _, lead in plain])
+    if role != ASSISTANT:
+        if not header.strip():
+            raise _not_proven(f'the template writes nothing in front of what "{role}" says')
+        return header, ""
+    thinking, calling = dict.fromkeys(REASONING, "Rx9"), {"tool_calls": _ButEmpty()}
+    every = [*plain, *turns(content="Aq7", **thinking), *turns(content="", **calling)]
+    whole = template.render([ask, {"role": ASSISTANT, "content": "Aq7"}], **variables)
+    asked = template.render([ask], generation_prompt=True, **variables).text
+    if len(whole.turns.get(1, ())) != 1:
+        raise _not_proven("the template does not go over messages one by one")
+    begin = whole.turns[1][0][0]
+    if asked[:begin] != whole.text[:begin]:
+        raise _not_proven("the template writes a question in another way where it is to be answered")
+    prompt = asked[begin:]
+    return _given_header(header, [block for block, _ in every], [lead for _, lead in every], prompt), prompt
 
 
 def _given_header(shared: str, blocks: Sequence[str], leads: Sequence[str], prompt: str) -> str:

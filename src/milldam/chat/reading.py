@@ -20,10 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from milldam.chat.forms import BadRowError, Conversation, Form, Pair, recognise, records_of
+from milldam.chat.forms import REASONING, BadRowError, Conversation, Form, recognise, records_of
 from milldam.chat.loading import TemplateSource
-from milldam.chat.masks import REASONING, TrainOn
-from milldam.chat.rendering import Renderer, in_bytes, prompt_of, shared_renderer
+from milldam.chat.masks import ASSISTANT, Masks, TrainOn
 from milldam.chat.template import Stretch
 from milldam.errors import InputError
 from milldam.rules import CleanRules
@@ -33,14 +32,11 @@ from milldam.sources.batch import (
     NUMBER_BITS,
     Batch,
     OnReject,
-    Place,
-    Places,
     Reading,
     Reject,
     TextRules,
 )
-from milldam.sources.reading import FileReader
-from milldam.sources.rows import Rows, from_records, row_count
+from milldam.sources.rows import FileReader, Places, take
 from milldam.sources.units import Slice, Unit
 from milldam.text.arrays import Verdicts, text_offsets
 from milldam.text.cleaning import Cleaner
@@ -51,6 +47,9 @@ _ROWS_SEEN = 100
 ROLES = ("system", "developer", "user", "assistant", "tool", "other")
 """What turns are counted by."""
 _ARRAYS = ("cuts", "stretches", "counts", "turns", "derived")
+_idle: dict[str, Masks] = {}
+"""Of the unit before, by its settings; one at most. Taking it out is atomic: a thread that reads ahead may outlive its
+unit."""
 
 Int64s = npt.NDArray[np.int64]
 
@@ -115,11 +114,6 @@ class Sides:
         both[1::2] = offsets[:-1] + self.cuts
         return pa.LargeStringArray.from_buffers(2 * len(records), pa.py_buffer(both), records.buffers()[2])
 
-    @property
-    def offsets(self) -> Int64s:
-        """(sides + 1,): where the stretches of each begin."""
-        return np.concatenate(([0], np.cumsum(self.counts)))
-
     def as_json(self) -> dict[str, Any]:
         arrays = {name: getattr(self, name).ravel().tolist() for name in _ARRAYS}
         return {"count": self.count, **arrays, "labels": None if self.labels is None else self.labels.tolist()}
@@ -131,9 +125,9 @@ class Sides:
         table = turns.reshape(-1, len(ROLES))
         return cls(facts["count"], cuts, stretches.reshape(-1, 2), counts, table, derived.astype(bool), labels)
 
-    def turn_counts(self, which: npt.NDArray[np.bool_]) -> Counter[str]:
-        """Messages of the sides of a mask, in all and by role."""
-        by_role = self.turns[which].sum(axis=0).tolist()
+    def turn_counts(self) -> Counter[str]:
+        """Messages in all and by role."""
+        by_role = self.turns.sum(axis=0).tolist()
         return Counter(
             {"turns": sum(by_role)} | {f"turns_{role}": n for role, n in zip(ROLES, by_role, strict=True) if n}
         )
@@ -148,83 +142,98 @@ class ConversationReader:
         self._cleaner = Cleaner(recipe.clean) if recipe.clean is not None else None
 
     def read(self, unit: Unit, on_reject: OnReject) -> Iterator[Batch]:
-        recipe = self._recipe
-        files = FileReader(self._rules, None)
-        with shared_renderer(recipe.template, recipe.train_on, recipe.special_tokens) as renderer:
-            for number, slice in enumerate(unit.slices):
-                places, reading, first = Places(), Reading(self._rules, on_reject), 0
-                for rows in files.rows([slice], on_reject, places):
-                    records = _Records(slice, places, first, rows, reading)
-                    yield self._batch(records, renderer, number << NUMBER_BITS)
-                    first += row_count(rows)
-                    places.forget(first)
+        recipe, files = self._recipe, FileReader(self._rules, None)
+        settings = repr((recipe.template, recipe.train_on, recipe.special_tokens))
+        masks = _idle.pop(settings, None) or Masks(recipe.template, recipe.train_on, recipe.special_tokens)
+        for index, slice in enumerate(unit.slices):
+            places, reading, first = Places(), Reading(self._rules, on_reject), 0
+            is_lines = slice.format == "jsonl"
+            for rows in files.rows([slice], on_reject, places):
+                records = records_of(rows)
+                batch, numbers, errors = self._batch(records, masks)
+                for number, error in errors:
+                    place = places.of(first + number, first + number + 1)[0]
+                    line, row = (place.first + 1, None) if is_lines else (None, place.first)
+                    shown = json.dumps(records[number], ensure_ascii=False, default=str)[: KEPT_RECORD_CHARS + 1]
+                    reading.reject(
+                        Reject(slice.path, error.reason, str(error), shown, line=line, row=row, origin=place.origin)
+                    )
+                origins = [places.of(first + number, first + number + 1)[0].first for number in numbers]
+                batch.origins = np.array(origins, np.int64) | index << NUMBER_BITS
+                batch.columns = kept_columns(self._keep, [records[number] for number in numbers])
+                yield batch
+                first += len(records)
+                places.forget(first)
+        _idle.clear()
+        _idle[settings] = masks
 
-    def _batch(self, records: _Records, renderer: Renderer, slice_bits: int) -> Batch:
-        recipe, numbers, conversations = self._recipe, list[int](), list[Conversation | Pair]()
-        for number, record in records.read_by(recipe.form):
+    def _batch(
+        self, records: list[dict[str, Any]], masks: Masks
+    ) -> tuple[Batch, list[int], list[tuple[int, BadRowError]]]:
+        """The conversations of records, the number of the record of each, and why others are refused."""
+        recipe, talks = self._recipe, list[tuple[int, tuple[Conversation, ...]]]()
+        errors: list[tuple[int, BadRowError]] = []
+        for number, record in enumerate(records):
             try:
-                conversation = recipe.form.conversation(record)
+                talk = recipe.form.conversations(record)
             except BadRowError as error:
-                records.reject(number, error.reason, str(error))
+                errors.append((number, error))
                 continue
-            several: Sequence[Conversation | Pair] = [conversation]
-            if recipe.per_turn and isinstance(conversation, Conversation):
+            several = [talk]
+            if recipe.per_turn and len(talk) == 1:
                 with contextlib.suppress(BadRowError):  # raised again when it is rendered
-                    several = renderer.masks(conversation).by_turn(conversation)
-            numbers += [number] * len(several)
-            conversations += several
-        reasons = {} if self._cleaner is None else self._clean(conversations, self._cleaner)
-        stay, dropped = list[int](), list[str | None]()
-        sides, texts, pairs, ends = list[Conversation](), list[str](), list[Stretch](), [0]
-        for at, (number, one) in enumerate(zip(numbers, conversations, strict=True)):
+                    several = [(one,) for one in masks.by_turn(talk[0])]
+            talks += [(number, one) for one in several]
+        reasons = {} if self._cleaner is None else self._clean([one for _, one in talks], self._cleaner)
+        numbers, dropped = list[int](), list[str | None]()
+        sides, texts, derived, pairs, ends = list[Conversation](), list[str](), list[bool](), list[Stretch](), [0]
+        for at, (number, talk) in enumerate(talks):
             try:
-                shown = [renderer.show(side) for side in one.sides]
+                found = [masks.find(side) for side in talk]
             except BadRowError as error:
-                records.reject(number, error.reason, str(error))
+                errors.append((number, error))
                 continue
-            stay.append(number)
+            numbers.append(number)
             dropped.append(reasons.get(at))
-            sides += one.sides
-            for rendering, stretches in shown:
+            sides += talk
+            for rendering, stretches, are_derived in found:
                 texts.append(rendering.text)
+                derived.append(are_derived)
                 pairs += in_bytes(rendering.text, stretches)
                 ends.append(len(pairs))
         utf8 = pa.array(texts, pa.large_string())
         offsets, count = text_offsets(utf8), recipe.sides
-        verdicts = Verdicts(len(stay))
+        verdicts = Verdicts(len(numbers))
         for at, reason in enumerate(dropped if reasons else ()):
             if reason is not None:
                 verdicts.drop_one(at, reason)
         labelled = bool(sides) and sides[0].label is not None
-        of_sides = Sides(
+        batch = Batch(
+            pa.LargeStringArray.from_buffers(len(numbers), pa.py_buffer(offsets[::count].copy()), utf8.buffers()[2]),
+            bytes_read=int(offsets[-1] - offsets[0]),
+            verdicts=verdicts,
+        )
+        batch.sides = Sides(
             count,
             cuts=np.diff(offsets)[::count],
             stretches=np.array(pairs, np.int64).reshape(-1, 2),
             counts=np.diff(ends).astype(np.int64),
             turns=_turns(sides),
-            derived=np.array([renderer.masks(side).derives(side) for side in sides], np.bool_),
+            derived=np.array(derived, np.bool_),
             labels=np.array([side.label for side in sides[::count]], dtype=np.uint8) if labelled else None,
-        )
-        batch = Batch(
-            pa.LargeStringArray.from_buffers(len(stay), pa.py_buffer(offsets[::count].copy()), utf8.buffers()[2]),
-            bytes_read=int(offsets[-1] - offsets[0]),
-            verdicts=verdicts,
-            sides=of_sides,
         )
         if recipe.dedup_on_prompt or recipe.group_by_prompt:
             asked = zip(sides[::count], texts[::count], strict=True)
             batch.prompts = pa.array([prompt_of(side) or text for side, text in asked], pa.large_string())
-        batch.counts["special_tokens_in_content"] = sum(map(renderer.says_special, sides))
-        batch.origins = np.array([records.place(number).first for number in stay], np.int64) | slice_bits
-        batch.columns = kept_columns(self._keep, [records.record(number) for number in stay])
-        return batch
+        batch.counts["special_tokens_in_content"] = sum(map(masks.says_special, sides))
+        return batch, numbers, errors
 
-    def _clean(self, conversations: list[Conversation | Pair], cleaner: Cleaner) -> dict[int, str]:
+    def _clean(self, conversations: list[tuple[Conversation, ...]], cleaner: Cleaner) -> dict[int, str]:
         """Clean what is said, all of the batch at once; why a conversation is dropped, by its number."""
         places = [
             (number, message, name)
             for number, one in enumerate(conversations)
-            for side in one.sides
+            for side in one
             for message in side.messages
             for name in ("content", *REASONING)
             if isinstance(message.get(name), str)
@@ -238,31 +247,30 @@ class ConversationReader:
         return {places[at][0]: str(verdicts.reason(at)) for at in reversed(wrong)}
 
 
-class _Records:
-    """The records of a batch, and where each is from."""
+def prompt_of(conversation: Conversation) -> str:
+    """What was asked: what is said before the last answer, or in the messages of the prompt.
 
-    def __init__(self, slice: Slice, places: Places, first: int, rows: Rows, reading: Reading) -> None:
-        self._slice, self._places, self._first, self._reading = slice, places, first, reading
-        self._rows = from_records(records_of(rows)) if not isinstance(rows, dict) else rows
+    >>> prompt_of(Conversation([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]))
+    'Hi'
+    """
+    messages = conversation.messages
+    end = conversation.prompt_messages or max(
+        (number for number, message in enumerate(messages) if message["role"] == ASSISTANT), default=len(messages)
+    )
+    return "\n".join(text for message in messages[:end] if isinstance(text := message.get("content"), str))
 
-    def read_by(self, form: Form) -> Iterator[tuple[int, dict[str, Any]]]:
-        names = [name for name in self._rows if form.reads(name)] or list(self._rows)
-        for number, values in enumerate(zip(*[self._rows[name] for name in names], strict=True)):
-            yield number, {name: value for name, value in zip(names, values, strict=True) if value is not None}
 
-    def record(self, number: int) -> dict[str, Any]:
-        """All that it has."""
-        return {name: values[number] for name, values in self._rows.items() if values[number] is not None}
-
-    def place(self, number: int) -> Place:
-        return self._places.of(self._first + number, self._first + number + 1)[0]
-
-    def reject(self, number: int, reason: str, detail: str) -> None:
-        place = self.place(number)
-        is_line = self._slice.format == "jsonl"
-        line, row = (place.first + 1, None) if is_line else (None, place.first)
-        shown = json.dumps(self.record(number), ensure_ascii=False, default=str)[: KEPT_RECORD_CHARS + 1]
-        self._reading.reject(Reject(self._slice.path, reason, detail, shown, line=line, row=row, origin=place.origin))
+def in_bytes(text: str, stretches: Sequence[Stretch]) -> list[Stretch]:
+    """Stretches of characters, in order -> stretches of bytes in UTF-8."""
+    if text.isascii():
+        return list(stretches)
+    pairs, at, size = [], 0, 0
+    for begin, end in stretches:
+        start = size + len(text[at:begin].encode())
+        size = start + len(text[begin:end].encode())
+        at = end
+        pairs.append((start, size))
+    return pairs
 
 
 def _turns(sides: Sequence[Conversation]) -> Int64s:
@@ -277,20 +285,12 @@ def _turns(sides: Sequence[Conversation]) -> Int64s:
 
 def find_form(slices: Iterator[Slice], form: str, columns: dict[str, str]) -> Form:
     """The form of the first rows of a dataset; InputError if it is none of ours."""
-    path = ""
+    path, reader = "", FileReader(TextRules(invalid_utf8="replace"), None)
     for slice in slices:
         path = slice.path
-        if slice.format in ("jsonl", "json"):
-            from milldam.sources.jsonl import first_records
-
-            rows = first_records(slice, _ROWS_SEEN)
-        else:
-            reader = FileReader(TextRules(invalid_utf8="replace"), None)
-            some = next(iter(reader.rows([slice], lambda _: None, Places())), {})
-            rows = records_of(some if isinstance(some, dict) else some.slice(0, _ROWS_SEEN))[:_ROWS_SEEN]
-        if rows:
+        for some in reader.rows([slice], lambda _: None, Places()):
             try:
-                return recognise(rows, form=form, columns=columns)
+                return recognise(records_of(take(some, 0, _ROWS_SEEN)), form=form, columns=columns)
             except InputError as error:
                 raise InputError(f"{path}: ", *error.args) from None
     raise InputError(f"{path}: no record in it tells the form of the conversations.")

@@ -2,8 +2,8 @@
 
 For byte-level BPE a token is as many bytes of the text as its letters: the tokens of a stretch are looked up in the
 running sum of a table by id, a whole batch at once. That holds for a text only if it is proven: its tokens have as many
-bytes as it has, and the tokenizer's normalizer leaves it as it is. Other texts, and those of other tokenizers (Unigram,
-WordPiece), are encoded again by HF tokenizers, which says where each token lies.
+bytes as it has, and it is in the Unicode form of the tokenizer's normalizer. Other texts, and those of other tokenizers
+(Unigram, WordPiece), are encoded again by HF tokenizers, which says where each token lies.
 
 Borders within a token follow transformers' rule: a stretch reaches from the token that holds its first character to the
 first token that holds its last one. Where no token holds it (WordPiece drops white space), the tokens within count;
@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,9 @@ import pyarrow.compute as pc
 
 from milldam.errors import InputError
 from milldam.text.arrays import text_offsets
+
+if TYPE_CHECKING:
+    import tokenizers
 
 Ids = npt.NDArray[np.uint32]
 Int64s = npt.NDArray[np.int64]
@@ -37,17 +41,21 @@ _CONTINUES, _CONTINUATION = 0xC0, 0x80
 class TokenSpans:
     """Finds the tokens of stretches of bytes, for one tokenizer."""
 
-    def __init__(self, tokenizer_json: str, huggingface: Any) -> None:
-        self._huggingface = huggingface
-        content = json.loads(tokenizer_json)
-        self._bytes_of_id = _bytes_of_ids(content)
-        normalizer = content.get("normalizer")
-        self._normalizer = normalizer.get("type") if normalizer else None
+    def __init__(self, tokenizer_json: str) -> None:
+        self._json, content = tokenizer_json, json.loads(tokenizer_json)
+        normalizer = content.get("normalizer") or {}
+        self._form = normalizer.get("type")
+        is_plain = self._form is None or self._form in _UNICODE_FORMS
+        self._bytes_of_id = _bytes_of_ids(content) if is_plain else None
+        if self._bytes_of_id is None:
+            _ = self._huggingface  # is asked for every text: workers that are forked later share it
 
-    @property
-    def needs_huggingface(self) -> bool:
-        """Whether HF tokenizers is asked for every text, not only for rare ones."""
-        return self._bytes_of_id is None
+    @cached_property
+    def _huggingface(self) -> tokenizers.Tokenizer:
+        """Loaded when it is first needed: that it is is rare, and it takes memory."""
+        import tokenizers
+
+        return tokenizers.Tokenizer.from_str(self._json)
 
     def find(
         self,
@@ -55,17 +63,17 @@ class TokenSpans:
         id_offsets: Int64s,
         texts: pa.LargeStringArray,
         stretches: Int64s,
-        offsets: Int64s,
+        counts: Int64s,
         derived: npt.NDArray[np.bool_],
     ) -> tuple[Int64s, Int64s]:
         """Stretches of bytes of each text, in order -> stretches of its tokens, those that touch as one.
 
-        ids: flat, those of text i from id_offsets[i] to id_offsets[i + 1]; stretches: (n, 2), those of text i from
-        offsets[i] to offsets[i + 1]; derived: (texts,), whether those of a text are.
-        -> The same for tokens: (m, 2), and offsets.
+        ids: flat, those of text i from id_offsets[i] to id_offsets[i + 1]; stretches: (n, 2); counts: (texts,), how
+        many each text has; derived: (texts,), whether those of a text are.
+        -> The same for tokens: (m, 2), and counts.
         """
         places = text_offsets(texts)
-        owner = np.repeat(np.arange(len(texts)), np.diff(offsets))
+        owner = np.repeat(np.arange(len(texts)), counts)
         spans = np.zeros_like(stretches)
         proven = np.zeros(len(texts), bool)
         if self._bytes_of_id is not None and len(texts):
@@ -77,26 +85,17 @@ class TokenSpans:
             here = proven[owner]
             spans[here] = _by_bytes(ends, id_offsets, data, places, stretches[here], owner[here], derived)
         for number in np.flatnonzero(~proven).tolist():
-            mine = slice(int(offsets[number]), int(offsets[number + 1]))
-            count = int(id_offsets[number + 1] - id_offsets[number])
+            mine, count = owner == number, int(id_offsets[number + 1] - id_offsets[number])
             spans[mine] = self._by_offsets(texts[number].as_py(), count, stretches[mine], derived=derived[number])
         return _joined(spans, owner, len(texts))
 
     def _proven(self, begins: Int64s, texts: pa.LargeStringArray, places: Int64s) -> npt.NDArray[np.bool_]:
         """Whose tokens are their bytes, one after the other."""
         proven: npt.NDArray[np.bool_] = np.diff(begins) == np.diff(places)
-        if self._normalizer is None:
-            return proven
-        is_form, unclear = self._normalizer in _UNICODE_FORMS, proven
-        if is_form:
+        if self._form is not None:
             unclear = proven & ~pc.string_is_ascii(texts).to_numpy(zero_copy_only=False)
-        for number in np.flatnonzero(unclear).tolist():
-            text = texts[number].as_py()
-            proven[number] = (
-                unicodedata.is_normalized(self._normalizer, text)
-                if is_form
-                else self._huggingface.normalizer.normalize_str(text) == text
-            )
+            for number in np.flatnonzero(unclear).tolist():
+                proven[number] = unicodedata.is_normalized(self._form, texts[number].as_py())
         return proven
 
     def _by_offsets(self, text: str, count: int, stretches: Int64s, *, derived: bool) -> Int64s:
@@ -108,8 +107,10 @@ class TokenSpans:
                 f"be told for {text[:60]!r}."
             )
         places = np.array(encoded.offsets, np.int64).reshape(-1, 2)
+        starts = (np.frombuffer(text.encode(), np.uint8) & _CONTINUES) != _CONTINUATION
         found = []
-        for begin, end in _in_characters(text, stretches).tolist():
+        # Stretches of bytes as stretches of characters.
+        for begin, end in np.concatenate(([0], np.cumsum(starts)))[stretches].tolist():
             first, stop = _tokens_within(places, begin, end)
             reaches_beyond = stop > first and places[stop - 1, 1] > end
             if derived and reaches_beyond and text[max(begin, int(places[stop - 1, 0])) : end].isspace():
@@ -150,12 +151,9 @@ def _bytes_of_ids(content: dict[str, Any]) -> npt.NDArray[np.int32] | None:
     from tokenizers import pre_tokenizers
 
     model = content.get("model") or {}
-    vocab = model.get("vocab")
-    if model.get("type") != "BPE" or not isinstance(vocab, dict) or not _is_byte_level(content.get("pre_tokenizer")):
-        return None
+    vocab = model.get("vocab") or {}
     letters = set(pre_tokenizers.ByteLevel.alphabet())
-    if not letters <= vocab.keys():
-        # Some byte would be unknown, or left out.
+    if model.get("type") != "BPE" or not letters <= vocab.keys():
         return None
     added = {token["id"]: token["content"] for token in content.get("added_tokens") or ()}
     # As narrow as may be: the table is looked into at random.
@@ -170,23 +168,6 @@ def _bytes_of_ids(content: dict[str, Any]) -> npt.NDArray[np.int32] | None:
     return table
 
 
-def _is_byte_level(step: dict[str, Any] | None) -> bool:
-    if step is None:
-        return False
-    if step.get("type") == "Sequence":
-        return any(_is_byte_level(one) for one in step.get("pretokenizers", ()))
-    return step.get("type") == "ByteLevel"
-
-
-def _in_characters(text: str, stretches: Int64s) -> Int64s:
-    """Stretches of bytes as stretches of characters."""
-    if text.isascii():
-        return stretches
-    starts = (np.frombuffer(text.encode(), np.uint8) & _CONTINUES) != _CONTINUATION
-    characters: Int64s = np.concatenate(([0], np.cumsum(starts)))[stretches]
-    return characters
-
-
 def _tokens_within(places: Int64s, begin: int, end: int) -> tuple[int, int]:
     """From the token that holds character `begin` to the one that holds `end - 1`; else those within. (0, 0): none."""
     begins, ends = places[:, 0], places[:, 1]
@@ -199,14 +180,13 @@ def _tokens_within(places: Int64s, begin: int, end: int) -> tuple[int, int]:
 
 
 def _joined(spans: Int64s, owner: Int64s, texts: int) -> tuple[Int64s, Int64s]:
-    """Those that touch as one, empty ones left out. -> (m, 2), offsets: (texts + 1,)"""
+    """Those that touch as one, empty ones left out. -> (m, 2), counts: (texts,)"""
     there = spans[:, 1] > spans[:, 0]
     spans, owner = spans[there], owner[there]
     if not len(spans):
-        return spans, np.zeros(texts + 1, np.int64)
+        return spans, np.zeros(texts, np.int64)
     begins_anew = np.ones(len(spans), bool)
     begins_anew[1:] = (owner[1:] != owner[:-1]) | (spans[1:, 0] > spans[:-1, 1])
     first = np.flatnonzero(begins_anew)
     last = np.append(first[1:], len(spans)) - 1
-    counts = np.bincount(owner[first], minlength=texts)
-    return np.stack([spans[first, 0], spans[last, 1]], 1), np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    return np.stack([spans[first, 0], spans[last, 1]], 1), np.bincount(owner[first], minlength=texts).astype(np.int64)

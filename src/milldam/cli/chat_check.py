@@ -29,9 +29,6 @@ _MOST = 5
     show_default=True,
     help="Messages to train on: assistant, last, all, roles separated by commas, or a message field.",
 )
-@click.option(
-    "--turn-end/--no-turn-end", default=True, show_default=True, help="Whether to train on the tokens that end a turn."
-)
 @click.option("--form", default="auto", show_default=True, help="The form of the conversations.")
 @pairs("--column", "columns", "NAME=COLUMN", "Name of a column, such as messages=turns.")
 @pairs("--variable", "variables", "NAME=VALUE", "A variable of the template.")
@@ -44,7 +41,6 @@ def chat_check(
     tokenizer: str | None,
     named_template: str | None,
     train_on: str,
-    turn_end: bool,
     variables: dict[str, Any],
     characters: int,
     as_json: bool,
@@ -67,7 +63,7 @@ def chat_check(
     from milldam.tokenizers.loading import load_tokenizer
 
     words = train_on.split(",")
-    rule, special = rule_of(words[0] if len(words) == 1 else words, turn_end=turn_end), []
+    rule, special = rule_of(words[0] if len(words) == 1 else words), []
     if tokenizer is not None:
         added = load_tokenizer(tokenizer).huggingface.get_added_tokens_decoder().values()
         special = [token.content for token in added if token.special]
@@ -81,45 +77,40 @@ def chat_check(
     check = check_chat(data, source, rule, special_tokens=special, **options)
     counts, (text, stretches) = check.counts, check.first or ("", [])
     share = counts["trained_characters"] / max(1, counts["characters"])
-    parts = {name: dict(getattr(check, name).most_common(_MOST)) for name in ("headers", "leads", "ends")}
-    refused = {
+    refused: dict[str, dict[str, Any]] = {
         reason: {"count": messages.total(), "first": first, "messages": dict(messages.most_common(_MOST))}
-        for reason, (first, messages) in check.refused.items()
+        for reason, (first, messages) in sorted(check.refused.items(), key=lambda item: -item[1][1].total())
     }
-    facts = {"form": check.form.name, "tagged": check.tagged, "rows": check.rows, "usable": check.usable}
-    facts |= {"trained_share": round(share, 6), "counts": dict(sorted(counts.items())), **parts}
-    facts |= {"refused": refused, "first": {"text": text, "trained": stretches}}
     if as_json:
+        facts = {"form": check.form.name, "tagged": check.tagged, "rows": check.rows, "usable": check.usable}
+        facts |= {"trained_share": round(share, 6), "counts": dict(sorted(counts.items()))}
+        facts |= {"refused": refused, "first": {"text": text, "trained": stretches}}
         click.echo(json.dumps(facts, ensure_ascii=False))
-    if check.first is not None and not as_json:
-        _show_first(text, stretches, characters)
-    how = "taken from the template's {% generation %} tags"
-    lines = [
-        "── summary ──",
-        f"form             {check.form}",
-        f"rows             {check.rows:,}",
-        f"usable           {check.usable:,} ({check.usable / max(1, check.rows):.1%})",
-        f"what is trained  {how if check.tagged else 'derived, and proven for each conversation'}",
-        f"trained share    {share:.1%} of {counted(counts['characters'], 'character')}",
-        f"turns            {counts['turns']:,} ({turns_by_role(counts)})",
-    ]
-    for name, title in (
-        ("headers", "not trained      {} (header of a trained turn)"),
-        ("leads", "trained, before  {} (content of a message)"),
-        ("ends", "trained, after   {} (content of a message)"),
-    ):
-        shown = ", ".join(f"{count:,} x {part!r}" for part, count in parts[name].items())
-        lines += [title.format(shown)] if shown else []
-    if counts["special_tokens_in_content"]:
-        said = counted(counts["special_tokens_in_content"], "conversation")
-        lines.append(f"warning          {said} with special tokens in what is said: they become special tokens")
-    if rule.turn_end and not check.tagged and check.ends[""]:
-        turns = counted(check.ends[""], "trained turn")
-        lines.append(f"warning          no end of {turns} is trained on: the template writes none, or too late")
-    for reason, (first, messages) in check.refused.items():
-        lines.append(f"refused          {messages.total():,} {reason}, first {first}")
-        lines += [f"                   {count:,} x {message}" for message, count in messages.most_common(_MOST)]
-    if not as_json:
+    else:
+        if check.first is not None:
+            _show_first(text, stretches, characters)
+        how = "taken from the template's {% generation %} tags"
+        how = how if check.tagged else "derived, and proven for each conversation"
+        lines = [
+            "── summary ──",
+            f"form             {check.form}",
+            f"rows             {check.rows:,}",
+            f"usable           {check.usable:,} ({check.usable / max(1, check.rows):.1%})",
+            f"what is trained  {how}",
+            f"trained share    {share:.1%} of {counted(counts['characters'], 'character')}",
+            f"turns            {counts['turns']:,} ({turns_by_role(counts)})",
+        ]
+        if counts["special_tokens_in_content"]:
+            said = counted(counts["special_tokens_in_content"], "conversation")
+            lines.append(f"warning          {said} with special tokens in what is said: they become special tokens")
+        if not check.tagged and counts["turns_without_end"]:
+            turns = counted(counts["turns_without_end"], "trained turn")
+            lines.append(
+                f"warning          no end of {turns} is trained on: the template writes none, or with the next message"
+            )
+        for reason, one in refused.items():
+            lines.append(f"refused          {one['count']:,} {reason}, first {one['first']}")
+            lines += [f"                   {count:,} x {message}" for message, count in one["messages"].items()]
         click.echo(visible("\n".join(lines)))
     if not check.usable:
         raise click.exceptions.Exit(1)

@@ -52,9 +52,9 @@ def inspect(store: str, split: str | None, start: int, documents: int, tokens: i
     milldam inspect corpus.milldam --split val
     """
     from milldam.remote import place_at
-    from milldam.stores.tokens.reader import open_store
+    from milldam.stores.tokens.reader import Store
 
-    opened = open_store(place_at(store), split=split)
+    opened = Store(place_at(store), split=split)
     first = start + len(opened) if start < 0 else start
     if not 0 <= first < len(opened):
         inside = f", split {split}" if split is not None else ""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.command(cls=JobCommand)
 @click.argument("function", metavar="SCRIPT.PY:FUNCTION")
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@together("Output", *settings(MapSettings, "out remove_columns shard_size shards"))
+@together("Output", *settings(MapSettings, "out remove_columns shard_size"))
 @together(
     "Input", text_options, *settings(MapSettings, "columns split"), setting("--subset", of="DataSet", metavar="NAME")
 )

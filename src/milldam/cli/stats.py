@@ -58,14 +58,15 @@ def _of_store(store: Store) -> dict[str, Any]:
     from milldam.config.settings import text_columns
 
     manifest, tally, tokens = store.manifest, store.manifest.tally, max(1, store.tokens)
+    counted = manifest.sums
     figures = {
         "store": store.name,
         "documents": len(store),
         "tokens": store.tokens,
-        "characters": manifest.characters,
-        "text_bytes": manifest.text_bytes,
-        "characters_per_token": round(manifest.characters / tokens, 4),
-        "bytes_per_token": round(manifest.text_bytes / tokens, 4),
+        "characters": counted["characters"],
+        "text_bytes": counted["text_bytes"],
+        "characters_per_token": round(counted["characters"] / tokens, 4),
+        "bytes_per_token": round(counted["text_bytes"] / tokens, 4),
         "dtype": manifest.dtype,
         "vocab_size": manifest.vocab_size,
         "tokenizer": manifest.tokenizer.get("name"),

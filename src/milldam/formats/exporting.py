@@ -211,7 +211,7 @@ class ExportJob(engine.Job[ExportSummary]):
         return {"rows": rows, "tokens_left_out": export.store.tokens - sum(one["tokens"] for one in made)}
 
     def up_to_date(self, run: Session) -> ExportSummary | None:
-        made = EXPORT.head(Folder(run.folder.out))
+        made = EXPORT.facts(Folder(run.folder.out))
         return replace(self._summary(made), up_to_date=True) if self._has_all(made["sizes"]) else None
 
     def _summary(self, made: dict[str, Any]) -> ExportSummary:

@@ -21,7 +21,6 @@ from milldam.files import hash_bytes
 from milldam.loader.reading import Reader, open_reader
 from milldam.loader.stream import TokenFile, TokenStream
 from milldam.loader.views import Trainable
-from milldam.stores.kinds import TokenizerFacts
 from milldam.stores.tokens.reader import in_blocks
 from milldam.stores.tokens.writer import Tokens
 
@@ -51,7 +50,7 @@ class ForeignFile(Trainable):
         wanted: np.dtype[Any] | None,
         *,
         vocab_size: int | None = None,
-        tokenizer: TokenizerFacts | None = None,
+        tokenizer: dict[str, Any] | None = None,
     ) -> None:
         """`wanted`: the dtype that the user says it has; `vocab_size`, `tokenizer`: where the file says them."""
         if wanted is not None and wanted != dtype:

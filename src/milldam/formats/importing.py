@@ -39,20 +39,9 @@ from milldam.run.engine import Assigned, Make, Progress, Session, Stage
 from milldam.run.records import RECORDS, Record, Records, sweep
 from milldam.run.summary import Observer, Summary
 from milldam.run.units import Identity, key_of
-from milldam.stores.generations import live_files
-from milldam.stores.kinds import TOKENS
-from milldam.stores.place import Folder
+from milldam.stores.kinds import TOKENS, live_files
 from milldam.stores.tokens.format import token_dtype
-from milldam.stores.tokens.manifest import (
-    SHARD_FILES,
-    Manifest,
-    Shard,
-    ShardSpool,
-    Totals,
-    read_facts,
-    read_shards,
-    totals_by_split,
-)
+from milldam.stores.tokens.manifest import SHARD_FILES, Manifest, Shard, sums
 from milldam.stores.tokens.writer import ShardWriter, Tokens
 from milldam.stores.verify import has_every_file
 
@@ -241,13 +230,12 @@ class ImportJob(engine.Job[ImportSummary]):
         folder.tidy()
         if self._look_at_input(run)[1] != identity.input:
             raise InputError("The source changed while it was read. Run the same command again: it reads what changed.")
-        shards = ShardSpool(folder.folder)
-        shards.fill(
+        shards = [
             Shard(**record.facts["shard"] | {"unit": unit, "part": record.part})
             for unit, record in self._records.in_plan_order()
             if not record.last
-        )
-        if not shards.splits:
+        ]
+        if not shards:
             raise InputError(f"No documents in {', '.join(self._settings.source)}: nothing to import.")
         assert self._vocab_size is not None
         facts = Manifest(
@@ -257,12 +245,12 @@ class ImportJob(engine.Job[ImportSummary]):
             "imported",
             identity.settings,
             identity.input,
-            shards=(),
+            shards=tuple(sorted(shards, key=lambda shard: (shard.split != "train", shard.split))),
             chat=self._chat_facts(),
             units=plan.units,
         )
-        summary = self._summary(folder.out, facts, shards.splits)
-        shards.write(facts, folder.out)
+        summary = self._summary(folder.out, facts)
+        facts.write(folder.out)
         sweep(folder.out, SHARDS, live_files(folder.out, TOKENS))
         summary = replace(summary, up_to_date=False, units=plan.units, workers=plan.workers, changed=plan.changes)
         summary = run.measured(replace(summary, reused=self._records.reused))
@@ -290,11 +278,11 @@ class ImportJob(engine.Job[ImportSummary]):
         out = run.folder.out
         if not has_every_file(out, TOKENS):
             return None
-        place = Folder(out)
-        return self._summary(out, read_facts(place), totals_by_split(read_shards(place)))
+        return self._summary(out, Manifest.read(out))
 
-    def _summary(self, out: Path, manifest: Manifest, splits: dict[str, Totals]) -> ImportSummary:
-        documents = {name: {"documents": one.documents, "tokens": one.tokens} for name, one in splits.items()}
+    def _summary(self, out: Path, manifest: Manifest) -> ImportSummary:
+        splits = {name: sums(shard for shard in manifest.shards if shard.split == name) for name in manifest.splits}
+        documents = {name: {what: one[what] for what in ("documents", "tokens")} for name, one in splits.items()}
         counts = {kind: sum(one[kind] for one in documents.values()) for kind in ("documents", "tokens")}
         facts: ImportFacts = {
             "formats": tuple(dict.fromkeys(file.format for file in self._files)),

@@ -107,5 +107,6 @@ def write_file(export: Export, file: OutputFile, progress: Progress) -> FileReco
         with explain_os_errors(new.path), tempfile.TemporaryFile(dir=new.path.parent) as lengths:
             for block in document_lengths(export.parts[file.split]):
                 lengths.write(block.astype("<i8").data)
-            write_index(new, lengths, export.dtype.name)
+            lengths.flush()
+            write_index(new, np.memmap(lengths, "<i8", "r"), export.dtype.name)
         return new.commit()

@@ -18,7 +18,7 @@ from milldam.errors import InputError, StoreError
 from milldam.formats.foreign import ForeignFile, read_flat
 from milldam.formats.writing import Export, FileRecord, OutputFile, flat_files, write_flat
 from milldam.loader.stream import TokenFile
-from milldam.stores.kinds import InputFacts, TokenizerFacts
+from milldam.stores.kinds import Facts
 
 if TYPE_CHECKING:
     from milldam.run.engine import Progress
@@ -81,10 +81,11 @@ class Sidecar(TypedDict):
 
     dtype: str
     tokens: int
+    fingerprint: str
     vocab_size: int
-    tokenizer: TokenizerFacts
+    tokenizer: Facts
     settings: dict[str, Any]
-    input: InputFacts
+    input: Facts
 
 
 def sidecar_path(npy: Path) -> Path:

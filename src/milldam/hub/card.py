@@ -47,7 +47,7 @@ def _describe(contents: Contents, repo: str, data: Any) -> None:
     tag = "question-answering" if getattr(manifest, "qa", None) else {TOKENS: "tokenized", TABLE: "arrow"}[kind]
     data.pretty_name = data.pretty_name or repo.split("/")[1]
     data.tags = list(dict.fromkeys([*(data.get("tags") or ()), "milldam", tag]))
-    data.size_categories = [size_category(getattr(manifest, rows))]
+    data.size_categories = [size_category(manifest.totals[rows])]
     if kind is TABLE:
         names = [file.name for file in contents.files]
         paths = names if 0 < len(names) <= _LISTED_SHARDS else "rows-*.arrow"

@@ -61,7 +61,7 @@ class Contents:
     @classmethod
     def of(cls, kind: Kind, data: bytes, where: str) -> Contents:
         """The files that the text of a manifest names. `where`: what messages call its place."""
-        manifest = kind.read_manifest(cast("Any", _ManifestAlone(where, data)))
+        manifest = kind.read(cast("Any", _ManifestAlone(where, data)))
         tokenizer = (manifest.tokenizer or {}).get("xxh3")
         files = [StoredFile("tokenizer.json", tokenizer, None)] if tokenizer else []
         files += [StoredFile(name, record["xxh3"], record["bytes"]) for name, record in manifest.files()]

@@ -30,8 +30,7 @@ from milldam.files import (
 from milldam.hub.client import SHARD_FILES, explained, files_at, hub_api, read_file, repo_name
 from milldam.hub.contents import Contents, kind_among
 from milldam.run.summary import Summary
-from milldam.stores.generations import keep, live_files
-from milldam.stores.kinds import store_kind
+from milldam.stores.kinds import keep, live_files, store_kind
 
 _STREAMS = 4
 """Files that are fetched at a time."""

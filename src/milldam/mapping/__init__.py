@@ -2,7 +2,7 @@
 
 settings            its options
 identity            what a function depends on
-rows, spool         anything that has rows -> units, and a reader of their rows
+rows, spool         anything that has rows -> units, and a reader of their rows; the rest -> files
 function, schema    rows -> batches -> function -> columns of one schema
 working             the function and a unit in a worker
 table_job           the part of a job that `milldam qa` shares: records, manifest, summary
@@ -44,7 +44,6 @@ def map(
     batch_bytes: int | str = "8MB",
     columns: Sequence[str] | None = None,
     remove_columns: Sequence[str] | str | None = None,
-    input_columns: Sequence[str] | str | None = None,
     format: Format = "python",
     with_indices: bool = False,
     fn_kwargs: Mapping[str, object] | None = None,
@@ -54,10 +53,8 @@ def map(
     executor: Executor = "local",
     address: str | None = None,
     shard_size: int | str = "64MB",
-    shards: int | None = None,
     on_error: OnError = "raise",
     key: str | None = None,
-    source_key: str | None = None,
     documents: Documents = "file",
     separator: str | None = None,
     invalid_utf8: InvalidUtf8 = "reject",

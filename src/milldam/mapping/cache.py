@@ -26,10 +26,11 @@ from milldam.files import TEMPORARY_SUFFIX, explain_os_errors, user_cache
 from milldam.memory import parse_size
 from milldam.remote import default_bytes
 from milldam.run.folder import RUN_FOLDER
-from milldam.stores.generations import Held
+from milldam.stores.place import hold
 from milldam.stores.table.manifest import IN_USE, NAME
 
 SIZE_VARIABLE = "MILLDAM_MAP_CACHE_SIZE"
+_DAY_SECONDS = 86_400
 ONCE = "once-"
 """Prefix of the key of a table that is not found again."""
 
@@ -48,12 +49,14 @@ def cache_limit() -> int:
 def cached_out(key: str) -> Iterator[Path]:
     """The folder for the table of a key, reserved while the block runs; then room is made for it."""
     out = cache_folder() / key
-    held: Held | None = None
+    held = None
     while held is None:
         with explain_os_errors(out), contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
             (out / RUN_FOLDER).mkdir(exist_ok=True, parents=True)
-            (out / IN_USE).touch()
-            held = Held(out / IN_USE)
+            with (out / IN_USE).open("ab") as file:
+                file.write(b"" if file.tell() else b"\n")  # an empty file can't be held
+            os.utime(out / IN_USE)
+            held = hold(out / IN_USE)
     try:
         with FileLock(out / RUN_FOLDER / "lock"):
             pass  # wait for another process that makes the same table, to use that
@@ -70,15 +73,12 @@ def cached_out(key: str) -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class CachedTable:
+    key: str
     path: Path
     bytes: int
     used: float
     """When, in seconds since 1970."""
     in_use: bool
-
-    @property
-    def key(self) -> str:
-        return self.path.name
 
 
 def cached_tables() -> list[CachedTable]:
@@ -86,34 +86,24 @@ def cached_tables() -> list[CachedTable]:
     tables = []
     for path in cache_folder().glob("*"):
         if path.is_dir() and not path.name.startswith("."):
-            size, used = 0, 0.0
-            for file in path.rglob("*"):
-                with contextlib.suppress(FileNotFoundError):
-                    size += file.stat().st_size if file.is_file() else 0
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
                 used = (path / IN_USE).stat().st_mtime
-            with _exclusive(path / IN_USE) as is_free:
-                tables.append(CachedTable(path, size, used, not is_free))
+                with _exclusive(path / IN_USE) as is_free:
+                    tables.append(CachedTable(path.name, path, size, used, not is_free))
     return sorted(tables, key=lambda table: table.used, reverse=True)
 
 
 @contextlib.contextmanager
 def _exclusive(path: Path) -> Iterator[bool]:
     """Whether nobody holds a lock on a file, and nobody gets one while the block runs."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        yield True
-        return
-    is_free = True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        is_free = False
-    try:
-        yield is_free
-    finally:
-        os.close(descriptor)
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
 
 
 def make_room(limit: int) -> None:
@@ -127,21 +117,23 @@ def make_room(limit: int) -> None:
 
 
 def remove_leftovers() -> None:
-    """Remove what killed processes left half removed."""
+    """Remove what killed processes left half removed, or half written a day ago."""
     for path in cache_folder().glob(f".*{TEMPORARY_SUFFIX}"):
-        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            if (path / IN_USE).exists() or time.time() - path.stat().st_mtime > _DAY_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def remove(table: CachedTable) -> bool:
     """Whether it is gone; not if it is in use."""
-    with _exclusive(table.path / IN_USE) as is_free:
-        if is_free:
-            # Under another name first: a folder with its own name is complete.
-            gone = table.path.with_name(f".{table.path.name}.{time.time_ns()}{TEMPORARY_SUFFIX}")
-            with contextlib.suppress(FileNotFoundError):
-                table.path.rename(gone)
-            shutil.rmtree(gone, ignore_errors=True)
-        return is_free
+    with contextlib.suppress(FileNotFoundError), _exclusive(table.path / IN_USE) as is_free:
+        if not is_free:
+            return False
+        # Under another name first: a folder with its own name is complete.
+        gone = table.path.with_name(f".{table.key}.{time.time_ns()}{TEMPORARY_SUFFIX}")
+        table.path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+    return True
 
 
 def table_of(key: str) -> CachedTable:

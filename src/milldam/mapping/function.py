@@ -22,7 +22,7 @@ import inspect
 import re
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,9 +46,6 @@ class Input(dict[str, Any]):
     def __or__(self, other: Any) -> Input:  # type: ignore[override]
         return Input({**self, **other})
 
-    def copy(self) -> Input:
-        return Input(self)
-
 
 class ResultError(InputError):
     """The function returned something that can't be used; the message says what to return instead."""
@@ -64,9 +61,6 @@ class FunctionError(ResultError):
         super().__init__(*message)
         self.exception = exception
         """The exception alone, on one line."""
-
-
-# ---- batches ----
 
 
 def batches(rows: Iterable[Rows], batch_size: int, batch_bytes: int) -> Iterator[Rows]:
@@ -103,11 +97,7 @@ class Caller:
 
     def __init__(self, settings: MapSettings) -> None:
         self._settings, self._function = settings, settings.function
-
-    @property
-    def name(self) -> str:
-        """Of the function."""
-        return str(getattr(self._function, "__name__", type(self._function).__name__))
+        self.name = str(getattr(self._function, "__name__", type(self._function).__name__))
 
     def results(self, rows: Rows, first_row: int | None) -> tuple[list[Columns], list[tuple[int, Rows, str]]]:
         """The results for a batch, several if it was called row by row; and if it raises and rows may be set aside,
@@ -133,11 +123,10 @@ class Caller:
         """The columns of the result."""
         settings, known = self._settings, column_names(rows)
         removed = known if settings.remove_columns == ALL else settings.remove_columns
-        for option, names in (("remove_columns", removed), ("input_columns", settings.input_columns or ())):
-            for name in names:
-                if name not in known:
-                    there = f': there is no column "{name}"; there are {", ".join(known)}.{did_you_mean(name, known)}'
-                    raise ResultError(Setting(option), there)
+        missing = next((name for name in removed if name not in known), None)
+        if missing is not None:
+            there = f': there is no column "{missing}"; there are {", ".join(known)}.{did_you_mean(missing, known)}'
+            raise ResultError(Setting("remove_columns"), there)
         kept = [name for name in known if name not in removed]
         return (self._batch if settings.batched else self._rows)(rows, first_row, kept)
 
@@ -146,17 +135,34 @@ class Caller:
         indices = None if first_row is None else list(range(first_row, first_row + count))
         returned = self._call(_input(rows, self._settings.format), indices)
         returned = self._returned(_await_all([returned])[0] if inspect.isawaitable(returned) else returned, rows, kept)
-        staying = {name: column(rows, name) for name in kept}
         if returned is None:
-            return staying
-        columns = as_columns(returned)
-        length = _common_length(columns)
-        if as_table(returned) is not None:
-            return columns
-        left = [name for name in kept if name not in columns]
-        if columns and left and length != count:
+            return {name: column(rows, name) for name in kept}
+        table = as_table(returned)
+        if table is not None:
+            return {name: table.column(name) for name in table.schema.names}
+        if not isinstance(returned, Mapping):
+            raise ResultError(
+                f"a value of type {type(returned).__name__} was returned. In batched mode return a dict of columns, "
+                'such as {"length": [3, 5]}, an Arrow table, or None to leave the rows as they are; ',
+                Setting("batched", False),
+                " takes and returns single rows.",
+            )
+        for name, values in returned.items():
+            if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
+                raise ResultError(
+                    f'column "{name}": {type(values).__name__} where a list or an array of values is wanted, one a '
+                    "row. With ",
+                    Setting("batched", False),
+                    " the function takes and returns one row.",
+                )
+        lengths = {str(name): len(values) for name, values in returned.items()}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
+            raise ResultError(f"the columns that were returned are not of one length: {listed}.")
+        left, length = [name for name in kept if name not in lengths], next(iter(lengths.values()), count)
+        if left and length != count:
             raise _stays_beside(left, length, count)
-        return staying | columns
+        return {name: column(rows, name) for name in kept} | dict(zip(lengths, returned.values(), strict=True))
 
     def _rows(self, rows: Rows, first_row: int | None, kept: list[str]) -> Columns:
         """A row at a time; an async function works on all rows of the batch concurrently."""
@@ -166,33 +172,32 @@ class Caller:
             calls = _await_all(list(calls))
         results: list[Mapping[str, Any]] = []
         origins: list[int] = []
-        tables = 0
         for number, result in enumerate(calls):
             try:
-                value = self._returned(result, rows, kept)
-                returned, is_table = _as_rows(value), as_table(value) is not None
-                tables += is_table
-                if tables not in (0, number + 1):
-                    raise ResultError("a table was returned for some rows and not for others. Return one kind.")
-                left = [name for name in kept if not all(name in row for row in returned)]
-                if len(returned) > 1 and left and not is_table:
+                returned = self._returned(result, rows, kept)
+                returned = [{}] if returned is None else [returned] if isinstance(returned, Mapping) else returned
+                if not isinstance(returned, list | tuple) or not all(isinstance(one, Mapping) for one in returned):
+                    raise ResultError(
+                        f"a value of type {type(returned).__name__} was returned. With ",
+                        Setting("batched", False),
+                        " return a dict (one row), a list of dicts (any number of rows; an empty one drops the row), "
+                        "or None to leave the row as it is.",
+                    )
+                left = [name for name in kept if not all(name in one for one in returned)]
+                if len(returned) > 1 and left:
                     raise _stays_beside(left, len(returned), 1)
             except ResultError as error:
                 error.row = number
                 raise
             results += returned
             origins += [number] * len(returned)
-        names = dict.fromkeys(name for result in results for name in result)
+        made = dict.fromkeys(name for result in results for name in result)
         columns: Columns = {}
-        for name in dict.fromkeys(names if tables else [*kept, *names]):
-            values = column(rows, name) if name in column_names(rows) else None
-            if name in names:  # what a row leaves out is what the input has, if anything
-                columns[name] = [
-                    result[name] if name in result else None if values is None else _plain(values[at])
-                    for result, at in zip(results, origins, strict=True)
-                ]
-            elif origins == list(range(row_count(rows))) or values is None:
-                columns[name] = values
+        for name in dict.fromkeys([*kept, *made]):
+            values: Any = column(rows, name) if name in column_names(rows) else [None] * row_count(rows)
+            if name in made:  # what a row leaves out is what the input has, if anything
+                found = (one[name] if name in one else values[at] for one, at in zip(results, origins, strict=True))
+                columns[name] = [one.as_py() if isinstance(one, pa.Scalar) else one for one in found]
             else:
                 is_list = isinstance(values, list)
                 columns[name] = [values[at] for at in origins] if is_list else values.take(pa.array(origins, "int64"))
@@ -200,10 +205,7 @@ class Caller:
 
     def _call(self, batch: Any, indices: Any) -> Any:
         """What the function returns or raises; of an async one, what has to be awaited."""
-        names = self._settings.input_columns
-        arguments = [batch] if names is None else [batch[name] for name in names]
-        if self._settings.with_indices:
-            arguments.append(indices)
+        arguments = [batch, indices] if self._settings.with_indices else [batch]
         try:
             return self._function(*arguments, **self._settings.fn_kwargs)
         except (Exception, SystemExit) as error:
@@ -219,23 +221,19 @@ class Caller:
         return {name: values for name, values in returned.items() if name not in removed}
 
 
-# ---- async functions ----
-
-
 def _await_all(calls: list[Any]) -> list[Any]:
     """The results in order, or what was raised; what has to be awaited runs concurrently."""
 
+    async def awaited(call: Any) -> Any:
+        try:
+            return await call if inspect.isawaitable(call) else call
+        except (Exception, SystemExit) as error:
+            return error
+
     async def all_awaited() -> list[Any]:
-        return await asyncio.gather(*map(_awaited, calls))
+        return await asyncio.gather(*map(awaited, calls))
 
     return asyncio.run_coroutine_threadsafe(all_awaited(), _event_loop()).result()
-
-
-async def _awaited(call: Any) -> Any:
-    try:
-        return await call if inspect.isawaitable(call) else call
-    except (Exception, SystemExit) as error:
-        return error
 
 
 @functools.cache
@@ -257,15 +255,8 @@ def _input(rows: Rows, format: str) -> Any:
         try:
             rows = pa.RecordBatch.from_pydict(rows)
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise ResultError(
-                f"the input has values that Arrow can't hold in one column ({error}), so that ",
-                Setting("format", format),
-                " is not possible. Use ",
-                Setting("format", "python"),
-                ", or read other columns with ",
-                Setting("columns", ["..."]),
-                ".",
-            ) from None
+            what = f"the input has values that Arrow can't hold in one column ({error}). Use "
+            raise ResultError(what, Setting("format", "python"), ", or read other columns.") from None
     columns = columns_as(rows, format)
     return Input(columns) if isinstance(columns, dict) else columns
 
@@ -276,10 +267,6 @@ def _copied(value: Any) -> Any:
         holds_others = any(issubclass(kind, list | dict) for kind in set(map(type, value)))
         return [_copied(one) for one in value] if holds_others else value.copy()
     return {name: _copied(one) for name, one in value.items()} if isinstance(value, dict) else value
-
-
-def _plain(value: Any) -> Any:
-    return value.as_py() if isinstance(value, pa.Scalar) else value
 
 
 def _input_rows(rows: Rows, format: str) -> Iterator[Any]:
@@ -294,23 +281,7 @@ def _input_rows(rows: Rows, format: str) -> Iterator[Any]:
         yield Input(zip(batch, values, strict=True))
 
 
-# ---- what it returned ----
-
-
-def as_columns(returned: Any) -> Columns:
-    """A dict of columns from whatever has columns: a dict, HF's BatchEncoding, Arrow, pandas, polars."""
-    if isinstance(returned, Mapping):
-        return {str(name): values for name, values in returned.items()}
-    table = as_table(returned)
-    if table is None:
-        are_rows = isinstance(returned, list) and bool(returned) and isinstance(returned[0], Mapping)
-        raise ResultError(
-            f"a value of type {type(returned).__name__} was returned. In batched mode return a dict of columns, such "
-            'as {"length": [3, 5]}, an Arrow table, or None to leave the rows as they are',
-            *(("; ", Setting("batched", False), " takes dicts and lists of dicts") if are_rows else ()),
-            ".",
-        )
-    return {name: table.column(name) for name in table.schema.names}
+# ---- what it returned, or raised ----
 
 
 def as_table(returned: Any) -> pa.Table | pa.RecordBatch | None:
@@ -321,41 +292,6 @@ def as_table(returned: Any) -> pa.Table | pa.RecordBatch | None:
     if home == "pandas" and hasattr(returned, "columns"):
         return pa.Table.from_pandas(returned, preserve_index=False)
     return returned.to_arrow() if home == "polars" and hasattr(returned, "to_arrow") else None
-
-
-def _as_rows(returned: Any) -> Sequence[Mapping[str, Any]]:
-    if returned is None:
-        return [{}]
-    if isinstance(returned, Mapping):
-        return [returned]
-    if isinstance(returned, list | tuple) and all(isinstance(one, Mapping) for one in returned):
-        return returned
-    table = as_table(returned)
-    if table is not None:
-        rows: list[Mapping[str, Any]] = table.to_pylist()
-        return rows
-    flag = " To drop a row return [], to keep it None." if isinstance(returned, bool) else ""
-    raise ResultError(
-        f"a value of type {type(returned).__name__} was returned. With ",
-        Setting("batched", False),
-        f" return a dict (one row), a list of dicts (any number of rows), or None to leave the row as it is.{flag}",
-    )
-
-
-def _common_length(columns: Columns) -> int:
-    for name, values in columns.items():
-        if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
-            raise ResultError(
-                f'column "{name}": {type(values).__name__} where a list or an array of values is wanted, one a row. '
-                "With ",
-                Setting("batched", False),
-                " the function takes and returns one row.",
-            )
-    lengths = {name: len(values) for name, values in columns.items()}
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{name} has {length:,}" for name, length in lengths.items())
-        raise ResultError(f"the columns that were returned are not of one length: {listed}.")
-    return next(iter(lengths.values()), 0)
 
 
 def _stays_beside(left: list[str], returned: int, passed: int) -> ResultError:
@@ -370,18 +306,11 @@ def _stays_beside(left: list[str], returned: int, passed: int) -> ResultError:
     )
 
 
-# ---- what it raised ----
-
-
 def _raised_error(error: BaseException, rows: Rows, *, batched: bool) -> FunctionError:
     """The traceback of user code, and a hint where a column or a value is not as expected."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    lines = []
-    for frame in frames[-_FRAMES:]:
-        lines.append(f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}')
-        lines += [f"    {frame.line}"] if frame.line else []
     exception, columns = "".join(traceback.format_exception_only(error)).rstrip(), column_names(rows)
-    lines.append(exception)
+    lines = ["".join(traceback.format_list(frames[-_FRAMES:])) + exception]
     if isinstance(error, KeyError) and error.args and error.args[0] not in columns:
         lines.append(f"The input has the columns {', '.join(columns)}.{did_you_mean(str(error.args[0]), columns)}")
     hint: tuple[object, ...] = ()

@@ -5,25 +5,22 @@ global is a part with a hash of its own, so that a change can be named. Code cou
 lines, comments and docstrings; values by what cloudpickle would write for them, with sets in order. In the user's own
 modules, only what the code names counts; for installed packages, the version. When in doubt the function is another.
 
-What can't be pickled has no hash, nor does what `eval`, `import_module` and the like lead to. Not seen: files that the
-function reads, the state of libraries (a seed, an attribute that somebody set), the environment.
+What can't be pickled has no hash. Not seen: what `eval` and `import_module` lead to, files that the function reads, the
+state of libraries (a seed, an attribute that somebody set), the environment.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dis
-import enum
 import functools
 import importlib
 import importlib.util
 import json
 import os
 import sys
-import sysconfig
 import types
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -35,8 +32,6 @@ import xxhash
 from milldam.errors import ConfigError
 
 _PYTHON, _CODE = "Python", "code"
-_BY_NAME = {"eval", "exec", "__import__", "globals", "import_module"}
-_BY_ATTRIBUTE = {"import_module", "__subclasses__"}
 _CACHED = type(functools.lru_cache(lambda: None))
 
 
@@ -60,18 +55,11 @@ class FunctionIdentity:
         """
         if self.hash == newer.hash:
             return []
-        differing = [one for one in {**self.parts, **newer.parts} if self.parts.get(one) != newer.parts.get(one)]
-        if _PYTHON in differing:  # it compiles everything differently
-            differing = [_PYTHON]
-        lines = []
-        for part in differing:
-            before, after = self.parts.get(part), newer.parts.get(part)
-            if before is None or after is None:
-                lines.append(f"{part} ({'new' if before is None else 'no longer used'})")
-            else:
-                is_version = part == _PYTHON or part.startswith("module ")
-                lines.append(f"{part} ({before}, now {after})" if is_version else part)
-        return lines or ["function"]
+        changed = [one for one in {**self.parts, **newer.parts} if self.parts.get(one) != newer.parts.get(one)]
+        if _PYTHON in changed:  # it compiles everything differently
+            changed = [_PYTHON]
+        gone, new = self.parts.keys() - newer.parts.keys(), newer.parts.keys() - self.parts.keys()
+        return [one + (" (new)" if one in new else " (no longer used)" if one in gone else "") for one in changed]
 
 
 def identify(
@@ -90,14 +78,12 @@ def identify(
         what = "Give a function, a method or a callable object."
         raise ConfigError(f"A value of type {type(function).__name__} can't be called. {what}")
     walk = _Walk()
-    if isinstance(function, types.FunctionType) and library_name(function) is None:
-        walk.refer(function, _CODE, walk.function)
+    if isinstance(function, types.FunctionType) and _library_name(function) is None:
+        walk.refer(function, _CODE, walk.add_function)
     else:
         walk.add("object", function)
     for name, value in sorted((kwargs or {}).items()):
         walk.add(f"argument {name}", value)
-    while walk.waiting:
-        walk.waiting.popleft()()
     parts = walk.parts | {_PYTHON: f"{sys.version_info.major}.{sys.version_info.minor}"}
     if key is not None:
         parts["key"] = xxhash.xxh3_128_hexdigest(key.encode())
@@ -117,21 +103,16 @@ class _Walk:
     def __init__(self) -> None:
         self.parts: dict[str, str] = {}
         self.unhashable: dict[str, None] = {}
-        self.waiting: deque[Callable[[], None]] = deque()
         self._labels: dict[Any, str] = {}
         self._alive: list[Any] = []
 
     def add(self, label: str, value: Any) -> None:
         """A value, as a part of its own."""
-        self.parts[label] = self._hash(label, value)
-
-    def _hash(self, label: str, value: Any) -> str:
         try:
-            return f"{_Hasher(self).of(value):032x}"
+            self.parts[label] = f"{_Hasher(self).of(value):032x}"
         except Exception as error:  # whatever a foreign __reduce__ raises: it can't be pickled
-            reason = f"{type(value).__qualname__} is nested too deep" if isinstance(error, RecursionError) else error
-            self.unhashable[f"{label}: {reason}"] = None
-            return "unhashable"
+            self.unhashable[f"{label}: {error}"] = None
+            self.parts[label] = "unhashable"
 
     def _label(self, key: Any, wanted: str) -> str:
         """The name of a part, numbered where another has it."""
@@ -143,117 +124,106 @@ class _Walk:
             self._labels[key] = name
         return self._labels[key]
 
-    def refer(self, value: Any, wanted: str, walk: Callable[[Any, str], None]) -> str:
-        """The label of something with a part of its own, which is walked once, later."""
-        known, label = id(value) in self._labels, self._label(id(value), wanted)
-        if not known:
+    def refer(self, value: Any, wanted: str, add: Callable[[Any, str], None]) -> str:
+        """The label of a function or class, which becomes a part when it is first met."""
+        is_known, label = id(value) in self._labels, self._label(id(value), wanted)
+        if not is_known:
             self._alive.append(value)  # an id may not be given to another value
-            self.waiting.append(lambda: walk(value, label))
+            add(value, label)
         return label
 
     def reference(self, value: Any) -> str | None:
         """What stands for a function, class or module; None for any other value."""
         if isinstance(value, types.ModuleType):
-            return self._library(value.__name__) if is_library(value.__name__) else self._file(value.__name__)
+            return self._module(value.__name__)
         if isinstance(value, _CACHED):
             return f"cached {self.reference(value.__wrapped__)}"
         is_bound = isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, types.ModuleType)
         if is_bound or not (isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__"))):
             return None
-        name = library_name(value)
+        name = _library_name(value)
         if name is not None:
-            self._library(name)
+            self._module(name.partition(".")[0])
             return f"named {name}"
         short = value.__qualname__.rpartition("<locals>.")[2]
         if isinstance(value, types.FunctionType):
-            return self.refer(value, f"function {short}", self.function)
+            return self.refer(value, f"function {short}", self.add_function)
         if isinstance(value, type):
-            return self.refer(value, f"class {short}", self._class)
-        if isinstance(value, types.BuiltinFunctionType) or type(value).__name__ == "cython_function_or_method":
-            return f"{short} of {self._file(str(value.__module__))}"
-        return None
+            return self.refer(value, f"class {short}", self._add_class)
+        is_compiled = isinstance(value, types.BuiltinFunctionType) or "cython" in type(value).__name__
+        return f"{short} of {self._module(str(value.__module__))}" if is_compiled else None
 
-    def _library(self, name: str) -> str:
-        """A library is known by its version."""
-        package = name.partition(".")[0]
-        if package not in sys.stdlib_module_names:
-            self.parts[f"module {package}"] = library_version(package)
-        return f"module {name}"
-
-    def _file(self, module: str) -> str:
-        """A module of the user's as a whole, or one that is compiled."""
-        file, label = _module_file(module), f"file of module {module}"
+    def _module(self, name: str) -> str:
+        """A library is known by its version; a module of the user's as a whole, or one that is compiled, by its
+        file."""
+        if _is_library(name):
+            package = name.partition(".")[0]
+            if package not in sys.stdlib_module_names:
+                self.parts[f"module {package}"] = _library_version(package)
+            return f"module {name}"
+        file, label = _module_file(name), f"file of module {name}"
         if file is None or not Path(file).is_file():
             self.unhashable[f"{label}: there is none"] = None
-        elif label not in self.parts:
+        else:
             self.parts[label] = xxhash.xxh3_128_hexdigest(Path(file).read_bytes())
         return label
 
-    # ---- functions and classes ----
-
-    def function(self, function: types.FunctionType, label: str) -> None:
-        """By its code, what it captured, its defaults and attributes, and the globals that it uses."""
+    def add_function(self, function: types.FunctionType, label: str) -> None:
+        """By its code, defaults and attributes, what it captured, and the globals that it uses."""
         code, of = function.__code__, "" if label == _CODE else f" of {label.removeprefix('function ')}"
-        values: list[tuple[str, Any]] = []
+        scope, values = function.__globals__, list[tuple[str, Any]]()
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # not set yet
                 values.append((f"captured value {name}{of}", cell.cell_contents))
-        defaults = function.__defaults__ or ()
-        names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-        all_defaults = [*zip(names, defaults, strict=True), *sorted((function.__kwdefaults__ or {}).items())]
-        values += [(f"default argument {name}{of}", value) for name, value in all_defaults]
-        values += [(f"attributes{of}", vars(function))] if vars(function) else []
-        uses = _Uses(code)
-        if is_library_file(code.co_filename):  # made by a library, as a decorator's wrapper is
-            body: Any = (code.co_qualname, self._library(str(function.__globals__.get("__name__"))))
-        else:
-            body, scope = _content(code), function.__globals__
-            values += self._globals(scope, uses)
-            for name in sorted((uses.globals & _BY_NAME) | (uses.names & _BY_ATTRIBUTE)):
-                if scope.get(name) in (None, importlib.import_module):  # no name of the user's own
-                    self.unhashable[f"{label}: what {name} leads to"] = None
-        links = [self._link(name, value, uses.names) for name, value in values]
-        self.parts[label] = self._hash(label, (body, links))
+        own = (function.__defaults__, sorted((function.__kwdefaults__ or {}).items()), sorted(vars(function).items()))
+        if _is_library_file(code.co_filename):  # made by a library, as a decorator's wrapper is
+            body = (code.co_qualname, self._module(str(scope.get("__name__"))))
+            self.add(label, (body, own, self._links(values, set())))
+            return
+        instructions = [one for inner in _codes(code) for one in dis.get_instructions(inner)]
+        reached = {name for inner in _codes(code) for name in inner.co_names}
+        loads = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+        for name in sorted({one.argval for one in instructions if one.opname in loads} & scope.keys()):
+            values.append((self._label((id(scope), name), f"global {name}"), scope[name]))
+        for level, _, one in zip(instructions, instructions[1:], instructions[2:], strict=False):
+            if one.opname == "IMPORT_NAME":
+                reached |= set(one.argval.split("."))
+                try:
+                    package = str(scope.get("__package__") or "") or None
+                    name = importlib.util.resolve_name("." * level.argval + one.argval, package)
+                    values.append((f"import {name}", importlib.import_module(name)))
+                except ImportError:
+                    values.append((f"import {one.argval}", "not there"))
+        self.add(label, (_content(code), own, self._links(values, reached)))
 
-    def _globals(self, scope: dict[str, Any], uses: _Uses) -> Iterator[tuple[str, Any]]:
-        """The globals that code uses, and what it imports while it runs."""
-        for name in sorted(uses.globals & scope.keys()):
-            yield self._label((id(scope), name), f"global {name}"), scope[name]
-        for module, level in sorted(uses.imports):
-            try:
-                name = importlib.util.resolve_name("." * level + module, str(scope.get("__package__") or "") or None)
-                yield f"import {name}", importlib.import_module(name)
-            except ImportError:
-                yield f"import {module}", "not there"
+    def _links(self, values: list[tuple[str, Any]], reached: set[str]) -> list[Any]:
+        """What is named in code, for its hash: a reference, or the name of a part of its own. Of a module of the user's
+        what the code may use of it, by the names that it reaches for; its whole file where no name tells."""
+        links: list[Any] = []
+        for label, value in values:
+            if isinstance(value, types.ModuleType) and not _is_library(value.__name__):
+                there = vars(value)
+                names = [name for name in sorted(reached) if name in there and not name.startswith("__")]
+                used = [(self._label((id(there), name), f"global {name}"), there[name]) for name in names]
+                links.append(("own module", self._links(used, reached) or self._module(value.__name__)))
+                continue
+            reference = self.reference(value)
+            if reference is None and label not in self.parts:
+                self.add(label, value)
+            links.append((label.partition(" (")[0], reference or label))
+        return links
 
-    def _link(self, label: str, value: Any, names: set[str]) -> Any:
-        """What is named in code, for its hash: a reference, or a part of its own. Of a module of the user's what the
-        code may use of it; all where no name tells."""
-        if isinstance(value, types.ModuleType) and not is_library(value.__name__):
-            there = vars(value)
-            used = [name for name in sorted(names) if name in there and not name.startswith("__")]
-            for name in names - set(used):  # a module of the package that nothing has imported yet
-                if hasattr(value, "__path__") and importlib.util.find_spec(f"{value.__name__}.{name}") is not None:
-                    self._link(name, importlib.import_module(f"{value.__name__}.{name}"), names)
-            links = [self._link(self._label((id(there), name), f"global {name}"), there[name], names) for name in used]
-            return ("own module", links or self._file(value.__name__))
-        reference = self.reference(value)
-        if reference is None and label not in self.parts:
-            self.add(label, value)
-        return (label.partition(" (")[0], reference or label)
-
-    def _class(self, kind: type, label: str) -> None:
+    def _add_class(self, kind: type, label: str) -> None:
         """Methods are parts of their own; attributes belong to the class."""
         methods: tuple[type, ...] = (types.FunctionType, property, classmethod, staticmethod)
-        members = {name: value for name, value in vars(kind).items() if isinstance(value, methods)}
-        if issubclass(kind, enum.Enum):  # not what the enum module made of them
-            members |= {f"member {name}": member.value for name, member in kind.__members__.items()}
-        else:
-            descriptors = types.MemberDescriptorType | types.GetSetDescriptorType
-            own = {name: one for name, one in vars(kind).items() if not name.startswith("__") and name != "_abc_impl"}
-            members |= {name: one for name, one in own.items() if not isinstance(one, descriptors)}
+        slots = (types.MemberDescriptorType, types.GetSetDescriptorType)
+        members = {
+            name: one
+            for name, one in vars(kind).items()
+            if isinstance(one, methods) or not (name.startswith(("__", "_abc_")) or isinstance(one, slots))
+        }
         annotated = list(vars(kind).get("__annotations__", ()))
-        self.parts[label] = self._hash(label, (type(kind), kind.__bases__, annotated, sorted(members.items())))
+        self.add(label, (type(kind), kind.__bases__, annotated, sorted(members.items())))
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -262,23 +232,6 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _codes(constant)
-
-
-class _Uses:
-    """The names that code and the functions inside it reach for."""
-
-    def __init__(self, code: types.CodeType) -> None:
-        instructions = [one for inner in _codes(code) for one in dis.get_instructions(inner)]
-        loads = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-        self.globals = {one.argval for one in instructions if one.opname in loads}
-        self.imports = {
-            (one.argval, level.argval)
-            for level, one in zip(instructions, instructions[2:], strict=False)
-            if one.opname == "IMPORT_NAME"
-        }
-        imported = {name for module, _ in self.imports for name in module.split(".")}
-        self.names = {name for inner in _codes(code) for name in inner.co_names} | imported
-        """Globals, attributes and what is imported."""
 
 
 def _content(code: types.CodeType) -> tuple[Any, ...]:
@@ -341,36 +294,24 @@ def _tensor(value: Any) -> Any:
 
 
 def _huggingface_tokenizer(value: Any) -> Any:
-    """Class, settings and backend, without what calls change, or what only says where the tokenizer came from."""
-    settings = sorted((name, one) for name, one in vars(value).items() if name not in _PASSING.split())
-    backend, pieces = getattr(value, "_tokenizer", None), getattr(value, "sp_model", None)
-    if backend is not None and hasattr(backend, "to_str"):
-        state = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
-        return (settings, json.dumps(state, sort_keys=True))
-    return (settings, sorted(value.get_vocab().items()), pieces and pieces.serialized_model_proto())
+    """Settings and vocabulary, without what calls change, or what only says where the tokenizer came from."""
+    settings = sorted((name, one) for name, one in vars(value).items() if name not in _PASSING)
+    backend: Any = getattr(value, "_tokenizer", None)
+    if not hasattr(backend, "to_str"):
+        return (settings, sorted(value.get_vocab().items()))
+    return (settings, json.dumps(json.loads(backend.to_str()) | {"padding": None, "truncation": None}, sort_keys=True))
 
 
 _PASSING = (
-    "_in_target_context_manager _tokenizer cache deprecation_warnings files_loaded init_inputs init_kwargs "
-    "name_or_path sp_model tokens_trie verbose vocab_file"
+    *("_in_target_context_manager", "_tokenizer", "cache", "deprecation_warnings", "files_loaded", "init_inputs"),
+    *("init_kwargs", "name_or_path", "sp_model", "tokens_trie", "verbose", "vocab_file"),
 )
-
-
-def _sentence_pieces(value: Any) -> Any:
-    """The model, and the options that a call which names none takes."""
-    plain = (str, bool, int, float, type, type(None))
-    options = sorted((name, one) for name, one in vars(value).items() if isinstance(one, plain))
-    return (value.serialized_model_proto(), options)
-
-
+_OURS = ("TextEncoder", "Store", "FeatureStore", "Table")
 _CONTENTS: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("torch", "Tensor"): _tensor,
     ("transformers", "PreTrainedTokenizerBase"): _huggingface_tokenizer,
-    ("sentencepiece", "SentencePieceProcessor"): _sentence_pieces,
     ("datasets", "Dataset"): lambda value: (value._fingerprint, str(value.split)),
-    **{
-        ("milldam", name): lambda value: value.fingerprint for name in ("TextEncoder", "Store", "FeatureStore", "Table")
-    },
+    **{("milldam", name): lambda value: value.fingerprint for name in _OURS},
 }
 """Values of libraries that say more, or less, of themselves when they are pickled than what they do."""
 
@@ -379,19 +320,12 @@ _CONTENTS: dict[tuple[str, str], Callable[[Any], Any]] = {
 
 
 @functools.cache
-def _library_folders() -> tuple[str, ...]:
-    """Of the standard library, installed packages, and milldam itself."""
-    paths: Iterable[str] = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    return tuple(os.path.join(os.path.realpath(path), "") for path in (*paths, str(Path(__file__).parents[1])))
-
-
-@functools.cache
-def is_library_file(path: str) -> bool:
+def _is_library_file(path: str) -> bool:
     """Whether code of this file is known by name and version; `<stdin>` and the like are the user's."""
     if path.startswith("<"):
         return path.startswith("<frozen ")
-    real = os.path.realpath(path)
-    return real.startswith(_library_folders()) or not {"site-packages", "dist-packages"}.isdisjoint(Path(real).parts)
+    real, libraries = Path(path).resolve(), (Path(os.__file__).resolve().parent, Path(__file__).resolve().parents[1])
+    return any(map(real.is_relative_to, libraries)) or not {"site-packages", "dist-packages"}.isdisjoint(real.parts)
 
 
 def _module_file(name: str) -> str | None:
@@ -401,31 +335,28 @@ def _module_file(name: str) -> str | None:
     return file if isinstance(file, str) else None
 
 
-def is_library(name: str) -> bool:
+def _is_library(name: str) -> bool:
     """Whether a module belongs to the standard library or an installed package."""
     if name == "__main__":
         return False
     file = _module_file(name)
-    return name.partition(".")[0] in sys.stdlib_module_names if file is None else is_library_file(file)
+    return name.partition(".")[0] in sys.stdlib_module_names if file is None else _is_library_file(file)
 
 
 @functools.cache
-def library_version(package: str) -> str:
-    """The version of what an importable package was installed from."""
+def _library_version(package: str) -> str:
     try:
         return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        installed = sorted(set(metadata.packages_distributions().get(package, [])))
-        versions = [f"{one} {metadata.version(one)}" for one in installed]
-        return ", ".join(versions) or str(getattr(sys.modules.get(package), "__version__", "of unknown version"))
+    except metadata.PackageNotFoundError:  # installed under another name
+        return str(getattr(sys.modules.get(package), "__version__", "unknown"))
 
 
-def library_name(value: Any) -> str | None:
+def _library_name(value: Any) -> str | None:
     """`module.name`, where a function, class or other named object is found under its name in a library."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", getattr(value, "__name__", None))
     if module is None and isinstance(getattr(value, "__self__", None), types.ModuleType):
         module = value.__self__.__name__
-    if not isinstance(module, str) or not isinstance(name, str) or not is_library(module):
+    if not isinstance(module, str) or not isinstance(name, str) or not _is_library(module):
         return None
     value_there: Any = sys.modules.get(module)
     for part in name.split("."):

@@ -2,7 +2,7 @@
 
     files       paths, folders, globs, addresses, names on the Hub, tables of ours: cut and gathered as for every job
     datasets    datasets.Dataset: row ranges over its Arrow files, which are mapped, never loaded
-    the rest    standard input, streams, generators, frames, lists: first written to files     mapping/spool.py
+    the rest    lists, frames, streams, generators: first written to files     mapping/spool.py
 
 A unit is known by what it reads: name, size and version of each file, and which part of it; the fingerprint of a
 dataset, and its range of rows. Files are listed at each call, so that no list of a million is held (except for a
@@ -11,76 +11,57 @@ split, which is a list of paths).
 
 from __future__ import annotations
 
-import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
-from milldam.errors import ConfigError, InputError
+from milldam.errors import ConfigError
 from milldam.files import hash_bytes, in_home
-from milldam.input_files import InputState, LeftOut, is_address, is_table, version_of, without_secrets
+from milldam.input_files import NO_INPUT, add_input, describe_left_out, is_address, version_of, without_secrets
 from milldam.mapping.settings import MapSettings
-from milldam.mapping.spool import Spool, in_memory_bytes, refuse_transform, spool_of
+from milldam.mapping.spool import refuse_transform, spool
 from milldam.mapping.table_job import RowUnit, changed_while_read, require_unchanged
 from milldam.memory import parse_size
 from milldam.run.units import key_of
 from milldam.sources.arrays import BATCH_BYTES
-from milldam.sources.batch import OnReject, Places, TextRules, require_columns
+from milldam.sources.batch import OnReject, TextRules, require_columns
 from milldam.sources.compression import STDIN, DamagedError
-from milldam.sources.data_sets import ALL, Resolved, choose_splits, parse_split, resolve_data_set, split_names
-from milldam.sources.reading import TABLES, FileReader, columns_of, rows_between, slice_file
-from milldam.sources.rows import Rows, cut_by_size
+from milldam.sources.data_sets import resolve_data_set, split_names
+from milldam.sources.reading import TABLES, columns_of, slice_file
+from milldam.sources.rows import FileReader, Places, Rows, cut_by_size, rows_between
 from milldam.sources.tables import open_schema
 from milldam.sources.units import InputFile, Slice, Unit, gather, list_inputs, whole
-from milldam.stores.table.manifest import TableManifest
 
-Seen = TypeVar("Seen")
-_FINE = 16
-"""For a number of shards, slices are this many times finer than shards."""
-LARGEST_IN_MEMORY = 16 << 20
-"""A dataset with more bytes than this in memory is not sent to each worker, but spooled."""
+Source: TypeAlias = "Files | InDataset"
 
 
-class RowReader(Protocol):
-    """Reads units in any process; it pickles, by path if possible."""
-
-    def read(self, unit: RowUnit, on_reject: OnReject, places: Places) -> Iterator[Rows]:
-        """The rows of a unit, a few megabytes at a time (a larger row alone); the same ones each time. `places` gets
-        the files they come from, if they come from files."""
-
-    def require_unchanged(self, unit: RowUnit) -> None:
-        """After a unit is read: raise InputError unless its files are those that its key was made of."""
-
-
-def source_of(settings: MapSettings, spool: Path) -> Files | InDataset:
-    """Look the source up. `spool`: a folder of the run, for what can be read only once.
+def source_of(settings: MapSettings, folder: Path) -> Source:
+    """Look the source up. `folder`: of the run, for rows that are written to files first.
 
     Raises ConfigError or InputError for what is not a source, or can't be read as one.
     """
-    if settings.columns is not None and not settings.columns:
-        raise ConfigError("columns is empty. Name at least one, or leave it out to read all.")
     source, paths = settings.source, _paths(settings.source)
     if paths is not None:
-        return Files(paths, settings, spool)
-    if type(source).__module__.split(".")[0] == "datasets":
-        if settings.subset is not None:
-            raise ConfigError("subset is for names on the Hub; this dataset is loaded already. Leave it out.")
-        source = _choose_split(source, settings.split)
-        if hasattr(source, "cache_files") and in_memory_bytes(source) <= LARGEST_IN_MEMORY:
-            return InDataset(source, settings, spool)
-    elif settings.split is not None or settings.subset is not None:
-        raise ConfigError("split and subset are for files, the Hub and datasets. Leave them out.")
-    rows = spool_of(source, settings)
-    if rows.columns is not None:
-        require_columns(settings.columns, rows.columns, rows.name)
-    return Files([], settings, spool, rows)
+        return Files(settings, paths)
+    if settings.split is not None:
+        raise ConfigError('split is for files and names on the Hub; of a DatasetDict take dataset["train"].')
+    if type(source).__module__.split(".")[0] == "datasets" and hasattr(source, "cache_files"):
+        from datasets.table import list_table_cache_files
+
+        tables = (one for one in (source.data, source._indices) if one is not None)
+        if all(map(list_table_cache_files, tables)):  # nothing of it lies in memory
+            return InDataset(source, settings)
+    name = spool(source, folder, settings.columns, settings.unit_bytes)
+    return Files(settings, [], folder, name)
 
 
 def each_split(options: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
@@ -118,15 +99,20 @@ def _paths(source: Any) -> list[str] | None:
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
+    """Reads units in any process."""
+
     files: FileReader
 
     def read(self, unit: RowUnit, on_reject: OnReject, places: Places) -> Iterator[Rows]:
+        """The rows of a unit, a few megabytes at a time (a larger row alone); the same ones each time. `places` gets
+        the files they come from."""
         rows = self.files.rows(_slices_of(unit), on_reject, places)
         chosen = unit.place.get("rows")
         places.before = 0 if chosen is None else chosen[0]
         return rows if chosen is None else rows_between(rows, *chosen)
 
     def require_unchanged(self, unit: RowUnit) -> None:
+        """After a unit is read: raise InputError unless its files are those that its key was made of."""
         require_unchanged(_slices_of(unit))
 
 
@@ -135,193 +121,104 @@ def _slices_of(unit: RowUnit) -> Iterator[Slice]:
 
 
 class Files:
-    """Units of files: those that are named, or those that rows are spooled to."""
+    """Units of files: those that are named, or those of a folder that rows were written to."""
 
-    def __init__(self, paths: Sequence[str], settings: MapSettings, folder: Path, rows: Spool | None = None) -> None:
-        self.settings, self.spool_folder, self._paths = settings, folder, paths
-        self._listed: list[Resolved] = []
-        self._row_slice = None
-        self._counted: list[int] = []
-        """Rows of each unit, as far as they were counted."""
+    def __init__(
+        self, settings: MapSettings, paths: list[str], spooled: Path | None = None, spooled_name: str = ""
+    ) -> None:
+        self.settings, self.paths, self.spooled, self.spooled_name = settings, paths, spooled, spooled_name
+        if STDIN in paths:
+            raise ConfigError(
+                f"{STDIN}: rows are read more than once, which standard input can't be. Save it to a file."
+            )
         names = settings.split, settings.subset
-        if rows is None:
-            self._listed = [resolve_data_set(path, *names, input_format=settings.input_format) for path in paths]
-            self._row_slice = next((one.rows for one in self._listed if one.rows is not None), None)
-            if self._row_slice is not None and len(paths) > 1:
-                raise ConfigError(
-                    f'split "{settings.split}": a slice is of one dataset; {len(paths)} are named. Give one.'
-                )
-            if any(STDIN in one.inputs for one in self._listed):
-                if len(paths) > 1:
-                    raise ConfigError("Standard input comes alone: name no files beside it.")
-                rows = Spool.of_standard_input(settings.input_format)
-            file, there = self._first_sound(self._named_files(), columns_of)
-            if file is not None and (there or file.format not in ("jsonl", "json")):
-                require_columns(settings.columns, there or [], without_secrets(file.path))
-        self.rows = rows
+        self._listed = [resolve_data_set(path, *names, input_format=settings.input_format) for path in paths]
+        self._row_slice = next((one.rows for one in self._listed if one.rows is not None), None)
+        if self._row_slice is not None and len(paths) > 1:
+            raise ConfigError(f'split "{settings.split}": a slice is of one dataset; {len(paths)} are named. Give one.')
         self.left_out = ""
         """Files of its folders that are not read, known once `identity` is asked for."""
+        self.schema: pa.Schema | None = None
+        """The columns of the first file, if it is a table."""
+        first = list(islice(self.files(), 2))
         texts = {name: getattr(settings, name) for name in ("documents", "separator", "invalid_utf8", "strict")}
-        only_file = rows is not None or len(list(islice(self._named_files(), 2))) == 1
         most = parse_size(settings.max_document_bytes)
-        self._rules = TextRules(**texts, only_file=only_file, max_document_bytes=most)
+        self._rules = TextRules(**texts, only_file=len(first) == 1 or spooled is not None, max_document_bytes=most)
+        try:
+            for slice in map(whole, first[:1]):
+                self.schema = open_schema(slice) if slice.format in TABLES else None
+                columns = columns_of(slice) if settings.columns is not None else []
+                if columns or slice.format not in ("jsonl", "json"):
+                    require_columns(settings.columns, columns, without_secrets(slice.path))
+        except DamagedError:
+            pass  # as its reader will say
 
     # ---- what it reads ----
 
     @property
-    def unidentified(self) -> str | None:
-        """Why it can't be identified, so that nothing made of it is found again; None: it is identified."""
-        return None if self.rows is None or self.rows.fingerprint is not None else self.rows.why
-
-    @property
     def name(self) -> Any:
         """For the cache: where it is, or what is in it."""
-        return [path if is_address(path) else os.path.abspath(path) for path in self._paths] or self.identity
+        return [path if is_address(path) else os.path.abspath(path) for path in self.paths] or self.identity
 
-    def _named_files(self, left_out: LeftOut | None = None) -> Iterator[InputFile]:
-        for one in self._listed:
-            table = _table_of(one)
-            if table is None or table.shards:
-                yield from list_inputs(one.inputs, one.input_format, left_out)
-
-    def files(self, left_out: LeftOut | None = None) -> Iterator[InputFile]:
+    def files(self, left_out: Counter[str] | None = None) -> Iterator[InputFile]:
         """The files to read, with versions, so that a change can be named."""
-        return self._named_files(left_out) if self.rows is None else self.rows.files(self.spool_folder)
+        for path in sorted(self.spooled.glob("*.arrow")) if self.spooled is not None else ():
+            status = path.stat()
+            yield InputFile(str(path), "arrow", None, status.st_size, version_of(status))
+        for one in self._listed:
+            yield from list_inputs(one.inputs, one.input_format, left_out)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """{"files", "bytes", "fingerprint"}: equal ones mean equal rows. For rows that can't be identified, it is known
-        once they are spooled."""
-        if self.rows is not None and self.rows.fingerprint is not None:
-            return {"files": 0, "bytes": 0, "fingerprint": self.rows.fingerprint}
-        state, left_out = InputState(), LeftOut()
+        """{"files", "bytes", "fingerprint"}: equal ones mean equal rows."""
+        state, left_out = NO_INPUT, Counter[str]()
         for file in self.files(left_out):
-            state.add(file.path, file.size, file.version)
-        self.left_out = str(left_out)
-        known = state.as_json()
-        if known["files"] or self.schema is None:
-            return known
-        return known | {"fingerprint": hash_bytes(self.schema.serialize().to_pybytes())}  # a table without rows
-
-    @cached_property
-    def schema(self) -> pa.Schema | None:
-        """The columns of the first table, or of the first file that has some; None: they are not known beforehand."""
-        if self.rows is not None:
-            return self.rows.schema
-        table = _table_of(self._listed[0])
-        if table is not None:
-            return table.schema.to_arrow()
-
-        def look(file: Slice) -> pa.Schema | None:
-            return open_schema(file) if file.format in TABLES else None
-
-        return self._first_sound(self.files(), look)[1]
-
-    def _first_sound(
-        self, files: Iterator[InputFile], look: Callable[[Slice], Seen]
-    ) -> tuple[InputFile | None, Seen | None]:
-        """The first file that is not damaged, and what `look` sees in it; the others are rejected when read."""
-        damaged: InputError | None = None
-        for file in files:
-            try:
-                return file, look(whole(file))
-            except DamagedError as error:
-                damaged = damaged or InputError(f"{without_secrets(file.path)}: {error}. Get or make it again.")
-        if damaged is not None:
-            raise damaged
-        return None, None
+            state = add_input(state, file.path, file.size, file.version)
+        self.left_out = describe_left_out(left_out)
+        return state
 
     @property
     def reader(self) -> FileRows:
-        names = () if self.rows is None else tuple((file.path, self.rows.name) for file in self.files())
+        spooled = () if self.spooled is None else self.files()
+        names = tuple((file.path, self.spooled_name) for file in spooled)
         return FileRows(FileReader(self._rules, self.settings.columns, names))
-
-    def spool(self) -> None:
-        """Write rows that can be read only once to files, unless they are there already."""
-        if self.rows is not None:
-            self.spool_folder.mkdir(parents=True, exist_ok=True)
-            self.rows.write(self.spool_folder, self.settings.columns, self.settings.unit_bytes)
 
     # ---- units ----
 
     def units(self) -> Iterator[RowUnit]:
-        """The units that hold the wanted rows, with numbers if `with_indices`. Rows are counted only as far as needed,
-        and only once."""
-        numbered = self.settings.with_indices
-        first, last = self._bounds()
+        """The units that hold the wanted rows, with numbers if `with_indices`. Rows are counted only as far as
+        needed."""
+        numbered, rows, count = self.settings.with_indices, self._row_slice, self.reader.files.count
+        if rows is None and not numbered:
+            yield from self._whole_units()
+            return
+        first, last = 0, sys.maxsize
+        if rows is not None:
+            needs_total = rows.needs_total
+            total = sum(count(_slices_of(unit)) for unit in self._whole_units()) if needs_total else sys.maxsize
+            first, last = rows.bounds(total)
         position = index = 0
-        for number, unit in enumerate(self._whole_units()):
-            if position >= last:
-                return
-            if not numbered and position >= first and last == math.inf:
-                yield replace(unit, index=index)
-                index += 1
-                continue
-            count = self._count(number, unit)
-            start, stop = max(0, first - position), int(min(count, last - position))
+        for unit in self._whole_units():
+            there = count(_slices_of(unit))
+            start, stop = max(0, first - position), min(there, last - position)
             if start < stop:
-                part = None if (start, stop) == (0, count) else [start, stop]
-                place = unit.place if part is None else unit.place | {"rows": part}
                 first_row = position + start - first if numbered else None
-                key = unit.key if part is None and first_row is None else key_of(unit.key, part, first_row)
+                key, place = key_of(unit.key, start, stop, first_row), unit.place | {"rows": [start, stop]}
                 yield RowUnit(index, key, unit.size, place, first_row)
                 index += 1
-            position += count
+            position += there
+            if position >= last:
+                return
 
     def _whole_units(self) -> Iterator[RowUnit]:
-        shards, size = self.settings.shards, self.settings.unit_bytes
-        groups: Iterable[Sequence[Slice]]
-        if shards is None:
-            groups = gather(self._slices(size), size, lambda one: one)
-        else:
-            stride = max(1, sum(file.size for file in self.files()) // (_FINE * shards))
-            groups = evenly(self._slices(stride), shards, [one.size for one in self._slices(stride)])
-        for index, slices in enumerate(groups):
-            unit = Unit(index, tuple(slices))
+        size = self.settings.unit_bytes
+        slices = (one for file in self.files() for one in slice_file(file, size, self._rules))
+        for index, group in enumerate(gather(slices, size, lambda one: one)):
+            unit = Unit(index, tuple(group))
             # Rows of plain text hold the path.
-            paths = [one.path for one in slices if one.format == "txt"]
+            paths = [one.path for one in group if one.format == "txt"]
             key = key_of(unit.key, paths) if paths else unit.key
-            yield RowUnit(index, key, unit.size, {"slices": [one.as_json() for one in slices]})
-
-    def _slices(self, size: int) -> Iterator[Slice]:
-        return (one.of_state(file.state) for file in self.files() for one in slice_file(file, size, self._rules))
-
-    def _bounds(self) -> tuple[int, float]:
-        """The numbers of the first row and of the one behind the last."""
-        rows = self._row_slice
-        if rows is None:
-            return 0, math.inf
-        if not rows.needs_total:
-            return rows.start or 0, math.inf if rows.stop is None else rows.stop
-        return rows.bounds(sum(self._count(number, unit) for number, unit in enumerate(self._whole_units())))
-
-    def _count(self, number: int, unit: RowUnit) -> int:
-        if number == len(self._counted):
-            self._counted.append(self.reader.files.count(_slices_of(unit)))
-        return self._counted[number]
-
-
-def evenly(slices: Iterator[Slice], groups: int, sizes: list[int]) -> Iterator[list[Slice]]:
-    """This many groups of even size, or as many as there are slices."""
-    group: list[Slice] = []
-    total, done, begun, number = sum(sizes), 0, 0, 0
-    for place, slice in enumerate(slices):
-        goal = begun + (total - begun) / (groups - number)
-        # Each of the groups that are still to come needs a slice.
-        short = len(sizes) - place <= groups - 1 - number
-        if group and number < groups - 1 and (short or done + slice.size / 2 > goal):
-            yield group
-            group, begun, number = [], done, number + 1
-        group.append(slice)
-        done += slice.size
-    if group:
-        yield group
-
-
-def _table_of(listed: Resolved) -> TableManifest | None:
-    """The manifest of a folder that is a table of ours."""
-    folder = Path(listed.inputs[0]) if len(listed.inputs) == 1 else None
-    return TableManifest.read(folder) if folder is not None and is_table(folder) else None
+            yield RowUnit(index, key, unit.size, {"slices": [one.as_json() for one in group]})
 
 
 # ---- datasets ----
@@ -329,14 +226,17 @@ def _table_of(listed: Resolved) -> TableManifest | None:
 
 @dataclass(frozen=True, slots=True)
 class DatasetRows:
+    """As `FileRows`, for ranges of a dataset."""
+
     dataset: Any
-    """It pickles as the paths of its files, or by value if it is small and in memory."""
+    """It pickles as the paths of its files."""
     rows_at_once: int
     versions: tuple[tuple[str, str], ...]
     """Of its files."""
 
     def read(self, unit: RowUnit, on_reject: OnReject, places: Places) -> Iterator[Rows]:
         start, stop = unit.place["range"]
+        places.add("the dataset", 0, np.arange(start, stop))
         for at in range(start, stop, self.rows_at_once):
             for batch in self.dataset[at : min(at + self.rows_at_once, stop)].combine_chunks().to_batches():
                 yield from cut_by_size(batch, BATCH_BYTES)
@@ -350,23 +250,21 @@ class DatasetRows:
 class InDataset:
     """Ranges of a datasets.Dataset. Chosen, shuffled and filtered rows are respected."""
 
-    rows, unidentified, left_out = None, None, ""
+    spooled, left_out = None, ""
 
-    def __init__(self, dataset: Any, settings: MapSettings, folder: Path) -> None:
-        self.settings, self.spool_folder = settings, folder
+    def __init__(self, dataset: Any, settings: MapSettings) -> None:
         refuse_transform(dataset)
         require_columns(settings.columns, dataset.column_names, "the dataset")
         columns = list(settings.columns or dataset.column_names)
         self._dataset = dataset.with_format("arrow", columns=columns)
-        self.schema = dataset.data.select(columns).schema
-        rows = dataset.data.num_rows
+        self.schema, rows = dataset.data.select(columns).schema, dataset.data.num_rows
         self._bytes = int(dataset.data.select(columns).nbytes * len(dataset) / rows) if rows else 0
         """Of the rows that are chosen, about."""
-        self._versions = tuple((file.path, file.version) for file in self.files())
+        self._unit_bytes = settings.unit_bytes
+        self.paths = [file.path for file in self.files()]
         versions = [(Path(file.path).name, file.size, file.version) for file in self.files()]
         fingerprint = hash_bytes(repr([dataset._fingerprint, versions]).encode())
-        self.identity = {"files": len(versions), "bytes": self._bytes, "fingerprint": fingerprint}
-        self.name = self.identity
+        self.name = self.identity = {"files": len(versions), "bytes": self._bytes, "fingerprint": fingerprint}
 
     def files(self) -> Iterator[InputFile]:
         for cached in self._dataset.cache_files:
@@ -375,7 +273,7 @@ class InDataset:
 
     def units(self) -> Iterator[RowUnit]:
         rows, size = len(self._dataset), self._bytes
-        count = max(1, min(self.settings.shards or round(size / self.settings.unit_bytes), rows))
+        count = max(1, min(round(size / self._unit_bytes), rows))
         edges = [rows * k // count for k in range(count + 1)] if rows else [0]
         for index, (start, stop) in enumerate(pairwise(edges)):
             key = key_of(self.identity["fingerprint"], self.schema.names, start, stop)
@@ -384,24 +282,5 @@ class InDataset:
     @property
     def reader(self) -> DatasetRows:
         at_once = BATCH_BYTES * max(1, len(self._dataset)) // max(1, self._bytes)
-        return DatasetRows(self._dataset, max(1, min(1000, at_once)), self._versions)
-
-    def spool(self) -> None:
-        """Its rows are read where they lie."""
-
-
-def _choose_split(source: Any, split: str | None) -> Any:
-    """A dataset of a dict of them, or the only one, with the slice that is asked for."""
-    chosen = None if split is None else parse_split(split)
-    if isinstance(source, dict):
-        from datasets import concatenate_datasets
-
-        several = [source[name] for name in choose_splits(chosen, source, "the dataset")]
-        source = several[0] if len(several) == 1 else concatenate_datasets(several)
-    elif chosen is not None and chosen.names not in ((ALL,), (str(source.split),)):
-        raise ConfigError(f'split "{split}": the dataset is split "{source.split}" alone. Leave split out.')
-    if chosen is None or chosen.rows is None:
-        return source
-    if not hasattr(source, "__len__"):
-        raise ConfigError(f'split "{split}": a streamed dataset has no slices. Use .skip() and .take() on it.')
-    return source.select(range(*chosen.rows.bounds(len(source))))
+        versions = tuple((file.path, file.version) for file in self.files())
+        return DatasetRows(self._dataset, max(1, min(1000, at_once)), versions)

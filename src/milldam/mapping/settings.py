@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from milldam.choices import Documents, InputFormat, InvalidUtf8
 from milldam.config.checking import checked_settings
-from milldam.errors import ConfigError, Setting
 from milldam.memory import parse_size
 from milldam.rules import AtLeastOne, RunSettings, Size, SizeRange, Texts
 
@@ -17,7 +16,7 @@ OnError = Literal["raise", "reject"]
 
 _WITHOUT_EFFECT = (
     *("source", "function", "function_spec", "out", "fn_kwargs", "schema", "workers", "memory", "executor", "address"),
-    *("shard_size", "shards", "key", "source_key", "overwrite"),
+    *("shard_size", "key", "overwrite"),
 )
 """Settings that don't change rows, and those that count in another way: the function and its arguments, the schema."""
 
@@ -27,7 +26,7 @@ class MapSettings(RunSettings):
     """A job of `milldam.map`."""
 
     source: Any
-    """Files, folders, globs, addresses, Hub names; a `datasets.Dataset` or `IterableDataset`; a generator function."""
+    """Files, folders, globs, addresses, Hub names; a `datasets.Dataset` or `IterableDataset`; rows of any kind."""
     function: Callable[..., Any]
     function_spec: str | None = None
     """`script.py:function`, where the function was named so: workers load it by that."""
@@ -43,8 +42,6 @@ class MapSettings(RunSettings):
     """Read only these columns: a,b,c. Default: all."""
     remove_columns: Literal["all"] | Texts = ()
     """Input columns to leave out of the table: a,b,c or "all"."""
-    input_columns: Texts | None = None
-    """Pass these columns to the function as positional arguments instead of a dict."""
     format: Format = "python"
     """Type of the columns that the function gets: lists of Python, numpy arrays, or an Arrow table."""
     with_indices: bool = False
@@ -55,14 +52,10 @@ class MapSettings(RunSettings):
     """The columns of the table: a `pyarrow.Schema` or `datasets.Features`. Default: inferred from the first rows."""
     shard_size: Size = "64MB"
     """Approximate input per unit, which is reused or redone as a whole."""
-    shards: AtLeastOne | None = None
-    """Instead of shard_size: exactly this many units of even size."""
     on_error: OnError = "raise"
     """If the function fails: stop, or set the row aside."""
     key: str | None = None
     """Name that identifies the function, if what it depends on can't be hashed."""
-    source_key: str | None = None
-    """Name that identifies the source, if nothing else does."""
     documents: Documents = "file"
     separator: str | None = None
     invalid_utf8: InvalidUtf8 = "reject"
@@ -73,14 +66,6 @@ class MapSettings(RunSettings):
     subset: str | None = None
     strict: bool = False
     """Stop at the first record that can't be read."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.function, type):
-            name = self.function.__name__
-            raise ConfigError(Setting("function"), f": {name} is a class. Pass an instance of it: {name}(...).")
-        if self.format == "arrow" and self.input_columns is not None:
-            takes = ' work with format "python" or "numpy"; an Arrow table comes whole.'
-            raise ConfigError(Setting("input_columns"), takes)
 
     @property
     def most_batch_bytes(self) -> int:
@@ -96,11 +81,6 @@ class MapSettings(RunSettings):
     @property
     def unit_bytes(self) -> int:
         return parse_size(self.shard_size)
-
-    @property
-    def cuts(self) -> dict[str, Any]:
-        """The settings that change how the input is cut into units."""
-        return {"shard_size": self.unit_bytes, "shards": self.shards}
 
 
 def settings_of(options: Mapping[str, Any]) -> MapSettings:

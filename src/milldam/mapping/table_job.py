@@ -30,8 +30,7 @@ from milldam.run.folder import FINISHED, PLAN, RUN_FOLDER, RunFolder
 from milldam.run.records import RECORDS, Files, Record, Records, sweep
 from milldam.run.summary import Summary, log
 from milldam.sources.units import Slice, is_as_listed
-from milldam.stores.generations import live_files
-from milldam.stores.kinds import TABLE
+from milldam.stores.kinds import TABLE, live_files
 from milldam.stores.table.manifest import TableManifest, TableShard
 from milldam.stores.table.writer import ENDING, ROWS
 from milldam.stores.verify import has_every_file
@@ -137,23 +136,21 @@ class TableJob(engine.Job[TableSummary]):
             run.observer.warn(str(damage))
         counts: Counter[str] = Counter(units=0, read=0)
         reasons: dict[str, Counter[str]] = {"rejected": Counter(), "dropped": Counter()}
-        totals = {"rows": 0, "bytes": 0}
         for record in self.in_order():
             counts.update(record.facts["counts"], units=1)
             for name, by_reason in reasons.items():
                 by_reason.update(record.facts.get(name, {}))
-            totals["rows"] += record.counts["rows"]
-            totals["bytes"] += sum(file["bytes"] for file in record.outputs.values())
         table = self.manifest(out, counts, {name: dict(sorted(one.items())) for name, one in reasons.items()})
+        table = replace(table, shards=tuple(self._shards()))
         summary = replace(
-            run.measured(_summary(table, totals, out)),
+            run.measured(_summary(table, out)),
             up_to_date=False,
             reused=self.records.reused,
             changed=self.changed or plan.changes,
             workers=run.workers,
         )
         summary.write(folder.folder)
-        table.write(out, self._shards)
+        table.write(out)
         clean_up(folder)
         return summary
 
@@ -165,12 +162,12 @@ class TableJob(engine.Job[TableSummary]):
         if folder.state() != FINISHED:
             (folder.folder / PLAN).unlink()  # of another table, of which nothing came
         clean_up(folder)  # a kill may have come after the manifest
-        summary = _summary(table, table.totals, folder.out)
+        summary = _summary(table, folder.out)
         log.info("%s is up to date: %s", folder.out, summary.made)
         return summary
 
 
-def _summary(table: TableManifest, totals: Mapping[str, int], out: Path) -> TableSummary:
+def _summary(table: TableManifest, out: Path) -> TableSummary:
     """The summary of a table that is up to date."""
     name, rows, facts = (
         ("map", "rows", {"columns": table.schema.columns}) if table.qa is None else ("qa", "examples", {})
@@ -184,10 +181,10 @@ def _summary(table: TableManifest, totals: Mapping[str, int], out: Path) -> Tabl
         up_to_date=True,
         units=units,
         reused=units,
-        counts={rows: totals["rows"], **counts},
+        counts={rows: table.rows, **counts},
         rejected=table.counts["rejected"],
         dropped=table.counts.get("dropped", {}),
-        output_bytes=totals["bytes"],
+        output_bytes=table.bytes,
     )
 
 

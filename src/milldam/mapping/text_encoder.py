@@ -18,14 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError, InputError, Setting
-from milldam.files import user_cache
 from milldam.memory import format_size, release
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from milldam.tokenizers.document_encoder import DocumentEncoder
-    from milldam.tokenizers.loading import LoadedTokenizer
+    from milldam.tokenizers.loading import Tokenizer
 
 CACHE_BYTES = 48 << 20
 
@@ -57,22 +56,16 @@ class TextEncoder:
         encoder: Literal["auto", "gigatoken", "huggingface"] = "auto",
     ) -> None:
         from milldam.stores.tokens.format import token_dtype
-        from milldam.tokenizers.loading import choose_special_tokens
-        from milldam.tokenizers.proof import KNOWN_TOKENIZERS, choose_encoder, expected_ids
+        from milldam.tokenizers.proof import prove
 
         if special_text not in ("special", "plain"):
             raise ConfigError(Setting("special_text"), f': must be special or plain, not "{special_text}".')
-        loaded = _load(tokenizer)
-        self._json, self._plain = loaded.json, special_text == "plain"
-        self._special = choose_special_tokens(loaded.huggingface, loaded.named, bos=bos, eos=eos)
-        self.vocab_size = loaded.vocab_size
+        self._plain = special_text == "plain"
+        proved = prove(_read(tokenizer), encoder=encoder, bos=bos, eos=eos, plain_specials=self._plain)
+        self._json, self._special, self.vocab_size = proved.json, proved.special, proved.vocab_size
         self.dtype = np.dtype(token_dtype(self.vocab_size))
-        expected = expected_ids(loaded.huggingface, [], plain_specials=self._plain)
-        folder = user_cache() / KNOWN_TOKENIZERS
-        choice = choose_encoder(encoder, self._json, expected, plain_specials=self._plain, folder=folder)
-        self._encoder, self._differing = choice.encoder, choice.differing
+        self._encoder, self._differing = proved.encoder, proved.differing
         self._document_encoder: DocumentEncoder | None = None
-        del loaded, expected
         release()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -89,56 +82,41 @@ class TextEncoder:
     def __call__(self, texts: Texts) -> list[Ids]: ...
     def __call__(self, texts: str | Texts) -> Ids | list[Ids]:
         """The ids of a text, or of each of several: a list, a numpy or an Arrow array. None has none."""
-        if isinstance(texts, str):
-            return self._encode([texts])[0]
-        return self._encode(texts)
+        import pyarrow as pa
 
-    def _encode(self, texts: Texts) -> list[Ids]:
-        array = _as_arrow(texts)
+        if isinstance(texts, str):
+            return self([texts])[0]
+        array: Any = texts if isinstance(texts, pa.Array | pa.ChunkedArray) else pa.array(texts, pa.large_string())
+        array = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+        array = array.cast(pa.large_string()).fill_null("")
         encoder = self._document_encoder
         if encoder is None:
             from milldam.tokenizers.document_encoder import DocumentEncoder
             from milldam.tokenizers.encoders import Encoder
 
             encoder_inside = Encoder(self._encoder, self._json, plain_specials=self._plain, differing=self._differing)
-            encoder_inside.stay_within(lambda: 3 * CACHE_BYTES)
+            encoder_inside.room = lambda: 3 * CACHE_BYTES
             encoder = self._document_encoder = DocumentEncoder(encoder_inside, self._special, self.dtype.name)
-        ids: list[Ids] = [np.empty(0, self.dtype)] * len(array)
-        for tokens in encoder.encode(array):
-            assert tokens.positions is not None
-            stops = np.cumsum(tokens.lengths)
-            for position, start, stop in zip(tokens.positions, stops - tokens.lengths, stops, strict=True):
-                ids[position] = tokens.flat[start:stop].copy()
+        flat, lengths = encoder.encode(array)
         if encoder.uncut:
             size = format_size(encoder.encoder.longest_run)
             raise InputError(
                 f"text {encoder.uncut[0]} has {size} without white space, and is too long to encode whole."
             )
-        return ids
+        return [ids.copy() for ids in np.split(flat, np.cumsum(lengths))[:-1]]
 
 
-def _load(tokenizer: object) -> LoadedTokenizer:
-    """By its path or name; of an object a copy, without truncation, padding and dropout."""
-    from milldam.tokenizers.loading import LoadedTokenizer, NamedTokens, load_tokenizer, without_losses
+def _read(tokenizer: object) -> Tokenizer:
+    """By its path or name, or out of an object."""
+    from milldam.tokenizers.loading import Tokenizer, read_tokenizer
 
     if isinstance(tokenizer, str | Path):
-        return load_tokenizer(str(tokenizer))
+        return read_tokenizer(str(tokenizer))
     backend: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
     if not hasattr(backend, "to_str"):
         raise ConfigError(
             f"A {type(tokenizer).__name__} has no tokenizer.json in it. "
             "Give a file, a folder, a Hub name, or a fast tokenizer of HF transformers or tokenizers."
         )
-    copy = type(backend).from_str(backend.to_str())
-    without_losses(copy)
-    named = NamedTokens(getattr(tokenizer, "bos_token", None), getattr(tokenizer, "eos_token", None))
-    return LoadedTokenizer(type(tokenizer).__name__, copy.to_str(), named, copy)
-
-
-def _as_arrow(texts: Any) -> pa.LargeStringArray:
-    import pyarrow as pa
-
-    array = texts if isinstance(texts, pa.Array | pa.ChunkedArray) else pa.array(texts, pa.large_string())
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
-    return array.cast(pa.large_string()).fill_null("")
+    named = {role: getattr(tokenizer, f"{role}_token", None) for role in ("bos", "eos")}
+    return Tokenizer(type(tokenizer).__name__, backend.to_str(), named)

@@ -16,35 +16,34 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pyarrow as pa
 
 from milldam import memory
 from milldam.errors import ConfigError, InputError, ResourceError, Setting
 from milldam.mapping.function import Caller, Columns, FunctionError, ResultError, batches
 from milldam.mapping.identity import FunctionIdentity, identify
-from milldam.mapping.rows import RowReader
-from milldam.mapping.schema import fit, inferred, joined, to_array, with_features
+from milldam.mapping.rows import DatasetRows, FileRows
+from milldam.mapping.schema import fit, joined, to_array, with_features
 from milldam.mapping.settings import MapSettings
-from milldam.mapping.table_job import RowUnit, unit_record
+from milldam.mapping.table_job import unit_record
 from milldam.memory import format_size, proportional_bytes, release, usage
 from milldam.pipeline.rejects import RejectFile
 from milldam.run.engine import Assigned, Make, Progress
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
-from milldam.sources.batch import Place, Places, Reject, shown
-from milldam.sources.rows import Rows, byte_size, column, column_names, row_count
+from milldam.sources.batch import Reject
+from milldam.sources.rows import Places, byte_size, row_count, shown
 from milldam.stores.table.manifest import TableSchema, TableShard
 from milldam.stores.table.writer import TableShardWriter
 
 FAILED = "function_failed"
 _RELEASE_BYTES, _LOOK_SECONDS = 4 << 20, 0.1
 """Freed memory is given back, and the rest looked at, after so many bytes of input or so much time."""
-_HERE = (Setting("workers", 1), " on this machine.")
 
 
 # ---- the function on its way ----
@@ -56,7 +55,7 @@ class MapLoad:
 
     settings: MapSettings
     """Without the source."""
-    reader: RowReader
+    reader: FileRows | DatasetRows
     out: Path
     schema: pa.Schema | None
     """The columns, if the user gave them."""
@@ -80,8 +79,6 @@ class MapLoad:
 
     def pack(self) -> bytes:
         """All of it as bytes. Raises ConfigError if something can't leave this process."""
-        import cloudpickle
-
         values = {**self.__dict__, "is_away": True}
         if self.settings.function_spec is not None:
             values["settings"] = replace(self.settings, function=print)
@@ -91,7 +88,7 @@ class MapLoad:
             raise ConfigError(
                 f"The function or something that it holds can't be sent to worker processes:\n"
                 f"{type(error).__name__}: {error}\nMake it inside the function (once, kept in a global), or use ",
-                *_HERE,
+                *(Setting("workers", 1), " on this machine."),
             ) from None
         return packed
 
@@ -108,15 +105,12 @@ class _Arrived:
 
     def load(self) -> Make:
         sys.path += [path for path in self.paths if path not in sys.path]
-        import cloudpickle
-
         try:
             load = MapLoad(**cloudpickle.loads(self.packed))
         except Exception as error:
             raise ConfigError(
                 f"The function could not be loaded in a worker process:\n{type(error).__name__}: {error}\n"
-                "What it needs must be importable there; or use ",
-                *_HERE,
+                "What it needs must be importable there."
             ) from None
         if self.spec is not None:
             from milldam.text.user_functions import load_function
@@ -127,14 +121,12 @@ class _Arrived:
         arrived = identify(load.settings.function, load.settings.fn_kwargs)
         differences = [part for part in self.identity.differences(arrived) if part not in unhashable]
         if differences:
-            listed = "\n".join(f"  {line}" for line in differences)
             raise ConfigError(
-                f"{arrived.name} is not the same in a worker process as in the one that planned this run:\n{listed}\n"
-                "Code: it was edited after it was loaded; run again (in a notebook, restart or reload it first).\n"
-                "A value: the function changes it when it is called, or it does not survive pickling; make it inside "
-                "the function, or use ",
-                Setting("workers", 1),
-                ".",
+                f"{arrived.name} is not the same in a worker process as when this run was planned: "
+                f"{', '.join(differences)}.\nCode was edited after it was loaded: run again (in a notebook, restart "
+                "or reload it first). A value is changed by a call, or does not survive pickling: make it inside the "
+                "function, or use ",
+                *(Setting("workers", 1), "."),
             )
         return load.load()
 
@@ -155,20 +147,32 @@ class _Worker:
         """The rows of a unit through the function; what comes out is durable then."""
         unit, load, settings, places = assigned.unit, self._load, self._load.settings, Places()
         done = 0
-        with UnitWriter(load) as writer, RejectFile(load.out / RUN_FOLDER / f"rejects-{assigned.key}.jsonl") as rejects:
+        listed = load.out / RUN_FOLDER / f"rejects-{assigned.key}.jsonl"
+        with contextlib.closing(UnitWriter(load)) as writer, RejectFile(listed) as rejects:
             read = load.reader.read(unit, rejects.add, places)
             for rows in batches(read, settings.batch_size, settings.most_batch_bytes):
                 progress.lap("read")
                 count, size = row_count(rows), byte_size(rows)
                 places.forget(done)
-                with _explained(self._caller.name, unit, places, done, count):
+                try:
                     first = None if unit.first_row is None else unit.first_row + done
                     results, failed = self._caller.results(rows, first)
                     progress.lap("call")
                     for columns in results:
-                        writer.add(columns, rows)
+                        writer.add(columns)
+                except ResultError as error:
+                    begin, end = (0, count) if error.row is None else (error.row, error.row + 1)
+                    where = f"{shown(places.of(done + begin, done + end))} (unit {unit.index})"
+                    if not isinstance(error, FunctionError):
+                        raise InputError(f"{self._caller.name}, {where}: ", *error.args) from error
+                    raise InputError(
+                        f"{self._caller.name} failed on {where}:\n",
+                        *error.args,
+                        "\nEvery finished unit is safe. Repair it and run again; or set such rows aside with ",
+                        *(Setting("on_error", "reject"), "."),
+                    ) from error
                 for number, one, message in failed:
-                    place = _places_of(unit, places, done + number, done + number + 1)[0]
+                    place = places.of(done + number, done + number + 1)[0]
                     record = one if isinstance(one, dict) else one.to_pydict()
                     values = {name: values[0] for name, values in record.items()}
                     text = json.dumps(values, ensure_ascii=False, default=repr)
@@ -207,12 +211,8 @@ class _Worker:
             raise ResourceError(
                 f"{self._caller.name} keeps memory: after a batch its process holds {format_size(held)}, more than "
                 f"the budget of {format_size(limit)}. Let it keep less from call to call; or use a smaller ",
-                Setting("shard_size"),
-                " with ",
-                Setting("workers", 2),
-                " or more, so that workers are replaced between units; or more ",
-                Setting("memory"),
-                ".",
+                *(Setting("shard_size"), " with ", Setting("workers", 2), " or more, so that workers are replaced "),
+                *("between units; or more ", Setting("memory"), "."),
             )
 
 
@@ -223,24 +223,14 @@ class UnitWriter:
         self._load, self._schema = load, load.schema
         self._writer: TableShardWriter | None = None
         self._shards: list[TableShard] = []
-        self._types: list[str] = []
-        self._empty: str | None = None
+        self.types: list[str] = []
+        """Of each shard."""
 
-    @property
-    def types(self) -> list[str]:
-        """Of each shard; where there is none, of a result without rows."""
-        return self._types or ([] if self._empty is None else [self._empty])
-
-    def add(self, columns: Columns, rows: Rows) -> None:
+    def add(self, columns: Columns) -> None:
         arrays = {name: to_array(name, values) for name, values in columns.items()}
+        if not len(next(iter(arrays.values()), ())):
+            return
         if self._load.schema is None:
-            if not len(next(iter(arrays.values()), ())):
-                if self._empty is None:  # an empty list has no type, but a column of the input under its name has
-                    known = column_names(rows)
-                    untyped = [name for name, one in arrays.items() if name in known and pa.types.is_null(one.type)]
-                    typed = {name: to_array(name, column(rows, name)) for name in untyped}
-                    self._empty = TableSchema.of(inferred(arrays | typed)).ipc
-                return
             schema = joined(self._schema, arrays)
             if self._schema is None or not schema.equals(self._schema):
                 self.commit()
@@ -250,53 +240,17 @@ class UnitWriter:
         if self._writer is None:
             schema = self._schema if self._load.schema is not None else with_features(self._schema, self._load.source)
             self._writer = TableShardWriter(self._load.out, schema)
-            self._types.append(TableSchema.of(schema).ipc)
+            self.types.append(TableSchema.of(schema).ipc)
         self._writer.append(batch)
 
     def commit(self) -> list[TableShard]:
         """Make what was added durable."""
-        if self._writer is not None:
-            shard = self._writer.commit()
-            if shard is None:
-                self._types.pop()
-            else:
-                self._shards.append(shard)
-            self._writer = None
+        shard = None if self._writer is None else self._writer.commit()
+        self._shards += [] if shard is None else [shard]
+        self._writer = None
         return self._shards
 
-    def __enter__(self) -> UnitWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Discard what was not committed."""
         if self._writer is not None:
             self._writer.__exit__()
-
-
-# ---- where something went wrong ----
-
-
-@contextlib.contextmanager
-def _explained(name: str, unit: RowUnit, places: Places, done: int, count: int) -> Iterator[None]:
-    """Around the work on a batch: adds the place to an error of the function or its result; the one row, if known."""
-    try:
-        yield
-    except ResultError as error:
-        first, last = (0, count) if error.row is None else (error.row, error.row + 1)
-        where = f"{shown(_places_of(unit, places, done + first, done + last))} (unit {unit.index})"
-        if not isinstance(error, FunctionError):
-            raise InputError(f"{name}, {where}: ", *error.args) from error
-        raise InputError(
-            f"{name} failed on {where}:\n",
-            *error.args,
-            "\nEvery finished unit is safe. Repair it and run again; or set such rows aside with ",
-            Setting("on_error", "reject"),
-            ".",
-        ) from error
-
-
-def _places_of(unit: RowUnit, places: Places, first: int, last: int) -> list[Place]:
-    """The places of rows of the unit, in files or in the dataset."""
-    if "range" not in unit.place:
-        return places.of(first, last)
-    start = unit.place["range"][0]
-    return [Place("the dataset", start + first, start + last - 1)]

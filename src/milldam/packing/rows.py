@@ -30,9 +30,9 @@ from milldam.loader.reading import end_to_end, open_reader
 from milldam.loader.stores import Store
 from milldam.loader.stream import TokenStream
 from milldam.packing.best_fit import Cutter, Rows, best_fit_rows, wrapped_rows
+from milldam.stores.kinds import commit_shard
 from milldam.stores.tokens.format import DTYPE_CODES, HEADER, MAGIC, MAX_SEQUENCE, VERSION, Int64s
 from milldam.stores.tokens.manifest import NAME, Manifest, Shard
-from milldam.stores.tokens.writer import commit_shard
 
 if TYPE_CHECKING:
     from milldam.rules import PackingRules

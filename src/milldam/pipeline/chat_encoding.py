@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from milldam.chat.reading import ChatRecipe
 from milldam.chat.token_spans import TokenSpans
-from milldam.pipeline.tokenizing import ids_of
 from milldam.sources.batch import Batch
 from milldam.stores.tokens.format import Spans
 from milldam.text.arrays import Verdicts
@@ -24,33 +23,6 @@ TOO_LONG, NOTHING_TRAINED = "too_long", "nothing_to_train_on"
 CUT, CUT_TURN = "cut", "cut_turn"
 
 Int64s = npt.NDArray[np.int64]
-
-
-class HuggingFace:
-    """The tokenizer of HF, loaded when it is first needed: that it is is rare, and it takes memory."""
-
-    def __init__(self, tokenizer_json: str) -> None:
-        self._json = tokenizer_json
-        self._loaded: Any = None
-
-    def load(self) -> Any:
-        if self._loaded is None:
-            import tokenizers
-
-            self._loaded = tokenizers.Tokenizer.from_str(self._json)
-        return self._loaded
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.load(), name)
-
-
-def load_finder(tokenizer_json: str) -> TokenSpans:
-    """Loads what conversations need, where workers forked later share it."""
-    huggingface = HuggingFace(tokenizer_json)
-    finder = TokenSpans(tokenizer_json, huggingface)
-    if finder.needs_huggingface:
-        huggingface.load()
-    return finder
 
 
 class ChatEncoder:
@@ -69,12 +41,12 @@ class ChatEncoder:
             return batch
         assert sides is not None
         both = sides.texts(batch.texts)
-        batch.ids, batch.lengths = ids_of(encoder, both)
+        batch.ids, batch.lengths = encoder.encode(both)
         batch.counts["exact_documents"], encoder.exact_documents = encoder.exact_documents, 0
         offsets = np.concatenate(([0], np.cumsum(batch.lengths)))
-        pairs, begins = self._finder.find(batch.ids, offsets, both, sides.stretches, sides.offsets, sides.derived)
+        pairs, counts = self._finder.find(batch.ids, offsets, both, sides.stretches, sides.counts, sides.derived)
         labels = None if sides.labels is None else np.repeat(sides.labels, sides.count)
-        batch.spans = Spans(pairs, np.diff(begins), labels)
+        batch.spans = Spans(pairs, counts, labels)
 
         def any_side(which: Any) -> Any:
             return which.reshape(-1, sides.count).any(axis=1)
@@ -105,7 +77,7 @@ class ChatEncoder:
             # An end that is added belongs to a turn that goes on to the end.
             pairs[:, 1] += (pairs[:, 1] == last[owner]) & (batch.lengths > last)[owner]
             batch.spans = spans = replace(spans, pairs=pairs)
-        batch.counts += batch.sides.turn_counts(np.ones(len(batch.lengths), bool))
+        batch.counts += batch.sides.turn_counts()
         batch.counts += Counter(conversations=len(batch.lengths), trained_tokens=spans.trained_tokens)
         return batch
 

@@ -7,7 +7,7 @@ when it is missing; what was needed only on the way is removed last.
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -25,23 +25,9 @@ from milldam.run.engine import Session
 from milldam.run.folder import RunFolder
 from milldam.run.records import Records, sweep
 from milldam.run.summary import SUMMARY, Summary
-from milldam.stores.generations import live_files
-from milldam.stores.kinds import AUDIT_FILES, TOKENS, write_audit
-from milldam.stores.place import Folder
+from milldam.stores.kinds import AUDIT_FILES, TOKENS, live_files, write_audit
 from milldam.stores.tokens.format import token_dtype
-from milldam.stores.tokens.manifest import (
-    READ,
-    SHARD_FILES,
-    Manifest,
-    Shard,
-    ShardSpool,
-    Tally,
-    Totals,
-    read_facts,
-    read_shards,
-    total,
-    totals_by_split,
-)
+from milldam.stores.tokens.manifest import READ, SHARD_FILES, STAGES, Manifest, Shard, Tally, sums, total
 
 if TYPE_CHECKING:
     from milldam.pipeline.deduplicating import Deduplication
@@ -113,14 +99,13 @@ def finish(
     folder, records, dedup = run.folder, made.records, made.dedup
     if not whole and records.complete != plan.units:
         raise StoreError(f"{folder.out}: {plan.units - records.complete} units are not done.")
-    shards = ShardSpool(folder.folder)
-    manifest, counts = _gather(config, run, prepared, plan, made, shards)
+    manifest, counts = _gather(config, run, prepared, plan, made)
     # Between what can still be refused and what makes it a store: the index knows finished runs only.
     if dedup is not None:
         dedup.enter_index()
         run.enter("finish")
     # Before the manifest: what it tells can't be found out again once the folder is a store.
-    summary = _summary(folder.out, manifest, shards.splits)
+    summary = _summary(folder.out, manifest)
     near = {} if dedup is None else dedup.near
     if dedup is not None and config.dedup_rules is not None and config.dedup_rules.near is not None and "shown" in near:
         from milldam.pipeline.near_examples import near_examples
@@ -154,7 +139,7 @@ def finish(
     summary = replace(summary, job="preprocess" if report else "tokenize", up_to_date=False, changed=plan.changes)
     summary = replace(summary, units=plan.units, reused=records.reused, workers=plan.workers)
     summary = write(replace(summary, warnings=tuple(warnings)), facts)
-    shards.write(manifest, folder.out)
+    manifest.write(folder.out)
     _clean_up(config, folder)
     kept = (Path(name).name for _, record in records.in_plan_order() for name in record.files)
     sweep(folder.folder, (f"{REJECTS}*", f"{DROPPED}*"), kept)
@@ -174,10 +159,10 @@ def finish(
 
 
 def _gather(
-    config: Config, run: Session, prepared: Prepared, plan: WorkPlan, made: Made, shards: ShardSpool
+    config: Config, run: Session, prepared: Prepared, plan: WorkPlan, made: Made
 ) -> tuple[Manifest, Counter[str]]:
-    """Gather what workers left in parts: the manifest, without shards, which go to the spool, and what is counted
-    besides. Raises when the input changed, or nothing is left."""
+    """Gather what workers left in parts: the manifest, and what is counted besides. Raises when the input changed, or
+    nothing is left."""
     folder, damage = run.folder, Damage()
     rejects = reject_lines(made.parts(REJECTS), lambda: (file["path"] for file in folder.inputs.planned()), damage)
     findings = [] if made.dedup is None or made.dedup.findings is None else [made.dedup.findings]
@@ -187,15 +172,15 @@ def _gather(
     folder.tidy()
     if prepared.input.look() != prepared.identity.input:
         raise InputError("The input changed while it was read. Run the same command again: it reads what changed.")
-    tallies, counts = _count(made, config, shards)
-    if TRAIN not in shards.splits:
+    shards, tallies, counts = _count(made, config)
+    if all(shard.split != TRAIN for shard in shards):
         first = first_reject(folder.out, audit["rejects"]["name"]) if "rejects" in audit else ""
-        left = _nothing_left(config, first, total(tallies).flow(), other_splits=bool(shards.splits))
+        left = _nothing_left(config, first, total(tallies).flow(), other_splits=bool(shards))
         raise InputError(f"{left}\n{damage}" if damage.files else left)
     if damage.files:
         run.observer.warn(str(damage))
     chat = Counter({name: count for name, count in counts.items() if name not in _COUNTED_BESIDES})
-    tokenizer = {"name": prepared.question.text.name, "xxh3": prepared.identity.settings["tokenizer"]}
+    tokenizer = {"name": prepared.known.name, "xxh3": prepared.identity.settings["tokenizer"]}
     manifest = Manifest(
         dtype=token_dtype(prepared.known.vocab_size),
         vocab_size=prepared.known.vocab_size,
@@ -203,7 +188,7 @@ def _gather(
         encoder=f"{plan.encoder} {version({'huggingface': 'tokenizers'}.get(plan.encoder, plan.encoder))}",
         settings=prepared.identity.settings,
         input=prepared.identity.input,
-        shards=(),
+        shards=shards,
         sources=tallies,
         damaged_files=damage.files,
         chat=prepared.chat_facts(chat),
@@ -216,8 +201,7 @@ def _gather(
 def complete(config: Config, folder: RunFolder, *, report: bool) -> TextSummary:
     """A finished store: make what is missing beside it, and say that it is up to date."""
     _clean_up(config, folder)
-    place = Folder(folder.out)
-    summary = _summary(folder.out, read_facts(place), totals_by_split(read_shards(place)))
+    summary = _summary(folder.out, Manifest.read(folder.out))
     recorded, anew = read_sealed(folder.folder / SUMMARY), False
     if config.packing_rules is not None:
         summary.facts["packing"] = packing = _pack(config, folder.out)
@@ -261,9 +245,9 @@ def _pack(config: Config, out: Path) -> dict[str, Any]:
     return pack(out, rules, config.seq_len, out / PACKED_FOLDER if rules.write else None)
 
 
-def _summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -> TextSummary:
+def _summary(out: Path, manifest: Manifest) -> TextSummary:
     """A summary from the manifest alone: its facts, and the sums over its shards."""
-    totals = Totals.of(splits.values())
+    splits = {name: sums(shard for shard in manifest.shards if shard.split == name) for name in manifest.splits}
     tally, chat = manifest.tally, manifest.chat
     warnings = []
     if chat is not None and chat.get("special_tokens_in_content"):
@@ -274,7 +258,7 @@ def _summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -> TextSu
         "damaged_files": manifest.damaged_files,
         "flow": tally.flow(),
         "sources": manifest.sources,
-        "splits": {name: {"documents": one.documents, "tokens": one.tokens} for name, one in splits.items()},
+        "splits": {name: {what: one[what] for what in ("documents", "tokens")} for name, one in splits.items()},
         "text_columns": text_columns(manifest.settings),
         "packing": {},
     }
@@ -284,7 +268,7 @@ def _summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -> TextSu
         job="",
         out=str(out),
         up_to_date=True,
-        counts=asdict(totals) | {READ: tally.read},
+        counts=manifest.sums | {READ: tally.read},
         rejected=tally.rejected,
         dropped=tally.reasons,
         warnings=tuple(warnings),
@@ -296,36 +280,39 @@ def _summary(out: Path, manifest: Manifest, splits: dict[str, Totals]) -> TextSu
 # ---- what became of the documents ----
 
 
-def _count(made: Made, config: Config, spool: ShardSpool) -> tuple[tuple[Tally, ...], Counter[str]]:
-    """Every part as the last stage that touched it left it, in one pass and in plan order; holds none of them.
+def _count(made: Made, config: Config) -> tuple[tuple[Shard, ...], tuple[Tally, ...], Counter[str]]:
+    """Every part as the last stage that touched it left it, in plan order.
 
-    The shards go to the spool. Returns what was read, kept and lost of each dataset, and what is counted of
+    Returns the shards, those of training first; what was read, kept and lost of each dataset; and what is counted of
     conversations, `exact_documents` and `not_judged` among it.
     """
-    kept: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    lost: defaultdict[int, Counter[tuple[str, str]]] = defaultdict(Counter)
-    counts = Counter[str]()
-
-    def shards() -> Iterator[Shard]:
-        final = (made.arranged or made.records).in_plan_order()
-        staged = made.records.in_plan_order() if made.arranged is not None else ()
-        # Of those that were arranged, the arranged ones count.
-        unarranged = ((unit, record) for unit, record in staged if not record.facts["shards"])
-        for unit, record in itertools.chain(final, unarranged):
-            facts = record.facts
-            number, sides = facts["dataset"], facts.get("sides", 1)
-            kept[number][READ] += facts["read"]
-            for shard in facts["shards"]:
-                # A record is a document, or a pair of them.
-                kept[number].update(documents=shard["documents"] // sides, tokens=shard["tokens"])
-                yield Shard(**shard | {"unit": unit, "part": record.part})
-            for stage, reasons in facts["dropped"].items():
-                lost[number].update({(stage, reason): dropped for reason, dropped in reasons.items()})
-            counts.update(facts.get("chat", {}))
-            counts.update({name: facts.get(name, 0) for name in _COUNTED_BESIDES})
-
-    spool.fill(shards())
-    return tuple(Tally.of(one.name, kept[number], lost[number]) for number, one in enumerate(config.sources)), +counts
+    shards, counts = list[Shard](), Counter[str]()
+    kept = [Counter[str]() for _ in config.sources]
+    lost = [{stage: Counter[str]() for stage in STAGES} for _ in config.sources]
+    final = (made.arranged or made.records).in_plan_order()
+    staged = made.records.in_plan_order() if made.arranged is not None else ()
+    # Of those that were arranged, the arranged ones count.
+    unarranged = ((unit, record) for unit, record in staged if not record.facts["shards"])
+    for unit, record in itertools.chain(final, unarranged):
+        facts = record.facts
+        number, sides = facts["dataset"], facts.get("sides", 1)
+        kept[number].update(read=facts["read"])
+        for shard in facts["shards"]:
+            # A record is a document, or a pair of them.
+            kept[number].update(documents=shard["documents"] // sides, tokens=shard["tokens"])
+            shards.append(Shard(**shard | {"unit": unit, "part": record.part}))
+        for stage, reasons in facts["dropped"].items():
+            lost[number][stage].update(reasons)
+        counts.update(facts.get("chat", {}))
+        counts.update({name: facts.get(name, 0) for name in _COUNTED_BESIDES})
+    tallies = []
+    for source, kept_of, lost_of in zip(config.sources, kept, lost, strict=True):
+        rejected, *dropped = (dict(sorted(lost_of[stage].items())) for stage in STAGES)
+        by_stage = {stage: reasons for stage, reasons in zip(STAGES[1:], dropped, strict=True) if reasons}
+        read = kept_of["read"] + sum(rejected.values())
+        tallies.append(Tally(source.name, read, rejected, by_stage, kept_of["documents"], kept_of["tokens"]))
+    shards.sort(key=lambda shard: (shard.split != TRAIN, shard.split))
+    return tuple(shards), tuple(tallies), +counts
 
 
 def _nothing_left(config: Config, first_reject: str, flow: list[dict[str, Any]], *, other_splits: bool) -> str:

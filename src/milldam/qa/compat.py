@@ -26,7 +26,7 @@ import tokenizers
 
 from milldam.errors import ConfigError, StoreError
 from milldam.files import hash_bytes, write_file
-from milldam.input_files import InputState, is_address
+from milldam.input_files import NO_INPUT, add_input, is_address
 from milldam.qa.batches import COLUMNS, DocumentSamples, Selection, Strategy, TimeSteps, WindowSamples
 from milldam.qa.job import prepare
 from milldam.qa.records import list_files
@@ -100,11 +100,11 @@ def create_dataset_from_cache(
     """Open what `process_and_cache_dataset` made with the same arguments; nothing is loaded."""
     folder, _ = _cached(dataset_name, split, Path(cache_dir), settings)
     dataset = CachedDataset(folder) if (folder / TABLE.manifest).exists() else None
-    state, name = InputState(), str(dataset_name)
+    state, name = NO_INPUT, str(dataset_name)
     if dataset is not None and (Path(name).exists() or is_address(name) or glob.has_magic(name)):
         for file in list_files([name], split):
-            state.add(file.path, file.size, file.version)
-        dataset = dataset if dataset.manifest.input == state.as_json() else None
+            state = add_input(state, file.path, file.size, file.version)
+        dataset = dataset if dataset.manifest.input == state else None
     if dataset is None:
         raise StoreError(
             f"{folder}: no features of {name} ({split}), as it is now, with these settings and this tokenizer. "

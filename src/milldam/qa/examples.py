@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from milldam.qa.records import Piece, flat_records, list_files, read_records
-from milldam.sources.batch import KEPT_RECORD_CHARS, MalformedError, OnReject, Reading, TextRules
+from milldam.sources.batch import KEPT_RECORD_CHARS, OnReject, Reading, TextRules
+from milldam.sources.compression import DamagedError
 from milldam.sources.units import whole
 
 
@@ -78,7 +79,7 @@ def read_examples(piece: Piece, reading: Reading) -> Iterator[Example]:
         for where, value in flat_records(record, path):
             try:
                 yield _example(value)
-            except MalformedError as error:
+            except DamagedError as error:
                 kept = json.dumps(value, ensure_ascii=False, default=str)[: KEPT_RECORD_CHARS + 1]
                 detail = ": ".join(filter(None, (where.removeprefix("."), error.detail)))
                 reading.reject(replace(place, reason=error.reason, detail=detail, record=kept))
@@ -86,7 +87,7 @@ def read_examples(piece: Piece, reading: Reading) -> Iterator[Example]:
 
 def _example(record: Any) -> Example:
     if not isinstance(record, dict):
-        raise MalformedError("no_record", f"an object is wanted, not {described(record)}")
+        raise DamagedError("no_record", f"an object is wanted, not {described(record)}")
     id, title = record.get("id"), record.get("title")
     if isinstance(id, int) and not isinstance(id, bool):
         record = {**record, "id": str(id)}
@@ -94,11 +95,11 @@ def _example(record: Any) -> Example:
         if record.get(name) is None:
             found = ", ".join(key for key, value in record.items() if value) or "none"
             needed = 'Needed are the texts "id", "context" and "question", and "answers" as SQuAD has them'
-            raise MalformedError(f"no_{name}", f'no field "{name}"; found {found}. {needed}')
+            raise DamagedError(f"no_{name}", f'no field "{name}"; found {found}. {needed}')
         if not isinstance(record[name], str):
-            raise MalformedError(f"no_{name}", f'"{name}" must be a text, not {described(record[name])}')
+            raise DamagedError(f"no_{name}", f'"{name}" must be a text, not {described(record[name])}')
     if not record["context"].strip():
-        raise MalformedError("no_context", "the context is empty")
+        raise DamagedError("no_context", "the context is empty")
     answers = () if record.get("is_impossible") is True else tuple(_answers(record.get("answers")))
     title = title if isinstance(title, str) else ""
     example = Example(record["id"], record["question"], record["context"], answers, title)
@@ -113,7 +114,7 @@ def _example(record: Any) -> Example:
             text.encode()
     except UnicodeEncodeError as error:
         # Half a pair of surrogates is no character: no tokenizer takes it, and no file.
-        raise MalformedError("not_unicode", f"a text that is not Unicode ({error.reason})") from None
+        raise DamagedError("not_unicode", f"a text that is not Unicode ({error.reason})") from None
     return example
 
 
@@ -124,14 +125,14 @@ def _answers(answers: Any) -> Iterator[Answer]:
     if isinstance(answers, dict):
         texts, starts = answers.get("text"), answers.get("answer_start")
         if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
-            raise MalformedError("bad_answers", '"text" and "answer_start" must be lists of the same length')
+            raise DamagedError("bad_answers", '"text" and "answer_start" must be lists of the same length')
         answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
     if not isinstance(answers, list):
-        raise MalformedError("bad_answers", f'"answers" must be a list or an object, not {described(answers)}')
+        raise DamagedError("bad_answers", f'"answers" must be a list or an object, not {described(answers)}')
     for answer in answers:
         text, start = (answer.get("text"), answer.get("answer_start")) if isinstance(answer, dict) else (None, None)
         if not isinstance(text, str) or not isinstance(start, int) or isinstance(start, bool):
-            raise MalformedError("bad_answers", f"an answer must have text and answer_start, not {answer!r}"[:200])
+            raise DamagedError("bad_answers", f"an answer must have text and answer_start, not {answer!r}"[:200])
         yield Answer(text, start)
 
 

@@ -142,7 +142,7 @@ class QAJob(TableJob):
             pieces = (piece for file in self._files for piece in cut_file(file))
             groups = gather(pieces, PIECE_BYTES, lambda piece: piece.slice)
         else:  # counted over all files, in order
-            groups = [[Piece(whole(file).of_state(file.state)) for file in self._files]]
+            groups = [[Piece(whole(file)) for file in self._files]]
         for index, group in enumerate(groups):
             slices = [piece.slice for piece in group]
             key = key_of(most, [[one.state, one.format, one.compression, one.start, one.stop] for one in slices])

@@ -19,10 +19,12 @@ from typing import Any
 
 from milldam.errors import ConfigError, InputError
 from milldam.input_files import is_address, kind_of
-from milldam.sources.batch import Places, Reading, Reject, TextRules
+from milldam.sources.batch import Reading, Reject, TextRules
 from milldam.sources.compression import STDIN, DamagedError, compression_of, open_bytes, read_blocks
-from milldam.sources.data_sets import parse_split, resolve_data_set
-from milldam.sources.reading import TABLES, FileReader, columns_of, slice_file
+from milldam.sources.data_sets import resolve_data_set
+from milldam.sources.reading import TABLES, columns_of, slice_file
+from milldam.sources.rows import FileReader, Places
+from milldam.sources.splits import parse_split
 from milldam.sources.units import InputFile, Slice, list_inputs
 
 SQUAD, ARRAY = "squad", "json"
@@ -47,7 +49,7 @@ def list_files(inputs: Sequence[str], split: str = "train") -> Iterator[InputFil
     A file is taken as it is named. Of a folder, of what `save_to_disk` wrote and of a dataset on the Hub, the files of
     the split are taken.
     """
-    if parse_split(split).rows is not None:
+    if parse_split(split)[1] is not None:
         raise ConfigError(f'split "{split}": slices are not known here. Use max_examples for the first ones.')
     for name in inputs:
         if name == STDIN:
@@ -71,7 +73,7 @@ def _with_format(file: InputFile) -> InputFile:
         head = opened.read(_BLOCK_BYTES)
     compression = file.compression or compression_of(head)
     with suppress(DamagedError):
-        head = next(read_blocks(io.BytesIO(head), compression, _BLOCK_BYTES), b"")
+        head = next(read_blocks(io.BytesIO(head), compression), b"")
     table = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
     text = head.decode("utf-8-sig", "replace").lstrip()
     if table is None and text[:1] not in ("{", "["):
@@ -95,7 +97,7 @@ class Piece:
 def cut_file(file: InputFile) -> Iterator[Piece]:
     """The parts of a file that workers share."""
     if file.format != SQUAD:
-        yield from (Piece(slice.of_state(file.state)) for slice in slice_file(file, PIECE_BYTES, TextRules()))
+        yield from (Piece(slice) for slice in slice_file(file, PIECE_BYTES, TextRules()))
         return
     if file.compression is not None or file.size <= PIECE_BYTES:
         yield Piece(Slice(file.path, SQUAD, file.compression, size=file.size, state=file.state))
@@ -175,7 +177,7 @@ def _articles(piece: Piece) -> Iterator[tuple[int, int, int, Any]]:
             part = _JsonText(slice.path, iter([file.read(slice.stop - slice.start)]))
             yield from _items(part, piece.article, slice.start)
             return
-        text = _JsonText(slice.path, read_blocks(file, slice.compression, _BLOCK_BYTES))
+        text = _JsonText(slice.path, read_blocks(file, slice.compression))
         has_data = False
         text.take("{")
         while text.peek() not in ("}", ""):

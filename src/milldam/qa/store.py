@@ -29,7 +29,6 @@ from milldam.loader.stream import TokenFile, TokenStream
 from milldam.memory import format_size
 from milldam.stores.kinds import TABLE, TokenDtype
 from milldam.stores.place import Folder, same_generation
-from milldam.stores.table.manifest import read as read_manifest
 from milldam.stores.tokens.reader import TOKENIZER, parse_tokenizer
 
 if TYPE_CHECKING:
@@ -224,13 +223,13 @@ class FeatureStore:
     def __init__(self, path: str | Path | Folder, *, read: Way = "auto") -> None:
         self.place = path if isinstance(path, Folder) else Folder(Path(in_home(path)))
         self.path = self.place.folder
-        self.manifest = read_manifest(self.place)
+        self.manifest: TableManifest = TABLE.read(self.place)
         self.form = Form.of(self.manifest, self.place.name)
         self.fingerprint = self.manifest.fingerprint
         """Names the content: equal fingerprints mean equal windows and texts in equal order."""
         self.memory_tokens = self.form.memory
         """The ids of the memory tokens, in order; both empty when there are none."""
-        self.examples = self.manifest.rows
+        self.examples: int = self.manifest.rows
         """How many examples there are: those with windows."""
         self._windows = int(self.manifest.counts["windows"])
         one_of("read", read, Way)
@@ -374,7 +373,7 @@ class FeatureStore:
 
 def _reopen_same(kind: type[FeatureStore], place: Folder, way: Way, fingerprint: str) -> FeatureStore:
     """In another process, where the store may have been replaced meanwhile."""
-    return kind(same_generation(place, fingerprint, lambda one: read_manifest(one).fingerprint), read=way)
+    return kind(same_generation(place, fingerprint, lambda one: TABLE.read(one).fingerprint), read=way)
 
 
 def _checked(numbers: npt.ArrayLike, count: int, what: str) -> Int64s:

@@ -31,7 +31,7 @@ from milldam.report.timeline import read_timeline
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.format import Index, Int64s
 from milldam.stores.tokens.manifest import READ, Manifest, Tally
-from milldam.stores.tokens.reader import Store, open_store
+from milldam.stores.tokens.reader import Store
 
 _SPLITS_LISTED, _SPLITS_DRAWN, _REASONS_SHOWN = 50, 6, 40
 _CHARACTERS, _PASSAGE_CHARACTERS = 500, 600
@@ -47,7 +47,7 @@ _WORD = re.compile(r"[!-~\u00a1-\u2fff]+\s*|.\s*", re.DOTALL)
 
 def gather(out: Path) -> dict[str, Any]:
     """Read it all, in memory that does not grow with the store."""
-    store = open_store(out)
+    store = Store(out)
     manifest, tally = store.manifest, store.manifest.tally
     summary = read_sealed(out / "run" / "summary.json") or {}
     details = summary.get("facts", {})

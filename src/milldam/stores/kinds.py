@@ -1,25 +1,45 @@
-"""The kinds of stores in one registry: what tells a folder's kind, how each is opened and verified, what all share.
+"""The kinds of stores: what tells a folder's kind, and how a manifest is written, read and replaced.
 
 A manifest is one JSON object, written last and sealed: its last field is a hash of the text before it, so that a change
-of any field is noticed (`milldam.files`). All begin with `format`, `format_version`, `created_by`, `totals` and
-`fingerprint`, and have `settings` and `input`. A manifest may come from anywhere, so each field is checked too when it
-is read (`milldam.checked`).
+of any field is noticed (`milldam.files`). All begin with `format`, `format_version`, `created_by`, and each shard is on
+a line of its own. A manifest may come from anywhere, so each field is checked when it is read (`milldam.checked`).
+Memory: about 1 KB a shard.
+
+Only the manifest of a store is ever replaced; all else is named after its content. A reader holds a shared lock on the
+manifest that it opened (`milldam.stores.place`). Before a manifest is replaced it gets a second name in `run/kept`;
+afterwards those that nobody holds are removed, and files that none of the others names may go (`live_files`). So
+whenever it is killed, the old store is whole or the new one is, and the next run clears up. Where the file system has
+no locks or no hard links, nothing is kept: a reader may miss a shard then, and says so; it never reads other bytes.
+docs/decisions/0023 has the reasons.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypedDict
 
 from milldam import __version__
 from milldam.checked import checked, parse_json
 from milldam.errors import StoreError
-from milldam.files import NewFile, hash_bytes, is_whole_text, json_bytes, sealed_blocks, stays_in_folder
-from milldam.stores.generations import keep
+from milldam.files import (
+    NewFile,
+    commit_together,
+    hash_bytes,
+    is_whole_text,
+    json_bytes,
+    seal_text,
+    stays_in_folder,
+    sync_folder,
+    write_file,
+)
+from milldam.stores.place import KEPT, Folder
 
 if TYPE_CHECKING:
     from milldam.stores.place import Place
@@ -28,168 +48,111 @@ if TYPE_CHECKING:
 
 StoreManifest: TypeAlias = "Manifest | TableManifest"
 """Both have settings, input, totals, fingerprint, shards, and files(): every file with its size and hash, in order."""
-ShardT = TypeVar("ShardT")
-_CLOSED, _NO_SHARDS = b"\n}\n", b'\n "shards": []'
-# Whole lines of the text: a string in it has no line ends, so nothing else can look like them.
-_BEFORE_SHARDS, _BEHIND_SHARDS = b'\n "shards": [\n', b"\n ],\n"
-_BLOCK_BYTES = 1 << 18
+
+
+class _FileRecord(TypedDict):
+    bytes: int
+    xxh3: str
+
+
+FileRecord = Annotated[dict[str, Any], _FileRecord]
+"""Size and hash of a file as it was written."""
+
+
+class _AuditFile(TypedDict):
+    name: str
+    bytes: int
+    xxh3: str
+
+
+AuditFiles = Annotated[dict[str, Any], dict[str, _AuditFile]]
+TokenDtype = Annotated[str, Literal["uint16", "int32"]]
+Facts = Annotated[dict[str, Any], dict[str, int | str | bool | None]]
+_NO_SHARDS = b'\n "shards": []'
+"""A line of the object itself: a string in it has no line ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     name: str
-    """Also that of its room: `manifest` there reads it."""
+    """Also that of its room."""
     manifest: str
     """The name of its manifest."""
     format: str
     phrase: str
-    opened: str
+    opened: str = ""
     """How people open it; {0} is its folder."""
+    shape: str = ""
+    """The class of its manifest, in `manifest` of its room."""
     version: int = 1
 
-    def read_manifest(self, place: Place) -> StoreManifest:
-        """The manifest, wherever the store lies."""
-        return cast("StoreManifest", import_module(f"milldam.stores.{self.name}.manifest").read(place))
-
-    def head(self, place: Place) -> dict[str, Any]:
-        """The object in the manifest, as it was written, without its shards: there may be a million."""
-        return ManifestText(self, place).head()
-
-    def files_in(self, path: Path) -> Iterator[tuple[str, int]]:
-        """Names and sizes of the files of a manifest that lies here; holds a few shards at a time."""
-        shard: Any = import_module(f"milldam.stores.{self.name}.manifest").SHARD
-        for one in ManifestText(self, _folder(path)).shards(shard):
-            yield from ((name, record["bytes"]) for name, record in one.named_files())
-
-    def names_in(self, path: Path) -> Iterator[str]:
-        """The names of these files, and of those that were set aside."""
-        yield from (name for name, _ in self.files_in(path))
-        yield from (file["name"] for file in self.audit(_folder(path)).values())
-
-    def audit(self, place: Place) -> dict[str, dict[str, Any]]:
-        """Name, size and hash of each file of what was set aside when it was made; see `write_audit`."""
-        path = f"{place.name}/{self.manifest}"
-        files = checked(dict[str, _AuditFile], self.head(place).get("audit", {}), path)
-        for file in files.values():
-            if not stays_in_folder(file["name"], hidden=False):
-                raise StoreError(f'{path}: the file name "{file["name"]}" leaves the folder; refused.')
-        return cast("dict[str, dict[str, Any]]", files)
-
-    def write(self, folder: Path, facts: dict[str, Any], shards: Iterable[list[bytes]] = ()) -> None:
-        """Write the manifest. `shards`: their lines, some at a time, in the place of an empty list in the facts."""
-        head = {"format": self.format, "format_version": self.version, "created_by": f"milldam {__version__}"}
-        before, found, after = json_bytes(head | facts)[: -len(_CLOSED)].partition(_NO_SHARDS)
-
-        def text() -> Iterator[bytes]:
-            yield before + found[:-1]
-            between, end = b"\n  ", b""
-            for lines in shards:
-                if lines:
-                    yield between + b",\n  ".join(lines)
-                    between, end = b",\n  ", b"\n "
-            yield end + found[-1:] + after
-
-        with NewFile(folder / self.manifest) as new:
-            for block in sealed_blocks(text()):
-                new.write(block)
-            keep(folder / self.manifest)
-            new.commit()
-
-    def missing_in(self, folder: Path) -> str:
-        """Why a folder without the manifest is none of this kind."""
-        if folder.is_file():
-            return f"{folder}: a file, not {self.phrase}, which is a folder. `milldam.open` says what it is."
-        if not folder.is_dir():
-            return f"{folder}: no such folder."
-        other = store_kind(folder)
-        if other is not None:
-            return f"{folder}: {other.phrase}, not {self.phrase}. {other.opened.format(folder)}"
-        if (folder / "run").exists():
-            return f"{folder}: unfinished: a run was interrupted here. `milldam status {folder}` says how to continue."
-        splits = sorted(path.parent.name for path in folder.glob(f"*/{self.manifest}"))
-        if splits:
-            advice = f"Name {folder / splits[0]}, say."
-            return f"{folder}: not {self.phrase} itself, but there is one of each split: {', '.join(splits)}. {advice}"
-        return f"{folder}: not {self.phrase} (no {self.manifest} in it)."
-
-
-class ManifestText:
-    """The text of a manifest, mapped where that can be. Its shards are parsed as they are asked for."""
-
-    def __init__(self, kind: Kind, place: Place) -> None:
-        data = place.manifest(kind.manifest)
+    def facts(self, place: Place) -> dict[str, Any]:
+        """The object in the manifest, as it was written."""
+        path, data = f"{place.name}/{self.manifest}", place.manifest(self.manifest)
         if data is None:
-            raise StoreError(place.not_a_store() if place.folder is None else kind.missing_in(place.folder))
-        self._kind, self._data, self._path = kind, data, f"{place.name}/{kind.manifest}"
-        self._is_whole = is_whole_text(data)
-        first = data.find(_BEFORE_SHARDS) + len(_BEFORE_SHARDS)
-        stop = data.find(_BEHIND_SHARDS, first)
-        self._range = (first, stop) if self._is_whole and stop > first >= len(_BEFORE_SHARDS) else None
-
-    def head(self) -> dict[str, Any]:
-        """The object itself, without its shards where they are lines of their own."""
-        kind, path, data = self._kind, self._path, self._data
-        value = parse_json(data[:] if self._range is None else data[: self._range[0]] + data[self._range[1] :], path)
-        if not isinstance(value, dict) or value.get("format") != kind.format:
-            raise StoreError(f"{path}: not the manifest of {kind.phrase}.")
-        if value.get("format_version") != kind.version:
+            raise StoreError(place.not_a_store() if place.folder is None else self.missing_in(place.folder))
+        value = parse_json(data[:], path)
+        if not isinstance(value, dict) or value.get("format") != self.format:
+            raise StoreError(f"{path}: not the manifest of {self.phrase}.")
+        if value.get("format_version") != self.version:
             raise StoreError(
                 f"{path}: its format_version is {str(value.get('format_version'))[:40]}; this milldam reads "
-                f"{kind.version}. Upgrade milldam, or make it again."
+                f"{self.version}. Upgrade milldam, or make it again."
             )
-        if not self._is_whole:
+        if not is_whole_text(data):
             raise StoreError(
                 f"{path}: damaged: it is not as it was written (its check is not that of its text). Make it again."
             )
         del value["check"]
         return value
 
-    def shards(self, kind: type[ShardT]) -> Iterator[ShardT]:
-        """Every shard, in order, as this type."""
-        for block in self._blocks():
-            for shard in checked(list[kind], block, f"{self._path}: shards"):  # type: ignore[valid-type]
-                # A manifest may come from anywhere: it must not make us open files elsewhere, nor exports write there.
-                for what in ("name", "split"):
-                    name = getattr(shard, what, "none")
-                    if not stays_in_folder(name, hidden=False):
-                        what = "split" if what == "split" else "shard name"
-                        raise StoreError(f'{self._path}: the {what} "{name}" leaves the folder; refused.')
-                yield shard
+    def read(self, place: Place) -> Any:
+        """The manifest of a store, wherever it lies: a `StoreManifest`."""
+        path = f"{place.name}/{self.manifest}"
+        shape = getattr(import_module(f"milldam.stores.{self.name}.manifest"), self.shape)
+        manifest = checked(shape, self.facts(place), path)
+        # It must not make us open files elsewhere, nor exports write there.
+        names = {"split": {getattr(shard, "split", "train") for shard in manifest.shards}}
+        names["shard name"] = {shard.name for shard in manifest.shards}
+        names["file name"] = {file["name"] for file in (getattr(manifest, "audit", None) or {}).values()}
+        for what, name in ((what, name) for what, several in names.items() for name in several):
+            if not stays_in_folder(name, hidden=False):
+                raise StoreError(f'{path}: the {what} "{name}" leaves the folder; refused.')
+        return manifest
 
-    def _blocks(self) -> Iterator[Any]:
-        """Some shards at a time."""
-        if self._range is None:
-            yield self.head().get("shards")
-            return
-        at, stop = self._range
-        while at < stop:
-            end = self._data.find(b",\n", at + _BLOCK_BYTES, stop)
-            end = stop if end < 0 else end
-            yield parse_json(b"[" + self._data[at:end] + b"]", self._path)
-            at = end + 2
+    def write(self, folder: Path, facts: dict[str, Any], shards: Iterable[dict[str, Any]] = ()) -> None:
+        """Write the manifest, or replace it. `shards`: a line each, in the place of an empty list in the facts."""
+        head = {"format": self.format, "format_version": self.version, "created_by": f"milldam {__version__}"}
+        before, mark, after = json_bytes(head | facts).partition(_NO_SHARDS)
+        lines = b",\n  ".join(json.dumps(shard, ensure_ascii=False).encode() for shard in shards)
+        keep(folder / self.manifest)
+        text = before + (mark[:-1] + b"\n  " + lines + b"\n ]" if lines else mark) + after
+        write_file(folder / self.manifest, seal_text(text))
+
+    def missing_in(self, folder: Path) -> str:
+        """Why a folder without the manifest is none of this kind."""
+        if not folder.is_dir():
+            return f"{folder}: {'a file, not a folder' if folder.exists() else 'no such folder'}."
+        other = store_kind(folder)
+        if other is not None:
+            return f"{folder}: {other.phrase}, not {self.phrase}. {other.opened.format(folder)}"
+        if (folder / "run").exists():
+            return f"{folder}: unfinished: a run was interrupted here. `milldam status {folder}` says how to continue."
+        splits = sorted(path.parent.name for path in folder.glob(f"*/{self.manifest}"))
+        each = f"itself, but there is one of each split: {', '.join(splits)}" if splits else f"(no {self.manifest})"
+        return f"{folder}: not {self.phrase} {each}."
 
 
-def _folder(manifest: Path) -> Place:
-    """The place of a manifest that may be of an earlier generation."""
-    from milldam.stores.place import Folder
-
-    return Folder(manifest.parent, manifest)
-
-
-TOKENS = Kind("tokens", "milldam.json", "milldam store", "a token store", "`milldam.open` opens it.")
+TOKENS = Kind("tokens", "milldam.json", "milldam store", "a token store", "`milldam.open` opens it.", shape="Manifest")
 TABLE = Kind(
     "table",
     "milldam-table.json",
     "milldam table",
     "a table",
     '`milldam.Table("{0}")` opens it; its `.to_hf()` gives a datasets.Dataset.',
+    shape="TableManifest",
 )
 KINDS = (TOKENS, TABLE)
-
-
-def result_id(settings: dict[str, Any], input: dict[str, Any]) -> str:
-    """Names what is made with these settings from this input, before it is made."""
-    return hash_bytes(json.dumps([settings, input], sort_keys=True).encode())[:16]
 
 
 def store_kind(folder: str | Path) -> Kind | None:
@@ -197,27 +160,65 @@ def store_kind(folder: str | Path) -> Kind | None:
     return next((kind for kind in KINDS if (Path(folder) / kind.manifest).is_file()), None)
 
 
-# ---- names of shards ----
+def result_id(settings: dict[str, Any], input: dict[str, Any]) -> str:
+    """Names what is made with these settings from this input, before it is made."""
+    return hash_bytes(json.dumps([settings, input], sort_keys=True).encode())[:16]
 
 
-def shard_name(split: str, *files: dict[str, Any]) -> str:
-    """The name of a shard: its split, then a hash of its content, all 128 bits of it (the records of its files).
+# ---- replaced while it is read ----
 
-    So two shards share a name only when they share their bytes: a store can be updated while it is read
-    (docs/decisions/0023).
 
-    >>> shard_name("train", {"bytes": 2, "xxh3": "d0"}, {"bytes": 58, "xxh3": "9a"})
-    'train-bc274ec07b8ef97bb493fc18d040e7a6'
+def keep(manifest: Path) -> None:
+    """Before a manifest is replaced: those who read it keep it, and what it names."""
+    kept = manifest.parent / KEPT
+    with contextlib.suppress(OSError):  # there is none, it is kept already, or there are no hard links here
+        inode = manifest.stat().st_ino
+        kept.mkdir(parents=True, exist_ok=True)
+        os.link(manifest, kept / f"{inode}.json")
+        sync_folder(kept)
+
+
+def live_files(folder: Path, kind: Kind) -> Iterator[str]:
+    """Names of the files that the manifest of a folder, or a generation that is still being read, is made of.
+
+    Kept manifests that nobody holds are removed first. Call it while holding the lock of the run.
     """
-    return f"{split}-{hash_bytes(''.join(file['xxh3'] for file in files).encode())}"
+    for path in (folder / KEPT).glob("*.json"):
+        with path.open("r+b") as file:  # NFS gives the exclusive lock to writers alone
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            except OSError:  # no locks here
+                pass
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        (folder / KEPT).rmdir()
+        (folder / KEPT.parent).rmdir()
+    for path in (folder / kind.manifest, *sorted((folder / KEPT).glob("*.json"))):
+        manifest = kind.read(Folder(folder, path))
+        yield from (name for name, _ in manifest.files())
+        yield from (file["name"] for file in (getattr(manifest, "audit", None) or {}).values())
 
 
-# ---- what a run set aside ----
+# ---- files of a store ----
 
 AUDIT = {"rejects": "jsonl", "dropped": "jsonl.zst", "contamination": "jsonl"}
 """The files of what was set aside, and how their names end."""
 AUDIT_FILES = tuple(f"{what}-{'[0-9a-f]' * 32}.{ending}" for what, ending in AUDIT.items())
 """Patterns of their names."""
+
+
+def commit_shard(prefix: str, files: dict[str, NewFile]) -> tuple[str, dict[str, Any]]:
+    """Make the files of a shard durable, by how their names end, an index last; its name, and the record of each.
+
+    The name is the prefix, a split say, and a hash of its content, all 128 bits of it. So two shards share a name only
+    when they share their bytes: a store can be updated while it is read (docs/decisions/0023).
+    """
+    name = f"{prefix}-{hash_bytes(''.join(new.record['xxh3'] for new in files.values()).encode())}"
+    order = sorted(files, key=lambda ending: ending == "idx")
+    commit_together({f"{name}.{ending}": files[ending] for ending in order})
+    return name, {ending: new.record for ending, new in files.items()}
 
 
 def write_audit(folder: Path, what: str, blocks: Iterable[bytes]) -> dict[str, dict[str, Any]]:
@@ -233,59 +234,3 @@ def write_audit(folder: Path, what: str, blocks: Iterable[bytes]) -> dict[str, d
             return {}
         name = f"{what}-{new.record['xxh3']}.{AUDIT[what]}"
         return {what: {"name": name, **new.commit(name)}}
-
-
-# ---- what several manifests have ----
-
-
-class _FileRecord(TypedDict):
-    """A file as it was written."""
-
-    bytes: int
-    xxh3: str
-
-
-class _AuditFile(_FileRecord):
-    """The same, with its name."""
-
-    name: str
-
-
-class _InputFacts(TypedDict, total=False):
-    """The input: all of it, or nothing where nobody knows."""
-
-    files: int
-    bytes: int
-    fingerprint: str
-
-
-class _TokenizerFacts(TypedDict, total=False):
-    name: str | None
-    xxh3: str | None
-    """Of `tokenizer.json`; None: there is none."""
-    vocab_size: int
-    bos: int | None
-    eos: int | None
-    bos_token: str | None
-    eos_token: str | None
-    cls_id: int | None
-
-
-class _ChatFacts(TypedDict):
-    """Of a store of conversations."""
-
-    form: str
-    """Of the records that they were made from."""
-    pairs: bool
-    """Documents 2k and 2k + 1 are the chosen and the rejected one of a pair."""
-    conversations: int
-    turns: int
-    trained_tokens: int
-
-
-ChatFacts = Annotated[dict[str, Any], _ChatFacts]
-FileRecord = Annotated[dict[str, Any], _FileRecord]
-AuditFiles = Annotated[dict[str, Any], dict[str, _AuditFile]]
-InputFacts = Annotated[dict[str, Any], _InputFacts]
-TokenizerFacts = Annotated[dict[str, Any], _TokenizerFacts]
-TokenDtype = Annotated[str, Literal["uint16", "int32"]]

@@ -6,26 +6,43 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import mmap
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from milldam.errors import MismatchError, StoreError
 from milldam.files import file_blocks
-from milldam.stores.generations import KEPT, Held
 
 if TYPE_CHECKING:
     from milldam.remote.place import RemoteFiles, RemotePlace
-    from milldam.stores.kinds import FileRecord
 
 BLOCK_BYTES = 1 << 20
-
+KEPT = Path("run", "kept")
+"""Manifests that were replaced while somebody read them (`milldam.stores.kinds`)."""
 Place: TypeAlias = "Folder | RemotePlace"
 """A folder of files, wherever it is: both have what `Folder` has."""
 Origin: TypeAlias = "RemoteFiles"
 """Fetches the files of a place that is not on this machine."""
 P = TypeVar("P", bound="Folder | RemotePlace")
+
+
+def hold(path: Path) -> mmap.mmap | bytes:
+    """The content of the file that has this name now. Where that can be, it is under a shared lock for as long as this
+    lives, in forked processes too; that of an empty file is not. FileNotFoundError: there is none."""
+    while True:
+        with path.open("rb") as file:
+            with contextlib.suppress(OSError):  # no locks here
+                fcntl.flock(file, fcntl.LOCK_SH)
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):  # else it was just replaced
+                try:
+                    # A mapping has a copy of the descriptor, and with it the lock.
+                    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                except (OSError, ValueError):  # it is empty, or can't be mapped
+                    return file.read()
 
 
 class Folder:
@@ -44,7 +61,7 @@ class Folder:
         self.folder, self.name, self.rows = folder, str(folder), folder / "rows"
         """Its path, what messages call it, and the folder for rows of packing that are computed from it once."""
         self._manifest = manifest
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, mmap.mmap | bytes] = {}
 
     def __reduce__(self) -> tuple[type[Folder], tuple[Path]]:
         return Folder, (self.folder,)
@@ -54,8 +71,8 @@ class Folder:
         path = self._manifest or self.folder / name
         try:
             if name not in self._held:
-                self._held[name] = Held(path)
-            return self._held[name].map()
+                self._held[name] = hold(path)
+            return self._held[name]
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -79,11 +96,11 @@ class Folder:
         """A file's bytes once, in blocks of BLOCK_BYTES but for the last."""
         return file_blocks(self.folder / file)
 
-    def local(self, file: str, record: FileRecord) -> Path:
+    def local(self, file: str, record: dict[str, Any]) -> Path:
         """Where a file lies on this machine, or will lie once it is fetched. `record`: its size and hash."""
         return self.folder / file
 
-    def map(self, file: str, record: FileRecord) -> mmap.mmap:
+    def map(self, file: str, record: dict[str, Any]) -> mmap.mmap:
         """A file mapped; it stays readable while the mapping lives. OSError, ValueError: it can't be."""
         with (self.folder / file).open("rb") as opened:
             return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)

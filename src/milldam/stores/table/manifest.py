@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import xxhash
-
-from milldam.checked import checked
 from milldam.errors import StoreError
-from milldam.stores.kinds import TABLE, InputFacts, ManifestText, TokenizerFacts
-from milldam.stores.place import Folder, Place
+from milldam.files import hash_bytes
+from milldam.stores.kinds import TABLE, Facts
+from milldam.stores.place import Folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,12 +68,6 @@ class TableShard:
     bytes: int
     xxh3: str
 
-    def named_files(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        yield self.name, {"bytes": self.bytes, "xxh3": self.xxh3}
-
-
-SHARD = TableShard
-
 
 @dataclass(frozen=True, slots=True)
 class TableManifest:
@@ -84,14 +76,14 @@ class TableManifest:
     settings: dict[str, Any]
     """Every setting that changes the rows or how they are cut into units; `function`: its name and hash, and the hashes
     of its parts."""
-    input: InputFacts
+    input: Facts
     """Number, size and fingerprint of what was read."""
     counts: dict[str, Any]
     """`units`; `read`: rows that the function was given; `rejected`: reason -> records that could not be read, or on
     which it failed."""
     shards: tuple[TableShard, ...] = ()
     """The files with rows, in order."""
-    tokenizer: TokenizerFacts | None = None
+    tokenizer: Facts | None = None
     """Of windows of question answering: that which made their ids."""
     qa: dict[str, Any] | None = None
     """Common facts of all windows of question answering (`milldam.qa.store.Form`); None: other rows."""
@@ -106,45 +98,25 @@ class TableManifest:
 
     @property
     def totals(self) -> dict[str, int]:
-        return self._sums(self.shards)[0]
+        return {"rows": self.rows, "bytes": self.bytes, "shards": len(self.shards)}
 
     @property
     def fingerprint(self) -> str:
         """Names the content: equal fingerprints mean equal rows in equal order, in equal columns."""
-        return self._sums(self.shards)[1]
-
-    def _sums(self, shards: Iterable[TableShard]) -> tuple[dict[str, int], str]:
-        """Totals and fingerprint of shards with these facts."""
-        totals, digest = {"rows": 0, "bytes": 0, "shards": 0}, xxhash.xxh3_128()
-        for shard in shards:
-            totals["rows"] += shard.rows
-            totals["bytes"] += shard.bytes
-            totals["shards"] += 1
-            digest.update(shard.xxh3.encode())
-        digest.update(self.schema.ipc.encode() + (b"" if self.qa is None else json.dumps(self.qa).encode()))
-        return totals, digest.hexdigest()
+        parts = [*(shard.xxh3 for shard in self.shards), self.schema.ipc]
+        return hash_bytes("".join([*parts, "" if self.qa is None else json.dumps(self.qa)]).encode())
 
     def files(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        for shard in self.shards:
-            yield from shard.named_files()
+        return ((shard.name, {"bytes": shard.bytes, "xxh3": shard.xxh3}) for shard in self.shards)
 
-    def write(self, folder: Path, shards: Callable[[], Iterable[TableShard]] | None = None) -> dict[str, int]:
-        """The totals. `shards`: gone through twice, in place of those that it holds; there may be a million."""
-        listed = shards or (lambda: self.shards)
-        totals, fingerprint = self._sums(listed())
-        facts: dict[str, Any] = {"totals": totals, "fingerprint": fingerprint, "schema": asdict(self.schema)}
+    def write(self, folder: Path) -> None:
+        facts: dict[str, Any] = {"totals": self.totals, "fingerprint": self.fingerprint, "schema": asdict(self.schema)}
         facts |= {"settings": self.settings, "input": self.input, "counts": self.counts}
         if self.qa is not None:
             facts |= {"tokenizer": self.tokenizer, "qa": self.qa}
-        TABLE.write(folder, facts | {"shards": []}, ([json.dumps(asdict(shard)).encode()] for shard in listed()))
-        return totals
+        TABLE.write(folder, facts | {"shards": []}, map(asdict, self.shards))
 
     @classmethod
     def read(cls, folder: Path) -> TableManifest:
-        return read(Folder(folder))
-
-
-def read(place: Place) -> TableManifest:
-    text = ManifestText(TABLE, place)
-    facts = checked(TableManifest, text.head() | {"shards": []}, f"{place.name}/{NAME}")
-    return replace(facts, shards=tuple(text.shards(TableShard)))
+        manifest: TableManifest = TABLE.read(Folder(folder))
+        return manifest

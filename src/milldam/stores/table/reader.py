@@ -11,8 +11,10 @@ lists of equal fixed length a 2-D array; lists of any length an array of arrays;
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import operator
+import os
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,9 +24,9 @@ from milldam.errors import ConfigError, StoreError, did_you_mean
 from milldam.files import address_of, in_home
 from milldam.markup import counted, in_notebook
 from milldam.memory import format_size
-from milldam.stores.generations import Held
-from milldam.stores.place import Folder, same_generation
-from milldam.stores.table.manifest import IN_USE, NAME, read
+from milldam.stores.kinds import TABLE
+from milldam.stores.place import Folder, hold, same_generation
+from milldam.stores.table.manifest import IN_USE, NAME, TableManifest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,13 +121,11 @@ class Table:
             raise ConfigError(f"{address}: a table is read on this machine: `milldam pull` or copy it here first.")
         self._place = path if isinstance(path, Folder) else Folder(Path(in_home(path)))
         self.path = self._place.folder
-        try:
+        with contextlib.suppress(OSError):
             # Keeps a table of the cache from being removed; others have no such file.
-            self._use: Held | None = Held(self.path / IN_USE)
-            self._use.touch()
-        except OSError:
-            self._use = None
-        self.manifest = read(self._place)
+            self._use = hold(self.path / IN_USE)
+            os.utime(self.path / IN_USE)
+        self.manifest: TableManifest = TABLE.read(self._place)
         self.columns = list(self.manifest.schema.columns)
         self.column_names = list(self.columns)
         """The same, as HF datasets calls it."""
@@ -156,7 +156,7 @@ class Table:
         """Whether the rows are the same, in the same order, under the same columns."""
         if not isinstance(other, Table):
             return NotImplemented
-        return self.fingerprint == other.fingerprint
+        return self.manifest.fingerprint == other.manifest.fingerprint
 
     def __hash__(self) -> int:
         return hash(self.fingerprint)
@@ -321,7 +321,7 @@ def _facts(table: Table) -> list[tuple[str, str]]:
 
 def _reopen_same(place: Folder, fingerprint: str) -> Table:
     """In another process: the table may have been replaced meanwhile."""
-    return Table(same_generation(place, fingerprint, lambda one: read(one).fingerprint))
+    return Table(same_generation(place, fingerprint, lambda one: TABLE.read(one).fingerprint))
 
 
 def _number(which: Any, rows: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from milldam.files import NewFile
-from milldam.stores.kinds import shard_name
+from milldam.stores.kinds import commit_shard
 from milldam.stores.table.manifest import TableShard
 
 BATCH_BYTES = 4 << 20
@@ -26,40 +26,35 @@ class TableShardWriter:
         self._file: NewFile | None = None
         self._writer: Any = None
         self._waiting: list[pa.RecordBatch] = []
-        self._waiting_bytes = 0
-        self.rows = 0
+        self._waiting_bytes = self.rows = 0
 
     def append(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows == 0:
             return
         self.rows += batch.num_rows
-        if batch.nbytes >= BATCH_BYTES:
+        if batch.nbytes >= BATCH_BYTES:  # by itself: it is not copied
             self._flush()
-            self._write(batch)
-            return
         self._waiting.append(batch)
         self._waiting_bytes += batch.nbytes
         if self._waiting_bytes >= BATCH_BYTES:
             self._flush()
 
     def _flush(self) -> None:
-        if self._waiting:
-            table = pa.Table.from_batches(self._waiting, self._schema).combine_chunks()
-            self._waiting, self._waiting_bytes = [], 0
-            for batch in table.to_batches():
-                self._write(batch)
-
-    def _write(self, batch: pa.RecordBatch) -> None:
-        """In halves while it is too large: a reader of one row need not map more than about 4 MB."""
-        if batch.num_rows > 1 and batch.nbytes > 2 * BATCH_BYTES:
-            middle = batch.num_rows // 2
-            self._write(batch.slice(0, middle))
-            self._write(batch.slice(middle))
-            return
-        if self._writer is None:
-            self._file = NewFile(self._folder / f"{ROWS}{ENDING}")
-            self._writer = pa.ipc.new_stream(pa.PythonFile(self._file, mode="w"), self._schema)
-        self._writer.write_batch(batch)
+        """Write what waits as one batch; in halves while it is too large: a reader of one row need not map more than
+        about 4 MB."""
+        table = pa.Table.from_batches(self._waiting, self._schema).combine_chunks()
+        self._waiting, self._waiting_bytes = [], 0
+        left = table.to_batches()[::-1]
+        while left:
+            batch = left.pop()
+            if batch.num_rows > 1 and batch.nbytes > 2 * BATCH_BYTES:
+                middle = batch.num_rows // 2
+                left += [batch.slice(middle), batch.slice(0, middle)]
+                continue
+            if self._writer is None:
+                self._file = NewFile(self._folder / f"{ROWS}{ENDING}")
+                self._writer = pa.ipc.new_stream(pa.PythonFile(self._file, mode="w"), self._schema)
+            self._writer.write_batch(batch)
 
     def commit(self) -> TableShard | None:
         """Make it durable under its name; None when there are no rows."""
@@ -67,9 +62,8 @@ class TableShardWriter:
         if self._file is None:
             return None
         self._writer.close()
-        name = shard_name(ROWS, self._file.record) + ENDING
-        record = self._file.commit(name)
-        return TableShard(name, self.rows, record["bytes"], record["xxh3"])
+        name, records = commit_shard(ROWS, {"arrow": self._file})
+        return TableShard(f"{name}{ENDING}", self.rows, **records["arrow"])
 
     def __enter__(self) -> TableShardWriter:
         return self

@@ -9,7 +9,7 @@ document are trained on.
     begins i64[documents + 1], then pairs i64[stretches, 2]
 
 A pair is half-open: (first token, behind the last), counted from the document's own first token. All little-endian.
-Both directions stream: memory does not grow with the number of documents.
+Both directions stream: memory does not grow with the number of documents, but for stretches that are written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -49,41 +48,33 @@ def token_dtype(vocab_size: int) -> str:
     return "uint16" if vocab_size <= 2**16 else "int32"
 
 
-def write_index(new: NewFile, lengths: IO[bytes], dtype: str) -> None:
-    """Write the index of documents whose token counts lie in `lengths` as int64."""
-    sequences = sum(len(chunk) for chunk in _sequence_lengths(lengths))
-    new.write(HEADER.pack(MAGIC, VERSION, DTYPE_CODES[dtype], sequences, lengths.tell() // 8 + 1))
-    width = np.dtype(dtype).itemsize
-    for chunk in _sequence_lengths(lengths):
-        new.write(chunk.astype("<i4").data)
+def write_index(new: NewFile, lengths: Int64s, dtype: str) -> None:
+    """Write the index of documents of these token counts, some at a time: the array may be mapped."""
+
+    def blocks() -> Iterator[tuple[Int64s, Int64s]]:
+        """How many sequences documents have, one until they exceed an int32, and the tokens of each sequence."""
+        for first in range(0, len(lengths), _CHUNK):
+            documents = lengths[first : first + _CHUNK]
+            counts = np.maximum(1, -(-documents // MAX_SEQUENCE))
+            sequences = np.full(int(counts.sum()), MAX_SEQUENCE, np.int64)
+            sequences[np.cumsum(counts) - 1] = documents - (counts - 1) * MAX_SEQUENCE
+            yield counts, sequences
+
+    total, width = sum(len(sequences) for _, sequences in blocks()), np.dtype(dtype).itemsize
+    new.write(HEADER.pack(MAGIC, VERSION, DTYPE_CODES[dtype], total, len(lengths) + 1))
+    for _, sequences in blocks():
+        new.write(sequences.astype("<i4").data)
     position = 0
-    for chunk in _sequence_lengths(lengths):
-        starts = position + np.concatenate(([0], np.cumsum(chunk)))
-        new.write((starts[:-1] * width).astype("<i8").data)
-        position = int(starts[-1])
-    sequence = 0
-    new.write(struct.pack("<q", 0))
-    for block in blocks_of(lengths, _CHUNK * 8):
-        ends = sequence + np.cumsum(_sequences_of(np.frombuffer(block, "<i8")))
+    for _, sequences in blocks():
+        ends = position + np.cumsum(sequences)
+        new.write(((ends - sequences) * width).astype("<i8").data)
+        position = int(ends[-1])
+    new.write(bytes(8))
+    before = 0
+    for counts, _ in blocks():
+        ends = before + np.cumsum(counts)
         new.write(ends.astype("<i8").data)
-        sequence = int(ends[-1])
-
-
-def _sequence_lengths(lengths: IO[bytes]) -> Iterator[Int64s]:
-    for block in blocks_of(lengths, _CHUNK * 8):
-        documents = np.frombuffer(block, "<i8")
-        parts = _sequences_of(documents)
-        if parts.max(initial=1) == 1:
-            yield documents
-            continue
-        split = np.full(int(parts.sum()), MAX_SEQUENCE, dtype=np.int64)
-        split[np.cumsum(parts) - 1] = documents - (parts - 1) * MAX_SEQUENCE
-        yield split
-
-
-def _sequences_of(documents: Int64s) -> Int64s:
-    """How many sequences each document takes: one, until it exceeds an int32."""
-    return np.maximum(1, -(-documents // MAX_SEQUENCE))
+        before = int(ends[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,26 +211,6 @@ class Spans:
         return int((self.pairs[:, 1] - self.pairs[:, 0]).sum())
 
 
-def write_spans(new: NewFile, counts: IO[bytes], pairs: IO[bytes]) -> None:
-    """Write the stretches of documents, from how many each has and the pairs, both spooled as int64."""
-    begin = 0
-    new.write(bytes(8))
-    for block in blocks_of(counts):
-        ends = begin + np.cumsum(np.frombuffer(block, "<i8"))
-        new.write(ends.astype("<i8").tobytes())
-        begin = int(ends[-1])
-    for block in blocks_of(pairs):
-        new.write(block)
-
-
-def blocks_of(spool: IO[bytes], size: int = 1 << 20) -> Iterator[bytes]:
-    """The bytes of a temporary file, from its begin."""
-    spool.flush()
-    spool.seek(0)
-    while block := spool.read(size):
-        yield block
-
-
 @dataclass(frozen=True, slots=True)
 class SpanTable:
     """A mapped file of stretches: arrays that are read from disk when they are touched."""
@@ -263,45 +234,21 @@ class SpanTable:
             raise StoreError(f"{path}: its documents do not cover its {len(pairs):,} stretches. {_AGAIN}")
         return cls(begins, pairs, path)
 
-    def document(self, number: int, length: int) -> Int64s:
-        """(n, 2): the stretches of a document of so many tokens."""
-        begin, end = int(self.begins[number]), int(self.begins[number + 1])
-        if not 0 <= begin <= end <= len(self.pairs):
-            raise StoreError(f"{self.path}: document {number:,} has no place in it. {_AGAIN}")
-        pairs = self.pairs[begin:end].astype(np.int64)
-        if not _in_order(pairs, np.array([end - begin]), np.array([length])).all():
+    def some(self, first: int, lengths: Int64s) -> Spans:
+        """Those of the documents from `first` on, of so many tokens each: they rise, do not touch, are not empty and
+        lie within the document."""
+        begins = self.begins[first : first + len(lengths) + 1]
+        counts = np.diff(begins)
+        if int(begins[0]) < 0 or int(begins[-1]) > len(self.pairs) or (counts < 0).any():
+            raise StoreError(f"{self.path}: its documents are not in order. {_AGAIN}")
+        pairs = self.pairs[begins[0] : begins[-1]].astype(np.int64)
+        owner = np.repeat(np.arange(len(counts)), counts)
+        bad = (pairs[:, 0] < 0) | (pairs[:, 0] >= pairs[:, 1]) | (pairs[:, 1] > lengths[owner])
+        bad[1:] |= (owner[1:] == owner[:-1]) & (pairs[1:, 0] <= pairs[:-1, 1])
+        if bad.any():
+            number = first + int(owner[bad][0])
             raise StoreError(f"{self.path}: the stretches of document {number:,} are not in order within it. {_AGAIN}")
-        return pairs
-
-    def some(self, first: int, stop: int) -> Spans:
-        """Those of the documents from `first` up to `stop`."""
-        begins = self.begins[first : stop + 1]
-        return Spans(self.pairs[begins[0] : begins[-1]].astype(np.int64), np.diff(begins))
-
-    def problems(self, lengths: Iterator[Int64s]) -> Iterator[str]:
-        """Problems, given the tokens of all documents in blocks."""
-        if (np.diff(self.begins) < 0).any():
-            yield f"{self.path}: its documents are not in order"
-            return
-        first = 0
-        for block in lengths:
-            spans = self.some(first, first + len(block))
-            wrong = ~_in_order(spans.pairs, spans.counts, block)
-            if wrong.any():
-                number = first + int(np.flatnonzero(wrong)[0])
-                yield f"{self.path}: the stretches of document {number:,} are not in order within its tokens"
-                return
-            first += len(block)
+        return Spans(pairs, counts)
 
 
 _AGAIN = "It is damaged, or belongs to another file. Make it again."
-
-
-def _in_order(pairs: Int64s, counts: Int64s, lengths: Int64s) -> npt.NDArray[np.bool_]:
-    """Which documents have stretches that rise, do not touch, are not empty and lie within the document."""
-    owner = np.repeat(np.arange(len(counts)), counts)
-    bad = (pairs[:, 0] < 0) | (pairs[:, 0] >= pairs[:, 1]) | (pairs[:, 1] > lengths[owner])
-    bad[1:] |= (owner[1:] == owner[:-1]) & (pairs[1:, 0] <= pairs[:-1, 1])
-    fine = np.ones(len(counts), dtype=bool)
-    fine[owner[bad]] = False
-    return fine

@@ -12,9 +12,10 @@ Rows and stretches of tokens in blocks of bounded size: what is held at a time o
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -29,7 +30,7 @@ from milldam.memory import format_size
 from milldam.stores.kinds import TOKENS
 from milldam.stores.place import Folder, Place, same_generation
 from milldam.stores.tokens.format import Index, Int64s, SpanTable
-from milldam.stores.tokens.manifest import Shard, read
+from milldam.stores.tokens.manifest import Manifest, Shard
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -52,85 +53,6 @@ class _MappedShard:
     """The stretches that are trained on; None: all of it."""
     labels: npt.NDArray[np.uint8] | None = None
 
-    def document(self, number: int) -> TokenArray:
-        begin, end = self.index.extent(number)
-        return self.tokens[begin:end]
-
-
-class _MappedShards:
-    """The shards of a store, mapped when they are touched; the oldest give way."""
-
-    def __init__(self, place: Place, shards: Sequence[Shard], dtype: np.dtype[np.generic]) -> None:
-        self._place, self._shards, self._dtype = place, shards, dtype
-        # ends[k]: documents in the shards up to and including k
-        self._ends = list(itertools.accumulate(shard.documents for shard in shards))
-        self._mapped: OrderedDict[int, _MappedShard] = OrderedDict()
-
-    def __len__(self) -> int:
-        """How many documents there are."""
-        return self._ends[-1] if self._ends else 0
-
-    def at(self, number: int) -> tuple[_MappedShard, int]:
-        """The shard of a document, and its number there."""
-        wanted = number + len(self) if number < 0 else number
-        if not 0 <= wanted < len(self):
-            raise IndexError(f"document {number} of a store of {len(self):,} documents")
-        k = bisect.bisect_right(self._ends, wanted)
-        return self.map(k), wanted - (self._ends[k - 1] if k else 0)
-
-    def map(self, k: int, *, in_turn: bool = False) -> _MappedShard:
-        """All files of shard k, mapped; `in_turn`: the next one is fetched meanwhile, where it has to be."""
-        mapped, limit, shard = self._mapped.get(k), self._place.mapped_bytes, self._shards[k]
-        if mapped is None:
-            if limit is not None:  # what is mapped can't be removed from a cache
-                held = sum(_size(self._shards[one]) for one in self._mapped) + _size(shard)
-                while self._mapped and held > limit:
-                    held -= _size(self._shards[self._mapped.popitem(last=False)[0]])
-            mapped = self._mapped[k] = self._open_shard(shard)
-            if len(self._mapped) > MAPPED_SHARDS:
-                self._mapped.popitem(last=False)
-        if in_turn and self._place.origin is not None and k + 1 < len(self._shards) and self._shards[k + 1].tokens:
-            following = self._shards[k + 1]
-            self._place.origin.announce([self._place.local(f"{following.name}.bin", following.bin)])
-        return mapped
-
-    def _open_shard(self, shard: Shard) -> _MappedShard:
-        path, index, spans, labels = f"{self._place.name}/{shard.name}", self.open_index(shard), None, None
-
-        def array(ending: str, dtype: Any) -> Any:
-            name = f"{shard.name}.{ending}"
-            try:
-                return np.frombuffer(self._place.map(name, shard.files[ending]), dtype)
-            except (OSError, ValueError) as error:
-                advice = f"`milldam verify {self._place.name}` checks the store."
-                raise StoreError(f"{self._place.name}/{name}: can't be mapped ({error}). {advice}") from None
-
-        if shard.spans is not None:
-            spans = SpanTable.parse(memoryview(array("spans", np.uint8)), shard.documents, f"{path}.spans")
-        if shard.labels is not None:
-            labels = array("labels", np.uint8)
-            if len(labels) != shard.documents:
-                raise StoreError(f"{path}.labels: {len(labels):,} labels of {shard.documents:,} documents.")
-        tokens = array("bin", self._dtype) if shard.tokens else np.empty(0, self._dtype)
-        if len(tokens) != shard.tokens:
-            problem = f"{len(tokens):,} tokens where the manifest says {shard.tokens:,}"
-            raise StoreError(f"{path}.bin: {problem}. Make it again.")
-        return _MappedShard(tokens, index, spans, labels)
-
-    def open_index(self, shard: Shard) -> Index:
-        """The index of a shard, mapped; its ends are those of the shard."""
-        path = f"{self._place.name}/{shard.name}.idx"
-        try:
-            buffer = self._place.map(f"{shard.name}.idx", shard.idx)
-        except (OSError, ValueError) as error:
-            raise StoreError(f"{path}: can't be read as an index ({error}).") from None
-        index = Index.parse(buffer, path)
-        index.check_ends(shard.tokens * self._dtype.itemsize)
-        if index.dtype != self._dtype or len(index.documents) != shard.documents + 1:
-            holds = f"{len(index.documents) - 1:,} documents of {index.dtype}"
-            raise index.damaged(f"{holds} where the manifest says {shard.documents:,} of {self._dtype}")
-        return index
-
 
 class Store:
     """Documents of tokens, by number: `store[i]`, `len(store)`, `for document in store`."""
@@ -140,7 +62,7 @@ class Store:
         """Where it lies."""
         self.name = self.place.name
         """Its path, or its address."""
-        self.manifest = read(self.place)
+        self.manifest: Manifest = TOKENS.read(self.place)
         self.split_name = split
         if split is not None:
             require_split(self.name, split, self.manifest.splits)
@@ -155,8 +77,9 @@ class Store:
         """Names the content: equal fingerprints mean equal tokens in equal order."""
         self.has_spans = self.manifest.chat is not None
         """Whether it says which tokens are trained on: a store of conversations."""
-        self._mapped = _MappedShards(self.place, self.shards, self.dtype)
-        self._tokenizer: Tokenizer | None = None
+        self._ends = list(itertools.accumulate(shard.documents for shard in self.shards))
+        """Documents in the shards up to and including each."""
+        self._mapped: OrderedDict[int, _MappedShard] = OrderedDict()
 
     @property
     def path(self) -> Path:
@@ -169,29 +92,25 @@ class Store:
 
     @property
     def audit(self) -> dict[str, Path]:
-        """The files of what was set aside when it was made, as far as they are on this machine."""
-        if self.place.folder is None:
-            return {}
-        paths = {what: self.place.folder / file["name"] for what, file in TOKENS.audit(self.place).items()}
+        """The files of what was set aside when it was made, as far as they are on this machine: `rejects` (records that
+        could not be read, JSON lines), `dropped` (documents, with `write_dropped`; JSON lines in zstd), `contamination`
+        (findings of evaluation sets, JSON lines)."""
+        folder, listed = self.place.folder, self.manifest.audit or {}
+        paths = {} if folder is None else {what: folder / file["name"] for what, file in listed.items()}
         return {what: path for what, path in paths.items() if path.exists()}
 
     @property
     def rejects(self) -> Path | None:
-        """Records that could not be read (JSON lines); None: there are none here."""
+        """Records that could not be read; None: there are none here."""
         return self.audit.get("rejects")
 
     @property
     def dropped(self) -> Path | None:
-        """Documents that were dropped, with `write_dropped` (JSON lines in zstd); None: there are none here."""
+        """Documents that were dropped; None: there are none here."""
         return self.audit.get("dropped")
 
-    @property
-    def contamination(self) -> Path | None:
-        """Findings of evaluation sets (JSON lines); None: there are none here."""
-        return self.audit.get("contamination")
-
     def __len__(self) -> int:
-        return len(self._mapped)
+        return self._ends[-1] if self._ends else 0
 
     @overload
     def __getitem__(self, number: int) -> TokenArray: ...
@@ -200,48 +119,106 @@ class Store:
     def __getitem__(self, number: int | slice) -> TokenArray | list[TokenArray]:
         if isinstance(number, slice):
             return [self[k] for k in range(*number.indices(len(self)))]
-        shard, within = self._mapped.at(number)
-        return shard.document(within)
+        shard, within = self._at(number)
+        begin, end = shard.index.extent(within)
+        return shard.tokens[begin:end]
 
     def spans(self, number: int) -> Int64s:
         """The trained spans of a document: (n, 2), half-open token positions within it."""
-        shard, within = self._mapped.at(number)
+        shard, within = self._at(number)
         if shard.spans is None:
             raise StoreError(
                 f"{self.name}: does not say which tokens are trained on: all of them are. Stores of conversations do: "
                 "`milldam tokenize --chat`."
             )
         begin, end = shard.index.extent(within)
-        return shard.spans.document(within, end - begin)
+        return shard.spans.some(within, np.array([end - begin])).pairs
 
     def label(self, number: int) -> int:
         """The label of a document, such as 1 for a desirable answer and 0 for an undesirable one."""
-        shard, within = self._mapped.at(number)
+        shard, within = self._at(number)
         if shard.labels is None:
             raise StoreError(f"{self.name}: its documents have no labels. Records with a field `label` give some.")
         return int(shard.labels[within])
 
     def __iter__(self) -> Iterator[TokenArray]:
         for k, shard in enumerate(self.shards):
-            mapped = self._mapped.map(k, in_turn=True)
-            for number in range(shard.documents):
-                yield mapped.document(number)
+            mapped = self._map(k, in_turn=True)
+            for begin, end in map(mapped.index.extent, range(shard.documents)):
+                yield mapped.tokens[begin:end]
 
     def shard_tokens(self) -> Iterator[TokenArray]:
         """The flat tokens of each shard in order, memory-mapped: the whole store as a stream."""
         for k in range(len(self.shards)):
-            yield self._mapped.map(k, in_turn=True).tokens
+            yield self._map(k, in_turn=True).tokens
 
     def document_lengths(self) -> Iterator[npt.NDArray[np.int64]]:
-        """Tokens per document, one array per shard."""
+        """Tokens of the documents in order, many at a time; one shard's index is mapped at a time."""
         for shard in self.shards:
-            index = self.open_index(shard)
-            if len(index.lengths):
-                yield np.concatenate(list(index.length_blocks()))
+            yield from self.open_index(shard).length_blocks()
+
+    # ---- shards, mapped when they are touched; the oldest give way ----
+
+    def _at(self, number: int) -> tuple[_MappedShard, int]:
+        """The shard of a document, and its number there."""
+        wanted = number + len(self) if number < 0 else number
+        if not 0 <= wanted < len(self):
+            raise IndexError(f"document {number} of a store of {len(self):,} documents")
+        k = bisect.bisect_right(self._ends, wanted)
+        return self._map(k), wanted - (self._ends[k - 1] if k else 0)
+
+    def _map(self, k: int, *, in_turn: bool = False) -> _MappedShard:
+        """All files of shard k, mapped; `in_turn`: the next one is fetched meanwhile, where it has to be."""
+        place, shards = self.place, self.shards
+        if k not in self._mapped:
+            if place.mapped_bytes is not None:  # what is mapped can't be removed from a cache
+                held = sum(_size(shards[one]) for one in (*self._mapped, k))
+                while self._mapped and held > place.mapped_bytes:
+                    held -= _size(shards[self._mapped.popitem(last=False)[0]])
+            self._mapped[k] = self._open_shard(shards[k])
+            if len(self._mapped) > MAPPED_SHARDS:
+                self._mapped.popitem(last=False)
+        if in_turn and place.origin is not None and k + 1 < len(shards) and shards[k + 1].tokens:
+            place.origin.announce([place.local(f"{shards[k + 1].name}.bin", shards[k + 1].bin)])
+        return self._mapped[k]
+
+    def _open_shard(self, shard: Shard) -> _MappedShard:
+        path, index, spans, labels = f"{self.name}/{shard.name}", self.open_index(shard), self.open_spans(shard), None
+        tokens = self._array(shard, "bin", self.dtype) if shard.tokens else np.empty(0, self.dtype)
+        if len(tokens) != shard.tokens:
+            problem = f"{len(tokens):,} tokens where the manifest says {shard.tokens:,}"
+            raise StoreError(f"{path}.bin: {problem}. Make it again.")
+        if shard.labels is not None:
+            labels = self._array(shard, "labels", np.uint8)
+            if len(labels) != shard.documents:
+                raise StoreError(f"{path}.labels: {len(labels):,} labels of {shard.documents:,} documents.")
+        return _MappedShard(tokens, index, spans, labels)
+
+    def _array(self, shard: Shard, ending: str, dtype: Any) -> Any:
+        name = f"{shard.name}.{ending}"
+        try:
+            return np.frombuffer(self.place.map(name, shard.files[ending]), dtype)
+        except (OSError, ValueError) as error:
+            advice = f"`milldam verify {self.name}` checks the store."
+            raise StoreError(f"{self.name}/{name}: can't be mapped ({error}). {advice}") from None
 
     def open_index(self, shard: Shard) -> Index:
         """The index of a shard, mapped; its ends are those of the shard."""
-        return self._mapped.open_index(shard)
+        index = Index.parse(memoryview(self._array(shard, "idx", np.uint8)), f"{self.name}/{shard.name}.idx")
+        index.check_ends(shard.tokens * self.dtype.itemsize)
+        if index.dtype != self.dtype or len(index.documents) != shard.documents + 1:
+            holds = f"{len(index.documents) - 1:,} documents of {index.dtype}"
+            raise index.damaged(f"{holds} where the manifest says {shard.documents:,} of {self.dtype}")
+        return index
+
+    def open_spans(self, shard: Shard) -> SpanTable | None:
+        """The stretches of a shard that are trained on, mapped; None: all of it."""
+        if shard.spans is None:
+            return None
+        buffer = memoryview(self._array(shard, "spans", np.uint8))
+        return SpanTable.parse(buffer, shard.documents, f"{self.name}/{shard.name}.spans")
+
+    # ---- text ----
 
     def decode(self, tokens: npt.ArrayLike) -> str:
         """Text of token ids, special tokens included, by the store's tokenizer."""
@@ -250,18 +227,16 @@ class Store:
         except (OverflowError, TypeError):
             raise StoreError(f"{self.name}: no tokens have such ids. `milldam verify` checks it.") from None
 
-    @property
+    @functools.cached_property
     def tokenizer(self) -> Tokenizer:
         """The store's tokenizer, as a `tokenizers.Tokenizer`."""
-        if self._tokenizer is None:
-            data = self.place.read(TOKENIZER)
-            if data is None:
-                raise StoreError(
-                    f"{self.name}: has no {TOKENIZER}, so its tokens can't be turned into text. Decode them with the "
-                    "tokenizer that made them."
-                )
-            self._tokenizer = parse_tokenizer(data, f"{self.name}/{TOKENIZER}")
-        return self._tokenizer
+        data = self.place.read(TOKENIZER)
+        if data is None:
+            raise StoreError(
+                f"{self.name}: has no {TOKENIZER}, so its tokens can't be turned into text. Decode them with the "
+                "tokenizer that made them."
+            )
+        return parse_tokenizer(data, f"{self.name}/{TOKENIZER}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen_same, (type(self), self.place, self.split_name, self.fingerprint)
@@ -271,15 +246,14 @@ class Store:
         figures = f"{counted(len(self), 'document')}, {counted(self.tokens, 'token')}, {self.manifest.dtype}"
         return f"Store({self.name!r}{split}: {figures})"
 
-    _repr_html_ = in_notebook(lambda store: (store.name, _facts(store).items()))
+    def _facts(self) -> tuple[str, Iterable[tuple[str, str]]]:
+        """For a notebook."""
+        facts = {"documents": f"{len(self):,}", "tokens": f"{self.tokens:,}", "dtype": self.manifest.dtype}
+        facts |= {"vocabulary": f"{self.vocab_size:,}", "tokenizer": str(self.manifest.tokenizer.get("name"))}
+        size = sum(shard.bin["bytes"] for shard in self.shards)
+        return self.name, (facts | {"splits": ", ".join(self.splits), "size": format_size(size)}).items()
 
-
-def _facts(store: Store) -> dict[str, str]:
-    """For a notebook."""
-    facts = {"documents": f"{len(store):,}", "tokens": f"{store.tokens:,}", "dtype": store.manifest.dtype}
-    facts |= {"vocabulary": f"{store.vocab_size:,}", "tokenizer": str(store.manifest.tokenizer.get("name"))}
-    size = sum(shard.bin["bytes"] for shard in store.shards)
-    return facts | {"splits": ", ".join(store.splits), "size": format_size(size)}
+    _repr_html_ = in_notebook(_facts)
 
 
 def parse_tokenizer(data: bytes, path: str) -> Tokenizer:
@@ -298,7 +272,7 @@ def _size(shard: Shard) -> int:
 
 def _reopen_same(kind: type[Store], place: Place, split: str | None, fingerprint: str) -> Store:
     """In another process: the store may have been replaced meanwhile."""
-    same = same_generation(place, fingerprint, lambda one: read(one).fingerprint)
+    same = same_generation(place, fingerprint, lambda one: TOKENS.read(one).fingerprint)
     return kind(same, split=split)
 
 

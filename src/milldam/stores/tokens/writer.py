@@ -1,8 +1,7 @@
 """Tokens and document lengths in, one shard on disk out.
 
-Memory does not grow with the shard: tokens go straight to the file, lengths to a temporary file from which
-the index is streamed; the stretches that are trained on, where there are some, likewise. Nothing appears under its
-final name before `commit`.
+Memory does not grow with the shard: tokens go straight to the file; lengths, and the stretches that are trained on,
+wait in temporary files. Nothing appears under its final name before `commit`.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from milldam.files import NewFile, commit_together, explain_os_errors
-from milldam.stores.kinds import shard_name
-from milldam.stores.tokens.format import Int64s, Spans, blocks_of, write_index, write_spans
-from milldam.stores.tokens.manifest import SHARD_FILES, Shard
+from milldam.files import NewFile, explain_os_errors
+from milldam.stores.kinds import commit_shard
+from milldam.stores.tokens.format import Int64s, Spans, write_index
+from milldam.stores.tokens.manifest import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,63 +61,52 @@ class ShardWriter:
     def __init__(self, folder: Path, split: str, dtype: str) -> None:
         self.split, self.dtype = split, dtype
         self.documents = self.tokens = self.text_bytes = self.characters = 0
-        self._folder = folder
-        self._open_length = 0
+        self._folder, self._open_length = folder, 0
         self._bin = NewFile(folder / f"{split}.bin")
         self._spools: dict[str, IO[bytes]] = {}
         """Temporary files until the index can be written: lengths; counts and pairs of stretches, labels."""
 
-    def append(self, tokens: Tokens) -> None:
-        """Add documents; an open one is finished by the appends that follow."""
+    def append(self, tokens: Tokens, text_bytes: int = 0, characters: int = 0) -> None:
+        """Add documents, made from so much text; an open one is finished by the appends that follow."""
         self._bin.write(np.ascontiguousarray(tokens.flat, dtype=self.dtype).data)
-        self.tokens += len(tokens.flat)
-        lengths = tokens.lengths.copy()
+        lengths, spans = tokens.lengths.astype("<i8"), tokens.spans
         if len(lengths):
             lengths[0] += self._open_length
-            self._open_length = 0
-        if tokens.open:
-            self._open_length = int(lengths[-1])
-            lengths = lengths[:-1]
-        assert tokens.spans is not None or "counts" not in self._spools
-        if tokens.spans is not None:
-            assert not tokens.open and len(tokens.spans.counts) == len(lengths)
-            self._spool("counts", tokens.spans.counts)
-            self._spool("pairs", tokens.spans.pairs)
-            if tokens.spans.labels is not None or "labels" in self._spools:
-                assert tokens.spans.labels is not None and len(tokens.spans.labels) == len(lengths)
-                self._spool("labels", tokens.spans.labels, np.uint8)
-        self.documents += len(lengths)
-        self._spool("lengths", lengths)
-
-    def _spool(self, name: str, values: np.ndarray[Any, Any], dtype: Any = "<i8") -> None:
+            self._open_length = int(lengths[-1]) if tokens.open else 0
+            lengths = lengths[: len(lengths) - tokens.open]
+        spooled: dict[str, np.ndarray[Any, Any]] = {"lengths": lengths}
+        assert (spans is not None) == ("counts" in self._spools) or not self.documents
+        if spans is not None:
+            assert not tokens.open and len(spans.counts) == len(lengths)
+            spooled |= {"counts": spans.counts.astype("<i8"), "pairs": spans.pairs.astype("<i8")}
+            assert (spans.labels is not None) == ("labels" in self._spools) or not self.documents
+            spooled |= {} if spans.labels is None else {"labels": spans.labels.astype(np.uint8)}
         with explain_os_errors(self._bin.path):
-            if name not in self._spools:
-                self._spools[name] = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - closed in discard
-            self._spools[name].write(values.astype(dtype).tobytes())
-
-    def count_text(self, text_bytes: int, characters: int) -> None:
-        """Book the text that the appended tokens came from."""
-        self.text_bytes += text_bytes
-        self.characters += characters
+            for name, values in spooled.items():
+                if name not in self._spools:
+                    self._spools[name] = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - closed in discard
+                self._spools[name].write(values.tobytes())
+        self.documents, self.tokens = self.documents + len(lengths), self.tokens + len(tokens.flat)
+        self.text_bytes, self.characters = self.text_bytes + text_bytes, self.characters + characters
 
     def commit(self) -> Shard:
         """Make all files durable under their names, the index last."""
         with contextlib.ExitStack() as stack:
-
-            def new(ending: str) -> NewFile:
-                return stack.enter_context(NewFile(self._folder / f"{self.split}.{ending}"))
-
-            self._spool("lengths", np.empty(0))
-            files = {"bin": self._bin, "idx": new("idx")}
+            arrays: dict[str, np.ndarray[Any, Any]] = {"lengths": np.empty(0, "<i8")}
             with explain_os_errors(self._bin.path):
-                write_index(files["idx"], self._spools["lengths"], self.dtype)
-                if "counts" in self._spools:
-                    files["spans"] = new("spans")
-                    write_spans(files["spans"], self._spools["counts"], self._spools["pairs"])
-                if "labels" in self._spools:
-                    files["labels"] = new("labels")
-                    for block in blocks_of(self._spools["labels"]):
-                        files["labels"].write(block)
+                for name, spool in self._spools.items():
+                    dtype = np.uint8 if name == "labels" else "<i8"
+                    arrays[name] = np.memmap(spool, dtype, "r") if spool.tell() else np.empty(0, dtype)
+            files = {"bin": self._bin}
+            for ending, needed in (("idx", "lengths"), ("spans", "counts"), ("labels", "labels")):
+                if needed in arrays:
+                    files[ending] = stack.enter_context(NewFile(self._folder / f"{self.split}.{ending}"))
+            write_index(files["idx"], arrays["lengths"], self.dtype)
+            if "spans" in files:
+                files["spans"].write(np.concatenate(([0], np.cumsum(arrays["counts"]))).astype("<i8").data)
+                files["spans"].write(arrays["pairs"].tobytes())
+            if "labels" in files:
+                files["labels"].write(arrays["labels"].tobytes())
             name, records = commit_shard(self.split, files)
         self.discard()
         return Shard(name, self.split, self.documents, self.tokens, self.text_bytes, self.characters, **records)
@@ -136,11 +124,3 @@ class ShardWriter:
             with contextlib.suppress(OSError):
                 spool.close()
         self._bin.discard()
-
-
-def commit_shard(split: str, files: dict[str, NewFile]) -> tuple[str, dict[str, Any]]:
-    """Make the files of a shard, by how their names end, durable, the index last; its name, and the record of each."""
-    name = shard_name(split, *(files[ending].record for ending in SHARD_FILES if ending in files))
-    order = sorted(files, key=lambda ending: ending == "idx")
-    commit_together({f"{name}.{ending}": files[ending] for ending in order})
-    return name, {ending: new.record for ending, new in files.items()}

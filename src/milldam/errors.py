@@ -101,15 +101,27 @@ class MismatchError(ConfigError):
 
 
 class NotReadyError(ConfigError):
-    """An earlier stage that an array task needs is not done."""
+    """An earlier stage that an array task needs is not done.
+
+    >>> issubclass(milldam.NotReadyError, milldam.ConfigError)
+    True
+    """
 
 
 class RunHeldError(ConfigError):
-    """Another run is using the folder: try again when it has ended."""
+    """Another run is using the folder: try again when it has ended.
+
+    >>> issubclass(milldam.RunHeldError, milldam.ConfigError)
+    True
+    """
 
 
 class TaskHeldError(ConfigError):
-    """The same array task is already running."""
+    """The same array task is already running.
+
+    >>> issubclass(milldam.TaskHeldError, milldam.ConfigError)
+    True
+    """
 
 
 class InputError(MilldamError):
@@ -146,7 +158,11 @@ class ResourceError(MilldamError):
 
 
 class WorkerError(MilldamError):
-    """A worker process died twice on the same unit."""
+    """A worker process died twice on the same unit.
+
+    >>> milldam.WorkerError.exit_code
+    4
+    """
 
     exit_code = 4
 
@@ -199,6 +215,6 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     ('npy', None)
     """
     names, parts = list(known), set(word.lower().replace("-", "_").split("_"))
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.65)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.75 if len(word) > 4 else 0.65)
     alike = [name for name in names if not parts.isdisjoint(name.lower().split("_"))] if "_" in word else []
     return next(iter(near + alike), None)

@@ -16,8 +16,8 @@ import numpy as np
 from milldam.config.settings import Config
 from milldam.errors import ConfigError, MismatchError, Setting
 from milldam.files import NewFile, json_bytes, write_file
-from milldam.formats.npy import npy_header, read_sidecar, sidecar_path
-from milldam.formats.writing import token_blocks
+from milldam.formats.flat import npy_header, token_blocks
+from milldam.formats.foreign import read_sidecar, sidecar_path
 from milldam.loader.stores import Store
 from milldam.pipeline.finishing import TextSummary, complete
 from milldam.pipeline.job import TokenJob
@@ -60,7 +60,7 @@ def tokenize_to_npy(config: Config, observer: Observer | None = None) -> TextSum
         store, manifest = Store(work), Manifest.read(work)
         with NewFile(npy) as new:
             new.write(npy_header(store.dtype, store.tokens))
-            for block in token_blocks(store):
+            for block in token_blocks(store.stream()):
                 new.write(block.data)
             new.commit()
         facts = dataclasses.asdict(manifest) | {"format_version": TOKENS.version, "fingerprint": manifest.fingerprint}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -153,6 +154,69 @@ def windower_of(
 
     make.template, make.memory = template, template.memory  # type: ignore[attr-defined]
     return make
+
+
+class Shelf:
+    """What is needed of a feature store, over the windows of some examples."""
+
+    def __init__(self, kind: str, given: list[Example], pad: str | None = None, **rules: Any) -> None:
+        self._given, self.features = given, windower_of(tokenizer_of(kind), pad, **rules)(given).features
+        self.form = SimpleNamespace(max_seq_length=self.features.input_ids.shape[1])
+
+    @property
+    def examples(self) -> int:
+        return len(self._given)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def example(self, number: int) -> dict[str, Any]:
+        return {"id": self._given[number].id, "context": self._given[number].context}
+
+    def rows(self, numbers: Any, columns: Any) -> dict[str, Any]:
+        return {name: getattr(self.features, name)[numbers] for name in columns}
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeWindow:
+    """A window as the recipe has it, without padding."""
+
+    ids: list[int]
+    types: list[int]
+    offsets: list[tuple[int, int] | None]
+    """None for what is no token of the context."""
+
+
+class RecipeError(Exception):
+    """The recipe can't cut this one."""
+
+
+def recipe_windows(
+    tokenizer: Any, example: Example, *, length: int, overlap: int, context_first: bool
+) -> list[RecipeWindow]:
+    """The windows of one example; changes the tokenizer's truncation."""
+    if tokenizer.post_processor is None and tokenizer.token_to_id("[CLS]") is not None:
+        ids = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ids
+        )
+    tokenizer.enable_truncation(length, stride=overlap, strategy="only_first" if context_first else "only_second")
+    question = example.question.lstrip()
+    texts = (example.context, question) if context_first else (question, example.context)
+    try:
+        encoded = tokenizer.encode(*texts)
+    except BaseException as error:  # the assertion about the stride comes as a panic, which is no Exception
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise RecipeError(str(error)) from None
+    finally:
+        tokenizer.no_truncation()
+    return [_window(found, 0 if context_first else 1) for found in (encoded, *encoded.overflowing)]
+
+
+def _window(encoded: Any, context: int) -> RecipeWindow:
+    pairs = zip(encoded.offsets, encoded.sequence_ids, strict=True)
+    return RecipeWindow(encoded.ids, encoded.type_ids, [place if of == context else None for place, of in pairs])
 
 
 texts = st.one_of(

@@ -42,10 +42,9 @@ def open_cached(stream: TokenStream, way: Way) -> Reader:
         raise ConfigError(f'{stream.name}: read="map" needs all of it here, which its cache does not hold.')
     may_map = way == "auto" and stream.fits_cache and fits_memory(stream) and stream.origin.has(paths)
     if way == "map" or may_map:
-        held = stream.origin.hold(paths)
         try:
-            reader = MappedReader(stream)
-        except MappingError:
+            held, reader = stream.origin.hold(paths), MappedReader(stream)
+        except (MappingError, OSError, ResourceError):  # as where so many files may not be open
             if way == "map":
                 raise
         else:

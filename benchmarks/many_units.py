@@ -52,8 +52,8 @@ from milldam.sources.batch import TextRules
 from milldam.sources.units import InputFile, Unit
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.reader import Store
-from milldam.tokenizers.loading import NamedTokens, SpecialTokens, TokenizerText
-from milldam.tokenizers.proof import KnownTokenizer, Question
+from milldam.tokenizers.loading import SpecialTokens
+from milldam.tokenizers.proof import ProvedTokenizer
 from sizes import parse_size
 
 FILE_BYTES = 15 * 10**6
@@ -168,10 +168,9 @@ class SimulatedJob(engine.Job[TextSummary]):
         input = SimulatedInput(self._config, run.folder, self._units)
         identity = Identity(self._config.settings() | {"tokenizer": hash_bytes(b"")}, input.look())
         self._clock("list")
-        known = KnownTokenizer("{}", SpecialTokens(None, 50256, None, "<|endoftext|>"), 50257, ())
-        text = TokenizerText("simulated", "{}", NamedTokens(), "")
-        question = Question(text, "huggingface", "none", "auto", False, [])
-        self._prepared = Prepared(input, SETS, identity, FILE_BYTES, question, known, None)
+        special = SpecialTokens(None, 50256, None, "<|endoftext|>")
+        known = ProvedTokenizer("simulated", "{}", special, 50257, (), "huggingface", "as asked")
+        self._prepared = Prepared(input, SETS, identity, FILE_BYTES, known, None)
         return identity
 
     def files(self, run: Session) -> dict[str, bytes]:

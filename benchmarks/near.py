@@ -19,6 +19,7 @@ up to a few dozen. Each size runs in a process of its own in a memory cgroup wit
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -199,7 +200,7 @@ def measure_signatures(corpus: Path, megabytes_read: int) -> None:
     """The best of some rounds, by the process's own time: others on the machine disturb it least."""
     compression = "zst" if corpus.suffix == ".zst" else None
     with corpus.open("rb") as file:
-        head = next(read_blocks(file, compression, megabytes_read * 10**6))
+        head = b"".join(itertools.islice(read_blocks(file, compression), megabytes_read))
     text = "\n".join(json.loads(line)["text"] for line in head.split(b"\n")[:-1])
     hasher = MinHasher(RULES)
     for size in DOCUMENT_BYTES:

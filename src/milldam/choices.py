@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 Documents = Literal["file", "line", "paragraph"]
-InvalidUtf8 = Literal["drop", "reject", "replace", "strict"]
+InvalidUtf8 = Literal["drop", "reject", "replace"]
 InputFormat = Literal["txt", "jsonl", "json", "csv", "tsv", "parquet", "arrow"]
 SpecialText = Literal["special", "plain"]
 Encoder = Literal["auto", "gigatoken", "huggingface"]

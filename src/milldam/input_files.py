@@ -51,7 +51,7 @@ _BOOKKEEPING = {
 _OUR_RECORDS = ".npy.json"
 """How the names of our files end that tell what an .npy file was made from."""
 RUN_FOLDER = "run"
-_ENDINGS_COUNTED, _ENDINGS_SHOWN, _LEFT_OUT_SHOWN = 100, 5, 3
+_ENDINGS_SHOWN = 5
 _NAMES_COMPARED, _FILES_COMPARED = 10_000, 200_000
 _HUB_SECONDS = 5.0
 COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".bz2": "bz2", ".xz": "xz"}
@@ -134,8 +134,9 @@ def without_secrets(text: str) -> str:
     return re.sub(r"(\w://[^\s?]*)\?\S*", r"\1", re.sub(r"://[^/\s@]*@", "://", text))
 
 
-def kind_of(name: str) -> tuple[str, str | None] | None:
-    """(format, compression) as a file's name says them; None when it says no known format.
+def kind_of(name: str, input_format: str | None = None) -> tuple[str, str | None] | None:
+    """(format, compression) as a file's name says them; None when it says no known format. `input_format`: what the
+    user says that it is.
 
     >>> kind_of("corpus.jsonl.zst"), kind_of("corpus.pdf")
     (('jsonl', 'zst'), None)
@@ -145,7 +146,7 @@ def kind_of(name: str) -> tuple[str, str | None] | None:
     compression = COMPRESSIONS.get(ending)
     if compression is not None:
         ending = os.path.splitext(stem)[1]  # noqa: PTH122
-    format = FORMATS.get(ending)
+    format = input_format or FORMATS.get(ending)
     return (format, compression) if format is not None else None
 
 
@@ -162,29 +163,24 @@ def bare_name(name: str) -> str:
     return name
 
 
-class LeftOut:
-    """Files of folders that are not read since their names say no known format: counted by ending, the first kept."""
-
-    def __init__(self) -> None:
-        self._endings: Counter[str] = Counter()
-        self._first: list[str] = []
-
-    def add(self, path: str) -> None:
-        if not _is_bookkeeping(path):
-            ending = PurePosixPath(path).suffix.lower() or "no ending"
-            self._endings[ending if ending in self._endings or len(self._endings) < _ENDINGS_COUNTED else "others"] += 1
-            self._first += [path] if len(self._first) < _LEFT_OUT_SHOWN else []
-
-    def __str__(self) -> str:
-        """Empty when there are none."""
-        if not (count := self._endings.total()):
-            return ""
-        endings = ", ".join(f"{ending} {number:,}" for ending, number in self._endings.most_common(_ENDINGS_SHOWN))
-        first = ", ".join(self._first) + (", ..." if count > len(self._first) else "")
-        return f"{count:,} {'files' if count > 1 else 'file'} of no known format ({endings}): {first}"
+def count_left_out(left_out: Counter[str], path: str) -> None:
+    """Note a file of a folder that is not read, since its name says no known format, by its ending."""
+    if not _is_bookkeeping(path):
+        left_out[PurePosixPath(path).suffix.lower() or "no ending"] += 1
 
 
-def files_below(folder: Path, *, any_format: bool = False, left_out: LeftOut | None = None) -> Iterator[str]:
+def describe_left_out(left_out: Counter[str]) -> str:
+    """
+    >>> describe_left_out(Counter({".pdf": 2, ".md": 1}))
+    '3 files of no known format (.pdf 2, .md 1)'
+    """
+    endings = [f"{ending} {number:,}" for ending, number in left_out.most_common(_ENDINGS_SHOWN)]
+    listed = ", ".join([*endings, "..."] if len(left_out) > _ENDINGS_SHOWN else endings)
+    files = "1 file" if left_out.total() == 1 else f"{left_out.total():,} files"
+    return f"{files} of no known format ({listed})" if left_out else ""
+
+
+def files_below(folder: Path, *, any_format: bool = False, left_out: Counter[str] | None = None) -> Iterator[str]:
     """The input files of a folder to the bottom, sorted by name level by level: the order depends on the names alone.
 
     Hidden ones are left out, as is what milldam made; and what is of no known format, unless `any_format`: `left_out`
@@ -194,7 +190,7 @@ def files_below(folder: Path, *, any_format: bool = False, left_out: LeftOut | N
         if any_format or is_input(path):
             yield path
         elif left_out is not None:
-            left_out.add(path)
+            count_left_out(left_out, path)
 
 
 def is_input(path: str) -> bool:
@@ -248,26 +244,19 @@ def version_of(status: os.stat_result) -> str:
     return str(status.st_mtime_ns)
 
 
-class InputState:
-    """Number, size and fingerprint of input files, which are added one after the other.
+NO_INPUT: dict[str, Any] = {"files": 0, "bytes": 0, "fingerprint": hash_bytes(b"")}
+
+
+def add_input(state: dict[str, Any], path: str, size: int, version: str, dataset: int = 0) -> dict[str, Any]:
+    """Number, size and fingerprint of input files, with one more.
 
     The fingerprint is made of name, size and version of each, in order. Of the name, not the path: data that moves to
     another folder is still the same data.
     """
-
-    def __init__(self) -> None:
-        self._files = self._bytes = 0
-        self._fingerprint = hash_bytes(b"")
-
-    def add(self, path: str, size: int, version: str, dataset: int = 0) -> None:
-        # Not by pathlib, which takes three times as long: there may be ten million of them.
-        name = os.path.basename(path)  # noqa: PTH119
-        known = f"{self._fingerprint} {dataset} {name} {size} {version}"
-        self._fingerprint = hash_bytes(known.encode("utf-8", "surrogateescape"))
-        self._files, self._bytes = self._files + 1, self._bytes + size
-
-    def as_json(self) -> dict[str, Any]:
-        return {"files": self._files, "bytes": self._bytes, "fingerprint": self._fingerprint}
+    # Not by pathlib, which takes three times as long: there may be ten million of them.
+    known = f"{state['fingerprint']} {dataset} {os.path.basename(path)} {size} {version}"  # noqa: PTH119
+    fingerprint = hash_bytes(known.encode("utf-8", "surrogateescape"))
+    return {"files": state["files"] + 1, "bytes": state["bytes"] + size, "fingerprint": fingerprint}
 
 
 def changed_files(before: Path, now: Path) -> list[str]:

@@ -218,7 +218,7 @@ def test_any_text_loads_or_is_a_config_error(tmp_path: Path, text: str) -> None:
         ("validation: {path: x, split_: y}", 'config.yaml:4: validation.split_: no such key. Did you mean "split"?'),
         ("clean: {sed: 2}", 'config.yaml:4: clean.sed: no such key. Did you mean "seed" at the top level?'),
         ("dedup: exct", 'config.yaml:4: dedup: must be off, exact, near, bloom or a block of keys, not "exct". Did'),
-        ("invalid_utf8: x", 'config.yaml:4: invalid_utf8: must be drop, reject, replace or strict, not "x".'),
+        ("invalid_utf8: x", 'config.yaml:4: invalid_utf8: must be drop, reject or replace, not "x".'),
         ("seed: 1.5", "config.yaml:4: seed: must be a whole number, not 1.5."),
         ("seed: 1:30", 'config.yaml:4: seed: must be a whole number, not "1:30".'),
         ("seed: on", "config.yaml:4: seed: must be a whole number, not \"on\"."),

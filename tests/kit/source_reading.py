@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from milldam.sources import csv_records, jsonl, plain_text, records
+from milldam.sources import compression, plain_text, records
 from milldam.sources.batch import Batch, Reject, TextRules
 from milldam.sources.reading import read_unit, slice_file
 from milldam.sources.units import Unit, list_inputs, plan_units
@@ -68,7 +68,7 @@ def _join(batches: Iterator[Batch], result: Result) -> Iterator[str]:
 def small_blocks(block_bytes: int) -> Iterator[None]:
     """Blocks so small that tiny data straddles them."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (records, plain_text, jsonl, csv_records):
+        for module in (records, plain_text, compression):
             patch.setattr(module, "BLOCK_BYTES", block_bytes)
         yield
 

@@ -59,24 +59,16 @@ def encode_whole(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def texts_of(*texts: str) -> pa.LargeStringArray:
-    return pa.array(texts, pa.large_string())
-
-
 def encode_in_parts(encoder: DocumentEncoder, parts: Sequence[str]) -> list[int]:
-    """The ids of one document that comes in open batches."""
-    found: list[int] = []
-    for number, part in enumerate(parts, start=1):
-        for tokens in encoder.encode(texts_of(part), open=number < len(parts)):
-            assert len(tokens.lengths) <= 1
-            found += tokens.flat.tolist()
-    return found
+    """The ids of one document that comes in pieces."""
+    return [token for ids in encoder.encode_pieces(part.encode() for part in parts) for token in ids.tolist()]
 
 
-def encode_documents(encoder: DocumentEncoder, batches: Sequence[Sequence[str]]) -> list[list[int]]:
-    """The ids of each document of some batches."""
-    encoded = (tokens for batch in batches for tokens in encoder.encode(texts_of(*batch)))
-    return [part.tolist() for one in encoded for part in np.split(one.flat, np.cumsum(one.lengths))[:-1]]
+def encode_documents(encoder: DocumentEncoder, texts: Sequence[str]) -> list[list[int]]:
+    """The ids of each text of a batch."""
+    flat, lengths = encoder.encode(pa.array(texts, pa.large_string()))
+    assert len(lengths) == len(texts) and lengths.sum() == len(flat)
+    return [part.tolist() for part in np.split(flat, np.cumsum(lengths))[:-1]]
 
 
 def cut_at(text: str, places: Sequence[int]) -> list[str]:

@@ -21,8 +21,8 @@ from milldam.errors import ConfigError, InputError
 from milldam.mapping.rows import source_of
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.table_job import RowUnit
-from milldam.sources.batch import Places, Reject, TextRules
-from milldam.sources.reading import FileReader
+from milldam.sources.batch import Reject, TextRules
+from milldam.sources.rows import FileReader, Places
 from milldam.sources.units import Slice
 
 Records = list[dict[str, Any]]
@@ -207,7 +207,7 @@ def test_what_is_no_source_is_refused_with_a_hint(tmp_path: Path) -> None:
 def test_rows_and_messages_tell_no_secrets(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an address neither its query nor its password leave what is needed to read it."""
     plain = address.replace("?X-Amz-Signature=secret", "").replace("me:secret@", "")
-    monkeypatch.setattr("milldam.sources.plain_text.open_bytes", lambda path: io.BytesIO(b"hello\n\xff\n"))
+    monkeypatch.setattr("milldam.sources.records.open_bytes", lambda path: io.BytesIO(b"hello\n\xff\n"))
     places, rejects = Places(), list[Reject]()
     (rows,) = FileReader(TextRules("line"), None).rows([Slice(address, "txt", None)], rejects.append, places)
     assert records_of(rows) == [{"text": "hello", "file": plain}]

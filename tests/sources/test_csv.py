@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.kit.source_reading import TEXT, Result, read, small_blocks
 
-from milldam.sources.batch import Places, Reject, TextRules
-from milldam.sources.reading import FileReader
+from milldam.sources.batch import Reject, TextRules
+from milldam.sources.rows import FileReader, Places
 from milldam.sources.units import Slice
 
 SIZES = {"shard_size": st.integers(1, 300), "block": st.integers(8, 120)}
@@ -121,20 +121,6 @@ def test_the_line_of_a_reject_counts_blank_lines_and_other_rejects(
     """It is the line where the record begins in the file."""
     result = read_csv(tmp_path, b"id,text\n" + body)
     assert sorted(reject.line or 0 for reject in result.rejects) == lines
-
-
-# ---- compressed ----
-
-
-def test_a_lone_carriage_return_rejects_its_record_with_its_text(tmp_path: Path) -> None:
-    """The reject holds the record, the detail says what is wrong with it."""
-    path = tmp_path / "a.csv"
-    path.write_bytes(b'id,text\n1,good\n2,bro\rken\n3,"quoted\rkept"\n')
-    result = read(path)
-    assert result.texts == ["good", "quoted\rkept"]
-    (reject,) = result.rejects
-    assert (reject.reason, reject.line, reject.record) == ("bad_row", 3, "2,bro\rken")
-    assert reject.detail == "a carriage return (\\r) in a field without quotes"
 
 
 # ---- rows ----

@@ -73,16 +73,15 @@ def test_what_is_no_utf8_is_rejected_with_its_place(tmp_path: Path, format: str,
         for rule, mended in (("replace", "caf\ufffd au lait and more"), ("drop", "caf au lait and more")):
             result = read(path, replace(RULES, invalid_utf8=rule), shard_size)
             assert (result.texts[17], len(result.texts), result.rejects) == (mended, 60, [])
-    for strict in ({"invalid_utf8": "strict"}, {"strict": True}):
-        with pytest.raises(InputError, match=rf"a\.{format}:{18 + before}: not_utf8: .*\n.*to set such records aside"):
-            read(path, replace(RULES, **strict))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=rf"a\.{format}:{18 + before}: not_utf8: .*\n.*to set such records aside"):
+        read(path, replace(RULES, strict=True))
 
 
 @pytest.mark.parametrize("format", ["jsonl", "json", "parquet", "arrow"])
 def test_null_is_no_text(tmp_path: Path, format: str) -> None:
-    """It is rejected with its place; strict about UTF-8 is not strict about this."""
+    """It is rejected with its place."""
     path = write_texts(tmp_path / f"a.{format}", [None, "one", None, "two"], rows=2)
-    result = read(path, replace(RULES, invalid_utf8="strict"))
+    result = read(path, RULES)
     assert (result.texts, result.reasons) == (["one", "two"], {"no_text": 2})
     assert [place_of(reject) for reject in result.rejects] == [1, 3]
     with pytest.raises(InputError, match=rf"a\.{format}:1: no_text"):

@@ -91,15 +91,6 @@ def check_against(
     assert result.rejects == []
 
 
-@given(text=st.text(alphabet="a\n", max_size=80), block=BLOCKS)
-def test_a_separator_that_overlaps_itself_is_read_from_the_start(tmp_path: Path, text: str, block: int) -> None:
-    """ "\\n\\n" in "\\n\\n\\n" is the first two line ends, wherever a block ends."""
-    path = written(tmp_path, text)
-    with small_blocks(block):
-        found = read(path, TextRules(separator="\n\n"), shard_size=10).texts
-    assert found == no_blanks(text.split("\n\n"))
-
-
 def test_a_giant_line_loses_its_line_end_and_nothing_else(tmp_path: Path) -> None:
     """A carriage return that is not part of the line end is text, at any size."""
     content = b"x" * 200 + b"\r\r\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import json
 import re
@@ -19,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milldam.errors import ConfigError
-from milldam.files import user_cache
-from milldam.tokenizers import encoders, proof
+from milldam.tokenizers import encoders
 from milldam.tokenizers.encoders import GIGATOKEN, HUGGINGFACE, Encoder, encode_each
-from milldam.tokenizers.proof import HARD_STRINGS, Choice, choose_encoder, expected_ids
+from milldam.tokenizers.loading import Tokenizer, read_tokenizer
+from milldam.tokenizers.proof import HARD_STRINGS, ProvedTokenizer, prove
 
 BOTH = (GIGATOKEN, HUGGINGFACE)
 TEXTS = st.lists(
@@ -87,45 +88,41 @@ def test_the_text_of_a_special_token_is_text_or_that_token_as_asked(
 
 @pytest.mark.parametrize("name", BOTH)
 def test_many_threads_give_what_one_gives(demo_json: str, name: str) -> None:
-    """In the same order."""
+    """In the same order, by single calls and by whole batches, whose caches are dropped in between."""
     texts = [f"text number {n} " * (n % 50) for n in range(300)]
     one, many = (Encoder(name, demo_json, plain_specials=True, threads=threads) for threads in (1, 4))
-    assert [ids.tolist() for ids in encode_each(one, texts)] == [ids.tolist() for ids in encode_each(many, texts)]
-
-
-@pytest.mark.parametrize("name", BOTH)
-def test_a_renewed_encoder_is_the_same_encoder(demo_json: str, name: str) -> None:
-    """Only its caches are gone."""
-    encoder = Encoder(name, demo_json, plain_specials=True)
-    before = encode_each(encoder, HARD_STRINGS)
-    encoder.renew()
-    assert all(map(np.array_equal, before, encode_each(encoder, HARD_STRINGS)))
+    expected = [ids.tolist() for ids in encode_each(one, texts)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoders, "_FEW_DOCUMENTS", 0)
+        for _ in range(2):
+            assert [ids.tolist() for ids in encode_each(many, texts)] == expected
+            many.renew()
 
 
 @pytest.mark.parametrize(
     ("grown", "renewed"), [([10, 10], 0), ([10, 25], 0), ([10, 99, 20], 0), ([10, 99, 95, 30], 1), ([90, 99], 0)]
 )
-def test_a_frugal_encoder_is_renewed_when_the_process_has_grown(
-    both: dict[str, Any], demo_json: str, monkeypatch: pytest.MonkeyPatch, grown: list[int], renewed: int
+def test_an_encoder_is_renewed_when_the_process_has_grown(
+    demo_json: str, monkeypatch: pytest.MonkeyPatch, grown: list[int], renewed: int
 ) -> None:
     """Not while there is room, nor when giving back what allocators keep is enough, nor for what was there before."""
-    seen = iter(grown)
+    seen, renewals = iter([*grown, grown[-1]]), []
     monkeypatch.setattr(encoders, "usage", lambda: SimpleNamespace(anonymous=next(seen) << 20))
-    monkeypatch.setattr(encoders, "release", lambda: None)
     encoder = Encoder(HUGGINGFACE, demo_json, plain_specials=True)
-    encoder.stay_within(lambda: 50 << 20)
-    assert encode_each(encoder, ["a text"])[0].tolist() == both[HUGGINGFACE].encode_text(b"a text").tolist()
-    assert encoder.renewals == renewed
+    renew = encoder.renew
+    monkeypatch.setattr(encoder, "renew", lambda: renewals.append(renew()))
+    encoder.room = lambda: 50 << 20
+    for _ in range(2):
+        assert encode_each(encoder, ["a text"])[0].tolist() == whole(demo_json, "a text")
+    assert len(renewals) == renewed
 
 
 # ---- the proof ----
 
 
-def choose(wanted: str, tokenizer_json: str, *samples: str, plain: bool = True, folder: Path | None = None) -> Choice:
-    tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
-    expected = expected_ids(tokenizer, samples, plain_specials=plain)
-    folder = folder or user_cache() / "tokenizers"
-    return choose_encoder(wanted, tokenizer_json, expected, plain_specials=plain, folder=folder)
+def choose(wanted: str, tokenizer_json: str, *samples: str, plain: bool = True) -> ProvedTokenizer:
+    text = Tokenizer("a tokenizer", tokenizer_json, {})
+    return prove(text, encoder=wanted, bos="none", eos="none", plain_specials=plain, samples=samples)
 
 
 @pytest.mark.parametrize("plain", [True, False])
@@ -136,6 +133,7 @@ def test_gigatoken_is_used_where_it_is_the_same(demo_json: str, plain: bool) -> 
     counted = re.search(r"same ids as HF tokenizers on (\d+) texts", choice.note)
     assert counted is not None
     assert int(counted[1]) > len(HARD_STRINGS)
+    assert choose(HUGGINGFACE, demo_json, plain=plain).encoder == HUGGINGFACE
 
 
 def test_a_tokenizer_on_which_gigatoken_differs_falls_back_with_a_warning(demo_json: str) -> None:
@@ -146,32 +144,25 @@ def test_a_tokenizer_on_which_gigatoken_differs_falls_back_with_a_warning(demo_j
     assert choice.warning is not None
     for words in ("text: '", "at token ", "gigatoken [", "HF tokenizers ["):
         assert words in choice.warning
-
-
-class Differing:
-    """An encoder that is wrong about one text."""
-
-    def __init__(self, inner: Any, about: str, ids: list[int]) -> None:
-        self._inner, self._about, self._ids = inner, about, ids
-
-    def encode(self, texts: pa.LargeStringArray) -> tuple[Any, Any]:
-        each = [
-            self._ids if text == self._about else self._inner.encode_text(text.encode()) for text in texts.to_pylist()
-        ]
-        flat = np.concatenate([np.array(ids, np.uint32) for ids in each])
-        return flat, np.concatenate(([0], np.cumsum([len(ids) for ids in each])))
+    assert choose(GIGATOKEN, tokenizer_json).encoder == GIGATOKEN
 
 
 @pytest.mark.parametrize("wrong", [[1, 2, 3], [], "longer"])
 def test_one_wrong_sample_of_the_input_is_enough_to_fall_back(
-    both: dict[str, Any], demo_json: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: Any
+    demo_json: str, monkeypatch: pytest.MonkeyPatch, wrong: Any
 ) -> None:
     """Other ids, none at all, or one more at the end: the warning shows that text, and both ids from there on."""
-    text = "the text of the input on which they differ"
+    text = f"the text of the input on which they differ, {wrong}"
     right = whole(demo_json, text)
     ids = [*right, 77] if wrong == "longer" else wrong
-    monkeypatch.setattr(proof, "Encoder", lambda *_, **__: Differing(both[GIGATOKEN], text, ids))
-    choice = choose("auto", demo_json, "fine", text, "fine too", folder=tmp_path)
+
+    def encode(encoder: Encoder, texts: list[str]) -> list[Any]:
+        return [
+            np.array(ids) if one == text else two for one, two in zip(texts, encode_each(encoder, texts), strict=True)
+        ]
+
+    monkeypatch.setattr("milldam.tokenizers.proof.encode_each", encode)
+    choice = choose("auto", demo_json, "fine", text, "fine too")
     at = len(right) if wrong == "longer" else 0
     assert choice.encoder == HUGGINGFACE
     assert choice.warning is not None
@@ -181,17 +172,10 @@ def test_one_wrong_sample_of_the_input_is_enough_to_fall_back(
 
 @pytest.mark.parametrize("kind", ["unigram_json", "wordpiece_json"])
 def test_a_kind_that_gigatoken_does_not_know_falls_back_quietly(request: pytest.FixtureRequest, kind: str) -> None:
-    """With a note, but no warning: nothing is wrong."""
+    """With a note, but no warning: nothing is wrong; asked for by name, it is a setting that is wrong."""
     choice = choose("auto", request.getfixturevalue(kind), "one sample")
     assert (choice.encoder, choice.warning) == (HUGGINGFACE, None)
     assert "does not know this kind of tokenizer" in choice.note
-
-
-@pytest.mark.parametrize("kind", ["unigram_json", "wordpiece_json"])
-def test_gigatoken_by_name_for_a_kind_it_does_not_know_is_a_setting_that_is_wrong(
-    request: pytest.FixtureRequest, kind: str
-) -> None:
-    """With what to say instead."""
     with pytest.raises(ConfigError, match=r"encoder: gigatoken can't .*Use encoder='auto'"):
         choose(GIGATOKEN, request.getfixturevalue(kind))
 
@@ -209,3 +193,62 @@ def test_added_tokens_are_part_of_the_proof(demo_json: str, added: dict[str, Any
     told = choose("auto", tokenizer_json, "a <x> b<x><x>c <x>\n<x>", plain=False)
     untold = choose("auto", tokenizer_json, "no such token here", plain=False)
     assert told.encoder == untold.encoder
+
+
+# ---- what was found out before ----
+
+ASKED: dict[str, Any] = {
+    "encoder": "auto", "bos": "none", "eos": "auto", "plain_specials": False, "samples": ["some text"]
+}  # fmt: skip
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files of an empty cache."""
+    monkeypatch.setenv("MILLDAM_CACHE", str(tmp_path))
+    return tmp_path / "tokenizers"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        *(({}, one) for one in ({}, {"eos": "a"})),
+        *((one, {}) for one in ({"bos": "<|endoftext|>"}, {"eos": "none"}, {"plain_specials": True}, {"samples": []})),
+    ],
+)
+def test_what_was_proved_is_looked_up_where_nothing_changed(
+    demo_tokenizer: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], named: dict[str, str]
+) -> None:
+    """And found out anew for other settings, samples of the input, or names beside the tokenizer."""
+    text = read_tokenizer(str(demo_tokenizer))
+    proved = prove(text, **ASKED)
+    loaded = []
+    load = Tokenizer.load
+    monkeypatch.setattr(Tokenizer, "load", lambda self: loaded.append(self) or load(self))
+    assert prove(text, **ASKED) == proved
+    assert not loaded
+    prove(dataclasses.replace(text, named=text.named | named), **ASKED | change)
+    assert len(loaded) == (1 if change or named else 0)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"not ours at all", None])
+def test_what_is_damaged_is_made_anew(demo_tokenizer: Path, cache: Path, damage: bytes | None) -> None:
+    """A file that was cut, or that somebody else put there."""
+    text = read_tokenizer(str(demo_tokenizer))
+    proved = prove(text, **ASKED)
+    (file,) = set(cache.iterdir()) - set(cache.glob("characters-*"))
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b"0", b"1") if damage is None else damage)
+    assert prove(text, **ASKED) == proved
+    assert file.read_bytes() == content
+
+
+def test_only_what_was_proved_is_kept(demo_tokenizer: Path, cache: Path) -> None:
+    """Neither what gigatoken refuses, nor what HF tokenizers alone is asked for, nor a token that is not there."""
+    text = read_tokenizer(str(demo_tokenizer))
+    prove(text, **ASKED | {"encoder": "huggingface"})
+    refused = changed(text.json, lambda tokenizer: tokenizer.update(pre_tokenizer={"type": "Whitespace"}))
+    assert prove(dataclasses.replace(text, json=refused), **ASKED).encoder == "huggingface"
+    with pytest.raises(ConfigError):
+        prove(text, **ASKED | {"bos": "no such token"})
+    assert not cache.exists() or list(cache.iterdir()) == []

@@ -13,17 +13,21 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given
-from hypothesis import strategies as st
 
-from milldam.errors import InputError
-from milldam.tokenizers.loading import LoadedTokenizer, choose_special_tokens, load_tokenizer
+from milldam.errors import ConfigError, InputError
+from milldam.tokenizers.loading import (
+    SpecialTokens,
+    Tokenizer,
+    choose_special_tokens,
+    load_tokenizer,
+    read_named_tokens,
+)
 
 TEXTS = ("Hello world, it's 1984!", "  two  spaces\n\n", "é你好🙂", "<|endoftext|>", "")
 
 
-def ids(tokenizer: LoadedTokenizer | Any, text: str) -> list[int]:
-    inner = tokenizer.huggingface if isinstance(tokenizer, LoadedTokenizer) else tokenizer
+def ids(tokenizer: Tokenizer | Any, text: str) -> list[int]:
+    inner = tokenizer.huggingface if isinstance(tokenizer, Tokenizer) else tokenizer
     return list(inner.encode(text, add_special_tokens=False).ids)
 
 
@@ -48,33 +52,56 @@ def test_vocab_and_merges_are_a_tokenizer_by_either_name_or_folder(tmp_path: Pat
         assert [ids(loaded, text) for text in TEXTS] == [ids(expected, text) for text in TEXTS]
 
 
-@pytest.mark.parametrize("field", ["truncation", "padding"])
-def test_truncation_and_padding_are_taken_out(tmp_path: Path, demo_tokenizer: Path, field: str) -> None:
-    """They would cut or fill documents in silence; the stored tokenizer.json has none either."""
-    value = {
+def test_truncation_padding_and_dropout_are_taken_out(tmp_path: Path, demo_tokenizer: Path) -> None:
+    """They would cut, fill or change documents in silence; the stored tokenizer.json has none of them either."""
+    padding = {"direction": "Right", "pad_to_multiple_of": None, "pad_id": 0, "pad_type_id": 0, "pad_token": "a"}
+    changes = {
         "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
-        "padding": {
-            "strategy": {"Fixed": 64},
-            "direction": "Right",
-            "pad_to_multiple_of": None,
-            "pad_id": 0,
-            "pad_type_id": 0,
-            "pad_token": "<|endoftext|>",
-        },
-    }[field]
-    loaded = load_tokenizer(str(changed(demo_tokenizer, tmp_path / "tokenizer.json", **{field: value})))
+        "padding": padding | {"strategy": {"Fixed": 64}},
+        "model": json.loads(demo_tokenizer.read_text())["model"] | {"dropout": 0.5},
+    }
+    loaded = load_tokenizer(str(changed(demo_tokenizer, tmp_path / "tokenizer.json", **changes)))
     text = "a text of more than four tokens, and less than sixty-four"
     assert ids(loaded, text) == ids(tokenizers.Tokenizer.from_file(str(demo_tokenizer)), text)
-    assert json.loads(loaded.json)[field] is None
+    kept = json.loads(loaded.json)
+    assert not (kept["truncation"] or kept["padding"] or kept["model"]["dropout"])
 
 
-def test_dropout_is_taken_out(tmp_path: Path, demo_tokenizer: Path) -> None:
-    """The same text has the same ids every time."""
-    model = json.loads(demo_tokenizer.read_text())["model"] | {"dropout": 0.5}
-    loaded = load_tokenizer(str(changed(demo_tokenizer, tmp_path / "tokenizer.json", model=model)))
-    text = "the same words again and again " * 5
-    assert len({tuple(ids(loaded, text)) for _ in range(20)}) == 1
-    assert not json.loads(loaded.json)["model"]["dropout"]
+def test_gpt2s_pair_of_files_equals_its_tokenizer_json(
+    shared_data: Path, tmp_path: Path, demo_texts: list[str]
+) -> None:
+    """On every document of the demo corpus, and on the special token's text."""
+    folder = shared_data / "tokenizers/gpt2"
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    pair, whole = (load_tokenizer(str(place)).huggingface for place in (tmp_path, folder))
+    texts = [*demo_texts, "a<|endoftext|>b", " \n\n  x"]
+    assert [ids(pair, text) for text in texts] == [ids(whole, text) for text in texts]
+
+
+VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "mill", "##s", "cafe", "café", ",", "你"]
+
+
+def bert(folder: Path, vocab: list[str], config: dict[str, Any] | None = None) -> Any:
+    (folder / "vocab.txt").write_text("\n".join(vocab) + "\n", encoding="utf-8")
+    if config is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return load_tokenizer(str(folder / "vocab.txt")).huggingface
+
+
+def tokens_of(tokenizer: Any, text: str) -> list[str]:
+    return list(tokenizer.encode(text, add_special_tokens=False).tokens)
+
+
+def test_a_bert_vocabulary_without_capitals_lowers_case_and_accents(tmp_path: Path) -> None:
+    """As bert-base-uncased does; Chinese characters stand alone."""
+    assert tokens_of(bert(tmp_path, VOCAB), "The MILLS,Café你你") == ["the", "mill", "##s", ",", "cafe", "你", "你"]
+
+
+def test_a_bert_vocabulary_with_capitals_keeps_case_and_accents(tmp_path: Path) -> None:
+    """As bert-base-cased does."""
+    tokenizer = bert(tmp_path, [*VOCAB, "The"])
+    assert tokens_of(tokenizer, "The the MILL café") == ["The", "the", "[UNK]", "café"]
 
 
 # ---- from the Hub's cache ----
@@ -91,16 +118,13 @@ def cached_model(home: Path, name: str, files: dict[str, str]) -> None:
         path.write_text(content, encoding="utf-8")
 
 
-"""A port that nobody listens at."""
-
-
 def load_elsewhere(spec: str, home: Path, cwd: Path | None = None, **environment: str) -> tuple[int, str]:
     """Exit status and output of loading in a process of its own, since the cache's place is read at import."""
     program = (
         "import sys; from milldam.errors import InputError; from milldam.tokenizers.loading import load_tokenizer\n"
         "try: loaded = load_tokenizer(sys.argv[1])\n"
         "except InputError as error: sys.exit(f'InputError: {error}')\n"
-        "print(loaded.name, loaded.vocab_size, loaded.named.eos)"
+        "print(loaded.name, loaded.vocab_size, loaded.named['eos'])"
     )
     environment = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1", **environment}
     environment.pop("HF_HUB_CACHE", None)
@@ -136,8 +160,6 @@ BROKEN = {
     "tokenizer.json": [
         *(b"", b"{}", b"null", b"[]", b'{"model": {}}', b'{"version": "1.0"', b"\xff\xfe", b'{"a": 1}' * 3),
     ],
-    "spiece.model": [b"", b"not a model", b"\x08\x01", b"\x0a\x02\x08\x01", b"\x0a\x05\x0a\x01a\x12\x00"],
-    "r50k_base.tiktoken": [b"!!! 1\n", b"YQ==\n", b"YQ== x\n", b"YWI= 0\n"],
     "vocab.txt": [b"hello\nworld\n", b"\xff\n[UNK]\n"],
     "vocab.json": [b"[1]", b"5", b'{"a": "b"}', b'{"a": 0}', b"{"],
 }
@@ -153,15 +175,11 @@ def test_a_broken_file_is_a_short_error(tmp_path: Path, name: str, content: byte
     assert len(str(caught.value)) < 700
 
 
-@given(content=st.binary(max_size=60))
-def test_any_bytes_as_a_sentencepiece_model_are_one_or_a_short_error(tmp_path: Path, content: bytes) -> None:
-    """Also those that are nearly one."""
-    path = tmp_path / "a.model"
-    path.write_bytes(b"\x0a" + bytes([len(content)]) + content)
-    try:
-        load_tokenizer(str(path))
-    except InputError as error:
-        assert "a.model" in str(error)
+@pytest.mark.parametrize("name", ["spiece.model", "cl100k_base.tiktoken"])
+def test_files_of_other_programs_say_how_to_convert_them(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"a model")
+    with pytest.raises(InputError, match=rf"{name}: needs a tokenizer.json. transformers makes one of it"):
+        load_tokenizer(str(tmp_path / name))
 
 
 # ---- real ones ----
@@ -181,3 +199,90 @@ def test_real_tokenizers_load_and_have_an_end(shared_data: Path, name: str, size
     loaded = load_tokenizer(str(shared_data / "tokenizers" / name))
     assert (loaded.name, loaded.vocab_size) == (name, size)
     assert choose_special_tokens(loaded.huggingface, loaded.named, bos="none", eos="auto").eos_token == eos
+
+
+# ---- tokens that begin and end a document ----
+
+BOTH_AUTO = {"bos": "auto", "eos": "auto"}
+
+
+def with_tokens(*special: str) -> Any:
+    """A tokenizer that has these special tokens, numbered from 1."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(list(special))
+    return tokenizer
+
+
+def write(folder: Path, **files: Any) -> Path:
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("has", "named", "asked", "chosen"),
+    [
+        (["<s>", "</s>"], {"bos": "<s>", "eos": "</s>"}, {"bos": "none", "eos": "none"}, SpecialTokens(None, None)),
+        (
+            ["</s>", "<|im_end|>", "<s>", "[start]"],
+            {"bos": "[start]", "eos": "<|im_end|>"},
+            BOTH_AUTO,
+            SpecialTokens(4, 2, "[start]", "<|im_end|>"),
+        ),
+        (
+            ["</s>", "<end>", "<begin>"],
+            {"bos_id": 3, "eos_id": 2},
+            BOTH_AUTO,
+            SpecialTokens(3, 2, "<begin>", "<end>"),
+        ),
+        (["<x>"], {}, BOTH_AUTO, SpecialTokens(None, None)),
+        (["<s>", "</s>"], {"bos": "<gone>", "eos": "<gone>"}, BOTH_AUTO, SpecialTokens(1, 2, "<s>", "</s>")),
+        (["<s>", "</s>"], {"bos_id": 99, "eos_id": 99}, BOTH_AUTO, SpecialTokens(1, 2, "<s>", "</s>")),
+        (
+            ["</s>", "<sep>"],
+            {"eos": "</s>"},
+            {"bos": "[UNK]", "eos": "<sep>"},
+            SpecialTokens(0, 2, "[UNK]", "<sep>"),
+        ),
+        (["<|x|>"], {"eos": "<|x|>"}, {"bos": "<|x|>", "eos": "auto"}, SpecialTokens(1, 1, "<|x|>", "<|x|>")),
+    ],
+    ids=["none", "names", "ids of the config", "no candidate", "a name it lacks", "an id it lacks", "asked", "both"],
+)
+def test_what_is_put_around_a_document(
+    has: list[str], named: dict[str, Any], asked: dict[str, str], chosen: SpecialTokens
+) -> None:
+    """What the user says, else what the files name, if the tokenizer has it."""
+    assert choose_special_tokens(with_tokens(*has), named, **asked) == chosen
+
+
+@pytest.mark.parametrize("option", ["bos", "eos"])
+def test_an_unknown_token_is_a_setting_that_is_wrong(option: str) -> None:
+    """With the token that was probably meant."""
+    settings = {"bos": "none", "eos": "none"} | {option: "<|endoftxt|>"}
+    with pytest.raises(ConfigError, match=rf'^{option} "<\|endoftxt\|>": .*Did you mean "<\|endoftext\|>"\?'):
+        choose_special_tokens(with_tokens("<|endoftext|>"), {}, **settings)
+
+
+# ---- the files ----
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config", "special_tokens_map"])
+@pytest.mark.parametrize("value", ["</s>", {"content": "</s>", "lstrip": False, "special": True}])
+def test_names_are_read_from_either_file_in_either_form(tmp_path: Path, file: str, value: Any) -> None:
+    """A string, or an object with its content."""
+    folder = write(tmp_path, **{file: {"eos_token": value, "bos_token": None}})
+    assert read_named_tokens(folder) == {"eos": "</s>"}
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"bos_token_id": 1, "eos_token_id": 2}, {"bos_id": 1, "eos_id": 2}),
+        ({"eos_token_id": [1, 2]}, {}),
+        ({"eos_token_id": True, "bos_token_id": "1"}, {}),
+        ({"eos_token_id": -1, "bos_token_id": 1 << 40}, {}),
+    ],
+)
+def test_ids_are_read_from_the_models_config(tmp_path: Path, config: dict[str, Any], named: dict[str, Any]) -> None:
+    """Single numbers that a token can have; a list of ends says nothing about which one ends a document."""
+    assert read_named_tokens(write(tmp_path, config=config)) == named

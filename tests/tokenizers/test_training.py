@@ -14,20 +14,16 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kit.quick import first_quick
 
 from milldam.errors import ConfigError, InputError, ResourceError
-from milldam.tokenizers import training
 from milldam.tokenizers.loading import choose_special_tokens, load_tokenizer
 from milldam.tokenizers.training import (
-    Model,
     TrainedTokenizer,
     bounded_texts,
     train_tokenizer,
     training_bytes,
 )
 
-MODELS: tuple[Model, ...] = ("bpe", "unigram")
 SAMPLE = [f"the cat {verb} the mat, and the dog {verb} the cat.\n" for verb in ("sat on", "saw", "left", "knew")] * 9
 
 
@@ -36,14 +32,14 @@ def batches(texts: list[str], size: int = 1000) -> Iterator[pa.LargeStringArray]
         yield pa.array(texts[start : start + size], pa.large_string())
 
 
-def train(out: Path, model: Model = "bpe", texts: list[str] = SAMPLE, vocab_size: int = 300) -> TrainedTokenizer:
-    return train_tokenizer(batches(texts), out=out, model=model, vocab_size=vocab_size)
+def train(out: Path, texts: list[str] = SAMPLE, vocab_size: int = 300) -> TrainedTokenizer:
+    return train_tokenizer(batches(texts), out=out, vocab_size=vocab_size)
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tokenizers.Tokenizer:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tokenizers.Tokenizer:
     folder = tmp_path_factory.mktemp("trained")
-    train(folder, request.param)
+    train(folder)
     return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
@@ -60,11 +56,8 @@ def test_every_text_round_trips(trained: tokenizers.Tokenizer, text: str) -> Non
 
 def test_a_tokenizer_that_changes_text_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed round trip is an error that shows the text, and leaves no file."""
-    monkeypatch.setattr(training, "HARD_STRINGS", ("fine", "e\u0301"))
-    whole = training._train
-    normalizer = {"type": "NFC"}
-    monkeypatch.setattr(training, "_train", lambda *a: json.dumps(json.loads(whole(*a)) | {"normalizer": normalizer}))
-    with pytest.raises(InputError, match=r"does not give this text back as it was: 'e\u0301'"):
+    monkeypatch.setattr("tokenizers.decoders.ByteLevel", tokenizers.decoders.WordPiece)
+    with pytest.raises(InputError, match="does not give this text back as it was: 'the cat"):
         train(tmp_path / "t")
     assert not (tmp_path / "t").exists()
 
@@ -72,31 +65,27 @@ def test_a_tokenizer_that_changes_text_is_not_saved(tmp_path: Path, monkeypatch:
 # ---- what is saved ----
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_the_folder_is_a_tokenizer_with_its_end_of_document(tmp_path: Path, model: Model) -> None:
+def test_the_folder_is_a_tokenizer_with_its_end_of_document(tmp_path: Path) -> None:
     """The first special token, by any name, is what milldam puts after documents."""
     special = ("<fin>", "<bos>", "<|pad|>", "<mine>")
-    told = train_tokenizer(
-        batches(SAMPLE), out=tmp_path / "a" / "t", model=model, vocab_size=300, special_tokens=special
-    )
+    told = train_tokenizer(batches(SAMPLE), out=tmp_path / "a" / "t", vocab_size=300, special_tokens=special)
     loaded = load_tokenizer(str(tmp_path / "a" / "t"))
     assert loaded.vocab_size == told.vocab_size <= 300
     assert [loaded.huggingface.token_to_id(token) for token in special] == [0, 1, 2, 3]
     chosen = choose_special_tokens(loaded.huggingface, loaded.named, bos="auto", eos="auto")
     assert (chosen.eos_token, chosen.bos_token) == ("<fin>", "<bos>")
     config = json.loads((told.path / "tokenizer_config.json").read_text())
-    assert config["pad_token"] == "<|pad|>" and config["additional_special_tokens"] == ["<mine>"]
+    assert config["additional_special_tokens"] == ["<bos>", "<|pad|>", "<mine>"]
     assert sorted(path.name for path in told.path.iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
 
 
 # ---- the same every time ----
 
 
-@pytest.mark.parametrize("model", first_quick(MODELS))
-def test_the_same_texts_give_the_same_bytes(tmp_path: Path, demo_texts: list[str], model: Model) -> None:
+def test_the_same_texts_give_the_same_bytes(tmp_path: Path, demo_texts: list[str]) -> None:
     """In another process, on another number of cores, in other batches, in another order."""
     texts = demo_texts[:40]
-    first = train(tmp_path / "0", model, texts, 500)
+    first = train(tmp_path / "0", texts, 500)
     program = """
 import json, sys
 from pathlib import Path
@@ -104,12 +93,12 @@ import pyarrow as pa
 from milldam.tokenizers.training import train_tokenizer
 texts = json.load(sys.stdin)
 batches = (pa.array(texts[k : k + 7], pa.large_string()) for k in range(0, len(texts), 7))
-train_tokenizer(batches, out=Path(sys.argv[1]), model=sys.argv[2], vocab_size=500)
+train_tokenizer(batches, out=Path(sys.argv[1]), vocab_size=500)
 """
     for number, (cores, order) in enumerate(((1, 1), (2, -1)), start=1):
         folder = tmp_path / str(number)
         environment = os.environ | {"RAYON_NUM_THREADS": str(cores)}
-        command = [sys.executable, "-c", program, str(folder), model]
+        command = [sys.executable, "-c", program, str(folder)]
         subprocess.run(command, input=json.dumps(texts[::order]).encode(), env=environment, check=True, timeout=120)
         assert (folder / "tokenizer.json").read_bytes() == (first.path / "tokenizer.json").read_bytes()
 

@@ -15,9 +15,9 @@ from milldam.chat.loading import TemplateSource
 from milldam.chat.masks import Masks, TrainOn
 from milldam.chat.template import Rendering, Stretch
 from milldam.errors import InputError
-from milldam.sources.batch import Places, Reject, TextRules
+from milldam.sources.batch import Reject, TextRules
 from milldam.sources.data_sets import resolve_data_set
-from milldam.sources.reading import FileReader
+from milldam.sources.rows import FileReader, Places
 from milldam.sources.units import list_inputs, whole
 
 _FIRST_ROWS = 100

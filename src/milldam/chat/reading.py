@@ -32,13 +32,11 @@ from milldam.sources.batch import (
     NUMBER_BITS,
     Batch,
     OnReject,
-    Places,
     Reading,
     Reject,
     TextRules,
 )
-from milldam.sources.reading import FileReader
-from milldam.sources.rows import take
+from milldam.sources.rows import FileReader, Places, take
 from milldam.sources.units import Slice, Unit
 from milldam.text.arrays import Verdicts, text_offsets
 from milldam.text.cleaning import Cleaner

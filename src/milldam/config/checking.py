@@ -79,10 +79,10 @@ def plain(value: Any) -> Any:
 def checked_settings(kind: type[T], given: Mapping[str, Any] | Values, *, if_missing: str = "") -> T:
     """The settings of a job from options or arguments by name, where None means the default, or from a file.
 
-    >>> from milldam.config.settings import TrainingRules
-    >>> checked_settings(TrainingRules, {"vocab_size": 1000, "model": "bep"})
+    >>> from milldam.rules import CleanRules
+    >>> checked_settings(CleanRules, {"strip": True, "unicode": "NFD"})
     Traceback (most recent call last):
-    milldam.errors.ConfigError: model: must be bpe or unigram, not "bep". Did you mean "bpe"?
+    milldam.errors.ConfigError: unicode: must be NFC or NFKC, not "NFD". Did you mean "NFC"?
     """
     from pydantic import ValidationError
 

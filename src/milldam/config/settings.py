@@ -89,12 +89,10 @@ class DataSet(Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRules(Settings):
-    """How `milldam train-tokenizer` makes the tokenizer."""
+    """How `milldam train-tokenizer` makes the tokenizer: byte-level BPE."""
 
     vocab_size: AtLeastOne = 32_000
     """Tokens in the vocabulary, special ones included."""
-    model: Literal["bpe", "unigram"] = "bpe"
-    """Byte-level BPE, or unigram."""
     special_tokens: Texts = ("<|endoftext|>",)
     """Tokens that never come from text; the first one ends documents."""
     sample: Size = "100MB"
@@ -141,8 +139,8 @@ class Config(RunSettings):
     clean: Literal["off"] | Annotated[CleanRules, Short()] = field(default_factory=CleanRules)
     """How to clean texts."""
     invalid_utf8: InvalidUtf8 = "drop"
-    """Bytes that are not UTF-8, and halves of surrogate pairs: drop them, reject the record, replace them with U+FFFD,
-    or stop."""
+    """Bytes that are not UTF-8, and halves of surrogate pairs: drop them, reject the record, or replace them with
+    U+FFFD."""
     max_document_bytes: Size = "32MiB"
     """Larger records are rejected. Only a .txt file that is one document may be of any size."""
     strict: bool = False

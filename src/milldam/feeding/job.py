@@ -38,7 +38,6 @@ from milldam.run.tasks import DONE, ERROR
 from milldam.run.units import Identity
 from milldam.sources.compression import STDIN, storage_options
 from milldam.stores.tokens.format import token_dtype
-from milldam.tokenizers.proof import Choice
 
 log = logging.getLogger("milldam")
 NICENESS = 5
@@ -60,10 +59,10 @@ class FeedJob(TokenJob):
         run.pool.expect(WORKER_MODULES)
         return super().prepare(run)
 
-    def _settle_encoder(self, run: Session) -> Choice:
+    def _settle(self, run: Session) -> None:
         """The first thing to do where the store is not there yet."""
         _refuse_unknowable(self._config)
-        return super()._settle_encoder(run)
+        super()._settle(run)
 
     def require_disk(self, disk: Disk) -> None:
         """Nothing is refused: training may end before the disk is full."""

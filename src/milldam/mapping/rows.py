@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, pairwise
@@ -25,18 +26,18 @@ import pyarrow as pa
 
 from milldam.errors import ConfigError
 from milldam.files import hash_bytes, in_home
-from milldam.input_files import InputState, LeftOut, is_address, version_of, without_secrets
+from milldam.input_files import NO_INPUT, add_input, describe_left_out, is_address, version_of, without_secrets
 from milldam.mapping.settings import MapSettings
 from milldam.mapping.spool import refuse_transform, spool
 from milldam.mapping.table_job import RowUnit, changed_while_read, require_unchanged
 from milldam.memory import parse_size
 from milldam.run.units import key_of
 from milldam.sources.arrays import BATCH_BYTES
-from milldam.sources.batch import OnReject, Places, TextRules, require_columns
+from milldam.sources.batch import OnReject, TextRules, require_columns
 from milldam.sources.compression import STDIN, DamagedError
-from milldam.sources.data_sets import resolve_data_set, split_names
-from milldam.sources.reading import TABLES, FileReader, columns_of, rows_between, slice_file
-from milldam.sources.rows import Rows, cut_by_size
+from milldam.sources.data_sets import resolve_data_set
+from milldam.sources.reading import TABLES, columns_of, slice_file
+from milldam.sources.rows import FileReader, Places, Rows, cut_by_size, rows_between
 from milldam.sources.tables import open_schema
 from milldam.sources.units import InputFile, Slice, Unit, gather, list_inputs, whole
 
@@ -53,7 +54,8 @@ def source_of(settings: MapSettings, folder: Path) -> Source:
         return Files(settings, paths)
     if settings.split is not None:
         raise ConfigError('split is for files and names on the Hub; of a DatasetDict take dataset["train"].')
-    if type(source).__module__.split(".")[0] == "datasets" and hasattr(source, "cache_files"):
+    is_dataset = type(source).__module__.split(".")[0] == "datasets" and hasattr(source, "cache_files")
+    if is_dataset and not isinstance(source, dict):
         from datasets.table import list_table_cache_files
 
         tables = (one for one in (source.data, source._indices) if one is not None)
@@ -61,24 +63,6 @@ def source_of(settings: MapSettings, folder: Path) -> Source:
             return InDataset(source, settings)
     name = spool(source, folder, settings.columns, settings.unit_bytes)
     return Files(settings, [], folder, name)
-
-
-def each_split(options: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
-    """The arguments of `map` for each split of a dataset that is named whole; None: there is one table to make."""
-    source = options["source"]
-    if options.get("split") is not None:
-        return None
-    if isinstance(source, dict) and type(source).__module__.split(".")[0] == "datasets":
-        of_split = {name: {"source": one} for name, one in source.items()}
-    else:
-        paths = _paths(source) or []
-        names = split_names(paths[0], options.get("subset")) if len(paths) == 1 else []
-        if len(names) < 2:
-            return None
-        of_split = {name: {"source": source, "split": name} for name in names}
-    out = options.get("out")
-    places = {name: {} if out is None else {"out": Path(out) / name} for name in of_split}
-    return {name: {**options, **of_split[name], **places[name]} for name in of_split}
 
 
 def _paths(source: Any) -> list[str] | None:
@@ -147,7 +131,7 @@ class Files:
             for slice in map(whole, first[:1]):
                 self.schema = open_schema(slice) if slice.format in TABLES else None
                 columns = columns_of(slice) if settings.columns is not None else []
-                if columns or slice.format not in ("jsonl", "json"):
+                if columns:
                     require_columns(settings.columns, columns, without_secrets(slice.path))
         except DamagedError:
             pass  # as its reader will say
@@ -159,7 +143,7 @@ class Files:
         """For the cache: where it is, or what is in it."""
         return [path if is_address(path) else os.path.abspath(path) for path in self.paths] or self.identity
 
-    def files(self, left_out: LeftOut | None = None) -> Iterator[InputFile]:
+    def files(self, left_out: Counter[str] | None = None) -> Iterator[InputFile]:
         """The files to read, with versions, so that a change can be named."""
         for path in sorted(self.spooled.glob("*.arrow")) if self.spooled is not None else ():
             status = path.stat()
@@ -170,11 +154,11 @@ class Files:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """{"files", "bytes", "fingerprint"}: equal ones mean equal rows."""
-        state, left_out = InputState(), LeftOut()
+        state, left_out = NO_INPUT, Counter[str]()
         for file in self.files(left_out):
-            state.add(file.path, file.size, file.version)
-        self.left_out = str(left_out)
-        return state.as_json()
+            state = add_input(state, file.path, file.size, file.version)
+        self.left_out = describe_left_out(left_out)
+        return state
 
     @property
     def reader(self) -> FileRows:
@@ -211,7 +195,7 @@ class Files:
 
     def _whole_units(self) -> Iterator[RowUnit]:
         size = self.settings.unit_bytes
-        slices = (one.of_state(file.state) for file in self.files() for one in slice_file(file, size, self._rules))
+        slices = (one for file in self.files() for one in slice_file(file, size, self._rules))
         for index, group in enumerate(gather(slices, size, lambda one: one)):
             unit = Unit(index, tuple(group))
             # Rows of plain text hold the path.

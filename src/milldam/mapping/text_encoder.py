@@ -18,14 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.errors import ConfigError, InputError, Setting
-from milldam.files import user_cache
 from milldam.memory import format_size, release
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from milldam.tokenizers.document_encoder import DocumentEncoder
-    from milldam.tokenizers.loading import LoadedTokenizer
 
 CACHE_BYTES = 48 << 20
 
@@ -42,14 +40,14 @@ class TextEncoder:
     >>> [len(ids) for ids in encode(["A text.", "And another."])]
     [4, 3]
 
-    `tokenizer`: a file, a folder, a Hub name, or a tokenizer of HF tokenizers or transformers. `bos`, `eos`: "none",
-    "auto" (what the tokenizer has), or a token. `special_text`: "special" encodes the text of a special token as that
-    token, "plain" like any other text. `encoder`: "auto" is the fast one if it gives the ids of HF tokenizers.
+    `tokenizer`: a file, a folder or a Hub name. `bos`, `eos`: "none", "auto" (what the tokenizer has), or a token.
+    `special_text`: "special" encodes the text of a special token as that token, "plain" like any other text.
+    `encoder`: "auto" is the fast one if it gives the ids of HF tokenizers.
     """
 
     def __init__(
         self,
-        tokenizer: str | Path | object,
+        tokenizer: str | Path,
         *,
         bos: str = "none",
         eos: str = "none",
@@ -57,22 +55,17 @@ class TextEncoder:
         encoder: Literal["auto", "gigatoken", "huggingface"] = "auto",
     ) -> None:
         from milldam.stores.tokens.format import token_dtype
-        from milldam.tokenizers.loading import choose_special_tokens
-        from milldam.tokenizers.proof import KNOWN_TOKENIZERS, choose_encoder, expected_ids
+        from milldam.tokenizers.loading import read_tokenizer
+        from milldam.tokenizers.proof import prove
 
         if special_text not in ("special", "plain"):
             raise ConfigError(Setting("special_text"), f': must be special or plain, not "{special_text}".')
-        loaded = _load(tokenizer)
-        self._json, self._plain = loaded.json, special_text == "plain"
-        self._special = choose_special_tokens(loaded.huggingface, loaded.named, bos=bos, eos=eos)
-        self.vocab_size = loaded.vocab_size
+        self._plain = special_text == "plain"
+        proved = prove(read_tokenizer(str(tokenizer)), encoder=encoder, bos=bos, eos=eos, plain_specials=self._plain)
+        self._json, self._special, self.vocab_size = proved.json, proved.special, proved.vocab_size
         self.dtype = np.dtype(token_dtype(self.vocab_size))
-        expected = expected_ids(loaded.huggingface, [], plain_specials=self._plain)
-        folder = user_cache() / KNOWN_TOKENIZERS
-        choice = choose_encoder(encoder, self._json, expected, plain_specials=self._plain, folder=folder)
-        self._encoder, self._differing = choice.encoder, choice.differing
+        self._encoder, self._differing = proved.encoder, proved.differing
         self._document_encoder: DocumentEncoder | None = None
-        del loaded, expected
         release()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -102,35 +95,12 @@ class TextEncoder:
             from milldam.tokenizers.encoders import Encoder
 
             encoder_inside = Encoder(self._encoder, self._json, plain_specials=self._plain, differing=self._differing)
-            encoder_inside.stay_within(lambda: 3 * CACHE_BYTES)
+            encoder_inside.room = lambda: 3 * CACHE_BYTES
             encoder = self._document_encoder = DocumentEncoder(encoder_inside, self._special, self.dtype.name)
-        ids: list[Ids] = [np.empty(0, self.dtype)] * len(array)
-        for tokens in encoder.encode(array):
-            assert tokens.positions is not None
-            stops = np.cumsum(tokens.lengths)
-            for position, start, stop in zip(tokens.positions, stops - tokens.lengths, stops, strict=True):
-                ids[position] = tokens.flat[start:stop].copy()
+        flat, lengths = encoder.encode(array)
         if encoder.uncut:
             size = format_size(encoder.encoder.longest_run)
             raise InputError(
                 f"text {encoder.uncut[0]} has {size} without white space, and is too long to encode whole."
             )
-        return ids
-
-
-def _load(tokenizer: object) -> LoadedTokenizer:
-    """By its path or name; of an object a copy, without truncation, padding and dropout."""
-    from milldam.tokenizers.loading import LoadedTokenizer, NamedTokens, load_tokenizer, without_losses
-
-    if isinstance(tokenizer, str | Path):
-        return load_tokenizer(str(tokenizer))
-    backend: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    if not hasattr(backend, "to_str"):
-        raise ConfigError(
-            f"A {type(tokenizer).__name__} has no tokenizer.json in it. "
-            "Give a file, a folder, a Hub name, or a fast tokenizer of HF transformers or tokenizers."
-        )
-    copy = type(backend).from_str(backend.to_str())
-    without_losses(copy)
-    named = NamedTokens(getattr(tokenizer, "bos_token", None), getattr(tokenizer, "eos_token", None))
-    return LoadedTokenizer(type(tokenizer).__name__, copy.to_str(), named, copy)
+        return [ids.copy() for ids in np.split(flat, np.cumsum(lengths))[:-1]]

@@ -36,8 +36,8 @@ from milldam.pipeline.rejects import RejectFile
 from milldam.run.engine import Assigned, Make, Progress
 from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
-from milldam.sources.batch import Places, Reject, shown
-from milldam.sources.rows import byte_size, row_count
+from milldam.sources.batch import Reject
+from milldam.sources.rows import Places, byte_size, row_count, shown
 from milldam.stores.table.manifest import TableSchema, TableShard
 from milldam.stores.table.writer import TableShardWriter
 

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from milldam.chat.reading import ChatRecipe
 from milldam.chat.token_spans import TokenSpans
-from milldam.pipeline.tokenizing import ids_of
 from milldam.sources.batch import Batch
 from milldam.stores.tokens.format import Spans
 from milldam.text.arrays import Verdicts
@@ -42,7 +41,7 @@ class ChatEncoder:
             return batch
         assert sides is not None
         both = sides.texts(batch.texts)
-        batch.ids, batch.lengths = ids_of(encoder, both)
+        batch.ids, batch.lengths = encoder.encode(both)
         batch.counts["exact_documents"], encoder.exact_documents = encoder.exact_documents, 0
         offsets = np.concatenate(([0], np.cumsum(batch.lengths)))
         pairs, counts = self._finder.find(batch.ids, offsets, both, sides.stretches, sides.counts, sides.derived)

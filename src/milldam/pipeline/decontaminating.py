@@ -39,10 +39,10 @@ from milldam.run.records import Record, Records
 from milldam.run.summary import Observer, Quiet
 from milldam.run.tasks import Workers
 from milldam.run.units import Keys
-from milldam.sources.batch import Places, Reject, TextRules, listed_names
-from milldam.sources.data_sets import RowSlice, resolve_data_set
-from milldam.sources.reading import FileReader, rows_between
-from milldam.sources.rows import Rows, row_count
+from milldam.sources.batch import Reject, TextRules, listed_names
+from milldam.sources.data_sets import resolve_data_set
+from milldam.sources.rows import FileReader, Places, Rows, row_count, rows_between
+from milldam.sources.splits import RowSlice
 from milldam.sources.units import Slice, list_inputs
 from milldam.stores.kinds import TOKENS
 from milldam.stores.tokens.reader import Store

@@ -180,7 +180,7 @@ def _gather(
     if damage.files:
         run.observer.warn(str(damage))
     chat = Counter({name: count for name, count in counts.items() if name not in _COUNTED_BESIDES})
-    tokenizer = {"name": prepared.question.text.name, "xxh3": prepared.identity.settings["tokenizer"]}
+    tokenizer = {"name": prepared.known.name, "xxh3": prepared.identity.settings["tokenizer"]}
     manifest = Manifest(
         dtype=token_dtype(prepared.known.vocab_size),
         vocab_size=prepared.known.vocab_size,

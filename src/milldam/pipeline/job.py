@@ -26,8 +26,8 @@ from xxhash import xxh3_64_intdigest
 
 from milldam.config.settings import Config, text_columns
 from milldam.errors import ConfigError, Setting
-from milldam.files import user_cache
-from milldam.memory import Budget, release, usage
+from milldam.input_files import describe_left_out
+from milldam.memory import Budget, usage
 from milldam.pipeline.finishing import Made, TextSummary, complete, finish
 from milldam.pipeline.fitting import Disk, Fitting
 from milldam.pipeline.preparing import prepare
@@ -47,7 +47,6 @@ from milldam.stores.kinds import AUDIT_FILES, TOKENS
 from milldam.stores.tokens.format import token_dtype
 from milldam.stores.tokens.manifest import SHARD_FILES
 from milldam.stores.verify import has_every_file
-from milldam.tokenizers.proof import KNOWN_TOKENIZERS, Choice, settle_encoder
 
 if TYPE_CHECKING:
     from milldam.run.fork import ForkServer
@@ -93,7 +92,7 @@ class TokenJob(engine.Job[TextSummary]):
         self._config, self._report, self.workers = config, report, config.workers
         self.stage_names = _stage_names(config)
         self.read_once = any(STDIN in one.paths for one in config.sources)
-        self._choice: Choice | None = None
+        self._is_settled = False
         self._records: Records | None = None
 
     # ---- prepare and plan ----
@@ -112,7 +111,7 @@ class TokenJob(engine.Job[TextSummary]):
 
     def units(self, run: Session) -> Iterator[Unit]:
         """All that can be refused is refused before the last one is taken, and so before anything is replaced."""
-        self._settle_encoder(run)
+        self._settle(run)
         prepared = self._prepared
         yield from self._fitting.survey(prepared.input.units(prepared.sets, prepared.shard_size))
         self._fitting.fit(self._fitting.loaded_bytes, 1)
@@ -121,34 +120,31 @@ class TokenJob(engine.Job[TextSummary]):
     def require_disk(self, disk: Disk) -> None:
         disk.require(self._config.out)
 
-    def _settle_encoder(self, run: Session) -> Choice:
-        """Prove it on samples, once, and refuse a budget that can't hold the least that there will be."""
-        if self._choice is not None:
-            return self._choice
+    def _settle(self, run: Session) -> None:
+        """Warn where the fast encoder is not used, and refuse a budget that can't hold the least that there will be."""
+        if self._is_settled:
+            return
+        self._is_settled = True
         prepared, rules = self._prepared, self._config.dedup_rules
-        self._choice = settle_encoder(prepared.question, prepared.known, user_cache() / KNOWN_TOKENIZERS)
-        if self._choice.warning is not None:
-            run.observer.warn(self._choice.warning)
-        release()  # what the proof took is no need of the job
+        if prepared.known.warning is not None:
+            run.observer.warn(prepared.known.warning)
         parent = usage().anonymous
         needed = {"this tokenizer and these rules": least_bytes(parent, self._fitting.loaded_bytes)}
         if rules is not None:
             needed["dedup"] = least_grouping_bytes(parent)
         if prepared.input.evaluation is not None:
             needed["evaluation sets"] = parent + prepared.input.evaluation.building_bytes
-        # Where nothing is known of the tokenizer, loading it leaves some of its memory behind (a third, measured).
-        unproved = 0 if prepared.known.expected is not None else self._fitting.tokenizer_bytes * 3 // 8
-        require_room(run.budget, needed, another_time=unproved)
+        require_room(run.budget, needed)
         if rules is not None and rules.index is not None:
             from milldam.dedup.index import DedupIndex
 
             # Raises StoreError when it can't be used.
             DedupIndex.of(rules).require_whole(prepared.identity.run_id, str(Path(self._config.out).resolve()))
-        return self._choice
 
     def plan_facts(self, run: Session) -> dict[str, Any]:
         config, prepared, folder, fitting = self._config, self._prepared, run.folder, self._fitting
-        choice, done = self._settle_encoder(run), 0
+        self._settle(run)
+        done = 0
         if fitting.unpacked is None:  # resumed: the units were listed before
             for _ in fitting.survey(folder.units.all(Unit.from_json)):
                 pass
@@ -164,10 +160,10 @@ class TokenJob(engine.Job[TextSummary]):
             "done": done,
             "input_bytes": prepared.identity.input["bytes"],
             "shard_size": prepared.shard_size,
-            "encoder": choice.encoder,
-            "encoder_note": choice.note,
+            "encoder": prepared.known.encoder,
+            "encoder_note": prepared.known.note,
             "stages": (*self.stage_names, *(stage for stage, wanted in later.items() if wanted)),
-            "left_out": str(prepared.input.left_out),
+            "left_out": describe_left_out(prepared.input.left_out),
             "conversations": f"{forms}, by {recipes[0].template.origin}" if recipes else "",
             "text_columns": text_columns(prepared.identity.settings),
             "preferred": prepared.preferred(config),
@@ -232,7 +228,7 @@ class TokenJob(engine.Job[TextSummary]):
 
     def _load(self, run: Session) -> TokenizeLoad:
         config, prepared, dedup = self._config, self._prepared, self._made.dedup
-        choice = self._settle_encoder(run)
+        self._settle(run)
         index = prepared.input.index
         seen = None if index is None else index.pin(run.folder, prepared.identity.input["index"])
         return TokenizeLoad(
@@ -248,8 +244,8 @@ class TokenJob(engine.Job[TextSummary]):
             staged=config.counts_tokens,
             seed=config.seed,
             write_dropped=config.write_dropped,
-            encoder=choice.encoder,
-            differing=choice.differing,
+            encoder=prepared.known.encoder,
+            differing=prepared.known.differing,
             plain_specials=config.tokenizer_rules.special_text == "plain",
             special=prepared.known.special,
             dtype=token_dtype(prepared.known.vocab_size),

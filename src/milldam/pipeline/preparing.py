@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from milldam.config.settings import VAL, Config
 from milldam.errors import InputError
-from milldam.files import hash_bytes, user_cache
-from milldam.input_files import LeftOut
+from milldam.files import hash_bytes
 from milldam.memory import parse_size, release
 from milldam.pipeline.documents import SetRules, read_documents
 from milldam.pipeline.judging import preload_rules
@@ -32,7 +31,7 @@ from milldam.sources.data_sets import resolve_data_set
 from milldam.sources.reading import TABLES, slice_file
 from milldam.sources.units import CHAT_SHARD_SIZE, SHARD_SIZE, InputFile, Slice, Unit, list_inputs, plan_units
 from milldam.tokenizers.loading import read_tokenizer
-from milldam.tokenizers.proof import KNOWN_TOKENIZERS, KnownTokenizer, Question, find_out
+from milldam.tokenizers.proof import ProvedTokenizer, prove
 
 if TYPE_CHECKING:
     from milldam.chat.reading import ChatRecipe
@@ -55,7 +54,7 @@ class Input:
             [resolve_data_set(path, one.split, one.subset, input_format=one.input_format) for path in one.paths]
             for one in config.sources
         ]
-        self.left_out = LeftOut()
+        self.left_out = Counter[str]()
         """Files of the input's folders that are not read."""
         self.evaluation: Evaluation | None = None
         """The evaluation sets that are kept out."""
@@ -72,7 +71,7 @@ class Input:
 
     def look(self) -> dict[str, Any]:
         """List the input as it is now; its number, size and fingerprint."""
-        self.left_out = LeftOut()
+        self.left_out = Counter[str]()
 
         def files() -> Iterator[tuple[int, InputFile]]:
             for number, resolved in enumerate(self._resolved):
@@ -199,8 +198,7 @@ class Prepared:
     sets: tuple[SetRules, ...]
     identity: Identity
     shard_size: int
-    question: Question
-    known: KnownTokenizer
+    known: ProvedTokenizer
     value: ValueField | None
     """The field by which near-duplicates stay."""
 
@@ -241,8 +239,8 @@ def prepare(config: Config, folder: RunFolder) -> Prepared:
             f"{rules.path}: no tokenizer there yet. Train it first, with the same file: milldam train-tokenizer"
         )
     text, plain = read_tokenizer(rules.path), rules.special_text == "plain"
-    question = Question(text, rules.encoder, rules.bos, rules.eos, plain, input.samples(sets[-1]))
-    known = find_out(question, user_cache() / KNOWN_TOKENIZERS)
+    samples = input.samples(sets[-1])
+    known = prove(text, encoder=rules.encoder, bos=rules.bos, eos=rules.eos, plain_specials=plain, samples=samples)
     if config.chat is not None:  # so that conversations which hold the text of a special token can be counted
         sets = tuple(one.with_special_tokens(known.added) for one in sets)
     shard_size = config.shard_bytes or (SHARD_SIZE if config.chat is None else CHAT_SHARD_SIZE)
@@ -251,7 +249,7 @@ def prepare(config: Config, folder: RunFolder) -> Prepared:
     identity = Identity(settings | _settled(config, sets, value), listed, text.name)
     # The loaded tokenizer was needed for this alone: it must not stay in memory.
     release()
-    return Prepared(input, sets, identity, shard_size, question, known, value)
+    return Prepared(input, sets, identity, shard_size, known, value)
 
 
 def _settled(config: Config, sets: tuple[SetRules, ...], value: ValueField | None) -> dict[str, Any]:

@@ -31,7 +31,6 @@ NAME, REJECTS, DROPPED = "rejects.jsonl", "rejects-", "dropped-"
 """Of all parts; and how the names of files of parts begin."""
 _FRAME_BYTES = 1 << 20
 _FILES_SHOWN = 3
-_BLOCK = 1 << 20
 
 
 @dataclass(slots=True)
@@ -86,22 +85,16 @@ def reject_lines(parts: Iterable[Path], paths: Callable[[], Iterable[str]], dama
                         counted, position, ends = file, 0, 0
                     ends += _line_ends(file, position, origin)
                     position, reject["line"] = origin, reject["line"] + ends
-                if "records" in reject:  # of damaged files alone
+                if "damaged" in reject:  # of damaged files alone
                     damage.add(reject)
                 yield (json.dumps(reject, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
 
 
 def _line_ends(path: str, start: int, stop: int) -> int:
     """Line ends between two bytes of a file."""
-    count = 0
     with open_bytes(path) as source:
         source.seek(start)
-        for block in read_blocks(source, None, _BLOCK):
-            block = block[: stop - start]
-            count, start = count + count_line_ends(block), start + len(block)
-            if start >= stop:
-                break
-    return count
+        return sum(map(count_line_ends, read_blocks(source, None, stop - start)))
 
 
 def first_reject(out: Path, name: str = NAME) -> str:
@@ -134,8 +127,7 @@ class RejectFile:
         self.counts: Counter[str] = Counter()
 
     def add(self, reject: Reject) -> None:
-        if reject.records:
-            self.counts[reject.reason] += reject.records
+        self.counts[reject.reason] += 1
         self._write(seal_line(reject.as_json()))
 
     def _write(self, data: bytes) -> None:

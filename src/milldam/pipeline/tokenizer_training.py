@@ -34,7 +34,7 @@ def train_from_config(config: Config) -> TrainedTokenizer:
     rules = _rules(config)
     sample_bytes = parse_size(rules.sample)
     budget = Budget.of(config.memory)
-    needed = usage().anonymous + training_bytes(sample_bytes, rules.vocab_size, rules.model)
+    needed = usage().anonymous + training_bytes(sample_bytes, rules.vocab_size)
     if needed > budget.limit_bytes:
         raise ResourceError(
             f"A budget of {format_size(budget.limit_bytes)} is too small to train on {format_size(sample_bytes)}: "
@@ -46,7 +46,6 @@ def train_from_config(config: Config) -> TrainedTokenizer:
     ):
         return train_tokenizer(
             _sample(config, run, sample_bytes),
-            model=rules.model,
             vocab_size=rules.vocab_size,
             special_tokens=rules.special_tokens,
             out=Path(config.tokenizer_rules.path),

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from milldam.errors import InputError
 from milldam.memory import held_bytes, release
@@ -28,7 +27,7 @@ from milldam.run.folder import RUN_FOLDER
 from milldam.run.records import Record
 from milldam.sources.batch import Batch
 from milldam.sources.units import Unit, is_as_listed
-from milldam.text.arrays import Verdicts, character_counts
+from milldam.text.arrays import Verdicts
 from milldam.tokenizers.document_encoder import EMPTY, NO_WHITE_SPACE, DocumentEncoder, NoWhiteSpaceError
 from milldam.tokenizers.encoders import Encoder, Ranges
 from milldam.tokenizers.loading import SpecialTokens
@@ -103,7 +102,7 @@ class TokenizeLoad:
             finder = TokenSpans(text)
         release()
         taken = held_bytes() + BATCHES_BYTES
-        encoder.stay_within(lambda: self.share_bytes - taken)
+        encoder.room = lambda: self.share_bytes - taken
         return functools.partial(self._make, encoder, finder)
 
     def _make(
@@ -179,7 +178,7 @@ class TokenizeLoad:
             batch.ids, uncut = self._encode_pieces(encoder, count_read, batch)
             batch.lengths, batch.counts["not_judged"] = np.array([len(batch.ids)]), int(len(batch.ids) > 0)
         else:
-            batch.ids, batch.lengths = ids_of(encoder, batch.texts)
+            batch.ids, batch.lengths = encoder.encode(batch.texts)
             uncut = encoder.uncut
         batch.counts["exact_documents"], encoder.exact_documents = encoder.exact_documents, 0
         empty = batch.lengths == 0
@@ -192,21 +191,21 @@ class TokenizeLoad:
         self, encoder: DocumentEncoder, count_read: Callable[[int], None], batch: Batch
     ) -> tuple[Any, list[int]]:
         """The ids of a document in pieces, in a file that is mapped; and [0] where it could not be cut."""
-        assert batch.pieces is not None
         text_bytes = characters = 0
+
+        def texts() -> Iterator[bytes]:
+            nonlocal text_bytes, characters
+            for piece, size in batch.pieces or ():
+                text = piece.encode()
+                text_bytes, characters = text_bytes + len(text), characters + len(piece)
+                yield text
+                count_read(size)
+
         with tempfile.TemporaryFile(dir=self.out / RUN_FOLDER) as file:
             try:
-                for piece, size in batch.pieces:
-                    texts = pa.array([piece], pa.large_string())
-                    characters += int(character_counts(texts)[0])
-                    text_bytes += len(texts[0].as_buffer())
-                    for tokens in encoder.encode(texts, open=True):
-                        file.write(tokens.flat.data)
-                    count_read(size)
-                for tokens in encoder.encode(pa.array([""], pa.large_string())):
-                    file.write(tokens.flat.data)
+                for ids in encoder.encode_pieces(texts()):
+                    file.write(ids.data)
             except NoWhiteSpaceError:
-                encoder.cancel()
                 return np.empty(0, encoder.dtype), [0]
             batch.text_size = text_bytes, characters
             return np.memmap(file, encoder.dtype, "r") if file.tell() else np.empty(0, encoder.dtype), []
@@ -223,13 +222,3 @@ class TokenizeLoad:
         # Apart from writing: most of it is waiting for the disk.
         progress.lap("commit")
         return record
-
-
-def ids_of(encoder: DocumentEncoder, texts: pa.LargeStringArray) -> tuple[Any, Any]:
-    """The ids of some texts, end to end, and how many each has."""
-    flat, lengths = [np.empty(0, encoder.dtype)], np.zeros(len(texts), np.int64)
-    for tokens in encoder.encode(texts):
-        lengths[tokens.positions] = tokens.lengths
-        flat.append(tokens.flat)
-    encoder.dropped.clear()  # counted by who narrows the batch
-    return flat[1] if len(flat) == 2 else np.concatenate(flat), lengths

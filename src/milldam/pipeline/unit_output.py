@@ -110,16 +110,20 @@ class UnitSink:
     def add(self, batch: Batch) -> dict[str, int]:
         """Documents, and those that were dropped on the way; what is counted of them."""
         self._counts.update(batch.counts)
-        for dropped in batch.dropped:
-            self._read += len(dropped.rows)
-            self._lost.setdefault(dropped.stage, Counter())[dropped.reason] += len(dropped.rows)
+        for stage, reason, rows, _, _ in batch.dropped:
+            self._read += len(rows)
+            self._lost.setdefault(stage, Counter())[reason] += len(rows)
         if self._dropped is not None:
-            each = [(row, one, place) for one in batch.dropped for row, place in zip(one.rows, one.places, strict=True)]
-            for row, one, place in sorted(each, key=lambda drop: (drop[1].stage == "encode", drop[0])):
-                unit, row, text = self._assigned.unit, int(row), one.texts[place].as_py()
+            each = [
+                (stage == "encode", int(row), reason, texts[place].as_py())
+                for stage, reason, rows, texts, places in batch.dropped
+                for row, place in zip(rows, places, strict=True)
+            ]
+            for _, row, reason, text in sorted(each, key=lambda drop: drop[:2]):
+                unit = self._assigned.unit
                 origin = int(self._origins[np.searchsorted(self._rows, row)])
                 where = place_of(unit, origin) | {"unit": unit.index, "row": row}
-                entry = {"reason": one.reason, **self._explain(row, one.reason), **where, "text": text}
+                entry = {"reason": reason, **self._explain(row, reason), **where, "text": text}
                 if batch.pieces is not None:
                     entry |= {"text": text[:HEAD_BYTES], "text_truncated": True}
                 self._dropped.add_document(entry)

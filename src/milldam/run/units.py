@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milldam.files import NewFile, commit_together, explain_os_errors, hash_bytes, hash_file
-from milldam.input_files import InputState, changed_files
+from milldam.input_files import NO_INPUT, add_input, changed_files
 from milldam.markup import counted
 from milldam.stores.kinds import Kind, result_id
 from milldam.stores.place import Folder
@@ -231,7 +231,7 @@ class InputList:
     def write(self, files: Iterable[tuple[int, Any]]) -> dict[str, Any]:
         """List the input as it is now (number of the dataset, file), dataset after dataset; return its number, size and
         fingerprint."""
-        state, at = InputState(), 0
+        state, at = NO_INPUT, 0
         self._begins.clear()
         with explain_os_errors(self.new), self.new.open("w", encoding="utf-8") as listing:
             for dataset, file in files:
@@ -239,8 +239,8 @@ class InputList:
                 entry = {name: getattr(file, name) for name in file.__dataclass_fields__}
                 self._begins.setdefault(dataset, at)
                 at += listing.write(json.dumps(entry | ({"dataset": dataset} if dataset else {})) + "\n")
-                state.add(file.path, file.size, file.version, dataset)
-        return state.as_json()
+                state = add_input(state, file.path, file.size, file.version, dataset)
+        return state
 
     def planned(self) -> Iterator[dict[str, Any]]:
         """The files of the plan."""

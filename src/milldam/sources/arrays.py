@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,44 +16,9 @@ from milldam.text.arrays import groups, text_offsets
 
 BATCH_BYTES = 2 << 20
 
-Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
-_INK = ~np.isin(np.arange(256), list(b" \t\r\n"))
 MakeReject = Callable[[int, str, str, bytes], Reject]
 """(position in the array, reason, detail, the record's bytes) -> a reject that says where."""
-
-
-def _from_offsets(data: Bytes, offsets: npt.NDArray[Any]) -> pa.LargeBinaryArray:
-    """An array of byte strings that lie end to end in `data`."""
-    buffers = [None, pa.py_buffer(offsets.astype(np.int64)), pa.py_buffer(np.ascontiguousarray(data))]
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
-
-
-def split_at(data: bytes, separator: bytes) -> pa.LargeBinaryArray:
-    """The pieces between separators, empty ones included."""
-    array, width = np.frombuffer(data, dtype=np.uint8), len(separator)
-    if width == 1:
-        starts = np.flatnonzero(array == separator[0])
-    else:
-        starts = np.array([match.start() for match in re.finditer(re.escape(separator), data)], dtype=np.int64)
-    texts = np.delete(array, (starts[:, None] + np.arange(width)).ravel())
-    # Taking out separators moves everything behind them.
-    return _from_offsets(texts, np.concatenate(([0], starts - width * np.arange(len(starts)), [len(texts)])))
-
-
-def split_paragraphs(data: bytes) -> pa.LargeBinaryArray:
-    """The stretches of lines between blank ones, each with its line ends."""
-    array = np.frombuffer(data, dtype=np.uint8)
-    stops = np.flatnonzero(array == 10) + 1
-    if not len(stops) or stops[-1] != len(array):
-        stops = np.append(stops, len(array))
-    starts = np.concatenate(([0], stops[:-1]))
-    ink = np.concatenate(([0], np.cumsum(_INK[array])))
-    blank = ink[stops] == ink[starts]
-    keep = np.repeat(~blank, stops - starts)
-    kept = np.concatenate(([0], np.cumsum(keep)))
-    begins = ~blank & np.concatenate(([True], blank[:-1]))
-    return _from_offsets(array[keep], np.append(kept[starts[begins]], kept[-1]))
 
 
 def checked_text(array: pa.Array, reading: Reading, make_reject: MakeReject) -> tuple[pa.LargeStringArray, Int64s]:

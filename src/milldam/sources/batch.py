@@ -6,10 +6,11 @@ its origin: the file of the unit and its number there.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,28 +26,19 @@ if TYPE_CHECKING:
 Int64s = npt.NDArray[np.int64]
 
 
-def _none() -> Int64s:
-    return np.empty(0, np.int64)
-
+_none: Callable[[], Int64s] = partial(np.zeros, 0, np.int64)  # type: ignore[assignment]
 
 KEPT_RECORD_CHARS = 65_536
 MAX_DOCUMENT_BYTES = 32 << 20
 TOO_LARGE = "too_large"
 NUMBER_BITS = 40
 """A unit has fewer files than 2**23, and a file fewer records than 2**40."""
-_NAMES_SHOWN, _PLACES_SHOWN = 20, 3
+_NAMES_SHOWN = 20
 
 
-class Dropped(NamedTuple):
-    """Documents of a batch that a step dropped."""
-
-    stage: str
-    reason: str
-    rows: Int64s
-    texts: pa.LargeStringArray
-    """Of the batch as it was."""
-    places: Int64s
-    """Where they stood in it."""
+Dropped: TypeAlias = "tuple[str, str, Int64s, pa.LargeStringArray, Int64s]"
+"""Documents of a batch that a step dropped: stage, reason, their rows, the texts of the batch as it was, and where they
+stood in it."""
 
 
 @dataclass(slots=True)
@@ -100,7 +92,7 @@ class Batch:
         for code, reason in enumerate(verdicts.reasons, start=1):
             places = np.flatnonzero(verdicts.codes == code)
             if len(places):
-                self.dropped.append(Dropped(stage, reason, self.rows[places], self.texts, places))
+                self.dropped.append((stage, reason, self.rows[places], self.texts, places))
         return self.only(verdicts.keep)
 
     def only(self, keep: npt.NDArray[np.bool_]) -> Batch:
@@ -137,34 +129,34 @@ class Reject:
     detail: str
     record: str = ""
     line: int | None = None
-    """Line counted from byte `origin` of the file, from 1."""
+    """Line from 1, counted from byte `origin` of the file."""
     origin: int = 0
     row: int | None = None
-    """Row of a parquet or Arrow file, or item of a JSON array, from 0; users are told it from 1, as lines."""
-    records: int = 1
-    """How many records are lost with it: none where a file is damaged between two."""
+    """Row of a table, or item of a JSON array, from 0; users are told it from 1, as lines."""
     damaged: bool = False
-    """The file is damaged; what follows is not read."""
+    """The file is damaged: what follows is not read."""
 
     @property
     def place(self) -> str:
         """For a message.
 
         >>> Reject("a.jsonl", "bad_json", "cut off", line=3).place
-        'a.jsonl: line 3'
+        'a.jsonl:3'
         """
-        number = f": line {self.line}" if self.line is not None else "" if self.row is None else f": row {self.row + 1}"
-        return self.file + number + (f" (counted from byte {self.origin:,})" if self.origin else "")
+        number = self.line if self.row is None else self.row + 1
+        place = self.file if number is None else f"{self.file}:{number}"
+        return place + (f" (counted from byte {self.origin:,})" if self.origin else "")
 
     def as_json(self) -> dict[str, Any]:
         place = {"line": self.line} if self.line is not None else {} if self.row is None else {"row": self.row + 1}
         value = {"file": self.file, **place, "reason": self.reason, "detail": self.detail}
         value["record"] = self.record[:KEPT_RECORD_CHARS]
-        if len(self.record) > KEPT_RECORD_CHARS:
-            value["record_truncated"] = True
-        if self.damaged:
-            value["records"] = self.records
-        return value | ({"origin": self.origin} if self.origin else {})
+        more = {"record_truncated": len(self.record) > KEPT_RECORD_CHARS, "damaged": self.damaged}
+        return (
+            value
+            | {name: True for name, there in more.items() if there}
+            | ({"origin": self.origin} if self.origin else {})
+        )
 
 
 OnReject = Callable[[Reject], None]
@@ -180,21 +172,13 @@ class TextRules:
     text_column: str | None = None
     """The field that holds the text; dots for nested fields. None: the one obvious candidate."""
     invalid_utf8: str = "reject"
-    """"reject" the record, "replace" the bytes by U+FFFD, "drop" them (see decoding.py), or stop ("strict")."""
+    """"reject" the record, "replace" the bytes by U+FFFD, or "drop" them (see decoding.py)."""
     strict: bool = False
     """Stop at the first record that can't be read."""
     only_file: bool = False
     """There is no other input: a damaged table is an error, not set aside."""
     max_document_bytes: int = MAX_DOCUMENT_BYTES
     """A larger record is rejected: only a text file that is one document may be of any size."""
-
-
-class MalformedError(Exception):
-    """A record that holds no usable document."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(reason, detail)
-        self.reason, self.detail = reason, detail
 
 
 def too_large(size: int, most: int) -> str:
@@ -230,73 +214,6 @@ def require_columns(columns: Iterable[str] | None, there: list[str], path: str) 
         raise InputError(f'{path}: no column "{missing}"; found {found}.{did_you_mean(missing, there)} Set columns.')
 
 
-# ---- where the rows of a unit come from ----
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A run of rows of one file."""
-
-    file: str
-    first: int
-    """Its number in the file, from 0 (users are told it from 1); records that could not be read are counted too."""
-    last: int
-    origin: int = 0
-    """Rows are counted from this byte of the file: a piece of a large file, before which nothing was read."""
-
-    def __str__(self) -> str:
-        """
-        >>> print(Place("a.jsonl", 3, 3), Place("a.jsonl", 0, 9, 64), sep="; ")
-        row 4 of a.jsonl; rows 1 to 10 of a.jsonl, counted from byte 64
-        """
-        first, last = self.first + 1, self.last + 1
-        rows = f"row {first:,}" if first == last else f"rows {first:,} to {last:,}"
-        return f"{rows} of {self.file}" + (f", counted from byte {self.origin:,}" if self.origin else "")
-
-
-class Places:
-    """Where the rows of a unit are from, for a job that cuts them anew: kept until they are worked on."""
-
-    def __init__(self) -> None:
-        self.before = 0
-        """Rows that are read and passed over before the unit begins."""
-        self._first, self._parts = 0, deque[tuple[str, int, Int64s]]()
-
-    def add(self, file: str, origin: int, numbers: Int64s) -> None:
-        """The next rows are these of a file; their numbers are counted from byte `origin`."""
-        self._parts.append((file, origin, numbers))
-
-    def forget(self, begin: int) -> None:
-        """No row before this one of the unit will be asked for."""
-        while self._parts and self._first + len(self._parts[0][2]) <= begin + self.before:
-            self._first += len(self._parts.popleft()[2])
-
-    def of(self, begin: int, end: int) -> list[Place]:
-        """Where rows `begin` to `end` of the unit are from, a place for each file; none if they come from no file."""
-        places, at = list[Place](), self._first - self.before
-        for file, origin, numbers in self._parts:
-            some = numbers[max(0, begin - at) : max(0, end - at)]
-            at += len(numbers)
-            if len(some):
-                same = bool(places) and (places[-1].file, places[-1].origin) == (file, origin)
-                first = places.pop().first if same else int(some[0])
-                places.append(Place(file, first, int(some[-1]), origin))
-        return places
-
-
-def shown(places: list[Place]) -> str:
-    """For a message: the rows of the first few files.
-
-    >>> shown([Place("a", 5, 9), Place("b", 0, 3)])
-    'rows 6 to 10 of a; rows 1 to 4 of b'
-    """
-    more = f"; and of further files: {len(places) - _PLACES_SHOWN}" if len(places) > _PLACES_SHOWN else ""
-    return "; ".join(map(str, places[:_PLACES_SHOWN])) + more
-
-
-# ---- what every reader gets ----
-
-
 @dataclass(frozen=True, slots=True)
 class Reading:
     """How slices are read."""
@@ -313,13 +230,8 @@ class Reading:
 
     def reject(self, reject: Reject) -> None:
         """Set a record aside, or end the run where the user asked for that."""
-        reject, rules = replace(reject, file=self.name(reject.file)), self.rules
-        if rules.strict or (rules.invalid_utf8 == "strict" and reject.reason == "not_utf8"):
-            number = reject.as_json().get("row", reject.line)
-            place = reject.file if number is None else f"{reject.file}:{number}"
-            if reject.origin:
-                place += f" (counted from byte {reject.origin:,})"
-            setting = Setting("strict", True) if rules.strict else Setting("invalid_utf8", "strict")
-            message = f"{place}: {reject.reason}: {reject.detail}\nLeave out "
-            raise InputError(message, setting, " to set such records aside.")
+        reject = replace(reject, file=self.name(reject.file))
+        if self.rules.strict:
+            message = f"{reject.place}: {reject.reason}: {reject.detail}\nLeave out "
+            raise InputError(message, Setting("strict", True), " to set such records aside.")
         self.on_reject(reject)

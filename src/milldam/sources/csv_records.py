@@ -6,15 +6,12 @@ fields is rejected with its line, as is one that is too large. Holds one batch, 
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import csv
 import io
 import itertools
-import re
-import threading
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -22,216 +19,131 @@ import pyarrow as pa
 from milldam.errors import InputError
 from milldam.sources.arrays import BATCH_BYTES, Int64s
 from milldam.sources.batch import (
-    KEPT_RECORD_CHARS,
-    MAX_DOCUMENT_BYTES,
     TOO_LARGE,
     Batch,
     Reading,
     Reject,
+    TextRules,
     no_such_column,
     require_columns,
     too_large,
 )
-from milldam.sources.compression import DamagedError, open_bytes, open_head, read_blocks
+from milldam.sources.compression import DamagedError, read_head
 from milldam.sources.decoding import decode_text
-from milldam.sources.records import BLOCK_BYTES, limited, make_damage_reject
+from milldam.sources.records import record_blocks
 from milldam.sources.units import InputFile, Slice, whole
 
-_LARGEST_FIELD = 1 << 30
 _LOST = 8
 _ROW_BYTES = 100
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 _QUOTE, _NEWLINE, _RETURN = 34, 10, 13
-_BETWEEN_QUOTES = re.compile(rb'[^"](?=[^"])')
-_limit_lock = threading.Lock()
-
-
-# ---- slices ----
+Record = tuple[int, list[str], str, str]
+"""Its first line, its fields, and the reason and detail of a reject, where it is none."""
 
 
 def slice_csv(file: InputFile, shard_size: int) -> Iterator[Slice]:
-    """Byte ranges that begin at records. A large file is read once for that, at the speed of the disk.
+    """Byte ranges that begin at the first record end after each `shard_size` bytes. The file is read once for that, at
+    the speed of the disk.
 
-    A file with stray quotes can be read only from its start: it stays whole.
+    Where a quote neither opens a field, nor closes one, nor is doubled inside one, it can be read only from its start:
+    it stays whole.
     """
-    is_small = file.compression is not None or file.size <= shard_size * 1.25
-    cuts = [] if is_small else _find_cuts(file, shard_size)
-    if not cuts:
-        yield whole(file)
-        return
-    for start, stop in itertools.pairwise([0, *cuts, file.size]):
-        yield Slice(file.path, file.format, None, start, None if stop == file.size else stop, stop - start)
-
-
-def _find_cuts(file: InputFile, shard_size: int) -> list[int]:
-    """Where to cut: the first record end after each `shard_size` bytes; nowhere when a quote neither opens a field, nor
-    closes one, nor is doubled inside one."""
-    cuts: list[int] = []
-    position, inside, wanted = 0, 0, shard_size
+    cuts, position, inside, wanted = [0], 0, 0, shard_size
     edges = np.zeros(256, dtype=bool)
     edges[[ord(DELIMITERS[file.format]), _NEWLINE, _RETURN, _QUOTE]] = True
-    with open_bytes(file.path) as source:
-        for lines in _stretches(read_blocks(source, None, BLOCK_BYTES), 2 * BLOCK_BYTES):
-            array = np.frombuffer(lines, dtype=np.uint8)
-            quotes = np.flatnonzero(array == _QUOTE)
-            padded = np.concatenate(([_NEWLINE], array, [_NEWLINE]))
-            before_opening, behind_closing = padded[quotes[inside::2]], padded[quotes[1 - inside :: 2] + 2]
-            if not (edges[before_opening].all() and edges[behind_closing].all()):
-                return []
-            newlines = np.flatnonzero(array == _NEWLINE)
-            # Records end at line ends with an even number of quotes before them.
-            ends = position + newlines[(np.searchsorted(quotes, newlines) + inside) % 2 == 0] + 1
-            while len(ends := ends[ends >= wanted]) and int(ends[0]) < file.size:
-                cuts.append(int(ends[0]))
-                wanted = cuts[-1] + shard_size
-            inside ^= len(quotes) % 2
-            position += len(lines)
-    return cuts
+    for data, _, _, size in record_blocks(whole(file), Reading(TextRules(), lambda _: None)):
+        array = np.frombuffer(b"\n%b\n" % data, dtype=np.uint8)
+        quotes = np.flatnonzero(array == _QUOTE)
+        opening, closing = quotes[inside::2], quotes[1 - inside :: 2]
+        if not (data and edges[array[opening - 1]].all() and edges[array[closing + 1]].all()):
+            yield whole(file)
+            return
+        newlines = np.flatnonzero(array == _NEWLINE)[1:-1]
+        # Records end at line ends with an even number of quotes before them. A mark at the begin is not in the data.
+        ends = newlines[(np.searchsorted(quotes, newlines) + inside) % 2 == 0] + position + size - len(data)
+        while len(ends := ends[ends >= wanted]) and int(ends[0]) < file.size:
+            cuts.append(int(ends[0]))
+            wanted = cuts[-1] + shard_size
+        inside ^= len(quotes) % 2
+        position += size
+    for start, stop in itertools.zip_longest(cuts, cuts[1:]):
+        yield replace(whole(file), start=start, stop=stop, size=(stop or file.size) - start)
 
 
-def _stretches(blocks: Iterator[bytes], most: int) -> Iterator[bytes]:
-    """Whole lines; of a larger one, pieces of more than `most` bytes, cut where no quote is near."""
-    held = b""
+@contextlib.contextmanager
+def _field_limit(most: int) -> Iterator[None]:
+    """The csv module has one limit for the whole process: the program that uses milldam gets its own back."""
+    before = csv.field_size_limit(most)
     try:
-        for block in blocks:
-            held += block
-            end = held.rfind(b"\n") + 1
-            if not end and len(held) > most:
-                cut = _BETWEEN_QUOTES.search(held, most)
-                end = cut.end() if cut is not None else 0
-            if end:
-                yield held[:end]
-                held = held[end:]
-    except DamagedError as error:
-        error.cut = held or None
-        raise
-    if held:
-        yield held
+        yield
+    finally:
+        csv.field_size_limit(before)
 
 
-# ---- records ----
+def _records(slice: Slice, reading: Reading) -> Iterator[Record]:
+    """The records of a slice, in order, with those that can't be read."""
+    most, number, size, damaged = reading.rules.max_document_bytes, 0, 0, False
+    lost = list[Reject]()
 
+    def note(reject: Reject) -> None:
+        nonlocal damaged
+        damaged = reject.damaged
+        reading.on_reject(reject) if damaged else lost.append(reject)
 
-class Record(NamedTuple):
-    """A record as csv reads it."""
+    def read_lines() -> Iterator[str]:
+        nonlocal number, size
+        for data, line, _, _ in record_blocks(slice, replace(reading, on_reject=note)):
+            number = line - 1
+            for one in io.StringIO(data.decode("utf-8", "surrogateescape"), newline="\n"):
+                number, size = number + 1, size + len(one)
+                yield one
 
-    line: int
-    fields: list[str]
-    reason: str = ""
-    """Why it is none, where it is none; then its one field is the record as it stands there, or the head of it."""
-    detail: str = ""
-
-
-class _TooLargeError(Exception):
-    """The record at hand is larger than it may be."""
-
-
-class _Lines:
-    """Lines with their ends, for csv's reader; bytes that are no UTF-8 come as lone surrogates."""
-
-    def __init__(self, blocks: Iterator[bytes], most: int) -> None:
-        texts = codecs.iterdecode(_stretches(blocks, most), "utf-8", "surrogateescape")
-        first = next(texts, "").removeprefix("\ufeff")
-        self._pieces = (line for text in itertools.chain([first], texts) for line in io.StringIO(text, newline="\n"))
-        """Lines; but one that is too large in several."""
-        self._most, self.count, self.size = most, 0, 0
-        self.record: list[str] = []
-        """What was read of the record at hand."""
-
-    def __iter__(self) -> _Lines:
-        return self
-
-    def __next__(self) -> str:
-        line = next(self._pieces)
-        self.record.append(line)
-        self._measure(line)
-        if self.size > self._most:
-            raise _TooLargeError
-        return line
-
-    def _measure(self, piece: str) -> None:
-        self.size += len(piece) if piece.isascii() else len(piece.encode("utf-8", "surrogateescape"))
-        self.count += piece.endswith("\n")
-
-    @property
-    def taken(self) -> str:
-        """What was read of the record at hand, as much as a reject keeps."""
-        return "".join(self.record)[: KEPT_RECORD_CHARS + 1]
-
-    def pass_over(self) -> None:
-        """Go on behind the record that is too large: behind a line end that is in no quotes.
-
-        A quote that is still open after eight times as much as may be was lost: the next line is another record.
-        """
-        piece, quotes = self.record[-1], sum(piece.count('"') for piece in self.record)
-        while not piece.endswith("\n") or (quotes % 2 and self.size < _LOST * self._most):
-            if not (piece := next(self._pieces, "")):
-                return
-            self._measure(piece)
-            quotes += piece.count('"')
-
-
-def _records(blocks: Iterator[bytes], delimiter: str, most: int) -> Iterator[Record]:
-    """The records of bytes that begin with one, in order."""
-    lines, line = _Lines(blocks, most), 1
-    reader = csv.reader(lines, delimiter=delimiter)
-    try:
+    lines = read_lines()
+    reader = csv.reader(lines, delimiter=DELIMITERS[slice.format])
+    with _field_limit(most):
         while True:
-            lines.record, lines.size = [], 0
-            line = lines.count + 1
+            line, lines_read, size = number + 1, reader.line_num, 0
             try:
-                row = _next_row(reader)
+                row = next(reader, None)
             except csv.Error as error:
-                detail = str(error)
-                if detail.startswith("new-line character seen"):
-                    detail = "a carriage return (\\r) in a field without quotes"
-                yield Record(line, [lines.taken.rstrip("\r\n")], "bad_row", detail)
-            except _TooLargeError:
-                head = lines.taken
-                lines.pass_over()
-                yield Record(line, [head], TOO_LARGE, too_large(lines.size, most))
-                reader = csv.reader(lines, delimiter=delimiter)
-            else:
-                if row is None:
-                    return
-                if row:
-                    yield Record(line, row)
-    except DamagedError as error:
-        if lines.record or error.cut is not None:
-            error.cut = lines.taken.encode("utf-8", "surrogateescape") + (error.cut or b"")
-            error.line = line
-        raise
+                if "field limit" not in str(error):
+                    yield line, [], "bad_row", str(error)
+                    continue
+                # On to the end of its quotes; a quote that is open for that long was lost.
+                for rest in lines if reader.line_num > lines_read + 1 else ():
+                    if rest.count('"') % 2 or size > _LOST * most:
+                        break
+                yield line, [], TOO_LARGE, too_large(size, most)
+                continue
+            yield from ((one.line or 0, [one.record], one.reason, one.detail) for one in lost)
+            lost.clear()
+            if row is None or damaged:  # the record that was cut off is none
+                return
+            if row:
+                yield (line, row, "", "") if size <= most else (line, [], TOO_LARGE, too_large(size, most))
 
 
-def _next_row(reader: Iterator[list[str]]) -> list[str] | None:
-    """The next row, whose fields may be large. The csv module has one limit for the whole process: the program that
-    uses milldam gets its own back."""
-    with _limit_lock:
-        before = csv.field_size_limit(_LARGEST_FIELD)
-        try:
-            return next(reader, None)
-        finally:
-            csv.field_size_limit(before)
-
-
-def csv_head(slice: Slice) -> Iterator[list[str]]:
+def csv_head(slice: Slice, limit: int = 1) -> list[list[str]]:
     """The first records, column names first: of standard input only what can be seen without using it up."""
-    with open_head(slice.path) as file, contextlib.suppress(DamagedError):
-        blocks = read_blocks(file, slice.compression, BLOCK_BYTES)
-        for number, record in enumerate(_records(blocks, DELIMITERS[slice.format], MAX_DOCUMENT_BYTES)):
-            if not record.reason:
-                yield record.fields
-            elif number == 0:
-                hint = " Do its lines end with it? Convert it: tr '\\r' '\\n' < OLD > NEW"
+    head, rows = b"", list[list[str]]()
+    with contextlib.suppress(DamagedError):  # it is set aside when it is read
+        head = read_head(slice.path, slice.compression)
+    text = head.decode("utf-8", "surrogateescape").removeprefix("\ufeff")
+    with _field_limit(len(text)):
+        reader = csv.reader(io.StringIO(text, newline="\n"), delimiter=DELIMITERS[slice.format])
+        try:
+            rows += itertools.islice(filter(None, reader), limit)
+        except csv.Error as error:
+            if not rows:
                 raise InputError(
-                    f"{slice.path}: its first record, which names the columns, can't be read: {record.detail}."
-                    + (hint if "\r" in record.fields[0] else "")
-                )
+                    f"{slice.path}: its first record, which names the columns, can't be read: {error}."
+                ) from None
+    return rows
 
 
 def columns_of(slice: Slice) -> list[str]:
     """The column names in the first record; raises InputError where a name stands twice."""
-    names = next(csv_head(slice), [])
+    names = next(iter(csv_head(slice)), [])
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InputError(f'{slice.path}: two columns are called "{twice}". Give each a name of its own.')
@@ -243,8 +155,8 @@ def columns_of(slice: Slice) -> list[str]:
 
 def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
     """The texts of one column, and the columns that are kept."""
-    wanted, names = str(reading.rules.text_column), next(csv_head(slice), [])
-    if wanted not in names:
+    wanted, names = str(reading.rules.text_column), next(iter(csv_head(slice)), [])
+    if names and wanted not in names:
         raise no_such_column(slice.path, wanted, names)
     for batch, numbers in _batches(slice, reading, names, (wanted, *reading.keep)):
         columns = batch.select(list(range(1, batch.num_columns))) if reading.keep else None
@@ -266,73 +178,43 @@ def _batches(
 
     A row with too few or too many fields is rejected with its line, as is one that is too large or no UTF-8.
     """
-    held, size, first = list[Record](), 0, 0
-    with open_bytes(slice.path) as file:
-        if slice.start:
-            file.seek(slice.start)
-        left = None if slice.stop is None else slice.stop - slice.start
-        blocks = limited(read_blocks(file, slice.compression, BLOCK_BYTES), left)
-        records = _records(blocks, DELIMITERS[slice.format], reading.rules.max_document_bytes)
-        damage = None
-        try:
-            if slice.start == 0:
-                next(records, None)  # the header
-            for record in records:
-                held.append(record)
-                # A row counts for something even without text: neither texts nor rejects may pile up.
-                size += sum(map(len, record.fields)) + _ROW_BYTES
-                if size >= BATCH_BYTES // 2:
-                    yield _as_batch(held, first, slice, reading, names, wanted)
-                    held, size, first = [], 0, first + len(held)
-        except DamagedError as error:
-            damage = error
-        yield _as_batch(held, first, slice, reading, names, wanted)
-        if damage is not None:
-            reading.reject(make_damage_reject(slice, damage))
-
-
-def _as_batch(
-    held: list[Record], first: int, slice: Slice, reading: Reading, names: list[str], wanted: tuple[str, ...]
-) -> tuple[pa.RecordBatch, Int64s]:
     at = [names.index(name) if name in names else None for name in wanted]
-    rows, numbers = [record.fields for record in held], first + np.arange(len(held))
-    try:
-        if any(record.reason or len(record.fields) != len(names) for record in held):
-            raise ValueError
-        columns = _columns(rows, at)
-    except ValueError:  # UnicodeEncodeError is one
-        rows, kept = [], list[int]()
-        for number, record in enumerate(held, start=first):
-            fields, reason, detail = _sound(record, reading, names, at)
-            if not reason:
-                rows.append(fields)
-                kept.append(number)
-                continue
-            shown = DELIMITERS[slice.format].join(record.fields)
-            shown = shown.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-            reading.reject(Reject(slice.path, reason, detail, shown, line=record.line, origin=slice.start))
-        columns, numbers = _columns(rows, at), np.array(kept, np.int64)
-    return pa.record_batch(columns, names=list(wanted)), numbers
+    held, size, first = list[Record](), 0, 0
+    records = itertools.chain(_records(slice, reading), [None])
+    if slice.start == 0:
+        next(records)  # the header
+    for record in records:
+        if record is not None:
+            held.append(record)
+            # A row counts for something even without text: neither texts nor rejects may pile up.
+            size += sum(map(len, record[1])) + _ROW_BYTES
+        if record is None or size >= BATCH_BYTES // 2:
+            rows, numbers = list[list[str]](), list[int]()
+            for number, (line, row, reason, detail) in enumerate(held, start=first):
+                fields, wrong = _sound(row, reading, names, at) if not reason else (row, (reason, detail))
+                if wrong is None:
+                    rows.append(fields)
+                    numbers.append(number)
+                else:
+                    shown = DELIMITERS[slice.format].join(row).encode("utf-8", "surrogateescape")
+                    text = shown.decode("utf-8", "backslashreplace")
+                    reading.reject(Reject(slice.path, *wrong, text, line=line, origin=slice.start))
+            text, none = pa.large_string(), pa.nulls(len(rows), pa.large_string())
+            columns = [none if k is None else pa.array([row[k] for row in rows], text) for k in at]
+            yield pa.record_batch(columns, names=list(wanted)), np.array(numbers, np.int64)
+            held, size, first = [], 0, first + len(held)
 
 
-def _columns(rows: list[list[str]], at: list[int | None]) -> list[pa.Array]:
-    return [
-        pa.nulls(len(rows), pa.large_string()) if k is None else pa.array([row[k] for row in rows], pa.large_string())
-        for k in at
-    ]
-
-
-def _sound(record: Record, reading: Reading, names: list[str], at: list[int | None]) -> tuple[list[str], str, str]:
+def _sound(
+    row: list[str], reading: Reading, names: list[str], at: list[int | None]
+) -> tuple[list[str], tuple[str, str] | None]:
     """The fields of a record, as text those that are wanted; or the reason and the detail of a reject."""
-    if record.reason:
-        return [], record.reason, record.detail
-    if len(record.fields) != len(names):
-        return [], "bad_row", f"{len(record.fields)} fields where the header has {len(names)}"
-    fields = list(record.fields)
+    if len(row) != len(names):
+        return row, ("bad_row", f"{len(row)} fields where the header has {len(names)}")
     for k in at:
-        if k is not None:
-            text, problem = decode_text(fields[k].encode("utf-8", "surrogateescape"), reading.rules)
+        if k is not None and not row[k].isascii():
+            text, problem = decode_text(row[k].encode("utf-8", "surrogateescape"), reading.rules)
             if text is None:
-                return [], "not_utf8", f'"{names[k]}": {problem}' if len(at) > 1 else problem
-            fields[k] = text
-    return fields, "", ""
+                return row, ("not_utf8", f'"{names[k]}": {problem}' if len(at) > 1 else problem)
+            row[k] = text
+    return row, None

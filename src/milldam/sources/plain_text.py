@@ -10,28 +10,16 @@ import codecs
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from milldam.sources.arrays import Int64s, batches_of, checked_text, split_at, split_paragraphs
+from milldam.sources.arrays import Int64s, batches_of, checked_text
 from milldam.sources.batch import NUMBER_BITS, TOO_LARGE, Batch, Reading, Reject, TextRules, too_large
-from milldam.sources.compression import STDIN, DamagedError, open_bytes, read_blocks
-from milldam.sources.decoding import HEAD_BYTES, decode_text, describe_encoding
-from milldam.sources.records import (
-    BLOCK_BYTES,
-    BOM,
-    LINE,
-    PARAGRAPH,
-    Block,
-    Boundary,
-    make_damage_reject,
-    make_line_reject,
-    record_blocks,
-    reject_too_large,
-)
+from milldam.sources.compression import BLOCK_BYTES, STDIN, DamagedError, open_bytes, read_blocks
+from milldam.sources.decoding import ERRORS, HEAD_BYTES, decode_text, describe_encoding
+from milldam.sources.records import BOM, LINE, PARAGRAPH, Separator, record_blocks
 from milldam.sources.units import Slice
 
 TEXT_COLUMNS = ("text", "file")
@@ -40,20 +28,14 @@ _MOST_FILES = 4096
 MOST_WITHOUT_SPACE = 4 << 20
 """Bytes of a document in pieces: an encoder cuts it at white space."""
 _SPACE = re.compile(rb"[ \t\r\n]")
-_ERRORS = {"drop": "ignore", "replace": "replace"}
 
 
-def boundary_of(rules: TextRules) -> Boundary | None:
-    """Where documents end inside a file; None when a file is one document."""
+def separator_of(rules: TextRules) -> Separator | None:
+    """What ends a document inside a file; None when a file is one document."""
     if rules.separator is not None:
-        return Boundary.of(rules.separator.encode())
-    return {"line": LINE, "paragraph": PARAGRAPH}.get(rules.documents)
-
-
-def can_cut(rules: TextRules) -> bool:
-    """Whether a file can be read in parts."""
-    boundary = boundary_of(rules)
-    return boundary is not None and boundary.splittable
+        return rules.separator.encode()
+    separators: dict[str, Separator] = {"line": LINE, "paragraph": PARAGRAPH}
+    return separators.get(rules.documents)
 
 
 def columns_of(slice: Slice) -> list[str]:
@@ -65,7 +47,7 @@ def read_rows(slice: Slice, reading: Reading) -> Iterator[tuple[pa.RecordBatch, 
     wanted = reading.columns if reading.columns is not None else TEXT_COLUMNS
     # a file's name need not be UTF-8
     name = reading.name(slice.path).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    several = boundary_of(reading.rules) is not None
+    several = separator_of(reading.rules) is not None
     for batch in read_texts(slice, reading) if several else read_whole_files((slice,), reading, pieces=False):
         if len(batch.texts) and batch.origins is not None:
             columns = {"text": batch.texts, "file": pa.repeat(name, len(batch.texts)) if "file" in wanted else None}
@@ -77,49 +59,29 @@ def read_rows(slice: Slice, reading: Reading) -> Iterator[tuple[pa.RecordBatch, 
 
 def read_texts(slice: Slice, reading: Reading) -> Iterator[Batch]:
     """The documents of a file, or of a slice of one; lines and stretches of nothing but white space are none."""
-    boundary, count = boundary_of(reading.rules), 0
-    assert boundary is not None
-    with open_bytes(slice.path) as file:
-        most = reading.rules.max_document_bytes
-        blocks = record_blocks(file, slice.compression, boundary, slice.start, slice.stop, most)
-        try:
-            for number, block in enumerate(blocks):
-                if block.too_large:
-                    reject_too_large(block, slice, reading)
-                    yield Batch(pa.array([], pa.large_string()), bytes_read=block.size)
-                    count += 1
-                    continue
-                if number == slice.start == 0:
-                    block = replace(block, data=block.data.removeprefix(BOM))
-                texts, positions, pieces = _split(block, slice, reading, boundary)
-                blank = pc.or_(pc.utf8_is_space(texts), pc.equal(pc.binary_length(texts), 0))
-                if pc.any(blank).as_py():
-                    texts, positions = texts.filter(pc.invert(blank)), positions[~np.asarray(blank)]
-                yield from batches_of(Batch(texts, bytes_read=block.size, origins=count + positions))
-                count += pieces
-        except DamagedError as error:
-            reading.reject(make_damage_reject(slice, error))
+    separator, count = separator_of(reading.rules), 0
+    assert separator is not None
+    for data, line, _, size in record_blocks(slice, reading, separator):
+        if separator == LINE:
+            data = data.replace(b"\r\n", b"\n")
+            count = line - 1  # lines are counted with those that are too large
+        pieces = data.split(separator) if isinstance(separator, bytes) else separator.split(data)
+        first = count
 
+        def make_reject(position: int, reason: str, detail: str, raw: bytes, first: int = first) -> Reject:
+            record, number = raw.decode("utf-8", "backslashreplace"), first + position
+            if separator == LINE:
+                return Reject(slice.path, reason, detail, record, line=number + 1, origin=slice.start)
+            return Reject(slice.path, reason, detail, record, row=number, origin=slice.start)
 
-def _split(block: Block, slice: Slice, reading: Reading, boundary: Boundary) -> tuple[pa.LargeStringArray, Int64s, int]:
-    """The documents of a block, their numbers in it, and how many there are with those that are rejected."""
-    data, searched = block.data, 0
-
-    def make_reject(position: int, reason: str, detail: str, raw: bytes) -> Reject:
-        # Rejects come in order: each is searched for behind the one before.
-        nonlocal searched
-        at = data.index(raw, searched)
-        searched = at + len(raw)
-        return make_line_reject(slice, block, block.line + data.count(b"\n", 0, at), reason, detail, raw)
-
-    if boundary is PARAGRAPH:
-        paragraphs = split_paragraphs(data)
-        texts, positions = checked_text(paragraphs, reading, make_reject)
-        return pc.utf8_trim(texts, characters="\r\n"), positions, len(paragraphs)
-    unix = data.replace(b"\r\n", b"\n") if boundary is LINE else data
-    pieces = split_at(unix, boundary.separator)
-    # Behind the last separator of a block is nothing.
-    return *checked_text(pieces, reading, make_reject), len(pieces) - data.endswith(boundary.separator)
+        texts, positions = checked_text(pa.array(pieces, pa.large_binary()), reading, make_reject)
+        blank = pc.or_(pc.utf8_is_space(texts), pc.equal(pc.binary_length(texts), 0))
+        texts, positions = texts.filter(pc.invert(blank)), positions[~np.asarray(blank)]
+        if separator is PARAGRAPH:
+            texts = pc.utf8_trim(texts, characters="\r\n")
+        yield from batches_of(Batch(texts, bytes_read=size, origins=count + positions))
+        # Behind the last separator of a block is nothing.
+        count += max(1, len(pieces) - (not pieces[-1]))
 
 
 # ---- a document per file ----
@@ -131,7 +93,7 @@ def read_whole_files(slices: tuple[Slice, ...], reading: Reading, *, pieces: boo
     small, held, most = list[tuple[int, bytes]](), 0, reading.rules.max_document_bytes
     for number, slice in enumerate(slices):
         with open_bytes(slice.path) as file:
-            blocks = read_blocks(file, slice.compression, BLOCK_BYTES)
+            blocks = read_blocks(file, slice.compression)
             head, size, damage = list[bytes](), 0, None
             try:
                 while size <= most and (block := next(blocks, b"")):
@@ -143,7 +105,7 @@ def read_whole_files(slices: tuple[Slice, ...], reading: Reading, *, pieces: boo
                 yield _gathered(small, slices, reading)
                 small, held = [], 0
             if damage is not None:
-                _reject_damaged(slice, damage, reading)
+                _reject_damage(slice, damage, reading)
             elif size <= most:
                 small.append((number, b"".join(head).removeprefix(BOM)))
                 held += size
@@ -158,9 +120,8 @@ def read_whole_files(slices: tuple[Slice, ...], reading: Reading, *, pieces: boo
         yield _gathered(small, slices, reading)
 
 
-def _reject_damaged(slice: Slice, damage: DamagedError, reading: Reading) -> None:
-    damage.cut = b""  # the document: nobody knows where it would have ended
-    reading.reject(make_damage_reject(slice, damage))
+def _reject_damage(slice: Slice, damage: DamagedError, reading: Reading) -> None:
+    reading.reject(Reject(slice.path, damage.reason, str(damage), damaged=True))
 
 
 def _gathered(small: list[tuple[int, bytes]], slices: tuple[Slice, ...], reading: Reading) -> Batch:
@@ -181,7 +142,7 @@ def _in_pieces(slice: Slice, blocks: Iterator[bytes], reading: Reading) -> Itera
     try:
         problem = _problem_of(blocks, reading.rules)
     except DamagedError as error:
-        _reject_damaged(slice, error, reading)
+        _reject_damage(slice, error, reading)
         return
     if problem is not None:
         reading.reject(Reject(slice.path, *problem, line=1))
@@ -191,9 +152,9 @@ def _in_pieces(slice: Slice, blocks: Iterator[bytes], reading: Reading) -> Itera
 
 def _pieces(slice: Slice, rules: TextRules) -> Iterator[tuple[str, int]]:
     """Its text, and how many bytes of input each piece took."""
-    decoder = codecs.getincrementaldecoder("utf-8-sig")(_ERRORS.get(rules.invalid_utf8, "strict"))
+    decoder = codecs.getincrementaldecoder("utf-8-sig")(ERRORS.get(rules.invalid_utf8, "strict"))
     with open_bytes(slice.path) as file:
-        for block in read_blocks(file, slice.compression, BLOCK_BYTES):
+        for block in read_blocks(file, slice.compression):
             if text := decoder.decode(block):
                 yield text, len(block)
     if text := decoder.decode(b"", final=True):
@@ -203,7 +164,7 @@ def _pieces(slice: Slice, rules: TextRules) -> Iterator[tuple[str, int]]:
 def _problem_of(blocks: Iterator[bytes], rules: TextRules) -> tuple[str, str] | None:
     """(reason, detail) why a file is no document."""
     head, read, without_space = b"", 0, 0
-    decoder = codecs.getincrementaldecoder("utf-8")(_ERRORS.get(rules.invalid_utf8, "strict"))
+    decoder = codecs.getincrementaldecoder("utf-8")(ERRORS.get(rules.invalid_utf8, "strict"))
     for block in itertools.chain(blocks, [b""]):
         head = head or block[:HEAD_BYTES]
         if not read and rules.invalid_utf8 == "drop" and (problem := decode_text(head, rules)[1]):
@@ -211,7 +172,8 @@ def _problem_of(blocks: Iterator[bytes], rules: TextRules) -> tuple[str, str] | 
         try:
             decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
-            return "not_utf8", describe_encoding(head, error, read - len(error.object) + len(block))
+            at = read - len(error.object) + len(block) + error.start
+            return "not_utf8", describe_encoding(head, at, error.object[error.start])
         first = _SPACE.search(block)
         without_space += len(block) if first is None else first.start()
         read += len(block)

@@ -7,16 +7,24 @@ alone, not from the rows beside it: so batches that are cut by size do not depen
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from milldam.input_files import without_secrets
+from milldam.sources.batch import OnReject, Reading, TextRules
+from milldam.sources.reading import TABLES, reader_of
+from milldam.sources.units import Slice
+
 Rows: TypeAlias = "pa.RecordBatch | dict[str, list[Any]]"
 Sizes = npt.NDArray[np.int64]
 _NUMBER, _FLAG = 8, 1
+_PLACES_SHOWN = 3
 _FLAT = {int, float, bool, type(None)}
 
 
@@ -150,3 +158,117 @@ def cut_by_size(rows: Rows, most_bytes: int, sizes: Sizes | None = None) -> Iter
         stop = max(start + 1, int(np.searchsorted(reached, before + most_bytes, side="right")))
         yield rows if stop - start == count else take(rows, start, stop)
         start = stop
+
+
+# ---- rows of files ----
+
+
+@dataclass(frozen=True, slots=True)
+class FileReader:
+    """Reads the rows of slices; it pickles as a few settings."""
+
+    rules: TextRules
+    columns: tuple[str, ...] | None
+    names: tuple[tuple[str, str], ...] = ()
+    """(path, what it is called instead) of input that was spooled."""
+
+    def rows(self, slices: Iterable[Slice], on_reject: OnReject, places: Places) -> Iterator[Rows]:
+        """`places` gets where they come from."""
+        reading = Reading(self.rules, on_reject, self.columns, self._name)
+        for slice in slices:
+            origin = 0 if slice.format in TABLES else slice.start
+            for rows, numbers in reader_of(slice.format).read_rows(slice, reading):
+                # Before they are handed on: who gets them asks where they are from.
+                places.add(self._name(slice.path), origin, numbers)
+                yield rows
+
+    def count(self, slices: Iterable[Slice]) -> int:
+        """How many rows slices have. Files of lines are read for it, tables only looked at."""
+        count = 0
+        for slice in slices:
+            if slice.format in TABLES:
+                count += reader_of(slice.format).count_rows(slice)
+            else:
+                count += sum(map(row_count, self.rows([slice], lambda reject: None, Places())))
+        return count
+
+    def _name(self, path: str) -> str:
+        """What a file is called in rows and messages."""
+        return without_secrets(dict(self.names).get(path, path))
+
+
+def rows_between(rows: Iterator[Rows], first: int, stop: int) -> Iterator[Rows]:
+    """The rows from number `first` to `stop` of those that come."""
+    position = 0
+    for piece in rows:
+        count = row_count(piece)
+        start, end = max(0, first - position), min(count, stop - position)
+        position += count
+        if start < end:
+            yield take(piece, start, end)
+        if position >= stop:
+            return
+
+
+# ---- where the rows of a unit come from ----
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A run of rows of one file."""
+
+    file: str
+    first: int
+    """Its number in the file, from 0 (users are told it from 1); records that could not be read are counted too."""
+    last: int
+    origin: int = 0
+    """Rows are counted from this byte of the file: a piece of a large file, before which nothing was read."""
+
+    def __str__(self) -> str:
+        """
+        >>> print(Place("a.jsonl", 3, 3), Place("a.jsonl", 0, 9, 64), sep="; ")
+        row 4 of a.jsonl; rows 1 to 10 of a.jsonl, counted from byte 64
+        """
+        first, last = self.first + 1, self.last + 1
+        rows = f"row {first:,}" if first == last else f"rows {first:,} to {last:,}"
+        return f"{rows} of {self.file}" + (f", counted from byte {self.origin:,}" if self.origin else "")
+
+
+class Places:
+    """Where the rows of a unit are from, for a job that cuts them anew: kept until they are worked on."""
+
+    def __init__(self) -> None:
+        self.before = 0
+        """Rows that are read and passed over before the unit begins."""
+        self._first, self._parts = 0, deque[tuple[str, int, Sizes]]()
+
+    def add(self, file: str, origin: int, numbers: Sizes) -> None:
+        """The next rows are these of a file; their numbers are counted from byte `origin`."""
+        self._parts.append((file, origin, numbers))
+
+    def forget(self, begin: int) -> None:
+        """No row before this one of the unit will be asked for."""
+        while self._parts and self._first + len(self._parts[0][2]) <= begin + self.before:
+            self._first += len(self._parts.popleft()[2])
+
+    def of(self, begin: int, end: int) -> list[Place]:
+        """Where rows `begin` to `end` of the unit are from, a place for each file; none if they come from no file."""
+        places, at = list[Place](), self._first - self.before
+        for file, origin, numbers in self._parts:
+            some = numbers[max(0, begin - at) : max(0, end - at)]
+            at += len(numbers)
+            if len(some):
+                same = bool(places) and (places[-1].file, places[-1].origin) == (file, origin)
+                first = places.pop().first if same else int(some[0])
+                places.append(Place(file, first, int(some[-1]), origin))
+        return places
+
+
+def shown(places: list[Place]) -> str:
+    """For a message: the rows of the first few files.
+
+    >>> shown([Place("a", 5, 9), Place("b", 0, 3)])
+    'rows 6 to 10 of a; rows 1 to 4 of b'
+    """
+    more = f"; and of further files: {len(places) - _PLACES_SHOWN}" if len(places) > _PLACES_SHOWN else ""
+    return "; ".join(map(str, places[:_PLACES_SHOWN])) + more

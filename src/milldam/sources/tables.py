@@ -28,7 +28,6 @@ from milldam.sources.arrays import BATCH_BYTES, Int64s, checked_text
 from milldam.sources.batch import TOO_LARGE, Batch, Reading, Reject, no_such_column, require_columns, too_large
 from milldam.sources.compression import DamagedError, open_bytes
 from milldam.sources.decoding import decode_text
-from milldam.sources.records import make_damage_reject
 from milldam.sources.rows import byte_size, cut_by_size, row_sizes
 from milldam.sources.units import InputFile, Slice, by_parts, whole
 from milldam.text.arrays import text_offsets
@@ -56,7 +55,7 @@ def _damage_explained(format: str) -> Iterator[None]:
     """What Arrow finds wrong, as damage of the input."""
     try:
         yield
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the system's, not Arrow's
         reason = str(error).splitlines()[0][:160]
@@ -297,7 +296,7 @@ def _rejecting_damage(slice: Slice, reading: Reading) -> Iterator[None]:
     except DamagedError as error:
         if reading.rules.only_file:
             raise InputError(f"{reading.name(slice.path)}: {error}. Get or make it again.") from None
-        reading.reject(make_damage_reject(slice, error))
+        reading.reject(Reject(slice.path, error.reason, str(error), damaged=True))
 
 
 def _gathered(batches: Iterator[Numbered]) -> Iterator[Numbered]:

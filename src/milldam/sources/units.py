@@ -16,26 +16,25 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import io
-import itertools
 import json
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import xxhash
 
 from milldam.errors import InputError, Setting
 from milldam.files import hash_bytes, in_home
 from milldam.input_files import (
-    COMPRESSIONS,
     FORMATS,
     RUN_FOLDER,
-    LeftOut,
+    count_left_out,
+    describe_left_out,
     explain_address_errors,
     files_below,
     is_address,
@@ -43,17 +42,9 @@ from milldam.input_files import (
     kind_of,
     missing_bucket,
     nearby,
-    version_of,
     without_secrets,
 )
-from milldam.sources.compression import (
-    STDIN,
-    DamagedError,
-    compression_of,
-    open_filesystem,
-    peek_standard_input,
-    read_blocks,
-)
+from milldam.sources.compression import STDIN, DamagedError, compression_of, read_head
 from milldam.stores.kinds import KINDS
 
 _READABLE = stat.S_IRUSR | stat.S_IRGRP | stat.S_IROTH
@@ -82,55 +73,47 @@ class InputFile:
 
 
 def list_inputs(
-    inputs: Sequence[str], input_format: str | None = None, left_out: LeftOut | None = None
+    inputs: Sequence[str], input_format: str | None = None, left_out: Counter[str] | None = None
 ) -> Iterator[InputFile]:
-    """The files behind each input, in the order given. `left_out` gets what is not read of folders."""
-    for path in inputs:
-        is_empty, others = True, LeftOut() if left_out is None else left_out
-        for file in _list_one(str(path), input_format, others):
+    """The files behind each input, in the order given. `left_out` counts what is not read of folders, by ending."""
+    for path in map(in_home, inputs):
+        is_empty, others = True, Counter[str]() if left_out is None else left_out
+        if path == STDIN:
+            files: Iterable[InputFile] = (_standard_input(input_format),)
+        elif is_address(path):
+            files = _list_address(path, input_format, others)
+        elif os.path.isdir(path):
+            above, any_format = os.path.join(Path(path), ""), input_format is not None
+            below = files_below(Path(path), any_format=any_format, left_out=others)
+            files = (_local_file(file, input_format, file.removeprefix(above)) for file in below)
+        elif os.path.isfile(path):
+            files = (_local_file(path, input_format),)
+        elif glob.has_magic(path):
+            matching = filter(os.path.isfile, sorted(glob.iglob(path, recursive=True)))
+            files = (_local_file(file, input_format) for file in matching)
+        elif Path(path).exists():
+            advice = f"Feed it on standard input: milldam ... - < {path}"
+            raise InputError(f"{path}: neither a file nor a folder, and can't be read twice. {advice}")
+        else:
+            raise InputError(f"{path}: no such file or folder.{nearby(path)}")
+        for file in files:
             is_empty = False
             yield file
         if is_empty:
             known = ", ".join(FORMATS)
             message = f"{path}: no input files in it. Known are {known}, each also as .gz, .zst, .bz2 or .xz."
-            there = f"\nIn it: {others}. To read text of other endings: "
-            raise InputError(message, *((there, Setting("input_format", "txt")) if str(others) else ()))
-
-
-def _list_one(path: str, input_format: str | None, left_out: LeftOut) -> Iterator[InputFile]:
-    path = in_home(path)
-    if path == STDIN:
-        yield _standard_input(input_format)
-    elif is_address(path):
-        yield from _list_address(path, input_format, left_out)
-    elif os.path.isdir(path):
-        above = os.path.join(Path(path), "")
-        for file in files_below(Path(path), any_format=input_format is not None, left_out=left_out):
-            below = file[len(above) :] if file.startswith(above) else os.path.relpath(file, path)
-            yield _local_file(file, input_format, below)
-    elif os.path.isfile(path):
-        yield _local_file(path, input_format)
-    elif glob.has_magic(path):
-        for file in filter(os.path.isfile, sorted(glob.iglob(path, recursive=True))):
-            yield _local_file(file, input_format)
-    elif Path(path).exists():
-        what = "a named pipe" if Path(path).is_fifo() else "neither a file nor a folder"
-        advice = f"Feed it on standard input: milldam ... - < {path}"
-        raise InputError(f"{path}: {what}, which can't be read twice. {advice}")
-    elif Path(path).is_symlink():
-        raise InputError(f"{path}: a link to {Path(path).readlink()}, which is not there.")
-    else:
-        raise InputError(f"{path}: no such file or folder.{nearby(path)}")
+            there = f"\nIn it: {describe_left_out(others)}. To read text of other endings: "
+            raise InputError(message, *((there, Setting("input_format", "txt")) if others else ()))
 
 
 def _standard_input(input_format: str | None) -> InputFile:
     """It has no name that tells: compression shows in its first bytes, an object there means JSON lines."""
     if input_format in ("parquet", "arrow"):
         raise InputError(f"{input_format} can't be read from standard input: it is read from its end. Name the file.")
-    head = peek_standard_input()
+    head = read_head(STDIN, None)
     compression = compression_of(head)
     with contextlib.suppress(DamagedError):
-        head = next(read_blocks(io.BytesIO(head), compression, len(head)), b"")
+        head = read_head(STDIN, compression)
     sniffed = next((kind for kind, begin in _JSON_BEGINS.items() if begin.match(head)), "txt")
     return InputFile(STDIN, input_format or sniffed, compression, 0, "")
 
@@ -139,14 +122,21 @@ def _local_file(path: str, input_format: str | None, name: str = "") -> InputFil
     status = os.stat(path)
     if status.st_mode & _READABLE != _READABLE and not os.access(path, os.R_OK):
         raise InputError(f"{path}: not readable. Check its permissions.")
-    kind, compression = _required_kind(path, input_format)
-    return InputFile(path, kind, compression, status.st_size, version_of(status), name)
+    kind = kind_of(path, input_format) or _refuse_unknown(path)
+    return InputFile(path, *kind, status.st_size, str(status.st_mtime_ns), name)
+
+
+def _refuse_unknown(name: str) -> NoReturn:
+    known = "|".join(dict.fromkeys(FORMATS.values()))
+    raise InputError(f"{name}: its ending says no known format. Say what it is: ", Setting("input_format", known))
 
 
 def is_as_listed(path: str, state: str) -> bool:
     """Whether a file is the one that had this state when it was listed."""
     try:
         if is_address(path):
+            from milldam.sources.streams import open_filesystem
+
             filesystem, inside = open_filesystem(path)
             filesystem.invalidate_cache()
             with explain_address_errors(path):
@@ -160,7 +150,9 @@ def is_as_listed(path: str, state: str) -> bool:
     return any(replace(found, name="/".join(parts[first:])).state == state for first in range(len(parts)))
 
 
-def _list_address(address: str, input_format: str | None, left_out: LeftOut) -> Iterator[InputFile]:
+def _list_address(address: str, input_format: str | None, left_out: Counter[str]) -> Iterator[InputFile]:
+    from milldam.sources.streams import open_filesystem
+
     filesystem, path = open_filesystem(address)
     filesystem.invalidate_cache()  # fsspec keeps listings as long as the process lives: what is new would not be seen
     files, is_folder = list[dict[str, Any]](), False
@@ -179,8 +171,8 @@ def _list_address(address: str, input_format: str | None, left_out: LeftOut) -> 
             read = True
             yield _remote_file(filesystem, detail, input_format)
         else:
-            left_out.add(detail["name"])
-    if not read and not str(left_out):
+            count_left_out(left_out, detail["name"])
+    if not read and not left_out:
         why = missing_bucket(filesystem, address, path)
         if why or not is_folder:
             raise InputError(f"{without_secrets(address)}: {why or 'nothing there'}. Is the address right?")
@@ -207,20 +199,10 @@ def _files_in(filesystem: Any, folder: str, address: str) -> list[dict[str, Any]
 
 
 def _remote_file(filesystem: Any, detail: dict[str, Any], input_format: str | None) -> InputFile:
-    kind, compression = _required_kind(detail["name"], input_format)
+    kind = kind_of(detail["name"], input_format) or _refuse_unknown(detail["name"])
     keys = ("ETag", "etag", "md5Hash", "blob_id", "mtime", "LastModified", "last_commit", "created")
     version = next((str(detail[key]) for key in keys if detail.get(key) is not None), "")
-    return InputFile(filesystem.unstrip_protocol(detail["name"]), kind, compression, int(detail["size"]), version)
-
-
-def _required_kind(name: str, input_format: str | None) -> tuple[str, str | None]:
-    kind = kind_of(name)
-    if input_format is not None:
-        return input_format, COMPRESSIONS.get(PurePosixPath(name.lower()).suffix)
-    if kind is None:
-        known = "|".join(dict.fromkeys(FORMATS.values()))
-        raise InputError(f"{name}: its ending says no known format. Say what it is: ", Setting("input_format", known))
-    return kind
+    return InputFile(filesystem.unstrip_protocol(detail["name"]), *kind, int(detail["size"]), version)
 
 
 # ---- units ----
@@ -236,7 +218,7 @@ FILES_PER_UNIT = 20_000
 _ALONE = 0.25
 """What has this share of `shard_size` shares a unit with nothing else."""
 _ENDS_PER_SHARD = 2
-TYPICAL_RATIO = {"gz": 3.0, "zst": 3.5, "bz2": 4.0, "xz": 4.5}
+TYPICAL_RATIO: dict[str | None, float] = {None: 1.0, "gz": 3.0, "zst": 3.5, "bz2": 4.0, "xz": 4.5}
 """How much larger than a file what it unpacks to is, by compression."""
 
 
@@ -255,11 +237,6 @@ class Slice:
     """Bytes of memory that reading takes besides batches, where the format can't be read in small parts."""
     state: str = ""
     """Changes when the file changes."""
-
-    def of_state(self, state: str) -> Slice:
-        # Not by replace, which takes three times as long.
-        known = (self.path, self.format, self.compression, self.start, self.stop, self.size, self.unpacking)
-        return Slice(*known, state)
 
     def as_json(self) -> dict[str, Any]:
         # Not by asdict, which takes five times as long: there may be ten million of them.
@@ -299,11 +276,11 @@ class Unit:
     @property
     def unpacked_bytes(self) -> float:
         """About the size of its input without compression, as is typical."""
-        return sum(map(unpacked_bytes, self.slices))
+        return sum(one.size * TYPICAL_RATIO[one.compression] for one in self.slices)
 
     def input_bytes(self, bytes_read: int) -> int:
         """About how much of its input so many bytes, unpacked, were; no more than there is."""
-        return min(self.size, int(bytes_read * self.size / max(1.0, self.unpacked_bytes)))
+        return min(self.size, int(bytes_read / TYPICAL_RATIO[self.slices[0].compression]))
 
     def as_json(self) -> dict[str, Any]:
         origin = {"dataset": self.dataset, "copy": self.copy, "original": self.original}
@@ -332,7 +309,7 @@ def plan_units(
     copy: int = 0,
 ) -> Iterator[Unit]:
     """Cut the files of a dataset into slices and gather slices into units of about `shard_size`."""
-    slices = (slice.of_state(file.state) for file in files for slice in slice_file(file, shard_size))
+    slices = (slice for file in files for slice in slice_file(file, shard_size))
     for index, group in enumerate(gather(slices, shard_size, lambda one: one), start=first_index):
         yield Unit(index, tuple(group), dataset, copy)
 
@@ -343,7 +320,7 @@ def gather(items: Iterable[Item], shard_size: int, slice_of: Callable[[Item], Sl
     held, before = 0.0, Slice("", "", None)
     for item in items:
         slice = slice_of(item)
-        weight = unpacked_bytes(slice) / shard_size
+        weight = slice.size * TYPICAL_RATIO[slice.compression] / shard_size
         alone = weight >= _ALONE or slice.start > 0
         if group and (alone or slice.format != before.format):
             yield group
@@ -352,7 +329,12 @@ def gather(items: Iterable[Item], shard_size: int, slice_of: Callable[[Item], Sl
         # Opening a file costs something however small it is.
         weight += 1 / FILES_PER_UNIT
         held += weight
-        if alone or held >= 1 or _luck(slice.path, before.path) < _ENDS_PER_SHARD * weight:
+        # From 0 to 1 by the file's name, from where it differs from the one before: a corpus may lie anywhere.
+        parts, others = slice.path.split("/"), before.path.split("/")
+        at = next((k for k, (one, other) in enumerate(zip(parts, others, strict=False)) if one != other), 0)
+        name = "/".join(parts[at:]) if before.path else parts[-1]
+        luck = float(xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogateescape"))) / 2.0**64
+        if alone or held >= 1 or luck < _ENDS_PER_SHARD * weight:
             yield group
             group, held = [], 0.0
         before = slice
@@ -360,39 +342,17 @@ def gather(items: Iterable[Item], shard_size: int, slice_of: Callable[[Item], Sl
         yield group
 
 
-def _luck(path: str, before: str) -> float:
-    """From 0 to 1 by a file's name, from where it differs from the one before: a corpus may lie anywhere."""
-    parts, others = path.split("/"), before.split("/")
-    at = next((k for k, (one, other) in enumerate(zip(parts, others, strict=False)) if one != other), 0)
-    name = "/".join(parts[at:]) if before else parts[-1]
-    return float(xxhash.xxh3_64_intdigest(name.encode("utf-8", "surrogateescape"))) / 2.0**64
-
-
-def unpacked_bytes(slice: Slice) -> float:
-    """About its size without compression, as is typical."""
-    return slice.size * TYPICAL_RATIO.get(slice.compression or "", 1.0)
-
-
 def whole(file: InputFile) -> Slice:
-    return Slice(file.path, file.format, file.compression, size=file.size)
-
-
-def by_bytes(file: InputFile, shard_size: int) -> Iterator[Slice]:
-    """Byte ranges that begin at multiples of `shard_size`, the last a quarter of it at least; the reader aligns them to
-    records. What is appended to a file changes the last one alone."""
-    starts = range(0, max(1, file.size - shard_size // 4), shard_size)
-    for start, stop in itertools.pairwise([*starts, None]):
-        size = (file.size if stop is None else stop) - start
-        yield Slice(file.path, file.format, file.compression, start, stop, size)
+    return Slice(file.path, file.format, file.compression, size=file.size, state=file.state)
 
 
 def by_parts(file: InputFile, part_sizes: Iterable[int], shard_size: int) -> Iterator[Slice]:
-    """Runs of numbered parts (row groups, record batches, or record starts) of about `shard_size` bytes."""
+    """Runs of numbered parts (row groups or record batches) of about `shard_size` bytes."""
     start = size = number = 0
     for number, part in enumerate(part_sizes, start=1):
         size += part
         if size >= shard_size:
-            yield Slice(file.path, file.format, file.compression, start, number, size)
+            yield replace(whole(file), start=start, stop=number, size=size)
             start, size = number, 0
     if size or number == 0:
-        yield Slice(file.path, file.format, file.compression, start, number, size)
+        yield replace(whole(file), start=start, stop=number, size=size)

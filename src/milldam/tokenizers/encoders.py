@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from milldam.memory import release, usage
-from milldam.text.arrays import Characters, groups
+from milldam.text.arrays import Characters, groups, text_offsets
 
 Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int64]
@@ -36,8 +36,6 @@ _LONG_DOCUMENT = 2 << 10
 """Bytes of text from which on a call a document costs no more than a call a batch."""
 _FEW_DOCUMENTS, _FEW_BYTES = 100_000, 16 << 20
 """Short documents, and bytes for several threads, that are encoded before awkward has paid for itself."""
-_AT_ONCE = 256
-"""Documents that are encoded one by one before their ids are put together."""
 
 
 class Encoder:
@@ -54,163 +52,120 @@ class Encoder:
         self, name: str, tokenizer_json: str, *, plain_specials: bool, threads: int = 1, differing: Ranges = ()
     ) -> None:
         # As bytes: a str with one letter outside of Latin-1 takes two to four for each.
-        self._json, self._plain_specials = tokenizer_json.encode(), plain_specials
+        self._json, self._plain_specials, self._threads = tokenizer_json.encode(), plain_specials, threads
         self._differing = Characters(differing) if differing else None
-        self._huggingface: Any = None
-        self._room: Callable[[], int] | None = None
-        self.exact_texts = self.renewals = 0
-        """Texts that gigatoken left to HF tokenizers, which is slower; how often the caches were dropped."""
-        if name == GIGATOKEN:
+        self._is_fast = name == GIGATOKEN
+        self._short_documents = self._bytes = 0
+        self.exact_texts = 0
+        """Texts that gigatoken left to HF tokenizers, which is slower."""
+        self.room: Callable[[], int] | None = None
+        """Bytes by a third of which the process may grow before the caches are dropped: a table of words doubles, and
+        then the old one and the new one are there for a moment. None: without end."""
+        if self._is_fast:
             self.name = f"gigatoken {version('gigatoken')}"
             self.batch_bytes, self.piece_bytes, self.longest_run = 1 << 20, 256 << 10, 4 << 20
-            self._fast: _Gigatoken | None = _Gigatoken(self._json, plain_specials=plain_specials, threads=threads)
         else:
             self.name = f"huggingface tokenizers {version('tokenizers')}"
             self.batch_bytes, self.piece_bytes, self.longest_run = _HUGGINGFACE_BYTES, 64 << 10, 1 << 20
-            self._fast = None
-            self._exact()
+        self.renew()
+
+    def renew(self) -> None:
+        """Load what encodes, dropping every cache, whose memory is given back."""
+        self._fast: Any = None
+        self._huggingface: Any = None
+        if self._is_fast:
+            from gigatoken.gigatoken_rs import load_hf_json
+
+            plain = self._plain_specials
+            self._fast = load_hf_json((without_special(self._json) if plain else self._json).decode())
+            self._fast.encode(b"a")  # what is made for the first text is there from the start
+        else:
+            self._encode_exactly([])
+        release()
+        self._bare_bytes: int | None = None
 
     def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
         """Flat ids of all texts, and where each begins: offsets has one entry more than texts."""
-        if self._room is not None:
-            self._stay_within(self._room())
-        if self._fast is None:
-            return joined(encode_by_huggingface(self._exact(), texts.to_pylist()))
+        if self.room is not None:
+            self._stay_within(self.room())
+        if not self._is_fast:
+            return _joined(self._encode_exactly(texts.to_pylist()))
         differs = None if self._differing is None else self._differing.held_by(texts)
         if differs is None or not differs.any():
-            return self._fast.encode(texts)
+            return self._encode_fast(texts)
         self.exact_texts += int(differs.sum())
-        fast, offsets = self._fast.encode(texts.filter(pa.array(~differs)))
+        fast, offsets = self._encode_fast(texts.filter(pa.array(~differs)))
         exact: list[Ids] = []
         for group in groups(texts.filter(pa.array(differs)), _HUGGINGFACE_BYTES):
-            exact += encode_by_huggingface(self._exact(), group.to_pylist())
+            exact += self._encode_exactly(group.to_pylist())
         lengths = np.empty(len(texts), np.int64)
         lengths[~differs], lengths[differs] = np.diff(offsets), [len(ids) for ids in exact]
         flat, by_exact = np.empty(int(lengths.sum()), np.uint32), np.repeat(differs, lengths)
         flat[~by_exact], flat[by_exact] = fast, np.concatenate(exact)
         return flat, np.concatenate(([0], np.cumsum(lengths)))
 
-    def encode_text(self, text: bytes) -> Ids:
-        """The ids of one text in UTF-8: for small texts, where a batch would cost more to set up than to encode."""
-        differs = False
-        if self._differing is not None and not text.isascii():
-            differs = bool(self._differing.held_by(pa.array([text]).cast(pa.large_string()))[0])
-        if self._fast is not None and not differs:
-            return self._fast.encode_text(text)
-        return encode_by_huggingface(self._exact(), [text.decode()])[0]
+    def _encode_fast(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
+        """By gigatoken, straight from Arrow's buffers.
 
-    def _exact(self) -> Any:
-        """HF tokenizers, loaded when it is first needed."""
-        if self._huggingface is None:
-            import tokenizers
-
-            text = self._json.decode()
-            is_unigram = self._plain_specials and json_model_type(text) == "Unigram"
-            self._huggingface = tokenizers.Tokenizer.from_str(without_special_pieces(text) if is_unigram else text)
-            self._huggingface.encode_special_tokens = self._plain_specials
-            release()
-        return self._huggingface
-
-    # ---- memory ----
-
-    def stay_within(self, room: Callable[[], int]) -> None:
-        """From now on the caches are dropped between two calls when the process has grown by a third of `room()` bytes:
-        a table of words doubles, and then the old one and the new one are there for a moment.
-
-        What Arrow holds, texts on their way, is left out: no renewal would give that back.
+        A batch goes through awkward, which takes 0.2 s and 19 MB to import in every process. A call a document costs
+        1.5 us more for each, so awkward is left alone until many short documents, or many bytes for several threads,
+        have come.
         """
-        self._room = room
-        self._note_bare()
-
-    def renew(self) -> None:
-        """Drop every cache, giving its memory back."""
-        self._huggingface = None
-        if self._fast is not None:
-            self._fast.load()
-        self.renewals += 1
-        self._note_bare()
-
-    def _note_bare(self) -> None:
-        release()
-        self._bare_bytes, self._spare_bytes = _held(), 0
-
-    def _stay_within(self, room: int) -> None:
-        most, grown = max(SMALLEST_CACHE, room // 3), _held() - self._bare_bytes
-        if grown > most + self._spare_bytes:
-            # What the allocators keep is given back first, but not for every batch: getting it again takes time.
-            release()
-            in_use = _held() - self._bare_bytes
-            self._spare_bytes = grown - in_use
-            if in_use > most:
-                self.renew()
-
-
-def _held() -> int:
-    return usage().anonymous - int(pa.total_allocated_bytes())
-
-
-class _Gigatoken:
-    """gigatoken, straight from Arrow's buffers.
-
-    Batches go through awkward, which takes 0.2 s and 19 MB to import in every process. A call a document costs 1.5 us
-    more for each, so it is left alone until many short documents have come, or many bytes for several threads.
-    """
-
-    def __init__(self, tokenizer_json: bytes, *, plain_specials: bool, threads: int) -> None:
-        self._json = without_special_tokens(tokenizer_json) if plain_specials else tokenizer_json
-        self._parallel = threads > 1
-        self._short_documents = self._bytes = 0
-        self.load()
-
-    def load(self) -> None:
-        from gigatoken.gigatoken_rs import load_hf_json
-
-        self._backend: Any = None
-        self._backend = load_hf_json(self._json.decode())
-        self.encode_text(b"a")  # what is made for the first text is there from the start
-        release()
-
-    def encode_text(self, text: bytes) -> Ids:
-        ids: Ids = self._backend.encode(text)
-        return ids
-
-    def encode(self, texts: pa.LargeStringArray) -> tuple[Ids, Offsets]:
-        _, offsets, data = texts.buffers()
-        starts = np.frombuffer(offsets, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
-        # A batch pays off for many short documents, or with several threads.
+        starts, data = text_offsets(texts), texts.buffers()[2]
         size = int(starts[-1] - starts[0])
         self._bytes += size
         is_short = size < len(texts) * _LONG_DOCUMENT
         self._short_documents += len(texts) if is_short else 0
-        enough = self._short_documents > _FEW_DOCUMENTS if is_short else self._parallel and self._bytes > _FEW_BYTES
-        if data is None or not enough:
-            return self._encode_singly(starts, data)
+        enough = self._short_documents > _FEW_DOCUMENTS if is_short else self._threads > 1 and self._bytes > _FEW_BYTES
+        if size == 0 or not enough:
+            text, encode = memoryview(data if data is not None else b""), self._fast.encode
+            places, flat, lengths = starts.tolist(), list[Ids](), list[int]()
+            # Some at a time: the array of one call keeps room for 512 ids, however short its text is.
+            for first in range(0, len(texts), 256):
+                several = itertools.pairwise(places[first : first + 257])
+                ids = [encode(text[start:stop].tobytes()) for start, stop in several]
+                lengths += map(len, ids)
+                flat.append(np.concatenate(ids))
+            return np.concatenate([np.empty(0, np.uint32), *flat]), np.cumsum([0, *lengths])
         import awkward as ak
 
         # The same buffers as strings: no copy, and no Python object per document.
         characters = ak.contents.NumpyArray(np.frombuffer(data, dtype=np.uint8), parameters={"__array__": "char"})
         strings = ak.contents.ListOffsetArray(ak.index.Index64(starts), characters, parameters={"__array__": "string"})
-        out = self._backend.encode_batch(ak.Array(strings), parallel=self._parallel).layout
+        out = self._fast.encode_batch(ak.Array(strings), parallel=self._threads > 1).layout
         return out.content.data, out.offsets.data
 
-    def _encode_singly(self, starts: Offsets, data: pa.Buffer | None) -> tuple[Ids, Offsets]:
-        """Some at a time: the array of one call keeps room for 512 ids, however short its text is."""
-        text, encode = memoryview(data if data is not None else b""), self._backend.encode
-        offsets, flat, size = np.zeros(len(starts), np.int64), [np.empty(0, np.uint32)], 0
-        for first in range(0, len(starts) - 1, _AT_ONCE):
-            places = starts[first : first + _AT_ONCE + 1].tolist()
-            ids, ends = joined([encode(text[start:stop].tobytes()) for start, stop in itertools.pairwise(places)])
-            offsets[first + 1 : first + len(ends)] = ends[1:] + size
-            flat.append(ids)
-            size += len(ids)
-        return np.concatenate(flat), offsets
+    def _encode_exactly(self, texts: list[str]) -> list[Ids]:
+        """By HF tokenizers, loaded when it is first needed."""
+        if self._huggingface is None:
+            import tokenizers
+
+            is_unigram = self._plain_specials and isinstance(json.loads(self._json)["model"].get("vocab"), list)
+            loaded = without_special(self._json, pieces=True) if is_unigram else self._json
+            self._huggingface = tokenizers.Tokenizer.from_str(loaded.decode())
+            self._huggingface.encode_special_tokens = self._plain_specials
+            release()
+        return encode_by_huggingface(self._huggingface, texts)
+
+    def _stay_within(self, room: int) -> None:
+        """What Arrow holds, texts on their way, is left out: no renewal would give that back."""
+        held = usage().anonymous - pa.total_allocated_bytes()
+        if self._bare_bytes is None:
+            self._bare_bytes, self._spare_bytes = held, 0
+        most, grown = max(SMALLEST_CACHE, room // 3), held - self._bare_bytes
+        if grown > most + self._spare_bytes:
+            # What the allocators keep is given back first, but not for every batch: getting it again takes time.
+            release()
+            in_use = usage().anonymous - pa.total_allocated_bytes() - self._bare_bytes
+            self._spare_bytes = grown - in_use
+            if in_use > most:
+                self.renew()
 
 
-def joined(arrays: list[Ids]) -> tuple[Ids, Offsets]:
+def _joined(arrays: list[Ids]) -> tuple[Ids, Offsets]:
     """Arrays end to end, and where each begins."""
-    offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
-    np.cumsum([len(array) for array in arrays], out=offsets[1:])
-    return np.concatenate(arrays) if arrays else np.empty(0, np.uint32), offsets
+    offsets = np.cumsum([0, *map(len, arrays)])
+    return np.concatenate([np.empty(0, np.uint32), *arrays]), offsets
 
 
 def encode_by_huggingface(tokenizer: Any, texts: Sequence[str]) -> list[Ids]:
@@ -226,26 +181,14 @@ def encode_each(encoder: Encoder, texts: Sequence[str] | Sequence[bytes]) -> lis
     return [flat[start:stop] for start, stop in itertools.pairwise(offsets)]
 
 
-def json_model_type(tokenizer_json: str) -> str | None:
-    """The model's type as a tokenizer.json states it; old files leave it out, but only Unigram has a list of pieces."""
-    model = json.loads(tokenizer_json)["model"]
-    return "Unigram" if isinstance(model.get("vocab"), list) else model.get("type")
-
-
-def without_special_tokens(tokenizer_json: bytes) -> bytes:
-    """The same tokenizer, for which the text of a special token is text like any other."""
-    tokenizer = json.loads(tokenizer_json)
-    tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if not token["special"]]
-    return json.dumps(tokenizer, ensure_ascii=False).encode()
-
-
-def without_special_pieces(tokenizer_json: str) -> str:
-    """The same Unigram tokenizer, whose special pieces have names that no text holds."""
+def without_special(tokenizer_json: bytes, *, pieces: bool = False) -> bytes:
+    """The same tokenizer, for which the text of a special token is text like any other. `pieces`: those of a Unigram
+    tokenizer get names that no text holds."""
     tokenizer = json.loads(tokenizer_json)
     special = {token["id"] for token in tokenizer["added_tokens"] if token["special"]}
-    vocab = tokenizer["model"]["vocab"]
-    tokenizer["model"]["vocab"] = [
-        [f"\ufdd0{n}" if n in special else piece, score] for n, (piece, score) in enumerate(vocab)
-    ]
     tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if not token["special"]]
-    return json.dumps(tokenizer, ensure_ascii=False)
+    if pieces:
+        vocab = tokenizer["model"]["vocab"]
+        for number in special:
+            vocab[number][0] = f"\ufdd0{number}"
+    return json.dumps(tokenizer, ensure_ascii=False).encode()

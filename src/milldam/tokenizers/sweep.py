@@ -7,7 +7,7 @@ marks change places (`a`, a mark of a high class, the character, a mark of the l
 in 53 contexts found none beside (docs/log.md).
 
 Takes a second or two for a tokenizer, in a process of its own whose memory comes back. Where many characters in a row
-are of one kind (ideographs, what is private or unassigned), one in 16 or 64 is tried, and all near one that differs.
+are of one kind, one in 16 or 64 is tried, and all near one that differs.
 """
 
 from __future__ import annotations
@@ -17,35 +17,29 @@ import os
 import subprocess
 import sys
 import unicodedata
-from collections.abc import Sequence
-from functools import partial
-from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 
 from milldam.memory import keep_arrow_lean, release
-from milldam.tokenizers.encoders import GIGATOKEN, HUGGINGFACE, Encoder, Ids, Ranges, encode_each
+from milldam.tokenizers.encoders import GIGATOKEN, HUGGINGFACE, Encoder, Ranges, encode_each
 
 _CONTEXTS = (("  ", "'s"), ("a\u0345", "\u0334"))
-_COMPOSED = {
-    0x105D2: (0x307,),
-    0x105DA: (0x307,),
-    0x11382: (0x113C9,),
-    0x11384: (0x113BB,),
-    0x1138B: (0x113C2, 0x113C5, 0x113C7, 0x113C8),
-    0x11390: (0x113C9,),
-    0x113C2: (0x113C2, 0x113B8, 0x113C9),
-    0x11935: (0x11930,),
-    0x1611E: (0x1611E, 0x1611F, 0x16120, *range(0x16121, 0x1612A)),
-    0x16121: (0x1611F, 0x16120),
-    0x16122: (0x1611F,),
-    0x16129: (0x1611F,),
-    0x16D63: (0x16D67, 0x16D68),
-    0x16D67: (0x16D67, 0x16D68),
-    0x16D69: (0x16D67,),
-}
-"""What NFC joins to a character since Unicode 13 and 16; older pairs are in Python's tables."""
+_COMPOSED = (
+    "\U000105d2\u0307 \U000105da\u0307 \U00011382\U000113c9 \U00011384\U000113bb \U0001138b\U000113c2 "
+    "\U0001138b\U000113c5 \U0001138b\U000113c7 \U0001138b\U000113c8 \U00011390\U000113c9 \U000113c2\U000113c2 "
+    "\U000113c2\U000113b8 \U000113c2\U000113c9 \U00011935\U00011930 \U0001611e\U0001611e \U0001611e\U0001611f "
+    "\U0001611e\U00016120 \U0001611e\U00016121 \U0001611e\U00016122 \U0001611e\U00016123 \U0001611e\U00016124 "
+    "\U0001611e\U00016125 \U0001611e\U00016126 \U0001611e\U00016127 \U0001611e\U00016128 \U0001611e\U00016129 "
+    "\U00016121\U0001611f \U00016121\U00016120 \U00016122\U0001611f \U00016129\U0001611f \U00016d63\U00016d67 "
+    "\U00016d63\U00016d68 \U00016d67\U00016d67 \U00016d67\U00016d68 \U00016d69\U00016d67"
+)
+"""Pairs that NFC joins since Unicode 13 and 16; older ones are in Python's tables."""
+_TRIED = (
+    *((1, 0x3500), (0x3500, 0x4D00, 16), (0x4D00, 0x4F00), (0x4F00, 0x9E00, 16), (0x9E00, 0xAD00)),
+    *((0xAD00, 0xD700, 16), (0xD700, 0xD800), (0xE000, 0xF800, 64), (0xF800, 0x20000), (0x20000, 0x2A600, 16)),
+    *((0x2A600, 0x34000), (0x34000, 0xE0000, 64), (0xE0000, 0xF0000, 16), (0xF0000, 0x110000, 64)),
+)
+"""First, end and step: the middles of ideographs and syllables, and what is private or unassigned, by samples."""
 _TOGETHER, _NEAR = 32, 63
 _MOST = 1 << 15
 """Characters that may differ, or be near one: beyond, encoders differ on everything."""
@@ -57,66 +51,38 @@ def differing_characters(tokenizer_json: str, *, plain_specials: bool, normalize
     None: so many, or such common ones, that it can't be used. `normalizes`: text is changed before it is divided.
     """
 
-    load = partial(Encoder, tokenizer_json=tokenizer_json, plain_specials=plain_specials)
-    points, contexts = _points_to_try(), _CONTEXTS if normalizes else _CONTEXTS[:1]
+    def differ(texts: list[str]) -> list[bool]:
+        """Some at a time, for which HF tokenizers takes 5 MB."""
+        several, ids = [texts[at : at + 64] for at in range(0, len(texts), 64)], []
+        for name in (GIGATOKEN, HUGGINGFACE):
+            encoder = Encoder(name, tokenizer_json, plain_specials=plain_specials)
+            ids.append([one for some in several for one in encode_each(encoder, some)])
+            del encoder
+            release()
+        return [not np.array_equal(one, other) for one, other in zip(*ids, strict=True)]
+
+    points = np.concatenate([np.arange(*one) for one in _TRIED])
+    contexts = _CONTEXTS if normalizes else _CONTEXTS[:1]
     rows = [points[first : first + _TOGETHER] for first in range(0, len(points), _TOGETHER)]
     tried_rows = [(row, context) for context in contexts for row in rows]
     texts = [before + (after + before).join(map(chr, row.tolist())) + after for row, (before, after) in tried_rows]
-    differ = _differ(_encode(load(GIGATOKEN), texts), _encode(exact := load(HUGGINGFACE), texts))
-    wrong = [row for (row, _), differs in zip(tried_rows, differ, strict=True) if differs]
-    near = _all_near(np.concatenate([points[:0], *wrong]))
+    wrong = [row for (row, _), differs in zip(tried_rows, differ(texts), strict=True) if differs]
+    near = np.unique(np.concatenate([points[:0], *wrong])[:, None] + np.arange(-_NEAR, _NEAR + 1))
+    near = near[(near > 0) & (near < 0x110000) & ((near < 0xD800) | (near > 0xDFFF))]
     if len(near) > _MOST:
         return None
-    tried = [(one, f"{before}{chr(one)}{after}") for before, after in contexts for one in near]
+    tried = [(one, f"{before}{chr(one)}{after}") for before, after in contexts for one in near.tolist()]
     if normalizes:
+        composed = {unicodedata.normalize("NFD", chr(one)) for one in range(0xA0, 0x30000)}
+        pairs = [*sorted(pair for pair in composed if len(pair) > 1), *_COMPOSED.split(" ")]
         # The last one in Unicode's order is the rarest: what is joined to many others stays with the fast encoder.
-        tried += [(ord(max(pair)), f"a{pair}") for pair in _composed()]
-    right = _encode(exact, [text for _, text in tried])
-    del exact
-    release()
-    differ = _differ(_encode(load(GIGATOKEN), [text for _, text in tried]), right)
-    found = {one for (one, _), differs in zip(tried, differ, strict=True) if differs}
+        tried += [(ord(max(pair)), f"a{pair}") for pair in pairs]
+    found = {one for (one, _), differs in zip(tried, differ([text for _, text in tried]), strict=True) if differs}
     if found and min(found) < 0x80:
         return None
     starts = sorted(one for one in found if one - 1 not in found)
     stops = sorted(one for one in found if one + 1 not in found)
     return tuple(zip(starts, stops, strict=True))
-
-
-def _points_to_try() -> npt.NDArray[np.int64]:
-    kinds = np.array([unicodedata.category(chr(one)) for one in range(0x110000)]).reshape(-1, 64)
-    # Rows of one kind, between others of that kind.
-    even = (kinds == kinds[:, :1]).all(axis=1)
-    even[1:-1] &= (kinds[:-2, 0] == kinds[1:-1, 0]) & (kinds[2:, 0] == kinds[1:-1, 0])
-    many = np.isin(kinds[:, 0], ["Lo", "Co", "Cs"])
-    many[0x20000 // 64 :] |= kinds[0x20000 // 64 :, 0] == "Cn"
-    wanted = ~np.repeat(even & many, 64)
-    wanted[::64] = wanted[:0x40000:16] = wanted[0xE0000:0xF0000:16] = True
-    wanted[0xD800:0xE000] = False
-    wanted[0] = False
-    return np.flatnonzero(wanted)
-
-
-def _all_near(points: npt.NDArray[np.int64]) -> list[int]:
-    near = np.unique(points[:, None] + np.arange(-_NEAR, _NEAR + 1))
-    valid = (near > 0) & (near < 0x110000) & ((near < 0xD800) | (near > 0xDFFF))
-    return [int(one) for one in near[valid]]
-
-
-def _composed() -> list[str]:
-    """What NFC joins."""
-    pairs = {unicodedata.normalize("NFD", chr(one)) for one in range(0xA0, 0x30000)}
-    recent = (chr(one) + chr(next) for one, joined in _COMPOSED.items() for next in joined)
-    return [*sorted(pair for pair in pairs if len(pair) > 1), *recent]
-
-
-def _encode(encoder: Encoder, texts: Sequence[str]) -> list[Ids]:
-    """Some at a time, for which HF tokenizers takes 5 MB."""
-    return list(chain.from_iterable(encode_each(encoder, texts[at : at + 64]) for at in range(0, len(texts), 64)))
-
-
-def _differ(some: Sequence[Ids], others: Sequence[Ids]) -> list[bool]:
-    return [not np.array_equal(one, other) for one, other in zip(some, others, strict=True)]
 
 
 def sweep_apart(tokenizer_json: str, *, plain_specials: bool, normalizes: bool) -> Ranges | None:

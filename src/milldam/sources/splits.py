@@ -1,0 +1,103 @@
+"""How a split of a dataset is asked for, as HF datasets has it: names, sums of them, or a slice of one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from milldam.errors import ConfigError, InputError, did_you_mean
+
+TRAIN, ALL = "train", "all"
+_KEYWORDS = {
+    TRAIN: ("train", "training"),
+    "validation": ("validation", "valid", "dev", "val"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+CANONICAL = {word: split for split, words in _KEYWORDS.items() for word in words}
+_ASKED = re.compile(r"(?P<name>\w+(?:[.-]\w+)*)\s*(?:\[(?P<rows>.*)\])?")
+_ROWS = re.compile(r"\s*(-?\d+(?:_\d+)*%?)?\s*:\s*(-?\d+(?:_\d+)*%?)?\s*")
+_EXAMPLES = "Examples: train, train[:100_000], train[10%:20%], train[-5%:], train+test."
+
+
+@dataclass(frozen=True, slots=True)
+class RowSlice:
+    """A slice of a dataset's documents, as Python slices a list; None: from its begin, to its end.
+
+    >>> RowSlice(10, 20, percent=True).bounds(1000)
+    (100, 200)
+    """
+
+    start: int | None = None
+    stop: int | None = None
+    percent: bool = False
+
+    @property
+    def needs_total(self) -> bool:
+        """Whether the documents must be counted before it is known which ones are meant."""
+        return self.percent or (self.start or 0) < 0 or (self.stop or 0) < 0
+
+    def bounds(self, total: int) -> tuple[int, int]:
+        """(first, behind the last) of `total` documents. Percents are rounded to the closest document, as in HF."""
+
+        def place(edge: int) -> int:
+            """Counted from the end when below zero, even where the percents of a few documents round to none."""
+            count = round(edge * total / 100.0) if self.percent else edge
+            return min(max(total + count if edge < 0 else count, 0), total)
+
+        first = 0 if self.start is None else place(self.start)
+        return first, max(first, total if self.stop is None else place(self.stop))
+
+
+def parse_split(text: str) -> tuple[tuple[str, ...], RowSlice | None]:
+    """Splits one after the other, or a slice of one.
+
+    >>> parse_split("train[:100_000]")
+    (('train',), RowSlice(start=None, stop=100000, percent=False))
+    """
+
+    def refused(problem: str) -> ConfigError:
+        return ConfigError(f'split "{text}": {problem}. {_EXAMPLES}')
+
+    parts = [_ASKED.fullmatch(part.strip()) for part in text.split("+")]
+    names = tuple(part["name"] for part in parts if part is not None)
+    if len(names) < len(parts):
+        raise refused("no name of a split with an optional slice")
+    slices = [part["rows"] for part in parts if part is not None and part["rows"] is not None]
+    if not slices:
+        return names, None
+    if len(names) > 1:
+        raise refused("a sum of slices is not known: give each its own entry under datasets, with the same path")
+    edges = _ROWS.fullmatch(slices[0])
+    percents = set() if edges is None else {edge.endswith("%") for edge in edges.groups() if edge is not None}
+    if edges is None or len(percents) == 2:
+        raise refused(f"[{slices[0]}] is not a slice of documents, or of percents of them")
+    start, stop = (None if edge is None else int(edge.rstrip("%")) for edge in edges.groups())
+    if True in percents and any(abs(edge) > 100 for edge in (start or 0, stop or 0)):
+        raise refused("more than 100 %")
+    first = start or 0
+    if stop is not None and first >= stop and (first < 0) == (stop < 0):
+        raise refused("it ends where it begins, so that it has no documents")
+    return names, RowSlice(start, stop, True in percents)
+
+
+def choose_splits(names: tuple[str, ...] | None, there: Mapping[str, Any], path: str) -> list[str]:
+    """The names of the wanted splits, as they are called there: "val" and "dev" are "validation" too. None asked for:
+    train, or the only one there is."""
+    listed = ", ".join(f'"{name}"' for name in there) or "none"
+    if names is None:
+        if TRAIN not in there and len(there) != 1:
+            raise InputError(f"{path}: which split? There are {listed}. Set split.")
+        return [TRAIN] if TRAIN in there else list(there)
+    if names == (ALL,) and ALL not in there:
+        return list(there)
+    by_meaning = {CANONICAL.get(name, name): name for name in there}
+    chosen = []
+    for name in names:
+        found = name if name in there else by_meaning.get(CANONICAL.get(name, name))
+        if found is None:
+            hint = did_you_mean(name, there)
+            raise InputError(f'{path}: no split "{name}" in it; there are: {listed}.{hint} Set split.')
+        chosen.append(found)
+    return chosen

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from milldam.errors import ConfigError, InputError
-from milldam.files import FileSink, NewFile, explain_os_errors
+from milldam.files import NewFile, explain_os_errors
 from milldam.mapping.function import ResultError, as_table, batches
 from milldam.mapping.schema import fit, to_array, unified
 from milldam.sources.batch import require_columns
@@ -63,7 +63,7 @@ def spool(source: Any, folder: Path, columns: Sequence[str] | None = None, file_
                     raise InputError(f"{name}: rows from number {count + 1:,} on: {error}") from None
                 if writer is None:
                     shown = schema.with_metadata(None if known is None else known.metadata)
-                    writer = pa.ipc.new_file(pa.PythonFile(FileSink(new), mode="w"), shown)
+                    writer = pa.ipc.new_file(pa.PythonFile(new, mode="w"), shown)
                 writer.write_batch(batch)
                 count += batch.num_rows
                 arrays = next(pieces, None)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from milldam.errors import ConfigError, MilldamError, StoreError
+from milldam.errors import ConfigError, MilldamError, ResourceError, StoreError
 from milldam.input_files import address_error, first_line, is_refusal, missing_bucket, missing_package, without_secrets
 from milldam.remote.shard_cache import DamagedError, ShardCache
 from milldam.stores.kinds import TOKENS, FileRecord
@@ -187,8 +187,11 @@ class RemoteFiles:
             os.close(descriptor)
 
     def hold(self, paths: Sequence[Path]) -> object:
-        """Have files here while the result lives."""
-        return [self.map(path) for path in paths if self._size(path)]
+        """Have files here while the result lives. StoreError: not so many at once."""
+        try:
+            return [self.map(path) for path in paths if self._size(path)]
+        except (OSError, ResourceError) as error:
+            raise StoreError(f"{self._remote.name}: not all of it can be held open ({error}).") from None
 
     def has(self, paths: Sequence[Path]) -> bool:
         return all(not self._size(path) or self._cache.has(self._known[path][1]) for path in paths)

@@ -219,7 +219,7 @@ def test_what_is_no_input_says_so(tmp_path: Path) -> None:
         ("missing.json", "no such file"),
         ("notes.txt", "no examples of question answering"),
         ("t.parquet", "no column id, context, question; found text"),
-        ("empty", "no input files in it"),
+        ("empty", "its splits can.t be told"),
     ):
         with pytest.raises(InputError, match=message):
             list(examples_of(tmp_path / name))
